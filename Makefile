@@ -1,0 +1,40 @@
+# make run and make test are all a fresh machine with Python 3.11+ needs; everything goes into .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: run test lint bench soak clean
+
+run: .venv/installed
+	@$(BIN)/quota demo
+
+test: .venv/installed-test
+	@$(BIN)/python -m pytest -n auto -q
+
+# Formatting, lint and strict types.
+lint: .venv/installed-test .venv/installed-lint
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+# Both ledgers beside the field, as ratios to floors measured in the same run.
+bench: .venv/installed-test .venv/installed-bench
+	@cd tests && ../$(BIN)/python -m bench
+
+# The full counts: 100,000 random operations on each ledger.
+soak: .venv/installed-test
+	@QUOTA_TEST_OPERATIONS=100000 $(BIN)/python -m pytest -n auto -q tests/contract/test_random_operations.py
+
+.venv/installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	@$(PYTHON) -m venv .venv
+	@echo "installing into .venv ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+.venv/installed-%: .venv/installed
+	@echo "installing what $* needs ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
+	@touch $@
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""Data: cost books, and the commented example configuration."""

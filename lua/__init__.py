@@ -1,0 +1,1 @@
+"""Lua scripts, one atomic operation a file. Read them through `quota.scripts`."""

@@ -1,0 +1,270 @@
+-- charge.lua: decide whether one call may leave, and charge it.
+--
+-- Guarantee: one atomic step over all limits asked about. An admitted charge is in the log when this returns; a refusal
+-- and a peek change nothing but how far the views have read. At most 1,000 log entries are touched: where more must be
+-- read, progress is saved and the answer is MORE (ask again with the same arguments).
+--
+-- KEYS  1 log      stream: one entry a charge, fields u m j g t (units, method, job, region, token)
+--       2 state    hash: last = the log's last id; keep_ms; retried; closed:BUCKET; one field for each view
+--       3 amended  hash: id -> the units a corrected charge counts now
+--       All three carry the project as hash tag: quota:{PROJECT}:log, :state, :amended
+--
+-- ARGV  1 now_ms        0 = the server's clock; anything else is for tests and simulation
+--       2 caller_ms     the caller's clock, the second witness; 0 = none
+--       3 commit        1 = charge, 0 = peek
+--       4 u             what to charge: a bare integer in bucket `units`, else BUCKET=N
+--       5 method   6 job   7 region
+--       8 token         unique to this attempt
+--       9 retry_age_ms  -1 on the first try of this call; on a repeat after a lost answer, the age of the first try
+--      10 keep_ms       how long the log must be kept for these windows
+--      11 jitter_ms     added to the end of an exhaustion, so that machines do not come back all at once
+--      12 closed_by     names whose exhaustion closes this call, comma-joined (may be empty)
+--      then four for each limit:
+--         view          what it counts: BUCKETS|METHODS|JOBS|WINDOW, then |calls where it counts calls, not units.
+--                       A field is * for all, or names joined by commas (a % , | or * inside a name is %25 %2C %7C %2A)
+--         cap           the number it may not exceed
+--         cost          what this charge adds to it
+--         span          sliding: the window in ms. calendar: three edges in ms, "previous next next-but-one"
+--
+-- Reply { outcome, id, now_ms, last_ms, exhaustion, used... }
+--       outcome     ADMITTED, REFUSED, EXHAUSTED (its record is in `exhaustion`), CLOCK (the clocks disagree; nothing
+--                   was compared), MORE (ask again), REPEAT (a late original: its repeat was answered already)
+--       id          of the charge; empty when nothing was charged
+--       now_ms      the moment at which the windows end; with CLOCK the server's clock
+--       last_ms     the time of the newest entry
+--       used...     for each limit, in the order asked, including this charge if it was admitted
+
+local log, state, amended = KEYS[1], KEYS[2], KEYS[3]
+local caller_ms = tonumber(ARGV[2])
+local commit = ARGV[3] == '1'
+local u, method, job, region, token = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+local retry_age_ms = tonumber(ARGV[9])
+local keep_ms, jitter_ms, closed_by = tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12]
+
+local FIRST_LIMIT, LIMIT_SIZE = 13, 4
+local CLOCK_SLACK_MS = 5000
+local MAX_SEQ = 9007199254740991
+local CHUNK, MOST_ENTRIES = 250, 1000
+local REPEAT_KEPT_MS, REPEATS_KEPT = 300000, 100
+
+local function int(n) return string.format('%.0f', n) end
+
+local clock_ms = tonumber(ARGV[1])
+if clock_ms == 0 then
+  local time = redis.call('TIME')
+  clock_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+-- Charges expire by whichever clock is behind, so that no single clock running ahead frees budget.
+local now_ms = clock_ms
+if caller_ms > 0 and caller_ms + CLOCK_SLACK_MS < now_ms then now_ms = caller_ms + CLOCK_SLACK_MS end
+if caller_ms > clock_ms + CLOCK_SLACK_MS then return { 'CLOCK', '', int(clock_ms), '0', '' } end
+
+-- Ids: "ms-seq", compared by number.
+local function split(id)
+  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+  return tonumber(ms), tonumber(seq)
+end
+local function before(a, b)
+  local a_ms, a_seq = split(a)
+  local b_ms, b_seq = split(b)
+  return a_ms < b_ms or (a_ms == b_ms and a_seq < b_seq)
+end
+
+-- One read fetches everything the decision needs.
+local fields = { 'last', 'retried' }
+for name in string.gmatch(closed_by, '[^,]+') do fields[#fields + 1] = 'closed:' .. name end
+local closed_last = #fields
+for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do fields[#fields + 1] = ARGV[at] end
+local known = redis.call('HMGET', state, unpack(fields))
+local last = known[1]
+if not last then
+  local newest = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)
+  last = newest[1] and newest[1][1] or '0-0'
+end
+local last_ms, last_seq = split(last)
+
+-- What a view counts of one entry. The view's name says what it selects; it is read only where others' entries are.
+local function names_of(list)
+  if list == '*' then return nil end
+  local set = {}
+  for name in string.gmatch(list, '[^,]+') do
+    set[string.gsub(name, '%%(%x%x)', function(hex) return string.char(tonumber(hex, 16)) end)] = true
+  end
+  return set
+end
+local function counter(view)
+  local buckets, methods, jobs, rest = string.match(view, '^([^|]*)|([^|]*)|([^|]*)|(.*)$')
+  buckets, methods, jobs = names_of(buckets), names_of(methods), names_of(jobs)
+  local calls = string.find(rest, '|calls', 1, true)
+  local any_amended = redis.call('EXISTS', amended) == 1
+  return function(entry)
+    local f = entry[2]
+    local bucket, units = string.match(f[2], '^(.*)=(%d+)$')
+    if not bucket then bucket, units = 'units', f[2] end
+    if buckets and not buckets[bucket] then return 0 end
+    if methods and not methods[f[4]] then return 0 end
+    if jobs and not jobs[f[6]] then return 0 end
+    units = tonumber(any_amended and redis.call('HGET', amended, entry[1]) or units)
+    if calls then return units > 0 and 1 or 0 end
+    return units
+  end
+end
+
+-- Bring each view up to the log's end and drop what has left its window.
+local touched, more = 0, false
+local views = {}
+local dirty = {}
+for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do
+  local name, span = ARGV[at], ARGV[at + 3]
+  local stored = known[closed_last + 1 + (at - FIRST_LIMIT) / LIMIT_SIZE]
+  local cutoff_ms -- entries at or before this are out of the window
+  local window_ms = tonumber(span)
+  if window_ms then
+    cutoff_ms = now_ms - window_ms
+  else
+    local previous, next_edge, next_but_one = string.match(span, '^(%d+) (%d+) (%d+)$')
+    previous, next_edge, next_but_one = tonumber(previous), tonumber(next_edge), tonumber(next_but_one)
+    if now_ms < previous or now_ms >= next_but_one then return { 'CLOCK', '', int(clock_ms), int(last_ms), '' } end
+    cutoff_ms = (now_ms >= next_edge and next_edge or previous) - 1
+  end
+  if cutoff_ms < 0 then cutoff_ms = 0 end
+
+  local total, tail, head, gone_ms
+  if stored then
+    total, tail, head, gone_ms = string.match(stored, '^(%-?%d+) (%S+) (%S+) (%d+)$')
+    total, gone_ms = tonumber(total), tonumber(gone_ms)
+  end
+  -- Missing, or the clock went back behind what was dropped, or all that it counts has expired: start afresh.
+  if not stored or gone_ms > cutoff_ms or split(head) <= cutoff_ms then
+    total, tail, head, gone_ms = 0, int(cutoff_ms + 1) .. '-0', int(cutoff_ms) .. '-' .. int(MAX_SEQ), cutoff_ms
+  end
+
+  local counts
+  while not more and head ~= last and before(head, last) do
+    counts = counts or counter(name)
+    local entries = redis.call('XRANGE', log, '(' .. head, last, 'COUNT', CHUNK)
+    for _, entry in ipairs(entries) do
+      total = total + counts(entry)
+      head = entry[1]
+    end
+    touched = touched + #entries
+    if #entries < CHUNK then
+      head = last
+    else
+      more = touched >= MOST_ENTRIES
+    end
+  end
+  while not more and split(tail) <= cutoff_ms do
+    counts = counts or counter(name)
+    local entries = redis.call('XRANGE', log, tail, int(cutoff_ms), 'COUNT', CHUNK)
+    for _, entry in ipairs(entries) do
+      total = total - counts(entry)
+      local ms, seq = split(entry[1])
+      gone_ms = ms
+      tail = entry[1]:match('^%d+') .. '-' .. int(seq + 1)
+    end
+    touched = touched + #entries
+    if #entries < CHUNK then
+      local live = redis.call('XRANGE', log, int(cutoff_ms + 1), '+', 'COUNT', 1)
+      tail = live[1] and live[1][1] or int(cutoff_ms + 1) .. '-0'
+    else
+      more = touched >= MOST_ENTRIES
+    end
+  end
+  views[#views + 1] = { name, total, tail, head, gone_ms, stored }
+  if more then break end
+end
+
+local function save(view)
+  local now = int(view[2]) .. ' ' .. view[3] .. ' ' .. view[4] .. ' ' .. int(view[5])
+  if now ~= view[6] then
+    dirty[#dirty + 1] = view[1]
+    dirty[#dirty + 1] = now
+  end
+end
+local function flush()
+  if #dirty > 0 then redis.call('HSET', state, unpack(dirty)) end
+end
+
+if more then
+  for _, view in ipairs(views) do save(view) end
+  flush()
+  return { 'MORE', '', int(now_ms), int(last_ms), '' }
+end
+
+local reply = { 'ADMITTED', '', int(now_ms), int(last_ms), '' }
+
+-- A repeat of a call whose answer was lost: if the first try did arrive, its charge is the answer. The token stays
+-- behind for a first try that is still under way.
+local repeats = known[2]
+if commit and retry_age_ms < 0 and repeats and string.find(repeats, ' ' .. token .. '@', 1, true) then
+  reply[1] = 'REPEAT'
+  return reply
+end
+local charged_before = nil
+if commit and retry_age_ms >= 0 then
+  local since = int(math.max(0, clock_ms - retry_age_ms - CLOCK_SLACK_MS))
+  for _, entry in ipairs(redis.call('XREVRANGE', log, '+', since, 'COUNT', MOST_ENTRIES)) do
+    if entry[2][10] == token then charged_before = entry[1] end
+  end
+  local kept, n = ' ' .. token .. '@' .. int(clock_ms), 1
+  for known_token, ms in string.gmatch(repeats or '', ' (%S-)@(%d+)') do
+    if n < REPEATS_KEPT and clock_ms - tonumber(ms) < REPEAT_KEPT_MS and known_token ~= token then
+      kept, n = kept .. ' ' .. known_token .. '@' .. ms, n + 1
+    end
+  end
+  dirty[#dirty + 1] = 'retried'
+  dirty[#dirty + 1] = kept
+end
+
+-- Compare.
+for index = 3, closed_last do
+  local closed = known[index]
+  if closed and not charged_before then
+    local until_ms = tonumber(string.match(closed, '^%d+'))
+    if until_ms + jitter_ms > now_ms and (reply[5] == '' or until_ms > tonumber(string.match(reply[5], '^%d+'))) then
+      reply[1], reply[5] = 'EXHAUSTED', closed
+    end
+  end
+end
+for index, view in ipairs(views) do
+  local at = FIRST_LIMIT + (index - 1) * LIMIT_SIZE
+  local cap, cost = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+  if cost > 0 and view[2] + cost > cap and reply[1] == 'ADMITTED' and not charged_before then reply[1] = 'REFUSED' end
+end
+
+-- Append.
+if charged_before then
+  reply[2] = charged_before
+elseif commit and reply[1] == 'ADMITTED' then
+  local id = clock_ms > last_ms and int(clock_ms) .. '-0' or int(last_ms) .. '-' .. int(last_seq + 1)
+  redis.call('XADD', log, id, 'u', u, 'm', method, 'j', job, 'g', region, 't', token)
+  for index, view in ipairs(views) do
+    view[2] = view[2] + tonumber(ARGV[FIRST_LIMIT + (index - 1) * LIMIT_SIZE + 2])
+    view[4] = id
+  end
+  dirty[#dirty + 1] = 'last'
+  dirty[#dirty + 1] = id
+  reply[2], reply[4] = id, string.match(id, '^%d+')
+end
+for index, view in ipairs(views) do
+  save(view)
+  reply[5 + index] = int(view[2])
+end
+flush()
+
+-- Once a second at most: the keys' lifetime, and a bounded piece of trimming. The log is kept for the longest window
+-- ever asked about, whoever asked.
+if #dirty > 0 and (not known[1] or math.floor(last_ms / 1000) ~= math.floor(clock_ms / 1000)) then
+  local kept_ms = tonumber(redis.call('HGET', state, 'keep_ms') or 0)
+  if keep_ms > kept_ms then redis.call('HSET', state, 'keep_ms', int(keep_ms)) else keep_ms = kept_ms end
+  local first_kept = int(math.max(0, now_ms - keep_ms))
+  local old = redis.call('XRANGE', log, '-', '(' .. first_kept, 'COUNT', MOST_ENTRIES)
+  if #old > 0 then
+    for _, entry in ipairs(old) do redis.call('HDEL', amended, entry[1]) end
+    local ms, seq = split(old[#old][1])
+    redis.call('XTRIM', log, 'MINID', int(ms) .. '-' .. int(seq + 1))
+  end
+  for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, int(keep_ms)) end
+end
+return reply

@@ -1,0 +1,63 @@
+-- settle.lua: set what a charge counts, absolutely. A refund settles to 0.
+--
+-- Guarantee: one atomic step; idempotent; never refused; the charge keeps its time and id. The views named are kept up
+-- to date, all others are dropped and rebuilt from the log at their next use.
+--
+-- KEYS  1 log   2 state   3 amended     (see charge.lua)
+-- ARGV  1 id       of the charge
+--       2 units    what it counts from now on, 0 or more
+--       then the names of the views to keep
+-- Reply { u, m, j, g, t, units it counted until now }, or nothing ({}) for an id that is not in the log
+
+local log, state, amended = KEYS[1], KEYS[2], KEYS[3]
+local id, units = ARGV[1], tonumber(ARGV[2])
+
+local entry = redis.call('XRANGE', log, id, id)[1]
+if not entry then return {} end
+local f = entry[2]
+local bucket, charged = string.match(f[2], '^(.*)=(%d+)$')
+if not bucket then bucket, charged = 'units', f[2] end
+local counted = tonumber(redis.call('HGET', amended, id) or charged)
+
+local function split(text)
+  local ms, seq = string.match(text, '^(%d+)-(%d+)$')
+  return tonumber(ms), tonumber(seq)
+end
+local function at_most(a, b)
+  local a_ms, a_seq = split(a)
+  local b_ms, b_seq = split(b)
+  return a_ms < b_ms or (a_ms == b_ms and a_seq <= b_seq)
+end
+local function selects(list, name)
+  if list == '*' then return true end
+  name = string.gsub(name, '[%%,|*]', function(c) return string.format('%%%02X', string.byte(c)) end)
+  return string.find(',' .. list .. ',', ',' .. name .. ',', 1, true) ~= nil
+end
+local function counts_as(n, calls)
+  if calls then return math.min(n, 1) end
+  return n
+end
+
+local named = {}
+for at = 3, #ARGV do
+  local view = ARGV[at]
+  local stored = not named[view] and redis.call('HGET', state, view) -- two limits may share a view: once is enough
+  named[view] = true
+  local buckets, methods, jobs, rest = string.match(view, '^([^|]*)|([^|]*)|([^|]*)|(.*)$')
+  if stored and selects(buckets, bucket) and selects(methods, f[4]) and selects(jobs, f[6]) then
+    local total, tail, head, gone_ms = string.match(stored, '^(%-?%d+) (%S+) (%S+) (%d+)$')
+    if at_most(tail, id) and at_most(id, head) then
+      local calls = string.find(rest, '|calls', 1, true)
+      total = tonumber(total) + counts_as(units, calls) - counts_as(counted, calls)
+      redis.call('HSET', state, view, string.format('%.0f %s %s %s', total, tail, head, gone_ms))
+    end
+  end
+end
+-- Views are the fields with separators in their names.
+for _, field in ipairs(redis.call('HKEYS', state)) do
+  if string.find(field, '|', 1, true) and not named[field] then redis.call('HDEL', state, field) end
+end
+redis.call('HSET', amended, id, string.format('%.0f', units))
+local ttl_ms = redis.call('PTTL', log)
+if ttl_ms > 0 then redis.call('PEXPIRE', amended, ttl_ms) end
+return { f[2], f[4], f[6], f[8], f[10], string.format('%.0f', counted) }

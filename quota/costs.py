@@ -1,0 +1,235 @@
+"""The cost book: API method -> units in an upstream bucket. Dated data with its source, read from TOML."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING
+
+from quota.errors import ConfigError, UnknownMethod
+from quota.limits import DAY_MS, Calendar, Sliding, Window, parse_duration
+from quota.tables import Table, nearest, parse_toml, read_toml, show
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A pool that upstream itself counts, granting `quota_units` in each `window`.
+
+    Most upstreams count by the calendar and reset at its edge; one that counts "per minute" has a sliding window.
+    """
+
+    name: str
+    quota_units: int
+    window: Window
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What one call of a method costs: `units` of `bucket`, from `since` (inclusive) on."""
+
+    units: int
+    bucket: str
+    since: date
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Upstream's own name for a pool, as its error bodies give it, and what to close when it runs out.
+
+    `marks` are looked for in an error's `quota_limit`, `quota_metric` and message; `methods` are those that stop.
+    `name` is a bucket of the book where the book has one, else a name of its own: a search pool exists upstream even
+    for a book that prices searches in the one shared bucket.
+    """
+
+    name: str
+    marks: tuple[str, ...]
+    methods: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CostBook:
+    """Prices of one API, with where they come from and when they were read there.
+
+    `retention_ms` is how long the API's terms allow what it returned to be kept; None when they say nothing.
+    """
+
+    name: str
+    api: str
+    source: str
+    read_on: date
+    retention_ms: int | None
+    buckets: Mapping[str, Bucket]
+    methods: Mapping[str, tuple[Price, ...]]
+    default_get: Price
+    default_other: Price
+    pools: tuple[Pool, ...]
+
+    @property
+    def main_bucket(self) -> Bucket:
+        """The book's first bucket: what a limit counts when it names neither buckets nor methods."""
+        return next(iter(self.buckets.values()))
+
+    def canonical(self, method: str) -> str:
+        """The method's name as the book spells it: `youtube.search.list` and `search.list` are the same."""
+        return method.removeprefix(f"{self.api}.")
+
+    def price(self, method: str, on: date | None = None) -> Price:
+        """The price of `method` on a day (default: the newest price).
+
+        Raises UnknownMethod, with the nearest known name, for a method the book does not have.
+        """
+        prices = self.methods.get(self.canonical(method))
+        if prices is None:
+            raise UnknownMethod(self._unknown(method))
+        if on is None:
+            return prices[-1]
+        return next((price for price in reversed(prices) if price.since <= on), prices[0])
+
+    def default_price(self, verb: str) -> Price:
+        """The price of a method the book does not have, by its HTTP verb. Meant to be on the dear side."""
+        return self.default_get if verb.upper() in ("GET", "HEAD") else self.default_other
+
+    def closed_by(self, method: str, bucket: str) -> tuple[str, ...]:
+        """The names whose exhaustion closes a call of `method` charged to `bucket`: the bucket and upstream's pools."""
+        pools = (pool.name for pool in self.pools if method in pool.methods)
+        return (bucket, *(name for name in pools if name != bucket))
+
+    def cheapest_units(self, bucket: str) -> int:
+        """The units of the cheapest call that is charged to a bucket."""
+        prices = [prices[-1] for prices in self.methods.values()] + [self.default_get, self.default_other]
+        return min((price.units for price in prices if price.bucket == bucket), default=1)
+
+    def _unknown(self, method: str) -> str:
+        hint = nearest(self.canonical(method), self.methods)
+        if hint.startswith("known:"):
+            hint = f"`quota costs` lists the {len(self.methods)} it has."
+        return f"cost book {self.name!r} has no method {show(method)}; {hint} Or give the units: --units N"
+
+
+def load_book(name: str, folder: Path | None = None) -> CostBook:
+    """The cost book shipped under this name, or the one in a TOML file (a name with a `/` or ending in `.toml`).
+
+    A relative file name is relative to `folder` (default: the working folder).
+    Raises ConfigError for a name that is not there or a file that cannot be read as a cost book.
+    """
+    if "/" in name or name.endswith(".toml"):
+        from pathlib import Path
+
+        path = (folder or Path()) / Path(name)
+        return _book(read_toml(path), name=path.stem, source=str(path))
+    known = book_names()
+    if name not in known:
+        raise ConfigError(f"there is no cost book {show(name)}; {nearest(name, known)}")
+    from quota.resources import read_text
+
+    return parse_book(read_text("quota.config", f"costs/{name}.toml"), name)
+
+
+def book_names() -> list[str]:
+    """The cost books that are shipped, sorted."""
+    from quota.resources import list_names
+
+    return sorted(name.removesuffix(".toml") for name in list_names("quota.config", "costs") if name.endswith(".toml"))
+
+
+def parse_book(text: str, name: str) -> CostBook:
+    """A cost book from TOML text; `name` is used in messages and as the book's name. Raises ConfigError."""
+    return _book(parse_toml(text, f"cost book {name}"), name, f"cost book {name}")
+
+
+_BOOK_KEYS = ("api", "source", "read_on", "retention", "buckets", "default", "methods", "pools")
+
+
+def _book(data: dict[str, object], name: str, source: str) -> CostBook:
+    root = Table(data, source, keys=_BOOK_KEYS)
+    buckets = {
+        bucket: Bucket(bucket, row.whole("quota"), parse_window(row, "resets"))
+        for bucket, row in root.table("buckets").tables(("quota", "resets")).items()
+    }
+    if not buckets:
+        raise root.error("at least one bucket is needed", "buckets")
+    defaults = root.table("default", ("get", "other"))
+    table = root.table("methods")
+    methods = {method: tuple(_prices(table, method, value, buckets)) for method, value in table.items()}
+    return CostBook(
+        name=name,
+        api=root.text("api"),
+        source=root.text("source"),
+        read_on=root.day("read_on"),
+        retention_ms=parse_span(root, "retention") if "retention" in root else None,
+        buckets=buckets,
+        methods=methods,
+        default_get=_price(defaults, "get", defaults.value("get"), buckets),
+        default_other=_price(defaults, "other", defaults.value("other"), buckets),
+        pools=tuple(
+            _pool(pool, row, methods)
+            for pool, row in root.table("pools", default={}).tables(("marks", "methods")).items()
+        ),
+    )
+
+
+def _prices(table: Table, method: str, value: object, buckets: Mapping[str, Bucket]) -> list[Price]:
+    """The dated prices of one method, oldest first."""
+    if not isinstance(value, list):
+        return [_price(table, method, value, buckets)]
+    rows = table.array(method, ("units", "bucket", "since"))
+    prices: list[Price] = []
+    for row in rows:
+        price = _priced(row, buckets)
+        if prices and price.since <= prices[-1].since:
+            raise row.error("not later than the row before; put the oldest price first", "since")
+        prices.append(price)
+    return prices
+
+
+def _price(table: Table, key: str, value: object, buckets: Mapping[str, Bucket]) -> Price:
+    if isinstance(value, dict):
+        return _priced(table.as_table(value, key, ("units", "bucket", "since")), buckets)
+    return Price(table.as_whole(value, key), next(iter(buckets)), date.min)
+
+
+def _priced(row: Table, buckets: Mapping[str, Bucket]) -> Price:
+    bucket = row.text("bucket", next(iter(buckets)), choices=buckets)
+    return Price(row.whole("units"), bucket, row.day("since") if "since" in row else date.min)
+
+
+def _pool(name: str, row: Table, methods: Mapping[str, object]) -> Pool:
+    stopped = row.texts("methods")
+    for index, method in enumerate(stopped):
+        if method not in methods:
+            raise row.error(f"no method {show(method)} in this book; {nearest(method, methods)}", "methods", index)
+    return Pool(name, row.texts("marks"), stopped)
+
+
+def parse_window(table: Table, key: str) -> Window:
+    """The window at a key: a duration such as `"24h"`, or `{ calendar = "day", zone = "America/Los_Angeles" }`."""
+    value = table.value(key)
+    if isinstance(value, str):
+        return Sliding(parse_span(table, key))
+    if not isinstance(value, dict):
+        raise table.error('a window is a duration such as "24h" or { calendar = "day", zone = "..." }', key)
+    row = table.as_table(value, key, ("calendar", "zone"))
+    period = row.text("calendar", choices=("hour", "day", "month"))
+    try:
+        return Calendar(period, row.text("zone"))  # type: ignore[arg-type]  # one of the choices
+    except ValueError as error:
+        raise row.error(str(error), "zone") from None
+
+
+def parse_span(table: Table, key: str) -> int:
+    """The duration at a key, in ms: at most 10 years."""
+    text = table.text(key)
+    try:
+        duration_ms = parse_duration(text)
+    except ValueError:
+        raise table.error(f'{show(text)} is not a duration; write for example "30m", "24h" or "7d"', key) from None
+    if duration_ms > _LONGEST_MS:
+        raise table.error(f"{show(text)} is longer than 3650 days", key)
+    return duration_ms
+
+
+_LONGEST_MS = 3650 * DAY_MS

@@ -1,0 +1,75 @@
+"""Every error this library raises on purpose.
+
+    QuotaError                      one line: what is wrong, what to do
+    ├── ConfigError                 78  the configuration cannot be used
+    ├── UsageError                   2  the call itself cannot be right
+    │   ├── UnknownMethod               the cost book has no price for it
+    │   └── CostExceedsLimit            no waiting will ever make it fit
+    ├── Refused                     75  the budget said no; carries the decision
+    ├── LedgerError                 69  the ledger could not answer
+    └── UnknownCharge                1  no such charge, or it is too old to correct
+
+`exit_status` is what the command line exits with. None derives from OSError: the Google client retries those, with
+sleeps, and a refusal must end the work at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from quota.budget import Decision
+
+
+class QuotaError(Exception):
+    """The base of all of them. `str(error)` is one line fit for an operator."""
+
+    exit_status: ClassVar[int] = 1
+
+
+class ConfigError(QuotaError):
+    """The configuration cannot be used. The message names file, key and remedy."""
+
+    exit_status = 78
+
+
+class UsageError(QuotaError):
+    """The call cannot be right whatever the budget: fix the caller."""
+
+    exit_status = 2
+
+
+class UnknownMethod(UsageError):
+    """The cost book has no price for this method. Name a known one, or give the units."""
+
+
+class CostExceedsLimit(UsageError):
+    """One call costs more than a limit can ever hold: waiting does not help."""
+
+
+class LedgerError(QuotaError):
+    """The ledger could not answer, so nothing was admitted. `str(error)` names it and the remedy."""
+
+    exit_status = 69
+
+
+class UnknownCharge(QuotaError):
+    """No charge has this id, or it left the log: corrections reach back as far as the log does."""
+
+    exit_status = 1
+
+
+class Refused(QuotaError):
+    """The budget has no room for this charge now. Nothing was charged and nothing left the machine.
+
+    Stop, keep what you have, and come back at `decision.retry_at` (None: the upstream gives this project nothing).
+    """
+
+    exit_status = 75
+
+    def __init__(self, decision: Decision) -> None:
+        super().__init__(decision)
+        self.decision = decision
+
+    def __str__(self) -> str:
+        return self.decision.sentence()

@@ -1,0 +1,204 @@
+"""The contract every ledger keeps, and the plain values that cross it.
+
+A project's charges are one append-only log in time order. A limit's state is a *view* on that log: a running total and
+how far it has read. One decision, atomic over all limits asked about:
+
+1. bring each view up to the log's end: entries that other callers appended are added where its selector matches;
+2. drop what has left its window;
+3. compare: the charge is admitted when every limit has room for its cost;
+4. append the charge and add it to the views; or, refused, change nothing.
+
+The ledger's clock dates the charge. A view is rebuilt from the log when it is missing, or when the clock went back
+behind what it has dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from quota.errors import ConfigError
+from quota.limits import HOUR_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from quota.limits import Edges, View
+
+CLOCK_SLACK_MS = 5_000
+"""How far a caller's clock may run ahead of the ledger's before its question is answered "clock"."""
+
+KEEP_MS = 49 * HOUR_MS
+KEEP_SLACK_MS = 25 * HOUR_MS
+"""The log is kept for the longest window ever asked about and 25 h more (a long day, should the clock go back), at
+least 49 h."""
+
+DEFAULT_BUCKET = "units"
+"""The bucket that a stored charge means when it names none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What is to be charged. `token` is unique to this attempt: a repeated question finds its first answer by it."""
+
+    units: int
+    bucket: str
+    method: str
+    job: str
+    region: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One limit as the ledger sees it: a view, the number it may not exceed, and what this charge adds to it.
+
+    `edges` are a calendar window's edges by the caller's clock; None for a sliding window.
+    """
+
+    view: View
+    cap_units: int
+    cost_units: int
+    edges: Edges | None
+
+
+@dataclass(frozen=True, slots=True)
+class Exhaustion:
+    """Upstream said "no more": a dated fact that closes one bucket for everybody until `until_ms`.
+
+    `until_ms` is NEVER for a project to which upstream grants nothing at all: no reset will reopen that.
+    """
+
+    bucket: str
+    since_ms: int
+    until_ms: int
+    evidence: str
+    reported_by: str
+
+
+NEVER = 2**53 - 1
+"""A moment that does not come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The ledger's answer to one question.
+
+    `used_units` stands in the order of the asks and includes the charge if it was admitted. `now_ms` is the moment
+    at which the windows end: the ledger's clock, or the caller's plus its slack where that is earlier. `last_ms` is the
+    time of the newest entry in the log. With "clock" nothing was compared, and `now_ms` is the ledger's clock.
+    """
+
+    outcome: Literal["admitted", "refused", "exhausted", "clock"]
+    id: str | None
+    now_ms: int
+    last_ms: int
+    used_units: tuple[int, ...]
+    exhaustion: Exhaustion | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One charge in the log. `units` is what it counts now, `charged_units` what it counted when it was made."""
+
+    ms: int
+    seq: int
+    units: int
+    charged_units: int
+    bucket: str
+    method: str
+    job: str
+    region: str
+    token: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.ms}-{self.seq}"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Everything one decision needs. `caller_ms` is the caller's clock: the second witness beside the ledger's own."""
+
+    project: str
+    charge: Charge
+    asks: Sequence[Ask]
+    closed_by: tuple[str, ...]
+    caller_ms: int
+    jitter_ms: int = 0
+
+    @property
+    def keep_ms(self) -> int:
+        longest_ms = max((ask.view.window.longest_ms for ask in self.asks), default=0)
+        return max(KEEP_MS, longest_ms + KEEP_SLACK_MS)
+
+
+class Ledger(Protocol):
+    """Where charges live. Every method raises LedgerError, and nothing else, when the storage cannot answer.
+
+    Safe to use from several threads and after a fork.
+    """
+
+    label: str
+    """Where it is, for people: a URL without its secrets."""
+
+    shared: bool
+    """Whether other machines can use it too."""
+
+    def decide(self, question: Question, *, commit: bool) -> Verdict:
+        """Answer one question in one atomic step; with `commit` an admitted charge is in the log when this returns.
+
+        A refusal and a peek change nothing that anybody can see. Never charges twice for one call, whatever happens
+        to the connection: in doubt the charge counts as spent.
+        """
+        ...
+
+    def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
+        """Set what a charge counts, absolutely, keeping its time and id; the entry as it was before, None if unknown.
+
+        Idempotent and never refused. `views` are kept up to date; views not named are rebuilt at their next use.
+        """
+        ...
+
+    def read(self, project: str, after: tuple[int, int], until_ms: int, count: int) -> Sequence[Entry]:
+        """At most `count` (1 to 1,000) entries with (ms, seq) > `after` and ms <= `until_ms`, in time order."""
+        ...
+
+    def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:
+        """Close a bucket; what stands afterwards. A bucket already closed stays as it is: a repeat extends nothing."""
+        ...
+
+    def exhaustions(self, project: str) -> Sequence[Exhaustion]:
+        """The recorded exhaustions, also those whose time has passed, by bucket name."""
+        ...
+
+    def reopen(self, project: str, bucket: str) -> bool:
+        """Lift an exhaustion; False when there was none."""
+        ...
+
+    def now_ms(self) -> int:
+        """The ledger's clock."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files and connections. May be called twice."""
+        ...
+
+
+def open_ledger(url: str, *, clock: Callable[[], int] | None = None) -> Ledger:
+    """The ledger at a URL: `sqlite:///path`, or `redis://`, `rediss://`, `unix://`, `redis+sentinel://`, `redis+cluster://`.
+
+    Only the driver that is used gets imported; nothing is contacted before the first question. `clock` (ms since the
+    epoch) replaces the ledger's own clock, for tests and simulation only.
+    Raises ConfigError for a URL of any other kind.
+    """
+    scheme = url.partition(":")[0]
+    if scheme == "sqlite":
+        from quota.sqlite_ledger import SqliteLedger
+
+        return SqliteLedger(url, clock=clock)
+    if scheme in ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster"):
+        from quota.redis_ledger import RedisLedger
+
+        return RedisLedger(url, clock=clock)
+    raise ConfigError(f"ledger url of kind {scheme!r} is not known; write sqlite:///PATH or redis://HOST:PORT/DB")

@@ -1,0 +1,206 @@
+"""What a limit is: a number, a window, and what it counts. Pure; no storage, no clock of its own.
+
+A limit's *view* (its running total in the ledger) is named by what it counts and its window, never by the limit's own
+name or number: callers with different or changed configurations then read and write the same total.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+SECOND_MS = 1_000
+MINUTE_MS = 60 * SECOND_MS
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
+
+_UNITS_MS = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS}
+_DURATION = re.compile(r"([0-9]{1,12})\s*(ms|s|m|h|d)")
+
+Period = Literal["hour", "day", "month"]
+Count = Literal["units", "calls"]
+
+Edges = tuple[int, int, int]
+"""Three consecutive calendar edges in ms: the one before now, the next, and the next but one."""
+
+
+def parse_duration(text: str) -> int:
+    """Milliseconds in a duration: `"24h"` -> 86_400_000. Units: ms, s, m, h, d.
+
+    Raises ValueError, its message showing the text, for anything else and for zero.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or int(match[1]) == 0:
+        raise ValueError(f'{text!r} is not a duration; write for example "30m", "24h" or "7d"')
+    return int(match[1]) * _UNITS_MS[match[2]]
+
+
+def format_duration(duration_ms: int) -> str:
+    """The shortest exact spelling with hours as the largest unit: 86_400_000 -> `"24h"`."""
+    for unit in ("h", "m", "s"):
+        if duration_ms % _UNITS_MS[unit] == 0:
+            return f"{duration_ms // _UNITS_MS[unit]}{unit}"
+    return f"{duration_ms}ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Sliding:
+    """The last `window_ms` milliseconds, exactly: a charge at t counts in (t, t + window) and is free at t + window."""
+
+    window_ms: int
+
+    def __post_init__(self) -> None:
+        if self.window_ms < 1:
+            raise ValueError(f"a sliding window of {self.window_ms} ms is not a window")
+
+    @property
+    def name(self) -> str:
+        return format_duration(self.window_ms)
+
+    @property
+    def longest_ms(self) -> int:
+        return self.window_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Calendar:
+    """The current hour, day or month in a named zone: what upstream itself counts by.
+
+    Days have 23, 24 or 25 hours; the edges come from the time zone database.
+    """
+
+    period: Period
+    zone: str
+
+    def __post_init__(self) -> None:
+        if self.period not in ("hour", "day", "month"):
+            raise ValueError(f"{self.period!r} is not a calendar period; use hour, day or month")
+        _zone(self.zone)
+
+    @property
+    def name(self) -> str:
+        return f"{self.period}@{self.zone}"
+
+    @property
+    def longest_ms(self) -> int:
+        return {"hour": HOUR_MS, "day": 25 * HOUR_MS, "month": 31 * DAY_MS + HOUR_MS}[self.period]
+
+    def edges(self, now_ms: int) -> Edges:
+        """The edges around `now_ms`, so that edges[0] <= now_ms < edges[1] < edges[2]."""
+        known = _edges_seen.get(self)
+        if known is not None and known[0] <= now_ms < known[1]:
+            return known
+        start_ms = _period_start(self, now_ms)
+        next_ms = _period_start(self, start_ms, later=1)
+        edges = (start_ms, next_ms, _period_start(self, next_ms, later=1))
+        _edges_seen[self] = edges
+        return edges
+
+
+Window = Sliding | Calendar
+
+_edges_seen: dict[Calendar, Edges] = {}
+"""The newest edges of each calendar: consulting the time zone database costs more than a whole decision."""
+
+
+def _zone(name: str):  # type: ignore[no-untyped-def]  # zoneinfo is imported late: a sliding limit needs none
+    from zoneinfo import ZoneInfo
+
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError) as error:
+        raise ValueError(f'{name!r} is not a time zone; write for example "America/Los_Angeles"') from error
+
+
+def _period_start(calendar: Calendar, at_ms: int, *, later: int = 0) -> int:
+    """The start in ms of the period that holds `at_ms`, or of the one `later` periods after it."""
+    from datetime import UTC, datetime, timedelta
+
+    zone = _zone(calendar.zone)
+    local = datetime.fromtimestamp(at_ms // 1000, UTC).astimezone(zone)
+    if calendar.period == "hour":
+        # In elapsed time: on a clock change the same wall hour comes twice, and each is an hour of its own.
+        offset_ms = int(local.utcoffset().total_seconds()) * 1000  # type: ignore[union-attr]
+        return (at_ms + offset_ms) // HOUR_MS * HOUR_MS - offset_ms + later * HOUR_MS
+    day = local.date()
+    if calendar.period == "day":
+        day += timedelta(days=later)
+    else:
+        months = day.year * 12 + day.month - 1 + later
+        day = day.replace(year=months // 12, month=months % 12 + 1, day=1)
+    # Where a clock change removes midnight, fold=0 reads it with the old offset: the moment of the change itself.
+    return int(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp()) * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """Which charges a limit counts, and whether by their units or one for each call. An empty field selects all."""
+
+    buckets: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()
+    count: Count = "units"
+
+    def counts(self, bucket: str, method: str, job: str) -> bool:
+        """Whether a charge of this bucket, method and job is one this limit counts."""
+        return (
+            (not self.buckets or bucket in self.buckets)
+            and (not self.methods or method in self.methods)
+            and (not self.jobs or job in self.jobs)
+        )
+
+    def cost(self, units: int) -> int:
+        """What a selected charge of `units` adds: its units, or 1 for a call. A refunded charge (0) is no call."""
+        return min(units, 1) if self.count == "calls" else units
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One running total in the ledger: what it counts, over which window."""
+
+    selector: Selector
+    window: Window
+    name: str = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        selector = self.selector
+        fields = [_names(selector.buckets), _names(selector.methods), _names(selector.jobs)]
+        fields.append(self.window.name)
+        if selector.count == "calls":
+            fields.append("calls")
+        object.__setattr__(self, "name", "|".join(fields))
+
+
+def _names(names: Collection[str]) -> str:
+    """One field of a view's name: sorted, comma-joined, `*` for all; separators inside a name are escaped."""
+    if not names:
+        return "*"
+    return ",".join(sorted(re.sub(r"[%,|*]", lambda m: f"%{ord(m[0]):02X}", name) for name in names))
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A name, an enforced number, and the view it holds against that number.
+
+    `limit_units` is what is enforced; `quota_units` what upstream grants, `headroom_units` what is left unspent of it.
+    With a selector that counts calls, all three are calls.
+    """
+
+    name: str
+    limit_units: int
+    view: View
+    quota_units: int
+    headroom_units: int
+
+    def __post_init__(self) -> None:
+        if self.limit_units < 1:
+            raise ValueError(f"limit {self.name!r} would enforce {self.limit_units}: nothing could ever be admitted")
+
+    @property
+    def narrow(self) -> bool:
+        """Whether it selects methods or jobs; limits that do not are a bucket's main ones."""
+        return bool(self.view.selector.methods or self.view.selector.jobs)

@@ -1,0 +1,397 @@
+"""The embedded ledger: one SQLite file, shared by the processes of one machine. The contract is `quota.ledger.Ledger`.
+
+Every decision is one `BEGIN IMMEDIATE` transaction. Its cost does not depend on how much was charged before: each view
+moves forward over what is new and what has expired since it was last used.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import threading
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from quota.budget import host_clock
+from quota.errors import LedgerError
+from quota.ledger import CLOCK_SLACK_MS, NEVER, Entry, Exhaustion, Verdict
+from quota.limits import MINUTE_MS, Sliding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from quota.ledger import Ask, Question
+    from quota.limits import View
+
+T = TypeVar("T")
+Id = tuple[int, int]
+State = tuple[int, int, int, int, int, int]
+"""A view as it is stored: total, tail (ms, seq), head (ms, seq), gone_ms. See schema.sql."""
+
+SCHEMA_VERSION = 1
+DEADLINE_S = 1.0
+"""How long one question may wait for other processes' transactions."""
+
+TRIM_AT_ONCE = 10_000
+
+_COLUMNS = "ms, seq, units, charged_units, bucket, method, job, region, token"
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+_left_to_parent: list[sqlite3.Connection] = []
+"""Connections inherited over a fork. Closing one here would drop the parent's file locks."""
+
+
+class SqliteLedger:
+    """`sqlite:///relative/path`, `sqlite:////absolute/path`, or `sqlite://` for one in memory."""
+
+    shared = False
+
+    def __init__(self, url: str, *, clock: Callable[[], int] | None = None) -> None:
+        self.path = url.removeprefix("sqlite://").removeprefix("/")
+        self.label = f"sqlite:///{self.path}" if self.path else "sqlite:// (in memory)"
+        self._clock = clock or host_clock
+        self._lock = threading.RLock()
+        self._db: sqlite3.Connection | None = None
+        self._pid = 0
+        self._sums: dict[View, tuple[str, tuple[str, ...]]] = {}
+
+    def now_ms(self) -> int:
+        return self._clock()
+
+    # -- the decision ------------------------------------------------------------------------------------------------
+
+    def decide(self, question: Question, *, commit: bool) -> Verdict:
+        return self._transact(lambda db: self._decide(db, question, commit), write=commit)
+
+    def _decide(self, db: sqlite3.Connection, question: Question, commit: bool) -> Verdict:
+        project, charge = question.project, question.charge
+        clock_ms = self._clock()
+        now_ms = min(clock_ms, question.caller_ms + CLOCK_SLACK_MS)
+        last: Id = db.execute(
+            "SELECT ms, seq FROM charges WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1", (project,)
+        ).fetchone() or (0, 0)
+        if question.caller_ms > clock_ms + CLOCK_SLACK_MS or not all(_edges_fit(a, now_ms) for a in question.asks):
+            return Verdict("clock", None, clock_ms, last[0], ())
+
+        views = []
+        for ask in question.asks:
+            stored = self._stored(db, project, ask.view)
+            view = self._advance(db, project, ask, now_ms, last, stored)
+            if commit and view != stored:
+                self._save(db, project, ask.view, view)
+            views.append(view)
+        used = [view[0] for view in views]
+        exhaustion = self._closed(db, question, now_ms)
+        if exhaustion is not None:
+            return Verdict("exhausted", None, now_ms, last[0], tuple(used), exhaustion)
+        for ask, total in zip(question.asks, used, strict=True):
+            if ask.cost_units and total + ask.cost_units > ask.cap_units:
+                return Verdict("refused", None, now_ms, last[0], tuple(used))
+        if not commit:
+            return Verdict("admitted", None, now_ms, last[0], tuple(used))
+
+        at: Id = (clock_ms, 0) if clock_ms > last[0] else (last[0], last[1] + 1)
+        db.execute(
+            "INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                project,
+                *at,
+                charge.units,
+                charge.units,
+                *(charge.bucket, charge.method, charge.job, charge.region),
+                charge.token,
+            ),
+        )
+        for i, (ask, (total, tail_ms, tail_seq, _, _, gone_ms)) in enumerate(zip(question.asks, views, strict=True)):
+            used[i] = total + ask.cost_units
+            self._save(db, project, ask.view, (used[i], tail_ms, tail_seq, *at, gone_ms))
+        if at[0] // MINUTE_MS != last[0] // MINUTE_MS:
+            self._trim(db, project, now_ms, question.keep_ms)
+        return Verdict("admitted", f"{at[0]}-{at[1]}", now_ms, at[0], tuple(used))
+
+    def _stored(self, db: sqlite3.Connection, project: str, view: View) -> State | None:
+        state: State | None = db.execute(
+            "SELECT total, tail_ms, tail_seq, head_ms, head_seq, gone_ms FROM views WHERE project = ? AND name = ?",
+            (project, view.name),
+        ).fetchone()
+        return state
+
+    def _save(self, db: sqlite3.Connection, project: str, view: View, state: State) -> None:
+        db.execute("REPLACE INTO views VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (project, view.name, *state))
+
+    def _advance(
+        self, db: sqlite3.Connection, project: str, ask: Ask, now_ms: int, last: Id, stored: State | None
+    ) -> State:
+        """The view brought up to the log's end, without what has left its window."""
+        cutoff_ms = _cutoff(ask, now_ms)
+        # Missing, or the clock went back behind what was dropped, or all that it counts has expired: start afresh.
+        if stored is None or stored[5] > cutoff_ms or stored[3] <= cutoff_ms:
+            stored = (0, cutoff_ms + 1, 0, cutoff_ms, NEVER, cutoff_ms)
+        total, tail_ms, tail_seq, head_ms, head_seq, gone_ms = stored
+        if (head_ms, head_seq) < last:
+            total += self._sum(db, project, ask.view, (head_ms, head_seq), last)
+            head_ms, head_seq = last
+        if tail_ms <= cutoff_ms:
+            total -= self._sum(db, project, ask.view, (tail_ms, tail_seq - 1), (cutoff_ms, NEVER))
+            newest_gone = "SELECT MAX(ms) FROM charges WHERE project = ? AND ms <= ?"
+            gone_ms = max(gone_ms, db.execute(newest_gone, (project, cutoff_ms)).fetchone()[0] or 0)
+            oldest_left = "SELECT ms, seq FROM charges WHERE project = ? AND ms > ? ORDER BY ms, seq LIMIT 1"
+            tail_ms, tail_seq = db.execute(oldest_left, (project, cutoff_ms)).fetchone() or (cutoff_ms + 1, 0)
+        return total, tail_ms, tail_seq, head_ms, head_seq, gone_ms
+
+    def _sum(self, db: sqlite3.Connection, project: str, view: View, after: Id, until: Id) -> int:
+        """What `view` counts of the charges with after < id <= until."""
+        if view not in self._sums:
+            self._sums[view] = _sum_sql(view)
+        sql, names = self._sums[view]
+        total: int = db.execute(sql, (project, after[0], until[0], *after, *until, *names)).fetchone()[0]
+        return total
+
+    def _closed(self, db: sqlite3.Connection, question: Question, now_ms: int) -> Exhaustion | None:
+        """The exhaustion that keeps this call from leaving longest, if any."""
+        closed_by = question.closed_by
+        if not closed_by:
+            return None
+        rows = db.execute(
+            "SELECT bucket, since_ms, until_ms, evidence, reported_by FROM exhaustions"  # noqa: S608  # placeholders only
+            f" WHERE project = ? AND bucket IN ({_marks(closed_by)}) AND until_ms + ? > ? ORDER BY until_ms DESC",
+            (question.project, *closed_by, question.jitter_ms, now_ms),
+        ).fetchone()
+        return None if rows is None else Exhaustion(*rows)
+
+    def _trim(self, db: sqlite3.Connection, project: str, now_ms: int, keep_ms: int) -> None:
+        """Forget what no window can reach any more, a bounded number of charges at a time."""
+        row = db.execute("SELECT keep_ms FROM keeping WHERE project = ?", (project,)).fetchone()
+        if row is None or row[0] < keep_ms:
+            db.execute("REPLACE INTO keeping VALUES (?, ?)", (project, keep_ms))
+        else:
+            keep_ms = row[0]
+        db.execute(
+            "DELETE FROM charges WHERE project = ? AND (ms, seq) IN"
+            " (SELECT ms, seq FROM charges WHERE project = ? AND ms < ? ORDER BY ms, seq LIMIT ?)",
+            (project, project, now_ms - keep_ms, TRIM_AT_ONCE),
+        )
+
+    # -- corrections and reading -------------------------------------------------------------------------------------
+
+    def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
+        ms, seq = (int(part) for part in charge_id.split("-"))
+
+        def work(db: sqlite3.Connection) -> Entry | None:
+            row = db.execute(
+                f"SELECT {_COLUMNS} FROM charges WHERE project = ? AND ms = ? AND seq = ?",  # noqa: S608  # a constant
+                (project, ms, seq),
+            ).fetchone()
+            if row is None:
+                return None
+            entry = Entry(*row)
+            db.execute(
+                "UPDATE charges SET units = ? WHERE project = ? AND ms = ? AND seq = ?", (units, project, ms, seq)
+            )
+            for view in dict.fromkeys(views):  # two limits may share a view: once is enough
+                selector = view.selector
+                if selector.counts(entry.bucket, entry.method, entry.job):
+                    db.execute(
+                        "UPDATE views SET total = total + ? WHERE project = ? AND name = ?"
+                        " AND (tail_ms, tail_seq) <= (?, ?) AND (head_ms, head_seq) >= (?, ?)",
+                        (selector.cost(units) - selector.cost(entry.units), project, view.name, ms, seq, ms, seq),
+                    )
+            db.execute(
+                f"DELETE FROM views WHERE project = ? AND name NOT IN ({_marks(views)})",  # noqa: S608  # placeholders only
+                (project, *(view.name for view in views)),
+            )
+            return entry
+
+        return self._transact(work, write=True)
+
+    def read(self, project: str, after: Id, until_ms: int, count: int) -> Sequence[Entry]:
+        rows = self._transact(
+            lambda db: db.execute(
+                f"SELECT {_COLUMNS} FROM charges"  # noqa: S608  # a constant
+                " WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) ORDER BY ms, seq LIMIT ?",
+                (project, after[0], until_ms, *after, count),
+            ).fetchall(),
+            write=False,
+        )
+        return [Entry(*row) for row in rows]
+
+    def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:
+        def work(db: sqlite3.Connection) -> Exhaustion:
+            standing = self._exhaustions(db, project).get(exhaustion.bucket)
+            if standing is not None and standing.until_ms > self._clock():
+                return standing
+            db.execute(
+                "REPLACE INTO exhaustions VALUES (?, ?, ?, ?, ?, ?)",
+                (
+                    project,
+                    exhaustion.bucket,
+                    exhaustion.since_ms,
+                    exhaustion.until_ms,
+                    exhaustion.evidence,
+                    exhaustion.reported_by,
+                ),
+            )
+            return exhaustion
+
+        return self._transact(work, write=True)
+
+    def exhaustions(self, project: str) -> Sequence[Exhaustion]:
+        return list(self._transact(lambda db: self._exhaustions(db, project), write=False).values())
+
+    def _exhaustions(self, db: sqlite3.Connection, project: str) -> dict[str, Exhaustion]:
+        rows = db.execute(
+            "SELECT bucket, since_ms, until_ms, evidence, reported_by FROM exhaustions WHERE project = ? ORDER BY 1",
+            (project,),
+        )
+        return {row[0]: Exhaustion(*row) for row in rows}
+
+    def reopen(self, project: str, bucket: str) -> bool:
+        sql = "DELETE FROM exhaustions WHERE project = ? AND bucket = ?"
+        return self._transact(lambda db: db.execute(sql, (project, bucket)).rowcount, write=True) > 0
+
+    # -- the file ----------------------------------------------------------------------------------------------------
+
+    def _transact(self, work: Callable[[sqlite3.Connection], T], *, write: bool) -> T:
+        """Run `work` in one transaction; wait for other processes' transactions, but not for ever.
+
+        SQLite's own busy handler backs off to 100 ms and starves under contention, so the waiting is ours: short and
+        jittered, until the deadline.
+        """
+        deadline = time.monotonic() + DEADLINE_S
+        with self._lock:
+            while True:
+                try:
+                    db = self._connection()
+                    db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+                    try:
+                        result = work(db)
+                        db.execute("COMMIT")
+                    except BaseException:
+                        if db.in_transaction:
+                            db.execute("ROLLBACK")
+                        raise
+                    return result
+                except sqlite3.Error as error:
+                    if _code(error) in _BUSY and time.monotonic() < deadline:
+                        time.sleep(random.uniform(0.0002, 0.002))  # noqa: S311  # a jitter, not a secret
+                        continue
+                    raise LedgerError(self._explain(error)) from error
+                except OSError as error:
+                    raise LedgerError(f"ledger {self.label}: {error.strerror}; check its folder") from error
+
+    def _connection(self) -> sqlite3.Connection:
+        if self._db is not None:
+            if self._pid == os.getpid():
+                return self._db
+            _left_to_parent.append(self._db)
+        if self.path:
+            _make_private(self.path)
+        db = sqlite3.connect(self.path or ":memory:", timeout=0, isolation_level=None, check_same_thread=False)
+        try:
+            self._prepare(db)
+        except BaseException:
+            db.close()
+            raise
+        self._db, self._pid = db, os.getpid()
+        return db
+
+    def _prepare(self, db: sqlite3.Connection) -> None:
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version > SCHEMA_VERSION:
+            raise LedgerError(
+                f"ledger {self.label} was written by a newer quota-ledger (its version {version}, ours "
+                f"{SCHEMA_VERSION}): upgrade this machine"
+            )
+        if version == 0:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("BEGIN IMMEDIATE")
+            # Another process may have been faster between the two statements.
+            if db.execute("PRAGMA user_version").fetchone()[0] == 0:
+                from quota.resources import read_text
+
+                for statement in _statements(read_text("quota", "schema.sql")):
+                    db.execute(statement)
+                db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            db.execute("COMMIT")
+        db.execute("PRAGMA synchronous = NORMAL")
+
+    def _explain(self, error: sqlite3.Error) -> str:
+        code, where = _code(error), f"ledger {self.label}"
+        if code in _BUSY:
+            return f"{where} is locked by another process (waited {DEADLINE_S:g} s); find it with: fuser {self.path}"
+        if code == sqlite3.SQLITE_NOTADB:
+            return f"{where} is not an SQLite database; move that file away or correct the url"
+        if code == sqlite3.SQLITE_READONLY:
+            return f"{where} is read-only; give this user write access to the file and its folder"
+        if code == sqlite3.SQLITE_CANTOPEN:
+            return f"{where} cannot be opened; check that its folder exists and this user may write there"
+        if code == sqlite3.SQLITE_FULL:
+            return f"{where}: the disk is full; nothing was charged"
+        if code == sqlite3.SQLITE_CORRUPT:
+            return f"{where} is damaged; move it away (its charges are lost: lower the limits for a day)"
+        return f"{where}: {error}"
+
+    def close(self) -> None:
+        with self._lock:
+            if self._db is not None and self._pid == os.getpid():
+                self._db.close()
+            self._db = None
+
+
+def _cutoff(ask: Ask, now_ms: int) -> int:
+    """The newest millisecond that is out of the window at `now_ms`."""
+    if isinstance(ask.view.window, Sliding):
+        return now_ms - ask.view.window.window_ms
+    assert ask.edges is not None  # noqa: S101  # calendar asks carry their edges
+    return ask.edges[1 if now_ms >= ask.edges[1] else 0] - 1
+
+
+def _edges_fit(ask: Ask, now_ms: int) -> bool:
+    return ask.edges is None or ask.edges[0] <= now_ms < ask.edges[2]
+
+
+def _sum_sql(view: View) -> tuple[str, tuple[str, ...]]:
+    """SQL that sums what a view counts in (after, until], and the names it selects."""
+    selector = view.selector
+    what = "MIN(units, 1)" if selector.count == "calls" else "units"
+    # The plain bounds on ms are implied by the pairs; they are what the primary key is searched by.
+    sql = (
+        f"SELECT COALESCE(SUM({what}), 0) FROM charges"  # noqa: S608  # constants and placeholders only
+        " WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) AND (ms, seq) <= (?, ?)"
+    )
+    fields = {"bucket": selector.buckets, "method": selector.methods, "job": selector.jobs}
+    for field, names in fields.items():
+        if names:
+            sql += f" AND {field} IN ({_marks(names)})"
+    return sql, (*selector.buckets, *selector.methods, *selector.jobs)
+
+
+def _marks(values: Sequence[object]) -> str:
+    return ", ".join("?" * len(values))
+
+
+def _statements(script: str) -> list[str]:
+    """The statements of a script, so that they run inside one transaction (executescript would commit first)."""
+    statements, pending = [], ""
+    for line in script.splitlines(keepends=True):
+        pending += line
+        if sqlite3.complete_statement(pending):
+            statements.append(pending)
+            pending = ""
+    return statements
+
+
+def _code(error: sqlite3.Error) -> int:
+    """SQLite's primary result code (the extended codes carry detail in the higher bits)."""
+    code: int = getattr(error, "sqlite_errorcode", 0) or 0
+    return code & 0xFF
+
+
+def _make_private(path: str) -> None:
+    """Create the file for this user only; SQLite gives its side files the same mode."""
+    folder = os.path.dirname(path)
+    if folder:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+    if not os.path.exists(path):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))

@@ -1,0 +1,43 @@
+"""Fixtures that several folders share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.servers import RedisServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """A real redis-server of this test run (one for each worker process)."""
+    server = RedisServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of recorded upstream responses; tests that need it are skipped where it is absent."""
+    folder = Path(os.environ.get("QUOTA_SHARED_DATA", ROOT.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"recorded upstream data is not at {folder}; name its folder in QUOTA_SHARED_DATA")
+    return folder
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A state folder of the test's own, and no configuration found by accident."""
+    folder = tmp_path / "state"
+    monkeypatch.setenv("QUOTA_STATE_DIR", str(folder))
+    monkeypatch.delenv("QUOTA_CONFIG", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return folder
