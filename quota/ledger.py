@@ -31,7 +31,7 @@ CLOCK_SLACK_MS = 5_000
 KEEP_MS = 49 * HOUR_MS
 KEEP_SLACK_MS = 25 * HOUR_MS
 """The log is kept for the longest window ever asked about and 25 h more (a long day, should the clock go back), at
-least 49 h."""
+least 49 h. Who asks about a longer window later starts with what is there."""
 
 DEFAULT_BUCKET = "units"
 """The bucket that a stored charge means when it names none."""

@@ -85,6 +85,7 @@ class RandomOperations:
         self.project = f"random-{seed}"
         self.oracle = Oracle()
         self.counts: dict[str, int] = {}
+        self._announce_windows()
         self.callers = [self._new_caller() for _ in range(3)]
 
     def run(self, operations: int) -> dict[str, int]:
@@ -116,6 +117,14 @@ class RandomOperations:
         # A log is kept for the longest window and a long day: a clock further back than that has no history.
         self.clock_ms = max(self.clock_ms, self.latest_ms - 20 * HOUR_MS)
         self.latest_ms = max(self.latest_ms, self.clock_ms)
+
+    def _announce_windows(self) -> None:
+        """Ask about every window once: the log is kept for the longest that anybody has asked about."""
+        caller = Caller([Limit(w.name, 10**6, View(Selector(), w), 10**6, 0) for w in self.pace.windows], {}, 0)
+        self._rebuild(caller)
+        caller.budget.charge("videos.list")
+        spent = Spent(0, 0, 1, "units", "videos.list", "")
+        self.oracle.answer([], spent, (), self.clock_ms, self.clock_ms, commit=True)
 
     def _new_caller(self) -> Caller:
         limits = [self._new_limit(i) for i in range(self.random.randrange(1, 5))]
