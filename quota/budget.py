@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Literal
 
-from quota.errors import CostExceedsLimit, UnknownCharge, UsageError
+from quota.errors import CostExceedsLimit, LedgerError, UnknownCharge, UsageError
 from quota.ledger import NEVER, Ask, Charge, Question
 from quota.limits import Calendar
 
@@ -136,7 +136,7 @@ class Decision:
             return f"upstream grants this project nothing in bucket {self.refused_by!r} ({self.detail})"
         if self.reason == "clock":
             return "this machine's clock and the ledger's do not agree"
-        return f"the ledger could not answer ({self.detail})"
+        return self.detail
 
     def _when(self) -> str:
         if self.reason == "clock":
@@ -204,8 +204,8 @@ class Budget:
 
         `units` overrides the cost book's price; `job` and `region` say who spends (default: what `labels` set). A
         refusal is an answer, not an error, and leaves the budget untouched.
-        Raises UnknownMethod, CostExceedsLimit and UsageError for calls that can never be right, LedgerError when the
-        ledger cannot answer.
+        Raises UnknownMethod, CostExceedsLimit and UsageError for calls that can never be right. A ledger that cannot
+        answer is a refusal too (reason "ledger-unavailable"); in doubt the charge counts as spent there.
         """
         return self._decide(method, units, None, job, region, commit=True)
 
@@ -291,8 +291,11 @@ class Budget:
         plan = self._plans.get(key) or self._make_plan(key)
         _check_name("region", region)
         charge = Charge(plan.units, plan.bucket, plan.method, job, region, self.tokens.next() if commit else "")
-        verdict = self._ask(plan, charge, commit=commit)
-        return self._decision(plan, verdict, commit=commit)
+        try:
+            verdict = self._ask(plan, charge, commit=commit)
+            return self._decision(plan, verdict, commit=commit)
+        except LedgerError as error:
+            return self._unanswered(plan, str(error))
 
     def _ask(self, plan: _Plan, charge: Charge, *, commit: bool) -> Verdict:
         """One question to the ledger; asked once more with a fresh clock if ours proved wrong."""
@@ -368,6 +371,25 @@ class Budget:
             decided_at_ms=verdict.now_ms,
             retry_at_ms=retry_at_ms,
             limits=states,
+            detail=detail,
+        )
+
+    def _unanswered(self, plan: _Plan, detail: str) -> Decision:
+        """The refusal when the ledger could not answer."""
+        return Decision(
+            admitted=False,
+            id=None,
+            source=None,
+            credential=self.credential,
+            project=self.project,
+            method=plan.method,
+            cost_units=plan.units,
+            reason="ledger-unavailable",
+            refused_by=None,
+            remaining_units=0,
+            decided_at_ms=self._clock(),
+            retry_at_ms=None,
+            limits=(),
             detail=detail,
         )
 

@@ -214,10 +214,11 @@ def parse_window(table: Table, key: str) -> Window:
         raise table.error('a window is a duration such as "24h" or { calendar = "day", zone = "..." }', key)
     row = table.as_table(value, key, ("calendar", "zone"))
     period = row.text("calendar", choices=("hour", "day", "month"))
+    zone = row.text("zone")
     try:
-        return Calendar(period, row.text("zone"))  # type: ignore[arg-type]  # one of the choices
-    except ValueError as error:
-        raise row.error(str(error), "zone") from None
+        return Calendar(period, zone)  # type: ignore[arg-type]  # one of the choices
+    except ValueError:
+        raise row.error(f'{show(zone)} is not a time zone; write for example "America/Los_Angeles"', "zone") from None
 
 
 def parse_span(table: Table, key: str) -> int:

@@ -123,8 +123,10 @@ def _period_start(calendar: Calendar, at_ms: int, *, later: int = 0) -> int:
     zone = _zone(calendar.zone)
     local = datetime.fromtimestamp(at_ms // 1000, UTC).astimezone(zone)
     if calendar.period == "hour":
-        # In elapsed time: on a clock change the same wall hour comes twice, and each is an hour of its own.
-        offset_ms = int(local.utcoffset().total_seconds()) * 1000  # type: ignore[union-attr]
+        # In elapsed time: on a clock change the same wall hour comes twice, and each is an hour of its own. By the
+        # standard offset: Lord Howe's summer time is half an hour, and edges must not move under a running hour.
+        standard = (local.utcoffset() or timedelta()) - (local.dst() or timedelta())
+        offset_ms = round(standard.total_seconds() * 1000)
         return (at_ms + offset_ms) // HOUR_MS * HOUR_MS - offset_ms + later * HOUR_MS
     day = local.date()
     if calendar.period == "day":

@@ -1,0 +1,316 @@
+"""What is well formed but unwise in a configuration: the findings of `quota check`. Reads settings, changes nothing.
+
+An `error` will refuse work or spend too much for certain; a `warning` may be meant.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from quota.errors import ConfigError
+from quota.limits import DAY_MS, Calendar
+from quota.settings import read_key, state_folder
+from quota.tables import nearest, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from quota.costs import Bucket, CostBook
+    from quota.limits import Limit
+    from quota.settings import CredentialSettings, JobSettings, Settings
+
+Level = Literal["error", "warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing to look at: where in the configuration, what is wrong with it, and what to do."""
+
+    level: Level
+    location: str
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.level}: {self.location}: {self.message}; {self.remedy}"
+
+
+def lint(settings: Settings) -> list[Finding]:
+    """Everything there is to say about these settings, errors first, otherwise in the file's order."""
+    findings = [*_ledger(settings), *_store(settings)]
+    for credential in settings.credentials.values():
+        findings += _limits(credential)
+        findings += _limited_jobs(credential, settings)
+        findings += _key(credential)
+    findings += _shared_keys(settings)
+    for job in settings.jobs.values():
+        findings += _job(job, settings.credentials[job.credential])
+    return sorted(findings, key=lambda finding: finding.level)  # "error" < "warning"; the sort is stable
+
+
+# -- ledger and store --------------------------------------------------------------------------------------------------
+
+
+def _ledger(settings: Settings) -> Iterator[Finding]:
+    yield from _path("ledger.url", settings.ledger.url)
+    outage = settings.ledger.unavailable
+    if outage is None:
+        return
+    if outage.machines > 1 and settings.ledger.url.startswith("sqlite:"):
+        yield Finding(
+            "warning",
+            "ledger.url",
+            f"an embedded ledger is shared by one machine only, and there are {outage.machines}: each would spend the "
+            "whole budget",
+            "give all machines one redis:// ledger",
+        )
+    # What may be spent unseen has to fit into what each limit that counts such calls leaves of upstream's quota.
+    together = outage.machines * outage.allowance_units
+    for credential in {c.project: c for c in settings.credentials.values()}.values():
+        book = credential.book
+        fits = [
+            (_headroom(limit, book), limit)
+            for limit in credential.limits
+            if _least(limit, book) <= outage.max_cost_units and any(_covers(limit, b, book) for b in book.buckets)
+        ]
+        headroom, limit = min(fits, key=lambda fit: fit[0], default=(together, None))
+        if limit is not None and together > headroom:
+            machines = "1 machine" if outage.machines == 1 else f"{outage.machines} machines"
+            most = headroom // outage.machines
+            lower = f"lower allowance to {most}, or " if most else ""
+            yield Finding(
+                "error",
+                "ledger.unavailable",
+                f"{machines} x {outage.allowance_units} units = {together} may be spent while the ledger is away, and "
+                f"limit {limit.name!r} of credential {credential.name!r} leaves {headroom} of the quota unspent",
+                f"{lower}raise that limit's headroom to {together}",
+            )
+
+
+def _headroom(limit: Limit, book: CostBook) -> int:
+    """What a limit leaves of upstream's quota: its own headroom, or what it stays below the cost book's number."""
+    quotas = [book.buckets[bucket].quota_units for bucket in limit.view.selector.buckets]
+    return max(limit.headroom_units, min(quotas, default=0) - limit.limit_units)
+
+
+def _least(limit: Limit, book: CostBook) -> int:
+    """What the cheapest call that a limit counts adds to it."""
+    selector = limit.view.selector
+    if selector.methods:
+        units = min(book.price(method).units for method in selector.methods)
+    else:
+        units = min(book.cheapest_units(bucket) for bucket in selector.buckets)
+    return selector.cost(units)
+
+
+def _covers(limit: Limit, bucket: str, book: CostBook) -> bool:
+    """Whether a limit counts every call that is charged to a bucket, whoever makes it."""
+    selector = limit.view.selector
+    charged = {method for method, prices in book.methods.items() if prices[-1].bucket == bucket}
+    if selector.count == "calls" and any(book.price(method).units > 1 for method in charged):
+        return False
+    # A method that the book does not know is charged by its defaults, and no list of methods selects that.
+    named = not selector.methods or (
+        charged <= set(selector.methods) and bucket not in (book.default_get.bucket, book.default_other.bucket)
+    )
+    return bucket in selector.buckets and named and not selector.jobs
+
+
+def _store(settings: Settings) -> Iterator[Finding]:
+    yield from _path("store.url", settings.store.url)
+    for credential in settings.credentials.values():
+        allowed_ms = credential.book.retention_ms
+        if allowed_ms is not None and settings.store.retention_ms > allowed_ms:
+            days = allowed_ms // DAY_MS
+            yield Finding(
+                "warning",
+                "store.retention",
+                f"the terms of {credential.book.api} allow what it returned to be kept for {days} days before it is "
+                "fetched again or deleted",
+                f'set retention = "{days}d", or make sure that everything older is fetched again',
+            )
+            return
+
+
+def _path(location: str, url: str) -> Iterator[Finding]:
+    """A relative path that reads like an absolute one: `sqlite:///var/lib/x` has one slash too few."""
+    if not url.startswith("sqlite:///"):
+        return
+    path = Path(url.removeprefix("sqlite:///"))
+    if path.parent.is_dir() or path.parent == state_folder():  # that one is made when it is needed
+        return
+    for index in range(1, len(path.parts) - 1):
+        meant = Path("/", *path.parts[index:])
+        if len(meant.parts) > 2 and meant.parent.is_dir():
+            yield Finding(
+                "warning",
+                location,
+                f"means {one_line(path)}, in a folder that is not there",
+                f"write sqlite:///{one_line(meant)} for the absolute path",
+            )
+            return
+    if location == "store.url":  # the ledger makes its own
+        yield Finding(
+            "warning", location, f"folder {one_line(path.parent)} is not there", "make it, or correct the path"
+        )
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+def _limits(credential: CredentialSettings) -> Iterator[Finding]:
+    book = credential.book
+    for index, limit in enumerate(credential.limits):
+        location = f"credentials.{credential.name}.limits[{index}]"
+        yield from _too_small(limit, book, location)
+        yield from _too_large(limit, book, location)
+    for bucket in book.buckets.values():
+        yield from _uncovered(bucket, credential)
+
+
+def _too_small(limit: Limit, book: CostBook, location: str) -> Iterator[Finding]:
+    selector = limit.view.selector
+    costs = {method: selector.cost(book.price(method).units) for method in selector.methods}
+    for what, units in (costs or {"the cheapest call": _least(limit, book)}).items():
+        if limit.limit_units < units:
+            yield Finding(
+                "error",
+                location,
+                f"limit {limit.name!r} holds {limit.limit_units} units and {what} costs {units}: it could never be "
+                "admitted",
+                f"raise the limit to {units} or more",
+            )
+
+
+def _too_large(limit: Limit, book: CostBook, location: str) -> Iterator[Finding]:
+    selector = limit.view.selector
+    buckets = [book.buckets[name] for name in selector.buckets]
+    if selector.count == "calls" or limit.narrow or len(buckets) != 1:
+        return
+    bucket = buckets[0]
+    if limit.limit_units > bucket.quota_units and limit.view.window.longest_ms <= bucket.window.longest_ms:
+        yield Finding(
+            "warning",
+            location,
+            f"limit {limit.name!r} lets {limit.limit_units} units through and cost book {book.name!r} says that "
+            f"upstream grants {bucket.quota_units}",
+            "check the project's quota page; ignore this if upstream granted more",
+        )
+
+
+def _uncovered(bucket: Bucket, credential: CredentialSettings) -> Iterator[Finding]:
+    """Whether some limit holds a bucket, and one that cannot be outspent inside upstream's own window."""
+    location = f"credentials.{credential.name}.limits"
+    whole = [limit for limit in credential.limits if _covers(limit, bucket.name, credential.book)]
+    if not whole:
+        some = any(bucket.name in limit.view.selector.buckets for limit in credential.limits)
+        yield Finding(
+            "warning" if some else "error",
+            location,
+            f"no limit counts {'all calls' if some else 'any call'} of bucket {bucket.name!r}: "
+            f"{'some' if some else 'they'} would never be refused",
+            f'add a limit with bucket = "{bucket.name}" and quota = {bucket.quota_units}',
+        )
+        return
+    window = bucket.window
+    if not isinstance(window, Calendar) or any(limit.view.window == window for limit in whole):
+        return
+    # A span as long as one of upstream's periods touches this many windows of the limit, each of which can be full.
+    most = min(
+        limit.limit_units
+        * (-(-window.longest_ms // limit.view.window.longest_ms) + isinstance(limit.view.window, Calendar))
+        for limit in whole
+    )
+    if most > bucket.quota_units:
+        yield Finding(
+            "warning",
+            location,
+            f"no limit counts bucket {bucket.name!r} as upstream does, by the {window.period} in {window.zone}: up to "
+            f"{most} units fit into one such {window.period}, and it grants {bucket.quota_units}",
+            f'add a limit with window = {{ calendar = "{window.period}", zone = "{window.zone}" }}',
+        )
+
+
+def _limited_jobs(credential: CredentialSettings, settings: Settings) -> Iterator[Finding]:
+    known = [job.name for job in settings.jobs.values() if job.credential == credential.name]
+    for index, limit in enumerate(credential.limits):
+        for name in limit.view.selector.jobs:
+            if name not in known:
+                yield Finding(
+                    "warning",
+                    f"credentials.{credential.name}.limits[{index}].jobs",
+                    f"no job {name!r} is configured for this credential",
+                    f"{nearest(name, known)} Ignore this if scripts charge under that name",
+                )
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+def _key(credential: CredentialSettings) -> Iterator[Finding]:
+    location = f"credentials.{credential.name}.key"
+    ref = credential.key_ref
+    if ref is None:
+        if credential.endpoint is None:
+            yield Finding(
+                "warning",
+                location,
+                "there is no key, so the API itself will not answer",
+                'add key = "env:NAME" or "file:/path"; none is needed for the emulator',
+            )
+        return
+    try:
+        read_key(ref)
+    except ConfigError as error:
+        message, _, remedy = str(error).partition("; ")
+        yield Finding("warning", location, message, remedy or "make it readable")
+        return
+    path = ref.removeprefix("file:")
+    if path != ref and os.name == "posix" and os.stat(path).st_mode & 0o004:
+        yield Finding("warning", location, "every user of this machine can read the key file", "chmod 600 the file")
+
+
+def _shared_keys(settings: Settings) -> Iterator[Finding]:
+    """One key is one project upstream, whatever the configuration calls it: under two names it would be spent twice."""
+    first: dict[str, CredentialSettings] = {}
+    for credential in settings.credentials.values():
+        if credential.key_ref is None:
+            continue
+        other = first.setdefault(credential.key_ref, credential)
+        if other.project != credential.project:
+            yield Finding(
+                "error",
+                f"credentials.{credential.name}.project",
+                f"the same key as credential {other.name!r}, whose project is {other.project!r}: upstream counts them "
+                "as one",
+                f"give both the same project, for example {other.project!r}",
+            )
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------------
+
+
+def _job(job: JobSettings, credential: CredentialSettings) -> Iterator[Finding]:
+    limits = {limit.name: limit for limit in credential.limits}
+    for name, left in job.leave.items():
+        limit = limits[name]
+        least = _least(limit, credential.book)
+        if limit.limit_units - left < least <= limit.limit_units:
+            yield Finding(
+                "error",
+                f"jobs.{job.name}.leave",
+                f"leaves {left} of the {limit.limit_units} that limit {name!r} holds: no call of this job that it "
+                "counts could ever be admitted",
+                f"leave {limit.limit_units - least} or less",
+            )
+    for index, region in enumerate(job.regions):
+        if not (len(region) == 2 and region.isascii() and region.isalpha() and region.isupper()):
+            yield Finding(
+                "warning",
+                f"jobs.{job.name}.regions[{index}]",
+                f"{region!r} does not look like a region code of two capital letters",
+                'write for example "DE"; ignore this if the fetch function takes other names',
+            )

@@ -1,0 +1,157 @@
+"""One opened configuration: its ledger and its budgets. `quota.open()` makes it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from quota.budget import Budget, Tokens
+from quota.errors import ConfigError, UsageError
+from quota.settings import Settings, load_settings, state_folder
+from quota.tables import nearest, one_line, show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import TracebackType
+
+    from quota.ledger import Ledger
+    from quota.settings import CredentialSettings
+
+JITTER_MS = 60_000
+
+
+class Session:
+    """A configuration in use. Close it, or use it in a `with` block; opening contacts nothing.
+
+    Safe to share between threads once `ledger` was read or a budget made.
+    """
+
+    def __init__(self, settings: Settings, *, clock: Callable[[], int] | None = None) -> None:
+        self.settings = settings
+        self.tokens = Tokens()
+        self._clock = clock
+        self._ledger: Ledger | None = None
+        self._budgets: dict[str, Budget] = {}
+
+    @property
+    def run(self) -> str:
+        """8 characters that name this process's work: the first part of every charge's token."""
+        return self.tokens.run
+
+    @property
+    def ledger(self) -> Ledger:
+        """The one ledger of this session, opened when first asked for."""
+        if self._ledger is None:
+            from quota.ledger import open_ledger
+
+            url = self.settings.ledger.url
+            if url.startswith(f"sqlite:///{state_folder()}{os.sep}"):
+                make_state_folder()
+            self._ledger = open_ledger(url, clock=self._clock)
+        return self._ledger
+
+    def credential(self, name: str | None = None) -> CredentialSettings:
+        """The credential of this name; without a name the only one. Raises UsageError when that does not say which."""
+        credentials = self.settings.credentials
+        if name is None:
+            if len(credentials) > 1:
+                raise UsageError(f"which credential? {self.settings.source} has {', '.join(credentials)}; name one")
+            return next(iter(credentials.values()))
+        if name not in credentials:
+            raise UsageError(f"{self.settings.source} has no credential {show(name)}; {nearest(name, credentials)}")
+        return credentials[name]
+
+    def budget(self, credential: str | None = None) -> Budget:
+        """The budget of a credential (None: of the only one). The same object each time."""
+        chosen = self.credential(credential)
+        budget = self._budgets.get(chosen.name)
+        if budget is None:
+            jobs = self.settings.jobs.values()
+            budget = Budget(
+                credential=chosen.name,
+                project=chosen.project,
+                book=chosen.book,
+                limits=chosen.limits,
+                ledger=self.ledger,
+                leave={job.name: job.leave for job in jobs if job.credential == chosen.name},
+                clock=self._clock,
+                jitter_ms=machine_jitter_ms(),
+                tokens=self.tokens,
+            )
+            self._budgets[chosen.name] = budget
+        return budget
+
+    def key(self, credential: str | None = None) -> str | None:
+        """The secret of a credential, registered for redaction; None where the configuration gives none."""
+        chosen = self.credential(credential)
+        if chosen.key_ref is None:
+            return None
+        from quota.redact import register
+        from quota.settings import read_key
+
+        secret = read_key(chosen.key_ref)
+        register(secret)
+        return secret
+
+    def google(self, credential: str | None = None, api: str = "youtube", version: str = "v3", **options: Any) -> Any:
+        """A `googleapiclient` service whose every HTTP attempt is charged to the credential's budget.
+
+        A refusal is raised as `quota.Refused` from `execute()`. `options` go to `quota.google.service`.
+        """
+        from quota.google import service
+
+        chosen = self.credential(credential)
+        options.setdefault("endpoint", chosen.endpoint)
+        return service(self.budget(chosen.name), api, version, key=self.key(chosen.name), **options)
+
+    def close(self) -> None:
+        """Let go of the ledger. May be called twice; a budget asked for afterwards opens it again."""
+        ledger, self._ledger = self._ledger, None
+        self._budgets.clear()
+        if ledger is not None:
+            ledger.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_session(config: str | Path | None = None, *, clock: Callable[[], int] | None = None) -> Session:
+    """A session over the configuration that the command line would find, or over the file named.
+
+    `clock` (ms since the epoch) replaces the host's and the ledger's clock, for tests and simulation.
+    Raises ConfigError for a configuration that cannot be used.
+    """
+    return Session(load_settings(config), clock=clock)
+
+
+def make_state_folder() -> Path:
+    """The state folder, made readable by this user alone if it was not there."""
+    folder = state_folder()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(
+            f"state folder {one_line(folder)} cannot be made: {reason}; set QUOTA_STATE_DIR to a folder that can"
+        ) from error
+    return folder
+
+
+def machine_jitter_ms() -> int:
+    """Up to a minute, different from machine to machine and always the same on one: when an exhausted bucket reopens,
+    the machines that wait for it do not all come back in the same second."""
+    from zlib import crc32
+
+    name = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
+    try:
+        with open("/etc/machine-id", "rb") as file:
+            identity = file.read(64)
+    except OSError:
+        identity = b""
+    return crc32(name.encode() + b"\0" + identity) % JITTER_MS

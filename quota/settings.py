@@ -1,0 +1,494 @@
+"""The configuration as typed, frozen values. Reading it is strict: see `quota.tables`.
+
+    Settings               everything, from `load_settings`
+    LedgerSettings         where charges live, and what may be spent while that cannot be reached
+    CredentialSettings     a named key: its cost book, its project, its limits
+    JobSettings            a job: whose credential, what it fetches, when, and what it leaves for others
+    StoreSettings          where jobs keep what they fetched
+
+The file is `--config`, else QUOTA_CONFIG, else ./quota.toml, else quota.toml in the user's configuration folder. With
+none of them, `config/default.toml` holds. `quota.lint` judges what is well formed but unwise.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quota.costs import CostBook, load_book, parse_span, parse_window
+from quota.errors import ConfigError
+from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View, Window
+from quota.tables import Table, nearest, one_line, parse_toml, read_toml, show
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LEDGER_SCHEMES = ("sqlite", "redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
+BUILT_IN_FETCHES = ("trending", "search", "channels")
+DEFAULT_RETENTION_MS = 30 * DAY_MS
+DEFAULT_HEADROOM_PERCENT = 5
+BUILT_IN = "built-in configuration"
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """What each of `machines` may spend while the ledger cannot be reached: calls of up to `max_cost_units`, together
+    at most `allowance_units` in any longest window.
+
+    The setting is read and checked now; nothing draws on it yet, so until then every call is refused while the ledger
+    cannot be reached, exactly as without it.
+    """
+
+    max_cost_units: int
+    allowance_units: int
+    machines: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSettings:
+    """`url` has absolute paths. `unavailable` is None where nothing may be spent without the ledger."""
+
+    url: str
+    unavailable: Unavailable | None
+
+
+@dataclass(frozen=True, slots=True)
+class CredentialSettings:
+    """One credential. `key_ref` says where the secret is (`env:NAME`, `file:/path`); None for the emulator's demo.
+
+    `endpoint` is None for the API's own address. Credentials of one project have the same limits.
+    """
+
+    name: str
+    api: str
+    book: CostBook
+    project: str
+    key_ref: str | None
+    endpoint: str | None
+    limits: tuple[Limit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """One job. `leave` is in units by limit name; `options` are keyword arguments for the fetch function.
+
+    Without `regions` the job makes one pass that is not about a region. `schedule` is a cron line; None: run by hand.
+    """
+
+    name: str
+    credential: str
+    fetch: str
+    regions: tuple[str, ...]
+    pages: int
+    schedule: str | None
+    stagger_ms: int
+    leave: Mapping[str, int]
+    options: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """Where fetched items are kept, and for how long."""
+
+    url: str
+    retention_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One configuration. `path` is the file it came from, None for the built-in one."""
+
+    path: Path | None
+    ledger: LedgerSettings
+    credentials: Mapping[str, CredentialSettings]
+    jobs: Mapping[str, JobSettings]
+    store: StoreSettings
+
+    @property
+    def source(self) -> str:
+        """What messages call this configuration."""
+        return BUILT_IN if self.path is None else one_line(self.path)
+
+
+def state_folder() -> Path:
+    """Where this machine keeps what must survive a reboot: QUOTA_STATE_DIR, else the platform's. Not created here."""
+    named = os.environ.get("QUOTA_STATE_DIR")
+    if named:
+        return Path(named).absolute()
+    from platformdirs import user_state_path
+
+    return user_state_path("quota-ledger")
+
+
+def find_config(named: str | Path | None = None) -> Path | None:
+    """The configuration file that holds: the one named, QUOTA_CONFIG, ./quota.toml, the user's; None if there is none.
+
+    A file that was named is returned whether or not it exists: reading it then says so.
+    """
+    named = named or os.environ.get("QUOTA_CONFIG")
+    if named:
+        return Path(named)
+    here = Path("quota.toml")
+    if os.path.lexists(here):
+        return here
+    from platformdirs import user_config_path
+
+    users = user_config_path("quota-ledger") / "quota.toml"
+    return users if os.path.lexists(users) else None
+
+
+def load_settings(config: str | Path | None = None) -> Settings:
+    """The settings from the file that `find_config` finds, or the built-in ones.
+
+    Raises ConfigError, one line naming file and key, for anything that cannot be used.
+    """
+    path = find_config(config)
+    if path is None:
+        from quota.resources import read_text
+
+        data = parse_toml(read_text("quota.config", "default.toml"), BUILT_IN)
+        return _settings(data, None, BUILT_IN, state_folder())
+    return _settings(read_toml(path), path, one_line(path), path.absolute().parent)
+
+
+def read_key(ref: str) -> str:
+    """The secret that a key reference points to, without its line end.
+
+    Raises ConfigError, naming the variable or file and never the value.
+    """
+    kind, _, name = ref.partition(":")
+    if kind == "env":
+        where = f"environment variable {name}"
+        text = os.environ.get(name)
+        if text is None:
+            raise ConfigError(f'{where} is not set; put the key into it, or use key = "file:/path"')
+    else:
+        where = f"key file {one_line(name)}"
+        try:
+            with open(name, "rb") as file:
+                text = file.read(_LONGEST_KEY + 1).decode("latin-1")
+        except OSError as error:
+            raise ConfigError(f"{where} cannot be read: {error.strerror or error}") from None
+    key = text.rstrip("\r\n")
+    if not key:
+        raise ConfigError(f"{where} is empty; put the key into it")
+    if len(key) > _LONGEST_KEY:
+        raise ConfigError(f"{where} holds more than {_LONGEST_KEY} characters: that is not a key")
+    # What travels in a header: anything else would fail later, inside a client that prints the value.
+    if not all(" " < c <= "~" for c in key):
+        raise ConfigError(f"{where} holds a space, a line end or a character that no key has; store the bare key in it")
+    return key
+
+
+_LONGEST_KEY = 8_192
+
+
+# -- from tables to values ---------------------------------------------------------------------------------------------
+
+
+def _settings(data: dict[str, Any], path: Path | None, source: str, folder: Path) -> Settings:
+    root = Table(data, source, keys=("ledger", "credentials", "jobs", "store"))
+    credentials = _credentials(root.table("credentials"), folder)
+    return Settings(
+        path=path,
+        ledger=_ledger(root.table("ledger", ("url", "unavailable"), default={}), folder),
+        credentials=credentials,
+        jobs=_jobs(root.table("jobs", default={}), credentials),
+        store=_store(root.table("store", ("url", "retention"), default={}), folder),
+    )
+
+
+def _ledger(table: Table, folder: Path) -> LedgerSettings:
+    unavailable = None
+    if "unavailable" in table:
+        row = table.table("unavailable", ("max_cost", "allowance", "machines"))
+        unavailable = Unavailable(row.whole("max_cost"), row.whole("allowance"), row.whole("machines", 1))
+        if unavailable.max_cost_units > unavailable.allowance_units:
+            raise row.error(
+                f"a call of {unavailable.max_cost_units} units never fits in an allowance of "
+                f"{unavailable.allowance_units}; lower max_cost or raise allowance",
+                "max_cost",
+            )
+    return LedgerSettings(_url(table, folder, "ledger.db", LEDGER_SCHEMES), unavailable)
+
+
+def _store(table: Table, folder: Path) -> StoreSettings:
+    retention_ms = parse_span(table, "retention") if "retention" in table else DEFAULT_RETENTION_MS
+    return StoreSettings(_url(table, folder, "videos.db", ("sqlite",)), retention_ms)
+
+
+def _url(table: Table, folder: Path, default: str, schemes: tuple[str, ...]) -> str:
+    """A URL whose path, if it is one of SQLite, is absolute; by default a file in the state folder.
+
+    Never shown: it may hold a password.
+    """
+    if "url" not in table:
+        return f"sqlite:///{state_folder() / default}"
+    url = table.text("url")
+    scheme, colon, rest = url.partition("://")
+    if not colon or scheme not in schemes:
+        # The scheme alone is shown, and only if it is one: the rest may hold a password.
+        kind = f"{scheme}:// is" if colon and _SCHEME.fullmatch(scheme) else "this is"
+        known = ", ".join(f"{name}://" for name in schemes)
+        raise table.error(f"{kind} of no kind that is known here; known: {known}", "url")
+    if not url.isprintable():
+        raise table.error("a URL has no control characters", "url")
+    if scheme != "sqlite":
+        return url
+    if not rest.startswith("/") or rest == "/":
+        raise table.error("a file is sqlite:///relative/path or sqlite:////absolute/path", "url")
+    try:
+        return f"sqlite:///{folder / Path(rest[1:]).expanduser()}"
+    except RuntimeError as error:  # ~nobody
+        raise table.error(one_line(error), "url") from None
+
+
+# -- credentials -------------------------------------------------------------------------------------------------------
+
+_NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,19}")
+_NAME_RULE = "a name here has 1 to 64 of the characters A-Z a-z 0-9 . _ : -"
+_ENDPOINT = re.compile(r"https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~%/-]*)?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_CREDENTIAL_KEYS = ("api", "project", "key", "endpoint", "limits")
+
+
+def _credentials(table: Table, folder: Path) -> dict[str, CredentialSettings]:
+    rows = table.tables(_CREDENTIAL_KEYS)
+    if not rows:
+        raise table.error("at least one is needed; add a table [credentials.main]")
+    books: dict[str, CostBook] = {}
+    credentials: dict[str, CredentialSettings] = {}
+    limited: dict[str, str] = {}
+    for name, row in rows.items():
+        if not _NAME.fullmatch(name):
+            raise row.error(_NAME_RULE)
+        credential = _credential(name, row, folder, books)
+        for other in credentials.values():
+            if other.project == credential.project and other.book != credential.book:
+                raise row.error(
+                    f"credential {other.name!r} of the same project {other.project!r} has api {other.api!r}: "
+                    "one project has one cost book; give them the same api, or different projects",
+                    "api",
+                )
+        if "limits" in row:
+            first = limited.setdefault(credential.project, name)
+            if first != name:
+                raise row.error(
+                    f"credential {first!r} of the same project {credential.project!r} already has limits: "
+                    "credentials of one project share one budget; give its limits once",
+                    "limits",
+                )
+        credentials[name] = credential
+    # A credential without limits has those of its project, wherever in the file they stand.
+    return {
+        name: replace(credential, limits=credentials[limited.get(credential.project, name)].limits)
+        for name, credential in credentials.items()
+    }
+
+
+def _credential(name: str, row: Table, folder: Path, books: dict[str, CostBook]) -> CredentialSettings:
+    api = row.text("api")
+    if api not in books:
+        try:
+            books[api] = load_book(api, folder)
+        except ConfigError as error:
+            raise row.error(str(error), "api") from None
+    book = books[api]
+    project = row.text("project", name)
+    if not _NAME.fullmatch(project):
+        raise row.error(f"{show(project)}: {_NAME_RULE}", "project")
+    endpoint = row.text("endpoint", None)
+    if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
+        # Not shown: people have put `?key=...` into it.
+        raise row.error("not an address such as http://127.0.0.1:8765, without user, query and fragment", "endpoint")
+    return CredentialSettings(
+        name=name,
+        api=api,
+        book=book,
+        project=project,
+        key_ref=_key_ref(row, folder) if "key" in row else None,
+        endpoint=None if endpoint is None else endpoint.rstrip("/"),
+        limits=_limits(row, book) if "limits" in row else default_limits(book),
+    )
+
+
+def _key_ref(row: Table, folder: Path) -> str:
+    ref = row.text("key")
+    kind, colon, rest = ref.partition(":")
+    if kind == "env" and colon and _VARIABLE.fullmatch(rest) and not (rest.startswith("AIza") and len(rest) > 30):
+        return ref
+    if kind == "file" and colon and rest and rest.isprintable():
+        try:
+            return f"file:{folder / Path(rest).expanduser()}"
+        except RuntimeError as error:
+            raise row.error(one_line(error), "key") from None
+    # Whatever it is, it may be the secret itself: it is not shown.
+    raise row.error('a key is not written here but named: "env:VARIABLE" or "file:/path"', "key")
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+_LIMIT_KEYS = ("name", "quota", "headroom", "units", "window", "methods", "jobs", "count", "bucket")
+_PERIOD_MS = {"hour": HOUR_MS, "day": DAY_MS, "month": 31 * DAY_MS}
+_SPAN_NAMES = {60_000: "minute", HOUR_MS: "hour", DAY_MS: "day"}
+
+
+def default_limits(book: CostBook) -> tuple[Limit, ...]:
+    """Two limits for each bucket, each leaving 5% of it unspent: any span as long as upstream's period, and upstream's
+    own calendar window (`day` and `pacific-day`). A bucket that upstream counts by a sliding window needs one."""
+    limits = []
+    for bucket in book.buckets.values():
+        prefix = "" if bucket is book.main_bucket else f"{bucket.name}-"
+        windows: list[tuple[str, Window]] = []
+        if isinstance(bucket.window, Calendar):
+            period = bucket.window.period
+            windows.append((period, Sliding(_PERIOD_MS[period])))
+            windows.append((f"{_zone_name(bucket.window.zone)}-{period}", bucket.window))
+        else:
+            windows.append((_SPAN_NAMES.get(bucket.window.window_ms, bucket.window.name), bucket.window))
+        headroom = bucket.quota_units * DEFAULT_HEADROOM_PERCENT // 100
+        for name, window in windows:
+            view = View(Selector(buckets=(bucket.name,)), window)
+            limits.append(Limit(prefix + name, bucket.quota_units - headroom, view, bucket.quota_units, headroom))
+    return tuple(limits)
+
+
+def _zone_name(zone: str) -> str:
+    if zone == "America/Los_Angeles":
+        return "pacific"
+    return zone.rpartition("/")[2].lower().replace("_", "-")
+
+
+def _limits(row: Table, book: CostBook) -> tuple[Limit, ...]:
+    limits: dict[str, Limit] = {}
+    for table in row.array("limits", _LIMIT_KEYS):
+        limit = _limit(table, book)
+        if limit.name in limits:
+            raise table.error(f"{show(limit.name)} is the name of an earlier limit of this credential", "name")
+        limits[limit.name] = limit
+    return tuple(limits.values())
+
+
+def _limit(table: Table, book: CostBook) -> Limit:
+    name = _label(table, "name", table.text("name"))
+    quota_units, headroom_units = _numbers(table)
+    methods = _methods(table, book)
+    selector = Selector(
+        buckets=_buckets(table, book, methods),
+        methods=methods,
+        jobs=tuple(_label(table, "jobs", job, index) for index, job in enumerate(table.texts("jobs"))),
+        count=table.text("count", "units", choices=("units", "calls")),  # type: ignore[arg-type]  # one of the choices
+    )
+    view = View(selector, parse_window(table, "window"))
+    return Limit(name, quota_units - headroom_units, view, quota_units, headroom_units)
+
+
+def _numbers(table: Table) -> tuple[int, int]:
+    """(quota, headroom) of a limit; `units` is a quota of which nothing is left unspent."""
+    if "units" in table:
+        for other in ("quota", "headroom"):
+            if other in table:
+                raise table.error(f"stands beside {other}; give quota and headroom, or units alone", "units")
+        return table.whole("units"), 0
+    if "quota" not in table:
+        raise table.error("missing; give quota (granted by upstream) and headroom, or units (enforced)", "quota")
+    quota_units, headroom_units = table.whole("quota"), table.whole("headroom", 0, least=0)
+    if headroom_units >= quota_units:
+        raise table.error(f"{headroom_units} of a quota of {quota_units} leaves nothing to spend", "headroom")
+    return quota_units, headroom_units
+
+
+def _methods(table: Table, book: CostBook) -> tuple[str, ...]:
+    methods = tuple(book.canonical(method) for method in table.texts("methods"))
+    for index, method in enumerate(methods):
+        if method not in book.methods:
+            message = f"cost book {book.name!r} has no method {show(method)}; {nearest(method, book.methods)}"
+            raise table.error(message, "methods", index)
+    return tuple(sorted(set(methods)))
+
+
+def _buckets(table: Table, book: CostBook, methods: tuple[str, ...]) -> tuple[str, ...]:
+    if "bucket" in table:
+        value = table.value("bucket")
+        names = (table.text("bucket"),) if isinstance(value, str) else table.texts("bucket")
+        for index, name in enumerate(names):
+            if name not in book.buckets:
+                message = f"cost book {book.name!r} has no bucket {show(name)}; {nearest(name, book.buckets)}"
+                raise table.error(message, "bucket", None if isinstance(value, str) else index)
+        return tuple(sorted(names))
+    if methods:
+        return tuple(sorted({price.bucket for method in methods for price in book.methods[method]}))
+    return (book.main_bucket.name,)
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------------
+
+_JOB_KEYS = ("credential", "fetch", "regions", "pages", "schedule", "stagger", "leave", "options")
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_CRON_FIELD = re.compile(r"[0-9A-Za-z*,/#?-]+")
+
+
+def _jobs(table: Table, credentials: Mapping[str, CredentialSettings]) -> dict[str, JobSettings]:
+    return {_label(row, "", name): _job(name, row, credentials) for name, row in table.tables(_JOB_KEYS).items()}
+
+
+def _job(name: str, row: Table, credentials: Mapping[str, CredentialSettings]) -> JobSettings:
+    only = next(iter(credentials)) if len(credentials) == 1 else None
+    credential = row.text("credential", only) if only else row.text("credential")
+    if credential not in credentials:
+        raise row.error(f"there is no credential {show(credential)}; {nearest(credential, credentials)}", "credential")
+    fetch = row.text("fetch")
+    if fetch not in BUILT_IN_FETCHES and not _FUNCTION.fullmatch(fetch):
+        raise row.error(f'{nearest(fetch, BUILT_IN_FETCHES)} Your own is "package.module:function"', "fetch")
+    return JobSettings(
+        name=name,
+        credential=credential,
+        fetch=fetch,
+        regions=tuple(_label(row, "regions", region, index) for index, region in enumerate(row.texts("regions"))),
+        pages=row.whole("pages", 1),
+        schedule=_schedule(row) if "schedule" in row else None,
+        stagger_ms=parse_span(row, "stagger") if "stagger" in row else 0,
+        leave=_leave(row, credentials[credential]) if "leave" in row else {},
+        options=_options(row.table("options", default={})),
+    )
+
+
+def _schedule(row: Table) -> str:
+    text = row.text("schedule")
+    fields = text.split()
+    if len(fields) != 5 or not all(_CRON_FIELD.fullmatch(field) for field in fields):
+        raise row.error(f'{show(text)} is not a cron line of five fields such as "*/30 * * * *"', "schedule")
+    return " ".join(fields)
+
+
+def _leave(row: Table, credential: CredentialSettings) -> dict[str, int]:
+    """Units by limit name; a bare number stands for every limit of the main bucket that counts all its calls."""
+    value = row.value("leave")
+    if not isinstance(value, dict):
+        units = row.as_whole(value, "leave", least=0)
+        main = credential.book.main_bucket.name
+        return {x.name: units for x in credential.limits if not x.narrow and main in x.view.selector.buckets}
+    table = row.table("leave")
+    names = [limit.name for limit in credential.limits]
+    for name, _ in table.items():
+        if name not in names:
+            raise table.error(f"credential {credential.name!r} has no such limit; {nearest(name, names)}", name)
+    return {name: table.whole(name, least=0) for name, _ in table.items()}
+
+
+def _options(table: Table) -> dict[str, object]:
+    for name, _ in table.items():
+        if not name.isidentifier():
+            raise table.error("not a name that can be passed to a function; use letters, digits and _", name)
+    return dict(table.items())
+
+
+def _label(table: Table, key: str, name: str, index: int | None = None) -> str:
+    """A name that is stored with charges or shown beside them."""
+    if not 1 <= len(name) <= 64 or not name.isprintable():
+        raise table.error(f"{show(name)}: a name has 1 to 64 printable characters", key, index)
+    return name

@@ -1,0 +1,222 @@
+"""Reading TOML strictly: every key known, every value of the right type, every complaint one line that names the place.
+
+    Table    one table of a file; its `take` methods return checked values or raise ConfigError
+
+A message reads `quota.toml: credentials.main.limits[1].windw: unknown key; did you mean 'window'?`
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import TYPE_CHECKING, Any, Final
+
+from quota.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from datetime import date
+    from pathlib import Path
+
+MAX_FILE_BYTES = 1 << 20
+MAX_INTEGER = 10**15
+"""Sums of many such numbers stay exact wherever they travel; nobody grants a larger quota."""
+
+_REQUIRED: Final = object()
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+class Table:
+    """One table of a TOML file. `keys` are the only ones it may have; None for a table whose keys are names.
+
+    The keys are checked before any value is, so that a misspelt key is reported as that and not as a missing one.
+    """
+
+    def __init__(self, data: Mapping[str, Any], source: str, path: str = "", keys: Iterable[str] | None = None) -> None:
+        self._data = data
+        self.source = source
+        self.path = path
+        if keys is None:
+            return
+        known = tuple(keys)
+        for key in data:
+            if key not in known:
+                raise self.error(f"unknown key; {nearest(key, known)}", key)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._data
+
+    def error(self, message: str, key: str = "", index: int | None = None) -> ConfigError:
+        """A ConfigError about one key of this table, or about the table itself."""
+        where = self.at(key) if key else self.path
+        if index is not None:
+            where += f"[{index}]"
+        return ConfigError(f"{self.source}: {where}: {message}" if where else f"{self.source}: {message}")
+
+    def at(self, key: str) -> str:
+        """The dotted path of a key, on one line whatever the key contains."""
+        shown = key if _BARE_KEY.fullmatch(key) else show(key)
+        return f"{self.path}.{shown}" if self.path else shown
+
+    # -- values ------------------------------------------------------------------------------------------------------
+
+    def value(self, key: str) -> Any:
+        """The raw value, which must be there."""
+        return self._take(key, _REQUIRED)
+
+    def text(self, key: str, default: Any = _REQUIRED, *, choices: Iterable[str] = ()) -> str:
+        """A string that is not empty; one of `choices` where they are given."""
+        value = self._take(key, default)
+        if value is default:
+            return default  # type: ignore[no-any-return]  # the caller's own value
+        if not isinstance(value, str) or not value:
+            raise self._type_error(key, value, "a string that is not empty")
+        known = tuple(choices)
+        if known and value not in known:
+            raise self.error(f"{show(value)} is not one of these; {nearest(value, known)}", key)
+        return value
+
+    def whole(self, key: str, default: Any = _REQUIRED, *, least: int = 1) -> int:
+        """A whole number, `least` or more."""
+        value = self._take(key, default)
+        if value is default:
+            return default  # type: ignore[no-any-return]  # the caller's own value
+        return self.as_whole(value, key, least=least)
+
+    def as_whole(self, value: object, key: str, *, least: int = 1) -> int:
+        """`value`, which stands at `key`, as a whole number."""
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self._type_error(key, value, "a whole number")
+        if not least <= value <= MAX_INTEGER:
+            raise self.error(f"{show(value)} is not a whole number from {least} to {MAX_INTEGER}", key)
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """An array of different strings, () when the key is missing."""
+        value = self._take(key, ())
+        if not isinstance(value, list | tuple) or any(not isinstance(item, str) or not item for item in value):
+            raise self._type_error(key, value, "an array of strings")
+        for index, item in enumerate(value):
+            if item in value[:index]:
+                raise self.error(f"{show(item)} stands there twice", key, index)
+        if key in self and not value:
+            raise self.error("an empty array selects nothing; remove the key or name something", key)
+        return tuple(value)
+
+    def day(self, key: str) -> date:
+        """A date without a time."""
+        from datetime import date
+
+        value = self.value(key)
+        if type(value) is not date:
+            raise self._type_error(key, value, "a date such as 2026-06-01")
+        return value
+
+    # -- tables ------------------------------------------------------------------------------------------------------
+
+    def table(self, key: str, keys: Iterable[str] | None = None, default: Any = _REQUIRED) -> Table:
+        """A table below this one; where `default` is given, that table when the key is missing."""
+        return self.as_table(self._take(key, default), key, keys)
+
+    def as_table(self, value: object, key: str, keys: Iterable[str] | None = None, index: int | None = None) -> Table:
+        """`value`, which stands at `key`, as a table."""
+        if not isinstance(value, dict):
+            raise self._type_error(key, value, "a table")
+        return Table(value, self.source, self.at(key) + ("" if index is None else f"[{index}]"), keys)
+
+    def tables(self, keys: Iterable[str]) -> dict[str, Table]:
+        """Every entry of this table, each of them a table with these keys, by name."""
+        known = tuple(keys)
+        return {name: self.as_table(value, name, known) for name, value in self._data.items()}
+
+    def array(self, key: str, keys: Iterable[str]) -> list[Table]:
+        """An array of tables."""
+        value, known = self.value(key), tuple(keys)
+        if not isinstance(value, list) or not value:
+            raise self._type_error(key, value, "an array of tables that is not empty")
+        return [self.as_table(item, key, known, index) for index, item in enumerate(value)]
+
+    def items(self) -> Iterable[tuple[str, Any]]:
+        """The raw entries, in the file's order."""
+        return self._data.items()
+
+    def _take(self, key: str, default: Any) -> Any:
+        value = self._data.get(key, default)
+        if value is _REQUIRED:
+            raise self.error("missing; the key is required", key)
+        return value
+
+    def _type_error(self, key: str, value: object, wanted: str) -> ConfigError:
+        # Never the value of a string: it could be a secret that was put in the wrong place.
+        if value in ("", []):
+            got = "an empty string" if value == "" else "an empty array"
+        else:
+            got = _KINDS.get(type(value), "a date or time")
+        return self.error(f"{got} where {wanted} is needed", key)
+
+
+_KINDS = {
+    bool: "a boolean",
+    int: "a number",
+    float: "a number with a fraction",
+    str: "a string",
+    list: "an array",
+    dict: "a table",
+}
+
+
+def show(value: object) -> str:
+    """A value for a message: short, on one line."""
+    if isinstance(value, int) and abs(value) >= 10**18:
+        return "a number that large"  # Python refuses to print the very long ones
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The hint after an unknown name: the nearest known one, or all of them when none is near."""
+    from difflib import get_close_matches
+
+    names = list(known)
+    near = get_close_matches(name[:100], names, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    listed = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+    return f"known: {listed}" if names else "none is known"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file. Raises ConfigError, on one line, for whatever cannot be read as one."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{one_line(path)}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:  # a NUL in the name
+        raise ConfigError(f"{one_line(path)}: cannot be read: {error}") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(f"{one_line(path)}: larger than {MAX_FILE_BYTES >> 10} KiB: not a configuration file")
+    try:
+        text = data.decode("utf-8-sig")  # a byte order mark is what some editors put in front
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{one_line(path)}: line {line}: not UTF-8 text; save the file as UTF-8") from None
+    return parse_toml(text, one_line(path))
+
+
+def parse_toml(text: str, source: str) -> dict[str, Any]:
+    """The tables of a TOML text. Raises ConfigError, on one line, with the line where it stops being TOML."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source}: not TOML: {one_line(error)}") from None
+    except ValueError as error:
+        raise ConfigError(f"{source}: not TOML: {one_line(error)}") from None
+    except RecursionError:
+        raise ConfigError(f"{source}: not a configuration file: nested too deep") from None
+
+
+def one_line(value: object) -> str:
+    """Text without control characters, whatever it was."""
+    text = str(value)
+    return text if text.isprintable() else repr(text)[1:-1]

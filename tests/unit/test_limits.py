@@ -1,0 +1,317 @@
+"""Windows, views and limits: the arithmetic that everything else rests on."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from quota.limits import (
+    DAY_MS,
+    HOUR_MS,
+    MINUTE_MS,
+    Calendar,
+    Count,
+    Limit,
+    Period,
+    Selector,
+    Sliding,
+    View,
+    format_duration,
+    parse_duration,
+)
+
+PACIFIC = "America/Los_Angeles"
+DAY = Sliding(DAY_MS)
+
+
+def ms(text: str) -> int:
+    """Milliseconds of an ISO time; UTC where it names no offset."""
+    return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1000)
+
+
+def utc(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M")
+
+
+# -- durations ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "duration_ms"),
+    [("1ms", 1), ("90s", 90_000), ("30m", 1_800_000), ("24h", DAY_MS), ("7d", 7 * DAY_MS), (" 2 h ", 2 * HOUR_MS)],
+)
+def test_a_duration_is_a_number_and_a_unit(text: str, duration_ms: int) -> None:
+    assert parse_duration(text) == duration_ms
+
+
+@pytest.mark.parametrize(
+    "text", ["", "24", "h", "0h", "-1h", "1.5h", "1h30m", "24H", "1 week", "1e3s", "1\nh\n1h", "٣h"]
+)
+def test_anything_else_is_no_duration_and_the_message_shows_it(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a duration; write for example") as error:
+        parse_duration(text)
+    assert repr(text) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("duration_ms", "text"),
+    [(DAY_MS, "24h"), (7 * DAY_MS, "168h"), (90 * MINUTE_MS, "90m"), (61_000, "61s"), (1_500, "1500ms")],
+)
+def test_a_duration_is_written_with_the_largest_unit_that_is_exact_up_to_hours(duration_ms: int, text: str) -> None:
+    assert format_duration(duration_ms) == text
+
+
+@given(st.integers(1, 10**11))
+def test_writing_a_duration_and_reading_it_back_changes_nothing(duration_ms: int) -> None:
+    assert parse_duration(format_duration(duration_ms)) == duration_ms
+
+
+def test_a_sliding_window_lasts_at_least_a_millisecond() -> None:
+    assert Sliding(1).longest_ms == 1
+    with pytest.raises(ValueError, match="a sliding window of 0 ms is not a window"):
+        Sliding(0)
+
+
+# -- calendar edges ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("zone", "at", "start", "end", "hours"),
+    [
+        # An ordinary day, from its first to its last millisecond.
+        (PACIFIC, "2026-11-21T08:00:00", "2026-11-21T08:00", "2026-11-22T08:00", 24),
+        (PACIFIC, "2026-11-22T07:59:59.999", "2026-11-21T08:00", "2026-11-22T08:00", 24),
+        # Clocks go forward and back at two in the morning.
+        (PACIFIC, "2026-03-08T20:00", "2026-03-08T08:00", "2026-03-09T07:00", 23),
+        (PACIFIC, "2026-11-01T20:00", "2026-11-01T07:00", "2026-11-02T08:00", 25),
+        # Midnight does not exist: the day begins at one, the moment of the change.
+        ("America/Sao_Paulo", "2018-11-04T12:00", "2018-11-04T03:00", "2018-11-05T02:00", 23),
+        ("Africa/Cairo", "2026-04-24T12:00", "2026-04-23T22:00", "2026-04-24T21:00", 23),
+        ("Asia/Beirut", "2026-03-29T12:00", "2026-03-28T22:00", "2026-03-29T21:00", 23),
+        ("America/Havana", "2026-03-08T12:00", "2026-03-08T05:00", "2026-03-09T04:00", 23),
+        # The last hour of the day comes twice.
+        ("America/Sao_Paulo", "2018-02-17T12:00", "2018-02-17T02:00", "2018-02-18T03:00", 25),
+        ("Africa/Cairo", "2026-10-29T12:00", "2026-10-28T21:00", "2026-10-29T22:00", 25),
+        ("Asia/Beirut", "2026-10-24T12:00", "2026-10-23T21:00", "2026-10-24T22:00", 25),
+        # Midnight itself comes twice: the day begins at the first one.
+        ("America/Havana", "2026-11-01T12:00", "2026-11-01T04:00", "2026-11-02T05:00", 25),
+        # A change of half an hour, and a date that was left out altogether.
+        ("Australia/Lord_Howe", "2026-04-05T00:00", "2026-04-04T13:00", "2026-04-05T13:30", 24.5),
+        ("Pacific/Apia", "2011-12-30T00:00", "2011-12-29T10:00", "2011-12-30T10:00", 24),
+    ],
+)
+def test_a_day_begins_and_ends_where_the_zone_says(zone: str, at: str, start: str, end: str, hours: float) -> None:
+    edges = Calendar("day", zone).edges(ms(at))
+    assert (utc(edges[0]), utc(edges[1])) == (start, end)
+    assert edges[1] - edges[0] == hours * HOUR_MS
+
+
+@pytest.mark.parametrize(
+    ("zone", "day"),
+    [
+        (PACIFIC, "2026-03-08"),
+        (PACIFIC, "2026-11-01"),
+        ("America/Sao_Paulo", "2018-02-17"),
+        ("America/Sao_Paulo", "2018-11-04"),
+        ("Africa/Cairo", "2026-04-24"),
+        ("Africa/Cairo", "2026-10-29"),
+        ("Asia/Beirut", "2026-03-29"),
+        ("Asia/Beirut", "2026-10-24"),
+        ("America/Havana", "2026-03-08"),
+        ("America/Havana", "2026-11-01"),
+        ("Australia/Lord_Howe", "2026-10-04"),
+    ],
+)
+def test_edges_agree_with_watching_a_clock_on_the_wall(zone: str, day: str) -> None:
+    """Minute by minute over four days: an edge is where the date is first later than ever before."""
+    wall = ZoneInfo(zone)
+    begin_ms = ms(day) - 2 * DAY_MS
+    changes = []
+    latest = None
+    for at_ms in range(begin_ms, begin_ms + 5 * DAY_MS, MINUTE_MS):
+        shown = datetime.fromtimestamp(at_ms // 1000, UTC).astimezone(wall).date()
+        if latest is None or shown > latest:
+            changes.append(at_ms)
+            latest = shown
+    days = list(pairwise(changes[1:]))  # the first is only where watching began
+    assert len(days) >= 3
+    for (start_ms, end_ms), (_, after_ms) in pairwise(days):
+        for at_ms in (start_ms, start_ms + 1, (start_ms + end_ms) // 2, end_ms - 1):
+            assert Calendar("day", zone).edges(at_ms) == (start_ms, end_ms, after_ms)
+
+
+@pytest.mark.parametrize(
+    ("at", "start", "end", "after"),
+    [
+        ("2026-12-31T23:59:59.999", "2026-12-01T00:00", "2027-01-01T00:00", "2027-02-01T00:00"),
+        ("2028-02-29T12:00", "2028-02-01T00:00", "2028-03-01T00:00", "2028-04-01T00:00"),
+    ],
+)
+def test_a_month_is_a_month(at: str, start: str, end: str, after: str) -> None:
+    assert tuple(map(utc, Calendar("month", "UTC").edges(ms(at)))) == (start, end, after)
+
+
+def test_a_month_in_which_clocks_go_back_is_an_hour_longer() -> None:
+    start_ms, end_ms, _ = Calendar("month", PACIFIC).edges(ms("2026-11-15T00:00"))
+    assert end_ms - start_ms == 30 * DAY_MS + HOUR_MS
+
+
+def test_the_hour_that_comes_twice_counts_twice() -> None:
+    """On 2026-11-01 the clocks in California show 01:00 at 08:00 and again at 09:00 UTC."""
+    calendar = Calendar("hour", PACIFIC)
+    assert tuple(map(utc, calendar.edges(ms("2026-11-01T08:30"))))[:2] == ("2026-11-01T08:00", "2026-11-01T09:00")
+    assert tuple(map(utc, calendar.edges(ms("2026-11-01T09:30"))))[:2] == ("2026-11-01T09:00", "2026-11-01T10:00")
+
+
+@pytest.mark.parametrize(("zone", "minute"), [("Asia/Kolkata", 30), ("Asia/Kathmandu", 15), ("UTC", 0)])
+def test_hours_begin_where_the_wall_shows_a_full_one(zone: str, minute: int) -> None:
+    """Kolkata is half an hour off UTC, Kathmandu three quarters."""
+    start_ms, end_ms, _ = Calendar("hour", zone).edges(ms("2026-01-10T12:50"))
+    assert (start_ms % HOUR_MS) // MINUTE_MS == minute
+    assert end_ms - start_ms == HOUR_MS
+
+
+@pytest.mark.parametrize("zone", [PACIFIC, "Africa/Cairo", "America/Havana", "Europe/Dublin", "Antarctica/Troll"])
+@pytest.mark.parametrize("period", ["hour", "day", "month"])
+def test_periods_follow_each_other_without_gap_or_overlap(zone: str, period: Period) -> None:
+    check_chain(Calendar(period, zone), "2026-01-01", days=366 if period != "hour" else 0)
+    if period == "hour":
+        for day in ("2026-03-07", "2026-03-28", "2026-04-23", "2026-10-24", "2026-10-29", "2026-10-31"):
+            check_chain(Calendar(period, zone), day, days=3)
+
+
+@pytest.mark.parametrize("day", ["2026-04-03", "2026-10-02"])
+def test_hours_follow_each_other_also_where_clocks_change_by_half_an_hour(day: str) -> None:
+    check_chain(Calendar("hour", "Australia/Lord_Howe"), day, days=3)
+
+
+def check_chain(calendar: Calendar, first_day: str, days: int) -> None:
+    at_ms = ms(first_day)
+    end_ms = at_ms + days * DAY_MS
+    while at_ms < end_ms:
+        start_ms, next_ms, after_ms = calendar.edges(at_ms)
+        assert start_ms <= at_ms < next_ms < after_ms
+        assert calendar.edges(next_ms - 1) == (start_ms, next_ms, after_ms)
+        assert calendar.edges(next_ms)[:2] == (next_ms, after_ms)
+        at_ms = next_ms
+
+
+@given(
+    st.sampled_from(["hour", "day", "month"]),
+    st.sampled_from([PACIFIC, "UTC", "Africa/Cairo", "Asia/Kathmandu", "America/Havana"]),
+    st.integers(ms("2000-01-01"), ms("2099-12-31")),
+)
+@example("day", PACIFIC, ms("2026-11-01T07:00"))
+def test_now_lies_between_the_edges(period: Period, zone: str, now_ms: int) -> None:
+    calendar = Calendar(period, zone)
+    start_ms, next_ms, after_ms = calendar.edges(now_ms)
+    assert start_ms <= now_ms < next_ms < after_ms
+    assert next_ms - start_ms <= calendar.longest_ms
+
+
+def test_asking_in_any_order_gives_the_same_edges() -> None:
+    """The edges asked for last are remembered; that must not show."""
+    calendar = Calendar("day", PACIFIC)
+    times = [ms("2026-11-01T00:00") + hour * HOUR_MS for hour in range(72)]
+    forward = [calendar.edges(at_ms) for at_ms in times]
+    assert [calendar.edges(at_ms) for at_ms in reversed(times)] == forward[::-1]
+
+
+@pytest.mark.parametrize("zone", ["", "Mars/Base", "../../etc/passwd", "/etc/passwd", "America", "a\0b", "x" * 5_000])
+def test_a_zone_that_is_none_is_refused_where_it_is_given(zone: str) -> None:
+    with pytest.raises(ValueError, match="is not a time zone"):
+        Calendar("day", zone)
+
+
+def test_a_calendar_period_is_one_of_three() -> None:
+    with pytest.raises(ValueError, match="'week' is not a calendar period; use hour, day or month"):
+        Calendar("week", "UTC")  # type: ignore[arg-type]
+
+
+# -- views -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("view", "name"),
+    [
+        (View(Selector(buckets=("units",)), DAY), "units|*|*|24h"),
+        (View(Selector(buckets=("units",)), Calendar("day", PACIFIC)), "units|*|*|day@America/Los_Angeles"),
+        (View(Selector(("units",), ("search.list",)), DAY), "units|search.list|*|24h"),
+        (View(Selector(("units",), (), ("backfill",), "calls"), DAY), "units|*|backfill|24h|calls"),
+        # What the order in the configuration was does not matter.
+        (View(Selector(("units",), ("videos.list", "search.list")), DAY), "units|search.list,videos.list|*|24h"),
+        (View(Selector(("b", "a")), Sliding(90_000)), "a,b|*|*|90s"),
+        # Names may contain what separates names.
+        (View(Selector((), (), ("a|b", "c,d", "*", "100%")), DAY), "*|*|%2A,100%25,a%7Cb,c%2Cd|24h"),
+    ],
+)
+def test_a_view_is_named_by_what_it_counts_and_its_window(view: View, name: str) -> None:
+    assert view.name == name
+
+
+names = st.lists(st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1), unique=True)
+
+
+@given(names, names)
+def test_views_of_different_jobs_have_different_names(one: list[str], other: list[str]) -> None:
+    first, second = (View(Selector(("units",), (), tuple(jobs)), DAY) for jobs in (one, other))
+    assert (first.name == second.name) == (sorted(one) == sorted(other))
+
+
+def test_one_window_written_two_ways_is_one_view() -> None:
+    assert View(Selector(("units",)), Sliding(parse_duration("1d"))).name == "units|*|*|24h"
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("selector", "counts"),
+    [
+        (Selector(), True),
+        (Selector(("units",), ("search.list",), ("backfill",)), True),
+        (Selector(("search",)), False),
+        (Selector(methods=("videos.list",)), False),
+        (Selector(jobs=("trending",)), False),
+        (Selector(("units",), ("search.list",), ("trending",)), False),
+    ],
+)
+def test_a_selector_counts_what_fits_all_its_fields(selector: Selector, counts: bool) -> None:
+    assert selector.counts("units", "search.list", "backfill") is counts
+
+
+@pytest.mark.parametrize(
+    ("count", "units", "cost"), [("units", 100, 100), ("units", 0, 0), ("calls", 100, 1), ("calls", 0, 0)]
+)
+def test_a_call_counts_once_unless_it_was_refunded(count: Count, units: int, cost: int) -> None:
+    assert Selector(count=count).cost(units) == cost
+
+
+def test_a_limit_enforces_at_least_one() -> None:
+    view = View(Selector(("units",)), DAY)
+    with pytest.raises(ValueError, match="limit 'day' would enforce 0: nothing could ever be admitted"):
+        Limit("day", 0, view, 10, 10)
+
+
+def test_a_limit_with_methods_or_jobs_is_narrow() -> None:
+    def narrow(selector: Selector) -> bool:
+        return Limit("x", 1, View(selector, DAY), 1, 0).narrow
+
+    assert narrow(Selector(("units",), ("search.list",)))
+    assert narrow(Selector(("units",), (), ("backfill",)))
+    assert not narrow(Selector(("units",), count="calls"))
+
+
+def test_the_longest_day_has_25_hours() -> None:
+    """What the ledger keeps is derived from it."""
+    zone = ZoneInfo(PACIFIC)
+    lengths = set()
+    for day in range(366):
+        start = datetime(2026, 1, 1, tzinfo=zone) + timedelta(days=day)
+        lengths.add(int((start + timedelta(days=1)).timestamp() - start.timestamp()) * 1000)
+    assert max(lengths) == Calendar("day", PACIFIC).longest_ms

@@ -1,0 +1,269 @@
+"""The findings of `quota check`: each with its place and its remedy, and none about a configuration that is fine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quota.lint import Finding, lint
+from quota.settings import load_settings
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "config" / "quota.toml"
+
+GOOD = """\
+[ledger]
+url = "redis://127.0.0.1:6379/0"
+unavailable = { max_cost = 1, allowance = 250, machines = 2 }
+[credentials.main]
+api = "youtube-v3"
+key = "env:LINT_KEY"
+[[credentials.main.limits]]
+name = "day"
+quota = 10_000
+headroom = 500
+window = "24h"
+[[credentials.main.limits]]
+name = "pacific-day"
+quota = 10_000
+headroom = 500
+window = { calendar = "day", zone = "America/Los_Angeles" }
+[[credentials.main.limits]]
+name = "search"
+methods = ["search.list"]
+units = 4_000
+window = "24h"
+[jobs.trending]
+fetch = "trending"
+regions = ["US", "GB"]
+leave = 500
+"""
+
+
+@pytest.fixture(autouse=True)
+def _key(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LINT_KEY", "k")
+
+
+def findings(tmp_path: Path, text: str) -> list[Finding]:
+    path = tmp_path / "quota.toml"
+    path.write_text(text)
+    return lint(load_settings(path))
+
+
+def test_a_good_configuration_has_no_findings(tmp_path: Path) -> None:
+    assert findings(tmp_path, GOOD) == []
+
+
+def test_the_example_has_no_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("YOUTUBE_API_KEY", "k")
+    assert findings(tmp_path, EXAMPLE.read_text(encoding="utf-8")) == []
+
+
+def test_without_a_file_only_the_missing_key_is_said() -> None:
+    assert list(map(str, lint(load_settings()))) == [
+        "warning: credentials.demo.key: there is no key, so the API itself will not answer; "
+        'add key = "env:NAME" or "file:/path"; none is needed for the emulator'
+    ]
+
+
+@pytest.mark.parametrize("api", ["youtube-v3", "youtube-v3-buckets", "gmail-v1"])
+def test_the_default_limits_have_no_findings(tmp_path: Path, api: str) -> None:
+    assert findings(tmp_path, f'[credentials.main]\napi = "{api}"\nkey = "env:LINT_KEY"\n') == []
+
+
+FINDINGS = [
+    # What may be spent without the ledger has to fit into what is left unspent.
+    (
+        "machines = 2",
+        "machines = 3",
+        "error: ledger.unavailable: 3 machines x 250 units = 750 may be spent while the ledger is away, and limit "
+        "'day' of credential 'main' leaves 500 of the quota unspent; "
+        "lower allowance to 166, or raise that limit's headroom to 750",
+    ),
+    (
+        "headroom = 500\nwindow = {",
+        "window = {",
+        "error: ledger.unavailable: 2 machines x 250 units = 500 may be spent while the ledger is away, and limit "
+        "'pacific-day' of credential 'main' leaves 0 of the quota unspent; raise that limit's headroom to 500",
+    ),
+    (
+        "redis://127.0.0.1:6379/0",
+        "sqlite:///ledger.db",
+        "warning: ledger.url: an embedded ledger is shared by one machine only, and there are 2: each would spend the "
+        "whole budget; give all machines one redis:// ledger",
+    ),
+    # Limits that admit nothing, or too much.
+    (
+        "units = 4_000",
+        "units = 99",
+        "error: credentials.main.limits[2]: limit 'search' holds 99 units and search.list costs 100: it could never be "
+        "admitted; raise the limit to 100 or more",
+    ),
+    (
+        'quota = 10_000\nheadroom = 500\nwindow = "24h"',
+        'quota = 50_000\nheadroom = 500\nwindow = "24h"',
+        "warning: credentials.main.limits[0]: limit 'day' lets 49500 units through and cost book 'youtube-v3' says "
+        "that upstream grants 10000; check the project's quota page; ignore this if upstream granted more",
+    ),
+    (
+        '{ calendar = "day", zone = "America/Los_Angeles" }',
+        '{ calendar = "day", zone = "UTC" }',
+        "warning: credentials.main.limits: no limit counts bucket 'units' as upstream does, by the day in "
+        "America/Los_Angeles: up to 19000 units fit into one such day, and it grants 10000; "
+        'add a limit with window = { calendar = "day", zone = "America/Los_Angeles" }',
+    ),
+    # Jobs.
+    (
+        "leave = 500",
+        "leave = 9_500",
+        "error: jobs.trending.leave: leaves 9500 of the 9500 that limit 'day' holds: no call of this job that it "
+        "counts could ever be admitted; leave 9499 or less",
+    ),
+    (
+        "leave = 500",
+        "leave = { search = 3_901 }",
+        "error: jobs.trending.leave: leaves 3901 of the 4000 that limit 'search' holds: no call of this job that it "
+        "counts could ever be admitted; leave 3900 or less",
+    ),
+    (
+        '["US", "GB"]',
+        '["US", "uk"]',
+        "warning: jobs.trending.regions[1]: 'uk' does not look like a region code of two capital letters; "
+        'write for example "DE"; ignore this if the fetch function takes other names',
+    ),
+    (
+        "units = 4_000",
+        'units = 4_000\njobs = ["trendng"]',
+        "warning: credentials.main.limits[2].jobs: no job 'trendng' is configured for this credential; "
+        "did you mean 'trending'? Ignore this if scripts charge under that name",
+    ),
+    # Keys.
+    (
+        "env:LINT_KEY",
+        "env:NO_SUCH_KEY",
+        "warning: credentials.main.key: environment variable NO_SUCH_KEY is not set; put the key into it, or use "
+        'key = "file:/path"',
+    ),
+    (
+        "[jobs.trending]",
+        '[credentials.second]\napi = "youtube-v3"\nkey = "env:LINT_KEY"\n[jobs.trending]\ncredential = "main"',
+        "error: credentials.second.project: the same key as credential 'main', whose project is 'main': upstream "
+        "counts them as one; give both the same project, for example 'main'",
+    ),
+    # Store.
+    (
+        "[jobs.trending]",
+        '[store]\nretention = "31d"\n[jobs.trending]',
+        "warning: store.retention: the terms of youtube allow what it returned to be kept for 30 days before it is "
+        'fetched again or deleted; set retention = "30d", or make sure that everything older is fetched again',
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "instead", "said"), FINDINGS, ids=[said[:70] for _, _, said in FINDINGS])
+def test_a_finding_says_where_what_and_what_to_do(tmp_path: Path, text: str, instead: str, said: str) -> None:
+    assert text in GOOD
+    found = [str(finding) for finding in findings(tmp_path, GOOD.replace(text, instead, 1))]
+    assert said in found
+    # A number for `leave` stands for several limits, and each of them says so.
+    assert len({line.partition(" that limit")[0] for line in found}) == 1
+
+
+def limits(text: str) -> str:
+    return f'[credentials.main]\napi = "youtube-v3-buckets"\nkey = "env:LINT_KEY"\nlimits = [{text}]\n'
+
+
+UNITS = '{ name = "u", quota = 10_000, window = { calendar = "day", zone = "America/Los_Angeles" } }'
+
+
+def test_given_limits_replace_the_default_ones_so_every_bucket_needs_one(tmp_path: Path) -> None:
+    found = findings(tmp_path, limits(UNITS))
+    assert [(f.level, f.location, f.message) for f in found] == [
+        (
+            "error",
+            "credentials.main.limits",
+            f"no limit counts any call of bucket '{name}': they would never be refused",
+        )
+        for name in ("search", "uploads", "batch-stats")
+    ]
+    assert found[0].remedy == 'add a limit with bucket = "search" and quota = 100'
+
+
+def test_a_limit_for_some_jobs_does_not_hold_a_bucket(tmp_path: Path) -> None:
+    text = limits('{ name = "x", units = 5, window = "24h", jobs = ["a"], bucket = ["units", "search"] }')
+    found = [f.message for f in findings(tmp_path, text) if f.level == "warning" and "bucket" in f.message]
+    assert found == [
+        f"no limit counts all calls of bucket '{name}': some would never be refused" for name in ("units", "search")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("units", "window", "fits"),
+    [
+        # A day of 25 hours touches two windows of 24 hours, or 25 of one hour, but only one of 26.
+        (5_000, '"24h"', True),
+        (5_001, '"24h"', False),
+        (400, '"1h"', True),
+        (401, '"1h"', False),
+        (10_000, '"26h"', True),
+        # Two calendar days of another zone.
+        (5_000, '{ calendar = "day", zone = "UTC" }', True),
+        (5_001, '{ calendar = "day", zone = "UTC" }', False),
+    ],
+)
+def test_a_limit_with_another_window_than_upstreams_holds_if_enough_of_them_fit(
+    tmp_path: Path, units: int, window: str, fits: bool
+) -> None:
+    text = limits(f'{{ name = "x", units = {units}, window = {window} }}').replace("-buckets", "")
+    assert (findings(tmp_path, text) == []) is fits
+
+
+def test_a_limit_on_all_methods_of_a_bucket_holds_it(tmp_path: Path) -> None:
+    search = '{ name = "s", quota = 100, headroom = 50, window = "1d", methods = ["search.list"] }'
+    text = limits(f"{UNITS}, {search}")
+    assert not [f for f in findings(tmp_path, text) if "'search'" in f.message]
+
+
+def test_an_allowance_has_to_fit_into_every_pool_that_such_calls_draw_on(tmp_path: Path) -> None:
+    """In the bucket allocation a search costs 1: fifty of them unseen are more than the 5 left of its 100."""
+    text = '[ledger]\nunavailable = { max_cost = 1, allowance = 50 }\n[credentials.main]\napi = "youtube-v3-buckets"\n'
+    (found, _) = findings(tmp_path, text)
+    assert "limit 'search-day' of credential 'main' leaves 5 of the quota unspent" in found.message
+    assert found.remedy == "lower allowance to 5, or raise that limit's headroom to 50"
+
+
+def test_a_narrow_limit_that_only_dear_calls_count_against_does_not_bound_the_allowance(tmp_path: Path) -> None:
+    assert findings(tmp_path, GOOD.replace("units = 4_000", "quota = 4_000\nheadroom = 1")) == []
+
+
+def test_a_relative_path_that_was_meant_to_be_absolute(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    slashless = str(tmp_path / "real" / "ledger.db").lstrip("/")
+    text = GOOD.replace("redis://127.0.0.1:6379/0", f"sqlite:///{slashless}").replace("machines = 2", "machines = 1")
+    (found,) = findings(tmp_path, text)
+    assert (found.level, found.location) == ("warning", "ledger.url")
+    assert found.remedy == f"write sqlite:////{slashless} for the absolute path"
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    (found,) = findings(tmp_path, GOOD + '[store]\nurl = "sqlite:///no/where.db"\n')
+    assert str(found) == f"warning: store.url: folder {tmp_path}/no is not there; make it, or correct the path"
+
+
+def test_a_key_file_that_everybody_can_read(tmp_path: Path) -> None:
+    key: Any = tmp_path / "key"
+    key.write_text("k\n")
+    text = GOOD.replace("env:LINT_KEY", "file:key")
+    key.chmod(0o640)
+    assert findings(tmp_path, text) == []
+    key.chmod(0o644)
+    assert list(map(str, findings(tmp_path, text))) == [
+        "warning: credentials.main.key: every user of this machine can read the key file; chmod 600 the file"
+    ]
+
+
+def test_errors_come_first(tmp_path: Path) -> None:
+    found = findings(tmp_path, GOOD.replace("env:LINT_KEY", "env:NO_KEY").replace("leave = 500", "leave = 9_500"))
+    assert [finding.level for finding in found] == ["error", "error", "warning"]

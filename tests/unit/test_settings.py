@@ -1,0 +1,728 @@
+"""Reading the configuration: what it means, and what every mistake in it says."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import quota
+from quota import settings as settings_module
+from quota.errors import ConfigError, UsageError
+from quota.limits import DAY_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
+from quota.settings import Unavailable, _settings, find_config, load_settings, read_key, state_folder
+from quota.tables import parse_toml
+
+PACIFIC_DAY = Calendar("day", "America/Los_Angeles")
+EXAMPLE = Path(__file__).resolve().parents[2] / "config" / "quota.toml"
+
+FULL = """\
+[ledger]
+url = "redis://127.0.0.1:6379/0"
+unavailable = { max_cost = 1, allowance = 50, machines = 2 }
+[credentials.main]
+api = "youtube-v3"
+project = "my-project"
+key = "env:YOUTUBE_API_KEY"
+endpoint = "http://127.0.0.1:8765"
+[[credentials.main.limits]]
+name = "day"
+quota = 10_000
+headroom = 500
+window = "24h"
+[[credentials.main.limits]]
+name = "search"
+methods = ["youtube.search.list"]
+units = 4_000
+window = "24h"
+[jobs.trending]
+credential = "main"
+fetch = "trending"
+regions = ["US", "GB"]
+pages = 4
+schedule = "*/30 * * * *"
+stagger = "2m"
+leave = 500
+options = { category = "10" }
+[store]
+url = "sqlite:///videos.db"
+retention = "7d"
+"""
+
+
+@pytest.fixture
+def write(state_dir: Path, tmp_path: Path) -> Any:
+    """Writes a configuration and answers its path."""
+
+    def write(text: str | bytes, name: str = "quota.toml") -> Path:
+        path = tmp_path / name
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return path
+
+    return write
+
+
+def message(path: Path | str) -> str:
+    """What loading a bad configuration says, without the file's name: always one line."""
+    with pytest.raises(ConfigError) as error:
+        load_settings(path)
+    text = str(error.value)
+    assert text.isprintable()
+    assert len(text) < 600
+    prefix = f"{path}: "
+    assert text.startswith(prefix)
+    return text.removeprefix(prefix)
+
+
+# -- what it means -----------------------------------------------------------------------------------------------------
+
+
+def test_a_full_configuration(write: Any, tmp_path: Path) -> None:
+    settings = load_settings(write(FULL))
+    assert settings.path == tmp_path / "quota.toml"
+    assert settings.ledger.url == "redis://127.0.0.1:6379/0"
+    assert settings.ledger.unavailable == Unavailable(max_cost_units=1, allowance_units=50, machines=2)
+    main = settings.credentials["main"]
+    assert (main.name, main.api, main.project, main.key_ref) == (
+        "main",
+        "youtube-v3",
+        "my-project",
+        "env:YOUTUBE_API_KEY",
+    )
+    assert main.endpoint == "http://127.0.0.1:8765"
+    assert main.limits == (
+        Limit("day", 9_500, View(Selector(("units",)), Sliding(DAY_MS)), 10_000, 500),
+        Limit("search", 4_000, View(Selector(("units",), ("search.list",)), Sliding(DAY_MS)), 4_000, 0),
+    )
+    job = settings.jobs["trending"]
+    assert (job.credential, job.fetch, job.regions, job.pages) == ("main", "trending", ("US", "GB"), 4)
+    assert (job.schedule, job.stagger_ms, job.options) == ("*/30 * * * *", 2 * MINUTE_MS, {"category": "10"})
+    assert job.leave == {"day": 500}, "a number is for the limits that count everything"
+    assert settings.store.url == f"sqlite:///{tmp_path}/videos.db"
+    assert settings.store.retention_ms == 7 * DAY_MS
+
+
+def test_it_works_without_any_file(state_dir: Path) -> None:
+    settings = load_settings()
+    assert settings.path is None
+    assert settings.ledger.url == f"sqlite:///{state_dir}/ledger.db"
+    assert settings.ledger.unavailable is None
+    demo = settings.credentials["demo"]
+    assert (demo.api, demo.project, demo.key_ref, demo.endpoint) == ("youtube-v3", "demo", None, None)
+    job = settings.jobs["trending"]
+    assert job.regions == ("US", "GB", "DE", "FR", "IN", "BR", "AU", "CA")
+    assert (job.credential, job.pages, job.schedule, job.leave) == ("demo", 4, None, {})
+    assert settings.store.url == f"sqlite:///{state_dir}/videos.db"
+    assert not state_dir.exists(), "reading settings makes nothing"
+
+
+def test_without_limits_each_bucket_has_any_24_hours_and_upstreams_own_day(write: Any) -> None:
+    limits = load_settings(write('[credentials.main]\napi = "youtube-v3-buckets"\n')).credentials["main"].limits
+    assert [(x.name, x.limit_units, x.headroom_units, x.view.name) for x in limits[:4]] == [
+        ("day", 9_500, 500, "units|*|*|24h"),
+        ("pacific-day", 9_500, 500, "units|*|*|day@America/Los_Angeles"),
+        ("search-day", 95, 5, "search|*|*|24h"),
+        ("search-pacific-day", 95, 5, "search|*|*|day@America/Los_Angeles"),
+    ]
+    assert [x.name for x in limits[4:]] == [
+        "uploads-day",
+        "uploads-pacific-day",
+        "batch-stats-day",
+        "batch-stats-pacific-day",
+    ]
+
+
+def test_a_bucket_that_upstream_counts_by_the_minute_has_one_limit(write: Any) -> None:
+    (limit,) = load_settings(write('[credentials.main]\napi = "gmail-v1"\n')).credentials["main"].limits
+    assert (limit.name, limit.limit_units, limit.view.window) == ("minute", 5_700, Sliding(MINUTE_MS))
+
+
+def test_a_cost_book_of_ones_own_lies_beside_the_configuration(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(
+        'api = "shop"\nsource = "s"\nread_on = 2026-01-01\ndefault = { get = 1, other = 1 }\nmethods = {}\n'
+        'buckets.calls = { quota = 10, resets = { calendar = "month", zone = "Europe/Berlin" } }\n',
+        "shop.toml",
+    )
+    path = write('[credentials.main]\napi = "shop.toml"\n')
+    monkeypatch.chdir("/")
+    main = load_settings(path).credentials["main"]
+    assert [(x.name, x.limit_units) for x in main.limits] == [("month", 10), ("berlin-month", 10)]
+
+
+def test_a_limit_counts_the_buckets_that_its_methods_are_charged_to(write: Any) -> None:
+    path = write("""
+        [credentials.main]
+        api = "youtube-v3-buckets"
+        limits = [
+          { name = "a", units = 1, window = "1h", methods = ["search.list", "videos.list"] },
+          { name = "b", units = 1, window = "1h", jobs = ["x"] },
+          { name = "c", units = 1, window = "1h", bucket = ["units", "search"], count = "calls" },
+          { name = "d", units = 1, window = { calendar = "hour", zone = "UTC" }, bucket = "uploads" },
+        ]
+    """)
+    limits = load_settings(path).credentials["main"].limits
+    assert [x.view.name for x in limits] == [
+        "search,units|search.list,videos.list|*|1h",
+        "units|*|x|1h",
+        "search,units|*|*|1h|calls",
+        "uploads|*|*|hour@UTC",
+    ]
+
+
+def test_credentials_of_one_project_share_its_limits_wherever_they_stand(write: Any) -> None:
+    path = write("""
+        [credentials.a]
+        api = "youtube-v3"
+        project = "p"
+        [credentials.b]
+        api = "youtube-v3"
+        project = "p"
+        limits = [{ name = "mine", units = 5, window = "1h" }]
+        [credentials.other]
+        api = "youtube-v3"
+    """)
+    credentials = load_settings(path).credentials
+    assert credentials["a"].limits == credentials["b"].limits
+    assert [x.name for x in credentials["a"].limits] == ["mine"]
+    assert [x.name for x in credentials["other"].limits] == ["day", "pacific-day"]
+
+
+def test_leave_by_limit_name(write: Any) -> None:
+    path = write(FULL.replace("leave = 500", "leave = { search = 100 }"))
+    assert load_settings(path).jobs["trending"].leave == {"search": 100}
+
+
+def test_a_job_of_the_only_credential_need_not_name_it(write: Any) -> None:
+    settings = load_settings(write('[credentials.x]\napi = "youtube-v3"\n[jobs.j]\nfetch = "my.jobs:news"\n'))
+    job = settings.jobs["j"]
+    assert (job.credential, job.fetch, job.regions, job.pages) == ("x", "my.jobs:news", (), 1)
+
+
+# -- where it is found -------------------------------------------------------------------------------------------------
+
+
+def test_the_file_that_was_named_wins_then_the_variable_then_here_then_the_users(
+    write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    users = tmp_path / "home" / "quota-ledger" / "quota.toml"
+    assert find_config() is None
+    users.parent.mkdir(parents=True)
+    users.write_text("")
+    assert find_config() == users
+    write("")
+    assert find_config() == Path("quota.toml")
+    monkeypatch.setenv("QUOTA_CONFIG", "elsewhere.toml")
+    assert find_config() == Path("elsewhere.toml")
+    assert find_config("named.toml") == Path("named.toml")
+    monkeypatch.setenv("QUOTA_CONFIG", "")
+    assert find_config() == Path("quota.toml")
+
+
+def test_paths_are_relative_to_the_file_not_to_where_one_stands(
+    write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write('[ledger]\nurl = "sqlite:///l.db"\n[credentials.x]\napi = "youtube-v3"\nkey = "file:secret"\n')
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    settings = load_settings("../quota.toml")
+    assert settings.ledger.url == f"sqlite:///{tmp_path}/sub/../l.db"
+    assert settings.credentials["x"].key_ref == f"file:{tmp_path}/sub/../secret"
+
+
+def test_an_absolute_path_has_four_slashes(write: Any, tmp_path: Path) -> None:
+    settings = load_settings(write(FULL.replace("sqlite:///videos.db", "sqlite:////var/lib/videos.db")))
+    assert settings.store.url == "sqlite:////var/lib/videos.db"
+
+
+def test_the_state_folder_is_the_platforms_unless_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUOTA_STATE_DIR", "")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert state_folder().name == "quota-ledger"
+    monkeypatch.setenv("QUOTA_STATE_DIR", "relative")
+    monkeypatch.chdir(tmp_path)
+    assert state_folder() == tmp_path / "relative"
+
+
+# -- files that are none -----------------------------------------------------------------------------------------------
+
+
+def test_a_byte_order_mark_does_no_harm(write: Any) -> None:
+    assert load_settings(write(b"\xef\xbb\xbf" + FULL.encode())).jobs.keys() == {"trending"}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"[ledger\n", "not TOML: Expected ']' at the end of a table declaration (at line 1, column 8)"),
+        (b"a = 1\nb = = 2\n", "not TOML: Invalid value (at line 2, column 5)"),
+        (b"a = 1\na = 2\n", "not TOML: Cannot overwrite a value (at line 2, column 6)"),
+        (b"x = " + b"[" * 5_000, "not a configuration file: nested too deep"),
+        (b"x = " + b"9" * 5_000, None),
+        (b"a = 1\nb = 'caf\xe9'\n", "line 2: not UTF-8 text; save the file as UTF-8"),
+        (FULL.encode("utf-16"), "line 1: not UTF-8 text; save the file as UTF-8"),
+        (b"\x7fELF\x02\x01\x01\0\0\0", None),
+        (b"\0" * 2_000_000, "larger than 1024 KiB: not a configuration file"),
+        (b"", "credentials: missing; the key is required"),
+    ],
+)
+def test_what_is_no_configuration_says_so_in_one_line(write: Any, content: bytes, said: str | None) -> None:
+    text = message(write(content))
+    assert said is None or text == said
+
+
+def test_a_file_that_is_not_there_or_a_folder(tmp_path: Path, state_dir: Path) -> None:
+    assert message(tmp_path / "no.toml") == "cannot be read: No such file or directory"
+    assert message(tmp_path) == "cannot be read: Is a directory"
+    assert message(tmp_path / ("x" * 300)) == "cannot be read: File name too long"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_file_that_may_not_be_read(write: Any) -> None:
+    path = write(FULL)
+    path.chmod(0)
+    assert message(path) == "cannot be read: Permission denied"
+
+
+def test_a_path_that_is_none(state_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^a\\x00b: cannot be read: "):
+        load_settings("a\0b")
+
+
+# -- mistakes in it ----------------------------------------------------------------------------------------------------
+
+WHOLE = f"is not a whole number from 1 to {10**15}"
+NAME_RULE = "a name here has 1 to 64 of the characters A-Z a-z 0-9 . _ : -"
+KEY_RULE = 'a key is not written here but named: "env:VARIABLE" or "file:/path"'
+SCHEMES = "sqlite://, redis://, rediss://, unix://, redis+sentinel://, redis+cluster://"
+
+MISTAKES = [
+    # Keys that nobody knows, at every level.
+    ("[store]", "[sotre]", "sotre: unknown key; did you mean 'store'?"),
+    (
+        'window = "24h"\n[[',
+        'windw = "24h"\n[[',
+        "credentials.main.limits[0].windw: unknown key; did you mean 'window'?",
+    ),
+    (
+        "units = 4_000\nwindow",
+        "units = 4_000\nwindw",
+        "credentials.main.limits[1].windw: unknown key; did you mean 'window'?",
+    ),
+    ("stagger =", "staggered =", "jobs.trending.staggered: unknown key; did you mean 'stagger'?"),
+    ("allowance = 50", "alowance = 50", "ledger.unavailable.alowance: unknown key; did you mean 'allowance'?"),
+    (
+        "leave = 500",
+        "quux = true",
+        "jobs.trending.quux: unknown key; known: credential, fetch, regions, pages, schedule, stagger, leave, options",
+    ),
+    ("retention =", '"re\\ntention" =', "store.'re\\ntention': unknown key; did you mean 'retention'?"),
+    # Keys that are missing, values of the wrong type.
+    ('api = "youtube-v3"\n', "", "credentials.main.api: missing; the key is required"),
+    ('window = "24h"\n[[', "[[", "credentials.main.limits[0].window: missing; the key is required"),
+    ('fetch = "trending"\n', "", "jobs.trending.fetch: missing; the key is required"),
+    ("pages = 4", 'pages = "4"', "jobs.trending.pages: a string where a whole number is needed"),
+    ("pages = 4", "pages = true", "jobs.trending.pages: a boolean where a whole number is needed"),
+    ("pages = 4", "pages = 4.0", "jobs.trending.pages: a number with a fraction where a whole number is needed"),
+    ("pages = 4", "pages = 2026-01-01", "jobs.trending.pages: a date or time where a whole number is needed"),
+    ("pages = 4", "pages = 0", f"jobs.trending.pages: 0 {WHOLE}"),
+    ('regions = ["US", "GB"]', 'regions = "US"', "jobs.trending.regions: a string where an array of strings is needed"),
+    ('regions = ["US", "GB"]', "regions = [1]", "jobs.trending.regions: an array where an array of strings is needed"),
+    ('regions = ["US", "GB"]', 'regions = ["US", "US"]', "jobs.trending.regions[1]: 'US' stands there twice"),
+    (
+        'regions = ["US", "GB"]',
+        "regions = []",
+        "jobs.trending.regions: an empty array selects nothing; remove the key or name something",
+    ),
+    (
+        'fetch = "trending"',
+        'fetch = ""',
+        "jobs.trending.fetch: an empty string where a string that is not empty is needed",
+    ),
+    # Limits.
+    (
+        "quota = 10_000\nheadroom = 500",
+        "quota = 500\nheadroom = 500",
+        "credentials.main.limits[0].headroom: 500 of a quota of 500 leaves nothing to spend",
+    ),
+    ("units = 4_000", "units = 0", f"credentials.main.limits[1].units: 0 {WHOLE}"),
+    ("units = 4_000", "units = -7", f"credentials.main.limits[1].units: -7 {WHOLE}"),
+    ("units = 4_000", f"units = 1{'0' * 16}", f"credentials.main.limits[1].units: 1{'0' * 16} {WHOLE}"),
+    ("units = 4_000", f"units = 0x{'f' * 5_000}", f"credentials.main.limits[1].units: a number that large {WHOLE}"),
+    (
+        "units = 4_000",
+        "units = 4_000\nquota = 5",
+        "credentials.main.limits[1].units: stands beside quota; give quota and headroom, or units alone",
+    ),
+    (
+        "units = 4_000\n",
+        "",
+        "credentials.main.limits[1].quota: missing; give quota (granted by upstream) and headroom, or units (enforced)",
+    ),
+    (
+        'name = "search"',
+        'name = "day"',
+        "credentials.main.limits[1].name: 'day' is the name of an earlier limit of this credential",
+    ),
+    (
+        'name = "search"',
+        'name = "se\\tarch"',
+        "credentials.main.limits[1].name: 'se\\tarch': a name has 1 to 64 printable characters",
+    ),
+    (
+        'methods = ["youtube.search.list"]',
+        'methods = ["search.lits"]',
+        "credentials.main.limits[1].methods[0]: cost book 'youtube-v3' has no method 'search.lits'; did you mean "
+        "'search.list'?",
+    ),
+    (
+        "units = 4_000",
+        'units = 4_000\nbucket = "unit"',
+        "credentials.main.limits[1].bucket: cost book 'youtube-v3' has no bucket 'unit'; did you mean 'units'?",
+    ),
+    (
+        "units = 4_000",
+        'units = 4_000\nbucket = ["units", "searches"]',
+        "credentials.main.limits[1].bucket[1]: cost book 'youtube-v3' has no bucket 'searches'; known: units",
+    ),
+    (
+        "units = 4_000",
+        'units = 4_000\ncount = "call"',
+        "credentials.main.limits[1].count: 'call' is not one of these; did you mean 'calls'?",
+    ),
+    # Windows and durations.
+    (
+        'headroom = 500\nwindow = "24h"',
+        'headroom = 500\nwindow = "1 day"',
+        'credentials.main.limits[0].window: \'1 day\' is not a duration; write for example "30m", "24h" or "7d"',
+    ),
+    (
+        'headroom = 500\nwindow = "24h"',
+        "headroom = 500\nwindow = 24",
+        'credentials.main.limits[0].window: a window is a duration such as "24h" or { calendar = "day", zone = "..." }',
+    ),
+    (
+        'headroom = 500\nwindow = "24h"',
+        'headroom = 500\nwindow = { calendar = "week", zone = "UTC" }',
+        "credentials.main.limits[0].window.calendar: 'week' is not one of these; known: hour, day, month",
+    ),
+    (
+        'headroom = 500\nwindow = "24h"',
+        'headroom = 500\nwindow = { calendar = "day", zone = "PST8" }',
+        "credentials.main.limits[0].window.zone: 'PST8' is not a time zone; write for example \"America/Los_Angeles\"",
+    ),
+    (
+        'stagger = "2m"',
+        'stagger = "0m"',
+        'jobs.trending.stagger: \'0m\' is not a duration; write for example "30m", "24h" or "7d"',
+    ),
+    ('retention = "7d"', 'retention = "99999d"', "store.retention: '99999d' is longer than 3650 days"),
+    # Credentials.
+    ("[credentials.main]", '[credentials."my key"]', f"credentials.'my key': {NAME_RULE}"),
+    (
+        'api = "youtube-v3"',
+        'api = "youtube"',
+        "credentials.main.api: there is no cost book 'youtube'; did you mean 'youtube-v3'?",
+    ),
+    ('project = "my-project"', 'project = "my project"', f"credentials.main.project: 'my project': {NAME_RULE}"),
+    ('"env:YOUTUBE_API_KEY"', '"AIzaSyA-secret-secret-secret-secret-secr"', f"credentials.main.key: {KEY_RULE}"),
+    ('"env:YOUTUBE_API_KEY"', '"env:AIzaSyAsecretsecretsecretsecretsecrets"', f"credentials.main.key: {KEY_RULE}"),
+    ('"env:YOUTUBE_API_KEY"', '"file:"', f"credentials.main.key: {KEY_RULE}"),
+    ('"env:YOUTUBE_API_KEY"', '"vault:secret/x"', f"credentials.main.key: {KEY_RULE}"),
+    ('"env:YOUTUBE_API_KEY"', "12345", "credentials.main.key: a number where a string that is not empty is needed"),
+    (
+        "http://127.0.0.1:8765",
+        "http://127.0.0.1:8765/?key=AIzaSecret",
+        "credentials.main.endpoint: not an address such as http://127.0.0.1:8765, without user, query and fragment",
+    ),
+    (
+        "http://127.0.0.1:8765",
+        "127.0.0.1:8765",
+        "credentials.main.endpoint: not an address such as http://127.0.0.1:8765, without user, query and fragment",
+    ),
+    # Jobs.
+    (
+        'credential = "main"',
+        'credential = "mian"',
+        "jobs.trending.credential: there is no credential 'mian'; did you mean 'main'?",
+    ),
+    (
+        'fetch = "trending"',
+        'fetch = "trendng"',
+        "jobs.trending.fetch: did you mean 'trending'? Your own is \"package.module:function\"",
+    ),
+    (
+        '"*/30 * * * *"',
+        '"*/30 * * *"',
+        "jobs.trending.schedule: '*/30 * * *' is not a cron line of five fields such as \"*/30 * * * *\"",
+    ),
+    ("leave = 500", "leave = -1", f"jobs.trending.leave: -1 is not a whole number from 0 to {10**15}"),
+    (
+        "leave = 500",
+        "leave = { dya = 5 }",
+        "jobs.trending.leave.dya: credential 'main' has no such limit; did you mean 'day'?",
+    ),
+    (
+        "{ category =",
+        '{ "cate-gory" =',
+        "jobs.trending.options.cate-gory: not a name that can be passed to a function; use letters, digits and _",
+    ),
+    ("[jobs.trending]", '[jobs."tr\\u0000"]', "jobs.'tr\\x00': 'tr\\x00': a name has 1 to 64 printable characters"),
+    # Ledger and store.
+    ("redis://127", "http://127", f"ledger.url: http:// is of no kind that is known here; known: {SCHEMES}"),
+    (
+        "redis://127.0.0.1:6379/0",
+        "redis:127.0.0.1",
+        f"ledger.url: this is of no kind that is known here; known: {SCHEMES}",
+    ),
+    (
+        "redis://127.0.0.1:6379/0",
+        "sqlite://ledger.db",
+        "ledger.url: a file is sqlite:///relative/path or sqlite:////absolute/path",
+    ),
+    (
+        "sqlite:///videos.db",
+        "redis://:secret@h",
+        "store.url: redis:// is of no kind that is known here; known: sqlite://",
+    ),
+    (
+        "max_cost = 1",
+        "max_cost = 51",
+        "ledger.unavailable.max_cost: a call of 51 units never fits in an allowance of 50; "
+        "lower max_cost or raise allowance",
+    ),
+    ("machines = 2", "machines = 0", f"ledger.unavailable.machines: 0 {WHOLE}"),
+    (
+        "unavailable = { max_cost = 1, allowance = 50, machines = 2 }",
+        "unavailable = 50",
+        "ledger.unavailable: a number where a table is needed",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "instead", "said"), MISTAKES, ids=[said[:60] for _, _, said in MISTAKES])
+def test_a_mistake_is_one_line_that_names_the_place(write: Any, text: str, instead: str, said: str) -> None:
+    assert FULL.count(text) >= 1
+    assert message(write(FULL.replace(text, instead, 1))) == said
+
+
+def test_no_message_shows_what_may_be_a_secret(write: Any) -> None:
+    for text, instead, _ in MISTAKES:
+        if "secret" in instead.lower():
+            assert "secret" not in message(write(FULL.replace(text, instead, 1))).lower()
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        (
+            'api = "youtube-v3-buckets"\nproject = "my-project"',
+            "credentials.second.api: credential 'main' of the same project 'my-project' has api 'youtube-v3': "
+            "one project has one cost book; give them the same api, or different projects",
+        ),
+        (
+            'api = "youtube-v3"\nproject = "my-project"\nlimits = [{ name = "mine", units = 9, window = "1h" }]',
+            "credentials.second.limits: credential 'main' of the same project 'my-project' already has limits: "
+            "credentials of one project share one budget; give its limits once",
+        ),
+    ],
+)
+def test_credentials_of_one_project_cannot_have_two_budgets(write: Any, second: str, said: str) -> None:
+    assert message(write(f"{FULL}\n[credentials.second]\n{second}\n")) == said
+
+
+def test_with_two_credentials_a_job_has_to_say_whose_budget_it_spends(write: Any) -> None:
+    text = FULL.replace('credential = "main"\n', "") + '[credentials.second]\napi = "youtube-v3"\n'
+    assert message(write(text)) == "jobs.trending.credential: missing; the key is required"
+
+
+# -- whatever is written -----------------------------------------------------------------------------------------------
+
+KNOWN_WORDS = sorted(
+    {"ledger", "credentials", "jobs", "store", "url", "unavailable", "max_cost", "allowance", "machines", "retention"}
+    | {"main", "trending", "day", "search", "calendar", "zone"}
+    | {*settings_module._CREDENTIAL_KEYS, *settings_module._LIMIT_KEYS, *settings_module._JOB_KEYS}
+)
+KEYS = st.sampled_from(KNOWN_WORDS) | st.text(max_size=5)
+SCALARS = (
+    st.none().map(lambda _: "")
+    | st.text(max_size=8)
+    | st.integers()
+    | st.floats()
+    | st.booleans()
+    | st.dates()
+    | st.sampled_from(
+        ["youtube-v3", "24h", "units", "search.list", "main", "day", "env:X", "file:x", "sqlite:///x", "a:b"]
+    )
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def complaint(data: dict[str, Any]) -> str:
+    """What is wrong with these tables; empty when nothing is. Any other exception is a failure of the test."""
+    try:
+        _settings(data, None, "f", Path("/nowhere"))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@given(st.dictionaries(KEYS, VALUES, max_size=4))
+@example({"credentials": {"main": {"api": "youtube-v3", "limits": [{"window": {"calendar": "day", "zone": "a\0"}}]}}})
+@example({"credentials": {"main": {"api": "~nobody-here/x.toml"}}})
+@example({"credentials": {"main": {"api": "youtube-v3", "key": "file:~nobody-here/x"}}})
+@example({"credentials": {"main": {"api": "youtube-v3"}}, "store": {"url": "sqlite:///~nobody-here/x"}})
+def test_nothing_but_a_config_error_comes_of_any_tables(data: dict[str, Any]) -> None:
+    assert complaint(data).isprintable(), "one line"
+
+
+@given(st.binary(max_size=40) | st.text(max_size=40).map(str.encode), st.integers(0, len(FULL)))
+def test_nothing_but_a_config_error_comes_of_any_bytes(noise: bytes, at: int) -> None:
+    """Noise in the middle of a good file."""
+    text = (FULL[:at].encode() + noise + FULL[at:].encode()).decode(errors="replace")
+    try:
+        data = parse_toml(text, "f")
+    except ConfigError:
+        return
+    assert complaint(data).isprintable(), "one line"
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_comes_from_the_environment_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_KEY", "abc")
+    (tmp_path / "key").write_text("xyz\r\n")
+    assert read_key("env:SOME_KEY") == "abc"
+    assert read_key(f"file:{tmp_path}/key") == "xyz"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty; put the key into it"),
+        (b"\n\n", "is empty; put the key into it"),
+        (b"top secret", "holds a space, a line end or a character that no key has; store the bare key in it"),
+        (b"secret\nsecret\n", "holds a space, a line end or a character that no key has; store the bare key in it"),
+        (b"secret\x00", "holds a space, a line end or a character that no key has; store the bare key in it"),
+        ("sécret→".encode(), "holds a space, a line end or a character that no key has; store the bare key in it"),
+        (b"secret" * 9_000, "holds more than 8192 characters: that is not a key"),
+    ],
+)
+def test_what_no_header_can_carry_is_no_key_and_is_not_shown(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as error:
+        read_key(f"file:{path}")
+    assert str(error.value) == f"key file {path} {said}"
+    assert error.value.__cause__ is None
+
+
+def test_a_key_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SOME_KEY", raising=False)
+    with pytest.raises(ConfigError) as error:
+        read_key("env:SOME_KEY")
+    assert (
+        str(error.value) == 'environment variable SOME_KEY is not set; put the key into it, or use key = "file:/path"'
+    )
+    with pytest.raises(ConfigError, match=r"^key file .*/no cannot be read: No such file or directory$"):
+        read_key(f"file:{tmp_path}/no")
+
+
+# -- the example -------------------------------------------------------------------------------------------------------
+
+
+def test_the_example_explains_every_key() -> None:
+    text = EXAMPLE.read_text(encoding="utf-8")
+    assert [key for key in KNOWN_WORDS if key not in text] == []
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_what_is_commented_out_in_the_example_can_be_uncommented(write: Any) -> None:
+    """Every comment that looks like TOML, switched on at once."""
+    lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
+    switched_on = []
+    for line in lines:
+        inner = line.removeprefix("# ")
+        is_toml = inner != line and (inner.startswith("[") or inner.split(" = ")[0].isidentifier())
+        switched_on.append(inner if is_toml else line)
+    text = "\n".join(switched_on)
+    assert tomllib.loads(text)["credentials"]["main"]["endpoint"]
+    settings = load_settings(write(text))
+    assert settings.ledger.url.startswith("redis://")
+    assert [x.name for x in settings.credentials["main"].limits] == ["day", "pacific-day", "search"]
+    assert settings.jobs["concerts"].options == {"words": "live concert", "order": "date"}
+
+
+# -- a session ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_session_opens_its_ledger_when_it_is_asked_for(state_dir: Path) -> None:
+    with quota.open() as session:
+        assert not state_dir.exists()
+        assert session.budget("demo").charge("videos.list").admitted
+        assert state_dir.stat().st_mode & 0o777 == 0o700
+        assert session.budget("demo") is session.budget()
+        assert len(session.run) == 8
+    session.close()
+
+
+def test_charges_of_one_session_carry_its_run(state_dir: Path) -> None:
+    with quota.open() as session:
+        session.budget().charge("videos.list")
+        session.budget().charge("videos.list")
+        tokens = [entry.token for entry in session.ledger.read("demo", (0, 0), 2**53, 10)]
+    assert [token[:8] for token in tokens] == [session.run] * 2
+    assert len(set(tokens)) == 2
+
+
+def test_a_job_sees_less_by_what_it_leaves(write: Any) -> None:
+    path = write(FULL.replace("redis://127.0.0.1:6379/0", "sqlite:///ledger.db"))
+    with quota.open(path) as session:
+        day = {state.name: state.limit_units for state in session.budget().usage("trending")}
+        assert day == {"day": 9_000, "search": 4_000}
+        assert session.budget().usage("other")[0].limit_units == 9_500
+
+
+def test_two_credentials_and_none_named_is_a_question(write: Any) -> None:
+    path = write('[credentials.a]\napi = "youtube-v3"\n[credentials.b]\napi = "youtube-v3"\n')
+    with quota.open(path) as session:
+        with pytest.raises(UsageError) as error:
+            session.budget()
+        assert str(error.value) == f"which credential? {path} has a, b; name one"
+        with pytest.raises(UsageError) as error:
+            session.budget("c" * 3)
+        assert str(error.value) == f"{path} has no credential 'ccc'; known: a, b"
+
+
+def test_simulated_time_reaches_budget_and_ledger(state_dir: Path) -> None:
+    with quota.open(clock=lambda: 1_800_000_000_000) as session:
+        assert session.budget().charge("videos.list").decided_at_ms == 1_800_000_000_000
+
+
+def test_a_state_folder_that_cannot_be_made_says_what_to_do(
+    tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("QUOTA_STATE_DIR", str(tmp_path / "file" / "state"))
+    with (
+        quota.open() as session,
+        pytest.raises(ConfigError, match=r"^state folder .* cannot be made: Not a directory; set QUOTA_STATE_DIR to"),
+    ):
+        session.budget()
+
+
+def test_machines_come_back_at_different_times_but_each_at_its_own() -> None:
+    from quota.session import machine_jitter_ms
+
+    assert 0 <= machine_jitter_ms() < MINUTE_MS
+    assert machine_jitter_ms() == machine_jitter_ms()
