@@ -1,0 +1,538 @@
+"""The `quota` command. Thin: each command opens a session, calls one public function, prints its result.
+
+Imports inside the commands keep a cold `quota charge` cheap. Commands of other packages (`run`, `demo` ...) come
+through the entry-point group `quota.commands`, which is read only for a command this file lacks, or for `--help`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from quota.errors import ConfigError, LedgerError, QuotaError, Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quota.budget import Decision
+
+REFUSED_STATUS = Refused.exit_status
+WATCH_S = 2
+
+
+class Commands(click.Group):
+    """This file's commands, and those that other packages add."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*self.commands, *(point.name for point in _entry_points())})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self.commands:
+            return self.commands[cmd_name]
+        for point in _entry_points():
+            if point.name == cmd_name:
+                command = point.load()
+                assert isinstance(command, click.Command)  # noqa: S101  # the entry-point group's contract
+                return command
+        return None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], self.list_commands(ctx), n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "`quota --help` lists the commands"
+            raise click.UsageError(f"no such command {args[0][:80]!r}; {hint}") from None
+
+
+def _entry_points() -> Any:
+    from importlib.metadata import entry_points
+
+    return entry_points(group="quota.commands")
+
+
+def config_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--config FILE`, the same for every command."""
+    return click.option(
+        "--config", metavar="FILE", help="Configuration (default: $QUOTA_CONFIG, ./quota.toml, the user's)."
+    )(command)
+
+
+def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--json`, the same for every command that prints data."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+credential_option = click.option("--credential", metavar="C", help="Whose budget; needed where there are several.")
+
+
+def call_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What describes one call: METHOD, --units, --credential, --job, --region."""
+    for option in (
+        click.option("--region", metavar="R", default="", help="Region to note with the charge."),
+        click.option("--job", metavar="J", default="", help="Job to note with it; its limits and `leave` apply."),
+        credential_option,
+        click.option("--units", type=int, metavar="N", help="Cost, instead of the cost book's."),
+        click.argument("method"),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
+@click.version_option(package_name="quota-ledger", prog_name="quota")
+def cli() -> None:
+    """The gate between scheduled jobs and a metered API.
+
+    Every call is priced and charged to a shared daily budget before it leaves; what would overspend is refused, with
+    the time to come back.
+
+    \b
+    Example:
+      quota demo            the whole product, on this machine, no key needed
+      quota init            write a commented quota.toml
+      quota run trending    one cron tick of a job
+      quota status          what is used, what remains, when more comes
+
+    Exit status: 0 done; 1 no, or the work failed; 2 usage; 69 the ledger could not answer; 75 refused;
+    78 configuration.
+    """
+
+
+# -- decisions ---------------------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@call_options
+@json_option
+@config_option
+def charge(config: str | None, as_json: bool, **call: Any) -> None:
+    """Charge one call of METHOD before it leaves. Exit 75 when refused.
+
+    \b
+    Example:
+      quota charge search.list --job backfill --region DE && curl ...
+      quota charge videos.list --json
+    """
+    _decide(config, as_json, call, commit=True)
+
+
+@cli.command()
+@call_options
+@json_option
+@config_option
+def peek(config: str | None, as_json: bool, **call: Any) -> None:
+    """The decision `charge` would take now, without charging.
+
+    \b
+    Example:
+      quota peek search.list || exit 0
+    """
+    _decide(config, as_json, call, commit=False)
+
+
+def _decide(config: str | None, as_json: bool, call: dict[str, Any], *, commit: bool) -> None:
+    import quota
+
+    with quota.open(config) as session:
+        budget = session.budget(call.pop("credential"))
+        decision = (budget.charge if commit else budget.peek)(**call)
+    if as_json:
+        print_json(decision.as_json())
+    elif decision.admitted:
+        click.echo(decision.sentence() + (f"; id {decision.id}" if decision.id else ""))
+    else:
+        fail(decision.sentence())
+    click.get_current_context().exit(decision_status(decision))
+
+
+def decision_status(decision: Decision) -> int:
+    """The exit status that a decision means."""
+    if decision.admitted:
+        return 0
+    return LedgerError.exit_status if decision.reason == "ledger-unavailable" else REFUSED_STATUS
+
+
+@cli.command()
+@click.argument("charge_id", metavar="ID")
+@credential_option
+@config_option
+def refund(charge_id: str, credential: str | None, config: str | None) -> None:
+    """Give back a charge whose request provably never left. Unknown ID: exit 1.
+
+    \b
+    Example:
+      quota refund 1795233255077-0
+    """
+    _settle(charge_id, 0, credential, config)
+
+
+@cli.command()
+@click.argument("charge_id", metavar="ID")
+@click.argument("units", type=int)
+@credential_option
+@config_option
+def settle(charge_id: str, units: int, credential: str | None, config: str | None) -> None:
+    """Set what a charge really cost, in units. May be repeated. Unknown ID: exit 1.
+
+    \b
+    Example:
+      quota settle 1795233255077-0 35
+    """
+    _settle(charge_id, units, credential, config)
+
+
+def _settle(charge_id: str, units: int, credential: str | None, config: str | None) -> None:
+    import quota
+
+    with quota.open(config) as session:
+        before = session.budget(credential).settle(charge_id, units)
+    click.echo(f"{before.method} {charge_id}: counts {units} units now, {before.units} before")
+
+
+@cli.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--units", type=int, metavar="N", help="Cost, instead of the cost book's.")
+@credential_option
+@click.option("--job", metavar="J", default="", help="Job to note with the charge.")
+@click.option("--region", metavar="R", default="", help="Region to note with the charge.")
+@config_option
+@click.argument("method")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def exec_(method: str, command: tuple[str, ...], config: str | None, credential: str | None, **call: Any) -> None:
+    """Charge METHOD, then run COMMAND in its place. Refused: not run, exit 75.
+
+    \b
+    Example:
+      quota exec search.list -- curl -sf "$URL"
+    """
+    import quota
+
+    command = command[1:] if command[0] == "--" else command
+    if not command:
+        raise click.UsageError("no command to run; write: quota exec METHOD -- COMMAND...")
+    with quota.open(config) as session:
+        budget = session.budget(credential)
+        decision = budget.charge(method, **call)
+        if not decision.admitted:
+            fail(decision.sentence())
+            click.get_current_context().exit(decision_status(decision))
+        session.ledger.close()
+        try:
+            os.execvp(command[0], command)  # noqa: S606  # running the caller's command is the purpose
+        except OSError as error:
+            # It never ran, so nothing left.
+            budget.refund(str(decision.id))
+            fail(f"{command[0]}: {error.strerror}; the charge was given back")
+            click.get_current_context().exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+# -- what is used ------------------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.option("--watch", is_flag=True, help="Show it again every two seconds, until Ctrl-C.")
+@json_option
+@config_option
+def status(watch: bool, as_json: bool, config: str | None) -> None:
+    """Per credential and limit: used, remaining, when more comes, what is closed.
+
+    \b
+    Example:
+      quota status
+      quota status --json | jq '.credentials[].limits[].remaining_units'
+    """
+    import quota
+    from quota.status import read_status, render_status
+
+    with quota.open(config) as session:
+        if watch and not as_json:
+            _watch(lambda: render_status(read_status(session)))
+        current = read_status(session)
+    if as_json:
+        print_json(current.as_json())
+    else:
+        print_rich(render_status(current))
+
+
+def _watch(render: Callable[[], Any]) -> None:
+    import time
+
+    if not sys.stdout.isatty():
+        while True:
+            print_rich(render())
+            sys.stdout.flush()
+            time.sleep(WATCH_S)
+    from rich.live import Live
+
+    with Live(render(), auto_refresh=False, screen=True) as live:
+        while True:
+            time.sleep(WATCH_S)
+            live.update(render(), refresh=True)
+
+
+@cli.command()
+@click.option(
+    "--by", default="method", metavar="FIELDS", help="Any of method,job,region,run,hour,bucket.", show_default=True
+)
+@click.option("--since", default="24h", metavar="DURATION", help="How far back.", show_default=True)
+@credential_option
+@json_option
+@config_option
+def spend(by: str, since: str, credential: str | None, as_json: bool, config: str | None) -> None:
+    """Who spent it: charges and units, dearest first.
+
+    \b
+    Example:
+      quota spend --by job,region --since 7d
+    """
+    import quota
+    from quota.limits import parse_duration
+    from quota.status import SPEND_FIELDS, read_spending, render_spending
+
+    fields = [field.strip() for field in by.split(",")]
+    for field in fields:
+        if field not in SPEND_FIELDS:
+            raise click.UsageError(f"--by {field[:40]!r}: choose from {', '.join(SPEND_FIELDS)}")
+    try:
+        since_ms = parse_duration(since)
+    except ValueError as error:
+        raise click.UsageError(f"--since {error}") from None
+    with quota.open(config) as session:
+        chosen = session.settings.credentials.values() if credential is None else [session.credential(credential)]
+        start_ms = max(0, session.ledger.now_ms() - since_ms)
+        spending = read_spending(session.ledger, [c.project for c in chosen], fields, start_ms)
+    if as_json:
+        print_json(spending.as_json())
+    elif spending.rows:
+        print_rich(render_spending(spending))
+    else:
+        click.echo(f"nothing was charged in the last {since}")
+
+
+@cli.command()
+@click.argument("bucket")
+@click.option("--because", required=True, metavar="TEXT", help="Why you know better than upstream's last word.")
+@credential_option
+@config_option
+def reopen(bucket: str, because: str, credential: str | None, config: str | None) -> None:
+    """Lift an exhaustion that upstream reported. None there: exit 1.
+
+    \b
+    Example:
+      quota reopen units --because "quota raised to 50,000 today"
+    """
+    import logging
+
+    import quota
+
+    with quota.open(config) as session:
+        project = session.credential(credential).project
+        lifted = session.ledger.reopen(project, bucket)
+        known = [x.bucket for x in session.ledger.exhaustions(project)]
+    if not lifted:
+        raise QuotaError(
+            f"bucket {bucket[:80]!r} of project {project!r} is not closed; closed: {', '.join(known) or 'none'}"
+        )
+    logging.getLogger("quota").info("bucket_reopened project=%s bucket=%s because=%r", project, bucket, because)
+    click.echo(f"bucket {bucket} of project {project} is open again: {because}")
+
+
+# -- configuration and prices ------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.argument("method", required=False)
+@click.option("--book", metavar="NAME", help="A cost book by name, instead of a credential's.")
+@credential_option
+@json_option
+@config_option
+def costs(method: str | None, book: str | None, credential: str | None, as_json: bool, config: str | None) -> None:
+    """The cost book: what each API method costs, from which bucket.
+
+    \b
+    Example:
+      quota costs search.list
+      quota costs --book youtube-v3-buckets
+    """
+    import quota
+    from quota.costs import load_book
+
+    if book is not None:
+        chosen = load_book(book)
+    else:
+        with quota.open(config) as session:
+            chosen = session.credential(credential).book
+    if method is not None:
+        chosen.price(method)
+    names = [chosen.canonical(method)] if method is not None else sorted(chosen.methods)
+    if as_json:
+        print_json(
+            {
+                "book": chosen.name,
+                "source": chosen.source,
+                "read_on": chosen.read_on.isoformat(),
+                "methods": [
+                    {"method": name, "units": chosen.price(name).units, "bucket": chosen.price(name).bucket}
+                    for name in names
+                ],
+            }
+        )
+        return
+    width = max(map(len, names))
+    for name in names:
+        price = chosen.price(name)
+        click.echo(f"{name:<{width}}  {price.units:>6,}  {price.bucket}")
+    click.echo(f"cost book {chosen.name}, read on {chosen.read_on} from\n{chosen.source}")
+
+
+@cli.command()
+@click.argument("path", default="quota.toml", type=click.Path())
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+def init(path: str, force: bool) -> None:
+    """Write a commented configuration to PATH [default: quota.toml].
+
+    \b
+    Example:
+      quota init && $EDITOR quota.toml && quota check
+    """
+    from quota.resources import read_text
+
+    text = read_text("quota.config", "quota.toml")
+    try:
+        with open(path, "w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise QuotaError(f"{path} is there already; name another file, or --force to replace it") from None
+    except OSError as error:
+        raise QuotaError(f"{path} cannot be written: {error.strerror}") from None
+    click.echo(f"wrote {path}; set your key and project in it, then: quota check --config {path}")
+
+
+@cli.command()
+@json_option
+@config_option
+def check(as_json: bool, config: str | None) -> None:
+    """Lint the configuration: what cannot work, and what will surprise. Errors: exit 78.
+
+    \b
+    Example:
+      quota check --config quota.toml
+    """
+    import quota
+    from quota.lint import lint
+
+    with quota.open(config) as session:
+        findings = lint(session.settings)
+        source = session.settings.source
+    wrong = [finding for finding in findings if finding.level == "error"]
+    if as_json:
+        fields = ("level", "location", "message", "remedy")
+        print_json({"config": source, "findings": [{f: getattr(x, f) for f in fields} for x in findings]})
+    else:
+        for finding in findings:
+            click.echo(str(finding), err=finding.level == "error")
+        if not wrong:
+            click.echo(f"{source}: no errors" + (f", {len(findings)} warnings" if findings else ""))
+    if wrong:
+        click.get_current_context().exit(ConfigError.exit_status)
+
+
+@cli.command("prove")
+@json_option
+def prove_(as_json: bool) -> None:
+    """Show a fixed window admitting twice its limit at an edge, and ours not.
+
+    \b
+    Example:
+      quota prove
+    """
+    from quota.limits import DAY_MS
+    from quota.prove import MIDNIGHT_MS, prove
+
+    proof = prove()
+    if as_json:
+        print_json(proof.as_json())
+        return
+    click.echo(f"Searches of 100 units around midnight, against a limit of {proof.limit_units} units in 24 hours:\n")
+    click.echo(f"{'time':>12}  {'asked':>6}  {'fixed window':>13}  {'sliding window':>14}")
+    for row in proof.rows:
+        clock_ms = (row.at_ms - MIDNIGHT_MS) % DAY_MS
+        minutes, millis = divmod(clock_ms, 60_000)
+        at = f"{minutes // 60:02}:{minutes % 60:02}:{millis // 1000:02}.{millis % 1000:03}"
+        click.echo(f"{at:>12}  {row.asked_units:>6}  {row.fixed_units:>13}  {row.sliding_units:>14}")
+    click.echo(
+        f"\nMost in any 24 hours: fixed {proof.fixed_peak_units}, sliding {proof.sliding_peak_units}; "
+        f"the limit is {proof.limit_units}."
+    )
+
+
+# -- printing and failing ----------------------------------------------------------------------------------------------
+
+
+def print_json(data: object) -> None:
+    """One JSON document on stdout."""
+    import json
+
+    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def print_rich(renderable: Any) -> None:
+    """A table or text for people; colour only on a terminal, 80 columns where there is none."""
+    from rich.console import Console
+
+    Console(highlight=False, soft_wrap=False).print(renderable)
+
+
+def fail(message: str) -> None:
+    """One line on stderr, without secrets."""
+    from quota.redact import redact
+
+    line = " ".join(redact(message).splitlines())
+    click.echo(f"quota: {line}", err=True)
+
+
+def main() -> None:
+    """The entry point: every way to fail is one line on stderr and an exit status."""
+    sys.exit(_main())
+
+
+def _main() -> int:
+    try:
+        result = cli.main(prog_name="quota", standalone_mode=False)
+        sys.stdout.flush()
+    except QuotaError as error:
+        fail(str(error))
+        return error.exit_status
+    except click.ClickException as error:
+        fail(_usage(error))
+        return 2
+    except (KeyboardInterrupt, click.Abort):
+        return 130
+    except BrokenPipeError:
+        # The reader went away (`quota status | head -1`); nothing more can be said there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if os.environ.get("QUOTA_DEBUG"):
+            raise
+        fail(f"unexpected {type(error).__name__}: {error}; QUOTA_DEBUG=1 shows where, please report it")
+        return 1
+    return result if isinstance(result, int) else 0
+
+
+def _usage(error: click.ClickException) -> str:
+    message = error.format_message().rstrip(".")
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "quota"
+    return message if "--help" in message else f"{message}; see `{path} --help`"
+
+
+if __name__ == "__main__":
+    main()

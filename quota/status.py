@@ -1,0 +1,274 @@
+"""What the operator wants to see: how full each limit is, what is closed, who spent it. Rows first, then their look."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quota.budget import read_entries, rfc3339, utc
+from quota.ledger import NEVER
+from quota.limits import HOUR_MS, Calendar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from rich.console import RenderableType
+
+    from quota.budget import Budget, LimitState
+    from quota.ledger import Entry, Exhaustion, Ledger
+    from quota.limits import Limit
+    from quota.session import Session
+
+SPEND_FIELDS = ("method", "job", "region", "run", "hour", "bucket")
+RUN_CHARS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LimitRow:
+    """One limit now. `next_capacity_ms`: when its oldest charge leaves (None: nothing is used).
+
+    `resets_ms` is when upstream itself starts counting anew, at an edge of a calendar in `zone`.
+    """
+
+    limit: Limit
+    state: LimitState
+    next_capacity_ms: int | None
+    resets_ms: int
+    zone: str
+
+
+@dataclass(frozen=True, slots=True)
+class CredentialRow:
+    """One credential: its limits, and the buckets upstream closed."""
+
+    name: str
+    project: str
+    api: str
+    limits: tuple[LimitRow, ...]
+    exhausted: tuple[Exhaustion, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Everything `quota status` knows, read at `at_ms` by the ledger's clock."""
+
+    at_ms: int
+    ledger: str
+    shared: bool
+    credentials: tuple[CredentialRow, ...]
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "at": rfc3339(self.at_ms),
+            "ledger": self.ledger,
+            "credentials": [
+                {
+                    "name": credential.name,
+                    "project": credential.project,
+                    "api": credential.api,
+                    "limits": [_limit_json(row) for row in credential.limits],
+                    "exhausted": [_exhaustion_json(x) for x in credential.exhausted],
+                }
+                for credential in self.credentials
+            ],
+        }
+
+
+def read_status(session: Session) -> Status:
+    """The status of every credential of a session. Raises LedgerError."""
+    ledger = session.ledger
+    at_ms = ledger.now_ms()
+    rows = tuple(
+        CredentialRow(
+            name,
+            settings.project,
+            settings.api,
+            tuple(_limit_rows(session.budget(name), at_ms)),
+            tuple(x for x in ledger.exhaustions(settings.project) if x.until_ms > at_ms),
+        )
+        for name, settings in session.settings.credentials.items()
+    )
+    return Status(at_ms, ledger.label, ledger.shared, rows)
+
+
+def _limit_rows(budget: Budget, at_ms: int) -> Iterable[LimitRow]:
+    for limit, state in zip(budget.limits, budget.usage(), strict=True):
+        window, selector = limit.view.window, limit.view.selector
+        bucket = budget.book.buckets.get(selector.buckets[0]) if selector.buckets else None
+        upstream = (bucket or budget.book.main_bucket).window
+        calendar = next(w for w in (window, upstream, _UTC_DAY) if isinstance(w, Calendar))
+        resets_ms = calendar.edges(at_ms)[1]
+        if isinstance(window, Calendar):
+            next_ms = resets_ms
+        else:
+            entries = read_entries(budget.ledger, budget.project, at_ms - window.window_ms + 1, NEVER)
+            oldest = (e for e in entries if e.units and selector.counts(e.bucket, e.method, e.job))
+            next_ms = next((entry.ms + window.window_ms for entry in oldest), at_ms)
+        yield LimitRow(limit, state, next_ms if state.used_units else None, resets_ms, calendar.zone)
+
+
+_UTC_DAY = Calendar("day", "UTC")
+
+
+def _limit_json(row: LimitRow) -> dict[str, object]:
+    return {
+        "name": row.limit.name,
+        "window": row.limit.view.window.name,
+        "quota_units": row.limit.quota_units,
+        "headroom_units": row.limit.headroom_units,
+        "limit_units": row.limit.limit_units,
+        "used_units": row.state.used_units,
+        "remaining_units": row.state.remaining_units,
+        "next_capacity_at": None if row.next_capacity_ms is None else rfc3339(row.next_capacity_ms),
+        "resets_at": rfc3339(row.resets_ms),
+    }
+
+
+def _exhaustion_json(exhaustion: Exhaustion) -> dict[str, object]:
+    return {
+        "bucket": exhaustion.bucket,
+        "since": rfc3339(exhaustion.since_ms),
+        "until": None if exhaustion.until_ms == NEVER else rfc3339(exhaustion.until_ms),
+        "evidence": exhaustion.evidence,
+    }
+
+
+# -- who spent it ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """Charges summed by some of SPEND_FIELDS: rows of (values of `by`, charges, units), dearest first."""
+
+    since_ms: int
+    until_ms: int
+    by: tuple[str, ...]
+    rows: tuple[tuple[tuple[str, ...], int, int], ...]
+
+    @property
+    def total_units(self) -> int:
+        return sum(units for _, _, units in self.rows)
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "since": rfc3339(self.since_ms),
+            "until": rfc3339(self.until_ms),
+            "by": list(self.by),
+            "rows": [
+                {**dict(zip(self.by, values, strict=True)), "charges": charges, "units": units}
+                for values, charges, units in self.rows
+            ],
+            "total_units": self.total_units,
+        }
+
+
+def read_spending(ledger: Ledger, projects: Iterable[str], by: Sequence[str], since_ms: int) -> Spending:
+    """What the log of these projects holds since `since_ms`, corrections applied. Raises LedgerError."""
+    until_ms = ledger.now_ms()
+    sums: dict[tuple[str, ...], tuple[int, int]] = {}
+    for project in dict.fromkeys(projects):
+        for entry in read_entries(ledger, project, since_ms, NEVER):
+            key = tuple(_FIELD_OF[field](entry) for field in by)
+            charges, units = sums.get(key, (0, 0))
+            sums[key] = (charges + 1, units + entry.units)
+    rows = sorted(((key, *counts) for key, counts in sums.items()), key=lambda row: (-row[2], row[0]))
+    return Spending(since_ms, until_ms, tuple(by), tuple(rows))
+
+
+_FIELD_OF: dict[str, Callable[[Entry], str]] = {
+    "method": lambda e: e.method,
+    "job": lambda e: e.job,
+    "region": lambda e: e.region,
+    "run": lambda e: e.token[:RUN_CHARS],
+    "hour": lambda e: rfc3339(e.ms // HOUR_MS * HOUR_MS),
+    "bucket": lambda e: e.bucket,
+}
+
+
+# -- how it looks ------------------------------------------------------------------------------------------------------
+
+
+def render_status(status: Status) -> RenderableType:
+    """Tables that fit 80 columns, one for each credential."""
+    from rich.console import Group
+    from rich.text import Text
+
+    where = "shared by every machine that reaches it" if status.shared else "shared by this machine only"
+    parts: list[RenderableType] = [Text(f"ledger {status.ledger}, {where}", overflow="fold")]
+    for credential in status.credentials:
+        parts.append(Text())
+        parts.append(Text(f"{credential.name}: project {credential.project}, {credential.api}", style="bold"))
+        parts.append(_limit_table(credential, status.at_ms))
+        for zone, edge_ms in {(row.zone, row.resets_ms): None for row in credential.limits}:
+            soon = spell(edge_ms - status.at_ms)
+            parts.append(Text(f"upstream resets {_clock(edge_ms, zone)} {zone} ({_clock(edge_ms)} here), in {soon}"))
+        for x in credential.exhausted:
+            until = "until upstream grants quota" if x.until_ms == NEVER else f"until {_clock(x.until_ms)}"
+            line = f"bucket {x.bucket} is closed {until}: upstream said {x.evidence!r} at {_clock(x.since_ms)}"
+            parts.append(Text(line, style="red"))
+    return Group(*parts)
+
+
+def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("limit", overflow="fold", min_width=8)
+    table.add_column("window", overflow="fold", min_width=8)
+    for heading in ("used", "limit", "remaining"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("next capacity", no_wrap=True)
+    for row in credential.limits:
+        state = row.state
+        style = (
+            "red" if not state.remaining_units else "yellow" if state.remaining_units * 10 < state.limit_units else ""
+        )
+        soon = "" if row.next_capacity_ms is None else f"in {spell(row.next_capacity_ms - at_ms)}"
+        table.add_row(
+            row.limit.name,
+            row.limit.view.window.name,
+            f"{state.used_units:,}",
+            f"{state.limit_units:,}",
+            f"{state.remaining_units:,}",
+            soon,
+            style=style,
+        )
+    return table
+
+
+def render_spending(spending: Spending) -> RenderableType:
+    """One table, dearest first."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, show_footer=True)
+    for n, field in enumerate(spending.by):
+        table.add_column(field, "total" if n == 0 else "", overflow="fold")
+    table.add_column("charges", f"{sum(row[1] for row in spending.rows):,}", justify="right")
+    table.add_column("units", f"{spending.total_units:,}", justify="right")
+    for values, charges, units in spending.rows:
+        table.add_row(*(value or "-" for value in values), f"{charges:,}", f"{units:,}")
+    return table
+
+
+def _clock(at_ms: int, zone: str | None = None) -> str:
+    """`Sun 09:00`, in the named zone or the local one."""
+    from zoneinfo import ZoneInfo
+
+    return utc(at_ms).astimezone(ZoneInfo(zone) if zone else None).strftime("%a %H:%M")
+
+
+def spell(duration_ms: int) -> str:
+    """A duration for people, its two largest units: 86_399_000 -> `23h 59m`, 4_200 -> `4s`."""
+    seconds = max(0, duration_ms) // 1000
+    if seconds < 60:
+        return f"{seconds}s"
+    minutes, seconds = divmod(seconds, 60)
+    if minutes < 60:
+        return f"{minutes}m {seconds:02}s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours}h {minutes:02}m"
+    days, hours = divmod(hours, 24)
+    return f"{days}d {hours}h"

@@ -1,0 +1,423 @@
+"""The command line: what it prints, and its exit statuses, which other programs rely on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from quota.cli import cli
+from quota.errors import LedgerError
+from quota.sqlite_ledger import SqliteLedger
+from support.commands import QUOTA, Quota, one_line
+
+SMALL = """
+[credentials.main]
+api = "youtube-v3"
+project = "p"
+[[credentials.main.limits]]
+name = "day"
+units = 150
+window = "24h"
+"""
+TWO = SMALL + '[credentials.other]\napi = "youtube-v3"\n'
+
+
+@pytest.fixture
+def quota(tmp_path: Path) -> Quota:
+    return Quota(tmp_path)
+
+
+# -- every command -----------------------------------------------------------------------------------------------------
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    context = cli.make_context("quota", ["status"], resilient_parsing=True)
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        assert command is not None
+        assert command.help, name
+        assert "Example:" in command.help, f"{name} shows no example"
+        assert len(command.get_short_help_str(limit=66)) <= 66
+
+
+def test_every_command_takes_a_configuration() -> None:
+    context = cli.make_context("quota", ["status"], resilient_parsing=True)
+    without = {"init", "prove", "demo", "emulate"}
+    for name in set(cli.list_commands(context)) - without:
+        command = cli.get_command(context, name)
+        assert command is not None
+        assert "config" in {parameter.name for parameter in command.params}, name
+
+
+def test_help_fits_eighty_columns(quota: Quota) -> None:
+    for command in ([], ["charge"], ["status"], ["spend"], ["run"], ["exec"]):
+        done = quota(*command, "--help")
+        assert done.returncode == 0
+        assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_a_misspelt_command_is_told_the_nearest(quota: Quota) -> None:
+    assert "did you mean 'charge'?" in one_line(quota("chrage"), 2)
+
+
+# -- charge and peek ---------------------------------------------------------------------------------------------------
+
+
+def test_charge_prints_the_contracts_json(quota: Quota) -> None:
+    quota.configure(SMALL)
+    decision = quota.json("charge", "youtube.search.list", "--job", "backfill", "--region", "DE")
+    ms, seq = decision.pop("id").split("-")
+    assert ms.isdigit()
+    assert seq.isdigit()
+    assert decision == {
+        "admitted": True,
+        "source": "ledger",
+        "credential": "main",
+        "project": "p",
+        "method": "search.list",
+        "cost_units": 100,
+        "reason": "ok",
+        "refused_by": None,
+        "remaining_units": 50,
+        "retry_at": None,
+        "retry_after_ms": None,
+        "limits": [{"name": "day", "cost_units": 100, "used_units": 100, "limit_units": 150, "remaining_units": 50}],
+    }
+
+
+def test_a_refused_charge_exits_75_and_says_when(quota: Quota) -> None:
+    quota.configure(SMALL)
+    quota("charge", "search.list")
+    refusal = quota.json("charge", "search.list", status=75)
+    assert (refusal["admitted"], refusal["reason"], refusal["refused_by"], refusal["id"]) == (
+        False,
+        "limit",
+        "day",
+        None,
+    )
+    assert 0 < refusal["retry_after_ms"] <= 86_400_000
+    assert refusal["retry_at"].endswith("Z")
+    line = one_line(quota("charge", "search.list"), 75)
+    assert "100 of 150 units used; next at 20" in line
+
+
+def test_peek_charges_nothing(quota: Quota) -> None:
+    quota.configure(SMALL)
+    for _ in range(3):
+        peeked = quota.json("peek", "search.list")
+        assert (peeked["admitted"], peeked["id"], peeked["source"], peeked["remaining_units"]) == (
+            True,
+            None,
+            None,
+            150,
+        )
+    assert quota("peek", "videos.list", "--units", "150").returncode == 0
+    quota("charge", "search.list")
+    assert quota("peek", "search.list").returncode == 75
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["charge", "vidoes.list"], "did you mean 'videos.list'? Or give the units: --units N"),
+        (["charge", "search.list", "--units", "151"], "it can never fit; raise the limit or make a cheaper call"),
+        (["charge", "videos.list", "--units", "0"], "0 units: a charge is a whole number from 1"),
+        (["charge", "videos.list", "--units", "-3"], "-3 units: a charge is a whole number from 1"),
+        (["charge", "videos.list", "--units", "many"], "'many' is not a valid integer"),
+        (["charge", "videos.list", "--units", "9" * 30], "a charge is a whole number from 1"),
+        (["charge", "videos.list", "--job", "x" * 65], "a name has 1 to 64 printable characters"),
+        (["charge", "videos.list", "--job", "a\nb"], "a name has 1 to 64 printable characters"),
+        (["charge", "videos.list", "--region", "a\tb"], "a name has 1 to 64 printable characters"),
+        (["charge", "", "--units", "1"], "a name has 1 to 64 printable characters"),
+        (["charge", "videos.list", "--credential", "mian"], "did you mean"),
+        (["charge"], "Missing argument 'METHOD'"),
+        (["spend", "--by", "metod"], "choose from method, job"),
+        (["spend", "--since", "yesterday"], "is not a duration"),
+        (["settle", "1-1", "x"], "'x' is not a valid integer"),
+        (["exec", "videos.list"], "Missing argument 'COMMAND...'"),
+        (["costs", "serch.list"], "did you mean 'search.list'?"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_2(quota: Quota, args: list[str], message: str) -> None:
+    quota.configure(SMALL)
+    assert message in one_line(quota(*args), 2)
+
+
+def test_several_credentials_and_none_named_is_exit_2(quota: Quota) -> None:
+    quota.configure(TWO)
+    assert "main, other" in one_line(quota("charge", "videos.list"), 2)
+    assert quota("charge", "videos.list", "--credential", "other").returncode == 0
+
+
+def test_an_unknown_method_is_charged_where_the_units_are_given(quota: Quota) -> None:
+    decision = quota.json("charge", "brandNew.method", "--units", "7")
+    assert (decision["method"], decision["cost_units"]) == ("brandNew.method", 7)
+
+
+# -- corrections -------------------------------------------------------------------------------------------------------
+
+
+def test_refund_and_settle_correct_a_charge(quota: Quota) -> None:
+    charge_id = quota.json("charge", "search.list")["id"]
+    assert "counts 35 units now, 100 before" in quota("settle", charge_id, "35").stdout
+    assert "counts 0 units now, 35 before" in quota("refund", charge_id).stdout
+    assert quota.json("spend")["total_units"] == 0
+
+
+@pytest.mark.parametrize("args", [["refund", "1-1"], ["refund", "nonsense"], ["settle", "1-1", "5"]])
+def test_an_unknown_charge_is_exit_1(quota: Quota, args: list[str]) -> None:
+    assert "has no charge" in one_line(quota(*args), 1)
+
+
+# -- exec --------------------------------------------------------------------------------------------------------------
+
+
+def test_exec_charges_then_returns_the_commands_status(quota: Quota) -> None:
+    done = quota("exec", "videos.list", "--", sys.executable, "-c", "print('ran', flush=True); raise SystemExit(7)")
+    assert (done.returncode, done.stdout) == (7, "ran\n")
+    assert quota.json("spend")["total_units"] == 1
+
+
+def test_exec_does_not_run_what_is_refused(quota: Quota) -> None:
+    quota.configure(SMALL)
+    quota("charge", "search.list")
+    done = quota("exec", "search.list", "--", "touch", "ran")
+    assert one_line(done, 75).startswith("refused search.list")
+    assert not (quota.folder / "ran").exists()
+
+
+def test_exec_gives_back_a_charge_whose_command_could_not_start(quota: Quota) -> None:
+    done = quota("exec", "search.list", "--", "no-such-command")
+    assert "the charge was given back" in one_line(done, 127)
+    assert quota.json("spend")["total_units"] == 0
+
+
+# -- status, spend, reopen ---------------------------------------------------------------------------------------------
+
+
+def test_status_prints_the_contracts_json(quota: Quota) -> None:
+    quota("charge", "search.list")
+    status = quota.json("status")
+    assert set(status) == {"at", "ledger", "credentials"}
+    (credential,) = status["credentials"]
+    assert set(credential) == {"name", "project", "api", "limits", "exhausted"}
+    day = credential["limits"][0]
+    assert set(day) == {
+        "name",
+        "window",
+        "quota_units",
+        "headroom_units",
+        "limit_units",
+        "used_units",
+        "remaining_units",
+        "next_capacity_at",
+        "resets_at",
+    }
+    assert (day["quota_units"], day["headroom_units"], day["limit_units"]) == (10_000, 500, 9_500)
+    assert (day["used_units"], day["remaining_units"]) == (100, 9_400)
+    assert day["next_capacity_at"] > status["at"]
+
+
+def test_tables_fit_eighty_columns_and_carry_no_colour_into_a_file(quota: Quota) -> None:
+    quota(
+        "charge", "search.list", "--job", "a job with quite a long name, up to sixty-four characters", "--region", "DE"
+    )
+    for args in (["status"], ["spend", "--by", "method,job,region,run,hour"], ["costs"], ["prove"]):
+        done = quota(*args)
+        assert done.returncode == 0
+        assert "\x1b" not in done.stdout
+        assert max(map(len, done.stdout.splitlines())) <= 80, done.stdout
+
+
+def test_spend_says_who_spent_it(quota: Quota) -> None:
+    for job, region in (("backfill", "DE"), ("backfill", "DE"), ("trending", "US")):
+        quota("charge", "search.list", "--job", job, "--region", region)
+    spent = quota.json("spend", "--by", "job,region", "--since", "1h")
+    assert spent["by"] == ["job", "region"]
+    assert spent["rows"] == [
+        {"job": "backfill", "region": "DE", "charges": 2, "units": 200},
+        {"job": "trending", "region": "US", "charges": 1, "units": 100},
+    ]
+    assert spent["total_units"] == 300
+    assert len(quota.json("spend", "--by", "run")["rows"]) == 3, "each command is a run of its own"
+
+
+def test_reopening_what_is_open_is_exit_1(quota: Quota) -> None:
+    assert "is not closed; closed: none" in one_line(quota("reopen", "units", "--because", "I know better"), 1)
+
+
+def test_watching_ends_with_ctrl_c(quota: Quota) -> None:
+    watch = subprocess.Popen(
+        [*QUOTA, "status", "--watch"], cwd=quota.folder, env=quota.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert watch.stdout is not None
+    watch.stdout.readline()
+    watch.send_signal(signal.SIGINT)
+    _, stderr = watch.communicate(timeout=10)
+    assert (watch.returncode, stderr.strip()) == (130, b"")
+
+
+def test_a_reader_that_goes_away_gets_no_complaint(quota: Quota) -> None:
+    command = f"{sys.executable} -m quota.cli costs | true"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"],
+        cwd=quota.folder,
+        env=quota.env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+
+
+# -- configuration -----------------------------------------------------------------------------------------------------
+
+
+def test_init_writes_a_configuration_that_check_accepts(quota: Quota) -> None:
+    assert quota("init").returncode == 0
+    checked = quota("check", YOUTUBE_API_KEY="not-a-real-key")
+    assert (checked.returncode, checked.stderr) == (0, ""), checked.stdout
+    assert "is there already" in one_line(quota("init"), 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[credentials.main\n", "quota.toml"),
+        (SMALL + "[ledgr]\nurl = 'x'\n", "did you mean 'ledger'?"),
+        (SMALL.replace("units = 150", "quota = 100\nheadroom = 200"), "headroom"),
+        (SMALL.replace('"24h"', '"24 hours"'), "24 hours"),
+        (SMALL.replace("youtube-v3", "youtube-v4"), "did you mean 'youtube-v3'?"),
+        ('[ledger]\nurl = "postgres://x"\n' + SMALL, "ledger.url: postgres"),
+    ],
+)
+def test_a_bad_configuration_is_one_line_and_exit_78(quota: Quota, text: str, says: str) -> None:
+    quota.configure(text)
+    for command in (["status"], ["charge", "videos.list"], ["check"], ["run", "trending"]):
+        assert says in one_line(quota(*command), 78)
+
+
+def test_a_missing_configuration_is_exit_78(quota: Quota) -> None:
+    assert "nowhere.toml" in one_line(quota("status", "--config", "nowhere.toml"), 78)
+
+
+# -- a ledger in trouble -----------------------------------------------------------------------------------------------
+
+
+def _ledger(quota: Quota) -> Path:
+    quota("charge", "videos.list")
+    return quota.folder / "state" / "ledger.db"
+
+
+def test_a_ledger_file_that_is_not_a_database(quota: Quota) -> None:
+    (quota.folder / "state").mkdir()
+    (quota.folder / "state" / "ledger.db").write_text("not a database, by a long way" * 100)
+    assert "is not an SQLite database" in one_line(quota("charge", "videos.list"), 69)
+    assert "is not an SQLite database" in one_line(quota("status"), 69)
+    refusal = quota.json("charge", "videos.list", status=69)
+    assert (refusal["admitted"], refusal["reason"]) == (False, "ledger-unavailable")
+
+
+def test_a_ledger_file_from_a_newer_version(quota: Quota) -> None:
+    with sqlite3.connect(_ledger(quota)) as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    assert "newer quota-ledger" in one_line(quota("charge", "videos.list"), 69)
+
+
+def test_a_ledger_file_that_another_process_holds(quota: Quota) -> None:
+    db = sqlite3.connect(_ledger(quota), isolation_level=None)
+    db.execute("BEGIN IMMEDIATE")
+    started = time.monotonic()
+    assert "is locked by another process" in one_line(quota("charge", "videos.list"), 69)
+    assert time.monotonic() - started < 5, "it must not wait for ever"
+    db.execute("ROLLBACK")
+    db.close()
+    assert quota("charge", "videos.list").returncode == 0
+
+
+def test_a_ledger_file_that_may_not_be_written() -> None:
+    """Files are read-only only for those who are not root, so root asks as somebody else."""
+    with tempfile.TemporaryDirectory() as folder:
+        quota = Quota(Path(folder))
+        path = _ledger(quota)
+        for name in path.parent.iterdir():
+            name.chmod(0o444)
+        path.parent.chmod(0o555)
+        quota.folder.chmod(0o755)
+        said, say = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                if os.geteuid() == 0:
+                    os.seteuid(65534)
+                SqliteLedger(f"sqlite:///{path}").reopen("p", "units")
+            except LedgerError as error:
+                os.write(say, str(error).encode())
+            finally:
+                os._exit(0)
+        os.close(say)
+        os.waitpid(child, 0)
+        with os.fdopen(said) as pipe:
+            assert "is read-only; give this user write access" in pipe.read()
+        path.parent.chmod(0o755)
+
+
+def test_a_ledger_in_a_folder_that_cannot_be_made(quota: Quota) -> None:
+    (quota.folder / "file").write_text("")
+    quota.configure(f'[ledger]\nurl = "sqlite:///{quota.folder}/file/ledger.db"\n' + SMALL)
+    assert "check its folder" in one_line(quota("charge", "videos.list"), 69)
+
+
+def test_a_redis_with_nobody_there_and_one_that_never_answers(quota: Quota) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        quota.configure(f'[ledger]\nurl = "redis://:hunter2@127.0.0.1:{port}/0"\n' + SMALL)
+        line = one_line(quota("charge", "videos.list"), 69)
+        assert "did not answer" in line
+        assert "hunter2" not in line
+    line = one_line(quota("charge", "videos.list"), 69)
+    assert "cannot be reached" in line
+    assert "hunter2" not in line
+    assert quota("exec", "videos.list", "--", "touch", "ran").returncode == 69
+    assert not (quota.folder / "ran").exists()
+
+
+# -- what a tick costs -------------------------------------------------------------------------------------------------
+
+MODULES = """
+import json, sys
+from quota.cli import _main
+sys.argv[1:] = {args!r}
+status = _main()
+print(json.dumps(sorted(sys.modules)), file=sys.stderr)
+raise SystemExit(status)
+"""
+
+
+def test_a_refused_charge_loads_nothing_it_does_not_need(quota: Quota) -> None:
+    quota.configure(SMALL)
+    quota("charge", "search.list")
+    done = subprocess.run(
+        [sys.executable, "-c", MODULES.format(args=["charge", "search.list"])],
+        cwd=quota.folder,
+        env=quota.env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 75
+    modules = set(json.loads(done.stderr.splitlines()[-1]))
+    heavy = ("redis", "googleapiclient", "httplib2", "google.auth", "apscheduler", "tenacity", "rich", "logging.config")
+    assert not {name for name in modules if name.startswith(heavy)}
+    assert not {"importlib.metadata", "asyncio", "ssl", "jobs"} & modules
