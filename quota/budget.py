@@ -284,9 +284,10 @@ class Budget:
         *,
         commit: bool,
     ) -> Decision:
-        labels = _labels.get()
-        job = labels[0] if job is None else job
-        region = labels[1] if region is None else region
+        if job is None or region is None:
+            labelled = current_labels()
+            job = labelled[0] if job is None else job
+            region = labelled[1] if region is None else region
         key = (method, units, bucket, job)
         plan = self._plans.get(key) or self._make_plan(key)
         _check_name("region", region)
@@ -490,6 +491,11 @@ def rfc3339(at_ms: int) -> str:
 
 
 _labels: ContextVar[tuple[str, str]] = ContextVar("quota_labels", default=("", ""))
+
+
+def current_labels() -> tuple[str, str]:
+    """The job and region that `labels` set here; empty where it set none."""
+    return _labels.get()
 
 
 @contextmanager

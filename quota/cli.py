@@ -102,7 +102,7 @@ def cli() -> None:
       quota status          what is used, what remains, when more comes
 
     Exit status: 0 done; 1 no, or the work failed; 2 usage; 69 the ledger could not answer; 75 refused;
-    78 configuration.
+    78 configuration. QUOTA_LOG=info (or debug) in the environment logs to stderr.
     """
 
 
@@ -498,6 +498,19 @@ def fail(message: str) -> None:
     click.echo(f"quota: {line}", err=True)
 
 
+def _log_to_stderr(level: str) -> None:
+    """`QUOTA_LOG=info quota ...`: the log on stderr, secrets redacted."""
+    import logging
+
+    from quota.redact import install
+
+    known = ("debug", "info", "warning", "error")
+    if level.lower() not in known:
+        raise click.UsageError(f"QUOTA_LOG={level[:40]!r}: choose from {', '.join(known)}")
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    install()
+
+
 def main() -> None:
     """The entry point: every way to fail is one line on stderr and an exit status."""
     sys.exit(_main())
@@ -505,6 +518,8 @@ def main() -> None:
 
 def _main() -> int:
     try:
+        if os.environ.get("QUOTA_LOG"):
+            _log_to_stderr(os.environ["QUOTA_LOG"])
         result = cli.main(prog_name="quota", standalone_mode=False)
         sys.stdout.flush()
     except QuotaError as error:

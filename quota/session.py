@@ -87,11 +87,12 @@ class Session:
         chosen = self.credential(credential)
         if chosen.key_ref is None:
             return None
-        from quota.redact import register
+        from quota.redact import install, register
         from quota.settings import read_key
 
         secret = read_key(chosen.key_ref)
         register(secret)
+        install()
         return secret
 
     def google(self, credential: str | None = None, api: str = "youtube", version: str = "v3", **options: Any) -> Any:

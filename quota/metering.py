@@ -1,0 +1,193 @@
+"""What one HTTP attempt does to a budget, whatever client sends it.
+
+    attempt = meter.attempt("videos.list", "GET")     # charged, or Refused: then nothing may leave
+    ...                                               # send it
+    attempt.never_left()                              # only if no byte of it left this machine
+    attempt.answered(response.status, response.body)  # every answer; an error may close a bucket for everybody
+
+A timeout, a broken connection and an error answer stay charged: the attempt may have arrived, and upstream charges for
+failed calls too.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from typing import TYPE_CHECKING
+
+from quota.budget import Budget, current_labels, rfc3339
+from quota.errors import QuotaError, Refused
+from quota.ledger import NEVER, Exhaustion
+from quota.limits import Calendar
+from quota.upstream import UpstreamError, classify
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from quota.budget import Decision
+
+_log = logging.getLogger("quota")
+
+MAX_NAME_LENGTH = 64
+"""The longest method name a charge can carry."""
+
+
+class Meter:
+    """Charges attempts to one budget. Safe to share between threads."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+
+    def attempt(self, method: str, verb: str) -> Attempt:
+        """Charge one attempt of `method`, which the caller is about to send with this HTTP verb.
+
+        Raises Refused when the budget has no room for it, and what `Budget.charge_attempt` raises. In every case of
+        an error nothing was charged and nothing may be sent.
+        """
+        name = self.budget.book.canonical(method)
+        if len(name) > MAX_NAME_LENGTH or not name.isprintable():
+            # What is on its way out is charged, whatever it is called.
+            name = "".join(char if char.isprintable() else "?" for char in name)[-MAX_NAME_LENGTH:]
+        decision = self.budget.charge_attempt(name, verb)
+        if not decision.admitted:
+            raise Refused(decision)
+        return Attempt(self.budget, decision)
+
+    def attempts(self, calls: Iterable[tuple[str, str]]) -> list[Attempt]:
+        """Charge several (method, verb) that travel in one request: all of them, or none.
+
+        When one is refused those before it are given back.
+        """
+        charged: list[Attempt] = []
+        try:
+            for method, verb in calls:
+                charged.append(self.attempt(method, verb))
+        except BaseException:
+            for attempt in charged:
+                attempt.never_left()
+            raise
+        return charged
+
+
+class Attempt:
+    """One charged attempt on its way. Its two verbs take effect once: the first call of either decides."""
+
+    def __init__(self, budget: Budget, decision: Decision) -> None:
+        self.decision = decision
+        self._budget = budget
+        self._job = current_labels()[0]
+        self._closed = False
+
+    def never_left(self) -> None:
+        """Give the charge back: no byte of the attempt left this machine. Never raises a QuotaError.
+
+        When the ledger cannot take it back, the charge stands.
+        """
+        if self._closed or self.decision.id is None:
+            return
+        self._closed = True
+        try:
+            self._budget.refund(self.decision.id)
+        except QuotaError as error:
+            _log.warning("refund_failed charge=%s method=%s: %s", self.decision.id, self.decision.method, error)
+
+    def answered(self, status: int, body: bytes) -> UpstreamError | None:
+        """Take note of upstream's answer; what it means when it is an error (`status` >= 400), else None.
+
+        An exhausted pool is recorded in the ledger, for everybody. Never raises a QuotaError: the caller is about to
+        report upstream's own error, and must not lose it.
+        """
+        if self._closed:
+            return None
+        self._closed = True
+        if status < 400:
+            return None
+        error = classify(status, body, method=self.decision.method, book=self._budget.book)
+        if error.bucket is not None:
+            try:
+                self._close(error, error.bucket)
+            except QuotaError as trouble:
+                _log.warning("exhaustion_not_recorded bucket=%s: %s", error.bucket, trouble)
+        elif error.kind == "config":
+            _log.warning(
+                "upstream_config credential=%s method=%s reason=%s: %s; %s",
+                self._budget.credential,
+                self.decision.method,
+                error.reason,
+                error.message,
+                error.remedy,
+            )
+        return error
+
+    def _close(self, error: UpstreamError, bucket: str) -> None:
+        charged_ms = _charged_at_ms(self.decision)
+        until_ms = NEVER if error.kind == "project_blocked" else self._reset_after(bucket, charged_ms)
+        ledger = self._budget.ledger
+        if until_ms <= ledger.now_ms():
+            # Said about a day that is over: it must not close the one that has begun.
+            _log.info("exhaustion_past bucket=%s until=%s", bucket, rfc3339(until_ms))
+            return
+        stands = ledger.exhaust(
+            self._budget.project, Exhaustion(bucket, charged_ms, until_ms, error.message, reporter(self._job))
+        )
+        _log.warning(
+            "bucket_closed project=%s bucket=%s until=%s method=%s charge=%s: %s",
+            self._budget.project,
+            bucket,
+            "reopened" if stands.until_ms == NEVER else rfc3339(stands.until_ms),
+            self.decision.method,
+            self.decision.id,
+            error.message,
+        )
+
+    def _reset_after(self, bucket: str, at_ms: int) -> int:
+        """When upstream starts counting `bucket` anew. A pool that is no bucket of the book follows the main one."""
+        book = self._budget.book
+        window = book.buckets.get(bucket, book.main_bucket).window
+        return window.edges(at_ms)[1] if isinstance(window, Calendar) else at_ms + window.window_ms
+
+
+def reporter(job: str) -> str:
+    """Who says so: `host:pid job`."""
+    host = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "host")
+    return f"{host}:{os.getpid()} {job}".rstrip()
+
+
+def _charged_at_ms(decision: Decision) -> int:
+    """The moment of the charge, which its id `ms-seq` carries; an id of another form has the decision's moment."""
+    ms = (decision.id or "").partition("-")[0]
+    return int(ms) if ms.isascii() and ms.isdigit() else decision.decided_at_ms
+
+
+class Hosts:
+    """Which hosts are metered: names as `api.example.com`, which means any port, or `127.0.0.1:8765`.
+
+    Loopback's names (`localhost`, `127.0.0.1`, `::1`) are one host.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._known = {_split_host(name) for name in names}
+
+    def __contains__(self, host_port: tuple[str, int | None]) -> bool:
+        host, port = _host(host_port[0]), host_port[1]
+        return (host, port) in self._known or (host, None) in self._known
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name means this machine, whatever its network."""
+    return host.lower() in ("localhost", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None
+
+
+def _host(name: str) -> str:
+    name = name.strip("[]").rstrip(".").lower()
+    return "localhost" if is_loopback(name) else name
+
+
+def _split_host(name: str) -> tuple[str, int | None]:
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(f"//{name}")
+    if not parts.hostname or parts.path or parts.query:
+        raise ValueError(f"{name!r} is not a host; write for example 'api.example.com' or '127.0.0.1:8765'")
+    return _host(parts.hostname), parts.port

@@ -1,0 +1,301 @@
+"""The seam for requests and httpx, against real servers: what the ledger holds is what arrived."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import requests
+
+from quota.budget import Budget
+from quota.costs import load_book
+from quota.errors import Refused
+from quota.ledger import NEVER, Entry, Ledger
+from quota.limits import DAY_MS, Limit, Selector, Sliding, View
+from quota.sqlite_ledger import SqliteLedger
+from quota.transport import MAX_PEEK_BYTES, httpx_async_transport, httpx_transport, requests_adapter
+from support.plain_http import Answer, Arrived, PlainServer
+
+SPENT = json.dumps({"error": {"message": "Out of quota.", "errors": [{"reason": "quotaExceeded"}]}}).encode()
+
+
+def answer(request: Arrived) -> Answer:
+    """A server of many moods, by path."""
+    zipped = gzip.compress(SPENT)
+    chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(zipped), zipped)
+    match urlsplit(request.target).path:
+        case "/spent":
+            return Answer(403, SPENT)
+        case "/spent-zipped":
+            return Answer(403, zipped, {"Content-Encoding": "gzip"})
+        case "/spent-chunked":
+            return Answer(403, chunked, {"Content-Encoding": "gzip", "Transfer-Encoding": "chunked"})
+        case "/long":
+            return Answer(500, b"x" * (3 * MAX_PEEK_BYTES))
+        case "/cut":
+            return Answer(403, SPENT[:-5], {"Content-Length": str(len(SPENT))}, hang_up=True)
+        case "/stalls":
+            return Answer(403, SPENT[:-5], {"Content-Length": str(len(SPENT))}, hang_up=True, stall_s=1)
+        case "/not-zipped":
+            return Answer(403, SPENT, {"Content-Encoding": "gzip"})
+        case "/cookie":
+            return Answer(429, b"{}", {"Set-Cookie": "a=b"})
+        case "/moved":
+            return Answer(302, b"", {"Location": "/ok"})
+        case "/silent":
+            return Answer(wait_s=1)
+    return Answer(200, b'{"items": []}')
+
+
+@pytest.fixture
+def server() -> Iterator[PlainServer]:
+    with PlainServer(answer) as server:
+        yield server
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    ledger = SqliteLedger(f"sqlite:///{tmp_path / 'ledger.db'}")
+    yield ledger
+    ledger.close()
+
+
+def make_budget(ledger: Ledger, units: int = 1_000) -> Budget:
+    limit = Limit("day", units, View(Selector(), Sliding(DAY_MS)), units, 0)
+    return Budget(credential="main", project="p", book=load_book("youtube-v3"), limits=[limit], ledger=ledger)
+
+
+def entries(ledger: Ledger) -> list[Entry]:
+    return list(ledger.read("p", (0, 0), NEVER, 1_000))
+
+
+def charged(ledger: Ledger) -> dict[str, int]:
+    return dict(Counter(entry.method for entry in entries(ledger) if entry.units))
+
+
+def name_of(verb: str, url: str) -> str:
+    return "search.list" if "search" in url else "videos.list" if verb == "GET" else "playlists.insert"
+
+
+class Requests:
+    """The two clients under one name, as far as these tests use them."""
+
+    def __init__(self, budget: Budget, hosts: list[str], method: Any = "videos.list") -> None:
+        self.session = requests.Session()
+        self.session.trust_env = False
+        adapter = requests_adapter(budget, method, hosts=hosts, max_retries=5)
+        self.session.mount("http://", adapter)
+
+    def get(self, url: str, timeout_s: float = 5) -> tuple[int, bytes]:
+        response = self.session.get(url, timeout=timeout_s)
+        return response.status_code, response.content
+
+    def post(self, url: str) -> int:
+        return self.session.post(url, timeout=5).status_code
+
+    def stream(self, url: str) -> bytes:
+        with self.session.get(url, timeout=5, stream=True) as response:
+            return b"".join(response.iter_content(1_000))
+
+    def raw(self, url: str) -> bytes:
+        with self.session.get(url, timeout=5, stream=True) as response:
+            return bytes(response.raw.read(decode_content=False))
+
+    def close(self) -> None:
+        self.session.close()
+
+
+class Httpx:
+    def __init__(self, budget: Budget, hosts: list[str], method: Any = "videos.list") -> None:
+        self.client = httpx.Client(
+            transport=httpx_transport(budget, method, hosts=hosts), follow_redirects=True, trust_env=False
+        )
+
+    def get(self, url: str, timeout_s: float = 5) -> tuple[int, bytes]:
+        response = self.client.get(url, timeout=timeout_s)
+        return response.status_code, response.content
+
+    def post(self, url: str) -> int:
+        return self.client.post(url).status_code
+
+    def stream(self, url: str) -> bytes:
+        with self.client.stream("GET", url) as response:
+            return b"".join(response.iter_bytes(1_000))
+
+    def raw(self, url: str) -> bytes:
+        with self.client.stream("GET", url) as response:
+            return b"".join(response.iter_raw())
+
+    def close(self) -> None:
+        self.client.close()
+
+
+class AsyncHttpx:
+    """One event loop for all calls, on the calling thread."""
+
+    def __init__(self, budget: Budget, hosts: list[str], method: Any = "videos.list") -> None:
+        self.runner = asyncio.Runner()
+        transport = httpx_async_transport(budget, method, hosts=hosts)
+        self.client = httpx.AsyncClient(transport=transport, follow_redirects=True, trust_env=False)
+
+    def get(self, url: str, timeout_s: float = 5) -> tuple[int, bytes]:
+        response = self.runner.run(self.client.get(url, timeout=timeout_s))
+        return response.status_code, response.content
+
+    def post(self, url: str) -> int:
+        return self.runner.run(self.client.post(url)).status_code
+
+    def stream(self, url: str) -> bytes:
+        async def read() -> bytes:
+            async with self.client.stream("GET", url) as response:
+                return b"".join([chunk async for chunk in response.aiter_bytes(1_000)])
+
+        return self.runner.run(read())
+
+    def raw(self, url: str) -> bytes:
+        async def read() -> bytes:
+            async with self.client.stream("GET", url) as response:
+                return b"".join([chunk async for chunk in response.aiter_raw()])
+
+        return self.runner.run(read())
+
+    def close(self) -> None:
+        self.runner.run(self.client.aclose())
+        self.runner.close()
+
+
+Connect = Callable[..., Any]
+
+
+@pytest.fixture(params=[Requests, Httpx, AsyncHttpx])
+def connect(request: pytest.FixtureRequest, ledger: Ledger) -> Iterator[Connect]:
+    """Makes clients of one kind over the test's ledger, and closes them."""
+    made: list[Any] = []
+
+    def connect(server: PlainServer | str, *, units: int = 1_000, method: Any = "videos.list") -> Any:
+        host = server if isinstance(server, str) else server.host
+        made.append(request.param(make_budget(ledger, units), [host], method))
+        return made[-1]
+
+    yield connect
+    for client in made:
+        client.close()
+
+
+def test_every_attempt_is_charged_under_the_name_it_is_given(
+    connect: Connect, server: PlainServer, ledger: Ledger
+) -> None:
+    client = connect(server, method=name_of)
+    client.get(f"{server.address}/videos")
+    client.get(f"{server.address}/search")
+    client.post(f"{server.address}/playlists")
+    assert charged(ledger) == {"videos.list": 1, "search.list": 1, "playlists.insert": 1}
+    assert len(server.arrived) == 3
+
+
+def test_a_redirect_is_charged_hop_by_hop(connect: Connect, server: PlainServer, ledger: Ledger) -> None:
+    assert connect(server).get(f"{server.address}/moved")[0] == 200
+    assert charged(ledger) == {"videos.list": 2}
+    assert len(server.arrived) == 2
+
+
+def test_other_hosts_are_free(connect: Connect, server: PlainServer, ledger: Ledger) -> None:
+    client = connect("api.example.com")
+    assert client.get(f"{server.address}/spent")[0] == 403
+    assert not entries(ledger)
+    assert not ledger.exhaustions("p")
+
+
+def test_a_refusal_leaves_the_client_and_nothing_else_leaves(
+    connect: Connect, server: PlainServer, ledger: Ledger
+) -> None:
+    client = connect(server, units=1)
+    client.get(f"{server.address}/ok")
+    with pytest.raises(Refused):
+        client.get(f"{server.address}/ok")
+    assert len(server.arrived) == 1
+
+
+def test_what_cannot_connect_is_given_back(connect: Connect, ledger: Ledger) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and never listens
+        host = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises((requests.ConnectionError, httpx.ConnectError)):
+            connect(host).get(f"http://{host}/")
+    with pytest.raises((requests.ConnectionError, httpx.ConnectError)):
+        connect("no-such-host.invalid").get("http://no-such-host.invalid/")
+    assert [entry.units for entry in entries(ledger)] == [0, 0]
+
+
+def test_a_timeout_stays_charged(connect: Connect, server: PlainServer, ledger: Ledger) -> None:
+    with pytest.raises((requests.ReadTimeout, httpx.ReadTimeout)):
+        connect(server).get(f"{server.address}/silent", timeout_s=0.1)
+    assert charged(ledger) == {"videos.list": 1}
+
+
+@pytest.mark.parametrize("path", ["/spent", "/spent-zipped", "/spent-chunked"])
+def test_an_error_is_understood_and_still_there_to_read(
+    connect: Connect, server: PlainServer, ledger: Ledger, path: str
+) -> None:
+    """However the client reads it: at once, decoded piece by piece, or as it came."""
+    client = connect(server)
+    reads: list[Callable[[], bytes]] = [
+        lambda: bytes(client.get(server.address + path)[1]),
+        lambda: bytes(client.stream(server.address + path)),
+    ]
+    for read in reads:
+        assert read() == SPENT
+        assert [closed.bucket for closed in ledger.exhaustions("p")] == ["units"]
+        ledger.reopen("p", "units")
+    raw = client.raw(server.address + path)
+    assert (raw if path == "/spent" else gzip.decompress(raw)) == SPENT
+
+
+def test_a_long_error_is_only_looked_into(connect: Connect, server: PlainServer) -> None:
+    client = connect(server)
+    assert client.stream(f"{server.address}/long") == b"x" * (3 * MAX_PEEK_BYTES)
+    assert client.get(f"{server.address}/long")[1] == b"x" * (3 * MAX_PEEK_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("path", "failure"),
+    [
+        ("/cut", (requests.exceptions.ChunkedEncodingError, httpx.RemoteProtocolError)),
+        ("/stalls", (requests.ConnectionError, httpx.ReadTimeout)),
+        ("/not-zipped", (requests.exceptions.ContentDecodingError, httpx.DecodingError)),
+    ],
+)
+def test_an_error_that_cannot_be_read_fails_for_the_client_as_it_would_without_us(
+    connect: Connect, server: PlainServer, ledger: Ledger, path: str, failure: tuple[type[Exception], ...]
+) -> None:
+    """It stays charged, and is judged by its status alone."""
+    with pytest.raises(failure):
+        connect(server).get(server.address + path, timeout_s=0.2)
+    assert charged(ledger) == {"videos.list": 1}
+    assert not ledger.exhaustions("p")
+
+
+def test_a_connection_is_used_again_after_an_error(connect: Connect, server: PlainServer, ledger: Ledger) -> None:
+    client = connect(server)
+    for _ in range(3):
+        client.get(f"{server.address}/cookie")
+    assert charged(ledger) == {"videos.list": 3}
+    assert [request.headers.get("cookie") for request in server.arrived] == [None, "a=b", "a=b"]
+
+
+def test_threads_share_a_session(server: PlainServer, ledger: Ledger) -> None:
+    client = Requests(make_budget(ledger), [server.host])
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: client.get(f"{server.address}/ok"), range(80)))
+    client.close()
+    assert charged(ledger) == {"videos.list": 80} == {"videos.list": len(server.arrived)}

@@ -1,0 +1,97 @@
+"""A small HTTP server that answers what a test tells it to, and remembers what arrived."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Self
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """One request, its header names in lower case."""
+
+    verb: str
+    target: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Silence for `wait_s` comes before the reply, for `stall_s` after it; then `hang_up` closes the connection
+    without having announced that."""
+
+    status: int = 200
+    body: bytes = b"{}"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    hang_up: bool = False
+    stall_s: float = 0
+    wait_s: float = 0
+
+
+class PlainServer:
+    """Serves inside `with`, on loopback. `answer` is asked for each request; `arrived` lists them in order."""
+
+    def __init__(self, answer: Callable[[Arrived], Answer]) -> None:
+        self.arrived: list[Arrived] = []
+        self._stopping = threading.Event()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            wbufsize = -1
+            timeout = 30
+
+            def serve(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                request = Arrived(self.command, self.path, headers, body)
+                outer.arrived.append(request)
+                reply = answer(request)
+                outer._stopping.wait(reply.wait_s)
+                self.send_response(reply.status)
+                length = {} if "Transfer-Encoding" in reply.headers else {"Content-Length": str(len(reply.body))}
+                for name, value in {"Content-Type": "application/json", **length, **reply.headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(reply.body)
+                self.wfile.flush()
+                outer._stopping.wait(reply.stall_s)
+                self.close_connection = self.close_connection or reply.hang_up
+
+            do_GET = do_POST = do_PUT = serve  # noqa: N815
+
+            def log_message(self, *args: object) -> None: ...
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, request: object, client_address: object) -> None:
+                """A client that hung up is no news."""
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self._server.server_port}"
+
+    @property
+    def address(self) -> str:
+        return f"http://{self.host}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()

@@ -1,0 +1,262 @@
+"""What one HTTP attempt does to a budget, with the clock in hand."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from quota.budget import Budget, labels
+from quota.costs import load_book, parse_book
+from quota.errors import LedgerError, Refused
+from quota.ledger import NEVER, Exhaustion, Ledger
+from quota.limits import DAY_MS, Limit, Selector, Sliding, View
+from quota.metering import Hosts, Meter, is_loopback
+from quota.sqlite_ledger import SqliteLedger
+
+
+def pacific(text: str) -> int:
+    """Milliseconds of a moment at upstream's own midnight's place: `pacific("2026-11-20 23:59:59")`."""
+    return int(datetime.fromisoformat(text).replace(tzinfo=ZoneInfo("America/Los_Angeles")).timestamp() * 1000)
+
+
+SPENT = json.dumps({"error": {"message": "You are out of quota.", "errors": [{"reason": "quotaExceeded"}]}}).encode()
+
+
+def search_limit(value: str) -> bytes:
+    metadata = {"quota_limit": "defaultSearchListPerDayPerProject", "quota_limit_value": value}
+    return json.dumps({"error": {"message": "No.", "details": [{"metadata": metadata}]}}).encode()
+
+
+@dataclass
+class Clock:
+    now_ms: int
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(pacific("2026-11-20 12:00:00"))
+
+
+@pytest.fixture
+def ledger(clock: Clock) -> Iterator[Ledger]:
+    ledger = SqliteLedger("sqlite://", clock=clock)
+    yield ledger
+    ledger.close()
+
+
+def make_meter(ledger: Ledger, clock: Clock, *, units: int = 1_000, book: Any = None) -> Meter:
+    limit = Limit("day", units, View(Selector(), Sliding(DAY_MS)), units, 0)
+    costs = book or load_book("youtube-v3")
+    return Meter(Budget(credential="main", project="p", book=costs, limits=[limit], ledger=ledger, clock=clock))
+
+
+def units(ledger: Ledger) -> list[int]:
+    return [entry.units for entry in ledger.read("p", (0, 0), NEVER, 100)]
+
+
+def test_an_attempt_is_charged_before_it_is_sent_and_refused_without_a_trace(ledger: Ledger, clock: Clock) -> None:
+    meter = make_meter(ledger, clock, units=150)
+    assert meter.attempt("youtube.search.list", "GET").decision.cost_units == 100
+    with pytest.raises(Refused):
+        meter.attempt("search.list", "GET")
+    assert units(ledger) == [100]
+
+
+def test_what_never_left_is_given_back_once(ledger: Ledger, clock: Clock) -> None:
+    attempt = make_meter(ledger, clock).attempt("search.list", "GET")
+    attempt.never_left()
+    attempt.never_left()
+    assert units(ledger) == [0]
+
+
+def test_what_was_answered_is_not_given_back(ledger: Ledger, clock: Clock) -> None:
+    attempt = make_meter(ledger, clock).attempt("search.list", "GET")
+    assert attempt.answered(200, b"{}") is None
+    attempt.never_left()
+    assert units(ledger) == [100]
+
+
+def test_several_attempts_are_charged_together_or_not_at_all(ledger: Ledger, clock: Clock) -> None:
+    meter = make_meter(ledger, clock, units=150)
+    with pytest.raises(Refused):
+        meter.attempts([("videos.list", "GET"), ("search.list", "GET"), ("search.list", "GET")])
+    assert units(ledger) == [0, 0]
+    assert len(meter.attempts([("videos.list", "GET"), ("search.list", "GET")])) == 2
+    assert units(ledger) == [0, 0, 1, 100]
+
+
+def test_a_name_that_no_charge_can_carry_is_cut(ledger: Ledger, clock: Clock) -> None:
+    meter = make_meter(ledger, clock)
+    assert meter.attempt("GET /" + "x" * 70 + "\n", "GET").decision.method == "x" * 63 + "?"
+
+
+# -- exhaustion --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("charged", "answered", "until"),
+    [
+        # Until the midnight that follows the charge, in upstream's zone.
+        ("2026-11-20 12:00:00", "2026-11-20 12:00:01", "2026-11-21 00:00:00"),
+        ("2026-11-20 00:00:00", "2026-11-20 00:00:00", "2026-11-21 00:00:00"),
+        # A day of 25 hours.
+        ("2026-11-01 00:30:00", "2026-11-01 00:30:01", "2026-11-02 00:00:00"),
+        # An answer after midnight speaks of the day that is over: nothing closes.
+        ("2026-11-20 23:59:59", "2026-11-21 00:00:00", None),
+        ("2026-11-20 23:59:59", "2026-11-21 00:00:01", None),
+        ("2026-11-20 23:59:58", "2026-11-20 23:59:59", "2026-11-21 00:00:00"),
+    ],
+)
+def test_an_exhaustion_is_dated_by_its_charge(
+    ledger: Ledger, clock: Clock, charged: str, answered: str, until: str | None
+) -> None:
+    meter = make_meter(ledger, clock)
+    clock.now_ms = pacific(charged)
+    attempt = meter.attempt("videos.list", "GET")
+    clock.now_ms = pacific(answered)
+    error = attempt.answered(403, SPENT)
+    assert error is not None
+    assert error.kind == "daily_exhausted"
+    expected = [] if until is None else [("units", pacific(charged), pacific(until))]
+    assert [(e.bucket, e.since_ms, e.until_ms) for e in ledger.exhaustions("p")] == expected
+
+
+def test_an_exhaustion_says_who_reported_it_and_what_upstream_said(ledger: Ledger, clock: Clock) -> None:
+    with labels(job="trending", region="DE"):
+        attempt = make_meter(ledger, clock).attempt("videos.list", "GET")
+    attempt.answered(403, SPENT)
+    (closed,) = ledger.exhaustions("p")
+    assert closed.evidence == "You are out of quota."
+    host_and_pid, job = closed.reported_by.split(" ")
+    assert job == "trending"
+    assert host_and_pid.endswith(f":{os.getpid()}")
+
+
+def test_a_repeat_extends_nothing(ledger: Ledger, clock: Clock) -> None:
+    meter = make_meter(ledger, clock)
+    first, second = meter.attempts([("videos.list", "GET"), ("videos.list", "GET")])
+    first.answered(403, SPENT)
+    before = ledger.exhaustions("p")
+    clock.now_ms += 60_000
+    second.answered(403, SPENT)
+    assert ledger.exhaustions("p") == before
+
+
+def test_a_pool_of_upstreams_closes_its_methods_under_a_book_that_pays_from_another(
+    ledger: Ledger, clock: Clock
+) -> None:
+    """It has no calendar of its own in such a book, and resets with the main bucket."""
+    meter = make_meter(ledger, clock)
+    meter.attempt("search.list", "GET").answered(429, search_limit("100"))
+    with pytest.raises(Refused) as refusal:
+        meter.attempt("search.list", "GET")
+    decision = refusal.value.decision
+    assert (decision.reason, decision.refused_by) == ("exhausted", "search")
+    assert decision.retry_at_ms == pacific("2026-11-21 00:00:00")
+    meter.attempt("videos.list", "GET")
+
+
+def test_a_limit_of_zero_closes_for_good(ledger: Ledger, clock: Clock) -> None:
+    make_meter(ledger, clock).attempt("search.list", "GET").answered(429, search_limit("0"))
+    (closed,) = ledger.exhaustions("p")
+    assert (closed.bucket, closed.until_ms) == ("search", NEVER)
+
+
+def test_a_bucket_with_a_sliding_window_reopens_one_window_after_the_charge(ledger: Ledger, clock: Clock) -> None:
+    book = parse_book(
+        """
+        api = "x"
+        source = "the tests"
+        read_on = 2026-11-01
+        buckets.units = { quota = 100, resets = "1h" }
+        default = { get = 1, other = 1 }
+        methods = { "a.list" = 1 }
+        """,
+        "sliding",
+    )
+    charged_ms = clock.now_ms
+    make_meter(ledger, clock, book=book).attempt("a.list", "GET").answered(403, SPENT)
+    assert [closed.until_ms for closed in ledger.exhaustions("p")] == [charged_ms + 3_600_000]
+
+
+class Locked(SqliteLedger):
+    """A ledger that takes charges, and then no more."""
+
+    def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:
+        raise LedgerError("the ledger is locked")
+
+    def settle(self, *args: Any) -> Any:
+        raise LedgerError("the ledger is locked")
+
+
+def test_a_ledger_that_cannot_take_note_never_hides_upstreams_error(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = Locked("sqlite://", clock=clock)
+    first, second = make_meter(ledger, clock).attempts([("videos.list", "GET"), ("videos.list", "GET")])
+    error = first.answered(403, SPENT)
+    assert error is not None
+    assert error.kind == "daily_exhausted"
+    second.never_left()
+    assert [record.message.split()[0] for record in caplog.records] == ["exhaustion_not_recorded", "refund_failed"]
+    ledger.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "event"),
+    [
+        (403, SPENT, "bucket_closed"),
+        (400, b'{"error": {"message": "x", "errors": [{"reason": "keyInvalid"}]}}', "upstream_config"),
+        (503, b"", None),
+        (404, b"", None),
+    ],
+)
+def test_what_an_operator_must_know_is_logged_by_name(
+    ledger: Ledger, clock: Clock, caplog: pytest.LogCaptureFixture, status: int, body: bytes, event: str | None
+) -> None:
+    caplog.set_level(logging.WARNING)
+    make_meter(ledger, clock).attempt("videos.list", "GET").answered(status, body)
+    assert [record.message.split()[0] for record in caplog.records] == ([] if event is None else [event])
+
+
+# -- hosts -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "host", "port", "metered"),
+    [
+        ("api.example.com", "api.example.com", 443, True),
+        ("api.example.com", "API.example.com.", 8443, True),
+        ("api.example.com", "example.com", 443, False),
+        ("api.example.com:8443", "api.example.com", 443, False),
+        ("127.0.0.1:8765", "127.0.0.1", 8765, True),
+        ("127.0.0.1:8765", "localhost", 8765, True),
+        ("[::1]:8765", "::1", 8765, True),
+        ("localhost:8765", "127.0.0.1", 8766, False),
+        ("localhost", "127.0.0.1", 8766, True),
+    ],
+)
+def test_a_host_is_known_by_its_name_and_port(name: str, host: str, port: int, metered: bool) -> None:
+    assert ((host, port) in Hosts([name])) == metered
+
+
+@pytest.mark.parametrize("name", ["", "http://api.example.com", "api.example.com/path", "host:port"])
+def test_a_host_is_no_url(name: str) -> None:
+    with pytest.raises(ValueError, match=r"host|[Pp]ort"):
+        Hosts([name])
+
+
+def test_loopback_is_this_machine() -> None:
+    assert [is_loopback(host) for host in ("127.0.0.1", "127.1.2.3", "LOCALHOST", "::1")] == [True] * 4
+    assert [is_loopback(host) for host in ("127.example.com", "128.0.0.1", "")] == [False] * 3

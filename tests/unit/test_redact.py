@@ -1,0 +1,122 @@
+"""No secret reaches a log or a message."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from quota import redact as redact_module
+from quota.redact import REDACTED, RedactingFilter, install, redact, register
+
+
+@pytest.fixture(autouse=True)
+def _forget_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redact_module, "_secrets", ())
+
+
+@pytest.fixture
+def log() -> Iterator[tuple[logging.Logger, io.StringIO]]:
+    """A logger of its own whose one handler redacts, and what that handler wrote."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    install(handler)
+    logger = logging.getLogger("test_redact")
+    logger.propagate = False
+    logger.addHandler(handler)
+    yield logger, stream
+    logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        # A URL's query.
+        ("GET https://h/videos?part=id&key=s3cret&alt=json", f"GET https://h/videos?part=id&key={REDACTED}&alt=json"),
+        ("https://h/?access_token=s3cret", f"https://h/?access_token={REDACTED}"),
+        ("api_key=s3cret", f"api_key={REDACTED}"),
+        # Headers: as text, as a dict, as bytes in a repr, as JSON, as JSON in JSON.
+        ("X-Goog-Api-Key: s3cret", f"X-Goog-Api-Key: {REDACTED}"),
+        ("{'x-goog-api-key': 's3cret', 'a': 'b'}", f"{{'x-goog-api-key': '{REDACTED}', 'a': 'b'}}"),
+        (r"b'GET /\r\nx-goog-api-key: s3cret\r\n'", rf"b'GET /\r\nx-goog-api-key: {REDACTED}\r\n'"),
+        ('{"Authorization": "Bearer s3cret"}', f'{{"Authorization": "Bearer {REDACTED}"}}'),
+        (r"{\"X-Goog-Api-Key\": \"s3cret\"}", rf"{{\"X-Goog-Api-Key\": \"{REDACTED}\"}}"),
+        ("Authorization: Basic czNjcmV0", f"Authorization: Basic {REDACTED}"),
+        ("Authorization: s3cret", f"Authorization: {REDACTED}"),
+        ("sent bearer s3cret-token", f"sent bearer {REDACTED}"),
+        # What gives itself away by its form.
+        ("the key AIzaSyA0123456789012345678901234567890 is", f"the key {REDACTED} is"),
+        ("token ya29.a0AfH6SMB_x-y", f"token {REDACTED}"),
+        ("redis://user:s3cret@host/0", f"redis://user:{REDACTED}@host/0"),
+        ("redis://:s3cret@host/0", f"redis://:{REDACTED}@host/0"),
+        # What only looks similar.
+        ("min(rows, key=len)", "min(rows, key=len)"),
+        ("monkey=1 turnkey=2", "monkey=1 turnkey=2"),
+        ("http://host:80/path@x", "http://host:80/path@x"),
+        ("a bearer of news", "a bearer of news"),
+    ],
+)
+def test_what_looks_like_a_secret_is_replaced_once(text: str, clean: str) -> None:
+    assert redact(text) == clean
+    assert redact(clean) == clean
+
+
+def test_a_registered_secret_is_replaced_wherever_it_stands() -> None:
+    register("pass word/1")
+    register("pass word/1 and more")
+    assert redact("<pass word/1> <pass%20word%2F1> <pass word/1 and more>") == f"<{REDACTED}> <{REDACTED}> <{REDACTED}>"
+
+
+def test_a_value_too_short_for_a_secret_is_not_hunted_for() -> None:
+    register("on")
+    register("")
+    register(None)
+    assert redact("one connection") == "one connection"
+
+
+def test_a_record_loses_its_secrets_in_message_arguments_fields_and_traceback(
+    log: tuple[logging.Logger, io.StringIO],
+) -> None:
+    logger, stream = log
+    logger.handlers[0].setFormatter(logging.Formatter("%(message)s %(uri)s"))
+    register("registered-1")
+    try:
+        raise ValueError("GET https://h/?key=s3cret1")
+    except ValueError:
+        logger.exception("%s of %s", "registered-1", {"x-goog-api-key": "s3cret2"}, extra={"uri": "/?key=s3cret3"})
+    written = stream.getvalue()
+    assert "s3cret" not in written
+    assert "registered-1" not in written
+    assert "ValueError: GET https://h/?key=[redacted]" in written
+
+
+def test_a_record_without_secrets_keeps_its_arguments(log: tuple[logging.Logger, io.StringIO]) -> None:
+    record = logging.LogRecord("x", logging.INFO, "f", 1, "%d units of %s", (3, "day"), None)
+    assert RedactingFilter().filter(record)
+    assert record.args == (3, "day")
+
+
+def test_a_message_that_does_not_fit_its_arguments_is_still_redacted(
+    log: tuple[logging.Logger, io.StringIO], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Logging itself would print message and arguments to stderr."""
+    logger, stream = log
+    logger.warning("one %s, not two", "?key=s3cret", "?key=s3cret")
+    assert "s3cret" not in stream.getvalue() + capsys.readouterr().err
+
+
+def test_installing_twice_puts_one_filter_on_each_root_handler() -> None:
+    handler = logging.NullHandler()
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        install()
+        install()
+        assert [type(known) for known in handler.filters] == [RedactingFilter]
+    finally:
+        root.removeHandler(handler)
+        for known in [*root.handlers, logging.lastResort]:
+            for installed in [f for f in (known.filters if known else []) if isinstance(f, RedactingFilter)]:
+                known.removeFilter(installed)  # type: ignore[union-attr]
