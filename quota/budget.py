@@ -123,9 +123,10 @@ class Decision:
         what = f"{self.method} ({self.cost_units} units) on {self.credential}"
         if self.admitted:
             return f"admitted {what}; {self.remaining_units} units remain"
-        return f"refused {what}: {self._why()}; {self._when()}"
+        return f"refused {what}: {self.why()}; {self._when()}"
 
-    def _why(self) -> str:
+    def why(self) -> str:
+        """What refused it, without what was asked and when to come back."""
         state = next((s for s in self.limits if s.name == self.refused_by), None)
         if self.reason in ("limit", "leave") and state is not None:
             left = " after what this job leaves for others" if self.reason == "leave" else ""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 REFUSED_STATUS = Refused.exit_status
 WATCH_S = 2
+LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 class Commands(click.Group):
@@ -498,16 +499,20 @@ def fail(message: str) -> None:
     click.echo(f"quota: {line}", err=True)
 
 
-def _log_to_stderr(level: str) -> None:
-    """`QUOTA_LOG=info quota ...`: the log on stderr, secrets redacted."""
+def log_to_stderr() -> None:
+    """Warnings on stderr as `quota: ...`; with QUOTA_LOG=info or debug the whole log. Secrets are redacted.
+
+    For commands that load `logging` anyway: a refused `quota charge` does not.
+    """
     import logging
 
     from quota.redact import install
 
-    known = ("debug", "info", "warning", "error")
-    if level.lower() not in known:
-        raise click.UsageError(f"QUOTA_LOG={level[:40]!r}: choose from {', '.join(known)}")
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    level = os.environ.get("QUOTA_LOG", "").lower()
+    if level not in ("", *LOG_LEVELS):
+        raise click.UsageError(f"QUOTA_LOG={level[:40]!r}: choose from {', '.join(LOG_LEVELS)}")
+    form = "%(asctime)s %(levelname)s %(name)s %(message)s" if level else "quota: %(message)s"
+    logging.basicConfig(level=(level or "warning").upper(), format=form)
     install()
 
 
@@ -519,7 +524,7 @@ def main() -> None:
 def _main() -> int:
     try:
         if os.environ.get("QUOTA_LOG"):
-            _log_to_stderr(os.environ["QUOTA_LOG"])
+            log_to_stderr()
         result = cli.main(prog_name="quota", standalone_mode=False)
         sys.stdout.flush()
     except QuotaError as error:

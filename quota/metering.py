@@ -110,7 +110,8 @@ class Attempt:
             except QuotaError as trouble:
                 _log.warning("exhaustion_not_recorded bucket=%s: %s", error.bucket, trouble)
         elif error.kind == "config":
-            _log.warning(
+            # The caller reports it as an error; here it is for the record.
+            _log.info(
                 "upstream_config credential=%s method=%s reason=%s: %s; %s",
                 self._budget.credential,
                 self.decision.method,

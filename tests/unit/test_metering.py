@@ -225,7 +225,7 @@ def test_a_ledger_that_cannot_take_note_never_hides_upstreams_error(
 def test_what_an_operator_must_know_is_logged_by_name(
     ledger: Ledger, clock: Clock, caplog: pytest.LogCaptureFixture, status: int, body: bytes, event: str | None
 ) -> None:
-    caplog.set_level(logging.WARNING)
+    caplog.set_level(logging.INFO)
     make_meter(ledger, clock).attempt("videos.list", "GET").answered(status, body)
     assert [record.message.split()[0] for record in caplog.records] == ([] if event is None else [event])
 

@@ -1,0 +1,362 @@
+"""The application's commands of `quota`: run, search, demo, emulate. Thin: the work is elsewhere.
+
+Only click is imported here, the rest where it is needed: this module is loaded for every tick, also a refused one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from quota.cli import REFUSED_STATUS, config_option, fail, json_option, log_to_stderr, print_json, print_rich
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from jobs.job import RegionOutcome, RunReport
+    from jobs.store import Found, Place
+
+
+@click.command("run")
+@click.argument("job")
+@click.option("--region", "regions", multiple=True, metavar="R", help="Only this region of the job; may be repeated.")
+@click.option("--fail-on-refusal", is_flag=True, help=f"Exit with {REFUSED_STATUS} when the budget stopped the run.")
+@json_option
+@config_option
+def run(job: str, regions: tuple[str, ...], fail_on_refusal: bool, as_json: bool, config: str | None) -> None:
+    """Run one tick of JOB: fetch its regions until done or refused.
+
+    A run that is refused stops at once, keeps what it fetched and its place, and the next one goes on from there.
+
+    \b
+    Example: quota run trending
+             quota run trending --region DE --region FR --json
+    """
+    import quota
+    from jobs.runner import run_job
+
+    log_to_stderr()
+    with interruptible() as stop, quota.open(config) as session, _watching(job) as watcher:
+        report = run_job(session, job, regions=regions, stop=stop, watcher=watcher)
+    _print_report(report, as_json)
+    status = report.exit_status
+    if fail_on_refusal and report.refused and not status:
+        status = REFUSED_STATUS
+    click.get_current_context().exit(status)
+
+
+def _print_report(report: RunReport, as_json: bool) -> None:
+    from quota.budget import host_clock
+
+    for region in report.regions:
+        if region.error is not None and region.error != report.why:
+            fail(f"{_named(report.job, region.region)}: {_printable(region.error)}")
+    if report.outcome == "failed":
+        fail(f"{report.job}: {_printable(report.why)}")
+    if as_json:
+        print_json(report.as_json())
+    else:
+        click.echo(_printable(report.sentence(host_clock())))
+
+
+@click.command("search")
+@click.argument("words", nargs=-1, required=True)
+@click.option("--region", metavar="R", help="Only videos that were ranked in this region.")
+@click.option("--limit", default=20, show_default=True, metavar="N", help="Show at most N videos.")
+@json_option
+@config_option
+def search(words: tuple[str, ...], region: str | None, limit: int, as_json: bool, config: str | None) -> None:
+    """Search the local store for videos that have all WORDS in title, description, channel or tags.
+
+    It costs no quota. Best match first, each with its newest rank in every region; accents and case do not matter.
+
+    \b
+    Example: quota search music video --region DE
+    """
+    import quota
+    from jobs.store import Store
+
+    with quota.open(config) as session:
+        settings = session.settings.store
+        with Store(settings.url, retention_ms=settings.retention_ms, create=False) as store:
+            found = store.search(" ".join(words), region, limit)
+    if as_json:
+        rows = [video.as_json() for video in found]
+        print_json({"words": " ".join(words), "region": region, "videos": rows})
+        return
+    for video in found:
+        click.echo(_found_line(video))
+    if not found:
+        click.echo("nothing found", err=True)
+
+
+def _found_line(video: Found) -> str:
+    views = "?" if video.view_count is None else f"{video.view_count:,}"
+    line = f"{video.video_id}  {video.title or '(no title)'}  [{video.channel_title or '?'}, {views} views]"
+    ranks = ", ".join(f"{r.region or r.job} #{r.rank}" for r in video.rankings)
+    return _printable(f"{line}  {ranks}".rstrip())
+
+
+@click.command("emulate")
+@click.option("--port", default=8765, show_default=True, metavar="P", help="Port on 127.0.0.1; 0 takes a free one.")
+@click.option("--recorded", metavar="DIR", help="Serve the recorded pages in this folder instead of invented ones.")
+@click.option("--allocation", type=click.Choice(["pool", "buckets"]), default="pool", show_default=True)
+@click.option("--quota", "quota_units", default=10_000, show_default=True, metavar="N", help="Units granted per day.")
+def emulate(port: int, recorded: str | None, allocation: Any, quota_units: int) -> None:
+    """Serve an emulator of the upstream API on loopback, for development without spending quota.
+
+    One line says where, as soon as it listens. GET /emulator/usage answers what reached it. Ctrl-C or SIGTERM ends it.
+
+    \b
+    Example: quota emulate --port 8765 --quota 100
+    """
+    import quota
+    from jobs.emulator import Emulator
+
+    if not 0 <= port <= 65_535:
+        raise quota.UsageError(f"--port {port}: a port is a number from 0 to 65535")
+    # A supervisor's SIGTERM is the regular way to end it; Ctrl-C is reported as everywhere else.
+    with _exits({signal.SIGTERM: 0, signal.SIGINT: 128 + signal.SIGINT}):
+        try:
+            folder = None if recorded is None else Path(recorded)
+            emulator = Emulator(port=port, recorded=folder, allocation=allocation, quota=quota_units)
+        except ValueError as error:
+            raise quota.UsageError(str(error)) from error
+        except OSError as error:
+            raise quota.UsageError(f"--port {port}: {error.strerror or error}; choose another one") from error
+        emulator.serve_forever(ready=click.echo)
+
+
+@click.command("demo")
+@click.option("--keep", metavar="DIR", help="Keep configuration, ledger and store in this folder, to look at or go on.")
+@click.option("--units", default=9_500, show_default=True, metavar="N", help="Enforce a limit of N units a day.")
+@json_option
+def demo(keep: str | None, units: int, as_json: bool) -> None:
+    """Show the whole product: an emulated upstream, eight regions, the real client, the embedded ledger.
+
+    Nothing leaves this machine and no key is needed.
+
+    \b
+    Example: quota demo
+             quota demo --units 10 --keep /tmp/demo     # refused after 10; the same again goes on there
+    """
+    import tempfile
+
+    import quota
+    from jobs.emulator import Emulator
+    from jobs.runner import run_job
+
+    if units < 1:
+        raise quota.UsageError(f"--units {units}: enforce 1 or more")
+    with tempfile.TemporaryDirectory(prefix="quota-demo-") as temporary, interruptible() as stop:
+        folder = Path(keep or temporary).absolute()
+        with Emulator() as upstream, _state_in(folder / "state"):
+            config = _demo_config(folder, upstream.address, units)
+            with quota.open(config) as session:
+                with _watching("trending") as watcher:
+                    report = run_job(session, "trending", stop=stop, watcher=watcher)
+                _print_report(report, as_json)
+                if not as_json:
+                    from quota.status import read_status, render_status
+
+                    print_rich(render_status(read_status(session)))
+                    requests = upstream.usage()["requests"]
+                    click.echo(f"upstream counted {requests} requests, the ledger charged {report.attempts}")
+        if keep and not as_json:
+            click.echo(f"kept: {config}")
+    click.get_current_context().exit(report.exit_status)
+
+
+_DEMO_CONFIG = """\
+# Written by `quota demo`. The endpoint is an emulator that lives as long as the demo.
+[ledger]
+url = "sqlite:///ledger.db"
+
+[credentials.demo]
+api = "youtube-v3"
+key = "file:demo.key"
+endpoint = "{address}"
+
+[[credentials.demo.limits]]
+name = "day"
+units = {units}
+window = "24h"
+
+[[credentials.demo.limits]]
+name = "pacific-day"
+units = {units}
+window = {{ calendar = "day", zone = "America/Los_Angeles" }}
+
+[jobs.trending]
+credential = "demo"
+fetch = "trending"
+regions = ["US", "GB", "DE", "FR", "IN", "BR", "AU", "CA"]
+pages = 4
+
+[store]
+url = "sqlite:///videos.db"
+"""
+
+
+def _demo_config(folder: Path, address: str, units: int) -> Path:
+    import quota
+
+    config = folder / "quota.toml"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if config.exists() and not config.read_text(encoding="utf-8").startswith("# Written by `quota demo`"):
+            raise quota.UsageError(f"--keep {folder}: it holds a quota.toml of yours; name another folder")
+        config.write_text(_DEMO_CONFIG.format(address=address, units=units), encoding="utf-8")
+        (folder / "demo.key").write_text("demo-key\n", encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise quota.UsageError(f"--keep {folder}: {getattr(error, 'strerror', None) or error}") from error
+    return config
+
+
+@contextmanager
+def _state_in(folder: Path) -> Iterator[None]:
+    """The demo leaves this machine's own state alone."""
+    before = os.environ.get("QUOTA_STATE_DIR")
+    os.environ["QUOTA_STATE_DIR"] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["QUOTA_STATE_DIR"]
+        else:
+            os.environ["QUOTA_STATE_DIR"] = before
+
+
+# -- signals -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], int]]:
+    """Inside the block the first SIGINT or SIGTERM only sets what the yielded function returns; a second one ends the
+    process at once, which is safe: what is stored is stored in transactions."""
+    seen: list[int] = []
+
+    def handle(number: int, _frame: object) -> None:
+        if seen:
+            if sys.stderr.isatty():
+                os.write(2, b"\x1b[?25h\n")  # show the cursor that a progress line may have hidden
+            os._exit(128 + number)
+        seen.append(number)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: seen[0] if seen else 0
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _exits(statuses: dict[signal.Signals, int]) -> Iterator[None]:
+    """Inside the block these signals end the program with these statuses, through the usual clean-up."""
+
+    def handle(number: int, _frame: object) -> None:
+        raise SystemExit(statuses[signal.Signals(number)])
+
+    before = {number: signal.signal(number, handle) for number in statuses}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# -- progress, on stderr -----------------------------------------------------------------------------------------------
+
+
+def _named(job: str, region: str) -> str:
+    return f"{job} {region}".rstrip()
+
+
+def _printable(text: str) -> str:
+    """One line, whatever a title or an error contains: no line ends, no control sequences for the terminal."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def _region_line(job: str, outcome: RegionOutcome) -> str | None:
+    """What a log needs to know of a region. Errors are printed at the end, and who was skipped is in the last line."""
+    if outcome.error is not None or not (outcome.pages or outcome.outcome == "done"):
+        return None
+    pages = f"{outcome.pages} page{'' if outcome.pages == 1 else 's'}"
+    return f"{_named(job, outcome.region)}: {outcome.outcome}, {pages}, {outcome.items} items"
+
+
+class _Lines:
+    """For cron: one line for each region that was fetched."""
+
+    def __init__(self, job: str) -> None:
+        self.job = job
+
+    def began(self, places: Sequence[Place]) -> None: ...
+
+    def page(self, place: Place) -> None: ...
+
+    def retry(self, place: Place, message: str, wait_s: float) -> None: ...
+
+    def ended(self, outcome: RegionOutcome) -> None:
+        line = _region_line(self.job, outcome)
+        if line is not None:
+            click.echo(line, err=True)
+
+
+class _Live(_Lines):
+    """For people: one live line, replaced by each region's own when that ends."""
+
+    def __init__(self, job: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        super().__init__(job)
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("regions", markup=False),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._progress.add_task(job, total=None)
+
+    def __enter__(self) -> _Live:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._progress.stop()
+
+    def began(self, places: Sequence[Place]) -> None:
+        self._progress.update(self._task, total=len(places))
+
+    def page(self, place: Place) -> None:
+        where = _named(self.job, place.region)
+        self._progress.update(self._task, description=f"{where} page {place.pages}, {place.items} items")
+
+    def retry(self, place: Place, message: str, wait_s: float) -> None:
+        text = _printable(f"{_named(self.job, place.region)}: {message}; again in {wait_s:.1f} s")
+        self._progress.update(self._task, description=text)
+
+    def ended(self, outcome: RegionOutcome) -> None:
+        line = _region_line(self.job, outcome)
+        if line is not None:
+            self._progress.console.print(line, markup=False, highlight=False)
+        self._progress.advance(self._task)
+
+
+@contextmanager
+def _watching(job: str) -> Iterator[_Lines]:
+    if not sys.stderr.isatty():
+        yield _Lines(job)
+        return
+    with _Live(job) as live:
+        yield live

@@ -1,0 +1,89 @@
+"""What an exception out of a fetch function means for the run."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from jobs.job import one_line
+
+if TYPE_CHECKING:
+    from quota.costs import CostBook
+
+Kind = Literal["exhausted", "transient", "config", "cursor", "region"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One failed step, judged. `message` is one line without secrets.
+
+    exhausted   upstream's own quota has run out, in `bucket`: no further call of this run can succeed
+    transient   worth another attempt
+    config      key, API or permissions are not set up: every call would fail alike
+    cursor      upstream no longer knows the place to go on from
+    region      this region's own trouble; the others may well succeed
+    """
+
+    kind: Kind
+    message: str
+    bucket: str | None = None
+
+
+def judge(error: Exception, *, method: str, book: CostBook) -> Failure:
+    """What `error` means. `method` is the API method that was probably called; it only helps to name a bucket.
+
+    Looks only into modules that are already loaded: an exception cannot come from any other.
+    """
+    if _is_any(error, (("googleapiclient.errors", "HttpError"),)):
+        return _judge_answer(int(error.resp.status), error.content, method, book)  # type: ignore[attr-defined]
+    message = _shown(error)
+    if isinstance(error, (ConnectionError, TimeoutError)) or _is_any(error, _TRANSIENT):
+        certificate = _is_any(error, (("ssl", "SSLCertVerificationError"),))
+        return Failure("config" if certificate else "transient", message)
+    if _is_any(error, (("google.auth.exceptions", "GoogleAuthError"),)):
+        return Failure("config", message)
+    return Failure("region", message)
+
+
+_TRANSIENT = (
+    ("http.client", "HTTPException"),
+    ("socket", "gaierror"),
+    ("ssl", "SSLError"),
+    ("httplib2", "ServerNotFoundError"),
+    ("google.auth.exceptions", "TransportError"),
+    # What a fetch function of one's own may use.
+    ("requests.exceptions", "ConnectionError"),
+    ("requests.exceptions", "Timeout"),
+    ("httpx", "TransportError"),
+)
+
+
+def _is_any(error: Exception, classes: tuple[tuple[str, str], ...]) -> bool:
+    found = (getattr(sys.modules.get(module), name, None) for module, name in classes)
+    return isinstance(error, tuple(cls for cls in found if isinstance(cls, type)))
+
+
+def _judge_answer(status: int, body: bytes, method: str, book: CostBook) -> Failure:
+    from quota.upstream import classify
+
+    said = classify(status, body, method=method, book=book)
+    reason = f" ({said.reason})" if said.reason else ""
+    message = f"upstream said {status}{reason}: {said.message}"
+    match said.kind:
+        case "daily_exhausted" | "project_blocked":
+            return Failure("exhausted", message, said.bucket)
+        case "transient_rate" | "transient_server":
+            return Failure("transient", message)
+        case "config":
+            return Failure("config", f"{message}; {said.remedy}" if said.remedy else message)
+        case "request" if said.reason == "invalidPageToken":
+            return Failure("cursor", message)
+        case _:
+            return Failure("region", message)
+
+
+def _shown(error: Exception) -> str:
+    from quota.redact import redact
+
+    return redact(one_line(error))

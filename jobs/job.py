@@ -1,0 +1,272 @@
+"""What a job is made of. READ FIRST in this package.
+
+    fetch           a plain function: one step of one region, `fetch(client, region, cursor, **options) -> Page`
+    Page            what one step brought, and where the next one goes on
+    RegionOutcome   how one region ended in one run
+    RunReport       how the run ended: what `quota run --json` prints
+
+A fetch function makes one call to the API and returns. It holds no state and needs no error handling: the runner
+stores the page together with the moved cursor, retries what is worth a retry, and stops the run when the budget says
+no. If it has a parameter called `store`, it is given the local store to read from.
+
+    from jobs.job import Page, first_attempt
+
+    @first_attempt("videos.list")
+    def fetch(client, region, cursor):
+        answer = client.videos().list(part="snippet", chart="mostPopular", regionCode=region).execute()
+        return Page(videos=answer["items"])
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import quota
+from quota.budget import rfc3339
+from quota.settings import BUILT_IN_FETCHES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Cursor = dict[str, Any]
+Fetch = Callable[..., "Page"]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What one step brought. `videos` and `channels` are the API's own resources, as it sent them.
+
+    `ranked`: the videos stand in an order worth keeping (a chart); their ranks go on from the page before.
+    `cursor`: what the next step needs, any JSON object; None when the region has no more.
+    `complete` False: a step on the way to a page (ids found, videos still to be fetched); it is stored, so that a stop
+    loses nothing, but does not count towards the job's `pages`.
+    """
+
+    videos: Sequence[Mapping[str, Any]] = ()
+    ranked: bool = False
+    channels: Sequence[Mapping[str, Any]] = ()
+    cursor: Cursor | None = None
+    complete: bool = True
+
+    def __post_init__(self) -> None:
+        for what, resources in (("videos", self.videos), ("channels", self.channels)):
+            if not isinstance(resources, (list, tuple)):
+                raise ValueError(f"a page's {what} must be a list, not {type(resources).__name__}")
+            for resource in resources:
+                if not isinstance(resource, Mapping) or not isinstance(resource.get("id"), str):
+                    raise ValueError(f'each of a page\'s {what} must be an object with an "id", not {_shown(resource)}')
+        if self.cursor is not None and not isinstance(self.cursor, dict):
+            raise ValueError(f"a page's cursor must be a dict or None, not {_shown(self.cursor)}")
+        if self.cursor is None and not self.complete:
+            raise ValueError("an incomplete step needs a cursor that says how to complete it")
+        try:
+            json.dumps(self.cursor)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"a page's cursor must be JSON: {error}") from error
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+Outcome = Literal["done", "partial", "skipped", "failed"]
+RunOutcome = Literal["done", "stopped", "failed", "overlap"]
+
+
+@dataclass(frozen=True, slots=True)
+class RegionOutcome:
+    """How one region ended in one run. `items`, `pages` and `units` are what this run added.
+
+    done      the pass is complete
+    partial   something of this pass is stored, the rest is for the next run; `cursor` says from where
+    skipped   nothing of this pass is stored; the next run begins with it
+    failed    ended by an error, named in `error`; the other regions went on
+    """
+
+    region: str
+    outcome: Outcome
+    items: int = 0
+    pages: int = 0
+    units: int = 0
+    cursor: Cursor | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """How one run ended. It lists the regions it covered: after a stop these are only the ones left over.
+
+    `attempts` counts the HTTP attempts that were charged, `units` what they cost. `why` is one line for people, and
+    `exit_status` what `quota run` exits with unless it is told to fail on a refusal.
+    """
+
+    run: str
+    job: str
+    outcome: RunOutcome
+    regions: tuple[RegionOutcome, ...] = ()
+    units: int = 0
+    attempts: int = 0
+    refused_by: str | None = None
+    retry_at_ms: int | None = None
+    refused: bool = False
+    why: str = ""
+    exit_status: int = 0
+    next_step: str = field(default="", compare=False)
+
+    def as_json(self) -> dict[str, object]:
+        """The report under the names that the command line prints."""
+        return {
+            "run": self.run,
+            "job": self.job,
+            "outcome": self.outcome,
+            "regions": [
+                {
+                    "region": r.region,
+                    "outcome": r.outcome,
+                    "items": r.items,
+                    "pages": r.pages,
+                    "units": r.units,
+                    "cursor": r.cursor,
+                    "error": r.error,
+                }
+                for r in self.regions
+            ],
+            "units": self.units,
+            "attempts": self.attempts,
+            "refused_by": self.refused_by,
+            "retry_at": None if self.retry_at_ms is None else rfc3339(self.retry_at_ms),
+        }
+
+    def sentence(self, now_ms: int) -> str:
+        """One line for people: what was done, why it ended, and what comes next and when."""
+        pages, items = sum(r.pages for r in self.regions), sum(r.items for r in self.regions)
+        done = f"{_many(pages, 'page')} ({_many(self.units, 'unit')})"
+        if self.outcome == "overlap":
+            return f"{self.job}: {self.why}"
+        if self.outcome == "done":
+            regions = "" if [r.region for r in self.regions] == [""] else f"{_many(len(self.regions), 'region')}, "
+            return f"{self.job}: done: {regions}{_many(items, 'item')}, {done}"
+        if self.outcome == "failed":
+            return f"{self.job}: failed after {done}"  # why stands in `why`, which is printed as an error
+        line = f"{self.job}: {self.outcome} after {done}: {self.why}"
+        if self.outcome == "stopped" and self.next_step:
+            from quota.status import spell
+
+            line += f"; next: {self.next_step}"
+            if self.retry_at_ms is not None:
+                # Rounded up to the second: whoever comes back then is not early.
+                at = rfc3339(-(-self.retry_at_ms // 1_000) * 1_000).replace(".000Z", "Z")
+                line += f" at {at} (in {spell(self.retry_at_ms - now_ms)})"
+        return line
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+# -- fetch functions ---------------------------------------------------------------------------------------------------
+
+Attempt = str | Callable[[Cursor | None], str]
+
+
+def first_attempt(method: Attempt) -> Callable[[F], F]:
+    """Name the API method that a fetch function calls first, so that a refusal is known before the client is imported.
+
+    `method` is a name as in "videos.list", or a function of the cursor where the steps differ.
+    """
+
+    def mark(fetch: F) -> F:
+        fetch.first_attempt = method  # type: ignore[attr-defined]
+        return fetch
+
+    return mark
+
+
+def attempt_of(fetch: Fetch, cursor: Cursor | None) -> str | None:
+    """The API method that `fetch` calls first at this cursor; None when it does not say."""
+    method = getattr(fetch, "first_attempt", None)
+    return method(cursor) if callable(method) else method
+
+
+def load_fetch(name: str, options: Mapping[str, Any] | None = None, folder: Path | None = None) -> Fetch:
+    """The fetch function of a name in the configuration: a built-in job, or `package.module:function`.
+
+    Modules are looked for among the installed ones and then in `folder`, the configuration file's: cron starts its
+    commands in the home folder, so the current one would mean something else there than at a prompt.
+    `options` are the job's own; the function must accept them. Raises ConfigError, one line, if it cannot be used.
+    """
+    if name in BUILT_IN_FETCHES:
+        module_name, function = f"jobs.{name}", "fetch"
+    else:
+        module_name, colon, function = name.partition(":")
+        if not colon or not module_name or not function:
+            known = ", ".join(BUILT_IN_FETCHES)
+            raise quota.ConfigError(f'fetch = {name!r}: write {known}, or your own as "package.module:function"')
+    fetch = getattr(_import(module_name, name, folder), function, None)
+    if fetch is None:
+        raise quota.ConfigError(f"fetch = {name!r}: module {module_name} has no function {function!r}")
+    if not callable(fetch):
+        raise quota.ConfigError(f"fetch = {name!r}: {function} is no function but {type(fetch).__name__}")
+    _check_signature(fetch, name, dict(options or {}))
+    return fetch  # type: ignore[no-any-return]
+
+
+def wants_store(fetch: Fetch) -> bool:
+    """Whether the function has a parameter called `store`."""
+    import inspect
+
+    return "store" in inspect.signature(fetch).parameters
+
+
+def _import(module_name: str, name: str, folder: Path | None) -> object:
+    import importlib
+    import sys
+
+    if folder is not None and str(folder) not in sys.path:
+        # Last, so that a file beside the configuration never hides an installed module; and for good, because the
+        # function may import its neighbours when it is called.
+        sys.path.append(str(folder))
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:
+        import logging
+
+        logging.getLogger("quota.jobs").debug("fetch %s does not import", name, exc_info=True)
+        missing = (
+            isinstance(error, ModuleNotFoundError) and error.name and (module_name + ".").startswith(error.name + ".")
+        )
+        where = f"; it was looked for among the installed modules and in {folder}" if missing else ""
+        raise quota.ConfigError(f"fetch = {name!r} does not import: {one_line(error)}{where}") from error
+
+
+def _check_signature(fetch: Fetch, name: str, options: dict[str, Any]) -> None:
+    import inspect
+
+    try:
+        signature = inspect.signature(fetch)
+    except (TypeError, ValueError) as error:
+        raise quota.ConfigError(f"fetch = {name!r}: its signature cannot be read: {error}") from error
+    if "store" in options:
+        raise quota.ConfigError(f"fetch = {name!r}: the option name 'store' is taken by the local store")
+    given = options | ({"store": None} if "store" in signature.parameters else {})
+    try:
+        signature.bind(None, "US", None, **given)
+    except TypeError as error:
+        raise quota.ConfigError(
+            f"fetch = {name!r}: {error}; it is called as fetch(client, region, cursor"
+            + "".join(f", {option}=..." for option in given)
+            + ")"
+        ) from error
+
+
+def one_line(error: BaseException) -> str:
+    """An error for people: its kind and its first line, bounded."""
+    text = " ".join(str(error).split())
+    kind = type(error).__name__
+    line = f"{kind}: {text}" if text else kind
+    return line if len(line) <= 300 else line[:297] + "..."

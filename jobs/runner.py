@@ -1,0 +1,441 @@
+"""One run of a job: one cron tick. `run_job` is the door.
+
+A *round* is one pass over all regions of a job. A run that stops leaves the regions it did not reach pending, and the
+next run covers only those; with none pending it begins a new round. So ticks that the budget cuts short add up to
+exactly one round, with nothing fetched twice and no region forgotten. What decides the order and what a page's storage
+means stands at `Store.begin` and `Store.keep`.
+
+How a step may end, and what follows:
+
+    a page                          stored with the moved cursor, in one transaction; on to the next
+    refused by the budget           the run stops at once: outcome "stopped"
+    upstream's quota has run out    the same
+    trouble that may pass           up to ATTEMPTS attempts; then the region fails and keeps its place
+    the region's own trouble        the region fails; the others go on
+    configuration, ledger, store    the run fails at once
+    SIGINT, SIGTERM                 the page in flight is stored, then the run stops
+
+A region that fails counts as covered by its round: were it left pending, the next runs would cover nothing else.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import re
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import quota
+from jobs.failure import Failure, judge
+from jobs.job import Page, RegionOutcome, RunReport, attempt_of, load_fetch, wants_store
+from jobs.store import Place, Store, StoreError
+from quota.budget import host_clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from jobs.job import Fetch, Outcome, RunOutcome
+    from quota import Budget, Decision, Session
+    from quota.settings import JobSettings
+
+ATTEMPTS = 4
+LONGEST_WAIT_S = 4.0
+"""Between two attempts. With ATTEMPTS it bounds what one step may wait to 3 x 5 s, jitter included."""
+
+MAX_STEPS = 10
+"""Steps in a row without a complete page, after which a fetch function is taken to be going round in circles."""
+
+log = logging.getLogger("quota.jobs")
+
+
+class Watcher(Protocol):
+    """Who is told how a run gets on. It must not raise."""
+
+    def began(self, places: Sequence[Place]) -> None: ...
+
+    def page(self, place: Place) -> None: ...
+
+    def retry(self, place: Place, message: str, wait_s: float) -> None: ...
+
+    def ended(self, outcome: RegionOutcome) -> None: ...
+
+
+class Silent:
+    """A watcher that says nothing."""
+
+    def began(self, places: Sequence[Place]) -> None: ...
+
+    def page(self, place: Place) -> None: ...
+
+    def retry(self, place: Place, message: str, wait_s: float) -> None: ...
+
+    def ended(self, outcome: RegionOutcome) -> None: ...
+
+
+def run_job(
+    session: Session,
+    name: str,
+    *,
+    regions: Sequence[str] = (),
+    stop: Callable[[], int] = lambda: 0,
+    watcher: Watcher | None = None,
+    wait: Any = None,
+    clock: Callable[[], int] | None = None,
+) -> RunReport:
+    """Run one tick of the job called `name`, over `regions` (default: all of the job's), and say how it ended.
+
+    `stop` is asked before every attempt; the number of a signal ends the run there. `wait` is a tenacity wait between
+    attempts, and `clock` (ms since the epoch) dates what is stored; both are for tests.
+    Raises UsageError for a job or region that does not exist and for a call whose cost can never fit, ConfigError for
+    a fetch function that cannot be used. What goes wrong later is in the report.
+    """
+    job = _job(session, name)
+    chosen = _regions(job, regions)
+    path = session.settings.path
+    folder = None if path is None else path.absolute().parent
+    fetch = load_fetch(job.fetch, job.options, folder)
+    with _only_one(session.settings.store.url, job.name) as free:
+        if not free:
+            return RunReport(session.run, job.name, "overlap", why="already running on this machine; nothing done")
+        store_settings = session.settings.store
+        try:
+            with Store(store_settings.url, retention_ms=store_settings.retention_ms, clock=clock) as store:
+                return _Run(session, job, chosen, fetch, store, stop, watcher or Silent(), wait, clock).run()
+        except StoreError as error:
+            return RunReport(session.run, job.name, "failed", why=str(error), exit_status=error.exit_status)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Why a run goes no further."""
+
+    outcome: RunOutcome
+    why: str
+    exit_status: int = 0
+    refused: bool = False
+    refused_by: str | None = None
+    retry_at_ms: int | None = None
+
+
+class _Interrupted(Exception):  # noqa: N818 - no error: it was asked for
+    """A signal came while waiting between two attempts."""
+
+
+class _Run:
+    def __init__(
+        self,
+        session: Session,
+        job: JobSettings,
+        regions: Sequence[str],
+        fetch: Fetch,
+        store: Store,
+        stop: Callable[[], int],
+        watcher: Watcher,
+        wait: Any,
+        clock: Callable[[], int] | None,
+    ) -> None:
+        self.session = session
+        self.job = job
+        self.regions = regions
+        self.store = store
+        self.stop = stop
+        self.watcher = watcher
+        self.wait = wait
+        self.clock = clock or host_clock
+        self.budget: Budget = session.budget(job.credential)
+        self.fetch = fetch
+        self.options = dict(job.options) | ({"store": store} if wants_store(fetch) else {})
+        self.client: Any = None
+        self.since_ms = 0
+        self.tokens_before = 0
+        self.end: _End | None = None
+        self.here = Place(job.name, "")  # as far as the region in hand got
+        self.added: dict[str, tuple[int, int]] = {}  # region -> pages and items that this run stored
+
+    def run(self) -> RunReport:
+        try:
+            return self._run()
+        finally:
+            if self.client is not None:
+                self.client.close()
+
+    def _run(self) -> RunReport:
+        outcomes: list[RegionOutcome] = []
+        self.store.sweep()
+        places = self.store.begin(self.job.name, self.regions)
+        self.watcher.began(places)
+        left: Place | None = None
+        for place in places:
+            self.here = place
+            if self.end is None:
+                with quota.labels(job=self.job.name, region=place.region):
+                    outcome = self._region()
+            else:
+                outcome = self._unfinished()
+            if left is None and outcome.outcome in ("partial", "skipped"):
+                left = self.here
+            outcomes.append(outcome)
+            self.watcher.ended(outcome)
+        return self._report(outcomes, left)
+
+    # -- one region --------------------------------------------------------------------------------------------------
+
+    def _region(self) -> RegionOutcome:
+        try:
+            return self._pass()
+        except quota.UsageError:
+            raise
+        except quota.Refused as refusal:
+            self.end = _refused(refusal.decision)
+        except quota.QuotaError as error:
+            self.end = _End("failed", str(error), error.exit_status)
+            return self._outcome("failed", str(error))
+        except _Interrupted:
+            self.end = _End("stopped", "interrupted")
+        return self._unfinished()
+
+    def _pass(self) -> RegionOutcome:
+        """Fetch and store page after page, until the pass is complete or something ends it."""
+        inherited = self.here.cursor is not None
+        steps = 0
+        while self.here.pages < self.job.pages:
+            place = self.here
+            if self.stop():
+                raise _Interrupted
+            started_at_ms = self.clock()
+            try:
+                page = self._step(place)
+                steps = 0 if page.complete else steps + 1
+                if steps > MAX_STEPS:
+                    raise RuntimeError(f"fetch made {steps} steps in a row without completing a page")
+            except (quota.QuotaError, _Interrupted, MemoryError):
+                raise
+            except Exception as error:
+                failure = self._judge(error, place)
+                log.debug("step_failed", exc_info=True, extra={"job": place.job, "region": place.region})
+                if failure.kind == "cursor" and inherited:
+                    # Upstream forgot the place that an earlier run left: its pages are of no use without the rest.
+                    self.here, inherited = self.store.restart(place), False
+                    continue
+                return self._give_up(place, failure)
+            inherited = False
+            finished = page.cursor is None or (page.complete and place.pages + 1 >= self.job.pages)
+            self.here = self.store.keep(place, page, started_at_ms=started_at_ms, finished=finished)
+            pages, items = self.added.get(place.region, (0, 0))
+            self.added[place.region] = pages + page.complete, items + len(page.videos) + len(page.channels)
+            self.watcher.page(self.here)
+            log.debug("page_stored", extra={"job": place.job, "region": place.region, "page": self.here.pages})
+            if finished:
+                return self._outcome("done")
+        # The job asks for fewer pages than it did when this pass began.
+        self.here = self.store.finish(self.here)
+        return self._outcome("done")
+
+    def _step(self, place: Place) -> Page:
+        """One step of the fetch function, with attempts again where that may help."""
+        if self.client is None:
+            self._connect(place)
+        from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
+
+        retrying = Retrying(
+            stop=stop_after_attempt(ATTEMPTS),
+            wait=self.wait or wait_exponential_jitter(initial=1, max=LONGEST_WAIT_S, jitter=1),
+            retry=retry_if_exception(lambda error: self._worth_retrying(error, place)),
+            before_sleep=lambda state: self.watcher.retry(place, *self._trouble(state, place)),
+            sleep=self._sleep,
+            reraise=True,
+        )
+        # A copy for each attempt: whatever a failed one did to it is forgotten.
+        page = retrying(lambda: self.fetch(self.client, place.region, copy.deepcopy(place.cursor), **self.options))
+        if not isinstance(page, Page):
+            raise TypeError(f"fetch returned {type(page).__name__}, not a jobs.job.Page")
+        return page
+
+    def _connect(self, place: Place) -> None:
+        """Make the client. Its import takes longer than all else in a refused tick, so the budget is asked first."""
+        method = attempt_of(self.fetch, place.cursor)
+        if method is not None:
+            decision = self.budget.peek(method, job=self.job.name, region=place.region)
+            if not decision.admitted:
+                raise quota.Refused(decision)
+        self.since_ms = self.session.ledger.now_ms()
+        self.tokens_before = _number(self.session.tokens.next())
+        book = self.budget.book
+        version = re.search(r"\bv[0-9]\w*", book.name)
+        self.client = self.session.google(self.job.credential, book.api, version[0] if version else "v3")
+
+    def _judge(self, error: Exception, place: Place) -> Failure:
+        method = attempt_of(self.fetch, place.cursor) or ""
+        return judge(error, method=method, book=self.budget.book)
+
+    def _worth_retrying(self, error: BaseException, place: Place) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, quota.QuotaError):
+            return False
+        return self._judge(error, place).kind == "transient"
+
+    def _trouble(self, state: Any, place: Place) -> tuple[str, float]:
+        return self._judge(state.outcome.exception(), place).message, state.next_action.sleep
+
+    def _sleep(self, seconds: float) -> None:
+        """Wait between two attempts, in short pieces: a signal ends the wait."""
+        until_s = time.monotonic() + seconds
+        while (left_s := until_s - time.monotonic()) > 0:
+            if self.stop():
+                break
+            time.sleep(min(left_s, 0.1))
+        if self.stop():
+            raise _Interrupted
+
+    def _give_up(self, place: Place, failure: Failure) -> RegionOutcome:
+        match failure.kind:
+            case "exhausted":
+                self.end = self._exhausted(place, failure)
+                return self._unfinished()
+            case "config":
+                self.end = _End("failed", failure.message, quota.ConfigError.exit_status)
+                return self._outcome("failed", failure.message)
+            case "transient":
+                # What fails for a passing reason goes on where it stopped.
+                self.here = self.store.fail(place, keep_place=True)
+                return self._outcome("failed", f"{failure.message}, in {ATTEMPTS} attempts")
+            case _:
+                # Beginning afresh, because the place itself may be what is wrong.
+                self.here = self.store.fail(place, keep_place=False)
+                return self._outcome("failed", failure.message)
+
+    def _exhausted(self, place: Place, failure: Failure) -> _End:
+        """Upstream's own "no more". The metering has closed the bucket; the budget now knows until when."""
+        method = attempt_of(self.fetch, place.cursor)
+        decision = None if method is None else self.budget.peek(method, job=self.job.name, region=place.region)
+        if decision is None or decision.admitted:
+            return _End("stopped", failure.message, refused=True, refused_by=failure.bucket)
+        return _refused(decision)
+
+    # -- outcomes ----------------------------------------------------------------------------------------------------
+
+    def _outcome(self, outcome: Outcome, error: str | None = None) -> RegionOutcome:
+        place = self.here
+        pages, items = self.added.get(place.region, (0, 0))
+        cursor = None if outcome == "done" else place.cursor
+        return RegionOutcome(place.region, outcome, items=items, pages=pages, cursor=cursor, error=error)
+
+    def _unfinished(self) -> RegionOutcome:
+        return self._outcome("partial" if self.here.begun else "skipped")
+
+    def _report(self, outcomes: list[RegionOutcome], left: Place | None) -> RunReport:
+        units, attempts = self._spent()
+        regions = tuple(replace(o, units=units.get(o.region, 0)) for o in outcomes)
+        failed = [o for o in regions if o.outcome == "failed"]
+        end = self.end or _End("failed" if failed else "done", _count_failed(failed, regions) if failed else "")
+        status = end.exit_status
+        if not status and failed:
+            status = quota.QuotaError.exit_status
+        if self.stop():
+            status = 128 + self.stop()
+        return RunReport(
+            run=self.session.run,
+            job=self.job.name,
+            outcome=end.outcome,
+            regions=regions,
+            units=sum(units.values()),
+            attempts=attempts,
+            refused_by=end.refused_by,
+            retry_at_ms=end.retry_at_ms,
+            refused=end.refused,
+            why=end.why,
+            exit_status=status,
+            next_step="" if left is None else f"{left.region} page {left.pages + 1}".strip(),
+        )
+
+    def _spent(self) -> tuple[dict[str, int], int]:
+        """Units by region and the number of attempts, from the ledger's own log: this run's tokens name its charges."""
+        units: dict[str, int] = {}
+        attempts = 0
+        if self.client is None:
+            return units, attempts
+        from quota.budget import read_entries
+        from quota.ledger import NEVER
+
+        try:
+            for entry in read_entries(self.session.ledger, self.budget.project, self.since_ms, NEVER):
+                mine = entry.token.startswith(self.session.run) and _number(entry.token) > self.tokens_before
+                if mine and entry.job == self.job.name and entry.units:
+                    units[entry.region] = units.get(entry.region, 0) + entry.units
+                    attempts += 1
+        except quota.LedgerError as error:
+            log.warning("the units of this run are not known: %s", error)
+        return units, attempts
+
+
+def _refused(decision: Decision) -> _End:
+    status = quota.LedgerError.exit_status if decision.reason == "ledger-unavailable" else 0
+    return _End("stopped", decision.why(), status, True, decision.refused_by, decision.retry_at_ms)
+
+
+def _count_failed(failed: Sequence[RegionOutcome], regions: Sequence[RegionOutcome]) -> str:
+    if len(regions) == 1:
+        return failed[0].error or ""
+    return f"{len(failed)} of {len(regions)} regions failed ({', '.join(o.region for o in failed)})"
+
+
+def _number(token: str) -> int:
+    """The attempt's counter in a token; 0 for what is none."""
+    return int(token[8:]) if token[8:].isdigit() else 0
+
+
+# -- what is to be run -------------------------------------------------------------------------------------------------
+
+
+def _job(session: Session, name: str) -> JobSettings:
+    jobs = session.settings.jobs
+    if name not in jobs:
+        from quota.tables import nearest, show
+
+        raise quota.UsageError(f"{session.settings.source} has no job {show(name)}; {nearest(name, jobs)}")
+    return jobs[name]
+
+
+def _regions(job: JobSettings, wanted: Sequence[str]) -> tuple[str, ...]:
+    unknown = [region for region in wanted if region not in job.regions]
+    if unknown:
+        known = f"it has {', '.join(job.regions)}" if job.regions else "it has none"
+        raise quota.UsageError(f"job {job.name!r} has no region {unknown[0][:64]!r}; {known}")
+    if wanted:
+        return tuple(region for region in job.regions if region in wanted)
+    return job.regions or ("",)
+
+
+@contextmanager
+def _only_one(store_url: str, job: str) -> Iterator[bool]:
+    """Whether no other run of this job into this store is under way on this machine, held for the block.
+
+    A lock on a file in the state folder: the kernel lets go of it however the process ends.
+    """
+    import fcntl
+    import hashlib
+
+    from quota.session import make_state_folder
+
+    digest = hashlib.blake2b(f"{store_url}\n{job}".encode(), digest_size=6).hexdigest()
+    readable = re.sub(r"[^A-Za-z0-9._-]", "_", job)[:64]
+    path = make_state_folder() / f"run-{readable}-{digest}.lock"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise quota.ConfigError(
+            f"{path}: {error.strerror}; set QUOTA_STATE_DIR to a folder that can be written"
+        ) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        # The file stays: removing it would let a third run lock a new one beside a second run's.
+        yield True
+    finally:
+        os.close(descriptor)

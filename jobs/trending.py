@@ -1,0 +1,33 @@
+"""The built-in job `trending`: a region's chart of most popular videos, 50 a page, 1 unit each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jobs.job import Page, first_attempt
+
+if TYPE_CHECKING:
+    from jobs.job import Cursor
+
+PARTS = "snippet,statistics,contentDetails"
+PAGE_ITEMS = 50
+"""The most that upstream gives in one page."""
+
+
+@first_attempt("videos.list")
+def fetch(client: Any, region: str, cursor: Cursor | None, *, category: str | None = None) -> Page:
+    """The next page of the chart. `category` narrows it to one category id ("10" is music)."""
+    answer = (
+        client.videos()
+        .list(
+            part=PARTS,
+            chart="mostPopular",
+            regionCode=region or None,
+            videoCategoryId=category,
+            maxResults=PAGE_ITEMS,
+            pageToken=cursor["token"] if cursor else None,
+        )
+        .execute()
+    )
+    token = answer.get("nextPageToken")
+    return Page(videos=answer.get("items", []), ranked=True, cursor={"token": token} if token else None)

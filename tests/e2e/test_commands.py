@@ -1,0 +1,298 @@
+"""The application's commands as their users have them: processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from jobs.emulator import Emulator
+from support.commands import QUOTA, Quota, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def quota(tmp_path: Path) -> Quota:
+    command = Quota(tmp_path)
+    command.env["PYTHONPATH"] = str(ROOT)
+    return command
+
+
+@pytest.fixture
+def upstream() -> Iterator[Emulator]:
+    with Emulator() as emulator:
+        yield emulator
+
+
+def configure(quota: Quota, address: str, *, units: int = 9_500, job: str = "") -> None:
+    (quota.folder / "key").write_text("a-secret-key-for-tests")
+    quota.configure(
+        f"""
+[ledger]
+url = "sqlite:///ledger.db"
+[credentials.main]
+api = "youtube-v3"
+key = "file:key"
+endpoint = "{address}"
+limits = [{{ name = "day", units = {units}, window = "24h" }}]
+[store]
+url = "sqlite:///videos.db"
+[jobs.trending]
+fetch = "trending"
+regions = ["US", "DE"]
+pages = 4
+{job}
+"""
+    )
+
+
+# -- run ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_prints_one_line_for_each_region_and_its_result_last(quota: Quota, upstream: Emulator) -> None:
+    configure(quota, upstream.address)
+    done = quota("run", "trending")
+    assert done.returncode == 0
+    assert done.stdout == "trending: done: 2 regions, 400 items, 8 pages (8 units)\n"
+    assert done.stderr.splitlines() == [
+        "trending US: done, 4 pages, 200 items",
+        "trending DE: done, 4 pages, 200 items",
+    ]
+
+
+def test_a_refused_run_says_what_is_next_and_when(quota: Quota, upstream: Emulator) -> None:
+    configure(quota, upstream.address, units=5)
+    done = quota("run", "trending")
+    assert done.returncode == 0
+    pattern = (
+        r"trending: stopped after 5 pages \(5 units\): limit 'day' has 5 of 5 units used; "
+        r"next: DE page 2 at \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ \(in (23h 59m|24h 00m)\)\n"
+    )
+    assert re.fullmatch(pattern, done.stdout)
+    assert done.stderr.splitlines()[-1] == "trending DE: partial, 1 page, 50 items"
+    again = quota("run", "trending", "--fail-on-refusal")
+    assert again.returncode == 75
+    assert again.stderr == ""
+
+
+def test_the_json_of_a_run_is_all_that_is_on_stdout(quota: Quota, upstream: Emulator) -> None:
+    configure(quota, upstream.address, units=5)
+    report = quota.json("run", "trending", "--region", "DE", "--region", "US")
+    assert (report["job"], report["outcome"], report["refused_by"]) == ("trending", "stopped", "day")
+    assert [(r["region"], r["outcome"], r["units"]) for r in report["regions"]] == [
+        ("US", "done", 4),
+        ("DE", "partial", 1),
+    ]
+    assert (report["units"], report["attempts"]) == (5, 5)
+    assert report["retry_at"].endswith("Z")
+    assert len(report["run"]) == 8
+    spent = quota.json("spend", "--by", "job,region,run")
+    assert {(row["job"], row["region"], row["run"]) for row in spent["rows"]} == {
+        ("trending", "US", report["run"]),
+        ("trending", "DE", report["run"]),
+    }
+
+
+def test_failing_regions_are_one_error_line_each_and_exit_1(quota: Quota, upstream: Emulator) -> None:
+    configure(quota, upstream.address, job='[jobs.odd]\nfetch = "trending"\nregions = ["US", "XX", "QQ"]')
+    done = quota("run", "odd")
+    assert done.returncode == 1
+    errors = [line for line in done.stderr.splitlines() if line.startswith("quota: ")]
+    assert [error.partition(": upstream said 400 ")[0] for error in errors[:2]] == ["quota: odd XX", "quota: odd QQ"]
+    assert done.stdout == "odd: failed after 1 page (3 units)\n"
+    assert errors[2:] == ["quota: odd: 2 of 3 regions failed (XX, QQ)"]
+
+
+def test_a_credential_that_is_not_set_up_is_one_line_without_its_key(quota: Quota, upstream: Emulator) -> None:
+    configure(quota, upstream.address)
+    (quota.folder / "key").write_text("invalid-secret-0123456789")
+    done = quota("run", "trending")
+    assert done.returncode == 78
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("quota: ")]
+    assert "API key not valid" in line
+    assert "invalid-secret" not in done.stdout + done.stderr
+    assert upstream.usage()["requests"] == 1
+
+
+def test_a_function_that_raises_leaves_no_traceback(quota: Quota, upstream: Emulator) -> None:
+    (quota.folder / "mine.py").write_text("def fetch(client, region, cursor):\n    raise KeyError('no such thing')\n")
+    configure(quota, upstream.address, job='[jobs.mine]\nfetch = "mine:fetch"')
+    done = quota("run", "mine")
+    assert one_line(done, 1) == "mine: KeyError: 'no such thing'"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["run", "trendin"], 2, "did you mean 'trending'?"),
+        (["run", "trending", "--region", "FR"], 2, "has no region 'FR'; it has US, DE"),
+        (["run"], 2, "Missing argument 'JOB'"),
+        (["run", "trending", "--config", "nowhere.toml"], 78, "nowhere.toml"),
+        (["run", "broken"], 78, "does not import: ModuleNotFoundError"),
+        (["search", "x"], 1, "there is no store"),
+        (["search"], 2, "Missing argument"),
+        (["emulate", "--port", "99999"], 2, "a port is a number"),
+        (["emulate", "--recorded", "nowhere"], 2, "nowhere"),
+        (["emulate", "--quota", "-1"], 2, "quota must be 0 or more"),
+        (["demo", "--units", "0"], 2, "enforce 1 or more"),
+    ],
+)
+def test_what_cannot_be_right_is_one_line_that_says_why(
+    quota: Quota, upstream: Emulator, arguments: list[str], status: int, said: str
+) -> None:
+    configure(quota, upstream.address, job='[jobs.broken]\nfetch = "no_such_module:fetch"')
+    assert said in one_line(quota(*arguments), status)
+
+
+def test_on_a_terminal_a_run_shows_its_progress(quota: Quota, upstream: Emulator) -> None:
+    configure(quota, upstream.address)
+    terminal, child_side = pty.openpty()
+    with subprocess.Popen(
+        [*QUOTA, "run", "trending"],
+        cwd=quota.folder,
+        env={**quota.env, "TERM": "xterm"},
+        stdout=subprocess.PIPE,
+        stderr=child_side,
+        text=True,
+    ) as child:
+        os.close(child_side)
+        shown = b""
+        try:
+            while piece := os.read(terminal, 65_536):
+                shown += piece
+        except OSError:  # the other end is closed
+            pass
+        assert child.stdout is not None
+        assert child.stdout.read() == "trending: done: 2 regions, 400 items, 8 pages (8 units)\n"
+    os.close(terminal)
+    assert b"trending US: done, 4 pages, 200 items" in shown
+    assert b"regions" in shown
+
+
+# -- search ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_search_shows_videos_with_their_rank_in_each_region(quota: Quota, upstream: Emulator) -> None:
+    configure(quota, upstream.address)
+    quota("run", "trending")
+    (title,) = [video["title"] for video in quota.json("search", "official", "--limit", "1")["videos"]]
+    found = quota.json("search", title, "--region", "DE")
+    assert found["region"] == "DE"
+    assert {ranking["region"] for video in found["videos"] for ranking in video["rankings"]} <= {"DE"}
+    lines = quota("search", "official", "--limit", "3").stdout.splitlines()
+    assert len(lines) == 3
+    assert all(re.search(r"\[.+, [\d,]+ views\]  \w\w #\d+", line) for line in lines)
+
+
+def test_a_search_that_finds_nothing_says_so(quota: Quota, upstream: Emulator) -> None:
+    configure(quota, upstream.address)
+    quota("run", "trending", "--region", "US")
+    done = quota("search", "xyzzyxyzzy")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "nothing found\n")
+    assert quota.json("search", "xyzzyxyzzy")["videos"] == []
+
+
+def test_titles_cannot_steer_the_terminal(quota: Quota, upstream: Emulator) -> None:
+    source = r"""
+from jobs.job import Page
+def fetch(client, region, cursor):
+    return Page(videos=[{"id": "a", "snippet": {"title": "boo\x1b[2J\x07\nsecond line"}}])
+"""
+    (quota.folder / "mine.py").write_text(source)
+    configure(quota, upstream.address, job='[jobs.mine]\nfetch = "mine:fetch"')
+    quota("run", "mine")
+    out = quota("search", "boo").stdout
+    assert out.count("\n") == 1
+    assert "\x1b" not in out
+    assert quota.json("search", "boo")["videos"][0]["title"] == "boo\x1b[2J\x07\nsecond line"
+
+
+# -- emulate -----------------------------------------------------------------------------------------------------------
+
+
+def start_emulator(quota: Quota, *arguments: str) -> tuple[subprocess.Popen[str], str]:
+    child = subprocess.Popen(
+        [*QUOTA, "emulate", "--port", "0", *arguments],
+        cwd=quota.folder,
+        env=quota.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    found = re.search(r"http://127\.0\.0\.1:\d+", child.stdout.readline())
+    assert found
+    return child, found[0]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_the_emulator_says_where_it_listens_and_ends_cleanly(quota: Quota, number: signal.Signals, status: int) -> None:
+    child, address = start_emulator(quota, "--allocation", "buckets", "--quota", "3")
+    configure(quota, address)
+    report = quota.json("run", "trending")
+    assert (report["outcome"], report["refused_by"], report["attempts"]) == ("stopped", "units", 4)
+    with urllib.request.urlopen(f"{address}/emulator/usage", timeout=10) as answer:  # noqa: S310  # loopback
+        usage: Any = json.load(answer)
+    assert (usage["requests"], usage["by_method"]) == (4, {"videos.list": 4})
+    child.send_signal(number)
+    out, err = child.communicate(timeout=30)
+    assert (child.returncode, out, err) == (status, "", "")
+
+
+def test_a_port_that_is_taken_is_said_to_be(quota: Quota) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"--port {port}" in one_line(quota("emulate", "--port", str(port)), 2)
+
+
+def test_recorded_pages_are_served_as_they_are(quota: Quota, shared_data: Path) -> None:
+    folder = shared_data / "recorded" / "trending_2018"
+    child, address = start_emulator(quota, "--recorded", str(folder))
+    configure(quota, address)
+    report = quota.json("run", "trending")
+    child.terminate()
+    child.communicate()
+    assert [r["items"] for r in report["regions"]] == [200, 200]
+
+
+# -- demo --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_demo_shows_the_whole_product_and_leaves_nothing_behind(quota: Quota) -> None:
+    done = quota("demo", TMPDIR=str(quota.folder))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("trending: done: 8 regions, 1600 items, 32 pages (32 units)\n")
+    assert "upstream counted 32 requests, the ledger charged 32" in done.stdout
+    assert "pacific-day" in done.stdout
+    assert len(done.stderr.splitlines()) == 8
+    assert list(quota.folder.iterdir()) == []
+
+
+def test_a_demo_that_is_kept_goes_on_where_it_was_refused(quota: Quota) -> None:
+    first = quota.json("demo", "--keep", "kept", "--units", "10")
+    assert (first["outcome"], first["attempts"]) == ("stopped", 10)
+    second = quota.json("demo", "--keep", "kept", "--units", "40")
+    assert (second["outcome"], second["attempts"]) == ("done", 22)
+    # The folder is a working installation: the other commands read it.
+    assert quota("check", "--config", "kept/quota.toml").returncode == 0
+    assert quota("search", "official", "--config", "kept/quota.toml").stdout
+
+
+def test_a_demo_does_not_overwrite_a_configuration(quota: Quota, upstream: Emulator) -> None:
+    configure(quota, upstream.address)
+    before = (quota.folder / "quota.toml").read_bytes()
+    assert "holds a quota.toml of yours" in one_line(quota("demo", "--keep", "."), 2)
+    assert (quota.folder / "quota.toml").read_bytes() == before

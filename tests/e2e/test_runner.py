@@ -1,0 +1,739 @@
+"""One run of a job: real HTTP to the emulator, the real client, the embedded ledger, the real store."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tenacity import wait_fixed, wait_none
+
+import quota
+from jobs.emulator import Emulator
+from jobs.job import RunReport, load_fetch
+from jobs.runner import ATTEMPTS, Silent, run_job
+from support.commands import QUOTA, Quota
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from jobs.store import Place
+
+DAY_MS = 86_400_000
+HOUR_MS = 3_600_000
+EIGHT = ["US", "GB", "DE", "FR", "IN", "BR", "AU", "CA"]
+RECORDED = ["US", "GB", "DE", "FR", "IN", "BR", "CA"]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Clock:
+    """The time of ledger, budget and store, moved by hand. It starts at noon, far from the upstream's midnight."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_795_204_800_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+class Bench:
+    """A configuration in a folder of its own, against one emulator."""
+
+    def __init__(self, folder: Path, upstream: Emulator) -> None:
+        self.folder = folder
+        self.upstream = upstream
+        self.clock: Clock | None = None
+        self.configure()
+
+    def configure(
+        self,
+        *,
+        units: int = 9_500,
+        regions: list[str] | None = None,
+        pages: int = 4,
+        fetch: str = "trending",
+        key: str = "a-key-for-tests",
+        more: str = "",
+        endpoint: str | None = None,
+    ) -> None:
+        (self.folder / "key").write_text(key)
+        regions = RECORDED if regions is None else regions
+        (self.folder / "quota.toml").write_text(
+            f"""
+[ledger]
+url = "sqlite:///ledger.db"
+[credentials.main]
+api = "youtube-v3"
+key = "file:key"
+endpoint = "{endpoint or self.upstream.address}"
+[[credentials.main.limits]]
+name = "day"
+units = {units}
+window = "24h"
+[store]
+url = "sqlite:///videos.db"
+[jobs.t]
+fetch = "{fetch}"
+pages = {pages}
+{f"regions = {json.dumps(regions)}" if regions else ""}
+{more}
+"""
+        )
+
+    def run(self, job: str = "t", **options: Any) -> RunReport:
+        options.setdefault("wait", wait_none())
+        with quota.open(self.folder / "quota.toml", clock=self.clock) as session:
+            return run_job(session, job, clock=self.clock, **options)
+
+    def charge(self, method: str, job: str = "") -> None:
+        """As another process would."""
+        with quota.open(self.folder / "quota.toml", clock=self.clock) as session:
+            assert session.budget().charge(method, job=job).admitted
+
+    @property
+    def requests(self) -> int:
+        number: int = self.upstream.usage()["requests"]
+        return number
+
+    def rows(self, sql: str, *values: object) -> list[Any]:
+        with closing(sqlite3.connect(self.folder / "videos.db")) as db:
+            return db.execute(sql, values).fetchall()
+
+    def count(self, table: str) -> int:
+        number: int = self.rows(f"SELECT count(*) FROM {table}")[0][0]  # noqa: S608  # the tests' own names
+        return number
+
+    def change(self, sql: str, *values: object) -> None:
+        with closing(sqlite3.connect(self.folder / "videos.db")) as db, db:
+            db.execute(sql, values)
+
+    def write_fetch(self, source: str) -> str:
+        """A fetch function of one's own beside the configuration; its name for the configuration."""
+        module = f"own_fetch_{next(_numbers)}"
+        (self.folder / f"{module}.py").write_text("from jobs.job import Page, first_attempt\n" + source)
+        return f"{module}:fetch"
+
+    def start(self, *args: str) -> subprocess.Popen[str]:
+        command = Quota(self.folder)
+        return subprocess.Popen(
+            [*QUOTA, *args],
+            cwd=self.folder,
+            env=child_env(command.env),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def await_requests(self, number: int) -> None:
+        until(lambda: self.requests >= number)
+
+
+_numbers = count(1)
+
+
+def child_env(env: dict[str, str]) -> dict[str, str]:
+    return env | {"PYTHONPATH": str(ROOT)}
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen within 30 seconds"
+        time.sleep(0.01)
+
+
+def outcomes(report: RunReport) -> dict[str, str]:
+    return {region.region: region.outcome for region in report.regions}
+
+
+@pytest.fixture
+def upstream() -> Iterator[Emulator]:
+    with Emulator() as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def bench(tmp_path: Path, state_dir: Path, upstream: Emulator, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return Bench(tmp_path, upstream)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, state_dir: Path, shared_data: Path) -> Iterator[Bench]:
+    with Emulator(recorded=shared_data / "recorded" / "trending_2018") as emulator:
+        yield Bench(tmp_path, emulator)
+
+
+def recorded_pages(shared_data: Path) -> list[Any]:
+    folder = shared_data / "recorded" / "trending_2018"
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+
+
+# -- the recorded morning ----------------------------------------------------------------------------------------------
+
+
+def test_one_run_stores_every_recorded_ranking_with_one_unit_a_page(recorded: Bench, shared_data: Path) -> None:
+    pages = recorded_pages(shared_data)
+    report = recorded.run()
+    assert (report.outcome, report.exit_status) == ("done", 0)
+    assert set(outcomes(report).values()) == {"done"}
+    assert report.units == report.attempts == recorded.requests == len(pages)
+    assert sum(region.items for region in report.regions) == recorded.count("rankings") == 1_161
+    titles = {item["id"]: item["snippet"]["title"] for page in pages for item in page["items"]}
+    assert dict(recorded.rows("SELECT video_id, title FROM videos")) == titles
+
+
+def test_ticks_cut_short_by_the_budget_add_up_to_one_round_with_nothing_fetched_twice(
+    recorded: Bench, shared_data: Path
+) -> None:
+    pages = len(recorded_pages(shared_data))
+    recorded.clock = Clock()
+    recorded.configure(units=10)
+    first = recorded.run()
+    assert (first.outcome, first.refused_by, first.attempts, recorded.requests) == ("stopped", "day", 10, 10)
+    assert first.retry_at_ms == recorded.clock.now_ms + DAY_MS
+    assert outcomes(first) == {
+        "US": "done",
+        "GB": "done",
+        "DE": "done",  # ten pages: 4 + 2 + 4
+        "FR": "skipped",
+        "IN": "skipped",
+        "BR": "skipped",
+        "CA": "skipped",
+    }
+    recorded.clock.now_ms += DAY_MS - 1
+    assert recorded.run().attempts == 0
+    recorded.clock.now_ms += 1
+    second = recorded.run()
+    assert (second.outcome, second.attempts) == ("stopped", 10)
+    assert outcomes(second) == {"FR": "done", "IN": "done", "BR": "partial", "CA": "skipped"}
+    partial = second.regions[2]
+    assert (partial.items, partial.pages, partial.units, partial.cursor) == (100, 2, 2, {"token": "CGQQAA"})
+    recorded.clock.now_ms += DAY_MS
+    third = recorded.run()
+    assert (third.outcome, outcomes(third)) == ("done", {"BR": "done", "CA": "done"})
+    assert recorded.requests == pages
+    assert recorded.count("rankings") == 1_161
+    assert recorded.rows("SELECT count(DISTINCT taken_at_ms || region) FROM rankings") == [(len(RECORDED),)]
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_in_mid_region_keeps_its_cursor_and_skips_the_rest(bench: Bench) -> None:
+    bench.configure(units=6, regions=EIGHT)
+    report = bench.run()
+    assert bench.requests == 6
+    assert list(outcomes(report).values()) == ["done", "partial"] + ["skipped"] * 6
+    assert report.as_json()["refused_by"] == "day"
+    assert report.refused
+    assert report.exit_status == 0
+    assert "next: GB page 3 at " in report.sentence(int(time.time() * 1000))
+
+
+def test_the_report_has_exactly_the_contracts_fields(bench: Bench) -> None:
+    bench.configure(regions=["US"], pages=1)
+    report = bench.run().as_json()
+    assert list(report) == ["run", "job", "outcome", "regions", "units", "attempts", "refused_by", "retry_at"]
+    assert report["regions"] == [
+        {"region": "US", "outcome": "done", "items": 50, "pages": 1, "units": 1, "cursor": None, "error": None}
+    ]
+
+
+def test_a_refused_tick_loads_no_client_scheduler_or_driver(bench: Bench) -> None:
+    bench.configure(units=1)
+    bench.charge("videos.list")
+    script = """
+import sys
+from quota.cli import cli
+cli.main(["run", "t"], standalone_mode=False)
+heavy = ("googleapiclient", "httplib2", "google.auth", "apscheduler", "redis", "requests", "httpx", "rich", "tenacity")
+print([name for name in sys.modules if name in heavy or name.startswith(("googleapiclient.", "redis."))])
+"""
+    env = child_env(Quota(bench.folder).env)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=bench.folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    line, modules = done.stdout.splitlines()
+    assert line.startswith("t: stopped after 0 pages (0 units): limit 'day' has 1 of 1 units used; next: US page 1 at ")
+    assert modules == "[]"
+    assert bench.requests == 0
+
+
+def test_a_call_that_can_never_fit_is_a_usage_error(bench: Bench) -> None:
+    bench.configure(units=99, fetch="search", more='options = { words = "cats" }')
+    with pytest.raises(quota.CostExceedsLimit):
+        bench.run()
+    assert bench.requests == 0
+
+
+def test_units_of_others_are_not_counted(bench: Bench) -> None:
+    """Neither those spent before, nor those spent meanwhile under the same job's name."""
+    bench.configure(regions=["US"], pages=2)
+
+    class Spends(Silent):
+        def page(self, place: Place) -> None:
+            bench.charge("videos.list", job="t")
+
+    bench.charge("videos.list")
+    assert [bench.run(watcher=Spends()).units, bench.run(watcher=Spends()).units] == [2, 2]
+
+
+def test_upstreams_own_no_more_stops_the_run_until_its_reset_for_everybody(tmp_path: Path, state_dir: Path) -> None:
+    with Emulator(quota=5) as upstream:
+        bench = Bench(tmp_path, upstream)
+        bench.configure(regions=EIGHT)
+        report = bench.run()
+        assert (report.outcome, report.refused_by, report.exit_status) == ("stopped", "units", 0)
+        assert report.retry_at_ms is not None
+        assert report.retry_at_ms > time.time() * 1000
+        assert (report.attempts, bench.requests) == (6, 6)  # the sixth was answered "no more"
+        assert list(outcomes(report).values())[:3] == ["done", "partial", "skipped"]
+        again = bench.run()
+        assert (again.outcome, again.attempts, bench.requests) == ("stopped", 0, 6)
+
+
+def test_a_ledger_that_cannot_answer_stops_the_run_with_its_own_status(bench: Bench) -> None:
+    (bench.folder / "ledger.db").write_text("this is no database, however long one looks at it\n" * 100)
+    report = bench.run()
+    assert (report.exit_status, bench.requests) == (69, 0)
+    assert report.outcome in ("stopped", "failed")
+    assert "ledger" in report.why
+
+
+# -- regions -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_may_be_narrowed_to_some_regions(bench: Bench) -> None:
+    bench.configure(regions=EIGHT, pages=1)
+    assert outcomes(bench.run(regions=["FR", "DE"])) == {"DE": "done", "FR": "done"}
+    with pytest.raises(quota.UsageError, match="no region 'XX'; it has US, GB"):
+        bench.run(regions=["XX"])
+    with pytest.raises(quota.UsageError, match="no job 'tt'; did you mean 't'"):
+        bench.run("tt")
+
+
+def test_a_job_without_regions_makes_one_pass(bench: Bench) -> None:
+    bench.configure(regions=[], pages=1)
+    report = bench.run()
+    assert outcomes(report) == {"": "done"}
+    assert report.sentence(0) == "t: done: 50 items, 1 page (1 unit)"
+
+
+def test_a_bad_region_fails_alone_and_does_not_hold_up_the_next_round(bench: Bench) -> None:
+    bench.configure(regions=["US", "XX", "DE"], pages=1)
+    for _ in range(2):
+        report = bench.run()
+        assert outcomes(report) == {"US": "done", "XX": "failed", "DE": "done"} | outcomes(report)
+        assert (report.outcome, report.exit_status) == ("failed", 1)
+        (failed,) = [region for region in report.regions if region.outcome == "failed"]
+        assert "invalidRegionCode" in str(failed.error)
+        assert failed.units == 1  # upstream charges for it too
+
+
+def test_the_longest_unfetched_region_comes_first(bench: Bench) -> None:
+    bench.clock = Clock()
+    bench.configure(regions=["US", "DE", "FR"], pages=1)
+    for region in ("FR", "US", "DE"):
+        bench.clock.now_ms += 1
+        bench.run(regions=[region])
+    assert list(outcomes(bench.run())) == ["FR", "US", "DE"]
+
+
+def test_fewer_pages_than_before_complete_a_pass_under_way_without_a_call(bench: Bench) -> None:
+    bench.configure(units=3, regions=["US"])
+    assert outcomes(bench.run()) == {"US": "partial"}
+    bench.configure(units=3, regions=["US"], pages=2)
+    report = bench.run()
+    assert (outcomes(report), report.attempts) == ({"US": "done"}, 0)
+
+
+# -- trouble that passes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"kind": "status", "status": 503},
+        {"kind": "status", "status": 500},
+        {"kind": "status", "status": 429},
+        {"kind": "status", "status": 403, "reason": "userRateLimitExceeded"},
+        {"kind": "truncate"},
+    ],
+)
+def test_trouble_that_passes_is_tried_again_and_each_attempt_is_charged(bench: Bench, fault: dict[str, Any]) -> None:
+    bench.configure(regions=["US"])
+    bench.upstream.fault(times=ATTEMPTS - 1, after=1, **fault)
+    report = bench.run()
+    assert report.outcome == "done"
+    assert report.attempts == report.units == bench.requests == 4 + ATTEMPTS - 1
+    assert bench.count("rankings") == 200
+
+
+def test_a_connection_that_breaks_is_tried_again(bench: Bench) -> None:
+    bench.configure(regions=["US"])
+    bench.upstream.fault("close-after", times=2, after=1)
+    report = bench.run()
+    assert report.outcome == "done"
+    assert report.attempts == bench.requests
+    assert bench.count("rankings") == 200
+
+
+def test_trouble_that_stays_fails_the_region_alone_and_the_next_run_goes_on_from_its_place(bench: Bench) -> None:
+    bench.configure(regions=["US", "DE", "FR"])
+    bench.upstream.fault("status", status=503, region="DE", after=1, times=ATTEMPTS)
+    report = bench.run()
+    assert outcomes(report) == {"US": "done", "DE": "failed", "FR": "done"}
+    failed = report.regions[1]
+    assert (failed.pages, failed.units, failed.cursor) == (1, 1 + ATTEMPTS, {"token": "CDIQAA"})
+    assert failed.error is not None
+    assert "in 4 attempts" in failed.error
+    again = bench.run()
+    assert list(outcomes(again).items()) == [("DE", "done"), ("US", "done"), ("FR", "done")]
+    assert again.regions[0].pages == 3
+    assert bench.rows("SELECT count(*), count(DISTINCT taken_at_ms) FROM rankings WHERE region = 'DE'") == [(200, 1)]
+
+
+def test_a_server_that_is_not_there_costs_nothing(bench: Bench) -> None:
+    bench.configure(regions=["US"], endpoint="http://127.0.0.1:9")
+    report = bench.run()
+    assert (outcomes(report), report.units, report.attempts) == ({"US": "failed"}, 0, 0)
+
+
+def test_a_refusal_between_two_attempts_stops_the_run(bench: Bench) -> None:
+    bench.configure(units=2, regions=["US", "DE"])
+    bench.upstream.fault("status", status=503, times=9)
+    report = bench.run()
+    assert (report.outcome, bench.requests) == ("stopped", 2)
+    assert outcomes(report) == {"US": "skipped", "DE": "skipped"}
+
+
+# -- trouble that stays ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "remedy"), [("invalid-key", "check the credential's key"), ("disabled-x", "enable the API")]
+)
+def test_a_credential_that_is_not_set_up_stops_the_run_with_the_remedy(bench: Bench, key: str, remedy: str) -> None:
+    bench.configure(key=key)
+    report = bench.run()
+    assert (report.outcome, report.exit_status, bench.requests) == ("failed", 78, 1)
+    assert remedy in report.why
+    assert key not in json.dumps(report.as_json()) + report.why
+    assert list(outcomes(report).values()) == ["failed"] + ["skipped"] * 6
+
+
+def test_a_missing_key_is_said_before_anything_is_sent(bench: Bench) -> None:
+    (bench.folder / "key").unlink()
+    report = bench.run()
+    assert (report.outcome, report.exit_status, bench.requests) == ("failed", 78, 0)
+    assert "key file" in report.why
+
+
+def test_a_place_that_upstream_forgot_is_given_up_once_without_duplicates(bench: Bench) -> None:
+    bench.clock = Clock()
+    bench.configure(units=2, regions=["US"])
+    assert outcomes(bench.run()) == {"US": "partial"}
+    bench.change("UPDATE places SET cursor = ?", json.dumps({"token": "forgotten"}))
+    bench.clock.now_ms += DAY_MS
+    bench.configure(units=10, regions=["US"])
+    report = bench.run()
+    assert (outcomes(report), report.attempts) == ({"US": "done"}, 5)
+    assert bench.rows("SELECT count(*), count(DISTINCT taken_at_ms), max(rank) FROM rankings") == [(200, 1, 200)]
+
+
+def test_a_place_that_is_wrong_again_fails_the_region(bench: Bench) -> None:
+    fetch = bench.write_fetch(
+        """
+def fetch(client, region, cursor):
+    client.videos().list(part="snippet", chart="mostPopular", pageToken="no token").execute()
+"""
+    )
+    bench.configure(fetch=fetch, regions=["US"])
+    report = bench.run()
+    assert (outcomes(report), report.attempts) == ({"US": "failed"}, 1)
+
+
+# -- fetch functions of one's own --------------------------------------------------------------------------------------
+
+
+def test_a_function_beside_the_configuration_is_found_and_given_options_and_store(bench: Bench) -> None:
+    fetch = bench.write_fetch(
+        """
+def fetch(client, region, cursor, *, store, letter="a"):
+    assert store.channels_ranked(region) == []
+    if cursor is None:
+        return Page(videos=[{"id": letter + "1"}], ranked=True, cursor={"at": [1, None]})
+    assert cursor == {"at": [1, None]}
+    return Page(videos=[{"id": letter + "2"}], ranked=True)
+"""
+    )
+    bench.configure(fetch=fetch, regions=["US"], more='options = { letter = "z" }')
+    report = bench.run()
+    assert (report.outcome, report.units) == ("done", 0)
+    assert bench.rows("SELECT rank, video_id FROM rankings") == [(1, "z1"), (2, "z2")]
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
+        ("raise ValueError('key=AIza' + 'x' * 35)", "ValueError: key=[redacted]"),
+        ("return None", "TypeError: fetch returned NoneType, not a jobs.job.Page"),
+        ("return Page(videos=[{}])", 'ValueError: each of a page\'s videos must be an object with an "id", not {}'),
+        ("return Page(cursor={1: {2}})", "ValueError: a page's cursor must be JSON"),
+        ("return Page(cursor={'x': 1}, complete=False)", "without completing a page"),
+    ],
+)
+def test_a_function_that_misbehaves_fails_its_region_in_one_line(bench: Bench, body: str, error: str) -> None:
+    fetch = bench.write_fetch(
+        f"""
+def fetch(client, region, cursor):
+    if region == "DE":
+        {body}
+    return Page()
+"""
+    )
+    bench.configure(fetch=fetch, regions=["US", "DE", "FR"])
+    report = bench.run()
+    assert outcomes(report) == {"US": "done", "DE": "failed", "FR": "done"}
+    message = str(report.regions[1].error)
+    assert error in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("fatal", [MemoryError, KeyboardInterrupt, SystemExit])
+def test_what_ends_a_program_is_not_swallowed(bench: Bench, fatal: type[BaseException]) -> None:
+    bench.configure(fetch=bench.write_fetch(f"def fetch(client, region, cursor):\n    raise {fatal.__name__}\n"))
+    with pytest.raises(fatal):
+        bench.run()
+
+
+def test_what_a_failed_attempt_did_to_its_cursor_is_forgotten(bench: Bench) -> None:
+    fetch = bench.write_fetch(
+        """
+seen = []
+def fetch(client, region, cursor):
+    if cursor is None:
+        return Page(cursor={"left": [1, 2]})
+    seen.append(list(cursor["left"]))
+    cursor["left"].clear()
+    if len(seen) < 3:
+        raise ConnectionResetError
+    assert seen == [[1, 2]] * 3
+    return Page()
+"""
+    )
+    bench.configure(fetch=fetch, regions=["US"])
+    assert bench.run().outcome == "done"
+
+
+@pytest.mark.parametrize(
+    ("fetch", "source", "error"),
+    [
+        ("nowhere_{n}:fetch", None, "does not import: ModuleNotFoundError"),
+        ("mod_{n}:other", "def fetch(client, region, cursor): ...", "has no function 'other'"),
+        ("mod_{n}:fetch", "fetch = 3", "is no function but int"),
+        ("mod_{n}:fetch", "def fetch(client, region): ...", "too many positional arguments"),
+        ("mod_{n}:fetch", "def fetch(client, region, cursor, *, words): ...", "missing a required"),
+        ("mod_{n}:fetch", "1 / 0", "does not import: ZeroDivisionError"),
+        ("mod_{n}:fetch", "def fetch(", "does not import: SyntaxError"),
+    ],
+)
+def test_a_function_that_cannot_be_used_is_a_configuration_error(
+    bench: Bench, fetch: str, source: str | None, error: str
+) -> None:
+    number = next(_numbers)
+    if source is not None:
+        (bench.folder / f"mod_{number}.py").write_text(source)
+    bench.configure(fetch=fetch.format(n=number))
+    with pytest.raises(quota.ConfigError) as caught:
+        bench.run()
+    assert error in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_option_that_a_built_in_job_does_not_have_is_a_configuration_error() -> None:
+    with pytest.raises(quota.ConfigError, match="unexpected keyword argument 'word'"):
+        load_fetch("search", {"words": "cats", "word": "cats"})
+    assert callable(load_fetch("channels", {"ids": ["UC1"]}))
+
+
+# -- the other built-in jobs -------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_between_search_and_details_loses_no_search(bench: Bench) -> None:
+    """One unit is enough to go on: the run knows that its first call is not a search."""
+    words = 'options = { words = "cats" }'
+    bench.configure(units=100, fetch="search", regions=["DE"], pages=1, more=words)
+    first = bench.run()
+    assert (outcomes(first), first.units, first.refused_by) == ({"DE": "partial"}, 100, "day")
+    cursor = first.regions[0].cursor
+    assert cursor is not None
+    assert len(cursor["ids"]) == 50
+    assert first.regions[0].pages == 0
+    bench.configure(units=101, fetch="search", regions=["DE"], pages=1, more=words)
+    second = bench.run()
+    assert (outcomes(second), second.units, second.regions[0].items) == ({"DE": "done"}, 1, 50)
+    assert bench.upstream.usage()["by_method"] == {"search.list": 1, "videos.list": 1}
+    ranked = [row[0] for row in bench.rows("SELECT video_id FROM rankings ORDER BY rank")]
+    assert ranked == cursor["ids"]
+
+
+def test_a_search_goes_on_to_its_next_page(bench: Bench) -> None:
+    bench.configure(fetch="search", regions=["DE"], pages=2, more='options = { words = "cats" }')
+    report = bench.run()
+    assert (report.outcome, report.units, report.regions[0].pages) == ("done", 202, 2)
+    assert bench.rows("SELECT max(rank) > 50 FROM rankings") == [(1,)]
+
+
+def test_channels_are_those_of_the_regions_newest_ranking(bench: Bench) -> None:
+    bench.configure(regions=["DE"], more='[jobs.channels]\nfetch = "channels"\nregions = ["DE", "FR"]\npages = 9\n')
+    bench.run()
+    wanted = bench.rows("SELECT count(DISTINCT channel_id) FROM videos")[0][0]
+    report = bench.run("channels")
+    assert (report.outcome, outcomes(report)) == ("done", {"DE": "done", "FR": "done"})
+    assert bench.count("channels") == report.regions[0].items == wanted
+    assert report.units == -(-wanted // 50)  # and none for FR, of which nothing is known
+
+
+def test_channels_may_be_named(bench: Bench) -> None:
+    bench.configure(regions=["DE"], pages=1)
+    bench.run()
+    names = [row[0] for row in bench.rows("SELECT DISTINCT channel_id FROM videos LIMIT 3")]
+    bench.configure(fetch="channels", regions=["DE"], more=f"options = {{ ids = {json.dumps(names)} }}")
+    assert bench.run().regions[0].items == 3
+
+
+# -- kills, signals, overlap, disks ------------------------------------------------------------------------------------
+
+
+def test_a_run_killed_in_mid_page_loses_and_repeats_nothing_stored(recorded: Bench, shared_data: Path) -> None:
+    pages = len(recorded_pages(shared_data))
+    recorded.upstream.fault("hang", after=7, ms=20_000)
+    child = recorded.start("run", "t")
+    recorded.await_requests(8)
+    child.kill()
+    child.communicate()
+    stored = recorded.count("rankings")
+    assert stored == 50 + 50 + 50 + 50 + 50 + 27 + 50  # seven pages: US, GB, the first of DE
+    report = recorded.run()
+    assert report.outcome == "done"
+    assert report.regions[0].region == "DE"
+    assert recorded.requests == pages + 1  # the one in flight was sent again
+    assert recorded.count("rankings") == 1_161
+    assert recorded.rows("SELECT count(*) FROM (SELECT DISTINCT region, taken_at_ms FROM rankings)") == [(7,)]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_lets_the_page_in_flight_be_stored(bench: Bench, number: signal.Signals, status: int) -> None:
+    bench.configure(regions=["US", "DE"])
+    bench.upstream.fault("latency", after=2, ms=700)
+    child = bench.start("run", "t", "--json")
+    bench.await_requests(3)
+    child.send_signal(number)
+    out, err = child.communicate(timeout=30)
+    report = json.loads(out)
+    assert child.returncode == status
+    assert "Traceback" not in err
+    assert (report["outcome"], report["attempts"], report["refused_by"]) == ("stopped", 3, None)
+    assert [r["outcome"] for r in report["regions"]] == ["partial", "skipped"]
+    assert bench.count("rankings") == 150
+    assert bench.run().regions[0].pages == 1
+
+
+def test_a_second_interrupt_ends_the_run_at_once(bench: Bench) -> None:
+    bench.configure(regions=["US"])
+    bench.upstream.fault("hang", after=1, ms=20_000)
+    child = bench.start("run", "t")
+    bench.await_requests(2)
+    while child.poll() is None:
+        child.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    child.communicate()
+    assert child.returncode == 130
+    assert bench.count("rankings") == 50
+
+
+def test_a_signal_ends_the_wait_between_two_attempts(bench: Bench) -> None:
+    bench.configure(regions=["US", "DE"])
+    bench.upstream.fault("status", status=503, after=1, times=9)
+    signals = [0]
+
+    class Interrupts(Silent):
+        def retry(self, place: Place, message: str, wait_s: float) -> None:
+            signals[0] = signal.SIGTERM
+
+    report = bench.run(stop=lambda: signals[0], watcher=Interrupts(), wait=wait_fixed(600))
+    assert (report.outcome, report.exit_status, report.attempts) == ("stopped", 143, 2)
+    assert outcomes(report) == {"US": "partial", "DE": "skipped"}
+
+
+def test_two_runs_of_one_job_do_not_overlap(bench: Bench) -> None:
+    bench.configure(regions=["US"], pages=1)
+    bench.upstream.fault("hang", ms=20_000)
+    child = bench.start("run", "t")
+    bench.await_requests(1)
+    report = bench.run()
+    assert (report.outcome, report.exit_status, report.regions) == ("overlap", 0, ())
+    child.kill()
+    child.communicate()
+    assert bench.run().outcome == "done"  # the lock died with its holder
+
+
+def test_a_disk_that_fills_up_fails_the_run_and_keeps_its_place(bench: Bench) -> None:
+    bench.configure(regions=["US", "DE"])
+    script = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+from quota.cli import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, "run", "t", "--json"],
+        cwd=bench.folder,
+        env=child_env(Quota(bench.folder).env),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("quota: ")]
+    assert len(errors) == 1
+    assert "nothing half-written was kept" in errors[0]
+    report = json.loads(done.stdout)
+    assert report["outcome"] == "failed"
+    assert [r["outcome"] for r in report["regions"]] == ["failed", "skipped"]
+    kept = sum(r["items"] for r in report["regions"])
+    assert kept == bench.count("rankings") < 200
+    assert bench.run().outcome == "done"
+    assert bench.rows("SELECT region, count(*), count(DISTINCT taken_at_ms) FROM rankings GROUP BY region") == [
+        ("DE", 200, 1),
+        ("US", 200, 1),
+    ]
+
+
+def test_a_killed_runs_lock_file_is_private_to_its_user(bench: Bench, state_dir: Path) -> None:
+    bench.configure(regions=["US"], pages=1)
+    bench.run()
+    (lock,) = state_dir.glob("run-t-*.lock")
+    assert lock.stat().st_mode & 0o777 == 0o600
+    assert os.stat(state_dir).st_mode & 0o777 == 0o700

@@ -1,0 +1,427 @@
+"""The local store: what it keeps, what it lets go, and what it refuses to open."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import quota
+from jobs.job import Page
+from jobs.store import APPLICATION_ID, Place, Store, StoreError
+
+DAY_MS = 86_400_000
+
+
+def video(name: str, **snippet: Any) -> dict[str, Any]:
+    return {
+        "id": name,
+        "snippet": {"title": f"Video {name}", "channelId": "UC1", "channelTitle": "A channel", **snippet},
+        "statistics": {"viewCount": "10", "likeCount": "2"},
+        "contentDetails": {"duration": "PT1M", "caption": "true", "licensedContent": False, "definition": "hd"},
+    }
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ms = 100 * DAY_MS
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: Clock) -> Any:
+    with Store(f"sqlite:///{tmp_path}/videos.db", retention_ms=30 * DAY_MS, clock=clock) as opened:
+        yield opened
+
+
+def keep(store: Store, page: Page, *, region: str = "DE", at_ms: int = 1, finished: bool = False) -> Place:
+    place = store.begin("t", [region])[0]
+    return store.keep(place, page, started_at_ms=at_ms, finished=finished)
+
+
+def rows(store: Store, sql: str, *values: object) -> list[Any]:
+    with closing(sqlite3.connect(store.path)) as db:
+        return db.execute(sql, values).fetchall()
+
+
+def count(store: Store, table: str) -> int:
+    number: int = rows(store, f"SELECT count(*) FROM {table}")[0][0]  # noqa: S608  # the tests' own names
+    return number
+
+
+# -- pages and places --------------------------------------------------------------------------------------------------
+
+
+def test_a_page_and_the_place_after_it_are_stored_together(store: Store) -> None:
+    place = keep(store, Page(videos=[video("a"), video("b")], ranked=True, cursor={"token": "x"}), at_ms=77)
+    assert place == Place("t", "DE", True, {"token": "x"}, pages=1, items=2, ranks=2, started_at_ms=77)
+    assert store.place("t", "DE") == place
+    assert rows(store, "SELECT * FROM rankings") == [("t", "DE", 77, 1, "a", 10), ("t", "DE", 77, 2, "b", 10)]
+
+
+def test_ranks_go_on_over_the_pages_of_one_pass(store: Store) -> None:
+    keep(store, Page(videos=[video("a"), video("b")], ranked=True, cursor={"token": "x"}), at_ms=77)
+    place = keep(store, Page(videos=[video("c")], ranked=True), at_ms=999, finished=True)
+    assert rows(store, "SELECT rank, taken_at_ms FROM rankings ORDER BY rank") == [(1, 77), (2, 77), (3, 77)]
+    assert (place.pending, place.cursor, place.completed_at_ms) == (False, None, 100 * DAY_MS)
+
+
+def test_a_video_that_moves_over_the_page_boundary_is_ranked_once(store: Store) -> None:
+    keep(store, Page(videos=[video("a"), video("b")], ranked=True, cursor={"token": "x"}))
+    keep(store, Page(videos=[video("b"), video("c")], ranked=True), finished=True)
+    assert rows(store, "SELECT rank, video_id FROM rankings ORDER BY rank") == [(1, "a"), (2, "b"), (4, "c")]
+
+
+def test_a_pass_at_the_very_millisecond_of_an_earlier_one_gets_a_time_of_its_own(store: Store) -> None:
+    for _ in range(3):
+        keep(store, Page(videos=[video("a")], ranked=True), at_ms=5, finished=True)
+    assert rows(store, "SELECT DISTINCT taken_at_ms FROM rankings ORDER BY 1") == [(5,), (6,), (7,)]
+
+
+def test_an_intermediate_step_is_stored_without_counting_as_a_page(store: Store) -> None:
+    place = keep(store, Page(cursor={"ids": ["a"]}, complete=False))
+    assert (place.pages, place.cursor, place.begun) == (0, {"ids": ["a"]}, True)
+
+
+def test_a_killed_process_leaves_neither_a_page_without_its_place_nor_the_reverse(store: Store) -> None:
+    """The process dies between the last ranking and the update of the place: nothing of the page is there."""
+    keep(store, Page(videos=[video("a")], ranked=True, cursor={"token": "x"}))
+    script = """
+import os, signal, sys
+from jobs.job import Page
+from jobs.store import Store
+store = Store(sys.argv[1], retention_ms=1)
+place = store.place("t", "DE")
+def die(statement):
+    if statement.startswith("UPDATE places"):
+        os.kill(os.getpid(), signal.SIGKILL)
+store._db.set_trace_callback(die)
+store.keep(place, Page(videos=[{"id": "b"}], ranked=True), started_at_ms=9, finished=True)
+"""
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", script, store.path], cwd=root, check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert count(store, "videos") == count(store, "rankings") == 1
+    assert store.place("t", "DE").cursor == {"token": "x"}
+
+
+# -- rounds ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_round_covers_all_regions_and_a_run_after_a_stop_only_those_left(store: Store) -> None:
+    assert [p.region for p in store.begin("t", ["US", "DE", "FR"])] == ["US", "DE", "FR"]
+    keep(store, Page(), region="US", finished=True)
+    assert [p.region for p in store.begin("t", ["US", "DE", "FR"])] == ["DE", "FR"]
+
+
+def test_the_order_is_cursor_first_then_longest_ago_then_as_configured(store: Store, clock: Clock) -> None:
+    regions = ["A", "B", "C", "D"]
+    for region in ("C", "A"):
+        store.begin("t", [region])
+        clock.now_ms += 1
+        keep(store, Page(), region=region, finished=True)
+    assert [p.region for p in store.begin("t", regions)] == ["B", "D", "C", "A"]
+    keep(store, Page(cursor={"token": "x"}), region="A")
+    assert [p.region for p in store.begin("t", regions)] == ["A", "B", "D", "C"]
+
+
+def test_a_failed_region_does_not_hold_up_the_others(store: Store) -> None:
+    for place in store.begin("t", ["US", "XX"]):
+        if place.region == "XX":
+            store.fail(place, keep_place=False)
+        else:
+            store.keep(place, Page(), started_at_ms=1, finished=True)
+    assert {p.region for p in store.begin("t", ["US", "XX"])} == {"US", "XX"}
+
+
+def test_a_failure_that_passes_keeps_the_place_for_the_next_round(store: Store) -> None:
+    place = keep(store, Page(videos=[video("a")], ranked=True, cursor={"token": "x"}), at_ms=5)
+    store.fail(place, keep_place=True)
+    assert not store.place("t", "DE").pending
+    (again,) = store.begin("t", ["DE"])
+    assert (again.pending, again.cursor, again.pages, again.ranks, again.started_at_ms) == (
+        True,
+        {"token": "x"},
+        1,
+        1,
+        5,
+    )
+
+
+def test_a_restart_drops_the_rankings_of_this_pass_only(store: Store) -> None:
+    keep(store, Page(videos=[video("a")], ranked=True), at_ms=1, finished=True)
+    place = keep(store, Page(videos=[video("a")], ranked=True, cursor={"token": "x"}), at_ms=50)
+    place = store.restart(place)
+    assert (place.pending, place.cursor, place.pages, place.ranks, place.begun) == (True, None, 0, 0, False)
+    assert rows(store, "SELECT taken_at_ms FROM rankings") == [(1,)]
+
+
+# -- what upstream sends -----------------------------------------------------------------------------------------------
+
+
+def test_counts_that_upstream_leaves_out_are_null_also_when_they_were_there_before(store: Store) -> None:
+    keep(store, Page(videos=[video("a")]))
+    hidden = video("a") | {"statistics": {"viewCount": "11"}}
+    keep(store, Page(videos=[hidden]))
+    assert rows(store, "SELECT view_count, like_count, comment_count FROM videos") == [(11, None, None)]
+
+
+@pytest.mark.parametrize("title", ["Ça va ? 日本語 🔥", " spaces  and\ttabs\n", "a\0b", "&amp; <b>", ""])
+def test_titles_are_kept_byte_for_byte(store: Store, title: str) -> None:
+    keep(store, Page(videos=[video("a", title=title)]))
+    assert rows(store, "SELECT title FROM videos") == [(title,)]
+
+
+def test_what_is_no_text_and_no_count_does_not_stop_a_page(store: Store) -> None:
+    """Half a surrogate pair, a count beyond 64 bits, parts of the wrong kind."""
+    odd = {"id": "a", "snippet": {"title": "x\ud800y", "tags": "no list"}, "statistics": {"viewCount": "9" * 30}}
+    keep(store, Page(videos=[odd, {"id": "b", "snippet": None, "statistics": []}], channels=[{"id": "c"}]))
+    assert rows(store, "SELECT title, view_count, tags FROM videos WHERE video_id = 'a'") == [("x\ufffdy", None, None)]
+    assert count(store, "channels") == 1
+
+
+def test_a_channel_that_hides_its_subscribers_has_none(store: Store) -> None:
+    statistics = {"subscriberCount": "0", "hiddenSubscriberCount": True, "viewCount": "5"}
+    keep(store, Page(channels=[{"id": "UC1", "statistics": statistics}]))
+    assert rows(store, "SELECT subscriber_count, view_count FROM channels") == [(None, 5)]
+
+
+# -- search ------------------------------------------------------------------------------------------------------------
+
+
+def found(store: Store, words: str, **options: Any) -> list[str]:
+    return [video.video_id for video in store.search(words, **options)]
+
+
+def test_search_looks_into_titles_descriptions_channels_and_tags_without_accents(store: Store) -> None:
+    keep(
+        store,
+        Page(
+            videos=[
+                video("a", title="Café crème"),
+                video("b", description="the cafe"),
+                video("c", channelTitle="CAFÉ TV"),
+                video("d", tags=["ein Café"]),
+                video("e"),
+            ]
+        ),
+    )
+    assert sorted(found(store, "cafe")) == ["a", "b", "c", "d"]
+    assert found(store, "cafe")[0] == "a"  # the title counts most
+    assert found(store, "café crème") == ["a"]
+
+
+def test_the_index_follows_changes_and_deletions(store: Store, clock: Clock) -> None:
+    keep(store, Page(videos=[video("a", title="before")]))
+    keep(store, Page(videos=[video("a", title="after")]))
+    assert (found(store, "before"), found(store, "after")) == ([], ["a"])
+    clock.now_ms += 31 * DAY_MS
+    store.sweep()
+    assert found(store, "after") == []
+    with closing(sqlite3.connect(store.path)) as db:
+        db.execute("INSERT INTO videos_text (videos_text, rank) VALUES ('integrity-check', 1)")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        '"',
+        '"open',
+        "a OR",
+        "NEAR(",
+        "title:x",
+        "a*",
+        "-b",
+        "^x",
+        "(",
+        "AND",
+        "{a}",
+        "!!!",
+        "🔥",
+        "a\0b",
+        "\ud800",
+        "x' --",
+    ],
+)
+def test_no_input_is_query_syntax(store: Store, words: str) -> None:
+    keep(store, Page(videos=[video("a")]))
+    assert isinstance(found(store, words), list)
+
+
+def test_words_are_and_ed_and_operators_are_words(store: Store) -> None:
+    keep(store, Page(videos=[video("a", title="cats or dogs"), video("b", title="cats")]))
+    assert found(store, "cats OR dogs") == ["a"]
+    assert found(store, "cats !!!") in ([], ["a", "b"], ["b", "a"])
+
+
+@pytest.mark.parametrize(("words", "limit"), [("", 20), ("  ", 20), ("a " * 33, 20), ("a", 0), ("a", 1_001)])
+def test_a_search_that_cannot_be_right_is_a_usage_error(store: Store, words: str, limit: int) -> None:
+    with pytest.raises(quota.UsageError):
+        store.search(words, limit=limit)
+
+
+def test_a_result_shows_its_newest_rank_in_each_region(store: Store) -> None:
+    keep(store, Page(videos=[video("x"), video("a")], ranked=True), region="DE", at_ms=1, finished=True)
+    keep(store, Page(videos=[video("a")], ranked=True), region="DE", at_ms=2, finished=True)
+    keep(store, Page(videos=[video("y"), video("z"), video("a")], ranked=True), region="FR", at_ms=3, finished=True)
+    (result,) = store.search("video a", limit=1)
+    assert [(r.region, r.rank, r.taken_at_ms) for r in result.rankings] == [("DE", 1, 2), ("FR", 3, 3)]
+    assert [r["region"] for r in result.as_json()["rankings"]] == ["DE", "FR"]  # type: ignore[attr-defined]
+    assert found(store, "video", region="FR", limit=5)
+    assert "x" not in found(store, "video", region="FR")
+    assert found(store, "video", region="BR") == []
+
+
+def test_the_channels_of_a_region_come_from_its_newest_ranking(store: Store) -> None:
+    keep(store, Page(videos=[video("a", channelId="UCold")], ranked=True), at_ms=1, finished=True)
+    newer = [video("b", channelId="UC2"), video("c", channelId="UC1"), video("d", channelId="UC2")]
+    keep(store, Page(videos=newer, ranked=True), at_ms=2, finished=True)
+    assert store.channels_ranked("DE") == ["UC1", "UC2"]
+    assert store.channels_ranked("DE", after="UC1") == ["UC2"]
+    assert store.channels_ranked("FR") == []
+
+
+# -- retention ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_not_refreshed_within_the_retention_is_deleted_and_nothing_else(store: Store, clock: Clock) -> None:
+    start_ms = clock.now_ms
+    keep(
+        store, Page(videos=[video("a"), video("b")], ranked=True, channels=[{"id": "c"}]), at_ms=start_ms, finished=True
+    )
+    clock.now_ms = start_ms + 30 * DAY_MS
+    assert store.sweep() == 0  # exactly as old as allowed
+    keep(store, Page(videos=[video("b")], ranked=True), at_ms=clock.now_ms, finished=True)
+    clock.now_ms += 1
+    assert store.sweep() == 4  # two rankings, one video, one channel
+    assert rows(store, "SELECT video_id FROM videos") == [("b",)]
+    assert rows(store, "SELECT taken_at_ms FROM rankings") == [(start_ms + 30 * DAY_MS,)]
+    assert count(store, "channels") == 0
+
+
+def test_one_sweep_is_bounded_and_the_next_goes_on(store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.store.DELETE_AT_ONCE", 3)
+    monkeypatch.setattr("jobs.store.DELETE_PER_SWEEP", 6)
+    keep(store, Page(videos=[video(f"v{i}") for i in range(10)]), finished=True)
+    clock.now_ms += 31 * DAY_MS
+    assert [store.sweep(), store.sweep(), store.sweep()] == [6, 4, 0]
+
+
+def test_a_pass_begun_before_the_retention_starts_over(store: Store, clock: Clock) -> None:
+    page = Page(videos=[video("a")], ranked=True, cursor={"token": "x"})
+    keep(store, page, at_ms=clock.now_ms)
+    clock.now_ms += 31 * DAY_MS
+    store.sweep()
+    place = store.place("t", "DE")
+    assert (place.pending, place.cursor, place.pages, place.begun) == (True, None, 0, False)
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+def refusal(path: Path, **options: Any) -> str:
+    with pytest.raises(StoreError) as caught:
+        Store(f"sqlite:///{path}", retention_ms=1, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(path) in message
+    return message
+
+
+def test_a_newer_schema_is_refused(store: Store, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(store.path)) as db:
+        db.execute("PRAGMA user_version = 7")
+    assert "schema version 7" in refusal(tmp_path / "videos.db")
+
+
+def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE charges (x)")
+        db.execute("PRAGMA user_version = 1")
+    before = path.read_bytes()
+    assert "another program's database" in refusal(path)
+    assert path.read_bytes() == before
+
+
+def test_what_is_no_database_is_said_to_be_none(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("these are my notes, and not a database at all\n" * 50)
+    assert "not a database" in refusal(path)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    assert "cannot be opened" in refusal(tmp_path / "missing" / "videos.db")
+
+
+def test_a_store_that_nothing_was_fetched_into_is_not_made_by_reading(tmp_path: Path) -> None:
+    assert "quota run" in refusal(tmp_path / "videos.db", create=False)
+    assert not (tmp_path / "videos.db").exists()
+
+
+def test_a_store_that_cannot_be_written_is_said_to_be_so(store: Store) -> None:
+    store._db.execute("PRAGMA query_only = 1")  # a read-only file means nothing to root
+    with pytest.raises(StoreError, match="check the owner and mode"):
+        store.begin("t", ["DE"])
+
+
+def test_a_locked_store_is_said_to_be_locked(store: Store) -> None:
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with Store(store.path, retention_ms=1, busy_timeout_ms=20) as waiting:
+            with pytest.raises(StoreError, match="another program holds it locked"):
+                waiting.begin("t", ["DE"])
+            other.execute("ROLLBACK")
+            assert waiting.begin("t", ["DE"])
+
+
+def test_a_full_disk_keeps_nothing_half_written(store: Store) -> None:
+    place = keep(store, Page(videos=[video("a")], ranked=True, cursor={"token": "x"}))
+    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+    store._db.execute(f"PRAGMA max_page_count = {pages}")
+    bulky = [video(f"v{i}", description="x" * 5_000) for i in range(20)]
+    with pytest.raises(StoreError, match="no space is left"):
+        store.keep(place, Page(videos=bulky, ranked=True), started_at_ms=1, finished=True)
+    assert store.place("t", "DE") == place
+    assert count(store, "videos") == count(store, "rankings") == 1
+    store._db.execute("PRAGMA max_page_count = 1000000")
+    assert store.keep(place, Page(videos=bulky, ranked=True), started_at_ms=1, finished=True).items == 21
+
+
+def test_the_store_is_marked_as_ours_with_its_version(store: Store) -> None:
+    assert rows(store, "PRAGMA application_id") == [(APPLICATION_ID,)]
+    assert rows(store, "PRAGMA user_version") == [(1,)]
+    assert rows(store, "PRAGMA journal_mode") == [("wal",)]
+
+
+@pytest.mark.parametrize("url", ["redis://h/0", "sqlite://", "sqlite:///"])
+def test_a_store_that_is_no_file_is_a_configuration_error(url: str) -> None:
+    with pytest.raises(quota.ConfigError, match="sqlite:///PATH"):
+        Store(url, retention_ms=1)
+
+
+# -- real titles -------------------------------------------------------------------------------------------------------
+
+
+def test_recorded_titles_come_back_intact(store: Store, shared_data: Path) -> None:
+    """1,161 real videos in seven scripts."""
+    sent: dict[str, str] = {}
+    for path in sorted((shared_data / "recorded" / "trending_2018").glob("*.json")):
+        items = json.loads(path.read_text(encoding="utf-8"))["items"]
+        sent |= {item["id"]: item["snippet"]["title"] for item in items}
+        keep(store, Page(videos=items), region=path.name[23:25])
+    assert dict(rows(store, "SELECT video_id, title FROM videos")) == sent
