@@ -33,6 +33,7 @@ class Session:
         self._clock = clock
         self._ledger: Ledger | None = None
         self._budgets: dict[str, Budget] = {}
+        self._services: list[Any] = []
 
     @property
     def run(self) -> str:
@@ -98,16 +99,21 @@ class Session:
     def google(self, credential: str | None = None, api: str = "youtube", version: str = "v3", **options: Any) -> Any:
         """A `googleapiclient` service whose every HTTP attempt is charged to the credential's budget.
 
-        A refusal is raised as `quota.Refused` from `execute()`. `options` go to `quota.google.service`.
+        A refusal is raised as `quota.Refused` from `execute()`. `options` go to `quota.google.service`. It lives as
+        long as the session.
         """
         from quota.google import service
 
         chosen = self.credential(credential)
         options.setdefault("endpoint", chosen.endpoint)
-        return service(self.budget(chosen.name), api, version, key=self.key(chosen.name), **options)
+        made = service(self.budget(chosen.name), api, version, key=self.key(chosen.name), **options)
+        self._services.append(made)
+        return made
 
     def close(self) -> None:
-        """Let go of the ledger. May be called twice; a budget asked for afterwards opens it again."""
+        """Let go of ledger and connections. May be called twice; a budget asked for afterwards opens it again."""
+        while self._services:
+            self._services.pop().close()
         ledger, self._ledger = self._ledger, None
         self._budgets.clear()
         if ledger is not None:
