@@ -6,40 +6,31 @@ moves forward over what is new and what has expired since it was last used.
 
 from __future__ import annotations
 
-import os
-import random
-import sqlite3
-import threading
-import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from quota.budget import host_clock
-from quota.errors import LedgerError
 from quota.ledger import CLOCK_SLACK_MS, NEVER, Entry, Exhaustion, Verdict
 from quota.limits import MINUTE_MS, Sliding
+from quota.sqlite_file import SqliteFile
 
 if TYPE_CHECKING:
+    import sqlite3
     from collections.abc import Callable, Sequence
 
     from quota.ledger import Ask, Question
     from quota.limits import View
 
-T = TypeVar("T")
 Id = tuple[int, int]
 State = tuple[int, int, int, int, int, int]
 """A view as it is stored: total, tail (ms, seq), head (ms, seq), gone_ms. See schema.sql."""
 
 SCHEMA_VERSION = 1
-DEADLINE_S = 1.0
-"""How long one question may wait for other processes' transactions."""
+APPLICATION_ID = 0x51_4C_47_31
+"""Marks an SQLite file as a ledger ("QLG1")."""
 
 TRIM_AT_ONCE = 10_000
 
 _COLUMNS = "ms, seq, units, charged_units, bucket, method, job, region, token"
-_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-
-_left_to_parent: list[sqlite3.Connection] = []
-"""Connections inherited over a fork. Closing one here would drop the parent's file locks."""
 
 
 class SqliteLedger:
@@ -48,12 +39,12 @@ class SqliteLedger:
     shared = False
 
     def __init__(self, url: str, *, clock: Callable[[], int] | None = None) -> None:
-        self.path = url.removeprefix("sqlite://").removeprefix("/")
-        self.label = f"sqlite:///{self.path}" if self.path else "sqlite:// (in memory)"
+        path = url.removeprefix("sqlite://").removeprefix("/")
+        self.label = f"sqlite:///{path}" if path else "sqlite:// (in memory)"
+        self._file = SqliteFile(
+            path, "ledger", schema="schema.sql", application_id=APPLICATION_ID, version=SCHEMA_VERSION
+        )
         self._clock = clock or host_clock
-        self._lock = threading.RLock()
-        self._db: sqlite3.Connection | None = None
-        self._pid = 0
         self._sums: dict[View, tuple[str, tuple[str, ...]]] = {}
 
     def now_ms(self) -> int:
@@ -62,7 +53,7 @@ class SqliteLedger:
     # -- the decision ------------------------------------------------------------------------------------------------
 
     def decide(self, question: Question, *, commit: bool) -> Verdict:
-        return self._transact(lambda db: self._decide(db, question, commit), write=commit)
+        return self._file.transact(lambda db: self._decide(db, question, commit), write=commit)
 
     def _decide(self, db: sqlite3.Connection, question: Question, commit: bool) -> Verdict:
         project, charge = question.project, question.charge
@@ -203,10 +194,10 @@ class SqliteLedger:
             )
             return entry
 
-        return self._transact(work, write=True)
+        return self._file.transact(work, write=True)
 
     def read(self, project: str, after: Id, until_ms: int, count: int) -> Sequence[Entry]:
-        rows = self._transact(
+        rows = self._file.transact(
             lambda db: db.execute(
                 f"SELECT {_COLUMNS} FROM charges"  # noqa: S608  # a constant
                 " WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) ORDER BY ms, seq LIMIT ?",
@@ -234,10 +225,10 @@ class SqliteLedger:
             )
             return exhaustion
 
-        return self._transact(work, write=True)
+        return self._file.transact(work, write=True)
 
     def exhaustions(self, project: str) -> Sequence[Exhaustion]:
-        return list(self._transact(lambda db: self._exhaustions(db, project), write=False).values())
+        return list(self._file.transact(lambda db: self._exhaustions(db, project), write=False).values())
 
     def _exhaustions(self, db: sqlite3.Connection, project: str) -> dict[str, Exhaustion]:
         rows = db.execute(
@@ -248,95 +239,10 @@ class SqliteLedger:
 
     def reopen(self, project: str, bucket: str) -> bool:
         sql = "DELETE FROM exhaustions WHERE project = ? AND bucket = ?"
-        return self._transact(lambda db: db.execute(sql, (project, bucket)).rowcount, write=True) > 0
-
-    # -- the file ----------------------------------------------------------------------------------------------------
-
-    def _transact(self, work: Callable[[sqlite3.Connection], T], *, write: bool) -> T:
-        """Run `work` in one transaction; wait for other processes' transactions, but not for ever.
-
-        SQLite's own busy handler backs off to 100 ms and starves under contention, so the waiting is ours: short and
-        jittered, until the deadline.
-        """
-        deadline = time.monotonic() + DEADLINE_S
-        with self._lock:
-            while True:
-                try:
-                    db = self._connection()
-                    db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-                    try:
-                        result = work(db)
-                        db.execute("COMMIT")
-                    except BaseException:
-                        if db.in_transaction:
-                            db.execute("ROLLBACK")
-                        raise
-                    return result
-                except sqlite3.Error as error:
-                    if _code(error) in _BUSY and time.monotonic() < deadline:
-                        time.sleep(random.uniform(0.0002, 0.002))  # noqa: S311  # a jitter, not a secret
-                        continue
-                    raise LedgerError(self._explain(error)) from error
-                except OSError as error:
-                    raise LedgerError(f"ledger {self.label}: {error.strerror}; check its folder") from error
-
-    def _connection(self) -> sqlite3.Connection:
-        if self._db is not None:
-            if self._pid == os.getpid():
-                return self._db
-            _left_to_parent.append(self._db)
-        if self.path:
-            _make_private(self.path)
-        db = sqlite3.connect(self.path or ":memory:", timeout=0, isolation_level=None, check_same_thread=False)
-        try:
-            self._prepare(db)
-        except BaseException:
-            db.close()
-            raise
-        self._db, self._pid = db, os.getpid()
-        return db
-
-    def _prepare(self, db: sqlite3.Connection) -> None:
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        if version > SCHEMA_VERSION:
-            raise LedgerError(
-                f"ledger {self.label} was written by a newer quota-ledger (its version {version}, ours "
-                f"{SCHEMA_VERSION}): upgrade this machine"
-            )
-        if version == 0:
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("BEGIN IMMEDIATE")
-            # Another process may have been faster between the two statements.
-            if db.execute("PRAGMA user_version").fetchone()[0] == 0:
-                from quota.resources import read_text
-
-                for statement in _statements(read_text("quota", "schema.sql")):
-                    db.execute(statement)
-                db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            db.execute("COMMIT")
-        db.execute("PRAGMA synchronous = NORMAL")
-
-    def _explain(self, error: sqlite3.Error) -> str:
-        code, where = _code(error), f"ledger {self.label}"
-        if code in _BUSY:
-            return f"{where} is locked by another process (waited {DEADLINE_S:g} s); find it with: fuser {self.path}"
-        if code == sqlite3.SQLITE_NOTADB:
-            return f"{where} is not an SQLite database; move that file away or correct the url"
-        if code == sqlite3.SQLITE_READONLY:
-            return f"{where} is read-only; give this user write access to the file and its folder"
-        if code == sqlite3.SQLITE_CANTOPEN:
-            return f"{where} cannot be opened; check that its folder exists and this user may write there"
-        if code == sqlite3.SQLITE_FULL:
-            return f"{where}: the disk is full; nothing was charged"
-        if code == sqlite3.SQLITE_CORRUPT:
-            return f"{where} is damaged; move it away (its charges are lost: lower the limits for a day)"
-        return f"{where}: {error}"
+        return self._file.transact(lambda db: db.execute(sql, (project, bucket)).rowcount, write=True) > 0
 
     def close(self) -> None:
-        with self._lock:
-            if self._db is not None and self._pid == os.getpid():
-                self._db.close()
-            self._db = None
+        self._file.close()
 
 
 def _cutoff(ask: Ask, now_ms: int) -> int:
@@ -369,29 +275,3 @@ def _sum_sql(view: View) -> tuple[str, tuple[str, ...]]:
 
 def _marks(values: Sequence[object]) -> str:
     return ", ".join("?" * len(values))
-
-
-def _statements(script: str) -> list[str]:
-    """The statements of a script, so that they run inside one transaction (executescript would commit first)."""
-    statements, pending = [], ""
-    for line in script.splitlines(keepends=True):
-        pending += line
-        if sqlite3.complete_statement(pending):
-            statements.append(pending)
-            pending = ""
-    return statements
-
-
-def _code(error: sqlite3.Error) -> int:
-    """SQLite's primary result code (the extended codes carry detail in the higher bits)."""
-    code: int = getattr(error, "sqlite_errorcode", 0) or 0
-    return code & 0xFF
-
-
-def _make_private(path: str) -> None:
-    """Create the file for this user only; SQLite gives its side files the same mode."""
-    folder = os.path.dirname(path)
-    if folder:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-    if not os.path.exists(path):
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
