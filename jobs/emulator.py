@@ -1,0 +1,357 @@
+"""The upstream emulator: YouTube Data API v3 on loopback, for development without spending quota.
+
+    with Emulator(allocation="pool", quota=10_000) as upstream:
+        ...                                   # point a client at upstream.address
+        upstream.fault("status", status=503, method="videos.list", after=2)
+        upstream.usage()                      # {"requests": 3, "by_method": {...}, "units": {...}}
+
+What counts as having reached the wire: a request that was read to its end. It is counted and
+charged before anything is done about it, as upstream charges invalid requests and failed ones too,
+so a fault or a refusal for lack of quota does not make it free. Not counted is what a client wrote
+to a connection that had closed meanwhile: nobody read it. A client that charges each attempt may
+therefore book more than is counted here, and never less.
+
+Counted apart, as "free", is what carries calls but is none: the envelope of a batch, whose calls
+count one by one, and the chunks of an upload, whose opening call counts.
+
+A request without a usable key counts as a request, but no project is charged for it. Any key is
+accepted except those starting with "invalid" or "disabled"; so are bearer tokens. Writes with only
+a key are accepted too, unlike upstream, which wants a token for them.
+"""
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from email.message import Message
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlencode
+
+from jobs import emulator_replies as replies
+from jobs.emulator_api import Api, Call, is_upload, method_of
+from jobs.emulator_batch import BatchedCall, compose_batch, parse_batch, split_multipart
+from jobs.emulator_data import GeneratedCatalogue, RecordedCatalogue
+from jobs.emulator_faults import CHUNK, ENVELOPE, KINDS, REPLY_KINDS, Fault, FaultQueue
+from jobs.emulator_http import Outcome, Request, Server, encode_body, make_request
+from jobs.emulator_quota import UNKNOWN, Allocation, Charge, Meter
+from jobs.emulator_replies import Json, Rejected, Reply
+from jobs.emulator_uploads import Uploads
+
+__all__ = ["Allocation", "Emulator", "Fault"]
+
+_CONTROL = "/emulator/"
+_BATCH_PATHS = ("/batch", "/batch/youtube/v3")
+_POLL_SECONDS = 0.02
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    """One API call as it was booked. `project` None: nobody could be charged, and `unknown` says why."""
+
+    method: str
+    project: str | None
+    unknown: Reply | None
+    charge: Charge | None
+    fault: Fault | None
+
+
+class Emulator:
+    """The upstream, on loopback. Listens from the start; serves inside `with`, or `serve_forever`.
+
+    `port` 0 takes a free one. `recorded` is a folder of saved pages to serve instead of generated
+    ones (ValueError when it holds none). `quota` is the day's units for each project, in the bucket
+    `units`. `projects` maps keys to projects; a key that is not in it is a project of its own.
+    `clock` gives milliseconds since the epoch; quota resets when it passes Pacific midnight.
+    """
+
+    def __init__(
+        self,
+        *,
+        port: int = 0,
+        recorded: Path | None = None,
+        allocation: Allocation = "pool",
+        quota: int = 10_000,
+        projects: Mapping[str, str] | None = None,
+        clock: Callable[[], int] = _now_ms,
+    ) -> None:
+        if allocation not in ("pool", "buckets"):
+            raise ValueError(f"allocation must be 'pool' or 'buckets', not {allocation!r}")
+        if quota < 0:
+            raise ValueError(f"quota must be 0 or more, not {quota}")
+        self._projects = dict(projects or {})
+        self._api = Api(RecordedCatalogue(recorded) if recorded else GeneratedCatalogue())
+        self._uploads = Uploads(self._api.stored)
+        self._lock = threading.Lock()  # guards the meter and the faults, together
+        self._meter = Meter(allocation, quota, clock)
+        self._faults = FaultQueue()
+        self._quota = quota
+        self._thread: threading.Thread | None = None
+        self._serving = False
+        self._server = Server(port, self._serve)
+
+    # --- running it ----------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """For a client's `rootUrl`, to which a slash belongs."""
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    @property
+    def announcement(self) -> str:
+        """One line that says where it listens and what it grants."""
+        allocation = self._meter.allocation
+        return f"YouTube Data API v3 emulator: {self.address} ({allocation}, {self._quota:,} units a day)"
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self.serve_forever, name="emulator", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def serve_forever(self, ready: Callable[[str], object] | None = None) -> None:
+        """Serve in this thread until interrupted or stopped. `ready` gets the announcement first."""
+        self._serving = True
+        try:
+            if ready is not None:
+                ready(self.announcement)
+            self._server.serve_forever(_POLL_SECONDS)
+        finally:
+            self._serving = False
+            self._server.close()
+
+    def stop(self) -> None:
+        """End serving, from another thread than the serving one. Open connections are hung up on."""
+        if self._thread is not None or self._serving:
+            self._server.shutdown()
+        if self._thread is not None:
+            self._thread.join()
+        self._server.close()
+
+    # --- what a test asks of it ----------------------------------------------------------------------
+
+    def usage(self) -> Json:
+        """What reached the wire since the start or the last reset; the same as GET /emulator/usage.
+
+        `units` holds the units of every charged call, by bucket; `refused_units` is the part of it
+        that the day's quota did not cover.
+        """
+        with self._lock:
+            return self._meter.usage()
+
+    def fault(
+        self,
+        kind: str,
+        *,
+        times: int = 1,
+        method: str | None = None,
+        region: str | None = None,
+        bucket: str | None = None,
+        after: int = 0,
+        status: int | None = None,
+        reason: str | None = None,
+        ms: int = 100,
+    ) -> None:
+        """Queue a fault (see Fault); the same as POST /emulator/faults. ValueError if it makes no sense."""
+        self._queue(Fault(kind, times, method, region, bucket, after, status, reason, ms))
+
+    def reset(self) -> None:
+        """A fresh day: nothing counted, nothing exhausted, no fault queued."""
+        with self._lock:
+            self._meter.reset()
+            self._faults.clear()
+
+    def _queue(self, *faults: Fault) -> int:
+        with self._lock:
+            for fault in faults:
+                self._faults.add(fault)
+            return len(self._faults)
+
+    # --- one request ---------------------------------------------------------------------------------
+
+    def _serve(self, request: Request) -> Outcome:
+        if request.path.startswith(_CONTROL):
+            return Outcome(self._control(request))
+        if request.verb == "POST" and request.path.rstrip("/") in _BATCH_PATHS:
+            return self._serve_batch(request)
+        if request.verb == "PUT" and is_upload(request.path) and "upload_id" in request.params:
+            return self._serve_chunk(request)
+        arrival = self._arrive(request, request.headers, KINDS)
+        if arrival.fault is not None and arrival.fault.kind == "close-before":
+            return Outcome(None, arrival.fault)
+        return Outcome(self._answer(request, arrival), arrival.fault)
+
+    def _serve_batch(self, request: Request) -> Outcome:
+        """The calls count and answer one by one, and carry no faults of the connection."""
+        fault = self._arrive_free("batches", ENVELOPE)
+        answers = []
+        for call in parse_batch(request.headers.get("Content-Type", ""), request.body):
+            inner = make_request(call.verb, call.target, call.headers, call.body)
+            arrival = self._arrive(inner, _batch_headers(request, call), REPLY_KINDS)
+            reply = self._answer(inner, arrival)
+            body = b"" if reply.body is None else encode_body(reply.body)
+            answers.append((call.content_id, reply.status, body))
+        return Outcome(_fault_reply(fault, request) or compose_batch(answers), fault)
+
+    def _serve_chunk(self, request: Request) -> Outcome:
+        fault = self._arrive_free("upload_chunks", CHUNK)
+        if (struck := _fault_reply(fault, request)) is not None:
+            return Outcome(struck, fault)
+        if fault is not None and fault.kind == "close-before":
+            return Outcome(None, fault)
+        content_range = request.headers.get("Content-Range")
+        reply = self._uploads.feed(request.params["upload_id"], content_range, len(request.body))
+        return Outcome(reply, fault)
+
+    def _arrive(self, request: Request, headers: Message, kinds: frozenset[str]) -> _Arrival:
+        """Count and charge a call before anything else, and see which fault it meets."""
+        method = method_of(request.verb, request.path) or UNKNOWN
+        project, unknown = self._identify(request.params, headers)
+        charge = None
+        with self._lock:
+            self._meter.count(method)
+            if project is not None:
+                charge = self._meter.charge(project, method)
+            bucket = charge.bucket if charge else None
+            region = request.params.get("regionCode")
+            fault = self._faults.strike(method, region, bucket, kinds=kinds)
+            if fault is not None and fault.kind == "exhaust" and project and charge:
+                self._meter.exhaust(project, charge)
+                charge = charge._replace(refused=True)
+        return _Arrival(method, project, unknown, charge, fault)
+
+    def _arrive_free(self, kind: str, method: str) -> Fault | None:
+        with self._lock:
+            self._meter.count_free(kind)
+            return self._faults.strike(method, None, None)
+
+    def _identify(self, params: Mapping[str, str], headers: Message) -> tuple[str | None, Reply | None]:
+        """(project, None), or (None, what upstream says to a caller it does not know)."""
+        secret = params.get("key") or headers.get("X-Goog-Api-Key")
+        unusable = replies.key_invalid()
+        if not secret:
+            scheme, _, secret = headers.get("Authorization", "").partition(" ")
+            secret = secret.strip()
+            unusable = replies.token_invalid()
+            if scheme.lower() != "bearer" or not secret:
+                return None, replies.unregistered_caller()
+        # The project's name is shown to anybody who asks for the usage, and the key never is.
+        project = self._projects.get(secret) or f"key-{_digest(secret)}"
+        if secret.startswith("invalid"):
+            return None, unusable
+        if secret.startswith("disabled"):
+            return None, replies.service_disabled(project)
+        return project, None
+
+    def _answer(self, request: Request, arrival: _Arrival) -> Reply:
+        struck = _fault_reply(arrival.fault, request)
+        if struck is not None:
+            return struck
+        if request.malformed:
+            return replies.bad_request("Bad Request")
+        charge, project = arrival.charge, arrival.project
+        if charge is None or project is None:
+            return arrival.unknown or replies.unregistered_caller()
+        if arrival.fault is not None and arrival.fault.kind == "limit-zero":
+            return replies.daily_limit(charge.bucket, project, 0)
+        if charge.refused and charge.bucket == "units":
+            return replies.quota_exceeded()
+        if charge.refused:
+            limit_units = self._meter.quota_units(charge.bucket)
+            return replies.daily_limit(charge.bucket, project, limit_units)
+        try:
+            return self._perform(request, arrival.method)
+        except Rejected as rejected:
+            return rejected.reply
+
+    def _perform(self, request: Request, method: str) -> Reply:
+        if method == UNKNOWN:
+            return replies.method_not_found()
+        upload = request.params.get("uploadType") if is_upload(request.path) else None
+        if upload == "resumable":
+            call = Call(method, request.params, _json_object(request.body))
+            return Reply(200, headers=(("Location", self._session_url(request, call)),))
+        body: Json = {}
+        if upload == "multipart":
+            parts = split_multipart(request.headers.get("Content-Type", ""), request.body)
+            body = _json_object(parts[0][1] if parts else b"")
+        elif upload is None and request.verb != "GET":
+            body = _json_object(request.body)
+        return self._api.answer(Call(method, request.params, body))
+
+    def _session_url(self, request: Request, call: Call) -> str:
+        """On the address that the client used, which may be a forwarded one; without its key."""
+        host = request.headers.get("Host") or self.address.removeprefix("http://")
+        query = urlencode({"uploadType": "resumable", "upload_id": self._uploads.open(call)})
+        return f"http://{' '.join(host.split())}{request.path}?{query}"
+
+    # --- its own address space -----------------------------------------------------------------------
+
+    def _control(self, request: Request) -> Reply:
+        match request.verb, request.path.removeprefix(_CONTROL):
+            case "GET", "usage":
+                return Reply(200, self.usage())
+            case "POST", "reset":
+                self.reset()
+                return Reply(200, self.usage())
+            case "POST", "faults":
+                return self._queue_json(request.body)
+            case _:
+                return replies.method_not_found()
+
+    def _queue_json(self, body: bytes) -> Reply:
+        """One fault, or a list of them: all are queued, or none."""
+        try:
+            document = json.loads(body)
+            listed = document if isinstance(document, list) else [document]
+            queued = self._queue(*[Fault.from_json(item) for item in listed])
+        except (ValueError, RecursionError) as error:
+            return replies.bad_request(str(error))
+        return Reply(200, {"queued": queued})
+
+
+def _fault_reply(fault: Fault | None, request: Request) -> Reply | None:
+    """The reply that a fault dictates, whatever was asked."""
+    if fault is not None and fault.kind == "status":
+        return replies.faulted(fault.status or 503, fault.reason)
+    if fault is not None and fault.kind == "redirect":
+        return Reply(fault.status or 302, headers=(("Location", request.target),))
+    return None
+
+
+def _batch_headers(request: Request, call: BatchedCall) -> Message:
+    """The envelope's headers hold for every call in it that has none of its own."""
+    headers = Message()
+    for name in ("Authorization", "X-Goog-Api-Key"):
+        value = call.headers.get(name) or request.headers.get(name)
+        if value is not None:
+            headers[name] = value
+    return headers
+
+
+def _json_object(body: bytes) -> Json:
+    try:
+        document: Any = json.loads(body) if body.strip() else {}
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise Rejected(replies.bad_request("Invalid JSON payload received."))
+    return document
+
+
+def _digest(secret: str) -> str:
+    return hashlib.blake2b(secret.encode("utf-8", "replace"), digest_size=4).hexdigest()

@@ -1,0 +1,430 @@
+"""What each method of the emulated API answers, apart from HTTP, quota and faults.
+
+videos, search, channels, playlistItems, videoCategories and i18nRegions are answered from a
+catalogue. The rest of the API exists so that it can be priced: its lists are empty, its inserts and
+updates echo the resource, and its other calls succeed without content.
+"""
+
+import base64
+import hashlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jobs import emulator_replies as replies
+from jobs.emulator_data import Catalogue, etag, uploads_playlist
+from jobs.emulator_replies import Json, Rejected, Reply
+from jobs.emulator_words import CATEGORIES, REGIONS
+
+MAX_IDS = 50
+MAX_PAGE = 50
+DEFAULT_PAGE = 5
+_MAX_UPLOADED = 1_000  # later uploads succeed as well, but cannot be listed
+
+# --- routes ------------------------------------------------------------------------------------------
+# Source: the API's discovery document, revision of 2026.
+
+_VERBS = {"GET": "list", "POST": "insert", "PUT": "update", "DELETE": "delete"}
+_COLLECTIONS = {
+    "abuseReports": "insert",
+    "activities": "list",
+    "captions": "list insert update delete",
+    "channelSections": "list insert update delete",
+    "channels": "list update",
+    "commentThreads": "list insert",
+    "comments": "list insert update delete",
+    "i18nLanguages": "list",
+    "i18nRegions": "list",
+    "liveBroadcasts": "list insert update delete",
+    "liveStreams": "list insert update delete",
+    "members": "list",
+    "membershipsLevels": "list",
+    "playlistImages": "list insert update delete",
+    "playlistItems": "list insert update delete",
+    "playlists": "list insert update delete",
+    "search": "list",
+    "subscriptions": "list insert delete",
+    "superChatEvents": "list",
+    "thirdPartyLinks": "list insert update delete",
+    "videoAbuseReportReasons": "list",
+    "videoCategories": "list",
+    "videos": "list insert update delete",
+}
+_ACTIONS = {
+    ("GET", "videos/getRating"): "videos.getRating",
+    ("GET", "videos:batchGetStats"): "videos.batchGetStats",
+    ("POST", "channelBanners/insert"): "channelBanners.insert",
+    ("POST", "comments/markAsSpam"): "comments.markAsSpam",
+    ("POST", "comments/setModerationStatus"): "comments.setModerationStatus",
+    ("POST", "thumbnails/set"): "thumbnails.set",
+    ("POST", "videos/rate"): "videos.rate",
+    ("POST", "videos/reportAbuse"): "videos.reportAbuse",
+    ("POST", "watermarks/set"): "watermarks.set",
+    ("POST", "watermarks/unset"): "watermarks.unset",
+}
+_ROOT = "/youtube/v3/"
+_UPLOAD_ROOT = "/upload" + _ROOT
+
+
+def method_of(verb: str, path: str) -> str | None:
+    """The API's name for a call: ("GET", "/youtube/v3/videos") is "videos.list"."""
+    for root in (_ROOT, _UPLOAD_ROOT):
+        if path.startswith(root):
+            rest = path.removeprefix(root)
+            action = _VERBS.get(verb, "")
+            if action and action in _COLLECTIONS.get(rest, "").split():
+                return f"{rest}.{action}"
+            return _ACTIONS.get((verb, rest))
+    return None
+
+
+def is_upload(path: str) -> bool:
+    return path.startswith(_UPLOAD_ROOT)
+
+
+# --- page tokens -------------------------------------------------------------------------------------
+# A token is a protobuf message in URL-safe base64: field 1 an offset, field 2 a direction.
+
+_FORWARD, _BACK = 0, 1
+_MAX_OFFSET = 1_000_000
+
+
+def encode_token(offset: int, direction: int = _FORWARD) -> str:
+    """`encode_token(50)` is "CDIQAA": the page that starts at item 50."""
+    raw = b"\x08" + _varint(offset) + b"\x10" + bytes([direction])
+    return base64.urlsafe_b64encode(raw).decode().rstrip("=")
+
+
+def decode_token(token: str, page_size: int) -> int:
+    """The offset at which the token's page starts. Going back, the token names the page's end."""
+    try:
+        raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
+    except ValueError:
+        raise Rejected(replies.page_token_invalid()) from None
+    offset = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(raw[1:-2]))
+    direction = raw[-1] if raw else _FORWARD
+    if direction > _BACK or offset > _MAX_OFFSET or encode_token(offset, direction) != token:
+        raise Rejected(replies.page_token_invalid())
+    return offset if direction == _FORWARD else max(0, offset - page_size)
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+# --- methods -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of one API method. Repeated parameters are joined with commas, as upstream reads them."""
+
+    method: str
+    params: Mapping[str, str]
+    body: Json = field(default_factory=dict)
+
+    def ids(self, name: str = "id") -> list[str]:
+        """The distinct ids asked for, in order."""
+        ids = list(dict.fromkeys(part for part in self.params.get(name, "").split(",") if part))
+        if len(ids) > MAX_IDS:
+            raise Rejected(replies.filter_invalid(name))
+        return ids
+
+    def parts(self, known: str) -> set[str]:
+        parts = [part.strip() for part in self.params.get("part", "").split(",") if part.strip()]
+        if not parts:
+            raise Rejected(replies.part_missing())
+        for part in parts:
+            if part not in known.split():
+                raise Rejected(replies.part_unknown(part))
+        return set(parts)
+
+    def page_size(self, least: int = 0) -> int:
+        value = self.params.get("maxResults", str(DEFAULT_PAGE))
+        if not (value.isascii() and value.isdigit() and least <= int(value[:9]) <= MAX_PAGE):
+            raise Rejected(replies.out_of_range(value, least, MAX_PAGE))
+        return int(value)
+
+    def region(self) -> str | None:
+        return self.params.get("regionCode") or None
+
+
+_VIDEO_PARTS = (
+    "contentDetails fileDetails id liveStreamingDetails localizations paidProductPlacementDetails "
+    "player processingDetails recordingDetails snippet statistics status suggestions topicDetails"
+)
+_CHANNEL_PARTS = (
+    "auditDetails brandingSettings contentDetails contentOwnerDetails id localizations snippet "
+    "statistics status topicDetails"
+)
+
+
+class Api:
+    """The API's methods over one catalogue. Safe to call from many threads."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._uploaded: dict[str, Json] = {}
+        self._numbers = itertools.count()  # next() is atomic, so no two resources share one
+        self._methods: dict[str, Callable[[Call], Reply]] = {
+            "videos.list": self._videos,
+            "videos.batchGetStats": self._video_stats,
+            "search.list": self._search,
+            "channels.list": self._channels,
+            "playlistItems.list": self._playlist_items,
+            "videoCategories.list": self._categories,
+            "i18nRegions.list": self._regions,
+        }
+
+    def answer(self, call: Call) -> Reply:
+        """Raises Rejected for what upstream would refuse to answer."""
+        if method := self._methods.get(call.method):
+            return method(call)
+        resource, _, action = call.method.partition(".")
+        if action == "list":
+            if "part" not in call.params:
+                raise Rejected(replies.part_missing())
+            return _listing(resource, [])
+        if action in ("insert", "update"):
+            return Reply(200, self.stored(call))
+        return Reply(204)
+
+    def stored(self, call: Call) -> Json:
+        """The resource that an insert or update answers: an echo, under an id that can be listed."""
+        resource = call.method.partition(".")[0]
+        names = sorted(f"{name}={value}" for name, value in call.body.items())
+        number = next(self._numbers)
+        made = hashlib.blake2b(repr((resource, number, names)).encode("utf-8", "replace"))
+        made_id = base64.urlsafe_b64encode(made.digest())[:11].decode()
+        item_id = str(call.body.get("id") or made_id)
+        item: Json = {"kind": f"youtube#{_singular(resource)}", "etag": etag(item_id), "id": item_id}
+        item |= {name: value for name, value in call.body.items() if name not in item}
+        if call.method == "videos.insert":
+            given = call.body.get("status")
+            status = {"uploadStatus": "uploaded", "privacyStatus": "public"}
+            item["status"] = status | (given if isinstance(given, dict) else {})
+            if len(self._uploaded) < _MAX_UPLOADED:
+                self._uploaded[item_id] = item
+        parts = call.params.get("part", "").split(",")
+        return {key: item[key] for key in item if key in ("kind", "etag", "id", *parts)}
+
+    def _videos(self, call: Call) -> Reply:
+        parts = call.parts(_VIDEO_PARTS)
+        if "id" in call.params:
+            found = self._videos_by_id(call)
+            return _listing("videos", _with_parts(found, parts))
+        chart = call.params.get("chart")
+        if chart is None:
+            raise Rejected(replies.filter_missing(("myRating", "chart", "id")))
+        if chart != "mostPopular":
+            raise Rejected(replies.chart_not_found())
+        size = call.page_size(least=1)
+        videos = self._catalogue.chart(call.region())
+        if videos is None:
+            raise Rejected(replies.region_invalid())
+        category = call.params.get("videoCategoryId", "0")
+        if category != "0":
+            videos = [item for item in videos if _snippet(item).get("categoryId") == category]
+            if not videos:
+                raise Rejected(replies.chart_not_found())
+        return _page("videos", videos, size, call, lambda items: _with_parts(items, parts))
+
+    def _videos_by_id(self, call: Call) -> list[Json]:
+        found = (self._uploaded.get(name) or self._catalogue.video(name) for name in call.ids())
+        return [video for video in found if video is not None]
+
+    def _video_stats(self, call: Call) -> Reply:
+        parts = call.parts("contentDetails id snippet statistics")
+        if "id" not in call.params:
+            raise Rejected(replies.filter_missing(("id",)))
+        items = _with_parts(self._videos_by_id(call), parts)
+        body = {"kind": "youtube#batchGetStatsResponse", "etag": etag(*map(str, items))}
+        return Reply(200, {**body, "items": [{**item, "kind": "youtube#videoStats"} for item in items]})
+
+    def _search(self, call: Call) -> Reply:
+        """Only videos are found: a search for other types finds nothing."""
+        parts = call.parts("id snippet")
+        size = call.page_size()
+        region = call.region() or "US"
+        if region not in REGIONS:
+            raise Rejected(replies.region_invalid())
+        videos: Sequence[Json] = ()
+        if "video" in call.params.get("type", "video").split(","):
+            words = call.params.get("q", "")
+            videos = self._catalogue.search(words, call.params.get("channelId"))
+        return _page(
+            "search",
+            videos,
+            size,
+            call,
+            lambda items: _with_parts([_search_result(item) for item in items], parts),
+            regionCode=region,
+        )
+
+    def _channels(self, call: Call) -> Reply:
+        parts = call.parts(_CHANNEL_PARTS)
+        if "id" in call.params:
+            ids = call.ids()
+        elif "forHandle" in call.params:
+            ids = [self._catalogue.channel_id(call.params["forHandle"]) or ""]
+        else:
+            expected = ("id", "forHandle", "forUsername", "mine", "managedByMe")
+            raise Rejected(replies.filter_missing(expected))
+        found = [channel for name in ids if (channel := self._catalogue.channel(name))]
+        return _listing("channels", _with_parts(found, parts))
+
+    def _playlist_items(self, call: Call) -> Reply:
+        """The playlists are the channels' uploads: "UU" and the rest of the channel's id."""
+        parts = call.parts("contentDetails id snippet status")
+        size = call.page_size()
+        playlist = call.params.get("playlistId")
+        if playlist is None:
+            raise Rejected(replies.filter_missing(("id", "playlistId")))
+        videos = None
+        if playlist.startswith("UU"):
+            videos = self._catalogue.uploads("UC" + playlist[2:])
+        if videos is None:
+            raise Rejected(replies.playlist_not_found())
+        positions = {video["id"]: position for position, video in enumerate(videos)}
+
+        def shape(items: Sequence[Json]) -> list[Json]:
+            return _with_parts([_playlist_item(it, positions[it["id"]]) for it in items], parts)
+
+        return _page("playlistItems", videos, size, call, shape)
+
+    def _categories(self, call: Call) -> Reply:
+        parts = call.parts("id snippet")
+        if "id" in call.params:
+            wanted = [name for name in call.ids() if name in CATEGORIES]
+        elif (region := call.region()) is None:
+            raise Rejected(replies.filter_missing(("id", "regionCode")))
+        elif region not in REGIONS:
+            raise Rejected(replies.region_invalid())
+        else:
+            wanted = list(CATEGORIES)
+        owner = "UCBR8-60-B28hp2BmDPdntcQ"  # upstream's own channel owns every category
+        items = [
+            {
+                "kind": "youtube#videoCategory",
+                "etag": etag("category", name),
+                "id": name,
+                "snippet": {"title": CATEGORIES[name], "assignable": True, "channelId": owner},
+            }
+            for name in wanted
+        ]
+        return Reply(200, _body("videoCategories", _with_parts(items, parts)))
+
+    def _regions(self, call: Call) -> Reply:
+        parts = call.parts("id snippet")
+        items = [
+            {
+                "kind": "youtube#i18nRegion",
+                "etag": etag("region", region),
+                "id": region,
+                "snippet": {"gl": region, "name": name},
+            }
+            for region, name in REGIONS.items()
+        ]
+        return Reply(200, _body("i18nRegions", _with_parts(items, parts)))
+
+
+# --- shapes ------------------------------------------------------------------------------------------
+
+
+def _singular(resource: str) -> str:
+    if resource.endswith("ies"):
+        return resource.removesuffix("ies") + "y"
+    return resource.removesuffix("s")
+
+
+def _with_parts(items: Sequence[Json], parts: set[str]) -> list[Json]:
+    wanted = {"kind", "etag", "id", *parts}
+    return [{key: value for key, value in item.items() if key in wanted} for item in items]
+
+
+def _body(resource: str, items: Sequence[Json]) -> Json:
+    kind = f"youtube#{_singular(resource)}ListResponse"
+    tags = (str(item.get("etag", "")) for item in items)
+    return {"kind": kind, "etag": etag(kind, *tags), "items": list(items)}
+
+
+def _listing(resource: str, items: Sequence[Json]) -> Reply:
+    """A list that has no further pages: what was asked for by id."""
+    page_info = {"totalResults": len(items), "resultsPerPage": len(items)}
+    return Reply(200, {**_body(resource, items), "pageInfo": page_info})
+
+
+def _page(
+    resource: str,
+    items: Sequence[Json],
+    size: int,
+    call: Call,
+    shape: Callable[[Sequence[Json]], list[Json]],
+    **extra: Any,
+) -> Reply:
+    """One page of `items`; only that page is brought into `shape`."""
+    token = call.params.get("pageToken")
+    start = decode_token(token, size) if token else 0
+    end = start + size
+    body: Json = _body(resource, shape(items[start:end]))
+    if size and end < len(items):
+        body["nextPageToken"] = encode_token(end)
+    if size and start:
+        body["prevPageToken"] = encode_token(start, _BACK)
+    page_info = {"totalResults": len(items), "resultsPerPage": size}
+    return Reply(200, {**body, **extra, "pageInfo": page_info})
+
+
+def _snippet(video: Json) -> Json:
+    """A recording may have been made without this part."""
+    snippet = video.get("snippet")
+    return snippet if isinstance(snippet, dict) else {}
+
+
+def _search_result(video: Json) -> Json:
+    snippet = _snippet(video)
+    kept = ("channelId", "title", "thumbnails", "channelTitle", "liveBroadcastContent")
+    published = snippet.get("publishedAt", "")
+    # A search shows the beginning of the description on one line.
+    brief = " ".join(snippet.get("description", "").split())[:120]
+    shown = {key: snippet[key] for key in kept if key in snippet}
+    return {
+        "kind": "youtube#searchResult",
+        "etag": etag("search", video["id"]),
+        "id": {"kind": "youtube#video", "videoId": video["id"]},
+        "snippet": {
+            "publishedAt": published,
+            **shown,
+            "description": brief,
+            "publishTime": published,
+        },
+    }
+
+
+def _playlist_item(video: Json, position: int) -> Json:
+    snippet = _snippet(video)
+    kept = ("publishedAt", "channelId", "title", "description", "thumbnails", "channelTitle")
+    playlist = uploads_playlist(str(snippet.get("channelId", "")))
+    item_id = base64.urlsafe_b64encode(f"{playlist}.{video['id']}".encode()).decode().rstrip("=")
+    return {
+        "kind": "youtube#playlistItem",
+        "etag": etag("playlistItem", item_id),
+        "id": item_id,
+        "snippet": {
+            **{key: snippet[key] for key in kept if key in snippet},
+            "playlistId": playlist,
+            "position": position,
+            "resourceId": {"kind": "youtube#video", "videoId": video["id"]},
+        },
+        "contentDetails": {
+            "videoId": video["id"],
+            "videoPublishedAt": snippet.get("publishedAt", ""),
+        },
+        "status": {"privacyStatus": "public"},
+    }

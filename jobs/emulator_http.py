@@ -1,0 +1,251 @@
+"""The HTTP server under the emulator: reads requests, writes replies, and breaks connections on order."""
+
+import gzip
+import json
+import logging
+import re
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from email.message import Message
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from jobs import emulator_replies as replies
+from jobs.emulator_faults import Fault
+from jobs.emulator_replies import Rejected, Reply
+
+MAX_BODY_BYTES = 64 * 1024 * 1024
+_GZIP_ABOVE_BYTES = 1024
+_IDLE_SECONDS = 300
+_LINGER_SECONDS = 5
+_STOP_SECONDS = 2
+_TRICKLED_PIECES = 20
+_MAX_PARAMETERS = 1_000
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request, read in full. `malformed`: its target does not decode, so `params` is empty."""
+
+    verb: str
+    path: str
+    params: Mapping[str, str]
+    headers: Message
+    body: bytes
+    target: str
+    malformed: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What to do about a request. Without a reply the connection closes unanswered."""
+
+    reply: Reply | None
+    fault: Fault | None = None
+
+
+Service = Callable[[Request], Outcome]
+
+
+def make_request(verb: str, target: str, headers: Message, body: bytes) -> Request:
+    """Decode a request's target. Too long a GET comes as a POST with the query as its body."""
+    override = headers.get("X-HTTP-Method-Override")
+    try:
+        if re.search(r"%(?![0-9A-Fa-f]{2})", target):
+            raise ValueError("a percent sign without two hexadecimal digits")
+        split = urlsplit(target)
+        query, path = split.query, unquote(split.path, errors="strict")
+        if override and verb == "POST":
+            verb = override.upper()
+            if headers.get_content_type() == "application/x-www-form-urlencoded":
+                query, body = body.decode(), b""
+        params: dict[str, str] = {}
+        pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=_MAX_PARAMETERS)
+        for name, value in pairs:
+            params[name] = f"{params[name]},{value}" if name in params else value
+    except ValueError:
+        path = target.partition("?")[0]
+        return Request(verb, path, {}, headers, body, target, malformed=True)
+    return Request(verb, path, params, headers, body, target)
+
+
+def encode_body(body: object) -> bytes:
+    """UTF-8, as upstream sends it. A lone surrogate, which has no UTF-8, becomes a JSON escape."""
+    if isinstance(body, bytes):
+        return body
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "backslashreplace")
+
+
+class Server(ThreadingHTTPServer):
+    """Serves on loopback, one thread a connection; stopping does not wait for idle clients."""
+
+    request_queue_size = 128
+    daemon_threads = True
+
+    def __init__(self, port: int, service: Service) -> None:
+        self.service = service
+        self.stopping = threading.Event()
+        self._changed = threading.Condition()
+        self._connections: set[socket.socket] = set()
+        super().__init__(("127.0.0.1", port), _Handler)
+
+    def server_bind(self) -> None:
+        # Not HTTPServer's: it looks up the host's name, which may take seconds without a network.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = "127.0.0.1", int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._changed:
+            self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        super().shutdown_request(request)
+        with self._changed:
+            self._connections.discard(request)
+            self._changed.notify_all()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is no news, and nothing here may print a traceback."""
+
+    def close(self) -> None:
+        """Stop listening, hang up on everybody, and wait until the connections' threads let go."""
+        self.stopping.set()
+        self.server_close()
+        with self._changed:
+            for connection in self._connections:
+                with suppress(OSError):  # the client may have gone first
+                    connection.shutdown(socket.SHUT_RDWR)
+            self._changed.wait_for(lambda: not self._connections, _STOP_SECONDS)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # otherwise a page on a kept-alive connection takes 44 ms
+    wbufsize = -1  # headers and body leave in one write
+    timeout = _IDLE_SECONDS
+
+    def _serve(self) -> None:
+        body = self._read_body()
+        if body is None:
+            return
+        request = make_request(self.command, self.path, self.headers, body)
+        try:
+            outcome = self.server.service(request)
+        except Rejected as rejected:
+            outcome = Outcome(rejected.reply)
+        except Exception as error:  # one bad request must not end a session of development
+            # Only the kind of error: its text might quote a key.
+            _log.error("the emulator failed on %s: %s", request.path, type(error).__name__)
+            outcome = Outcome(replies.internal_error())
+        self._act(outcome)
+
+    # The base class looks these names up.
+    do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = _serve  # noqa: N815
+
+    def handle_expect_100(self) -> bool:
+        accepted = super().handle_expect_100()
+        self.wfile.flush()  # the client holds its body back until it sees this
+        return accepted
+
+    def _read_body(self) -> bytes | None:
+        """None when there is no whole body: the client is told, or has gone."""
+        if "Transfer-Encoding" in self.headers:
+            self._refuse(replies.bad_request("Length Required", 411))
+            return None
+        length = self.headers.get("Content-Length", "0")
+        if not (length.isascii() and length.isdigit()):
+            self._refuse(replies.bad_request("Bad Content-Length"))
+            return None
+        if len(length) > 15 or int(length) > MAX_BODY_BYTES:
+            self._refuse(replies.bad_request("Request Entity Too Large", 413))
+            return None
+        body = self.rfile.read(int(length))
+        if len(body) < int(length):
+            self.close_connection = True
+            return None
+        return body
+
+    def _act(self, outcome: Outcome) -> None:
+        reply, fault = outcome.reply, outcome.fault
+        kind = fault.kind if fault else None
+        if fault and kind in ("latency", "hang"):
+            self.server.stopping.wait(fault.ms / 1000)
+        if reply is None or kind in ("close-before", "close-after", "hang"):
+            self._hang_up()
+            return
+        head, content = self._head_and_content(reply)
+        self.wfile.write(head)
+        if kind == "truncate":
+            self.wfile.write(content[: len(content) // 2])
+        elif fault and kind == "trickle":
+            self._trickle(content, fault.ms)
+        else:
+            self.wfile.write(content)
+        if kind in ("truncate", "drop-idle"):
+            self._hang_up()
+
+    def _head_and_content(self, reply: Reply) -> tuple[bytes, bytes]:
+        headers = list(reply.headers)
+        content = b""
+        if reply.body is not None:
+            headers.append(("Content-Type", reply.content_type))
+            content = encode_body(reply.body)
+        accepted = self.headers.get("Accept-Encoding", "") if self.headers else ""
+        if len(content) > _GZIP_ABOVE_BYTES and "gzip" in accepted:
+            content = gzip.compress(content, compresslevel=1, mtime=0)
+            headers.append(("Content-Encoding", "gzip"))
+        if reply.status != 204:  # by its definition without a body, and without a length
+            headers.append(("Content-Length", str(len(content))))
+        if self.close_connection:
+            headers.append(("Connection", "close"))
+        phrase = self.responses.get(reply.status, ("", ""))[0]
+        lines = [f"HTTP/1.1 {reply.status} {phrase}", f"Date: {self.date_time_string()}"]
+        lines += [f"{name}: {value}" for name, value in headers]
+        return "\r\n".join((*lines, "", "")).encode("latin-1", "replace"), content
+
+    def _trickle(self, content: bytes, ms: int) -> None:
+        size = max(1, -(-len(content) // _TRICKLED_PIECES))
+        for start in range(0, len(content), size):
+            self.wfile.flush()
+            self.server.stopping.wait(ms / 1000 / _TRICKLED_PIECES)
+            self.wfile.write(content[start : start + size])
+
+    def _hang_up(self) -> None:
+        """Close without notice, yet in order: the client reads the end of the stream, not a reset.
+
+        What it still writes meanwhile is thrown away unread, as on a connection that died.
+        """
+        self.close_connection = True
+        self.wfile.flush()
+        deadline = time.monotonic() + _LINGER_SECONDS
+        with suppress(OSError):  # the client may have gone first
+            self.connection.shutdown(socket.SHUT_WR)
+            self.connection.settimeout(_LINGER_SECONDS)
+            while self.connection.recv(65_536) and time.monotonic() < deadline:
+                pass
+
+    def _refuse(self, reply: Reply) -> None:
+        """Answer a request that was not read to its end, after which the stream is of no use."""
+        self.close_connection = True
+        for part in self._head_and_content(reply):
+            self.wfile.write(part)
+        self._hang_up()
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the base class says about malformed requests, in upstream's shape."""
+        self.headers = getattr(self, "headers", None) or Message()
+        self._refuse(replies.bad_request(self.responses.get(code, ("Bad Request", ""))[0], code))
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        """Nothing: a request line may hold a key."""

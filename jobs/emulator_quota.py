@@ -1,0 +1,159 @@
+"""What the emulated upstream counts: calls, and units per project, bucket and Pacific day.
+
+The prices stand here a second time on purpose. The emulator plays the provider, so it must be able
+to disagree with the cost book of the client that it tests.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from typing import Any, Literal, NamedTuple
+from zoneinfo import ZoneInfo
+
+Allocation = Literal["pool", "buckets"]
+
+READ_UNITS = 1
+WRITE_UNITS = 50
+UNKNOWN = "unknown"  # a call of no method: invalid, and charged like the cheapest one
+
+# Source: developers.google.com/youtube/v3/determine_quota_cost, as of 2026-06-01.
+PRICES_UNITS = {
+    "captions.list": 50,
+    "captions.insert": 400,
+    "captions.update": 450,
+    "search.list": 100,
+    "videos.insert": 100,
+    UNKNOWN: 1,
+}
+_READS = {"list", "get", "getRating", "batchGetStats", "download", "stream"}
+
+# Since 2026-06-01 these methods have a bucket of their own, counted in calls (same source).
+OWN_BUCKETS = {
+    "search.list": "search",
+    "videos.insert": "uploads",
+    "videos.batchGetStats": "batch-stats",
+}
+BUCKET_QUOTA_CALLS = {"search": 100, "uploads": 100, "batch-stats": 10_000}
+
+_PACIFIC = ZoneInfo("America/Los_Angeles")
+
+
+def price(method: str, allocation: Allocation) -> tuple[str, int]:
+    """(bucket, units) that one call of `method` costs."""
+    if allocation == "buckets" and method in OWN_BUCKETS:
+        return OWN_BUCKETS[method], 1
+    is_read = method.rpartition(".")[2] in _READS
+    return "units", PRICES_UNITS.get(method, READ_UNITS if is_read else WRITE_UNITS)
+
+
+class Charge(NamedTuple):
+    """One arrival as upstream booked it. `refused`: the day's quota of `bucket` did not cover it."""
+
+    bucket: str
+    units: int
+    refused: bool
+
+
+@dataclass
+class _Day:
+    """What one project used of one bucket on one Pacific day."""
+
+    day: date
+    used_units: int = 0
+    exhausted: bool = False
+
+
+@dataclass
+class _Tally:
+    requests: int = 0
+    units: Counter[str] = field(default_factory=Counter)
+    refused_units: Counter[str] = field(default_factory=Counter)
+
+
+class Meter:
+    """Counts what arrived and decides what the day's quota still covers. The caller holds the lock."""
+
+    def __init__(self, allocation: Allocation, quota: int, clock: Callable[[], int]) -> None:
+        self.allocation = allocation
+        self._clock = clock
+        self._quota_units = {"units": quota}
+        if allocation == "buckets":
+            self._quota_units |= BUCKET_QUOTA_CALLS
+        self.reset()
+
+    def reset(self) -> None:
+        self._total = _Tally()
+        self._by_method: Counter[str] = Counter()
+        self._by_project: defaultdict[str, _Tally] = defaultdict(_Tally)
+        self._free: Counter[str] = Counter()
+        self._days: dict[tuple[str, str], _Day] = {}
+
+    def count(self, method: str) -> None:
+        """One API call arrived, whoever sent it and whatever becomes of it."""
+        self._total.requests += 1
+        self._by_method[method] += 1
+
+    def count_free(self, kind: str) -> None:
+        """A request of the transport arrived that is no API call: a batch's envelope, a chunk."""
+        self._free[kind] += 1
+
+    def charge(self, project: str, method: str) -> Charge:
+        """Book one call. A refused call counts in `units`, because its sender spent them, but leaves
+        the day's budget untouched: cheaper calls may still be covered."""
+        bucket, units = price(method, self.allocation)
+        today = self._today(project, bucket)
+        refused = today.exhausted or today.used_units + units > self._quota_units[bucket]
+        if not refused:
+            today.used_units += units
+        tally = self._by_project[project]
+        tally.requests += 1
+        for booked in (self._total, tally):
+            booked.units[bucket] += units
+            if refused:
+                booked.refused_units[bucket] += units
+        return Charge(bucket, units, refused)
+
+    def exhaust(self, project: str, charged: Charge) -> None:
+        """Close a bucket until Pacific midnight; the call just charged is the first one refused."""
+        today = self._today(project, charged.bucket)
+        today.exhausted = True
+        if not charged.refused:
+            today.used_units -= charged.units
+            self._total.refused_units[charged.bucket] += charged.units
+            self._by_project[project].refused_units[charged.bucket] += charged.units
+
+    def quota_units(self, bucket: str) -> int:
+        return self._quota_units[bucket]
+
+    def usage(self) -> dict[str, Any]:
+        return {
+            "requests": self._total.requests,
+            "by_method": dict(self._by_method),
+            "units": self._per_bucket(self._total.units),
+            "refused_units": self._per_bucket(self._total.refused_units),
+            "free": dict(self._free),
+            "by_project": {
+                project: {
+                    "requests": tally.requests,
+                    "units": self._per_bucket(tally.units),
+                    "refused_units": self._per_bucket(tally.refused_units),
+                    "remaining_units": {bucket: self._remaining(project, bucket) for bucket in self._quota_units},
+                }
+                for project, tally in self._by_project.items()
+            },
+        }
+
+    def _per_bucket(self, units: Counter[str]) -> dict[str, int]:
+        return {bucket: units[bucket] for bucket in self._quota_units}
+
+    def _remaining(self, project: str, bucket: str) -> int:
+        today = self._today(project, bucket)
+        return 0 if today.exhausted else self._quota_units[bucket] - today.used_units
+
+    def _today(self, project: str, bucket: str) -> _Day:
+        day = datetime.fromtimestamp(self._clock() // 1000, _PACIFIC).date()
+        known = self._days.get((project, bucket))
+        if known is None or known.day != day:
+            known = self._days[project, bucket] = _Day(day)
+        return known

@@ -1,0 +1,72 @@
+"""Resumable uploads: a session is opened by one charged call, then fed with uncharged chunks.
+
+Nothing that is uploaded is kept, only how much of it arrived.
+"""
+
+import re
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jobs import emulator_replies as replies
+from jobs.emulator_api import Call
+from jobs.emulator_replies import Json, Rejected, Reply
+
+_MAX_SESSIONS = 1_000
+_RANGE = re.compile(r"bytes (?:([0-9]{1,15})-([0-9]{1,15})|\*)/([0-9]{1,15}|\*)")
+
+
+@dataclass
+class _Session:
+    call: Call
+    received_bytes: int = 0
+    made: Json | None = None
+
+
+class Uploads:
+    """Open sessions by id. The oldest is forgotten when there are too many."""
+
+    def __init__(self, store: Callable[[Call], Json]) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._sessions: dict[str, _Session] = {}
+
+    def open(self, call: Call) -> str:
+        """The id of a new session for `call`."""
+        session_id = secrets.token_urlsafe(24)
+        with self._lock:
+            self._sessions[session_id] = _Session(call)
+            if len(self._sessions) > _MAX_SESSIONS:
+                del self._sessions[next(iter(self._sessions))]
+        return session_id
+
+    def feed(self, session_id: str, content_range: str | None, length_bytes: int) -> Reply:
+        """308 with what has arrived until the upload is whole, then the resource that it made."""
+        with self._lock:
+            session = self._sessions.get(session_id)
+            if session is None:
+                raise Rejected(replies.method_not_found())
+            if session.made is None and self._complete(session, content_range, length_bytes):
+                session.made = self._store(session.call)
+            if session.made is not None:
+                return Reply(200, session.made)
+            if not session.received_bytes:
+                return Reply(308)
+            return Reply(308, headers=(("Range", f"bytes=0-{session.received_bytes - 1}"),))
+
+    def _complete(self, session: _Session, content_range: str | None, length_bytes: int) -> bool:
+        if content_range is None:  # everything at once, or nothing at all
+            return True
+        found = _RANGE.fullmatch(content_range)
+        if found is None:
+            raise Rejected(replies.bad_request("Failed to parse Content-Range header."))
+        first, last, total = found.groups()
+        if first is not None:
+            if int(last) - int(first) + 1 != length_bytes:
+                raise Rejected(replies.bad_request("Content-Range and Content-Length disagree."))
+            # A chunk that does not continue the upload changes nothing: the client reads from the
+            # reply's Range where to go on.
+            if int(first) == session.received_bytes:
+                session.received_bytes += length_bytes
+        return total != "*" and session.received_bytes >= int(total)
