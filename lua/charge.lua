@@ -1,11 +1,13 @@
 -- charge.lua: decide whether one call may leave, and charge it.
 --
 -- Guarantee: one atomic step over all limits asked about. An admitted charge is in the log when this returns; a refusal
--- and a peek change nothing but how far the views have read. At most 1,000 log entries are touched: where more must be
--- read, progress is saved and the answer is MORE (ask again with the same arguments).
+-- and a peek change nothing but how far the views have read. The views read at most 1,000 log entries: where more must
+-- be read, progress is saved and the answer is MORE (ask again with the same arguments). Arguments that cannot be right
+-- are an error, and nothing is charged.
 --
 -- KEYS  1 log      stream: one entry a charge, fields u m j g t (units, method, job, region, token)
---       2 state    hash: last = the log's last id; keep_ms; retried; closed:BUCKET; one field for each view
+--       2 state    hash: last = the log's last id; keep_ms; cut_ms = up to here the log was trimmed or lost; retried;
+--                  closed:BUCKET; and one field for each view: total, tail, head, gone_ms = the newest time dropped
 --       3 amended  hash: id -> the units a corrected charge counts now
 --       All three carry the project as hash tag: quota:{PROJECT}:log, :state, :amended
 --
@@ -14,16 +16,16 @@
 --       3 commit        1 = charge, 0 = peek
 --       4 u             what to charge: a bare integer in bucket `units`, else BUCKET=N
 --       5 method   6 job   7 region
---       8 token         unique to this attempt
+--       8 token         unique to this attempt, without spaces or @
 --       9 retry_age_ms  -1 on the first try of this call; on a repeat after a lost answer, the age of the first try
---      10 keep_ms       how long the log must be kept for these windows
+--      10 keep_ms       how long the log must be kept for these windows; the longest ever asked for counts
 --      11 jitter_ms     added to the end of an exhaustion, so that machines do not come back all at once
 --      12 closed_by     names whose exhaustion closes this call, comma-joined (may be empty)
 --      then four for each limit:
 --         view          what it counts: BUCKETS|METHODS|JOBS|WINDOW, then |calls where it counts calls, not units.
 --                       A field is * for all, or names joined by commas (a % , | or * inside a name is %25 %2C %7C %2A)
 --         cap           the number it may not exceed
---         cost          what this charge adds to it
+--         cost          what this charge adds to it: its units, or 1 where the view counts calls; a peek may ask 0
 --         span          sliding: the window in ms. calendar: three edges in ms, "previous next next-but-one"
 --
 -- Reply { outcome, id, now_ms, last_ms, exhaustion, used... }
@@ -45,11 +47,26 @@ local FIRST_LIMIT, LIMIT_SIZE = 13, 4
 local CLOCK_SLACK_MS = 5000
 local MAX_SEQ = 9007199254740991
 local CHUNK, MOST_ENTRIES = 250, 1000
+local MOST_UNITS = 1000000000 -- for one charge: sums of a whole log stay exact in 53 bits
 local REPEAT_KEPT_MS, REPEATS_KEPT = 300000, 100
 
 local function int(n) return string.format('%.0f', n) end
 
-local clock_ms = tonumber(ARGV[1])
+-- A number that is none would be compared with, or written to the log, and count wrongly for everybody.
+local function wrong(what) return redis.error_reply('ERR charge.lua: ' .. what) end
+local clock_ms, units = tonumber(ARGV[1]), tonumber(string.match(u or '', '^%d+$') or string.match(u or '', '=(%d+)$'))
+if #KEYS ~= 3 or #ARGV < FIRST_LIMIT - 1 or (#ARGV - FIRST_LIMIT + 1) % LIMIT_SIZE ~= 0 then
+  return wrong('3 keys and 12 arguments are needed, then 4 for each limit')
+elseif not (clock_ms and caller_ms and retry_age_ms and jitter_ms and keep_ms and keep_ms >= 1) then
+  return wrong('now_ms, caller_ms, retry_age_ms, keep_ms (1 or more) and jitter_ms are numbers')
+elseif not commit and ARGV[3] ~= '0' then
+  return wrong('commit is 1 or 0')
+elseif not units or units > MOST_UNITS then
+  return wrong('u is N or BUCKET=N, with N from 0 to ' .. int(MOST_UNITS))
+elseif commit and not string.find(token, '^[^%s@]+$') then
+  return wrong('a charge needs a token without spaces or @')
+end
+
 if clock_ms == 0 then
   local time = redis.call('TIME')
   clock_ms = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -71,12 +88,13 @@ local function before(a, b)
 end
 
 -- One read fetches everything the decision needs.
-local fields = { 'last', 'retried' }
+local fields = { 'last', 'retried', 'keep_ms', 'cut_ms' }
+local closed_first = #fields + 1
 for name in string.gmatch(closed_by, '[^,]+') do fields[#fields + 1] = 'closed:' .. name end
 local closed_last = #fields
 for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do fields[#fields + 1] = ARGV[at] end
 local known = redis.call('HMGET', state, unpack(fields))
-local last = known[1]
+local last, repeats, kept_ms, cut_ms = known[1], known[2], tonumber(known[3] or 0), tonumber(known[4] or 0)
 if not last then
   local newest = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)
   last = newest[1] and newest[1][1] or '0-0'
@@ -87,7 +105,7 @@ local last_ms, last_seq = split(last)
 local function names_of(list)
   if list == '*' then return nil end
   local set = {}
-  for name in string.gmatch(list, '[^,]+') do
+  for name in string.gmatch(list .. ',', '([^,]*),') do
     set[string.gsub(name, '%%(%x%x)', function(hex) return string.char(tonumber(hex, 16)) end)] = true
   end
   return set
@@ -115,71 +133,87 @@ local touched, more = 0, false
 local views = {}
 local dirty = {}
 for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do
-  local name, span = ARGV[at], ARGV[at + 3]
+  local name, cap, cost, span = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), ARGV[at + 3]
+  if not (cap and cost and cost >= 0) then return wrong('cap and cost of ' .. name .. ' are numbers') end
+  if commit and cost ~= units and not (cost == 1 and string.find(name, '|calls$')) then
+    return wrong('the cost of ' .. name .. ' is the units charged, or 1 where it counts calls')
+  end
   local stored = known[closed_last + 1 + (at - FIRST_LIMIT) / LIMIT_SIZE]
   local cutoff_ms -- entries at or before this are out of the window
   local window_ms = tonumber(span)
   if window_ms then
+    if not (window_ms >= 1 and window_ms <= keep_ms) then return wrong('span of ' .. name .. ' is 1 to keep_ms') end
     cutoff_ms = now_ms - window_ms
   else
     local previous, next_edge, next_but_one = string.match(span, '^(%d+) (%d+) (%d+)$')
+    if not previous then return wrong('span of ' .. name .. ' is a window in ms, or three edges') end
     previous, next_edge, next_but_one = tonumber(previous), tonumber(next_edge), tonumber(next_but_one)
     if now_ms < previous or now_ms >= next_but_one then return { 'CLOCK', '', int(clock_ms), int(last_ms), '' } end
     cutoff_ms = (now_ms >= next_edge and next_edge or previous) - 1
   end
   if cutoff_ms < 0 then cutoff_ms = 0 end
 
-  local total, tail, head, gone_ms
+  local total, tail, tail_ms, head, head_ms, gone_ms
   if stored then
-    total, tail, head, gone_ms = string.match(stored, '^(%-?%d+) (%S+) (%S+) (%d+)$')
-    total, gone_ms = tonumber(total), tonumber(gone_ms)
+    total, tail, tail_ms, head, head_ms, gone_ms =
+      string.match(stored, '^(%-?%d+) ((%d+)%-%d+) ((%d+)%-%d+) (%d+)$')
+    total, tail_ms, head_ms, gone_ms = tonumber(total), tonumber(tail_ms), tonumber(head_ms), tonumber(gone_ms)
   end
-  -- Missing, or the clock went back behind what was dropped, or all that it counts has expired: start afresh.
-  if not stored or gone_ms > cutoff_ms or split(head) <= cutoff_ms then
-    total, tail, head, gone_ms = 0, int(cutoff_ms + 1) .. '-0', int(cutoff_ms) .. '-' .. int(MAX_SEQ), cutoff_ms
+  -- Other names would be taken for other fields of the state.
+  if not total and not string.find(name, '^[^|]*|[^|]*|[^|]*|.') then
+    return wrong('the view ' .. name .. ' is not BUCKETS|METHODS|JOBS|WINDOW')
+  end
+  -- Where the log lacks a part of this window, the view knows more than the log: its sum stands until that part is out
+  -- of the window, and is then taken afresh.
+  local whole = cut_ms <= cutoff_ms
+  -- Missing, or the clock went back behind what was dropped, or all that it counts has expired, or the log no longer
+  -- has what it would have to drop: start afresh.
+  if not total or gone_ms > cutoff_ms or head_ms <= cutoff_ms or (whole and tail_ms <= cut_ms) then
+    total, tail_ms, gone_ms = 0, cutoff_ms + 1, cutoff_ms
+    tail, head = int(tail_ms) .. '-0', int(cutoff_ms) .. '-' .. int(MAX_SEQ)
   end
 
   local counts
-  while not more and head ~= last and before(head, last) do
+  while head ~= last and before(head, last) do
+    local room = math.min(CHUNK, MOST_ENTRIES - touched)
+    if room == 0 then more = true break end
     counts = counts or counter(name)
-    local entries = redis.call('XRANGE', log, '(' .. head, last, 'COUNT', CHUNK)
+    local entries = redis.call('XRANGE', log, '(' .. head, last, 'COUNT', room)
     for _, entry in ipairs(entries) do
       total = total + counts(entry)
       head = entry[1]
     end
     touched = touched + #entries
-    if #entries < CHUNK then
-      head = last
-    else
-      more = touched >= MOST_ENTRIES
-    end
+    if #entries < room then head = last end
   end
-  while not more and split(tail) <= cutoff_ms do
+  while not more and tail_ms <= cutoff_ms do
+    local room = math.min(CHUNK, MOST_ENTRIES - touched)
+    if room == 0 then more = true break end
     counts = counts or counter(name)
-    local entries = redis.call('XRANGE', log, tail, int(cutoff_ms), 'COUNT', CHUNK)
+    local entries = redis.call('XRANGE', log, tail, int(cutoff_ms), 'COUNT', room)
     for _, entry in ipairs(entries) do
       total = total - counts(entry)
       local ms, seq = split(entry[1])
-      gone_ms = ms
-      tail = entry[1]:match('^%d+') .. '-' .. int(seq + 1)
+      gone_ms, tail_ms, tail = ms, ms, int(ms) .. '-' .. int(seq + 1)
     end
     touched = touched + #entries
-    if #entries < CHUNK then
-      local live = redis.call('XRANGE', log, int(cutoff_ms + 1), '+', 'COUNT', 1)
-      tail = live[1] and live[1][1] or int(cutoff_ms + 1) .. '-0'
-    else
-      more = touched >= MOST_ENTRIES
+    if #entries < room then
+      -- The next one to drop, so that nothing is read again before its time.
+      local live = whole and redis.call('XRANGE', log, int(cutoff_ms + 1), '+', 'COUNT', 1)[1]
+      tail = live and live[1] or int(cutoff_ms + 1) .. '-0'
+      break
     end
   end
-  views[#views + 1] = { name, total, tail, head, gone_ms, stored }
+  views[#views + 1] =
+    { name = name, total = total, tail = tail, head = head, gone_ms = gone_ms, stored = stored, cap = cap, cost = cost }
   if more then break end
 end
 
 local function save(view)
-  local now = int(view[2]) .. ' ' .. view[3] .. ' ' .. view[4] .. ' ' .. int(view[5])
-  if now ~= view[6] then
-    dirty[#dirty + 1] = view[1]
-    dirty[#dirty + 1] = now
+  local text = int(view.total) .. ' ' .. view.tail .. ' ' .. view.head .. ' ' .. int(view.gone_ms)
+  if text ~= view.stored then
+    dirty[#dirty + 1] = view.name
+    dirty[#dirty + 1] = text
   end
 end
 local function flush()
@@ -187,8 +221,10 @@ local function flush()
 end
 
 if more then
-  for _, view in ipairs(views) do save(view) end
+  -- Two limits may share a view, and the first of them has come further: it is written last.
+  for index = #views, 1, -1 do save(views[index]) end
   flush()
+  if not known[1] then redis.call('PEXPIRE', state, int(keep_ms)) end
   return { 'MORE', '', int(now_ms), int(last_ms), '' }
 end
 
@@ -196,12 +232,11 @@ local reply = { 'ADMITTED', '', int(now_ms), int(last_ms), '' }
 
 -- A repeat of a call whose answer was lost: if the first try did arrive, its charge is the answer. The token stays
 -- behind for a first try that is still under way.
-local repeats = known[2]
 if commit and retry_age_ms < 0 and repeats and string.find(repeats, ' ' .. token .. '@', 1, true) then
   reply[1] = 'REPEAT'
   return reply
 end
-local charged_before = nil
+local charged_before
 if commit and retry_age_ms >= 0 then
   local since = int(math.max(0, clock_ms - retry_age_ms - CLOCK_SLACK_MS))
   for _, entry in ipairs(redis.call('XREVRANGE', log, '+', since, 'COUNT', MOST_ENTRIES)) do
@@ -218,7 +253,7 @@ if commit and retry_age_ms >= 0 then
 end
 
 -- Compare.
-for index = 3, closed_last do
+for index = closed_first, closed_last do
   local closed = known[index]
   if closed and not charged_before then
     local until_ms = tonumber(string.match(closed, '^%d+'))
@@ -227,21 +262,29 @@ for index = 3, closed_last do
     end
   end
 end
-for index, view in ipairs(views) do
-  local at = FIRST_LIMIT + (index - 1) * LIMIT_SIZE
-  local cap, cost = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
-  if cost > 0 and view[2] + cost > cap and reply[1] == 'ADMITTED' and not charged_before then reply[1] = 'REFUSED' end
+for _, view in ipairs(views) do
+  local fits = view.cost == 0 or view.total + view.cost <= view.cap
+  if not fits and reply[1] == 'ADMITTED' and not charged_before then reply[1] = 'REFUSED' end
 end
 
 -- Append.
+local log_is_new = false
 if charged_before then
   reply[2] = charged_before
 elseif commit and reply[1] == 'ADMITTED' then
   local id = clock_ms > last_ms and int(clock_ms) .. '-0' or int(last_ms) .. '-' .. int(last_seq + 1)
-  redis.call('XADD', log, id, 'u', u, 'm', method, 'j', job, 'g', region, 't', token)
-  for index, view in ipairs(views) do
-    view[2] = view[2] + tonumber(ARGV[FIRST_LIMIT + (index - 1) * LIMIT_SIZE + 2])
-    view[4] = id
+  if not redis.call('XADD', log, 'NOMKSTREAM', id, 'u', u, 'm', method, 'j', job, 'g', region, 't', token) then
+    redis.call('XADD', log, id, 'u', u, 'm', method, 'j', job, 'g', region, 't', token)
+    log_is_new = true
+    if known[1] then -- it was deleted or evicted: what the views counted of it still counts
+      redis.call('DEL', amended)
+      cut_ms = last_ms
+      dirty[#dirty + 1] = 'cut_ms'
+      dirty[#dirty + 1] = int(cut_ms)
+    end
+  end
+  for _, view in ipairs(views) do
+    view.total, view.head = view.total + view.cost, id
   end
   dirty[#dirty + 1] = 'last'
   dirty[#dirty + 1] = id
@@ -249,22 +292,30 @@ elseif commit and reply[1] == 'ADMITTED' then
 end
 for index, view in ipairs(views) do
   save(view)
-  reply[5 + index] = int(view[2])
+  reply[5 + index] = int(view.total)
 end
 flush()
 
 -- Once a second at most: the keys' lifetime, and a bounded piece of trimming. The log is kept for the longest window
 -- ever asked about, whoever asked.
-if #dirty > 0 and (not known[1] or math.floor(last_ms / 1000) ~= math.floor(clock_ms / 1000)) then
-  local kept_ms = tonumber(redis.call('HGET', state, 'keep_ms') or 0)
-  if keep_ms > kept_ms then redis.call('HSET', state, 'keep_ms', int(keep_ms)) else keep_ms = kept_ms end
-  local first_kept = int(math.max(0, now_ms - keep_ms))
-  local old = redis.call('XRANGE', log, '-', '(' .. first_kept, 'COUNT', MOST_ENTRIES)
+local another_second = math.floor(last_ms / 1000) ~= math.floor(clock_ms / 1000)
+if #dirty > 0 and (another_second or keep_ms > kept_ms or log_is_new or not known[1]) then
+  if keep_ms > kept_ms then
+    kept_ms = keep_ms
+    redis.call('HSET', state, 'keep_ms', int(kept_ms))
+  end
+  local first_kept = int(math.max(0, now_ms - kept_ms))
+  local old = redis.call('XRANGE', log, '-', '(' .. first_kept, 'COUNT', CHUNK)
   if #old > 0 then
     for _, entry in ipairs(old) do redis.call('HDEL', amended, entry[1]) end
     local ms, seq = split(old[#old][1])
     redis.call('XTRIM', log, 'MINID', int(ms) .. '-' .. int(seq + 1))
+    redis.call('HSET', state, 'cut_ms', int(math.max(cut_ms, ms)))
   end
-  for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, int(keep_ms)) end
+  local repeated_ms = tonumber(string.match(repeats or '', '@(%d+)')) -- the newest
+  if retry_age_ms < 0 and repeated_ms and clock_ms - repeated_ms >= REPEAT_KEPT_MS then
+    redis.call('HDEL', state, 'retried')
+  end
+  for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, int(kept_ms)) end
 end
 return reply

@@ -7,7 +7,7 @@
 -- Reply { { id, u, m, j, g, t, amended units or "" }, ... } in time order
 
 local log, amended = KEYS[1], KEYS[3]
-local from, to, count = ARGV[1], ARGV[2], math.min(tonumber(ARGV[3]), 1000)
+local from, to, count = ARGV[1], ARGV[2], math.max(1, math.min(tonumber(ARGV[3]), 1000))
 
 local any_amended = redis.call('EXISTS', amended) == 1
 local reply = {}

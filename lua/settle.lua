@@ -4,16 +4,18 @@
 -- to date, all others are dropped and rebuilt from the log at their next use.
 --
 -- KEYS  1 log   2 state   3 amended     (see charge.lua)
--- ARGV  1 id       of the charge
+-- ARGV  1 id       of the charge, as charge.lua gave it
 --       2 units    what it counts from now on, 0 or more
 --       then the names of the views to keep
 -- Reply { u, m, j, g, t, units it counted until now }, or nothing ({}) for an id that is not in the log
 
 local log, state, amended = KEYS[1], KEYS[2], KEYS[3]
-local id, units = ARGV[1], tonumber(ARGV[2])
+local id, units = ARGV[1], tonumber(string.match(ARGV[2] or '', '^%d+$'))
+if not units then return redis.error_reply('ERR settle.lua: units are a whole number, 0 or more') end
 
+-- Redis reads "1-0" and "01-0" alike, and "1" as the first of that millisecond; a correction is kept by the exact id.
 local entry = redis.call('XRANGE', log, id, id)[1]
-if not entry then return {} end
+if not entry or entry[1] ~= id then return {} end
 local f = entry[2]
 local bucket, charged = string.match(f[2], '^(.*)=(%d+)$')
 if not bucket then bucket, charged = 'units', f[2] end
@@ -53,9 +55,10 @@ for at = 3, #ARGV do
     end
   end
 end
--- Views are the fields with separators in their names.
+-- Views are the fields with three separators in their names; a bucket or a machine may have one in its own.
 for _, field in ipairs(redis.call('HKEYS', state)) do
-  if string.find(field, '|', 1, true) and not named[field] then redis.call('HDEL', state, field) end
+  local view = string.find(field, '^[^|]*|[^|]*|[^|]*|.') and not string.find(field, '^closed:')
+  if view and not named[field] then redis.call('HDEL', state, field) end
 end
 redis.call('HSET', amended, id, string.format('%.0f', units))
 local ttl_ms = redis.call('PTTL', log)

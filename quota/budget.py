@@ -14,6 +14,8 @@ The arithmetic, for a limit of L units over a window, of which U are used, and a
     retry_at            the first millisecond at which enough has left the window that U + C <= L holds again
     never               C > L                       CostExceedsLimit: no waiting helps
 
+L is the limit's number after `cap`: a job may leave some of it to others, and a paced limit gives it out over the day.
+
     L = 500 over 24 h, charges of 100 at 09:00, 10:00, 11:00, 12:00, 13:00. A call for 200 at 14:00 is refused until
     10:00 tomorrow, when two of the five have left. (The oldest charge's expiry, 09:00, would be too early.)
 """
@@ -30,7 +32,7 @@ from typing import TYPE_CHECKING, Literal
 
 from quota.errors import CostExceedsLimit, LedgerError, UnknownCharge, UsageError
 from quota.ledger import NEVER, Ask, Charge, Question
-from quota.limits import Calendar
+from quota.limits import DAY_MS, Calendar, paced_units, paced_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from quota.costs import CostBook
     from quota.ledger import Entry, Ledger, Verdict
     from quota.limits import Edges, Limit, View
+    from quota.outage import Allowance
     from quota.spending import Spend
 
 Reason = Literal["ok", "limit", "leave", "exhausted", "closed", "clock", "ledger-unavailable"]
@@ -46,10 +49,13 @@ Source = Literal["ledger", "allowance"]
 
 READ_CHUNK = 1_000
 
+ALLOWANCE_ID = "allowance-"
+"""Begins the id of a charge that the local allowance let through."""
+
 
 @dataclass(frozen=True, slots=True)
 class LimitState:
-    """One limit as a decision saw it. `limit_units` is the number that was enforced for this caller, after `leave`."""
+    """One limit as a decision saw it. `limit_units` is the number enforced for this caller then: see `cap`."""
 
     name: str
     cost_units: int
@@ -130,7 +136,8 @@ class Decision:
         state = next((s for s in self.limits if s.name == self.refused_by), None)
         if self.reason in ("limit", "leave") and state is not None:
             left = " after what this job leaves for others" if self.reason == "leave" else ""
-            return f"limit {state.name!r} has {state.used_units} of {state.limit_units} units used{left}"
+            pace = f", {self.detail}" if self.detail else ""
+            return f"limit {state.name!r} has {state.used_units} of {state.limit_units} units used{pace}{left}"
         if self.reason == "exhausted":
             return f"upstream said its bucket {self.refused_by!r} is exhausted ({self.detail})"
         if self.reason == "closed":
@@ -158,8 +165,17 @@ class _Plan:
     bucket: str
     closed_by: tuple[str, ...]
     limits: tuple[Limit, ...]
+    leaves: tuple[int, ...]
     caps: tuple[int, ...]
     costs: tuple[int, ...]
+    paced: bool
+
+    def caps_at(self, now_ms: int) -> tuple[int, ...]:
+        """What each limit is held to at `now_ms`. `caps` is that without pacing; most plans need no more."""
+        if not self.paced:
+            return self.caps
+        together = zip(self.limits, self.leaves, self.costs, strict=True)
+        return tuple(cap(limit, leave, cost, now_ms) for limit, leave, cost in together)
 
 
 class Budget:
@@ -181,6 +197,7 @@ class Budget:
         clock: Callable[[], int] | None = None,
         jitter_ms: int = 0,
         tokens: Tokens | None = None,
+        allowance: Allowance | None = None,
     ) -> None:
         self.credential = credential
         self.project = project
@@ -192,6 +209,7 @@ class Budget:
         self._jitter_ms = jitter_ms
         self._plans: dict[tuple[str, int | None, str | None, str], _Plan] = {}
         self.tokens = tokens or Tokens()
+        self.allowance = allowance
 
     def charge(
         self,
@@ -205,8 +223,9 @@ class Budget:
 
         `units` overrides the cost book's price; `job` and `region` say who spends (default: what `labels` set). A
         refusal is an answer, not an error, and leaves the budget untouched.
-        Raises UnknownMethod, CostExceedsLimit and UsageError for calls that can never be right. A ledger that cannot
-        answer is a refusal too (reason "ledger-unavailable"); in doubt the charge counts as spent there.
+        Raises UnknownMethod, CostExceedsLimit and UsageError for calls that can never be right. When the ledger cannot
+        answer, the local allowance decides (source "allowance"), else it is a refusal, reason "ledger-unavailable"; in
+        doubt the charge counts as spent there.
         """
         return self._decide(method, units, None, job, region, commit=True)
 
@@ -230,31 +249,38 @@ class Budget:
         _warn_default_price(book.name, method, price.units)
         return self._decide(method, price.units, price.bucket, None, None, commit=True)
 
-    def refund(self, charge_id: str) -> Entry:
+    def refund(self, charge_id: str) -> Charge | Entry:
         """Give back a charge whose request provably never left this machine. The charge as it stood before."""
         return self.settle(charge_id, 0)
 
-    def settle(self, charge_id: str, units: int) -> Entry:
+    def settle(self, charge_id: str, units: int) -> Charge | Entry:
         """Set what a charge really cost, absolutely: idempotent, never refused, its time and id unchanged.
 
         Returns the charge as it stood before. Raises UnknownCharge for an id that is unknown or has left the log.
         """
         if not 0 <= units <= MAX_UNITS:
             raise UsageError(f"{units} units: settle a charge to 0 (a refund) or more, up to {MAX_UNITS}")
-        views = tuple(limit.view for limit in self.limits)
-        entry = self.ledger.settle(self.project, charge_id, units, views) if _is_id(charge_id) else None
-        if entry is None:
+        before: Charge | Entry | None = None
+        number = charge_id.removeprefix(ALLOWANCE_ID)
+        if self.allowance is not None and number != charge_id and number.isascii() and number.isdigit():
+            before = self.allowance.settle(self.project, int(number[:15]), units)
+        elif _is_id(charge_id):
+            before = self.ledger.settle(self.project, charge_id, units, tuple(limit.view for limit in self.limits))
+        if before is None:
             raise UnknownCharge(
                 f"project {self.project!r} has no charge {charge_id!r}; `quota spend` shows what the log still holds"
             )
-        return entry
+        return before
 
     def usage(self, job: str | None = None) -> tuple[LimitState, ...]:
         """Every limit as it stands now. Charges nothing; a `job` sees its own, lower numbers."""
-        leave = self._leave.get(job or "", {})
-        caps = tuple(cap(limit, leave) for limit in self.limits)
-        plan = _Plan("", 0, "", (), self.limits, caps, (0,) * len(caps))
-        return _states(plan, self._ask(plan, Charge(0, "", "", "", "", ""), commit=False))
+        plan = self._plan("", 0, "", self.limits, (0,) * len(self.limits), job or "")
+        question, verdict = self._ask(plan, Charge(0, "", "", "", "", ""), commit=False)
+        return _states(plan, question, verdict)
+
+    def owed_units(self) -> int:
+        """What this machine drew on its local allowance and has not repaid to the ledger yet."""
+        return 0 if self.allowance is None else self.allowance.owed_units(self.project)
 
     def spend(
         self,
@@ -294,24 +320,26 @@ class Budget:
         _check_name("region", region)
         charge = Charge(plan.units, plan.bucket, plan.method, job, region, self.tokens.next() if commit else "")
         try:
-            verdict = self._ask(plan, charge, commit=commit)
-            return self._decision(plan, verdict, commit=commit)
+            if self.allowance is not None:
+                self.allowance.repay(self.project, self.ledger)
+            question, verdict = self._ask(plan, charge, commit=commit)
+            return self._decision(plan, question, verdict, commit=commit)
         except LedgerError as error:
-            return self._unanswered(plan, str(error))
+            return self._unanswered(plan, charge, str(error), commit=commit)
 
-    def _ask(self, plan: _Plan, charge: Charge, *, commit: bool) -> Verdict:
-        """One question to the ledger; asked once more with a fresh clock if ours proved wrong."""
+    def _ask(self, plan: _Plan, charge: Charge, *, commit: bool) -> tuple[Question, Verdict]:
+        """One question to the ledger, and its answer; asked once more with a fresh clock if ours proved wrong."""
         for _ in range(2):
             caller_ms = self._clock()
             asks = [
                 Ask(limit.view, cap, cost, _edges(limit.view, caller_ms))
-                for limit, cap, cost in zip(plan.limits, plan.caps, plan.costs, strict=True)
+                for limit, cap, cost in zip(plan.limits, plan.caps_at(caller_ms), plan.costs, strict=True)
             ]
             question = Question(self.project, charge, asks, plan.closed_by, caller_ms, self._jitter_ms)
             verdict = self.ledger.decide(question, commit=commit)
             if verdict.outcome != "clock":
                 break
-        return verdict
+        return question, verdict
 
     def _make_plan(self, key: tuple[str, int | None, str | None, str]) -> _Plan:
         method, units, bucket, job = key
@@ -327,22 +355,30 @@ class Budget:
             known = self.book.methods.get(method)
             bucket = known[-1].bucket if known else self.book.main_bucket.name
         limits = tuple(x for x in self.limits if x.view.selector.counts(bucket, method, job))
-        caps = tuple(cap(limit, self._leave.get(job, {})) for limit in limits)
         costs = tuple(limit.view.selector.cost(units) for limit in limits)
-        for limit, cap_units, cost_units in zip(limits, caps, costs, strict=True):
+        plan = self._plan(method, units, bucket, limits, costs, job)
+        for limit, cap_units, cost_units in zip(limits, plan.caps, costs, strict=True):
             if cost_units > cap_units:
                 left = f" after leaving {limit.limit_units - cap_units}" if cap_units < limit.limit_units else ""
                 raise CostExceedsLimit(
                     f"{method} costs {cost_units} units and limit {limit.name!r} of credential {self.credential!r} "
                     f"holds {cap_units}{left}: it can never fit; raise the limit or make a cheaper call"
                 )
-        plan = _Plan(method, units, bucket, self.book.closed_by(method, bucket), limits, caps, costs)
         if len(self._plans) < 1_000:
             self._plans[key] = plan
         return plan
 
-    def _decision(self, plan: _Plan, verdict: Verdict, *, commit: bool) -> Decision:
-        states = _states(plan, verdict)
+    def _plan(
+        self, method: str, units: int, bucket: str, limits: tuple[Limit, ...], costs: tuple[int, ...], job: str
+    ) -> _Plan:
+        leave = self._leave.get(job, {})
+        leaves = tuple(leave.get(limit.name, 0) for limit in limits)
+        caps = tuple(cap(limit, left, cost, None) for limit, left, cost in zip(limits, leaves, costs, strict=True))
+        closed_by = self.book.closed_by(method, bucket) if method else ()
+        return _Plan(method, units, bucket, closed_by, limits, leaves, caps, costs, any(x.paced for x in limits))
+
+    def _decision(self, plan: _Plan, question: Question, verdict: Verdict, *, commit: bool) -> Decision:
+        states = _states(plan, question, verdict)
         admitted = verdict.outcome == "admitted"
         reason: Reason = "ok"
         refused_by: str | None = None
@@ -357,7 +393,7 @@ class Budget:
             if reason == "exhausted":
                 retry_at_ms = exhaustion.until_ms + self._jitter_ms
         elif not admitted:
-            refused_by, reason, retry_at_ms = self._refusal(plan, verdict)
+            refused_by, reason, retry_at_ms, detail = self._refusal(plan, question, verdict)
         tightest = min(states, key=lambda s: s.remaining_units // s.cost_units, default=None)
         return Decision(
             admitted=admitted,
@@ -376,63 +412,88 @@ class Budget:
             detail=detail,
         )
 
-    def _unanswered(self, plan: _Plan, detail: str) -> Decision:
-        """The refusal when the ledger could not answer."""
+    def _unanswered(self, plan: _Plan, charge: Charge, detail: str, *, commit: bool) -> Decision:
+        """The decision when the ledger could not answer: the local allowance's, where there is one, else no."""
+        drawn = None
+        if self.allowance is not None:
+            longest_ms = max((limit.view.window.longest_ms for limit in self.limits), default=DAY_MS)
+            try:
+                drawn = self.allowance.draw(self.project, charge, longest_ms, commit=commit)
+            except LedgerError as error:
+                detail = f"{detail}; {error}"
+        admitted = drawn is not None
         return Decision(
-            admitted=False,
-            id=None,
-            source=None,
+            admitted=admitted,
+            id=f"{ALLOWANCE_ID}{drawn.number}" if drawn is not None and commit else None,
+            source="allowance" if admitted and commit else None,
             credential=self.credential,
             project=self.project,
             method=plan.method,
             cost_units=plan.units,
-            reason="ledger-unavailable",
+            reason="ok" if admitted else "ledger-unavailable",
             refused_by=None,
-            remaining_units=0,
+            remaining_units=drawn.left_units if drawn is not None else 0,
             decided_at_ms=self._clock(),
             retry_at_ms=None,
             limits=(),
             detail=detail,
         )
 
-    def _refusal(self, plan: _Plan, verdict: Verdict) -> tuple[str, Reason, int]:
-        """Which limit holds a refused call back longest, why, and until when."""
-        latest: tuple[int, str, Reason] | None = None
-        for limit, cap_units, cost, used in zip(plan.limits, plan.caps, plan.costs, verdict.used_units, strict=True):
-            if used + cost <= cap_units:
-                continue
-            free_at_ms = self._room_at(limit.view, verdict, used, cap_units - cost)
-            if latest is None or free_at_ms > latest[0]:
-                latest = (
-                    free_at_ms,
-                    limit.name,
-                    "limit" if used + cost > limit.limit_units else "leave",
-                )
+    def _refusal(self, plan: _Plan, question: Question, verdict: Verdict) -> tuple[str, Reason, int, str]:
+        """Which limit holds a refused call back longest, why, until when all have room for it, and more about it."""
+        latest: tuple[int, int] | None = None
+        for i, (ask, used) in enumerate(zip(question.asks, verdict.used_units, strict=True)):
+            if used + ask.cost_units > ask.cap_units:
+                free_at_ms = self._room_at(plan, i, question, verdict, verdict.now_ms)
+                if latest is None or free_at_ms > latest[0]:
+                    latest = (free_at_ms, i)
         assert latest is not None, "a refusal has a limit that refused"  # noqa: S101  # narrows the type
-        return latest[1], latest[2], latest[0]
+        retry_at_ms, i = latest
+        # Room once there stays, except in a paced limit, which has less after its edge than before it: whether it
+        # refuses now or not, it must have room when the others have.
+        paced = [n for n, limit in enumerate(plan.limits) if limit.paced]
+        later_ms = retry_at_ms if paced else None
+        while later_ms is not None:
+            later_ms = max(self._room_at(plan, n, question, verdict, retry_at_ms) for n in paced)
+            retry_at_ms, later_ms = later_ms, later_ms if later_ms > retry_at_ms else None
+        limit, ask, used = plan.limits[i], question.asks[i], verdict.used_units[i]
+        alone = cap(limit, 0, ask.cost_units, question.caller_ms)
+        detail = f"of {plan.caps[i]} by the end of the {_period(limit)}" if ask.cap_units < plan.caps[i] else ""
+        return limit.name, "limit" if used + ask.cost_units > alone else "leave", retry_at_ms, detail
 
-    def _room_at(self, view: View, verdict: Verdict, used_units: int, room_units: int) -> int:
-        """The first millisecond at which `view` counts at most `room_units`, if nothing more is charged.
+    def _room_at(self, plan: _Plan, i: int, question: Question, verdict: Verdict, from_ms: int) -> int:
+        """The first millisecond, `from_ms` or later, at which limit `i` has room, if nothing more is charged.
 
         A sliding window frees its charges one by one, oldest first: walk the log from the window's tail until enough
         is free. A calendar window frees all of them at its edge (unless the clock went back and left charges dated
-        behind that edge: then the edge after it, and so on).
+        behind that edge: then the edge after it, and so on); before that, its pace may make room.
         """
+        limit, cap_units, cost = plan.limits[i], plan.caps[i], plan.costs[i]
+        view, used_units = limit.view, verdict.used_units[i]
         window = view.window
         if isinstance(window, Calendar):
-            edge_ms = window.edges(verdict.now_ms)[1]
-            while verdict.last_ms >= edge_ms:
-                left = sum(_counted(view, e) for e in self._entries(edge_ms, verdict.last_ms))
-                if left <= room_units:
-                    break
-                edge_ms = window.edges(edge_ms)[1]
-            return edge_ms
+            # A pace goes by the caller's clock, which makes the cap; what has left the window by the ledger's.
+            ahead_ms = verdict.now_ms - question.caller_ms if limit.paced else 0
+            at_ms = from_ms
+            while True:
+                edges, pace_edges = window.edges(at_ms), window.edges(at_ms - ahead_ms)
+                if edges[0] <= verdict.now_ms:
+                    used = used_units
+                elif edges[0] <= verdict.last_ms:
+                    used = sum(_counted(view, e) for e in self._entries(edges[0], verdict.last_ms))
+                else:
+                    used = 0
+                if used + cost <= cap_units:
+                    if not limit.paced or not used:
+                        return at_ms
+                    return max(at_ms, paced_until(cap_units, pace_edges, used + cost) + ahead_ms)
+                at_ms = edges[1]
         freed_units = 0
         for entry in self._entries(verdict.now_ms - window.window_ms + 1, verdict.last_ms):
             freed_units += _counted(view, entry)
-            if used_units - freed_units <= room_units:
-                return entry.ms + window.window_ms
-        return verdict.now_ms  # what refused it was given back while we looked
+            if used_units - freed_units <= cap_units - cost:
+                return max(from_ms, entry.ms + window.window_ms)
+        return from_ms  # what refused it was given back while we looked
 
     def _entries(self, since_ms: int, until_ms: int) -> Iterator[Entry]:
         return read_entries(self.ledger, self.project, since_ms, until_ms)
@@ -444,12 +505,19 @@ MAX_UNITS = 10**9
 """The dearest single charge. Sums of a whole log of them stay exact in Lua's and JSON's 53-bit integers."""
 
 
-def cap(limit: Limit, leave: Mapping[str, int]) -> int:
-    """The number a limit is held to for one caller: the enforced one, lowered by what the caller's job leaves.
+def cap(limit: Limit, leave_units: int, cost_units: int, now_ms: int | None) -> int:
+    """The number a limit is held to for one call: the enforced one, lowered by what the job leaves for others and, at
+    `now_ms`, by the limit's pace. None: without its pace, the most it will ever be.
 
-    The one function that lowers a limit; the ledger only ever sees its result.
+    The one function that lowers a limit; the ledger only ever sees its result. Each job keeps the pace of what it may
+    spend in all, so a job that leaves half spends its half evenly too. Pace delays a call and never forbids it: an
+    unused window always has room for one.
     """
-    return max(0, limit.limit_units - leave.get(limit.name, 0))
+    units = max(0, limit.limit_units - leave_units)
+    window = limit.view.window
+    if now_ms is None or not limit.paced or not isinstance(window, Calendar):
+        return units
+    return min(units, max(cost_units, 1, paced_units(units, window.edges(now_ms), now_ms)))
 
 
 class Tokens:
@@ -527,11 +595,15 @@ def _counted(view: View, entry: Entry) -> int:
     return selector.cost(entry.units) if selector.counts(entry.bucket, entry.method, entry.job) else 0
 
 
-def _states(plan: _Plan, verdict: Verdict) -> tuple[LimitState, ...]:
+def _states(plan: _Plan, question: Question, verdict: Verdict) -> tuple[LimitState, ...]:
     return tuple(
-        LimitState(limit.name, cost, used, cap_units, max(0, cap_units - used))
-        for limit, cap_units, cost, used in zip(plan.limits, plan.caps, plan.costs, verdict.used_units, strict=False)
+        LimitState(limit.name, ask.cost_units, used, ask.cap_units, max(0, ask.cap_units - used))
+        for limit, ask, used in zip(plan.limits, question.asks, verdict.used_units, strict=False)
     )
+
+
+def _period(limit: Limit) -> str:
+    return limit.view.window.period if isinstance(limit.view.window, Calendar) else limit.view.window.name
 
 
 def _edges(view: View, now_ms: int) -> Edges | None:

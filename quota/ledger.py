@@ -8,6 +8,8 @@ how far it has read. One decision, atomic over all limits asked about:
 3. compare: the charge is admitted when every limit has room for its cost;
 4. append the charge and add it to the views; or, refused, change nothing.
 
+The values are named tuples: a decision makes several of them, and they cost a third of a frozen dataclass.
+
 The ledger's clock dates the charge. A view is rebuilt from the log when it is missing, or when the clock went back
 behind what it has dropped.
 """
@@ -15,7 +17,7 @@ behind what it has dropped.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from quota.errors import ConfigError
 from quota.limits import HOUR_MS
@@ -37,8 +39,7 @@ DEFAULT_BUCKET = "units"
 """The bucket that a stored charge means when it names none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
+class Charge(NamedTuple):
     """What is to be charged. `token` is unique to this attempt: a repeated question finds its first answer by it."""
 
     units: int
@@ -49,8 +50,7 @@ class Charge:
     token: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """One limit as the ledger sees it: a view, the number it may not exceed, and what this charge adds to it.
 
     `edges` are a calendar window's edges by the caller's clock; None for a sliding window.
@@ -80,8 +80,7 @@ NEVER = 2**53 - 1
 """A moment that does not come."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The ledger's answer to one question.
 
     `used_units` stands in the order of the asks and includes the charge if it was admitted. `now_ms` is the moment
@@ -97,8 +96,7 @@ class Verdict:
     exhaustion: Exhaustion | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One charge in the log. `units` is what it counts now, `charged_units` what it counted when it was made."""
 
     ms: int
@@ -116,8 +114,7 @@ class Entry:
         return f"{self.ms}-{self.seq}"
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(NamedTuple):
     """Everything one decision needs. `caller_ms` is the caller's clock: the second witness beside the ledger's own."""
 
     project: str
@@ -153,6 +150,13 @@ class Ledger(Protocol):
         """
         ...
 
+    def repay(self, project: str, machine: str, charges: Sequence[tuple[int, Charge]]) -> None:
+        """Append what a machine spent while this ledger could not answer: at most 100 charges, numbers rising.
+
+        Unconditional, and once: numbers up to the last one repaid by `machine` are ignored. Dated now.
+        """
+        ...
+
     def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
         """Set what a charge counts, absolutely, keeping its time and id; the entry as it was before, None if unknown.
 
@@ -174,6 +178,14 @@ class Ledger(Protocol):
 
     def reopen(self, project: str, bucket: str) -> bool:
         """Lift an exhaustion; False when there was none."""
+        ...
+
+    def claim(self, project: str, name: str, ttl_ms: int) -> bool:
+        """Whether the caller is the first to claim `name` in the last `ttl_ms`: True for exactly one of any number.
+
+        For work that several machines would do and one should: name the work and its time. A claim is never given
+        back; a lost answer asked for again is the same claim.
+        """
         ...
 
     def now_ms(self) -> int:

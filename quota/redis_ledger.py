@@ -1,23 +1,40 @@
 """The shared ledger: Redis 6.2 or newer, or Valkey, through `lua/`. The contract is `quota.ledger.Ledger`.
 
 One decision is one script call, one round trip. The three keys of a project are built in `_keys` and described at the
-head of `lua/charge.lua`; nothing else is stored.
+head of `lua/charge.lua`. A claim is a key of its own, `quota:{project}:claim:NAME`, until it lapses.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import threading
 import time
-from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, urlsplit, urlunsplit
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode, RedisCluster
+from redis.connection import parse_url
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    BusyLoadingError,
+    InvalidResponse,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
+from redis.sentinel import Sentinel
 
 from quota.errors import ConfigError, LedgerError
 from quota.ledger import DEFAULT_BUCKET, KEEP_MS, NEVER, Entry, Exhaustion, Verdict
@@ -27,8 +44,10 @@ from quota.scripts import script
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from quota.ledger import Ask, Question
+    from quota.ledger import Ask, Charge, Question
     from quota.limits import View
+
+T = TypeVar("T")
 
 TIMEOUT_S = 0.35
 """How long one connect or one answer may take. With one repeat, a question ends within a second."""
@@ -36,7 +55,19 @@ TIMEOUT_S = 0.35
 REPEAT_WITHIN_S = 0.5
 """A lost answer is asked for again only if the first try ended within this time."""
 
-_LOST = (RedisConnectionError, RedisTimeoutError)
+SENTINEL_TIMEOUT_S = 0.1
+"""The same for one sentinel, of which several may be dead before one that lives is found."""
+
+MOST_PARTS = 5_000
+"""In how many parts of 1,000 entries a question may be answered, before it is called unanswered."""
+
+_FAILED = (RedisError, RedisClusterException)
+"""Everything the driver raises; the second does not derive from the first."""
+
+_LOST = (RedisConnectionError, RedisTimeoutError, RedisClusterException)
+_ANSWERED = (AuthenticationError, AuthorizationError, BusyLoadingError)
+"""What the driver counts among lost connections although the server did answer."""
+
 _PROJECT = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
@@ -48,15 +79,16 @@ class RedisLedger:
     def __init__(self, url: str, *, clock: Callable[[], int] | None = None) -> None:
         self.label = _without_secrets(url)
         self._clock = clock
-        try:
-            self._client = _client(url)
-        except (ValueError, RedisError) as error:
-            raise ConfigError(f"ledger url {self.label}: {error}") from None
+        self._connect = _connector(url, self.label)
+        self._connected: redis.Redis | None = None
+        self._lock = threading.Lock()
 
     def now_ms(self) -> int:
         if self._clock is not None:
             return self._clock()
-        seconds, micros = self._ask("TIME")
+        answer = self._ask("TIME")
+        # A cluster's nodes each say theirs.
+        seconds, micros = min(answer.values()) if isinstance(answer, dict) else answer
         return int(seconds) * 1000 + int(micros) // 1000
 
     # -- the decision ------------------------------------------------------------------------------------------------
@@ -67,7 +99,7 @@ class RedisLedger:
             0 if self._clock is None else self._clock(),
             question.caller_ms,
             1 if commit else 0,
-            charge.units if charge.bucket == DEFAULT_BUCKET else f"{charge.bucket}={charge.units}",
+            _units(charge),
             charge.method,
             charge.job,
             charge.region,
@@ -79,91 +111,142 @@ class RedisLedger:
         ]
         for ask in question.asks:
             args += (ask.view.name, ask.cap_units, ask.cost_units, _span(ask))
-        return _verdict(self._charge(_keys(question.project), args))
+        return self._read(_verdict, self._charge(_keys(question.project), args))
 
     def _charge(self, keys: Sequence[str], args: list[str | int]) -> list[Any]:
         """Run charge.lua to a verdict. A repeat after a lost answer says so, and so never charges twice."""
         started = time.monotonic()
-        while True:
+        repeat = False
+        for _ in range(MOST_PARTS):
+            if repeat:
+                args[8] = int((time.monotonic() - started) * 1000)
             try:
                 reply: list[Any] = self._run("charge", keys, args)
-            except _LOST as error:
-                age_s = time.monotonic() - started
-                if args[8] != -1 or age_s > REPEAT_WITHIN_S:
+            except _FAILED as error:
+                if repeat or not _may_repeat(error, started):
                     raise LedgerError(self._explain(error)) from error
-                args[8] = int(age_s * 1000)
+                repeat = True
                 continue
-            except RedisError as error:
-                raise LedgerError(self._explain(error)) from error
             if reply[0] != "MORE":
                 return reply
+        raise LedgerError(f"ledger {self.label} is still reading its log; run again, it goes on from there")
 
     # -- corrections and reading -------------------------------------------------------------------------------------
 
+    def repay(self, project: str, machine: str, charges: Sequence[tuple[int, Charge]]) -> None:
+        args: list[str | int] = [0 if self._clock is None else self._clock(), machine, KEEP_MS]
+        for number, charge in charges:
+            args += (number, _units(charge), charge.method, charge.job, charge.region, charge.token)
+        self._script("repay", project, args)
+
     def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
         reply = self._script("settle", project, [charge_id, units, *(view.name for view in views)])
-        return _entry([charge_id, *reply]) if reply else None
+        return self._read(_entry, [charge_id, *reply]) if reply else None
 
     def read(self, project: str, after: tuple[int, int], until_ms: int, count: int) -> Sequence[Entry]:
         since = f"{after[0] + 1}-0" if after[1] == NEVER else f"({after[0]}-{after[1]}"
-        return [_entry(row) for row in self._script("read", project, [since, until_ms, count])]
+        return [self._read(_entry, row) for row in self._script("read", project, [since, until_ms, count])]
 
     def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:
         record = f"{exhaustion.until_ms} {exhaustion.since_ms} " + json.dumps(
             {"bucket": exhaustion.bucket, "evidence": exhaustion.evidence, "reported_by": exhaustion.reported_by}
         )
         now_ms = 0 if self._clock is None else self._clock()
-        # Kept past its own end, so that the lifetime of the keys never lifts it.
+        # An upstream's day ends well within that lifetime, and every call that is refused for it begins another.
         reply = self._script("exhaust", project, [now_ms, exhaustion.bucket, record, KEEP_MS])
-        return _exhaustion(reply)
+        return self._read(_exhaustion, reply)
 
     def exhaustions(self, project: str) -> Sequence[Exhaustion]:
         state: dict[str, str] = self._ask("HGETALL", _keys(project)[1])
-        return [_exhaustion(record) for field, record in sorted(state.items()) if field.startswith("closed:")]
+        records = [record for field, record in sorted(state.items()) if field.startswith("closed:")]
+        return [self._read(_exhaustion, record) for record in records]
 
     def reopen(self, project: str, bucket: str) -> bool:
         return bool(self._ask("HDEL", _keys(project)[1], f"closed:{bucket}"))
 
+    def claim(self, project: str, name: str, ttl_ms: int) -> bool:
+        key, token = f"{_keys(project)[0].removesuffix(':log')}:claim:{name}", os.urandom(8).hex()
+        if self._ask("SET", key, token, "NX", "PX", str(ttl_ms)):
+            return True
+        # Taken: by another, or by our own first try, whose answer was lost.
+        return bool(self._ask("GET", key) == token)
+
     # -- the connection ----------------------------------------------------------------------------------------------
+
+    def _command(self, *command: str | int) -> Any:
+        client = self._connected
+        if client is None:
+            with self._lock:
+                client = self._connected = self._connected or self._connect()
+        return client.execute_command(*command)
 
     def _run(self, name: str, keys: Sequence[str], args: Sequence[str | int]) -> Any:
         text, sha = script(name)
         try:
-            return self._client.execute_command("EVALSHA", sha, len(keys), *keys, *args)
+            return self._command("EVALSHA", sha, len(keys), *keys, *args)
         except NoScriptError:
-            return self._client.execute_command("EVAL", text, len(keys), *keys, *args)
+            return self._command("EVAL", text, len(keys), *keys, *args)
 
     def _script(self, name: str, project: str, args: Sequence[str | int]) -> Any:
         """Run a script that may be repeated freely: it reads, or sets what is absolute."""
         return self._repeat(lambda: self._run(name, _keys(project), args))
 
     def _ask(self, *command: str) -> Any:
-        return self._repeat(lambda: self._client.execute_command(*command))
+        return self._repeat(lambda: self._command(*command))
 
     def _repeat(self, work: Callable[[], Any]) -> Any:
         started = time.monotonic()
         for last in (False, True):
             try:
                 return work()
-            except RedisError as error:
-                repeat = isinstance(error, _LOST) and time.monotonic() - started <= REPEAT_WITHIN_S
-                if last or not repeat:
+            except _FAILED as error:
+                if last or not _may_repeat(error, started):
                     raise LedgerError(self._explain(error)) from error
         raise AssertionError("unreachable")
 
-    def _explain(self, error: RedisError) -> str:
+    def _read(self, reader: Callable[[Any], T], reply: Any) -> T:
+        """What a reply says. Other programs write here too, and not everything they write is ours to read."""
+        try:
+            return reader(reply)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise LedgerError(f"ledger {self.label} holds what no quota program writes: {reply!r:.200}") from error
+
+    def _explain(self, error: Exception) -> str:
+        """One line for an operator. The driver's own words are left out where they could quote the url."""
+        where, said = f"ledger {self.label}", (str(error).splitlines() or [""])[0][:200]
         if isinstance(error, RedisTimeoutError):
-            return f"ledger {self.label} did not answer within {TIMEOUT_S:g} s; nothing more was sent upstream"
-        if isinstance(error, redis.AuthenticationError):
-            return f"ledger {self.label} refused the password; check the url"
-        if isinstance(error, RedisConnectionError):
-            return f"ledger {self.label} cannot be reached; is the server running there?"
-        if isinstance(error, ResponseError) and "unknown command" in str(error).lower():
-            return f"ledger {self.label} is older than Redis 6.2; upgrade it"
-        return f"ledger {self.label}: {str(error).splitlines()[0][:200]}"
+            return f"{where} did not answer within {TIMEOUT_S:g} s; nothing more was sent upstream"
+        if "Authentication required" in said or "unauthenticated" in said:
+            return f"{where} wants a password; put it into the url"
+        if isinstance(error, AuthenticationError):
+            return f"{where} refused the password; check the url"
+        if isinstance(error, BusyLoadingError):
+            return f"{where} is loading its data; run again in a moment"
+        if isinstance(error, InvalidResponse):
+            return f"{where} is something else than Redis; check the url"
+        if isinstance(error, RedisConnectionError) and "number of clients" in said:
+            return f"{where} has too many clients; raise its maxclients"
+        if isinstance(error, (RedisConnectionError, RedisClusterException)):
+            return f"{where} cannot be reached; is the server running there?"
+        if isinstance(error, ReadOnlyError):
+            return f"{where} is a replica, which cannot be written to; name the primary"
+        if isinstance(error, OutOfMemoryError):
+            return f"{where} is out of memory; raise its maxmemory"
+        if isinstance(error, ResponseError) and "unknown command" in said.lower():
+            return f"{where} is older than Redis 6.2; upgrade it"
+        return f"{where}: {said}"
 
     def close(self) -> None:
-        self._client.close()
+        with self._lock:
+            client, self._connected = self._connected, None
+        if client is not None:
+            client.close()
+
+
+def _may_repeat(error: Exception, started: float) -> bool:
+    """Whether the server may never have answered, soon enough to ask once more within the second."""
+    lost = isinstance(error, _LOST) and not isinstance(error, _ANSWERED)
+    return lost and time.monotonic() - started <= REPEAT_WITHIN_S
 
 
 def _keys(project: str) -> tuple[str, str, str]:
@@ -171,6 +254,11 @@ def _keys(project: str) -> tuple[str, str, str]:
     if not _PROJECT.fullmatch(project):
         raise ConfigError(f"project {project!r}: a name in Redis is 1 to 64 of A-Z a-z 0-9 . _ : -")
     return f"quota:{{{project}}}:log", f"quota:{{{project}}}:state", f"quota:{{{project}}}:amended"
+
+
+def _units(charge: Charge) -> str | int:
+    """The field `u` of an entry."""
+    return charge.units if charge.bucket == DEFAULT_BUCKET else f"{charge.bucket}={charge.units}"
 
 
 def _span(ask: Ask) -> str | int:
@@ -219,45 +307,73 @@ def _entry(row: Sequence[str]) -> Entry:
     )
 
 
-def _client(url: str) -> redis.Redis:
-    options: dict[str, Any] = {
-        "decode_responses": True,
-        "socket_timeout": TIMEOUT_S,
-        "socket_connect_timeout": TIMEOUT_S,
-        # The client's own retries would send the same charge twice.
-        "retry": Retry(NoBackoff(), 0),
-    }
-    scheme, _, rest = url.partition("://")
-    if scheme == "redis+cluster":
-        cluster: Any = redis.RedisCluster.from_url(f"redis://{rest}", cluster_error_retry_attempts=0, **options)
-        return cluster  # type: ignore[no-any-return]  # the commands used here are the same
-    if scheme == "redis+sentinel":
-        return _sentinel_client(rest, options)
-    return redis.Redis.from_url(url, **options)
+# -- urls --------------------------------------------------------------------------------------------------------------
 
 
-def _sentinel_client(rest: str, options: dict[str, Any]) -> redis.Redis:
-    """`redis+sentinel://host:port,host:port/SERVICE[/DB][?password=...]`."""
-    from redis.sentinel import Sentinel
+def _connector(url: str, label: str) -> Callable[[], redis.Redis]:
+    """What makes the client. The url is judged here and now; nothing is contacted before the first question."""
+    try:
+        scheme, _, rest = url.partition("://")
+        if scheme == "redis+cluster":
+            nodes, path, options = _several(rest, default_port=6379)
+            if options.pop("db", path.strip("0")):
+                raise ConfigError(f"ledger url {label}: a cluster has no database numbers")
+            return partial(_cluster, nodes, options)
+        if scheme == "redis+sentinel":
+            nodes, path, options = _several(rest, default_port=26379)
+            service, _, db = path.partition("/")
+            if not service:
+                raise ConfigError(
+                    f"ledger url {label}: name the service too: redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB"
+                )
+            options["db"] = int(db or options.get("db", 0))
+            sentinel = Sentinel(nodes, sentinel_kwargs=_options({}, SENTINEL_TIMEOUT_S), **options)
+            return partial(sentinel.master_for, service)
+        pool = redis.ConnectionPool(**_options(parse_url(url)))
+        pool.connection_class(**pool.connection_kwargs)  # an option that it does not know shows here
+        return partial(redis.Redis.from_pool, pool)
+    except (ValueError, TypeError, RedisError):
+        # The parser's own words quote what it took for a port or an option, and that may be a piece of a password.
+        raise ConfigError(
+            f"ledger url {label}: one of its parts cannot be read; write redis://[USER:PASSWORD@]HOST:PORT/DB, with "
+            "%XX for special characters in the password"
+        ) from None
 
-    hosts, _, path = rest.partition("/")
-    path, _, query = path.partition("?")
-    service, _, db = path.partition("/")
-    if not service:
-        raise ValueError("name the service: redis+sentinel://HOST:PORT,HOST:PORT/SERVICE")
-    userinfo, _, hosts = hosts.rpartition("@")
-    if userinfo:
-        options["password"] = userinfo.rpartition(":")[2]
-    options.update({key: values[-1] for key, values in parse_qs(query).items()})
-    nodes = [(host, int(port or 26379)) for host, _, port in (node.partition(":") for node in hosts.split(","))]
-    sentinel = Sentinel(nodes, sentinel_kwargs={"socket_timeout": TIMEOUT_S}, **options)
-    master: redis.Redis = sentinel.master_for(service, db=int(db or 0))
-    return master
+
+def _options(given: dict[str, Any], timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+    """The url's options over our timeouts; but the driver's own retries would charge the same call twice."""
+    options = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, **given}
+    options.pop("retry_on_error", None)
+    options.pop("retry_on_timeout", None)
+    return {**options, "decode_responses": True, "encoding_errors": "replace", "retry": Retry(NoBackoff(), 0)}
+
+
+def _several(rest: str, default_port: int) -> tuple[list[tuple[str, int]], str, dict[str, Any]]:
+    """The nodes, the path and the options of `[USER:PASSWORD@]HOST:PORT,HOST:PORT/PATH[?OPTIONS]`."""
+    place, _, query = rest.partition("?")
+    authority, _, path = place.partition("/")
+    userinfo, at, hosts = authority.rpartition("@")
+    options = _options(parse_url(f"redis://{userinfo}{at}host?{query}"))
+    del options["host"]
+    parts = [urlsplit(f"//{node}") for node in hosts.split(",")]
+    if not all(part.hostname for part in parts):
+        raise ValueError("a host has no name")
+    return [(str(part.hostname), part.port or default_port) for part in parts], path.strip("/"), options
+
+
+def _cluster(nodes: list[tuple[str, int]], options: dict[str, Any]) -> redis.Redis:
+    cluster: Any = RedisCluster(startup_nodes=[ClusterNode(host, port) for host, port in nodes], **options)
+    cluster.cluster_error_retry_attempts = 0  # redis-py before 6 keeps its own retries here
+    return cluster  # type: ignore[no-any-return]  # the commands used here are the same
 
 
 def _without_secrets(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return "(unreadable url)"
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    """The url up to its host and path: no user, no password, no options.
+
+    Where a password holds unescaped separators nobody can say where it ends: then all of it is left out.
+    """
+    scheme, _, rest = url.partition("://")
+    userinfo, at, place = rest.rpartition("@")
+    if at and re.search(r"[/?#]", userinfo):
+        return f"{scheme}://..."
+    return f"{scheme}://{re.split('[?#]', place)[0]}"

@@ -40,6 +40,22 @@ CREATE TABLE exhaustions (
     PRIMARY KEY (project, bucket)
 ) WITHOUT ROWID;
 
+-- The last number that each machine's journal has repaid.
+CREATE TABLE repaid (
+    project TEXT    NOT NULL,
+    machine TEXT    NOT NULL,
+    number  INTEGER NOT NULL,
+    PRIMARY KEY (project, machine)
+) WITHOUT ROWID;
+
+-- Work that one of several processes took on, by name, until others may take it again.
+CREATE TABLE claims (
+    project  TEXT    NOT NULL,
+    name     TEXT    NOT NULL,
+    until_ms INTEGER NOT NULL,
+    PRIMARY KEY (project, name)
+) WITHOUT ROWID;
+
 -- How long a project's log is kept. Only grows.
 CREATE TABLE keeping (
     project TEXT    PRIMARY KEY,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from quota.budget import Budget, Tokens
+from quota.budget import Budget, Tokens, host_clock
 from quota.errors import ConfigError, UsageError
 from quota.settings import Settings, load_settings, state_folder
 from quota.tables import nearest, one_line, show
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from quota.ledger import Ledger
+    from quota.outage import Allowance
     from quota.settings import CredentialSettings
 
 JITTER_MS = 60_000
@@ -79,9 +80,20 @@ class Session:
                 clock=self._clock,
                 jitter_ms=machine_jitter_ms(),
                 tokens=self.tokens,
+                allowance=self._allowance(),
             )
             self._budgets[chosen.name] = budget
         return budget
+
+    def _allowance(self) -> Allowance | None:
+        """What this machine may spend while the ledger cannot answer, where the configuration allows any."""
+        allowed = self.settings.ledger.unavailable
+        if allowed is None:
+            return None
+        from quota.outage import Allowance
+
+        path = str(state_folder() / "allowance.db")
+        return Allowance(path, allowed.max_cost_units, allowed.allowance_units, self._clock or host_clock)
 
     def key(self, credential: str | None = None) -> str | None:
         """The secret of a credential, registered for redaction; None where the configuration gives none."""

@@ -20,7 +20,18 @@ from typing import TYPE_CHECKING, Any
 
 from quota.costs import CostBook, load_book, parse_span, parse_window
 from quota.errors import ConfigError
-from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View, Window
+from quota.limits import (
+    DAY_MS,
+    HOUR_MS,
+    MINUTE_MS,
+    Calendar,
+    Limit,
+    Selector,
+    Sliding,
+    View,
+    Window,
+    format_duration,
+)
 from quota.tables import Table, nearest, one_line, parse_toml, read_toml, show
 
 if TYPE_CHECKING:
@@ -30,6 +41,8 @@ LEDGER_SCHEMES = ("sqlite", "redis", "rediss", "unix", "redis+sentinel", "redis+
 BUILT_IN_FETCHES = ("trending", "search", "channels")
 DEFAULT_RETENTION_MS = 30 * DAY_MS
 DEFAULT_HEADROOM_PERCENT = 5
+DEFAULT_MISFIRE_GRACE_MS = 10 * MINUTE_MS
+LONGEST_MISFIRE_GRACE_MS = 7 * DAY_MS
 BUILT_IN = "built-in configuration"
 
 
@@ -37,10 +50,7 @@ BUILT_IN = "built-in configuration"
 class Unavailable:
     """What each of `machines` may spend while the ledger cannot be reached: calls of up to `max_cost_units`, together
     at most `allowance_units` in any longest window.
-
-    The setting is read and checked now; nothing draws on it yet, so until then every call is refused while the ledger
-    cannot be reached, exactly as without it.
-    """
+"""
 
     max_cost_units: int
     allowance_units: int
@@ -75,7 +85,10 @@ class CredentialSettings:
 class JobSettings:
     """One job. `leave` is in units by limit name; `options` are keyword arguments for the fetch function.
 
-    Without `regions` the job makes one pass that is not about a region. `schedule` is a cron line; None: run by hand.
+    Without `regions` the job makes one pass that is not about a region. `schedule` is a cron line on the wall clock of
+    `timezone`, or an interval ("every 45m"), see `quota.schedules`; None: run by hand. `stagger_ms` is how much later
+    each region starts than the one before; 0: all in one tick. Up to `jitter_ms` are added to each start, and a tick
+    that could not start within `misfire_grace_ms` is not run.
     """
 
     name: str
@@ -87,6 +100,9 @@ class JobSettings:
     stagger_ms: int
     leave: Mapping[str, int]
     options: Mapping[str, object]
+    timezone: str = "UTC"
+    jitter_ms: int = 0
+    misfire_grace_ms: int = DEFAULT_MISFIRE_GRACE_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,9 +348,9 @@ def _key_ref(row: Table, folder: Path) -> str:
 
 # -- limits ------------------------------------------------------------------------------------------------------------
 
-_LIMIT_KEYS = ("name", "quota", "headroom", "units", "window", "methods", "jobs", "count", "bucket")
+_LIMIT_KEYS = ("name", "quota", "headroom", "units", "window", "methods", "jobs", "count", "bucket", "pacing")
 _PERIOD_MS = {"hour": HOUR_MS, "day": DAY_MS, "month": 31 * DAY_MS}
-_SPAN_NAMES = {60_000: "minute", HOUR_MS: "hour", DAY_MS: "day"}
+_SPAN_NAMES = {MINUTE_MS: "minute", HOUR_MS: "hour", DAY_MS: "day"}
 
 
 def default_limits(book: CostBook) -> tuple[Limit, ...]:
@@ -384,7 +400,18 @@ def _limit(table: Table, book: CostBook) -> Limit:
         count=table.text("count", "units", choices=("units", "calls")),  # type: ignore[arg-type]  # one of the choices
     )
     view = View(selector, parse_window(table, "window"))
-    return Limit(name, quota_units - headroom_units, view, quota_units, headroom_units)
+    return Limit(name, quota_units - headroom_units, view, quota_units, headroom_units, _pacing(table, view.window))
+
+
+def _pacing(table: Table, window: Window) -> bool:
+    paced = table.flag("pacing", False)
+    if paced and not isinstance(window, Calendar):
+        raise table.error(
+            "only a calendar window has a reset to pace towards; a sliding one, once full, gives out by itself as much "
+            "as leaves it; remove the key here and pace a calendar limit beside it",
+            "pacing",
+        )
+    return paced
 
 
 def _numbers(table: Table) -> tuple[int, int]:
@@ -427,9 +454,9 @@ def _buckets(table: Table, book: CostBook, methods: tuple[str, ...]) -> tuple[st
 
 # -- jobs --------------------------------------------------------------------------------------------------------------
 
-_JOB_KEYS = ("credential", "fetch", "regions", "pages", "schedule", "stagger", "leave", "options")
+_SCHEDULE_KEYS = ("timezone", "stagger", "jitter", "misfire_grace")
+_JOB_KEYS = ("credential", "fetch", "regions", "pages", "schedule", *_SCHEDULE_KEYS, "leave", "options")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-_CRON_FIELD = re.compile(r"[0-9A-Za-z*,/#?-]+")
 
 
 def _jobs(table: Table, credentials: Mapping[str, CredentialSettings]) -> dict[str, JobSettings]:
@@ -444,25 +471,64 @@ def _job(name: str, row: Table, credentials: Mapping[str, CredentialSettings]) -
     fetch = row.text("fetch")
     if fetch not in BUILT_IN_FETCHES and not _FUNCTION.fullmatch(fetch):
         raise row.error(f'{nearest(fetch, BUILT_IN_FETCHES)} Your own is "package.module:function"', "fetch")
-    return JobSettings(
+    job = JobSettings(
         name=name,
         credential=credential,
         fetch=fetch,
         regions=tuple(_label(row, "regions", region, index) for index, region in enumerate(row.texts("regions"))),
         pages=row.whole("pages", 1),
-        schedule=_schedule(row) if "schedule" in row else None,
-        stagger_ms=parse_span(row, "stagger") if "stagger" in row else 0,
+        schedule=None,
+        stagger_ms=0,
         leave=_leave(row, credentials[credential]) if "leave" in row else {},
         options=_options(row.table("options", default={})),
     )
+    return _scheduled(job, row)
 
 
-def _schedule(row: Table) -> str:
-    text = row.text("schedule")
-    fields = text.split()
-    if len(fields) != 5 or not all(_CRON_FIELD.fullmatch(field) for field in fields):
-        raise row.error(f'{show(text)} is not a cron line of five fields such as "*/30 * * * *"', "schedule")
-    return " ".join(fields)
+def _scheduled(job: JobSettings, row: Table) -> JobSettings:
+    """`job` with what the configuration says about when it runs."""
+    if "schedule" not in row:
+        for key in _SCHEDULE_KEYS:
+            if key in row:
+                raise row.error("means nothing without a schedule; add one, or remove this key", key)
+        return job
+    from quota.schedules import Every, load_zone, parse_schedule
+
+    text, zone = " ".join(row.text("schedule").split()), row.text("timezone", "UTC")
+    try:
+        schedule = parse_schedule(text, zone)
+    except ValueError as error:
+        raise row.error(str(error), "schedule") from None
+    if "timezone" in row:
+        if isinstance(schedule, Every):
+            raise row.error("an interval is elapsed time, the same in every zone; remove this key", "timezone")
+        try:
+            load_zone(zone)
+        except ValueError as error:
+            raise row.error(str(error), "timezone") from None
+    stagger_ms = parse_span(row, "stagger") if "stagger" in row else 0
+    jitter_ms = parse_span(row, "jitter") if "jitter" in row else 0
+    # A tick must not overtake the next one of its region, and a round of regions not run into the next round.
+    shortest_ms, others = schedule.shortest_ms, max(0, len(job.regions) - 1)
+    spread_ms = others * stagger_ms + jitter_ms
+    then = f"and {show(text)} starts the next after {format_duration(shortest_ms)}; lower it or run less often"
+    if jitter_ms >= shortest_ms:
+        raise row.error(f"a start may be {format_duration(jitter_ms)} late, {then}", "jitter")
+    if spread_ms >= shortest_ms:
+        with_jitter = f" and {format_duration(jitter_ms)} of jitter" if jitter_ms else ""
+        raise row.error(
+            f"{others} x {format_duration(stagger_ms)}{with_jitter} spread the regions of one tick over "
+            f"{format_duration(spread_ms)}, {then}",
+            "stagger",
+        )
+    grace_ms = parse_span(row, "misfire_grace") if "misfire_grace" in row else DEFAULT_MISFIRE_GRACE_MS
+    if grace_ms > LONGEST_MISFIRE_GRACE_MS:
+        raise row.error(
+            f"{format_duration(grace_ms)} is longer than {format_duration(LONGEST_MISFIRE_GRACE_MS)}", "misfire_grace"
+        )
+    return replace(
+        job, schedule=text, timezone=zone, stagger_ms=stagger_ms, jitter_ms=jitter_ms, misfire_grace_ms=grace_ms
+    )
 
 
 def _leave(row: Table, credential: CredentialSettings) -> dict[str, int]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Sequence
 
-    from quota.ledger import Ask, Question
+    from quota.ledger import Ask, Charge, Question
     from quota.limits import View
 
 Id = tuple[int, int]
@@ -59,9 +59,7 @@ class SqliteLedger:
         project, charge = question.project, question.charge
         clock_ms = self._clock()
         now_ms = min(clock_ms, question.caller_ms + CLOCK_SLACK_MS)
-        last: Id = db.execute(
-            "SELECT ms, seq FROM charges WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1", (project,)
-        ).fetchone() or (0, 0)
+        last = self._last(db, project)
         if question.caller_ms > clock_ms + CLOCK_SLACK_MS or not all(_edges_fit(a, now_ms) for a in question.asks):
             return Verdict("clock", None, clock_ms, last[0], ())
 
@@ -82,7 +80,21 @@ class SqliteLedger:
         if not commit:
             return Verdict("admitted", None, now_ms, last[0], tuple(used))
 
-        at: Id = (clock_ms, 0) if clock_ms > last[0] else (last[0], last[1] + 1)
+        at = _following(last, clock_ms)
+        self._append(db, project, at, charge)
+        for i, (ask, (total, tail_ms, tail_seq, _, _, gone_ms)) in enumerate(zip(question.asks, views, strict=True)):
+            used[i] = total + ask.cost_units
+            self._save(db, project, ask.view, (used[i], tail_ms, tail_seq, *at, gone_ms))
+        if at[0] // MINUTE_MS != last[0] // MINUTE_MS:
+            self._trim(db, project, now_ms, question.keep_ms)
+        return Verdict("admitted", f"{at[0]}-{at[1]}", now_ms, at[0], tuple(used))
+
+    def _last(self, db: sqlite3.Connection, project: str) -> Id:
+        sql = "SELECT ms, seq FROM charges WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1"
+        last: Id | None = db.execute(sql, (project,)).fetchone()
+        return last or (0, 0)
+
+    def _append(self, db: sqlite3.Connection, project: str, at: Id, charge: Charge) -> None:
         db.execute(
             "INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
@@ -90,16 +102,13 @@ class SqliteLedger:
                 *at,
                 charge.units,
                 charge.units,
-                *(charge.bucket, charge.method, charge.job, charge.region),
+                charge.bucket,
+                charge.method,
+                charge.job,
+                charge.region,
                 charge.token,
             ),
         )
-        for i, (ask, (total, tail_ms, tail_seq, _, _, gone_ms)) in enumerate(zip(question.asks, views, strict=True)):
-            used[i] = total + ask.cost_units
-            self._save(db, project, ask.view, (used[i], tail_ms, tail_seq, *at, gone_ms))
-        if at[0] // MINUTE_MS != last[0] // MINUTE_MS:
-            self._trim(db, project, now_ms, question.keep_ms)
-        return Verdict("admitted", f"{at[0]}-{at[1]}", now_ms, at[0], tuple(used))
 
     def _stored(self, db: sqlite3.Connection, project: str, view: View) -> State | None:
         state: State | None = db.execute(
@@ -165,6 +174,22 @@ class SqliteLedger:
         )
 
     # -- corrections and reading -------------------------------------------------------------------------------------
+
+    def repay(self, project: str, machine: str, charges: Sequence[tuple[int, Charge]]) -> None:
+        def work(db: sqlite3.Connection) -> None:
+            row = db.execute(
+                "SELECT number FROM repaid WHERE project = ? AND machine = ?", (project, machine)
+            ).fetchone()
+            at = self._last(db, project)
+            for number, charge in charges:
+                if row is None or number > row[0]:
+                    at = _following(at, self._clock())
+                    self._append(db, project, at, charge)
+            db.execute(
+                "REPLACE INTO repaid VALUES (?, ?, MAX(?, ?))", (project, machine, charges[-1][0], row[0] if row else 0)
+            )
+
+        self._file.transact(work, write=True)
 
     def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
         ms, seq = (int(part) for part in charge_id.split("-"))
@@ -241,8 +266,22 @@ class SqliteLedger:
         sql = "DELETE FROM exhaustions WHERE project = ? AND bucket = ?"
         return self._file.transact(lambda db: db.execute(sql, (project, bucket)).rowcount, write=True) > 0
 
+    def claim(self, project: str, name: str, ttl_ms: int) -> bool:
+        def work(db: sqlite3.Connection) -> bool:
+            now_ms = self._clock()
+            db.execute("DELETE FROM claims WHERE project = ? AND until_ms <= ?", (project, now_ms))
+            claimed = db.execute("INSERT OR IGNORE INTO claims VALUES (?, ?, ?)", (project, name, now_ms + ttl_ms))
+            return claimed.rowcount > 0
+
+        return self._file.transact(work, write=True)
+
     def close(self) -> None:
         self._file.close()
+
+
+def _following(last: Id, clock_ms: int) -> Id:
+    """The id of a charge made now: ids never go back, whatever the clock does."""
+    return (clock_ms, 0) if clock_ms > last[0] else (last[0], last[1] + 1)
 
 
 def _cutoff(ask: Ask, now_ms: int) -> int:

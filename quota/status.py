@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from quota.budget import read_entries, rfc3339, utc
 from quota.ledger import NEVER
-from quota.limits import HOUR_MS, Calendar
+from quota.limits import HOUR_MS, Calendar, paced_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +25,8 @@ RUN_CHARS = 8
 
 @dataclass(frozen=True, slots=True)
 class LimitRow:
-    """One limit now. `next_capacity_ms`: when its oldest charge leaves (None: nothing is used).
+    """One limit now. `next_capacity_ms`: when it has more, because its oldest charge leaves or its pace gives more out
+    (None: nothing is used). `state.limit_units` is the limit's number, or what its pace has given out of it so far.
 
     `resets_ms` is when upstream itself starts counting anew, at an edge of a calendar in `zone`.
     """
@@ -39,11 +40,13 @@ class LimitRow:
 
 @dataclass(frozen=True, slots=True)
 class CredentialRow:
-    """One credential: its limits, and the buckets upstream closed."""
+    """One credential: its limits, the buckets upstream closed, and what this machine drew on its local allowance
+    while the ledger could not answer and has not repaid yet."""
 
     name: str
     project: str
     api: str
+    owed_units: int
     limits: tuple[LimitRow, ...]
     exhausted: tuple[Exhaustion, ...]
 
@@ -67,6 +70,7 @@ class Status:
                     "project": credential.project,
                     "api": credential.api,
                     "limits": [_limit_json(row) for row in credential.limits],
+                    **({"owed_units": credential.owed_units} if credential.owed_units else {}),
                     "exhausted": [_exhaustion_json(x) for x in credential.exhausted],
                 }
                 for credential in self.credentials
@@ -83,6 +87,7 @@ def read_status(session: Session) -> Status:
             name,
             settings.project,
             settings.api,
+            session.budget(name).owed_units(),
             tuple(_limit_rows(session.budget(name), at_ms)),
             tuple(x for x in ledger.exhaustions(settings.project) if x.until_ms > at_ms),
         )
@@ -99,7 +104,9 @@ def _limit_rows(budget: Budget, at_ms: int) -> Iterable[LimitRow]:
         calendar = next(w for w in (window, upstream, _UTC_DAY) if isinstance(w, Calendar))
         resets_ms = calendar.edges(at_ms)[1]
         if isinstance(window, Calendar):
-            next_ms = resets_ms
+            edges, now_units = window.edges(at_ms), state.limit_units
+            more = limit.paced and now_units < limit.limit_units
+            next_ms = paced_until(limit.limit_units, edges, now_units + 1) if more else resets_ms
         else:
             entries = read_entries(budget.ledger, budget.project, at_ms - window.window_ms + 1, NEVER)
             oldest = (e for e in entries if e.units and selector.counts(e.bucket, e.method, e.job))
@@ -117,6 +124,7 @@ def _limit_json(row: LimitRow) -> dict[str, object]:
         "quota_units": row.limit.quota_units,
         "headroom_units": row.limit.headroom_units,
         "limit_units": row.limit.limit_units,
+        **({"paced_units": row.state.limit_units} if row.limit.paced else {}),
         "used_units": row.state.used_units,
         "remaining_units": row.state.remaining_units,
         "next_capacity_at": None if row.next_capacity_ms is None else rfc3339(row.next_capacity_ms),
@@ -202,6 +210,9 @@ def render_status(status: Status) -> RenderableType:
         for zone, edge_ms in {(row.zone, row.resets_ms): None for row in credential.limits}:
             soon = spell(edge_ms - status.at_ms)
             parts.append(Text(f"upstream resets {_clock(edge_ms, zone)} {zone} ({_clock(edge_ms)} here), in {soon}"))
+        if credential.owed_units:
+            line = f"{credential.owed_units} units drawn without the ledger are owed; the next charge repays them"
+            parts.append(Text(line, style="yellow"))
         for x in credential.exhausted:
             until = "until upstream grants quota" if x.until_ms == NEVER else f"until {_clock(x.until_ms)}"
             line = f"bucket {x.bucket} is closed {until}: upstream said {x.evidence!r} at {_clock(x.since_ms)}"
@@ -216,7 +227,8 @@ def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("limit", overflow="fold", min_width=8)
     table.add_column("window", overflow="fold", min_width=8)
-    for heading in ("used", "limit", "remaining"):
+    paced = any(row.limit.paced for row in credential.limits)
+    for heading in ("used", *(["now"] if paced else []), "limit", "remaining"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("next capacity", no_wrap=True)
     for row in credential.limits:
@@ -229,7 +241,8 @@ def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:
             row.limit.name,
             row.limit.view.window.name,
             f"{state.used_units:,}",
-            f"{state.limit_units:,}",
+            *([f"{state.limit_units:,}"] if paced else []),
+            f"{row.limit.limit_units:,}",
             f"{state.remaining_units:,}",
             soon,
             style=style,

@@ -91,6 +91,13 @@ class Table:
             raise self.error(f"{show(value)} is not a whole number from {least} to {MAX_INTEGER}", key)
         return value
 
+    def flag(self, key: str, default: bool) -> bool:
+        """A boolean."""
+        value = self._take(key, default)
+        if not isinstance(value, bool):
+            raise self._type_error(key, value, "true or false")
+        return value
+
     def texts(self, key: str) -> tuple[str, ...]:
         """An array of different strings, () when the key is missing."""
         value = self._take(key, ())

@@ -30,5 +30,14 @@ def test_every_decision_is_the_oracles(ledger_url: str) -> None:
 
         seen.update(RandomOperations(make, seed).run(OPERATIONS // SEEDS))
         opened[0].close()
-    for outcome in ("admitted", "refused", "exhausted", "clock", "settled", "never fits"):
+    for outcome in (
+        "admitted",
+        "refused",
+        "exhausted",
+        "clock",
+        "settled",
+        "never fits",
+        "paced admitted",
+        "paced refused",
+    ):
         assert seen[outcome] > OPERATIONS // 1000, seen

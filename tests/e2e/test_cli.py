@@ -19,6 +19,7 @@ from quota.cli import cli
 from quota.errors import LedgerError
 from quota.sqlite_ledger import SqliteLedger
 from support.commands import QUOTA, Quota, one_line
+from support.users import not_root
 
 SMALL = """
 [credentials.main]
@@ -359,9 +360,8 @@ def test_a_ledger_file_that_may_not_be_written() -> None:
         child = os.fork()
         if child == 0:
             try:
-                if os.geteuid() == 0:
-                    os.seteuid(65534)
-                SqliteLedger(f"sqlite:///{path}").reopen("p", "units")
+                with not_root():
+                    SqliteLedger(f"sqlite:///{path}").reopen("p", "units")
             except LedgerError as error:
                 os.write(say, str(error).encode())
             finally:
@@ -391,6 +391,25 @@ def test_a_redis_with_nobody_there_and_one_that_never_answers(quota: Quota) -> N
     assert "hunter2" not in line
     assert quota("exec", "videos.list", "--", "touch", "ran").returncode == 69
     assert not (quota.folder / "ran").exists()
+
+
+def test_a_cheap_call_goes_on_within_the_allowance_and_is_repaid(quota: Quota) -> None:
+    quota.configure("[ledger]\nunavailable = { max_cost = 1, allowance = 2 }\n" + SMALL.replace("150", "1_000"))
+    path = _ledger(quota)
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("BEGIN EXCLUSIVE")
+    drawn = [quota.json("charge", "videos.list") for _ in range(2)]
+    assert [(d["admitted"], d["source"], d["remaining_units"]) for d in drawn] == [
+        (True, "allowance", 1),
+        (True, "allowance", 0),
+    ]
+    assert "is locked" in one_line(quota("charge", "videos.list"), 69)
+    assert "is locked" in one_line(quota("charge", "captions.list"), 69)
+    db.execute("ROLLBACK")
+    db.close()
+    assert "2 units drawn without the ledger are owed" in quota("status").stdout
+    assert quota.json("charge", "videos.list")["limits"][0]["used_units"] == 4
+    assert "owed_units" not in quota.json("status")["credentials"][0]
 
 
 # -- what a tick costs -------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from quota.ledger import CLOCK_SLACK_MS, NEVER
@@ -55,7 +56,7 @@ class Oracle:
         *,
         commit: bool,
     ) -> Answer:
-        """The right answer for limits given with their caps; an admitted charge is added to the log."""
+        """The right answer for limits given with their caps, unpaced; an admitted charge is added to the log."""
         now_ms = min(ledger_ms, caller_ms + CLOCK_SLACK_MS)
         if caller_ms > ledger_ms + CLOCK_SLACK_MS:
             return Answer("clock")
@@ -70,8 +71,8 @@ class Oracle:
         if closed:
             latest = max(closed)
             return Answer("exhausted", None, used, None if latest == NEVER else latest)
-        if not self._fits(limits, spend, now_ms):
-            return Answer("refused", None, used, self._retry_at(limits, spend, now_ms))
+        if not self._fits(limits, spend, now_ms, caller_ms):
+            return Answer("refused", None, used, self._retry_at(limits, spend, now_ms, now_ms - caller_ms))
         if commit:
             newest = max(((s.ms, s.seq) for s in self.log[-1:]), default=(0, 0))
             spend.ms, spend.seq = (ledger_ms, 0) if ledger_ms > newest[0] else (newest[0], newest[1] + 1)
@@ -90,18 +91,23 @@ class Oracle:
         """Drop what no window of the test reaches, only to keep the oracle's sums short."""
         self.log = [spent for spent in self.log if spent.ms >= before_ms]
 
-    def _fits(self, limits: Sequence[tuple[Limit, int]], spend: Spent, now_ms: int) -> bool:
+    def _fits(self, limits: Sequence[tuple[Limit, int]], spend: Spent, now_ms: int, caller_ms: int) -> bool:
+        """A pace goes by the caller's clock: it is the caller who lowers the limit."""
         return all(
-            self.used(limit.view, now_ms) + limit.view.selector.cost(spend.units) <= cap for limit, cap in limits
+            self.used(limit.view, now_ms) + cost <= (paced(limit, cap, cost, caller_ms) if limit.paced else cap)
+            for limit, cap in limits
+            for cost in (limit.view.selector.cost(spend.units),)
         )
 
-    def _retry_at(self, limits: Sequence[tuple[Limit, int]], spend: Spent, now_ms: int) -> int:
-        """The first moment from now on at which everything fits: usage only falls where a charge leaves a window."""
+    def _retry_at(self, limits: Sequence[tuple[Limit, int]], spend: Spent, now_ms: int, ahead_ms: int) -> int:
+        """The first moment from now on at which everything fits, both clocks going on as they are."""
         latest = now_ms
         for limit, cap in limits:
+            if limit.paced:
+                continue
 
             def fits(at_ms: int, one: tuple[Limit, int] = (limit, cap)) -> bool:
-                return self._fits([one], spend, at_ms)
+                return self._fits([one], spend, at_ms, at_ms)
 
             if fits(now_ms):
                 continue
@@ -121,7 +127,38 @@ class Oracle:
                 low, high = (low, middle) if fits(moments[middle]) else (middle + 1, high)
             assert fits(moments[low])
             latest = max(latest, moments[low])
-        return latest
+        return self._paced_from([x for x in limits if x[0].paced], spend, latest, ahead_ms)
+
+    def _paced_from(self, limits: Sequence[tuple[Limit, int]], spend: Spent, at_ms: int, ahead_ms: int) -> int:
+        """The first moment from `at_ms` on at which all paced limits fit. Between two edges of any of them, by either
+        clock, room only grows: if there is any at the end, its beginning is found by halving."""
+        while limits:
+            end_ms = min(
+                edge
+                for limit, _ in limits
+                if isinstance(limit.view.window, Calendar)
+                for edge in (limit.view.window.edges(at_ms)[1], limit.view.window.edges(at_ms - ahead_ms)[1] + ahead_ms)
+            )
+            if self._fits(limits, spend, end_ms - 1, end_ms - 1 - ahead_ms):
+                low, high = at_ms, end_ms - 1
+                while low < high:
+                    middle = (low + high) // 2
+                    if self._fits(limits, spend, middle, middle - ahead_ms):
+                        high = middle
+                    else:
+                        low = middle + 1
+                return low
+            at_ms = end_ms
+        return at_ms
+
+
+def paced(limit: Limit, cap: int, cost: int, caller_ms: int) -> int:
+    """An even share of the window, an eighth of the window ahead of time; room for one call where that is less."""
+    assert isinstance(limit.view.window, Calendar)
+    start_ms, end_ms, _ = limit.view.window.edges(caller_ms)
+    eighth_ms = (end_ms - start_ms) // 8
+    share = Fraction(caller_ms - start_ms + eighth_ms, end_ms - start_ms)
+    return min(cap, max(cost, 1, int(cap * share)))
 
 
 def cutoff(view: View, now_ms: int) -> int:

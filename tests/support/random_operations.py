@@ -19,7 +19,7 @@ from quota.errors import CostExceedsLimit, UnknownCharge
 from quota.ledger import KEEP_MS, NEVER, Exhaustion, Ledger, open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
 from support.books import BOOK
-from support.oracle import Answer, Oracle, Spent
+from support.oracle import Answer, Oracle, Spent, paced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,13 +142,15 @@ class RandomOperations:
             count=r.choice(("units", "units", "units", "calls")),
         )
         units = r.randrange(100, 900) if selector.count == "units" else r.randrange(2, 40)
-        return Limit(f"limit-{number}", units, View(selector, r.choice(self.pace.windows)), units + 10, 10)
+        window = r.choice(self.pace.windows)
+        pacing = isinstance(window, Calendar) and r.random() < 0.5
+        return Limit(f"limit-{number}", units, View(selector, window), units + 10, 10, pacing)
 
     def _change_a_limit(self, caller: Caller) -> None:
         number = self.random.randrange(len(caller.limits))
         old = caller.limits[number]
         units = max(1, old.limit_units + self.random.randrange(-90, 300))
-        caller.limits[number] = Limit(old.name, units, old.view, units + 10, 10)
+        caller.limits[number] = Limit(old.name, units, old.view, units + 10, 10, old.paced)
         self._rebuild(caller)
 
     def _rebuild(self, caller: Caller) -> None:
@@ -223,7 +225,13 @@ class RandomOperations:
             commit=commit,
         )
         self._count(want.outcome)
-        self._compare(number, got, want, [cap for _, cap in applying])
+        self._count(f"paced {want.outcome}" if any(limit.paced for limit, _ in applying) else "unpaced")
+        caller_ms = self.clock_ms + caller.skew_ms
+        caps = [
+            paced(limit, cap, limit.view.selector.cost(units), caller_ms) if limit.paced else cap
+            for limit, cap in applying
+        ]
+        self._compare(number, got, want, caps)
 
     def _compare(self, number: int, got: Decision, want: Answer, caps: list[int]) -> None:
         right = (

@@ -1,0 +1,20 @@
+-- The journal of the local allowance: what this machine spent while its ledger could not answer.
+
+-- The name by which a ledger knows this journal. A new file has a new name, so its numbers may begin again at 1.
+CREATE TABLE machine (id TEXT NOT NULL);
+INSERT INTO machine VALUES (lower(hex(randomblob(8))));
+
+-- One row for each call that was let through. Kept while it counts against the allowance, repaid or not.
+CREATE TABLE draws (
+    number  INTEGER PRIMARY KEY AUTOINCREMENT,  -- never reused: the ledger remembers the last one repaid
+    project TEXT    NOT NULL,
+    ms      INTEGER NOT NULL,
+    units   INTEGER NOT NULL,
+    bucket  TEXT    NOT NULL,
+    method  TEXT    NOT NULL,
+    job     TEXT    NOT NULL,
+    region  TEXT    NOT NULL,
+    token   TEXT    NOT NULL,
+    repaid  INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX draws_of_project ON draws (project, ms);

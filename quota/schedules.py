@@ -1,0 +1,232 @@
+"""When a job runs, written as a cron line or an interval. Pure: times go in, times come out; no clock, no timer.
+
+    Cron            "*/30 6-20 * * mon-fri": the wall clock of a zone
+    Every           "every 45m": elapsed time, counted from 1970-01-01 00:00 UTC
+    parse_schedule  either of them from its text
+
+A schedule answers the same on every machine and after every restart, because it depends on nothing but itself. That is
+what lets several schedulers agree on a tick, and a simulation foretell it.
+
+Cron lines mean what they mean to cron: weekdays count from Sunday = 0 (7 is Sunday too), and where day of month and
+weekday are both given, either suffices. On the days of a clock change:
+
+    the clock goes forward     a time that is skipped runs as much later: 02:30 becomes 03:30
+    the clock goes back        a time that comes twice runs once, the first time round; a line for every hour of the
+                               day runs in both, or there would be an hour without it
+
+APScheduler's own cron trigger differs in each of these, and at the clock changes its answer also depends on when it
+was asked last; away from them the two are held against each other in the tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from quota.limits import DAY_MS, MINUTE_MS, SECOND_MS, parse_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import date
+    from zoneinfo import ZoneInfo
+
+EVERY = "every"
+LONGEST_EVERY_MS = 366 * DAY_MS
+LONGEST_PAUSE_DAYS = 8 * 366 + 1
+"""No cron line that ever fires pauses longer: 29 February, over a turn of the century that is no leap year."""
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """Every `interval_ms`, at the multiples of it since the epoch. Clock changes do not touch it."""
+
+    interval_ms: int
+
+    @property
+    def shortest_ms(self) -> int:
+        """The shortest time between two fires."""
+        return self.interval_ms
+
+    def fires(self, since_ms: int, until_ms: int) -> Iterator[int]:
+        """The fire times with since_ms <= t < until_ms, in order."""
+        first_ms = -(-since_ms // self.interval_ms) * self.interval_ms
+        return iter(range(first_ms, until_ms, self.interval_ms))
+
+
+@dataclass(frozen=True, slots=True)
+class Cron:
+    """A cron line in a zone. `weekdays` count from Sunday = 0; `either` means that a day of the month or a weekday
+    suffices, where otherwise the day must be both."""
+
+    minutes: tuple[int, ...]
+    hours: tuple[int, ...]
+    days: frozenset[int]
+    months: frozenset[int]
+    weekdays: frozenset[int]
+    either: bool
+    zone: str
+
+    @property
+    def shortest_ms(self) -> int:
+        """The shortest time between two fires on the wall clock."""
+        times = [hour * 60 + minute for hour in self.hours for minute in self.minutes]
+        return MINUTE_MS * min(b - a for a, b in zip(times, [*times[1:], times[0] + 24 * 60], strict=True))
+
+    def fires(self, since_ms: int, until_ms: int) -> Iterator[int]:
+        """The fire times with since_ms <= t < until_ms, in order."""
+        from datetime import UTC, datetime, timedelta
+
+        zone = load_zone(self.zone)
+        minutes_ms = tuple((hour * 60 + minute) * MINUTE_MS for hour in self.hours for minute in self.minutes)
+        # A day more on either side: a skipped time may run on the day after its own.
+        day = datetime.fromtimestamp(since_ms // 1000, UTC).astimezone(zone).date() - timedelta(days=1)
+        last_ms = since_ms - 1
+        while True:
+            midnight_ms, regular = _day(self.zone, day)
+            if midnight_ms >= until_ms:
+                return
+            if self._on(day):
+                times = (midnight_ms + at for at in minutes_ms) if regular else self._at_change(day, zone)
+                for at_ms in times:
+                    if last_ms < at_ms < until_ms:
+                        yield at_ms
+                        last_ms = at_ms
+            day += timedelta(days=1)
+
+    def _on(self, day: date) -> bool:
+        if day.month not in self.months:
+            return False
+        of_month, of_week = day.day in self.days, day.isoweekday() % 7 in self.weekdays
+        return of_month or of_week if self.either else of_month and of_week
+
+    def _at_change(self, day: date, zone: ZoneInfo) -> list[int]:
+        """The fire times of a day on which the clock changes."""
+        from datetime import datetime
+
+        found = set()
+        for hour in self.hours:
+            for minute in self.minutes:
+                # fold=0 is the first of two, and reads a time that is skipped with the offset before the change.
+                first = datetime(day.year, day.month, day.day, hour, minute, tzinfo=zone)
+                found.add(int(first.timestamp()) * 1000)
+                second_ms = int(first.replace(fold=1).timestamp()) * 1000
+                # Of a skipped time the other reading lies before it.
+                if len(self.hours) == 24 and second_ms > int(first.timestamp()) * 1000:
+                    found.add(second_ms)
+        return sorted(found)
+
+
+Schedule = Cron | Every
+
+
+@lru_cache(maxsize=256)
+def parse_schedule(text: str, zone: str = "UTC") -> Schedule:
+    """The schedule written as `text`; a cron line is on the wall clock of `zone`.
+
+    Raises ValueError, its message showing what is wrong, for anything that is neither, and for a line that never fires.
+    """
+    fields = text.split()
+    if fields[:1] == [EVERY]:
+        return _every(text, fields[1:])
+    if len(fields) != 5:
+        raise ValueError(f'{_show(text)} is neither a cron line of five fields such as "*/30 * * * *" nor "every 45m"')
+    minutes, hours, days, months, weekdays = (
+        _field(field, *shape) for field, shape in zip(fields, _FIELDS, strict=True)
+    )
+    # As in cron: a field that begins with a star narrows the other, two that do not widen each other.
+    either = not fields[2].startswith("*") and not fields[4].startswith("*")
+    if not either and not any(day <= _LONGEST_MONTH[month - 1] for day in days for month in months):
+        raise ValueError(f"{_show(text)} never fires: no such month has a day {min(days)}")
+    return Cron(
+        minutes=tuple(sorted(minutes)),
+        hours=tuple(sorted(hours)),
+        days=frozenset(days),
+        months=frozenset(months),
+        weekdays=frozenset(day % 7 for day in weekdays),
+        either=either,
+        zone=zone,
+    )
+
+
+def _every(text: str, rest: list[str]) -> Every:
+    try:
+        interval_ms = parse_duration("".join(rest))
+    except ValueError:
+        raise ValueError(f'{_show(text)} is not an interval; write for example "every 45m"') from None
+    if not SECOND_MS <= interval_ms <= LONGEST_EVERY_MS:
+        raise ValueError(f'{_show(text)}: an interval is from "every 1s" to "every 366d"')
+    return Every(interval_ms)
+
+
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+_LONGEST_MONTH = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_FIELDS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
+    ("minute", 0, 59, ()),
+    ("hour", 0, 23, ()),
+    ("day of month", 1, 31, ()),
+    ("month", 1, 12, _MONTHS),
+    ("weekday", 0, 7, _WEEKDAYS),
+)
+
+
+def _field(text: str, what: str, least: int, most: int, names: tuple[str, ...]) -> set[int]:
+    """The numbers that one field of a cron line selects."""
+    selected: set[int] = set()
+    for part in text.split(","):
+        span, slash, step_text = part.partition("/")
+        first, dash, last = span.partition("-")
+        if span == "*":
+            low, high = least, 6 if what == "weekday" else most
+        else:
+            low = _number(first, what, least, most, names)
+            high = _number(last, what, least, most, names) if dash else low
+        if high < low:
+            raise ValueError(f"{what} {_show(part)} runs backwards; write two ranges with a comma between them")
+        step = 1
+        if slash:
+            if not dash and span != "*":
+                raise ValueError(f"{what} {_show(part)}: a step needs a range; write {first}-{most}/{step_text[:9]}")
+            step = _number(step_text, f"step of {what}", 1, most, ())
+        selected.update(range(low, high + 1, step))
+    return selected
+
+
+def _number(text: str, what: str, least: int, most: int, names: tuple[str, ...]) -> int:
+    if text.isascii() and text.isdigit() and len(text) <= 4 and least <= int(text) <= most:
+        return int(text)
+    if text.lower() in names:
+        return names.index(text.lower()) + (what == "month")
+    named = f", or {names[0]} to {names[-1]}" if names else ""
+    raise ValueError(f"{what} {_show(text)} is not a number from {least} to {most}{named}")
+
+
+def load_zone(name: str) -> ZoneInfo:
+    """The time zone of this name. Raises ValueError for one that is unknown."""
+    from zoneinfo import ZoneInfo
+
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError) as error:
+        raise ValueError(f'{_show(name)} is not a time zone; write for example "Europe/Berlin"') from error
+
+
+@lru_cache(maxsize=4096)
+def _day(zone_name: str, day: date) -> tuple[int, bool]:
+    """When a day begins in a zone, and whether its clock runs through it without a change.
+
+    The first field is a lower bound of every time in it, also where midnight itself is skipped.
+    """
+    from datetime import datetime, timedelta
+
+    zone = load_zone(zone_name)
+    begins = datetime(day.year, day.month, day.day, tzinfo=zone)
+    following = day + timedelta(days=1)
+    ends = datetime(following.year, following.month, following.day, tzinfo=zone)
+    return int(begins.timestamp()) * 1000, begins.utcoffset() == ends.replace(fold=1).utcoffset()
+
+
+def _show(text: str) -> str:
+    shown = repr(text)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."

