@@ -1,4 +1,4 @@
-"""The application's commands of `quota`: run, search, demo, emulate. Thin: the work is elsewhere.
+"""The application's commands of `quota`: run, schedule, plan, search, demo, emulate. Thin: the work is elsewhere.
 
 Only click is imported here, the rest where it is needed: this module is loaded for every tick, also a refused one.
 """
@@ -63,6 +63,75 @@ def _print_report(report: RunReport, as_json: bool) -> None:
         print_json(report.as_json())
     else:
         click.echo(_printable(report.sentence(host_clock())))
+
+
+@click.command("schedule")
+@config_option
+def schedule(config: str | None) -> None:
+    """Run all jobs on their schedules until told to stop.
+
+    One line on stderr for each tick that starts, ends or is skipped, and why. SIGTERM (exit 0) and Ctrl-C store the
+    pages in flight first. Several of these over one Redis ledger run each tick once.
+
+    \b
+    Example: quota schedule
+             quota schedule --config /etc/quota.toml
+    """
+    import quota
+    from jobs.schedule import log_schedule, run_schedule
+
+    with interruptible() as stop, quota.open(config) as session:
+        log_schedule()
+        run_schedule(session, stop=stop)
+    # A supervisor's SIGTERM is the regular way to end it; Ctrl-C is reported as everywhere else.
+    click.get_current_context().exit(128 + signal.SIGINT if stop() == signal.SIGINT else 0)
+
+
+@click.command("plan")
+@click.option("--days", default=7, show_default=True, metavar="N", help="Whole days to look ahead.")
+@click.option("--from-empty", is_flag=True, help="Begin with nothing spent, not with what the ledger and store hold.")
+@click.option("--start", metavar="DATE", help="Begin at upstream's midnight of that day, with nothing spent.")
+@click.option("--may-be-refused", multiple=True, metavar="JOB", help="JOB lives on what others leave; repeatable.")
+@json_option
+@config_option
+def plan(
+    days: int, from_empty: bool, start: str | None, may_be_refused: tuple[str, ...], as_json: bool, config: str | None
+) -> None:
+    """Simulate the schedule over the coming days: does it fit into the budget?
+
+    Exit 0 when no tick would be refused, else 1, with the smallest changes that make it fit.
+
+    
+    Example: quota plan
+             quota plan --from-empty --json      # in a CI pipeline: needs no ledger and no key
+    """
+    from datetime import date
+
+    import quota
+    from jobs.plan import make_plan, render_plan
+    from jobs.simulation import EMPTY, read_state
+    from quota.budget import host_clock
+
+    try:
+        first_day = None if start is None else date.fromisoformat(start)
+    except ValueError:
+        raise quota.UsageError(f"--start {start!r}: write a day, for example 2026-11-01") from None
+    with quota.open(config) as session:
+        state = EMPTY if from_empty or first_day else read_state(session)
+        answer = make_plan(
+            session.settings,
+            host_clock(),
+            days=days,
+            first_day=first_day,
+            from_midnight=from_empty,
+            state=state,
+            may_be_refused=may_be_refused,
+        )
+    if as_json:
+        print_json(answer.as_json())
+    else:
+        print_rich(render_plan(answer))
+    click.get_current_context().exit(0 if answer.fits else 1)
 
 
 @click.command("search")

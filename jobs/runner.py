@@ -81,6 +81,7 @@ def run_job(
     name: str,
     *,
     regions: Sequence[str] = (),
+    in_turn: bool = False,
     stop: Callable[[], int] = lambda: 0,
     watcher: Watcher | None = None,
     wait: Any = None,
@@ -88,6 +89,8 @@ def run_job(
 ) -> RunReport:
     """Run one tick of the job called `name`, over `regions` (default: all of the job's), and say how it ended.
 
+    `in_turn` covers as many regions as are named, but those whose turn it is in the job's round. A schedule that starts
+    the regions one by one needs that: whenever a few ticks a day are admitted, they would always be the same regions'.
     `stop` is asked before every attempt; the number of a signal ends the run there. `wait` is a tenacity wait between
     attempts, and `clock` (ms since the epoch) dates what is stored; both are for tests.
     Raises UsageError for a job or region that does not exist and for a call whose cost can never fit, ConfigError for
@@ -95,6 +98,9 @@ def run_job(
     """
     job = _job(session, name)
     chosen = _regions(job, regions)
+    most = len(chosen)
+    if in_turn:
+        chosen = _regions(job, ())
     path = session.settings.path
     folder = None if path is None else path.absolute().parent
     fetch = load_fetch(job.fetch, job.options, folder)
@@ -104,7 +110,7 @@ def run_job(
         store_settings = session.settings.store
         try:
             with Store(store_settings.url, retention_ms=store_settings.retention_ms, clock=clock) as store:
-                return _Run(session, job, chosen, fetch, store, stop, watcher or Silent(), wait, clock).run()
+                return _Run(session, job, chosen, most, fetch, store, stop, watcher or Silent(), wait, clock).run()
         except StoreError as error:
             return RunReport(session.run, job.name, "failed", why=str(error), exit_status=error.exit_status)
 
@@ -131,6 +137,7 @@ class _Run:
         session: Session,
         job: JobSettings,
         regions: Sequence[str],
+        most: int,
         fetch: Fetch,
         store: Store,
         stop: Callable[[], int],
@@ -141,6 +148,7 @@ class _Run:
         self.session = session
         self.job = job
         self.regions = regions
+        self.most = most
         self.store = store
         self.stop = stop
         self.watcher = watcher
@@ -166,7 +174,7 @@ class _Run:
     def _run(self) -> RunReport:
         outcomes: list[RegionOutcome] = []
         self.store.sweep()
-        places = self.store.begin(self.job.name, self.regions)
+        places = self.store.begin(self.job.name, self.regions)[: self.most]
         self.watcher.began(places)
         left: Place | None = None
         for place in places:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import quota
+from jobs.rounds import in_order
 from quota.budget import host_clock, rfc3339
 
 if TYPE_CHECKING:
@@ -205,8 +206,7 @@ class Store:
     def begin(self, job: str, regions: Sequence[str]) -> list[Place]:
         """The regions that a run covers, in its order; with nothing left over, this begins a new round over all.
 
-        Regions with a cursor come first (their pass is older than any other), then those whose last pass ended
-        longest ago, then the order given.
+        Which order that is stands at `jobs.rounds.in_order`.
         """
         with self._transaction() as db:
             places = {region: self.place(job, region) for region in regions}
@@ -218,10 +218,7 @@ class Store:
                     if place.cursor is None:
                         db.execute(_AFRESH, (job, place.region))
                 places = {region: self.place(job, region) for region in regions}
-        return sorted(
-            (place for place in places.values() if place.pending),
-            key=lambda p: (p.cursor is None, max(p.completed_at_ms or 0, p.failed_at_ms or 0)),
-        )
+        return in_order(places.values())
 
     def place(self, job: str, region: str) -> Place:
         """Where the job stands in the region; a place with nothing in it for a region never seen."""

@@ -1,0 +1,154 @@
+"""What stands ready to be pasted in `deploy/` is understood by those it is for, and runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.emulator import Emulator
+from quota.schedules import parse_schedule
+from support.commands import Quota
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+INSTALLED = "/opt/quota/bin/quota"
+
+
+def crontab() -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """The settings and the (time, command) lines."""
+    settings, lines = {}, []
+    for line in (DEPLOY / "crontab").read_text(encoding="utf-8").splitlines():
+        if not line or line.startswith("#"):
+            continue
+        if match := re.fullmatch(r"([A-Z_]+)=(.*)", line):
+            settings[match[1]] = match[2]
+        elif line.startswith("@"):
+            when, command = line.split(None, 1)
+            lines.append((when, command))
+        else:
+            *when, command = line.split(None, 5)
+            lines.append((" ".join(when), command))
+    return settings, lines
+
+
+def units(name: str) -> dict[str, list[str]]:
+    """The assignments in a systemd unit, by key."""
+    found: dict[str, list[str]] = {}
+    for line in (DEPLOY / name).read_text(encoding="utf-8").splitlines():
+        if "=" in line and not line.startswith("#"):
+            key, _, value = line.partition("=")
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def test_the_crontab_lines_are_times_and_commands_that_run(tmp_path: Path) -> None:
+    settings, lines = crontab()
+    assert [command for _, command in lines] == [
+        "quota run trending",
+        "quota run concerts --region DE --region FR",
+        "quota schedule",
+    ]
+    for when, _ in lines:
+        assert when == "@reboot" or parse_schedule(when)
+    assert Path(INSTALLED).parent.as_posix() in settings["PATH"].split(":")
+    with Emulator() as upstream:
+        quota = Quota(tmp_path)
+        quota.env["PYTHONPATH"] = str(ROOT)
+        quota.configure(
+            f'[credentials.main]\napi = "youtube-v3"\nendpoint = "{upstream.address}"\nkey = "env:KEY"\n'
+            '[jobs.trending]\nfetch = "trending"\nregions = ["US"]\npages = 1\n'
+            '[jobs.concerts]\nfetch = "search"\nregions = ["DE", "FR"]\npages = 1\noptions = { words = "x" }\n'
+        )
+        bin_folder = tmp_path / "bin"
+        bin_folder.mkdir()
+        (bin_folder / "quota").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m quota.cli "$@"\n')
+        (bin_folder / "quota").chmod(0o755)
+        env = {**quota.env, "KEY": "a-key-for-tests", "PATH": f"{bin_folder}:/usr/bin:/bin"}
+        env["QUOTA_CONFIG"] = str(tmp_path / "quota.toml")
+        for _, command in lines[:2]:
+            # As cron starts it: by sh, in another folder.
+            subprocess.run(["/bin/sh", "-c", command], cwd="/", env=env, check=True, capture_output=True, timeout=60)
+        assert upstream.usage()["by_method"] == {"videos.list": 3, "search.list": 2}
+
+
+@pytest.mark.parametrize(
+    ("unit", "command"), [("quota-run@.service", "run %i"), ("quota-schedule.service", "schedule")]
+)
+def test_the_services_keep_their_state_where_they_may_write(unit: str, command: str) -> None:
+    service = units(unit)
+    assert service["ExecStart"] == [f"{INSTALLED} {command}"]
+    assert "QUOTA_STATE_DIR=/var/lib/quota" in service["Environment"]
+    assert service["StateDirectory"] == ["quota"]
+    assert int(service["TimeoutStopSec"][0]) > 10, "a page in flight is given 8 s"
+
+
+def test_systemd_understands_the_units(tmp_path: Path) -> None:
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not installed")
+    for path in DEPLOY.glob("quota-*"):
+        text = path.read_text(encoding="utf-8").replace(INSTALLED, "/bin/true")  # it looks whether the program is there
+        (tmp_path / path.name.replace("@.", "@trending.")).write_text(text, encoding="utf-8")
+        (tmp_path / path.name).write_text(text, encoding="utf-8")
+    names = ["quota-run@trending.timer", "quota-run@trending.service", "quota-schedule.service"]
+    done = subprocess.run(
+        [analyze, "verify", *(str(tmp_path / name) for name in names)],
+        env={"PATH": os.environ["PATH"], "SYSTEMD_LOG_LEVEL": "warning"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    # About this machine's own units it may have more to say.
+    assert (done.returncode, [line for line in done.stderr.splitlines() if "quota-" in line]) == (0, []), done.stderr
+
+
+def cron_job(home: Path) -> Any:
+    """The manifest, read by kubectl itself, or by a YAML reader where there is none."""
+    path = DEPLOY / "cronjob.yaml"
+    kubectl = shutil.which("kubectl")
+    if kubectl is not None:
+        done = subprocess.run(
+            [kubectl, "annotate", "--local", "-f", str(path), "a=b", "-o", "json"],
+            env={"PATH": os.environ["PATH"], "KUBECONFIG": os.devnull, "HOME": str(home)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+    yaml = pytest.importorskip("yaml", reason="neither kubectl nor a YAML reader is installed")
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def test_the_kubernetes_cron_job_runs_one_tick_at_a_time(tmp_path: Path) -> None:
+    job = cron_job(tmp_path)
+    spec = job["spec"]
+    assert (job["apiVersion"], job["kind"]) == ("batch/v1", "CronJob")
+    assert (spec["concurrencyPolicy"], spec["timeZone"]) == ("Forbid", "Etc/UTC")
+    assert parse_schedule(spec["schedule"])
+    assert spec["jobTemplate"]["spec"]["backoffLimit"] == 0
+    pod = spec["jobTemplate"]["spec"]["template"]["spec"]
+    assert (pod["restartPolicy"], pod["terminationGracePeriodSeconds"]) == ("Never", 30)
+    (container,) = pod["containers"]
+    assert container["command"] == ["quota", "run", "trending"]
+    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+    env = {row["name"]: row.get("value", "") for row in container["env"]}
+    assert {env["QUOTA_STATE_DIR"], str(Path(env["QUOTA_CONFIG"]).parent)} == mounted
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_the_guide_links_to_every_file() -> None:
+    guide = (DEPLOY / "README.md").read_text(encoding="utf-8")
+    for path in DEPLOY.iterdir():
+        assert path.name == "README.md" or f"]({path.name})" in guide, path.name

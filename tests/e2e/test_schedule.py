@@ -1,0 +1,483 @@
+"""`quota schedule` as a supervisor runs it: real processes, signals, a real Redis, the emulated upstream."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+
+from jobs.emulator import Emulator
+from jobs.triggers import ticks
+from quota.budget import rfc3339
+from quota.settings import load_settings
+from support.commands import QUOTA, Quota, one_line
+from support.servers import RedisServer, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+KEY = "a-secret-key-for-the-scheduler"
+
+# A page that takes PAGE_S seconds, and a line in `trace` when it begins and ends.
+FETCH = """
+import os, time
+from jobs.job import Page, first_attempt
+from jobs.trending import fetch as trending
+
+def note(text):
+    with open(os.environ["QUOTA_STATE_DIR"] + "-trace", "a") as file:
+        file.write(f"{time.time_ns()} {text}\\n")
+
+@first_attempt("videos.list")
+def fetch(client, region, cursor, *, seconds):
+    note(f"begin {region}")
+    page = trending(client, region, cursor)
+    time.sleep(seconds)
+    note(f"end {region}")
+    return page
+"""
+
+
+@pytest.fixture
+def upstream() -> Iterator[Emulator]:
+    with Emulator() as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def shared(redis_server: RedisServer) -> Iterator[RedisServer]:
+    with redis.Redis(port=redis_server.port) as client:
+        client.flushall()
+        yield redis_server
+        assert [key for key in client.keys("*") if client.pttl(key) < 0] == [], "keys without a lifetime"
+
+
+@dataclass
+class Machine:
+    """A folder with a configuration, a store and a state folder of its own."""
+
+    folder: Path
+    quota: Quota = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+        self.quota = Quota(self.folder)
+        self.quota.env["PYTHONPATH"] = str(ROOT)
+
+    def configure(self, address: str, jobs: str, *, ledger: str = "sqlite:///ledger.db", units: int = 9_500) -> None:
+        (self.folder / "mine.py").write_text(FETCH)
+        (self.folder / "key").write_text(KEY)
+        self.quota.configure(
+            f"""
+[ledger]
+url = "{ledger}"
+[credentials.main]
+api = "youtube-v3"
+key = "file:key"
+endpoint = "{address}"
+limits = [{{ name = "day", units = {units}, window = "24h" }}]
+[store]
+url = "sqlite:///videos.db"
+{jobs}
+"""
+        )
+
+    def trace(self) -> list[tuple[int, str, str]]:
+        lines = (self.folder / "state-trace").read_text().splitlines()
+        return [(int(at), what, region) for at, what, region in (line.split(" ") for line in lines)]
+
+
+class Scheduler:
+    """One `quota schedule`, its log read as it comes."""
+
+    def __init__(self, machine: Machine, *python: str, **env: str) -> None:
+        self.log = machine.folder / f"log-{time.time_ns()}"
+        command = [sys.executable, *python, "schedule"] if python else [*QUOTA, "schedule"]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command, cwd=machine.folder, env={**machine.quota.env, **env}, stdout=log, stderr=log
+            )
+
+    def lines(self, event: str = "") -> list[dict[str, str]]:
+        """The log's lines of one event, as fields; each line of the log must be one of ours."""
+        found = []
+        for line in self.log.read_text().splitlines():
+            match = re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z [A-Z]+ ([a-z_]+)((?: [a-z_]+=.*)?)", line)
+            assert match, line
+            if event in ("", match[1]):
+                pairs = re.findall(r' ([a-z_]+)=("(?:[^"\\]|\\.)*"|[^ ]*)', match[2])
+                found.append({k: json.loads(v) if v.startswith('"') else v for k, v in pairs} | {"event": match[1]})
+        return found
+
+    def until(self, event: str, count: int = 1, **fields: str) -> list[dict[str, str]]:
+        """Wait for so many lines of an event with these fields."""
+        deadline = time.monotonic() + 40
+        while time.monotonic() < deadline:
+            found = [line for line in self.lines(event) if fields.items() <= line.items()]
+            if len(found) >= count:
+                return found
+            assert self.process.poll() is None, self.log.read_text()
+            time.sleep(0.02)
+        raise AssertionError(f"no {event} {fields}:\n{self.log.read_text()}")
+
+    def stop(self, number: int = signal.SIGTERM) -> tuple[int, float]:
+        """Exit status and how long it took."""
+        started = time.monotonic()
+        self.process.send_signal(number)
+        status = self.process.wait(30)
+        return status, time.monotonic() - started
+
+
+@pytest.fixture
+def start() -> Iterator[Any]:
+    running: list[Scheduler] = []
+
+    def begin(machine: Machine, *python: str, **env: str) -> Scheduler:
+        running.append(Scheduler(machine, *python, **env))
+        return running[-1]
+
+    yield begin
+    for scheduler in running:
+        if scheduler.process.poll() is None:
+            scheduler.process.kill()
+            scheduler.process.wait()
+
+
+def named(lines: list[dict[str, str]]) -> list[tuple[str, str, str]]:
+    return [(line["job"], line.get("region", ""), line["at"]) for line in lines]
+
+
+def assert_alone(trace: list[tuple[int, str, str]]) -> None:
+    """Nothing of it ran beside anything else of it."""
+    assert [what for _, what, _ in trace] == ["begin", "end"] * (len(trace) // 2)
+    assert all(a[0] <= b[0] for a, b in pairwise(trace))
+
+
+# -- several of them ---------------------------------------------------------------------------------------------------
+
+
+def test_two_schedulers_and_a_cron_loop_run_each_tick_once(
+    tmp_path: Path, upstream: Emulator, shared: RedisServer, start: Any
+) -> None:
+    jobs = """
+[jobs.mine]
+fetch = "mine:fetch"
+regions = ["US", "DE", "FR"]
+schedule = "every 2s"
+stagger = "200ms"
+jitter = "50ms"
+options = { seconds = 0.03 }
+[jobs.whole]
+fetch = "trending"
+regions = ["US", "DE"]
+schedule = "every 1s"
+"""
+    machines = [Machine(tmp_path / name) for name in ("one", "two")]
+    for machine in machines:
+        machine.configure(upstream.address, jobs, ledger=shared.url)
+    schedulers = [start(machine) for machine in machines]
+    for scheduler in schedulers:
+        scheduler.until("schedule_started")
+    began_ms = time.time_ns() // 1_000_000
+    by_hand = 0
+    while time.time_ns() // 1_000_000 < began_ms + 5_000:
+        done = machines[0].quota.json("run", "mine")
+        by_hand += done["units"]
+        assert done["outcome"] in ("done", "overlap")
+        time.sleep(0.3)
+    ended_ms = time.time_ns() // 1_000_000
+    for scheduler in schedulers:
+        assert scheduler.stop()[0] == 0
+
+    started = [named(scheduler.lines("tick_started")) for scheduler in schedulers]
+    assert not set(started[0]) & set(started[1]), "a tick ran twice"
+    ran = {*started[0], *started[1]}
+    assert len(ran) == len(started[0]) + len(started[1])
+    settings = load_settings(machines[0].folder / "quota.toml")
+    due = {
+        (tick.job, ",".join(tick.regions), rfc3339(tick.at_ms))
+        # The last moments are left out: what was due then may have been stopped by our signal.
+        for tick in ticks(settings.jobs.values(), began_ms, ended_ms - 1_000)
+    }
+    assert len(due) >= 10
+    # On a machine too busy for a tick a second, the older of two that wait is dropped, and said to be.
+    dropped = {tick for s in schedulers for tick in named(s.lines("tick_skipped")) if tick not in ran}
+    assert due <= ran | dropped, "a tick was lost"
+    assert len(due & ran) >= len(due) / 4
+    for machine in machines:
+        assert_alone(machine.trace())
+    for scheduler in schedulers:
+        assert scheduler.lines("tick_failed") == []
+    units = by_hand + sum(int(line["units"]) for s in schedulers for line in s.lines("tick_ended"))
+    assert machines[0].quota.json("spend")["total_units"] == units == upstream.usage()["requests"]
+
+
+def test_a_scheduler_makes_up_for_the_newest_tick_that_nobody_ran(
+    tmp_path: Path, upstream: Emulator, start: Any
+) -> None:
+    machine = Machine(tmp_path / "one")
+    machine.configure(upstream.address, '[jobs.t]\nfetch = "trending"\nschedule = "every 6d"\nmisfire_grace = "6d"')
+    first = start(machine)
+    (ended,) = first.until("tick_ended")
+    assert (ended["outcome"], ended["pages"]) == ("done", "1")
+    first.stop()
+    again = start(machine)
+    (skipped,) = again.until("tick_skipped")
+    assert (skipped["reason"], skipped["at"]) == ("claimed", ended["at"])
+    again.stop()
+    assert upstream.usage()["requests"] == 1
+
+
+# -- one job's ticks ---------------------------------------------------------------------------------------------------
+
+
+def test_ticks_of_one_job_queue_and_those_that_came_too_late_are_not_run(
+    tmp_path: Path, upstream: Emulator, start: Any
+) -> None:
+    machine = Machine(tmp_path / "one")
+    machine.configure(
+        upstream.address,
+        """
+[jobs.queue]
+fetch = "mine:fetch"
+regions = ["US", "DE", "FR"]
+schedule = "every 3s"
+stagger = "10ms"
+options = { seconds = 0.2 }
+[jobs.slow]
+fetch = "mine:fetch"
+schedule = "every 1s"
+misfire_grace = "1s"
+options = { seconds = 2.5 }
+[jobs.late]
+fetch = "mine:fetch"
+regions = ["US", "DE"]
+schedule = "every 4s"
+stagger = "10ms"
+misfire_grace = "1s"
+options = { seconds = 1.5 }
+""",
+    )
+    scheduler = start(machine)
+    scheduler.until("tick_skipped", reason="late", job="late", region="DE")
+    scheduler.until("tick_skipped", reason="coalesced", job="slow")
+    # The first round began in the middle, with what there was to be made up for; the next one is whole.
+    scheduler.until("tick_ended", 3, job="queue")
+    job = load_settings(machine.folder / "quota.toml").jobs["queue"]
+    first_ms = (time.time_ns() // 1_000_000 // 3_000 + 1) * 3_000
+    due = [(tick.regions[0], rfc3339(tick.at_ms)) for tick in ticks([job], first_ms, first_ms + 1_000)]
+    assert [region for region, _ in due] == ["US", "DE", "FR"]
+    scheduler.until("tick_ended", at=due[-1][1], job="queue")
+    assert scheduler.stop()[0] == 0
+    queue = [line for line in scheduler.lines() if line.get("job") == "queue"]
+    ran = [(line["region"], line["at"]) for line in queue if line["event"] == "tick_started"]
+    assert [tick for tick in ran if tick in due] == due
+    events = [line["event"] for line in queue if line["event"] != "tick_skipped"]
+    assert events == ["tick_started", "tick_ended"] * (len(events) // 2), "one at a time"
+    assert all(int(line["late_ms"]) <= 1_000 for line in scheduler.lines("tick_started") if line["job"] != "queue")
+
+
+def test_a_tick_waits_for_a_run_that_somebody_else_started(tmp_path: Path, upstream: Emulator, start: Any) -> None:
+    machine = Machine(tmp_path / "one")
+    machine.configure(upstream.address, SLOW % 0.5)
+    by_hand = subprocess.Popen(
+        [*QUOTA, "run", "mine", "--json"], cwd=machine.folder, env=machine.quota.env, stdout=subprocess.PIPE
+    )
+    while not (machine.folder / "state-trace").exists():
+        time.sleep(0.01)
+    scheduler = start(machine)
+    (ended,) = scheduler.until("tick_ended")
+    assert (ended["outcome"], ended["pages"]) == ("done", "4")
+    assert scheduler.stop()[0] == 0
+    assert json.loads(by_hand.communicate(timeout=30)[0])["outcome"] == "done"
+    assert_alone(machine.trace())
+    assert upstream.usage()["requests"] == 8
+
+
+# -- told to stop ------------------------------------------------------------------------------------------------------
+
+SLOW = """
+[jobs.mine]
+fetch = "mine:fetch"
+regions = ["US"]
+pages = 4
+schedule = "every 6d"
+misfire_grace = "6d"
+options = { seconds = %s }
+"""
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_the_page_in_flight_is_stored_and_nothing_is_fetched_twice(
+    tmp_path: Path, upstream: Emulator, start: Any, number: int, expected: int
+) -> None:
+    machine = Machine(tmp_path / "one")
+    machine.configure(upstream.address, SLOW % 0.6)
+    scheduler = start(machine)
+    scheduler.until("tick_started")
+    while upstream.usage()["requests"] < 2:
+        time.sleep(0.01)
+    status, seconds = scheduler.stop(number)
+    assert status == expected
+    assert seconds < 10
+    (ended,) = scheduler.lines("tick_ended")
+    assert (ended["outcome"], ended["pages"], ended["units"]) == ("stopped", "2", "2")
+    assert [line["event"] for line in scheduler.lines()][-1] == "schedule_stopped"
+    assert upstream.usage()["requests"] == 2
+    rest = machine.quota.json("run", "mine")
+    assert (rest["outcome"], rest["regions"][0]["pages"]) == ("done", 2)
+    assert upstream.usage()["requests"] == 4
+
+
+def test_a_page_that_does_not_end_is_abandoned(tmp_path: Path, upstream: Emulator, start: Any) -> None:
+    machine = Machine(tmp_path / "one")
+    machine.configure(upstream.address, SLOW % 60)
+    code = "import jobs.schedule, quota.cli; jobs.schedule.STOP_WITHIN_S = 0.5; quota.cli.main()"
+    scheduler = start(machine, "-c", code)
+    scheduler.until("tick_started")
+    while not (machine.folder / "state-trace").exists():
+        time.sleep(0.01)
+    status, seconds = scheduler.stop()
+    assert status == 0
+    assert seconds < 5
+    assert [line["job"] for line in scheduler.lines("tick_abandoned")] == ["mine"]
+
+
+def test_idle_it_ends_at_once(tmp_path: Path, upstream: Emulator, start: Any) -> None:
+    machine = Machine(tmp_path / "one")
+    machine.configure(upstream.address, '[jobs.t]\nfetch = "trending"\nschedule = "0 0 29 2 *"')
+    scheduler = start(machine)
+    (line,) = scheduler.until("schedule_started")
+    assert line["next"] == "t"
+    assert line["at"].endswith("-02-29T00:00:00.000Z")
+    status, seconds = scheduler.stop()
+    assert (status, seconds < 5) == (0, True)
+
+
+# -- what the ledger says ----------------------------------------------------------------------------------------------
+
+
+def test_a_tick_that_cannot_be_admitted_is_not_started_until_the_budget_changes(
+    tmp_path: Path, upstream: Emulator, start: Any
+) -> None:
+    machine = Machine(tmp_path / "one")
+    machine.configure(
+        upstream.address,
+        """
+[jobs.t]
+fetch = "trending"
+schedule = "every 1s"
+[jobs.s]
+fetch = "search"
+schedule = "every 1s"
+options = { words = "x" }
+""",
+        units=101,
+    )
+    charge = machine.quota.json("charge", "search.list", "--units", "101")
+    scheduler = start(machine)
+    for job in ("t", "s"):
+        refused = scheduler.until("tick_refused", 2, job=job)[0]
+        assert (refused["reason"], refused["by"]) == ("limit", "day")
+        assert refused["why"] == "limit 'day' has 101 of 101 units used"
+        assert refused["next"][:10] > refused["at"][:10], "a day later"
+    assert scheduler.lines("tick_started") == []
+    assert upstream.usage()["requests"] == 0
+    assert machine.quota("refund", charge["id"]).returncode == 0
+    ended = scheduler.until("tick_ended")[0]
+    assert ended["units"] != "0"
+    scheduler.stop()
+    assert KEY not in scheduler.log.read_text()
+
+
+def test_a_refused_tick_imports_no_client(tmp_path: Path, upstream: Emulator, start: Any) -> None:
+    machine = Machine(tmp_path / "one")
+    machine.configure(upstream.address, '[jobs.t]\nfetch = "trending"\nschedule = "every 1s"', units=1)
+    machine.quota.json("charge", "videos.list")
+    code = (
+        "import atexit, sys, quota.cli\n"
+        "heavy = {'googleapiclient', 'httplib2', 'google.auth', 'tenacity', 'redis', 'rich'}\n"
+        "atexit.register(lambda: open('loaded', 'w').write(' '.join(sorted(heavy & set(sys.modules)))))\n"
+        "quota.cli.main()"
+    )
+    scheduler = start(machine, "-c", code)
+    scheduler.until("tick_refused", 2)
+    assert scheduler.stop()[0] == 0
+    assert (machine.folder / "loaded").read_text() == ""
+
+
+def test_without_a_ledger_ticks_are_refused_and_it_goes_on(tmp_path: Path, upstream: Emulator, start: Any) -> None:
+    machine = Machine(tmp_path / "one")
+    jobs = '[jobs.t]\nfetch = "trending"\nschedule = "every 1s"'
+    machine.configure(upstream.address, jobs, ledger=f"redis://:a-password@127.0.0.1:{free_port()}/0")
+    scheduler = start(machine)
+    assert scheduler.until("tick_refused", 2)[0]["reason"] == "ledger-unavailable"
+    assert "cannot be reached" in scheduler.lines("claim_unanswered")[0]["why"]
+    assert scheduler.stop()[0] == 0
+    assert "a-password" not in scheduler.log.read_text()
+
+
+# -- what cannot be right ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("jobs", "said"),
+    [
+        ('[jobs.t]\nfetch = "trending"', "no job has a schedule"),
+        (
+            '[jobs.t]\nfetch = "trending"\nschedule = "61 * * * *"',
+            "quota.toml: jobs.t.schedule: minute '61' is not a number from 0 to 59",
+        ),
+        ('[jobs.t]\nfetch = "trending"\nschedule = "0 0 31 2 *"', "never fires"),
+        (
+            '[jobs.t]\nfetch = "trending"\nschedule = "0 6 * * *"\ntimezone = "Mars/Base"',
+            "jobs.t.timezone: 'Mars/Base' is not a time zone",
+        ),
+        (
+            '[jobs.t]\nfetch = "trending"\n[jobs.t]\nfetch = "search"',
+            "not TOML: Cannot declare ('jobs', 't') twice",
+        ),
+        (
+            '[jobs.t]\nfetch = "nowhere:fetch"\nschedule = "every 1s"',
+            "fetch = 'nowhere:fetch' does not import: ModuleNotFoundError",
+        ),
+        (
+            '[jobs.t]\nfetch = "mine:nothing"\nschedule = "every 1s"',
+            "module mine has no function 'nothing'",
+        ),
+        (
+            '[jobs.t]\nfetch = "mine:fetch"\nschedule = "every 1s"',
+            "fetch = 'mine:fetch': missing a required argument: 'seconds'",
+        ),
+        (
+            '[jobs.t]\nfetch = "mine:note"\nschedule = "every 1s"',
+            "fetch = 'mine:note': too many positional arguments; it is called as fetch(client, region, cursor)",
+        ),
+        (
+            '[jobs.t]\nfetch = "trending"\nschedule = "*/5 * * * *"\nregions = ["US", "DE", "FR"]\nstagger = "3m"',
+            "jobs.t.stagger: 2 x 3m spread the regions of one tick over 6m, and '*/5 * * * *' starts the next after 5m",
+        ),
+    ],
+)
+def test_what_can_never_run_is_one_line_at_the_start(tmp_path: Path, upstream: Emulator, jobs: str, said: str) -> None:
+    machine = Machine(tmp_path / "one")
+    machine.configure(upstream.address, jobs)
+    assert said in one_line(machine.quota("schedule"), 78)
+
+
+def test_a_key_that_is_not_there_is_said_at_the_start(tmp_path: Path, upstream: Emulator) -> None:
+    machine = Machine(tmp_path / "one")
+    machine.configure(upstream.address, '[jobs.t]\nfetch = "trending"\nschedule = "every 1s"')
+    (machine.folder / "key").unlink()
+    assert "cannot be read" in one_line(machine.quota("schedule"), 78)

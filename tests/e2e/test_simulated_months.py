@@ -1,0 +1,375 @@
+"""Weeks and months through the real runner in seconds: the clock is an argument, upstream is in the same process.
+
+By default some days around each of the year's clock changes; QUOTA_TEST_DAYS=61 (`make soak`) takes two whole months.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from jobs.emulator import Emulator
+from jobs.runner import run_job
+from jobs.simulation import Refusal, read_state, simulate
+from jobs.triggers import ticks
+from quota.budget import read_entries
+from quota.ledger import NEVER
+from quota.limits import DAY_MS, Calendar
+from quota.session import Session
+from quota.settings import load_settings
+from support.local import LocalSession
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from quota.ledger import Entry
+    from support.servers import RedisServer
+
+DAYS = int(os.environ.get("QUOTA_TEST_DAYS", "3"))
+PACIFIC = Calendar("day", "America/Los_Angeles")
+CHANGES = {"march": datetime(2026, 3, 8, 10, tzinfo=UTC), "november": datetime(2026, 11, 1, 9, tzinfo=UTC)}
+
+# Demand is several times the budget: the searches alone would take 32,320 units a day.
+CONFIG = """
+[ledger]
+url = "{ledger}"
+[credentials.main]
+api = "youtube-v3"
+[[credentials.main.limits]]
+name = "day"
+quota = 10_000
+headroom = 500
+window = "24h"
+[[credentials.main.limits]]
+name = "pacific-day"
+quota = 10_000
+headroom = 500
+window = {{ calendar = "day", zone = "America/Los_Angeles" }}
+pacing = {pacing}
+[jobs.trending]
+fetch = "trending"
+regions = ["US", "GB", "DE", "FR", "IN", "BR"]
+pages = 4
+schedule = "*/30 * * * *"
+[jobs.searches]
+fetch = "search"
+regions = ["US", "GB", "DE", "FR", "IN"]
+pages = 2
+schedule = "every 45m"
+stagger = "1m"
+leave = 60
+options = {{ words = "live" }}
+[jobs.backfill]
+fetch = "channels"
+regions = ["US", "GB", "DE"]
+pages = 20
+schedule = "10 * * * *"
+leave = 100
+options = {{ ids = ["c1", "c2"] }}
+[store]
+url = "sqlite:///videos.db"
+"""
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def ledger_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield "sqlite:///ledger.db"
+        return
+    server: RedisServer = request.getfixturevalue("redis_server")
+    with redis.Redis(port=server.port) as client:
+        client.flushall()
+        yield server.url
+
+
+@dataclass
+class Months:
+    """What happened: every charge, every refused tick, and how often each region of each job was completed."""
+
+    start_ms: int
+    until_ms: int
+    charges: list[Entry]
+    refusals: list[Refusal]
+    passes: dict[str, dict[str, int]]
+
+    def days(self) -> list[int]:
+        """The units of each whole Pacific day."""
+        edge_ms, days = PACIFIC.edges(self.start_ms)[1], []
+        while (end_ms := PACIFIC.edges(edge_ms)[1]) <= self.until_ms:
+            days.append(sum(charge.units for charge in self.charges if edge_ms <= charge.ms < end_ms))
+            edge_ms = end_ms
+        return days
+
+    def most_in_24_hours(self) -> int:
+        times, sums, most = [charge.ms for charge in self.charges], [0], 0
+        for charge in self.charges:
+            sums.append(sums[-1] + charge.units)
+        for index, at_ms in enumerate(times):
+            # Charges with at - 24 h < t <= at.
+            most = max(most, sums[bisect_right(times, at_ms, lo=index)] - sums[bisect_right(times, at_ms - DAY_MS)])
+        return most
+
+
+def live(config: Path, start_ms: int, until_ms: int) -> Months:
+    """Run every tick through `run_job`, as the scheduler would, at its time. Ledger and store are left as they end."""
+    now_ms = start_ms
+    refusals: list[Refusal] = []
+    charges: list[Entry] = []
+    settings = load_settings(config)
+    passes = {job.name: dict.fromkeys(job.regions, 0) for job in settings.jobs.values()}
+
+    def clock() -> int:
+        return now_ms
+
+    with LocalSession(settings, clock=clock) as session:
+        read_ms = start_ms
+        for tick in ticks(settings.jobs.values(), start_ms, until_ms):
+            now_ms = tick.at_ms
+            report = run_job(session, tick.job, regions=tick.regions, in_turn=True, clock=clock)
+            assert report.outcome in ("done", "stopped"), report.why
+            left = [region for region in report.regions if region.outcome != "done"]
+            for region in report.regions:
+                passes[tick.job][region.region] += region.outcome == "done"
+            assert bool(left) == report.refused
+            if report.refused:
+                refusals.append(Refusal(tick.at_ms, tick.job, report.refused_by, len(left), report.attempts > 0))
+            if now_ms - read_ms >= DAY_MS:  # the log forgets after two days
+                charges += read_entries(session.ledger, "main", read_ms, now_ms - 1)
+                read_ms = now_ms
+        charges += read_entries(session.ledger, "main", read_ms, NEVER)
+    return Months(start_ms, until_ms, charges, refusals, passes)
+
+
+def without_limit(refusal: Refusal) -> Refusal:
+    """Which of several full limits a refusal names is left out: the simulation asks only when the answer may be new."""
+    return refusal._replace(limit=None)
+
+
+@pytest.mark.parametrize("pacing", [False, True], ids=["unpaced", "paced"])
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.timeout(120 + 30 * DAYS)
+def test_months_keep_the_limits_waste_nothing_and_go_as_foreseen(
+    change: str, pacing: bool, ledger_url: str, state_dir: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "quota.toml"
+    config.write_text(CONFIG.format(ledger=ledger_url, pacing=str(pacing).lower()))
+    middle_ms = int(CHANGES[change].timestamp() * 1000)
+    start_ms = PACIFIC.edges(middle_ms - DAYS * DAY_MS // 2)[0]
+    until_ms = start_ms + DAYS * DAY_MS
+    months = live(config, start_ms, until_ms)
+
+    days = months.days()
+    assert max(days) <= 9_500
+    assert months.most_in_24_hours() <= 9_500
+    assert sum(days) >= 0.98 * 9_500 * len(days), days
+    for job, passes in months.passes.items():
+        assert max(passes.values()) - min(passes.values()) <= 1, (job, passes)
+        assert min(passes.values()) > 0
+
+    settings = load_settings(config)
+    coming = ticks(settings.jobs.values(), start_ms, until_ms)
+    foreseen = simulate(settings, coming, start_ms, until_ms)
+    assert [without_limit(refusal) for refusal in foreseen.refusals] == [without_limit(x) for x in months.refusals]
+    assert {name: job.passes for name, job in foreseen.jobs.items()} == months.passes
+    assert sum(sum(x.units.values()) for x in foreseen.spent) == sum(charge.units for charge in months.charges)
+
+
+# -- fair shares -------------------------------------------------------------------------------------------------------
+
+TWO_LIMITS = """
+[credentials.main]
+api = "youtube-v3"
+[[credentials.main.limits]]
+name = "day"
+units = {units}
+window = "24h"
+[[credentials.main.limits]]
+name = "pacific-day"
+units = {units}
+window = {{ calendar = "day", zone = "America/Los_Angeles" }}
+pacing = {pacing}
+[ledger]
+url = "sqlite:///ledger.db"
+[store]
+url = "sqlite:///videos.db"
+"""
+EIGHT = ["US", "GB", "DE", "FR", "IN", "BR", "AU", "CA"]
+WEEK_START_MS = PACIFIC.edges(int(datetime(2026, 10, 29, 12, tzinfo=UTC).timestamp() * 1000))[0]
+
+
+@pytest.mark.parametrize("stagger", ["", 'stagger = "2m"\n'], ids=["together", "staggered"])
+@pytest.mark.parametrize("pacing", ["false", "true"], ids=["unpaced", "paced"])
+def test_with_budget_for_half_of_the_work_every_region_gets_its_half(
+    stagger: str, pacing: str, state_dir: Path, tmp_path: Path
+) -> None:
+    """8 regions x 4 pages x 24 ticks want 768 units a day of 384. A week with the day of 25 hours in it."""
+    config = tmp_path / "quota.toml"
+    job = f'[jobs.main]\nfetch = "trending"\nregions = {EIGHT}\npages = 4\nschedule = "0 * * * *"\n{stagger}'
+    config.write_text(TWO_LIMITS.format(units=384, pacing=pacing) + job)
+    week = live(config, WEEK_START_MS, WEEK_START_MS + 7 * DAY_MS)
+    passes = week.passes["main"].values()
+    assert max(passes) - min(passes) <= 1, passes
+    assert sum(passes) * 4 >= 0.98 * 384 * 7, passes
+
+
+BACKFILL = """
+[jobs.backfill]
+fetch = "trending"
+regions = ["US", "GB", "DE"]
+pages = 50
+schedule = "0 * * * *"
+{leave}
+[jobs.main]
+fetch = "trending"
+regions = ["US", "GB", "DE", "FR", "IN", "BR", "AU", "CA"]
+pages = 4
+schedule = "0 * * * *"
+"""
+BACKFILL_LIMIT = """
+[[credentials.main.limits]]
+name = "backfill"
+jobs = ["backfill"]
+units = 800
+window = {{ calendar = "day", zone = "America/Los_Angeles" }}
+pacing = {pacing}
+"""
+
+
+@pytest.mark.parametrize("pacing", ["false", "true"], ids=["unpaced", "paced"])
+@pytest.mark.parametrize("share", ["leave", "limit"])
+def test_a_backfill_takes_nothing_from_the_main_job(share: str, pacing: str, state_dir: Path, tmp_path: Path) -> None:
+    """The main job wants 768 units a day of 1,600; the backfill wants more than all, and asks first at every tick.
+
+    Whether it leaves 800 or has a limit of 800 of its own, no tick of the main job is refused. What is left counts what
+    the main job has used already, so a backfill that leaves 800 of a window gets little of it; one with a limit of its
+    own gets its 800.
+    """
+    config = tmp_path / "quota.toml"
+    own = BACKFILL_LIMIT.format(pacing=pacing) if share == "limit" else ""
+    jobs = BACKFILL.format(leave="leave = 800" if share == "leave" else "")
+    config.write_text(TWO_LIMITS.format(units=1_600, pacing=pacing) + own + jobs)
+    days = live(config, WEEK_START_MS, WEEK_START_MS + 3 * DAY_MS)
+    assert {refusal.job for refusal in days.refusals} == {"backfill"}
+    assert set(days.passes["main"].values()) == {72}
+    backfill = sum(charge.units for charge in days.charges if charge.job == "backfill")
+    assert backfill > 0 if share == "leave" else backfill >= 0.98 * 3 * 800
+
+
+def test_work_outside_a_bucket_has_no_part_in_its_shares(state_dir: Path, tmp_path: Path) -> None:
+    """Under the allocation by buckets a search takes nothing of `units`: a job of searches alone that leaves nearly all
+    of them to others is not held back, and one that fills the searches leaves `units` untouched."""
+    config = tmp_path / "quota.toml"
+    (tmp_path / "only_searches.py").write_text(
+        "from jobs.job import Page, first_attempt\n"
+        '@first_attempt("search.list")\n'
+        "def fetch(client, region, cursor):\n"
+        "    client.search().list().execute()\n"
+        "    return Page()\n"
+    )
+    config.write_text(f"""
+    [credentials.main]
+    api = "youtube-v3-buckets"
+    [ledger]
+    url = "sqlite:///ledger.db"
+    [store]
+    url = "sqlite:///videos.db"
+    [jobs.main]
+    fetch = "trending"
+    regions = {EIGHT}
+    pages = 50
+    schedule = "0 * * * *"
+    [jobs.searches]
+    fetch = "only_searches:fetch"
+    regions = ["US", "GB", "DE"]
+    schedule = "0 * * * *"
+    leave = 9_499
+    """)
+    days = live(config, WEEK_START_MS, WEEK_START_MS + DAY_MS)
+    by_bucket: dict[str, int] = {}
+    for charge in days.charges:
+        by_bucket[charge.bucket] = by_bucket.get(charge.bucket, 0) + charge.units
+    assert by_bucket == {"units": 9_500, "search": 3 * 24}
+    assert {refusal.job for refusal in days.refusals} == {"main"}
+
+
+# -- from the live state -----------------------------------------------------------------------------------------------
+
+
+def test_a_plan_goes_on_where_ledger_and_store_stand(state_dir: Path, tmp_path: Path) -> None:
+    """Half a day is run and leaves a full budget and rounds begun, some in the middle of a search. The plan made from
+    that foresees the next day and a half, tick for tick; the plan from empty does not."""
+    config = tmp_path / "quota.toml"
+    config.write_text(CONFIG.format(ledger="sqlite:///ledger.db", pacing="true"))
+    now_ms, until_ms = WEEK_START_MS + DAY_MS // 2 + 60_000, WEEK_START_MS + 2 * DAY_MS
+    settings = load_settings(config)
+    live(config, WEEK_START_MS, now_ms)
+    with LocalSession(settings, clock=lambda: now_ms) as session:
+        state = read_state(session)
+    assert any(place.pending for places in state.places.values() for place in places)
+    coming = list(ticks(settings.jobs.values(), now_ms, until_ms))
+    foreseen = simulate(settings, coming, now_ms, until_ms, state=state)
+    empty = simulate(settings, coming, now_ms, until_ms)
+    real = live(config, now_ms, until_ms)
+    assert [without_limit(x) for x in foreseen.refusals] == [without_limit(x) for x in real.refusals]
+    assert {name: job.passes for name, job in foreseen.jobs.items()} == real.passes
+    assert empty.refusals != foreseen.refusals
+
+
+# -- over HTTP ---------------------------------------------------------------------------------------------------------
+
+
+HTTP_JOBS = """
+[jobs.trending]
+fetch = "trending"
+regions = ["US", "GB"]
+pages = 4
+schedule = "0 */3 * * *"
+[jobs.searches]
+fetch = "search"
+regions = ["US", "GB", "DE", "FR", "IN"]
+pages = 2
+schedule = "30 * * * *"
+options = { words = "live" }
+"""
+
+
+def test_a_day_over_http_meets_no_quota_error(state_dir: Path, tmp_path: Path) -> None:
+    """The day of 25 hours, with the real client and an upstream that counts by the same clock: it grants 10,000, demand
+    is twice that, and upstream never has to say no."""
+    now_ms = PACIFIC.edges(int(CHANGES["november"].timestamp() * 1000))[0]
+    until_ms = PACIFIC.edges(now_ms)[1]
+    start_ms = now_ms
+
+    def clock() -> int:
+        return now_ms
+
+    config = tmp_path / "quota.toml"
+    charged = refused = 0
+    with Emulator(clock=clock) as upstream:
+        (tmp_path / "key").write_text("a-key")
+        upstream_lines = f'api = "youtube-v3"\nkey = "file:key"\nendpoint = "{upstream.address}"'
+        limits = TWO_LIMITS.format(units=9_500, pacing="true").replace('api = "youtube-v3"', upstream_lines)
+        config.write_text(limits + HTTP_JOBS)
+        settings = load_settings(config)
+        coming = list(ticks(settings.jobs.values(), start_ms, until_ms))
+        with Session(settings, clock=clock) as session:
+            for tick in coming:
+                now_ms = tick.at_ms
+                report = run_job(session, tick.job, regions=tick.regions, in_turn=True, clock=clock)
+                assert report.outcome in ("done", "stopped"), report.why
+                charged += report.units
+                refused += report.refused
+            assert list(session.ledger.exhaustions("main")) == []
+        usage = upstream.usage()
+    assert usage["units"] == {"units": charged}
+    assert not any(usage["refused_units"].values())
+    assert 0.98 * 9_500 <= charged <= 9_500
+    foreseen = simulate(settings, coming, start_ms, until_ms)
+    assert len(foreseen.refusals) == refused > 0

@@ -1,0 +1,360 @@
+"""`quota plan` says whether a schedule fits, when it runs dry, and what would fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from jobs.fitting import first_that_fits, slower
+from jobs.job import load_fetch
+from jobs.plan import make_plan, render_plan
+from jobs.rounds import in_order
+from jobs.simulation import State, pass_steps, simulate, step_at
+from jobs.store import Place
+from jobs.triggers import ticks
+from quota.errors import CostExceedsLimit, UsageError
+from quota.limits import DAY_MS
+from quota.settings import JobSettings, load_settings
+from support.commands import Quota, one_line
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from jobs.plan import Plan
+    from quota.settings import Settings
+
+MONDAY = date(2026, 11, 23)
+
+LIMITS = """
+[ledger]
+url = "sqlite:///ledger.db"
+[store]
+url = "sqlite:///videos.db"
+[credentials.main]
+api = "youtube-v3"
+[[credentials.main.limits]]
+name = "day"
+units = 10_000
+window = "24h"
+[[credentials.main.limits]]
+name = "pacific-day"
+units = 10_000
+window = { calendar = "day", zone = "America/Los_Angeles" }
+"""
+# A function of one's own: one search for each keyword, and nothing else.
+KEYWORDS = """
+[jobs.keywords]
+fetch = "keywords:fetch"
+regions = ["cats", "dogs", "birds", "fish", "frogs", "bats", "owls"]
+schedule = "every 45m"
+"""
+KEYWORDS_PY = """
+from jobs.job import Page, first_attempt
+
+@first_attempt("search.list")
+def fetch(client, region, cursor):
+    client.search().list(part="id", q=region).execute()
+    return Page()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, state_dir: Path) -> Path:
+    (tmp_path / "keywords.py").write_text(KEYWORDS_PY)
+    return tmp_path
+
+
+def settings(folder: Path, text: str) -> Settings:
+    path = folder / "quota.toml"
+    path.write_text(text)
+    return load_settings(path)
+
+
+def shown(plan: Plan) -> list[str]:
+    from rich.console import Console
+
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(render_plan(plan))
+    return capture.get().splitlines()
+
+
+# -- the bug report ----------------------------------------------------------------------------------------------------
+
+
+def test_seven_keywords_every_45_minutes_do_not_fit_into_10000_units(folder: Path) -> None:
+    """32 ticks of 7 searches need 22,400 units a day; the 15th, at 10:30, gets 2 of its 7."""
+    plan = make_plan(settings(folder, LIMITS + KEYWORDS), 0, first_day=MONDAY)
+    assert not plan.fits
+    assert [row.needs_units for row in plan.limits] == [22_400, 22_400]
+    (job,) = plan.jobs
+    first = plan.refusals[0]
+    # The interval counts from 1970, so on this day the first tick is at 00:15.
+    assert job.first_refused_ms == int(datetime(2026, 11, 23, 18, 45, tzinfo=UTC).timestamp() * 1000)
+    assert (first.regions, first.started) == (5, True)
+    assert plan.limits[0].days[0].left_units == 0
+    assert sum(day.used_units for day in plan.limits[1].days) == 70_000
+    assert [(x.setting, x.after) for x in plan.changes] == [("schedule", '"every 103m"'), ("regions", "3")]
+
+
+def test_what_it_proposes_fits_and_the_next_smaller_change_does_not(folder: Path) -> None:
+    for schedule, regions, fits in [("103m", 7, True), ("102m", 7, False), ("45m", 3, True), ("45m", 4, False)]:
+        changed = settings(folder, LIMITS + KEYWORDS.replace("45m", schedule))
+        job = changed.jobs["keywords"]
+        changed = replace(changed, jobs={"keywords": replace(job, regions=job.regions[:regions])})
+        assert make_plan(changed, 0, first_day=MONDAY, find_changes=False).fits == fits, (schedule, regions)
+
+
+def test_seven_jobs_of_one_keyword_fit_only_when_all_are_slower(folder: Path) -> None:
+    jobs = "".join(
+        f'[jobs.{word}]\nfetch = "keywords:fetch"\nregions = ["{word}"]\nschedule = "every 45m"\n'
+        for word in ("cats", "dogs", "birds", "fish", "frogs", "bats", "owls")
+    )
+    plan = make_plan(settings(folder, LIMITS + jobs), 0, first_day=MONDAY)
+    assert [(x.job, x.setting, x.after) for x in plan.changes] == [(None, "schedule", '"every 113m"')]
+    assert "no change of a single job makes it fit" in plan.notes
+
+
+def test_a_schedule_that_fits_says_so_and_what_is_left(folder: Path) -> None:
+    plan = make_plan(settings(folder, LIMITS + KEYWORDS.replace("45m", "2h")), 0, first_day=MONDAY)
+    assert plan.fits
+    assert plan.changes == ()
+    assert [day.left_units for day in plan.limits[0].days] == [10_000 - 8_400] * 7
+    assert shown(plan)[1] == "fits: 84 ticks, 0 refused"
+
+
+# -- days and charts ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("day", "hours"), [(date(2026, 3, 8), 23), (date(2026, 11, 1), 25), (MONDAY, 24)])
+def test_days_have_their_own_number_of_hours(folder: Path, day: date, hours: int) -> None:
+    hourly = KEYWORDS.replace('"every 45m"', '"30 * * * *"')
+    plan = make_plan(settings(folder, LIMITS + hourly), 0, first_day=day, days=2, find_changes=False)
+    assert [len(row.hours) for row in plan.limits[1].days] == [hours, 24]
+    assert plan.limits[1].days[0].hours[:15] == (700,) * 14 + (200,)
+    assert plan.jobs[0].ticks == hours + 24
+
+
+def test_the_chart_fits_80_columns_and_shows_each_day(folder: Path) -> None:
+    lines = shown(make_plan(settings(folder, LIMITS + KEYWORDS), 0, first_day=MONDAY))
+    assert all(len(line) <= 80 for line in lines), max(lines, key=len)
+    (monday,) = [line for line in lines if line.startswith("Mon 23 Nov ") and "dry" in line]
+    assert monday.split()[-5:] == ["10,000", "0", "dry", "at", "10:45"]
+    assert "  keywords: 3 regions instead of 7" in lines
+
+
+def test_searches_have_a_bucket_of_their_own(folder: Path) -> None:
+    """95 searches a day under the newer allocation: half an hour for two regions, one page, is one too many."""
+    text = """
+    [credentials.main]
+    api = "youtube-v3-buckets"
+    [jobs.concerts]
+    fetch = "search"
+    regions = ["DE", "FR"]
+    schedule = "*/30 * * * *"
+    options = { words = "live" }
+    """
+    plan = make_plan(settings(folder, text), 0, first_day=MONDAY)
+    needs = {row.limit.name: row.needs_units for row in plan.limits}
+    assert (needs["search-day"], needs["day"], needs["uploads-day"]) == (96, 96, 0)
+    assert {refusal.limit for refusal in plan.refusals} <= {"search-day", "search-pacific-day"}
+    assert [(x.setting, x.after) for x in plan.changes] == [("schedule", '"0 * * * *"'), ("regions", "1")]
+    assert "not used: uploads-day, uploads-pacific-day, batch-stats-day," in "\n".join(shown(plan))
+
+
+def test_a_job_that_lives_on_what_is_left_does_not_decide(folder: Path) -> None:
+    """The backfill comes first and takes too much; leaving more, it takes nothing from the main job."""
+    text = (
+        LIMITS.replace("10_000", "1_000")
+        + """
+    [jobs.backfill]
+    fetch = "trending"
+    regions = ["US"]
+    pages = 500
+    schedule = "0 * * * *"
+    [jobs.main]
+    fetch = "trending"
+    regions = ["US", "GB"]
+    pages = 10
+    schedule = "0 * * * *"
+    """
+    )
+    both = settings(folder, text)
+    plan = make_plan(both, 0, first_day=MONDAY, days=2, may_be_refused=["backfill"])
+    assert not plan.fits
+    (leave,) = [change for change in plan.changes if change.setting == "leave"]
+    assert (leave.job, leave.before) == ("backfill", "0")
+    left = int(leave.after)
+    job = replace(both.jobs["backfill"], leave={"day": left, "pacific-day": left})
+    better = replace(both, jobs={**both.jobs, "backfill": job})
+    again = make_plan(better, 0, first_day=MONDAY, days=2, may_be_refused=["backfill"])
+    assert again.fits
+    assert {refusal.job for refusal in again.refusals} == {"backfill"}
+
+
+def test_the_paced_limit_is_in_the_plan(folder: Path) -> None:
+    """Unpaced all is spent by the morning; paced, in each hour but the last three."""
+    greedy = KEYWORDS.replace("45m", "15m")
+    unpaced = make_plan(settings(folder, LIMITS + greedy), 0, first_day=MONDAY, days=1, find_changes=False)
+    text = LIMITS + "pacing = true\n" + greedy
+    paced = make_plan(settings(folder, text), 0, first_day=MONDAY, days=1, find_changes=False)
+    assert [sum(map(bool, plan.limits[1].days[0].hours)) for plan in (unpaced, paced)] == [4, 22]
+    assert [plan.limits[1].days[0].used_units for plan in (unpaced, paced)] == [10_000, 10_000]
+    assert any("pacific-day (day@America/Los_Angeles, paced):" in line for line in shown(paced))
+
+
+# -- what a tick costs -------------------------------------------------------------------------------------------------
+
+
+def job(fetch: str, pages: int, **options: object) -> JobSettings:
+    return JobSettings("job", "main", fetch, ("US",), pages, None, 0, {}, options)
+
+
+@pytest.mark.parametrize(
+    ("one", "methods"),
+    [
+        (job("trending", 3), ["videos.list"] * 3),
+        (job("search", 2, words="x"), ["search.list", "videos.list"] * 2),
+        (job("channels", 5), ["channels.list"] * 5),
+        (job("channels", 5, ids=[str(n) for n in range(120)]), ["channels.list"] * 3),
+        (job("channels", 2, ids=[str(n) for n in range(120)]), ["channels.list"] * 2),
+    ],
+)
+def test_a_pass_makes_these_calls(one: JobSettings, methods: list[str]) -> None:
+    assert [step.method for step in pass_steps(one, load_fetch(one.fetch, one.options))] == methods
+
+
+@pytest.mark.parametrize(
+    ("cursor", "pages", "step"),
+    [({"token": "a"}, 1, 2), ({"ids": ["a"], "next": None}, 0, 1), ({"ids": ["a"], "next": "b"}, 1, 3)],
+)
+def test_a_place_in_the_middle_of_a_search_is_a_step_of_its_pass(cursor: dict[str, Any], pages: int, step: int) -> None:
+    one = job("search", 2, words="x")
+    place = Place("job", "US", True, cursor, pages, started_at_ms=1)
+    assert step_at(pass_steps(one, load_fetch(one.fetch, one.options)), place) == step
+    assert step_at(pass_steps(one, load_fetch(one.fetch, one.options)), Place("job", "US", True)) == 0
+
+
+def test_a_region_in_the_middle_of_its_pass_comes_first_then_the_one_done_longest_ago() -> None:
+    places = [
+        Place("job", "new", True, completed_at_ms=30),
+        Place("job", "old", True, completed_at_ms=10),
+        Place("job", "failed", True, completed_at_ms=5, failed_at_ms=20),
+        Place("job", "done", False, completed_at_ms=1),
+        Place("job", "begun", True, {"token": "a"}, completed_at_ms=40),
+    ]
+    assert [place.region for place in in_order(places)] == ["begun", "old", "failed", "new"]
+
+
+def test_simulated_ticks_cover_regions_in_the_rounds_order(folder: Path) -> None:
+    """A budget for two regions goes to the one begun and the one done longest ago, and a staggered tick covers whose
+    turn it is, not the region it is named for."""
+    text = """
+    [jobs.main]
+    fetch = "trending"
+    regions = ["US", "GB", "DE", "FR"]
+    pages = 2
+    schedule = "0 0 * * *"
+    """
+    places = [
+        Place("main", "US", False, completed_at_ms=30),
+        Place("main", "GB", True, completed_at_ms=20),
+        Place("main", "DE", True, completed_at_ms=10),
+        Place("main", "FR", True, {"token": "a"}, pages=1, started_at_ms=5),
+    ]
+    start_ms = int(datetime(2026, 11, 23, tzinfo=UTC).timestamp() * 1000)
+    for stagger in ("", 'stagger = "1m"'):
+        one = settings(folder, LIMITS.replace("10_000", "3") + text + stagger)
+        coming = ticks(one.jobs.values(), start_ms, start_ms + DAY_MS)
+        seen = simulate(one, coming, start_ms, start_ms + DAY_MS, state=State(places={"main": places}))
+        assert seen.jobs["main"].passes == {"US": 0, "GB": 0, "DE": 1, "FR": 1}
+
+
+# -- ladders -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schedule", "first", "last"),
+    [
+        ("*/5 * * * *", ["*/6 * * * *", "*/10 * * * *", "*/12 * * * *"], "0 0 * * *"),
+        ("20 * * * *", ["20 */2 * * *", "20 */3 * * *"], "20 0 * * *"),
+        ("5-59/20 * * * 1-5", ["5-59/30 * * * 1-5", "5 * * * 1-5"], "5 0 * * 1-5"),
+        ("*/30 6-20 * * *", ["0 6-20 * * *"], "0 6 * * *"),
+        ("0 0 * * *", [], None),
+        ("every 45m", ["every 46m", "every 47m"], "every 24h"),
+        ("every 30s", ["every 1m"], "every 24h"),
+    ],
+)
+def test_slower_schedules_are_of_the_same_kind(schedule: str, first: list[str], last: str | None) -> None:
+    ladder = slower(replace(job("trending", 1), schedule=schedule))
+    assert ladder[: len(first)] == first
+    assert (ladder[-1] if ladder else None) == last
+
+
+def test_the_first_that_fits_is_found_by_halving() -> None:
+    asked = []
+
+    def fits(number: int) -> bool:
+        asked.append(number)
+        return number >= 700
+
+    assert first_that_fits(range(1_000), fits) == 700
+    assert len(asked) <= 12
+    assert first_that_fits(range(700), fits) is None
+    assert first_that_fits([], fits) is None
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_says_no_with_exit_1_and_prints_json(folder: Path) -> None:
+    quota = Quota(folder)
+    quota.configure(LIMITS + KEYWORDS)
+    plan = quota.json("plan", "--start", "2026-11-23", status=1)
+    assert (plan["fits"], plan["ticks"], plan["from"]) == (False, 224, "2026-11-23T08:00:00.000Z")
+    assert plan["limits"][0]["needs_units_per_day"] == 22_400
+    assert plan["limits"][0]["days"][0]["dry_at"] == "2026-11-23T18:45:00.000Z"
+    assert plan["changes"][0] == {
+        "job": "keywords",
+        "credential": "main",
+        "setting": "schedule",
+        "before": '"every 45m"',
+        "after": '"every 103m"',
+    }
+    assert not (folder / "ledger.db").exists(), "a plan from empty touches no ledger"
+    quota.configure(LIMITS + KEYWORDS.replace("45m", "3h"))
+    assert quota("plan", "--from-empty").returncode == 0
+
+
+def test_the_command_begins_with_what_the_ledger_holds(folder: Path) -> None:
+    quota = Quota(folder)
+    quota.configure(LIMITS + KEYWORDS.replace("45m", "3h"))
+    assert quota("plan").returncode == 0
+    assert quota("charge", "videos.list", "--units", "9500").returncode == 0
+    plan = quota.json("plan", status=1)
+    assert plan["jobs"][0]["first_refused_by"] in ("day", "pacific-day")
+    assert max(day["used_units"] for day in plan["limits"][0]["days"]) >= 9_500
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--days", "0"], "--days 0: a plan covers 1 to 92 days"),
+        (["--start", "tomorrow"], "--start 'tomorrow': write a day, for example 2026-11-01"),
+        (["--may-be-refused", "keyword"], "no job 'keyword'; did you mean 'keywords'?"),
+    ],
+)
+def test_bad_input_is_one_line(folder: Path, args: list[str], says: str) -> None:
+    quota = Quota(folder)
+    quota.configure(LIMITS + KEYWORDS)
+    assert says in one_line(quota("plan", *args), 2)
+
+
+def test_a_call_that_no_limit_can_hold_is_said_as_a_run_would(folder: Path) -> None:
+    with pytest.raises(CostExceedsLimit):
+        make_plan(settings(folder, LIMITS.replace("10_000", "99") + KEYWORDS), 0, first_day=MONDAY)
+    with pytest.raises(UsageError):
+        make_plan(settings(folder, LIMITS + KEYWORDS), 0, days=93)

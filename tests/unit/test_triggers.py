@@ -1,0 +1,346 @@
+"""When jobs run: tables of times, both clock changes of 2026, and APScheduler's own trigger as a second opinion."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from itertools import islice, pairwise
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+from apscheduler.triggers.combining import OrTrigger
+from apscheduler.triggers.cron import CronTrigger
+
+from jobs.triggers import Stream, Tick, streams, ticks
+from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
+from quota.schedules import Cron, Every, parse_schedule
+from quota.settings import JobSettings
+
+LA, BERLIN = "America/Los_Angeles", "Europe/Berlin"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def ms(text: str) -> int:
+    """`2026-03-08T10:30` in UTC."""
+    return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1000)
+
+
+def utc(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%d %H:%M")
+
+
+def fires(line: str, zone: str, since: str, until: str) -> list[str]:
+    return [utc(at) for at in parse_schedule(line, zone).fires(ms(since), ms(until))]
+
+
+def job(name: str = "t", **more: object) -> JobSettings:
+    fields: dict[str, object] = {
+        "name": name,
+        "credential": "main",
+        "fetch": "trending",
+        "regions": ("US", "DE", "FR"),
+        "pages": 1,
+        "schedule": "*/30 * * * *",
+        "stagger_ms": 0,
+        "leave": {},
+        "options": {},
+    }
+    return JobSettings(**{**fields, **more})  # type: ignore[arg-type]
+
+
+# -- cron lines --------------------------------------------------------------------------------------------------------
+
+# 2026-11-01 is a Sunday. (line, fires in that week, or the first of them)
+LINES = [
+    ("30 6 * * *", ["01 06:30", "02 06:30", "03 06:30"]),
+    ("0 0,12 1 * *", ["01 00:00", "01 12:00"]),
+    ("5-20/5 3 2 nov *", ["02 03:05", "02 03:10", "02 03:15", "02 03:20"]),
+    # Weekdays count from Sunday, which is 0 and 7, as in cron; names in any case.
+    ("0 9 * * 0", ["01 09:00"]),
+    ("0 9 * * 7", ["01 09:00"]),
+    ("0 9 * * 1", ["02 09:00"]),
+    ("0 9 * * SUN,wed", ["01 09:00", "04 09:00"]),
+    ("0 9 * * 1-5", ["02 09:00", "03 09:00", "04 09:00", "05 09:00", "06 09:00"]),
+    ("0 9 * * fri-7", ["01 09:00", "06 09:00", "07 09:00"]),
+    ("0 9 * * */3", ["01 09:00", "04 09:00", "07 09:00"]),
+    # A day of the month and a weekday: either suffices, unless one of them begins with a star.
+    ("0 9 3 * 5", ["03 09:00", "06 09:00"]),
+    ("0 9 */2 * 1-5", ["03 09:00", "05 09:00"]),
+]
+
+
+@pytest.mark.parametrize(("line", "expected"), LINES, ids=[line for line, _ in LINES])
+def test_a_cron_line_means_what_it_means_to_cron(line: str, expected: list[str]) -> None:
+    assert fires(line, "UTC", "2026-11-01T00:00", "2026-11-08T00:00")[: max(3, len(expected))] == expected
+
+
+CHANGES = [
+    # Forward, 02:00 -> 03:00 on 8 March in Los Angeles (10:00 UTC) and on 29 March in Berlin (01:00 UTC).
+    # What is skipped runs as much later, once; the next day it is back on its wall clock.
+    ("30 2 * * *", LA, "2026-03-08T00:00", "2026-03-10T00:00", ["08 10:30", "09 09:30"]),
+    ("30 2 * * *", BERLIN, "2026-03-28T12:00", "2026-03-31T00:00", ["29 01:30", "30 00:30"]),
+    ("0 2,3 * * *", LA, "2026-03-08T00:00", "2026-03-09T08:00", ["08 10:00"]),
+    # An even beat stays even.
+    ("30 * * * *", LA, "2026-03-08T08:00", "2026-03-08T12:00", ["08 08:30", "08 09:30", "08 10:30", "08 11:30"]),
+    ("0 */2 * * *", BERLIN, "2026-03-28T23:00", "2026-03-29T05:00", ["28 23:00", "29 01:00", "29 02:00", "29 04:00"]),
+    # Back, 02:00 -> 01:00 on 1 November in Los Angeles (09:00 UTC), 03:00 -> 02:00 on 25 October in Berlin (01:00 UTC).
+    # What comes twice runs the first time round ...
+    ("30 1 * * *", LA, "2026-11-01T00:00", "2026-11-03T00:00", ["01 08:30", "02 09:30"]),
+    ("30 2 * * *", BERLIN, "2026-10-24T12:00", "2026-10-27T00:00", ["25 00:30", "26 01:30"]),
+    ("0 */2 * * *", BERLIN, "2026-10-24T22:00", "2026-10-25T04:00", ["24 22:00", "25 00:00", "25 03:00"]),
+    # ... and what runs every hour runs in both.
+    ("30 * * * *", LA, "2026-11-01T07:00", "2026-11-01T11:00", ["01 07:30", "01 08:30", "01 09:30", "01 10:30"]),
+    ("*/30 * * * *", BERLIN, "2026-10-25T00:00", "2026-10-25T02:00", ["25 00:00", "25 00:30", "25 01:00", "25 01:30"]),
+    # A day whose midnight is skipped or comes twice (Havana, 8 March and 1 November), and a change of half an hour.
+    ("0 0 * * *", "America/Havana", "2026-03-07T12:00", "2026-03-10T00:00", ["08 05:00", "09 04:00"]),
+    ("30 0 * * *", "America/Havana", "2026-10-31T12:00", "2026-11-03T00:00", ["01 04:30", "02 05:30"]),
+    # 23:30 -> 00:30, in Toronto on 30 March 1919: the skipped time runs on the next day.
+    ("45 23 * * *", "America/Toronto", "1919-03-31T04:40", "1919-04-01T12:00", ["31 04:45", "01 03:45"]),
+    ("15 2 * * *", "Australia/Lord_Howe", "2026-10-02T20:00", "2026-10-05T00:00", ["03 15:45", "04 15:15"]),
+]
+
+
+@pytest.mark.parametrize(("line", "zone", "since", "until", "expected"), CHANGES)
+def test_a_clock_change_neither_loses_nor_repeats_a_tick(
+    line: str, zone: str, since: str, until: str, expected: list[str]
+) -> None:
+    assert fires(line, zone, since, until) == expected
+
+
+@pytest.mark.parametrize(("day", "hours"), [("2026-03-08", 23), ("2026-11-01", 25), ("2026-11-02", 24)])
+def test_a_day_of_23_or_25_hours_has_as_many_hourly_ticks(day: str, hours: int) -> None:
+    begins = datetime.fromisoformat(day).replace(tzinfo=ZoneInfo(LA))
+    begins_ms = int(begins.timestamp() * 1000)
+    assert len(list(parse_schedule("0 * * * *", LA).fires(begins_ms, begins_ms + hours * HOUR_MS))) == hours
+
+
+def test_it_does_not_matter_when_the_question_is_asked() -> None:
+    """Asked from any moment on, the answer is the rest of the same list: also inside the hours of a clock change."""
+    for line, zone in (("30 2 * * *", LA), ("*/7 1-3 * * *", LA), ("0 0 * * *", BERLIN), ("every 45m", "UTC")):
+        for since in ("2026-03-07T22:00", "2026-10-31T22:00", "2026-10-24T20:00"):
+            schedule = parse_schedule(line, zone)
+            whole = list(schedule.fires(ms(since), ms(since) + 2 * DAY_MS))
+            for start in range(ms(since), ms(since) + 2 * DAY_MS, 5 * MINUTE_MS):
+                rest = list(schedule.fires(start, ms(since) + 2 * DAY_MS))
+                assert rest == [at for at in whole if at >= start]
+
+
+def test_apscheduler_agrees_away_from_clock_changes() -> None:
+    random_line = random.Random(20261121)
+    names = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+
+    def field(least: int, most: int) -> str:
+        low = random_line.randint(least, most)
+        high = random_line.randint(low, most)
+        return random_line.choice(
+            ["*", "*", "*", f"*/{random_line.randint(1, most - least)}", f"{low}", f"{low}-{high}"]
+        )
+
+    for _ in range(400):
+        minute, hour, day, month = field(0, 59), field(0, 23), field(1, 28), field(1, 12)
+        weekdays = random_line.sample(range(7), random_line.randint(1, 3)) if random_line.random() < 0.5 else []
+        line = f"{minute} {hour} {day} {month} {','.join(map(str, weekdays)) or '*'}"
+        zone = ZoneInfo(random_line.choice(["Asia/Kolkata", "Asia/Tokyo", "UTC", "America/Phoenix"]))
+
+        def theirs(zone: ZoneInfo, **fields: str) -> CronTrigger:
+            return CronTrigger(**fields, timezone=zone)
+
+        by_name = ",".join(names[n] for n in weekdays) or "*"
+        common = {"minute": minute, "hour": hour, "month": month}
+        if weekdays and not day.startswith("*"):
+            trigger = OrTrigger([theirs(zone, **common, day=day), theirs(zone, **common, day_of_week=by_name)])
+        else:
+            trigger = theirs(zone, **common, day=day, day_of_week=by_name)
+        start = ms("2026-01-01T00:00") + random_line.randrange(400 * DAY_MS) // SECOND_MS * SECOND_MS
+        expected: list[int] = []
+        previous, now = None, datetime.fromtimestamp(start / 1000, zone)
+        for _ in range(5):
+            previous = now = trigger.get_next_fire_time(previous, now)
+            expected.append(int(now.timestamp() * 1000))
+        assert list(islice(parse_schedule(line, str(zone)).fires(start, start + 20 * 366 * DAY_MS), 5)) == expected, (
+            line
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("61 * * * *", "minute '61' is not a number from 0 to 59"),
+        ("* 24 * * *", "hour '24' is not"),
+        ("* * 0 * *", "day of month '0' is not a number from 1 to 31"),
+        ("* * * 13 *", "month '13' is not a number from 1 to 12, or jan to dec"),
+        ("* * * * 8", "weekday '8' is not a number from 0 to 7, or sun to sat"),
+        ("* * * * mo", "weekday 'mo' is not"),
+        ("*/0 * * * *", "step of minute '0' is not a number from 1 to 59"),
+        ("*/x * * * *", "step of minute 'x'"),
+        ("5/10 * * * *", "minute '5/10': a step needs a range; write 5-59/10"),
+        ("30-10 * * * *", "minute '30-10' runs backwards"),
+        ("0 9 * * sat-mon", "weekday 'sat-mon' runs backwards"),
+        ("1,,2 * * * *", "minute '' is not"),
+        ("-1 * * * *", "minute '' is not"),
+        ("٣ * * * *", "minute '٣' is not"),
+        ("0 0 L * *", "day of month 'L' is not"),
+        ("0 0 31 2 *", "'0 0 31 2 *' never fires: no such month has a day 31"),
+        ("0 0 30-31 2 *", "never fires"),
+        ("0 0 31 4,6,9,11 */2", "never fires"),
+        ("* * * *", "neither a cron line of five fields"),
+        ("* * * * * *", "neither a cron line"),
+        ("@daily", "neither a cron line"),
+        ("", "neither a cron line"),
+        ("every", "not an interval"),
+        ("every day", "not an interval"),
+        ("every -5m", "not an interval"),
+        ("every 0s", "not an interval"),
+        ("every 500ms", 'from "every 1s" to "every 366d"'),
+        ("every 400d", 'from "every 1s" to "every 366d"'),
+    ],
+)
+def test_what_is_no_schedule_is_one_line_that_says_why(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)) as caught:
+        parse_schedule(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_fires_seldom_still_fires() -> None:
+    assert fires("0 0 29 2 *", "UTC", "2026-01-01T00:00", "2033-01-01T00:00") == ["29 00:00", "29 00:00"]
+    leap = Stream("t", (), parse_schedule("0 0 29 2 *"), 0, 0)
+    assert leap.after(ms("2096-03-01T00:00")).at_ms == ms("2104-02-29T00:00"), "2100 is no leap year"
+    assert fires("0 0 31 2 1", "UTC", "2026-01-01T00:00", "2026-03-01T00:00") == [
+        "02 00:00",
+        "09 00:00",
+        "16 00:00",
+        "23 00:00",
+    ]
+
+
+# -- intervals ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_interval_counts_from_the_epoch_so_that_every_machine_and_restart_agrees() -> None:
+    every = parse_schedule("every 45m")
+    assert every == parse_schedule("every  45 m") == Every(45 * MINUTE_MS)
+    first = next(every.fires(ms("2026-11-21T00:00"), ms("2026-11-22T00:00")))
+    assert first % (45 * MINUTE_MS) == 0
+    assert list(every.fires(first, first + 90 * MINUTE_MS)) == [first, first + 45 * MINUTE_MS]
+    assert list(every.fires(first + 1, first + 90 * MINUTE_MS)) == [first + 45 * MINUTE_MS]
+
+
+def test_an_interval_is_elapsed_time_over_a_clock_change() -> None:
+    found = list(parse_schedule("every 6h").fires(ms("2026-11-01T00:00"), ms("2026-11-02T00:00")))
+    assert {b - a for a, b in pairwise(found)} == {6 * HOUR_MS}
+
+
+@pytest.mark.parametrize(
+    ("text", "shortest_ms"),
+    [
+        ("* * * * *", MINUTE_MS),
+        ("*/45 * * * *", 15 * MINUTE_MS),
+        ("0,10 6 * * *", 10 * MINUTE_MS),
+        ("30 6 * * *", DAY_MS),
+        ("59 23 * * *", DAY_MS),
+        ("0 23,1 * * *", 2 * HOUR_MS),
+        ("every 90s", 90_000),
+    ],
+)
+def test_the_shortest_time_between_two_fires(text: str, shortest_ms: int) -> None:
+    assert parse_schedule(text).shortest_ms == shortest_ms
+
+
+# -- ticks -------------------------------------------------------------------------------------------------------------
+
+
+def test_without_stagger_one_tick_is_for_all_regions() -> None:
+    found = list(ticks([job()], ms("2026-11-21T00:00"), ms("2026-11-21T01:00")))
+    assert found == [Tick(ms("2026-11-21T00:00"), "t", ()), Tick(ms("2026-11-21T00:30"), "t", ())]
+
+
+def test_with_stagger_each_region_is_a_tick_of_its_own_at_its_own_offset() -> None:
+    found = list(ticks([job(stagger_ms=2 * MINUTE_MS)], ms("2026-11-21T00:02"), ms("2026-11-21T00:33")))
+    assert [(utc(tick.at_ms), tick.regions) for tick in found] == [
+        ("21 00:02", ("DE",)),
+        ("21 00:04", ("FR",)),
+        ("21 00:30", ("US",)),
+        ("21 00:32", ("DE",)),
+    ]
+    assert len({tick.name for tick in found}) == 4
+
+
+def test_stagger_of_a_job_without_regions_changes_nothing() -> None:
+    assert streams([job(regions=(), stagger_ms=5)]) == streams([job(regions=())])
+
+
+def test_jitter_is_the_same_for_everybody_within_its_bounds_and_spread() -> None:
+    jobs = [job(jitter_ms=60_000, stagger_ms=MINUTE_MS)]
+    start = ms("2026-11-21T00:00")
+    found = list(ticks(jobs, start, start + 7 * DAY_MS))
+    assert found == list(ticks(jobs, start, start + 7 * DAY_MS))
+    for region, offset in (("US", 0), ("DE", MINUTE_MS), ("FR", 2 * MINUTE_MS)):
+        late = [(tick.at_ms - offset) % (30 * MINUTE_MS) for tick in found if tick.regions == (region,)]
+        assert len(late) == 336
+        assert 0 <= min(late) < 3_000 < 57_000 < max(late) <= 60_000
+        assert 25_000 < sum(late) / len(late) < 35_000
+
+
+def test_jitter_is_drawn_anew_for_each_job_region_and_time() -> None:
+    jobs = [job(name, jitter_ms=60_000, stagger_ms=MINUTE_MS) for name in ("a", "b")]
+    late = [tick.at_ms % MINUTE_MS for tick in ticks(jobs, ms("2026-11-21T00:00"), ms("2026-11-21T02:00"))]
+    assert len(set(late)) > len(late) * 0.9
+
+
+def test_any_span_shows_the_same_ticks() -> None:
+    """Spans that meet neither lose a tick nor show one twice, also where jitter carries ticks over their border."""
+    jobs = [job(jitter_ms=60_000, stagger_ms=MINUTE_MS), job("other", schedule="every 7m", jitter_ms=6 * MINUTE_MS)]
+    start, hours = ms("2026-11-01T06:00"), 6
+    whole = list(ticks(jobs, start, start + hours * HOUR_MS))
+    pieces = [tick for at in range(start, start + hours * HOUR_MS, 30_000) for tick in ticks(jobs, at, at + 30_000)]
+    assert pieces == whole
+    assert all(a.at_ms <= b.at_ms for a, b in pairwise(whole))
+    for stream in streams(jobs):
+        walked, at = [], start - 1
+        while (following := stream.after(at)).at_ms < start + hours * HOUR_MS:
+            walked.append(following)
+            at = following.at_ms
+        assert walked == list(stream.ticks(start, start + hours * HOUR_MS))
+
+
+def test_jobs_without_a_schedule_have_no_ticks() -> None:
+    assert list(ticks([job(schedule=None)], 0, DAY_MS)) == []
+
+
+def test_ticks_at_one_time_stand_in_the_order_of_the_configuration() -> None:
+    found = list(ticks([job("z"), job("a")], ms("2026-11-21T00:00"), ms("2026-11-21T00:01")))
+    assert [tick.job for tick in found] == ["z", "a"]
+
+
+def test_a_thousand_jobs_over_a_week_are_seconds() -> None:
+    jobs = [job(f"j{n}", schedule=f"{n % 30},{n % 30 + 30} * * * *", timezone=LA) for n in range(1_000)]
+    started = time.process_time()
+    assert sum(1 for _ in ticks(jobs, ms("2026-10-28T00:00"), ms("2026-11-04T00:00"))) == 336_000
+    assert time.process_time() - started < 10
+
+
+def test_reading_a_schedule_imports_no_scheduler() -> None:
+    code = (
+        "import sys; from quota.schedules import Cron, parse_schedule\n"
+        "import jobs.triggers\n"
+        "assert isinstance(parse_schedule('*/30 * * * *', 'Europe/Berlin'), Cron)\n"
+        "assert not {'apscheduler', 'tzlocal', 'zoneinfo'} & set(sys.modules), sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_a_parsed_line_is_a_plain_value() -> None:
+    assert parse_schedule("*/30 6 * * 7") == Cron(
+        minutes=(0, 30),
+        hours=(6,),
+        days=frozenset(range(1, 32)),
+        months=frozenset(range(1, 13)),
+        weekdays=frozenset({0}),
+        either=False,
+        zone="UTC",
+    )
