@@ -80,6 +80,9 @@ NEVER = 2**53 - 1
 """A moment that does not come."""
 
 
+Outcome = Literal["admitted", "refused", "exhausted", "clock"]
+
+
 class Verdict(NamedTuple):
     """The ledger's answer to one question.
 
@@ -88,7 +91,7 @@ class Verdict(NamedTuple):
     time of the newest entry in the log. With "clock" nothing was compared, and `now_ms` is the ledger's clock.
     """
 
-    outcome: Literal["admitted", "refused", "exhausted", "clock"]
+    outcome: Outcome
     id: str | None
     now_ms: int
     last_ms: int

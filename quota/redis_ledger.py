@@ -228,10 +228,13 @@ class RedisLedger:
             return f"{where} has too many clients; raise its maxclients"
         if isinstance(error, (RedisConnectionError, RedisClusterException)):
             return f"{where} cannot be reached; is the server running there?"
-        if isinstance(error, ReadOnlyError):
+        # Redis 6 wraps what stopped a script into a text of its own.
+        if isinstance(error, ReadOnlyError) or "-READONLY " in said:
             return f"{where} is a replica, which cannot be written to; name the primary"
-        if isinstance(error, OutOfMemoryError):
+        if isinstance(error, OutOfMemoryError) or "-OOM " in said:
             return f"{where} is out of memory; raise its maxmemory"
+        if "MISCONF " in said:
+            return f"{where} cannot save its data and takes no charge until it can; see the server's log"
         if isinstance(error, ResponseError) and "unknown command" in said.lower():
             return f"{where} is older than Redis 6.2; upgrade it"
         return f"{where}: {said}"

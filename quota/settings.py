@@ -50,7 +50,7 @@ BUILT_IN = "built-in configuration"
 class Unavailable:
     """What each of `machines` may spend while the ledger cannot be reached: calls of up to `max_cost_units`, together
     at most `allowance_units` in any longest window.
-"""
+    """
 
     max_cost_units: int
     allowance_units: int

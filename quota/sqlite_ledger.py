@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Sequence
 
-    from quota.ledger import Ask, Charge, Question
+    from quota.ledger import Ask, Charge, Outcome, Question
     from quota.limits import View
 
 Id = tuple[int, int]
@@ -63,22 +63,24 @@ class SqliteLedger:
         if question.caller_ms > clock_ms + CLOCK_SLACK_MS or not all(_edges_fit(a, now_ms) for a in question.asks):
             return Verdict("clock", None, clock_ms, last[0], ())
 
-        views = []
-        for ask in question.asks:
-            stored = self._stored(db, project, ask.view)
-            view = self._advance(db, project, ask, now_ms, last, stored)
-            if commit and view != stored:
-                self._save(db, project, ask.view, view)
-            views.append(view)
+        stored = [self._stored(db, project, ask.view) for ask in question.asks]
+        views = [
+            self._advance(db, project, ask, now_ms, last, state)
+            for ask, state in zip(question.asks, stored, strict=True)
+        ]
         used = [view[0] for view in views]
         exhaustion = self._closed(db, question, now_ms)
-        if exhaustion is not None:
-            return Verdict("exhausted", None, now_ms, last[0], tuple(used), exhaustion)
-        for ask, total in zip(question.asks, used, strict=True):
-            if ask.cost_units and total + ask.cost_units > ask.cap_units:
-                return Verdict("refused", None, now_ms, last[0], tuple(used))
-        if not commit:
-            return Verdict("admitted", None, now_ms, last[0], tuple(used))
+        fits = all(
+            not ask.cost_units or total + ask.cost_units <= ask.cap_units
+            for ask, total in zip(question.asks, used, strict=True)
+        )
+        if exhaustion is not None or not fits or not commit:
+            if commit:  # what was read is not read again
+                for ask, view, state in zip(question.asks, views, stored, strict=True):
+                    if view != state:
+                        self._save(db, project, ask.view, view)
+            outcome: Outcome = "exhausted" if exhaustion is not None else "admitted" if fits else "refused"
+            return Verdict(outcome, None, now_ms, last[0], tuple(used), exhaustion)
 
         at = _following(last, clock_ms)
         self._append(db, project, at, charge)
@@ -167,11 +169,14 @@ class SqliteLedger:
             db.execute("REPLACE INTO keeping VALUES (?, ?)", (project, keep_ms))
         else:
             keep_ms = row[0]
-        db.execute(
-            "DELETE FROM charges WHERE project = ? AND (ms, seq) IN"
-            " (SELECT ms, seq FROM charges WHERE project = ? AND ms < ? ORDER BY ms, seq LIMIT ?)",
-            (project, project, now_ms - keep_ms, TRIM_AT_ONCE),
-        )
+        newest_gone = db.execute(
+            "SELECT MAX(ms) FROM (SELECT ms FROM charges WHERE project = ? AND ms < ? ORDER BY ms, seq LIMIT ?)",
+            (project, now_ms - keep_ms, TRIM_AT_ONCE),
+        ).fetchone()[0]
+        if newest_gone is not None:
+            db.execute("DELETE FROM charges WHERE project = ? AND ms <= ?", (project, newest_gone))
+            # A view that still counts some of it could not take it off later: it is rebuilt at its next use.
+            db.execute("DELETE FROM views WHERE project = ? AND tail_ms <= ?", (project, newest_gone))
 
     # -- corrections and reading -------------------------------------------------------------------------------------
 

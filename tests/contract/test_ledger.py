@@ -410,6 +410,16 @@ def test_a_short_windows_caller_does_not_shorten_the_log_of_a_long_one(setup: Se
     assert month.usage()[0].used_units == 120
 
 
+def test_a_view_that_rests_while_the_log_is_trimmed_still_counts_right(setup: Setup) -> None:
+    """What it had counted is gone from the log, so it cannot be taken off entry by entry any more."""
+    month, day = setup.budget(limit(10**6, 30 * DAY_MS)), setup.budget(limit(10**6))
+    for budget, days in ((month, 30), (day, 20)):
+        for _ in range(days):
+            setup.now_ms += DAY_MS
+            budget.charge("videos.list")
+    assert month.usage()[0].used_units == 30
+
+
 # -- contention --------------------------------------------------------------------------------------------------------
 
 

@@ -274,6 +274,8 @@ def test_a_web_server() -> None:
 
 def test_a_server_that_is_loading(own_server: RedisServer) -> None:
     with redis.Redis(port=own_server.port) as client:
+        if client.info("server")["redis_version"] < "7":
+            pytest.skip("before Redis 7 a server with little data cannot be made to load slowly")
         client.eval("for i = 1, 4000 do redis.call('SET', i, 'x', 'EX', 1000) end", 0)
         client.save()
     own_server.kill()
@@ -313,7 +315,7 @@ def test_a_server_that_cannot_persist(own_server: RedisServer) -> None:
         client.bgsave()
         while client.info("persistence")["rdb_bgsave_in_progress"]:
             time.sleep(0.002)
-    assert "MISCONF" in unable_to_charge(own_server)
+    assert "cannot save its data" in unable_to_charge(own_server)
 
 
 def test_a_server_with_too_many_clients(own_server: RedisServer) -> None:
@@ -670,8 +672,8 @@ def cluster() -> Iterator[RedisServer]:
     """A cluster of one node that holds every slot."""
     try:
         node = RedisServer("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
-    except RuntimeError as error:
-        pytest.skip(f"no cluster on this machine: {error}")
+    except RuntimeError:
+        pytest.skip(f"{redis_executable()} cannot be told its cluster port: it is older than Redis 7")
     with redis.Redis(port=node.port) as client:
         client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
         deadline = time.monotonic() + 3
