@@ -1,4 +1,4 @@
-"""What stands ready to be pasted in `deploy/` is understood by those it is for, and runs."""
+"""What stands ready to be pasted in `config/deploy/` is understood by those it is for, and runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quota.schedules import parse_schedule
 from support.commands import Quota
 
 ROOT = Path(__file__).resolve().parents[2]
-DEPLOY = ROOT / "deploy"
+DEPLOY = ROOT / "config" / "deploy"
 INSTALLED = "/opt/quota/bin/quota"
 
 

@@ -24,8 +24,8 @@ from googleapiclient.errors import HttpError
 from googleapiclient.http import MediaInMemoryUpload, build_http
 
 from jobs.emulator import Emulator
-from jobs.emulator_api import decode_token, encode_token
-from jobs.emulator_replies import Rejected
+from jobs.emulator.api import decode_token, encode_token
+from jobs.emulator.replies import Rejected
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHARED_DATA = Path(os.environ.get("QUOTA_SHARED_DATA", REPOSITORY.parent / "shared" / "data"))

@@ -31,15 +31,15 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlencode
 
-from jobs import emulator_replies as replies
-from jobs.emulator_api import Api, Call, is_upload, method_of
-from jobs.emulator_batch import BatchedCall, compose_batch, parse_batch, split_multipart
-from jobs.emulator_data import GeneratedCatalogue, RecordedCatalogue
-from jobs.emulator_faults import CHUNK, ENVELOPE, KINDS, REPLY_KINDS, Fault, FaultQueue
-from jobs.emulator_http import Outcome, Request, Server, encode_body, make_request
-from jobs.emulator_quota import UNKNOWN, Allocation, Charge, Meter
-from jobs.emulator_replies import Json, Rejected, Reply
-from jobs.emulator_uploads import Uploads
+from jobs.emulator import replies
+from jobs.emulator.api import Api, Call, is_upload, method_of
+from jobs.emulator.batch import BatchedCall, compose_batch, parse_batch, split_multipart
+from jobs.emulator.data import GeneratedCatalogue, RecordedCatalogue
+from jobs.emulator.faults import CHUNK, ENVELOPE, KINDS, REPLY_KINDS, Fault, FaultQueue
+from jobs.emulator.replies import Json, Rejected, Reply
+from jobs.emulator.uploads import Uploads
+from jobs.emulator.usage import UNKNOWN, Allocation, Charge, Meter
+from jobs.emulator.wire import Outcome, Request, Server, encode_body, make_request
 
 __all__ = ["Allocation", "Emulator", "Fault"]
 

@@ -8,8 +8,8 @@ from email.message import Message
 from email.parser import HeaderParser
 from http import HTTPStatus
 
-from jobs import emulator_replies as replies
-from jobs.emulator_replies import Rejected, Reply
+from jobs.emulator import replies
+from jobs.emulator.replies import Rejected, Reply
 
 MAX_BATCHED_CALLS = 1_000
 
