@@ -52,7 +52,7 @@ def run(job: str, regions: tuple[str, ...], fail_on_refusal: bool, as_json: bool
 
 
 def _print_report(report: RunReport, as_json: bool) -> None:
-    from quota.budget import host_clock
+    from quota.clock import host_clock
 
     for region in report.regions:
         if region.error is not None and region.error != report.why:
@@ -110,7 +110,7 @@ def plan(
     import quota
     from jobs.plan import make_plan, render_plan
     from jobs.simulation import EMPTY, read_state
-    from quota.budget import host_clock
+    from quota.clock import host_clock
 
     try:
         first_day = None if start is None else date.fromisoformat(start)

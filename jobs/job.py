@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import quota
-from quota.budget import rfc3339
+from quota.clock import rfc3339
 from quota.settings import BUILT_IN_FETCHES
 
 if TYPE_CHECKING:

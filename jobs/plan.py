@@ -16,7 +16,7 @@ from jobs.fitting import Change, smallest_changes
 from jobs.job import attempt_of, load_fetch
 from jobs.simulation import EMPTY, SLOT_MS, Outcome, Refusal, Spent, State, simulate
 from jobs.triggers import ticks
-from quota.budget import rfc3339, utc
+from quota.clock import rfc3339, utc
 from quota.errors import UsageError
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit
 

@@ -33,7 +33,7 @@ import quota
 from jobs.failure import Failure, judge
 from jobs.job import Page, RegionOutcome, RunReport, attempt_of, load_fetch, wants_store
 from jobs.store import Place, Store, StoreError
-from quota.budget import host_clock
+from quota.clock import host_clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

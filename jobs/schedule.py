@@ -46,7 +46,7 @@ from jobs.rounds import in_order
 from jobs.runner import run_job
 from jobs.store import Store
 from jobs.triggers import Tick, streams
-from quota.budget import host_clock, rfc3339, utc
+from quota.clock import host_clock, rfc3339, utc
 from quota.limits import HOUR_MS
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jobs.channels import PAGE_ITEMS as CHANNELS_A_CALL
 from jobs.job import attempt_of, load_fetch
 from jobs.rounds import in_order
-from quota.budget import Tokens, read_entries
+from quota.budget import read_entries
+from quota.labels import Tokens
 from quota.ledger import KEEP_MS, NEVER, Ask, Charge, Question
 from quota.limits import DAY_MS, MINUTE_MS, Calendar
 from quota.session import Session
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from jobs.job import Fetch
     from jobs.store import Place
     from jobs.triggers import Tick
-    from quota.budget import Budget, Decision
+    from quota.budget import Budget
+    from quota.decision import Decision
     from quota.ledger import Entry, Exhaustion
     from quota.limits import Limit
     from quota.settings import JobSettings, Settings

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import quota
 from jobs.rounds import in_order
-from quota.budget import host_clock, rfc3339
+from quota.clock import host_clock, rfc3339
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,6 +1,7 @@
 """The gate between cron jobs and a metered API. `quota.open()` is the door; read `quota.budget` first."""
 
-from quota.budget import Budget, Decision, LimitState, labels
+from quota.budget import Budget
+from quota.decision import Decision, LimitState
 from quota.errors import (
     ConfigError,
     CostExceedsLimit,
@@ -11,6 +12,7 @@ from quota.errors import (
     UnknownMethod,
     UsageError,
 )
+from quota.labels import labels
 from quota.session import Session
 from quota.session import open_session as open  # noqa: A004  # `quota.open()` reads as it should; here it is not used
 

@@ -1,8 +1,7 @@
 """READ FIRST. A budget decides whether one call to a metered API may leave now.
 
     Budget      the limits of one credential over one ledger; most callers want `charge`
-    Decision    the answer: admitted, or refused by which limit, what remains, when to come back
-    LimitState  one limit inside a decision
+    Decision    the answer (quota.decision): admitted, or refused by which limit, what remains, when to come back
 
 `Budget._decide` is the one place that decides; `charge` and `peek` are thin views of it. The comparison itself is the
 ledger's, because it must be atomic with the charge: see `quota.ledger` for its four steps.
@@ -22,138 +21,30 @@ L is the limit's number after `cap`: a job may leave some of it to others, and a
 
 from __future__ import annotations
 
-import os
-import time
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import count
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from quota.clock import host_clock, utc
+from quota.decision import Decision, LimitState
 from quota.errors import CostExceedsLimit, LedgerError, UnknownCharge, UsageError
+from quota.labels import Tokens, current_labels
 from quota.ledger import NEVER, Ask, Charge, Question
 from quota.limits import DAY_MS, Calendar, paced_units, paced_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from datetime import datetime
 
     from quota.costs import CostBook
+    from quota.decision import Reason
     from quota.ledger import Entry, Ledger, Verdict
     from quota.limits import Edges, Limit, View
     from quota.outage import Allowance
     from quota.spending import Spend
 
-Reason = Literal["ok", "limit", "leave", "exhausted", "closed", "clock", "ledger-unavailable"]
-Source = Literal["ledger", "allowance"]
-
 READ_CHUNK = 1_000
 
 ALLOWANCE_ID = "allowance-"
 """Begins the id of a charge that the local allowance let through."""
-
-
-@dataclass(frozen=True, slots=True)
-class LimitState:
-    """One limit as a decision saw it. `limit_units` is the number enforced for this caller then: see `cap`."""
-
-    name: str
-    cost_units: int
-    used_units: int
-    limit_units: int
-    remaining_units: int
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """The answer to "may this call leave now?". Times are milliseconds since the epoch where the name ends in `_ms`.
-
-    `remaining_units` is that of the limit which allows the fewest further identical charges after this decision.
-    `retry_at_ms` is exact for this cost and never early; None when admitted, and when no reset will help ("closed").
-    """
-
-    admitted: bool
-    id: str | None
-    source: Source | None
-    credential: str
-    project: str
-    method: str
-    cost_units: int
-    reason: Reason
-    refused_by: str | None
-    remaining_units: int
-    decided_at_ms: int
-    retry_at_ms: int | None
-    limits: tuple[LimitState, ...]
-    detail: str = ""
-
-    @property
-    def retry_at(self) -> datetime | None:
-        """When to come back, as an aware datetime in UTC."""
-        return None if self.retry_at_ms is None else utc(self.retry_at_ms)
-
-    @property
-    def retry_after_ms(self) -> int | None:
-        """How long until `retry_at`, counted from the decision."""
-        return None if self.retry_at_ms is None else max(0, self.retry_at_ms - self.decided_at_ms)
-
-    def as_json(self) -> dict[str, object]:
-        """The decision under the names that the command line prints."""
-        return {
-            "admitted": self.admitted,
-            "id": self.id,
-            "source": self.source,
-            "credential": self.credential,
-            "project": self.project,
-            "method": self.method,
-            "cost_units": self.cost_units,
-            "reason": self.reason,
-            "refused_by": self.refused_by,
-            "remaining_units": self.remaining_units,
-            "retry_at": None if self.retry_at_ms is None else rfc3339(self.retry_at_ms),
-            "retry_after_ms": self.retry_after_ms,
-            "limits": [
-                {
-                    "name": state.name,
-                    "cost_units": state.cost_units,
-                    "used_units": state.used_units,
-                    "limit_units": state.limit_units,
-                    "remaining_units": state.remaining_units,
-                }
-                for state in self.limits
-            ],
-        }
-
-    def sentence(self) -> str:
-        """One line for people: what was asked, the answer, and what to do about a refusal."""
-        what = f"{self.method} ({self.cost_units} units) on {self.credential}"
-        if self.admitted:
-            return f"admitted {what}; {self.remaining_units} units remain"
-        return f"refused {what}: {self.why()}; {self._when()}"
-
-    def why(self) -> str:
-        """What refused it, without what was asked and when to come back."""
-        state = next((s for s in self.limits if s.name == self.refused_by), None)
-        if self.reason in ("limit", "leave") and state is not None:
-            left = " after what this job leaves for others" if self.reason == "leave" else ""
-            pace = f", {self.detail}" if self.detail else ""
-            return f"limit {state.name!r} has {state.used_units} of {state.limit_units} units used{pace}{left}"
-        if self.reason == "exhausted":
-            return f"upstream said its bucket {self.refused_by!r} is exhausted ({self.detail})"
-        if self.reason == "closed":
-            return f"upstream grants this project nothing in bucket {self.refused_by!r} ({self.detail})"
-        if self.reason == "clock":
-            return "this machine's clock and the ledger's do not agree"
-        return self.detail
-
-    def _when(self) -> str:
-        if self.reason == "clock":
-            return f"the ledger's clock reads {rfc3339(self.decided_at_ms)}: set this machine's clock and run again"
-        if self.reason == "closed":
-            return "waiting will not help: ask upstream for quota, then `quota reopen`"
-        if self.retry_at_ms is None:
-            return "run again when it answers"
-        return f"next at {rfc3339(self.retry_at_ms)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -518,63 +409,6 @@ def cap(limit: Limit, leave_units: int, cost_units: int, now_ms: int | None) -> 
     if now_ms is None or not limit.paced or not isinstance(window, Calendar):
         return units
     return min(units, max(cost_units, 1, paced_units(units, window.edges(now_ms), now_ms)))
-
-
-class Tokens:
-    """Names for attempts, unique over processes: 8 characters of the run's id, then a counter.
-
-    One for all budgets of a process. A forked child gets a run id of its own.
-    """
-
-    def __init__(self, run: str | None = None) -> None:
-        self.run = run or run_id()
-        self._pid = os.getpid()
-        self._counter = count(1)
-
-    def next(self) -> str:
-        if self._pid != os.getpid():
-            self.__init__()  # type: ignore[misc]  # a forked child starts over under a name of its own
-        return f"{self.run}{next(self._counter)}"
-
-
-def run_id() -> str:
-    """8 random characters that name one run."""
-    return os.urandom(5).hex()[:8]
-
-
-def host_clock() -> int:
-    """The host's clock in milliseconds since the epoch."""
-    return time.time_ns() // 1_000_000
-
-
-def utc(at_ms: int) -> datetime:
-    """An aware datetime in UTC, exact to the millisecond."""
-    from datetime import UTC, datetime, timedelta
-
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)
-
-
-def rfc3339(at_ms: int) -> str:
-    """`2026-11-21T09:30:00.125Z`."""
-    return utc(at_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-_labels: ContextVar[tuple[str, str]] = ContextVar("quota_labels", default=("", ""))
-
-
-def current_labels() -> tuple[str, str]:
-    """The job and region that `labels` set here; empty where it set none."""
-    return _labels.get()
-
-
-@contextmanager
-def labels(*, job: str = "", region: str = "") -> Iterator[None]:
-    """Say who spends inside this block: charges made in it carry this job and region unless they name their own."""
-    token = _labels.set((job, region))
-    try:
-        yield
-    finally:
-        _labels.reset(token)
 
 
 def read_entries(ledger: Ledger, project: str, since_ms: int, until_ms: int) -> Iterator[Entry]:

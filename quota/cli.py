@@ -17,7 +17,7 @@ from quota.errors import ConfigError, LedgerError, QuotaError, Refused
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quota.budget import Decision
+    from quota.decision import Decision
 
 REFUSED_STATUS = Refused.exit_status
 WATCH_S = 2

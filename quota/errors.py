@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from quota.budget import Decision
+    from quota.decision import Decision
 
 
 class QuotaError(Exception):

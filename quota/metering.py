@@ -16,8 +16,10 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from quota.budget import Budget, current_labels, rfc3339
+from quota.budget import Budget
+from quota.clock import rfc3339
 from quota.errors import QuotaError, Refused
+from quota.labels import current_labels
 from quota.ledger import NEVER, Exhaustion
 from quota.limits import Calendar
 from quota.upstream import UpstreamError, classify
@@ -25,7 +27,7 @@ from quota.upstream import UpstreamError, classify
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from quota.budget import Decision
+    from quota.decision import Decision
 
 _log = logging.getLogger("quota")
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from quota.budget import Budget, Tokens, host_clock
+from quota.budget import Budget
+from quota.clock import host_clock
 from quota.errors import ConfigError, UsageError
+from quota.labels import Tokens
 from quota.settings import Settings, load_settings, state_folder
 from quota.tables import nearest, one_line, show
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from quota.errors import Refused
 
 if TYPE_CHECKING:
-    from quota.budget import Budget, Decision
+    from quota.budget import Budget
+    from quota.decision import Decision
 
 
 class Spend(ContextDecorator):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quota.budget import host_clock
+from quota.clock import host_clock
 from quota.ledger import CLOCK_SLACK_MS, NEVER, Entry, Exhaustion, Verdict
 from quota.limits import MINUTE_MS, Sliding
 from quota.sqlite_file import SqliteFile

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quota.budget import read_entries, rfc3339, utc
+from quota.budget import read_entries
+from quota.clock import rfc3339, utc
 from quota.ledger import NEVER
 from quota.limits import HOUR_MS, Calendar, paced_until
 
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from quota.budget import Budget, LimitState
+    from quota.budget import Budget
+    from quota.decision import LimitState
     from quota.ledger import Entry, Exhaustion, Ledger
     from quota.limits import Limit
     from quota.session import Session

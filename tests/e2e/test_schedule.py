@@ -18,7 +18,7 @@ import redis
 
 from jobs.emulator import Emulator
 from jobs.triggers import ticks
-from quota.budget import rfc3339
+from quota.clock import rfc3339
 from quota.settings import load_settings
 from support.commands import QUOTA, Quota, one_line
 from support.servers import RedisServer, free_port
@@ -395,8 +395,9 @@ options = { words = "x" }
     assert scheduler.lines("tick_started") == []
     assert upstream.usage()["requests"] == 0
     assert machine.quota("refund", charge["id"]).returncode == 0
-    ended = scheduler.until("tick_ended")[0]
-    assert ended["units"] != "0"
+    scheduler.until("tick_ended")
+    # Both jobs want the same units: the one that came second may have ended with none.
+    assert machine.quota.json("spend")["total_units"] > 0
     scheduler.stop()
     assert KEY not in scheduler.log.read_text()
 

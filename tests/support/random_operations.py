@@ -24,7 +24,7 @@ from support.oracle import Answer, Oracle, Spent, paced
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quota.budget import Decision
+    from quota.decision import Decision
     from quota.limits import Window
 
 LOS_ANGELES = "America/Los_Angeles"

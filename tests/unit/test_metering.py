@@ -13,9 +13,10 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from quota.budget import Budget, labels
+from quota.budget import Budget
 from quota.costs import load_book, parse_book
 from quota.errors import LedgerError, Refused
+from quota.labels import labels
 from quota.ledger import NEVER, Exhaustion, Ledger
 from quota.limits import DAY_MS, Limit, Selector, Sliding, View
 from quota.metering import Hosts, Meter, is_loopback

@@ -1,0 +1,26 @@
+"""Time as the ledger has it: whole milliseconds since the epoch, and how people read them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+
+def host_clock() -> int:
+    """The host's clock in milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+def utc(at_ms: int) -> datetime:
+    """An aware datetime in UTC, exact to the millisecond."""
+    from datetime import UTC, datetime, timedelta
+
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)
+
+
+def rfc3339(at_ms: int) -> str:
+    """`2026-11-21T09:30:00.125Z`."""
+    return utc(at_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,117 @@
+"""The answer to "may this call leave now?": the same from every ledger and every door."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from quota.clock import rfc3339, utc
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+Reason = Literal["ok", "limit", "leave", "exhausted", "closed", "clock", "ledger-unavailable"]
+Source = Literal["ledger", "allowance"]
+
+
+@dataclass(frozen=True, slots=True)
+class LimitState:
+    """One limit as a decision saw it. `limit_units` is the number enforced for this caller then: see `cap`."""
+
+    name: str
+    cost_units: int
+    used_units: int
+    limit_units: int
+    remaining_units: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The answer to "may this call leave now?". Times are milliseconds since the epoch where the name ends in `_ms`.
+
+    `remaining_units` is that of the limit which allows the fewest further identical charges after this decision.
+    `retry_at_ms` is exact for this cost and never early; None when admitted, and when no reset will help ("closed").
+    """
+
+    admitted: bool
+    id: str | None
+    source: Source | None
+    credential: str
+    project: str
+    method: str
+    cost_units: int
+    reason: Reason
+    refused_by: str | None
+    remaining_units: int
+    decided_at_ms: int
+    retry_at_ms: int | None
+    limits: tuple[LimitState, ...]
+    detail: str = ""
+
+    @property
+    def retry_at(self) -> datetime | None:
+        """When to come back, as an aware datetime in UTC."""
+        return None if self.retry_at_ms is None else utc(self.retry_at_ms)
+
+    @property
+    def retry_after_ms(self) -> int | None:
+        """How long until `retry_at`, counted from the decision."""
+        return None if self.retry_at_ms is None else max(0, self.retry_at_ms - self.decided_at_ms)
+
+    def as_json(self) -> dict[str, object]:
+        """The decision under the names that the command line prints."""
+        return {
+            "admitted": self.admitted,
+            "id": self.id,
+            "source": self.source,
+            "credential": self.credential,
+            "project": self.project,
+            "method": self.method,
+            "cost_units": self.cost_units,
+            "reason": self.reason,
+            "refused_by": self.refused_by,
+            "remaining_units": self.remaining_units,
+            "retry_at": None if self.retry_at_ms is None else rfc3339(self.retry_at_ms),
+            "retry_after_ms": self.retry_after_ms,
+            "limits": [
+                {
+                    "name": state.name,
+                    "cost_units": state.cost_units,
+                    "used_units": state.used_units,
+                    "limit_units": state.limit_units,
+                    "remaining_units": state.remaining_units,
+                }
+                for state in self.limits
+            ],
+        }
+
+    def sentence(self) -> str:
+        """One line for people: what was asked, the answer, and what to do about a refusal."""
+        what = f"{self.method} ({self.cost_units} units) on {self.credential}"
+        if self.admitted:
+            return f"admitted {what}; {self.remaining_units} units remain"
+        return f"refused {what}: {self.why()}; {self._when()}"
+
+    def why(self) -> str:
+        """What refused it, without what was asked and when to come back."""
+        state = next((s for s in self.limits if s.name == self.refused_by), None)
+        if self.reason in ("limit", "leave") and state is not None:
+            left = " after what this job leaves for others" if self.reason == "leave" else ""
+            pace = f", {self.detail}" if self.detail else ""
+            return f"limit {state.name!r} has {state.used_units} of {state.limit_units} units used{pace}{left}"
+        if self.reason == "exhausted":
+            return f"upstream said its bucket {self.refused_by!r} is exhausted ({self.detail})"
+        if self.reason == "closed":
+            return f"upstream grants this project nothing in bucket {self.refused_by!r} ({self.detail})"
+        if self.reason == "clock":
+            return "this machine's clock and the ledger's do not agree"
+        return self.detail
+
+    def _when(self) -> str:
+        if self.reason == "clock":
+            return f"the ledger's clock reads {rfc3339(self.decided_at_ms)}: set this machine's clock and run again"
+        if self.reason == "closed":
+            return "waiting will not help: ask upstream for quota, then `quota reopen`"
+        if self.retry_at_ms is None:
+            return "run again when it answers"
+        return f"next at {rfc3339(self.retry_at_ms)}"

@@ -1,0 +1,51 @@
+"""Who spends: the job and region that charges carry, and the run that each attempt's token names."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import count
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_labels: ContextVar[tuple[str, str]] = ContextVar("quota_labels", default=("", ""))
+
+
+def current_labels() -> tuple[str, str]:
+    """The job and region that `labels` set here; empty where it set none."""
+    return _labels.get()
+
+
+@contextmanager
+def labels(*, job: str = "", region: str = "") -> Iterator[None]:
+    """Say who spends inside this block: charges made in it carry this job and region unless they name their own."""
+    token = _labels.set((job, region))
+    try:
+        yield
+    finally:
+        _labels.reset(token)
+
+
+class Tokens:
+    """Names for attempts, unique over processes: 8 characters of the run's id, then a counter.
+
+    One for all budgets of a process. A forked child gets a run id of its own.
+    """
+
+    def __init__(self, run: str | None = None) -> None:
+        self.run = run or run_id()
+        self._pid = os.getpid()
+        self._counter = count(1)
+
+    def next(self) -> str:
+        if self._pid != os.getpid():
+            self.__init__()  # type: ignore[misc]  # a forked child starts over under a name of its own
+        return f"{self.run}{next(self._counter)}"
+
+
+def run_id() -> str:
+    """8 random characters that name one run."""
+    return os.urandom(5).hex()[:8]
