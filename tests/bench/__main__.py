@@ -1,0 +1,104 @@
+"""Measure everything, print the tables, and hold the ratios against the bars."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sqlite3
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+
+from bench import cold, growth, on_redis, on_sqlite
+from bench.report import Report
+from support.servers import RedisServer
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured: rounds of the races and calls in each, charges filled in before, one in how many of a day's
+    charges is made to be weighed, and whether also a copy is started as a wheel installs it.
+    """
+
+    rounds: int
+    calls: int
+    growth_rounds: int
+    cold_rounds: int
+    sizes: tuple[int, ...]
+    share: int
+    installed: bool
+
+
+FULL = Effort(200, 20, 60, 30, (100, 1_000, 10_000, 50_000), 1, installed=True)
+QUICK = Effort(30, 10, 15, 4, (100, 1_000), 10, installed=False)
+
+
+def main() -> None:
+    options = _options()
+    effort = QUICK if options.quick else FULL
+    rounds, growth_rounds, cold_rounds = effort.rounds, effort.growth_rounds, effort.cold_rounds
+    if options.rounds:
+        rounds = growth_rounds = cold_rounds = options.rounds
+    report = Report()
+    pinned = _pin()  # before the server starts: a child inherits it
+    with tempfile.TemporaryDirectory(prefix="quota-bench-") as name:
+        folder = Path(name)
+        server = RedisServer()
+        try:
+            report.about = _where(server, pinned)
+            print(", ".join(f"{name} {value}" for name, value in report.about.items()))
+            on_redis.measure(report, server, rounds, effort.calls)
+            on_redis.measure_memory(report, server, effort.share)
+            growth.measure(report, "Redis", lambda _: server.url, effort.sizes, growth_rounds, effort.calls)
+            on_sqlite.measure(report, folder, rounds, effort.calls)
+            on_sqlite.measure_size(report, folder, effort.share)
+            growth.measure(
+                report,
+                "SQLite",
+                lambda file: f"sqlite:///{folder / file}.db",
+                effort.sizes,
+                growth_rounds,
+                effort.calls,
+            )
+            cold.measure(report, folder, server.url, cold_rounds, installed=effort.installed)
+        finally:
+            server.close()
+    report.show_bars()
+    if options.json:
+        Path(options.json).write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the work: the order of magnitude")
+    parser.add_argument("--rounds", type=int, metavar="N", help="rounds of every race, instead of the usual number")
+    parser.add_argument("--json", metavar="FILE", help="also write everything measured to FILE")
+    return parser.parse_args()
+
+
+def _pin() -> bool:
+    """Keep this process and its children on one CPU, so that a round trip is the work and not the waking of another."""
+    if not hasattr(os, "sched_setaffinity"):
+        return False
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    return True
+
+
+def _where(server: RedisServer, pinned: bool) -> dict[str, str]:
+    with redis.Redis(port=server.port) as client:
+        version = client.info("server")["redis_version"]
+    return {
+        "Python": platform.python_version(),
+        "SQLite": sqlite3.sqlite_version,
+        "Redis": version,
+        "redis-py": redis.__version__,
+        "CPUs": "1" if pinned else "not pinned",
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""The budgets that are measured: the default configuration's limits, with numbers that are never reached."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quota.budget import Budget
+from quota.decision import Decision
+from quota.ledger import Charge
+from quota.limits import DAY_MS, Calendar, Limit, Selector, Sliding, View
+from support.books import BOOK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from quota.decision import Decision
+    from quota.ledger import Ledger
+
+PLENTY = 10**9
+CHEAP, DEAR = "videos.list", "search.list"
+DEAR_UNITS = 100
+LABELS = {"job": "trending", "region": "US"}
+REPAID_AT_ONCE = 100
+
+
+def day(units: int = PLENTY) -> Limit:
+    return Limit("day", units, View(Selector(buckets=("units",)), Sliding(DAY_MS)), units, 0)
+
+
+def one() -> list[Limit]:
+    """The last 24 hours."""
+    return [day()]
+
+
+def three() -> list[Limit]:
+    """The last 24 hours, upstream's own day, and a narrow limit on searches."""
+    units = Selector(buckets=("units",))
+    pacific = View(units, Calendar("day", "America/Los_Angeles"))
+    search = View(Selector(buckets=("units",), methods=(DEAR,)), Sliding(DAY_MS))
+    return [
+        day(),
+        Limit("pacific-day", PLENTY, pacific, PLENTY, 0),
+        Limit("search", PLENTY, search, PLENTY, 0),
+    ]
+
+
+def budget(ledger: Ledger, project: str, limits: Sequence[Limit], *, clock: Callable[[], int] | None = None) -> Budget:
+    return Budget(credential="main", project=project, book=BOOK, limits=limits, ledger=ledger, clock=clock)
+
+
+def charging(spent: Budget, method: str, units: int) -> Callable[[], Decision]:
+    """One charge, which must be admitted: a refusal would be another measurement."""
+
+    def call() -> Decision:
+        decision = spent.charge(method, units=units, **LABELS)
+        assert decision.admitted, decision
+        return decision
+
+    return call
+
+
+def refusing(ledger: Ledger, project: str, *, walked: int) -> Callable[[], Decision]:
+    """A charge of 100 that is refused, and whose time to come back is known after `walked` entries of the log."""
+    units = DEAR_UNITS // walked
+    full = budget(ledger, project, [day(5 * DEAR_UNITS)])
+    for _ in range(5 * walked):
+        full.charge(CHEAP, units=units, **LABELS)
+
+    def call() -> Decision:
+        decision = full.charge(DEAR, **LABELS)
+        assert decision.reason == "limit", decision
+        return decision
+
+    return call
+
+
+def fill(ledger: Ledger, project: str, charges: int) -> None:
+    """Put charges into the log quickly, a hundred in each call, without deciding about them."""
+    for first in range(1, charges + 1, REPAID_AT_ONCE):
+        numbers = range(first, min(first + REPAID_AT_ONCE, charges + 1))
+        batch = [(n, Charge(1, "units", CHEAP, "trending", "US", f"filling-{n}")) for n in numbers]
+        ledger.repay(project, "bench", batch)
+
+
+class SteppingClock:
+    """A clock that moves only when told: a day passes in a second."""
+
+    def __init__(self) -> None:
+        self.ms = 1_793_000_000_000
+
+    def __call__(self) -> int:
+        return self.ms
+
+
+def spread_over_a_day(
+    ledger: Ledger, clock: SteppingClock, project: str, charges: int, units: int
+) -> Callable[[], Decision]:
+    """Fill a day evenly; what is returned goes on at that pace, so that each charge comes as one expires."""
+    spent = budget(ledger, project, [day()], clock=clock)
+    step_ms = DAY_MS // charges
+
+    def call() -> Decision:
+        clock.ms += step_ms
+        return spent.charge(CHEAP, units=units, **LABELS)
+
+    for _ in range(charges):
+        call()
+    return call

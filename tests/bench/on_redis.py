@@ -1,0 +1,205 @@
+"""The Redis ledger: time of a decision beside a bare script call and other libraries, and the memory of a day."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+import hiredis
+import redis
+from redis.backoff import NoBackoff
+from redis.connection import AbstractConnection
+from redis.retry import Retry
+
+from bench.budgets import (
+    CHEAP,
+    DEAR,
+    DEAR_UNITS,
+    LABELS,
+    SteppingClock,
+    budget,
+    charging,
+    one,
+    refusing,
+    spread_over_a_day,
+    three,
+)
+from bench.peers import REDIS_PEERS
+from bench.race import Contestant, race
+from bench.report import Bar, Report
+from quota.ledger import open_ledger
+from quota.redis_ledger import TIMEOUT_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from quota.ledger import Ledger, Question, Verdict
+    from support.servers import RedisServer
+
+NOTHING = "return 1"
+DAY_UNITS = 9_500
+
+
+def measure(report: Report, server: RedisServer, rounds: int, calls: int) -> None:
+    """How long a decision takes."""
+    report.progress.begin("Redis, time of a decision")
+    ledger = open_ledger(server.url)
+    client = _client(server)
+    contestants = [*_floors(client, server, ledger), *_ours(ledger), *_peers(client, server)]
+    rows = race(contestants, rounds, calls, report.progress)
+    report.race(
+        "redis",
+        "Redis: time of a decision",
+        rows,
+        "ratio to a bare `EVALSHA return 1` through the same client, of the same round;\n"
+        "the peers begin each round with an empty budget",
+    )
+    left_out = sorted({peer.module for peer in REDIS_PEERS if not peer.installed})
+    if left_out:
+        print(f"left out, not installed: {', '.join(left_out)}")
+    ratio = {row.name: row.ratio for row in rows}
+    report.bars += [
+        Bar("Redis, one limit", ratio["quota, 1 limit, 1 unit"], 1.5),
+        Bar("Redis, three limits", ratio["quota, 3 limits, 1 unit"], 1.8),
+        Bar("Redis, 100 units beside 1", ratio["quota, 1 limit, 100 units"] / ratio["quota, 1 limit, 1 unit"], 1.1),
+    ]
+    ledger.close()
+    client.close()
+
+
+def measure_memory(report: Report, server: RedisServer, share: int) -> None:
+    """What a day's charges take. `share`: only one in so many is made, to save time; then no bar is held."""
+    report.progress.begin("Redis, memory of a day")
+    ours, rows = [], []
+    for charges, units in ((DAY_UNITS // share, 1), (DAY_UNITS // DEAR_UNITS, DEAR_UNITS)):
+        clock = SteppingClock()
+        ledger = open_ledger(server.url, clock=clock)
+        project = f"memory-{units}."
+        spread_over_a_day(ledger, clock, project, charges, units)
+        ledger.close()
+        ours.append((f"quota, {charges:,} charges of {units}", _memory(server, f"*{project}*"), charges))
+    rows += ours
+    for peer in REDIS_PEERS:
+        if peer.installed:
+            for charges, units in ((DAY_UNITS // share, 1), (DAY_UNITS // DEAR_UNITS, DEAR_UNITS)):
+                report.progress.step(len(rows), 2 * len(REDIS_PEERS) + 2)
+                key = f"held-{REDIS_PEERS.index(peer)}-{units}."
+                with _client(server) as client:
+                    hit = peer.make(client, server.url, key)
+                    for _ in range(charges):
+                        hit(units)
+                rows.append((f"{peer.name}, {charges:,} x {units}", _memory(server, f"*{key}*"), charges))
+    report.sizes("redis-memory", "Redis: memory of a day, all keys together", rows)
+    if share == 1:
+        report.bars.append(Bar("Redis, memory of a charge", ours[0][1] / ours[0][2], 64, "B"))
+
+
+def _client(server: RedisServer) -> redis.Redis:
+    """A client with the options of the ledger's own."""
+    return redis.Redis.from_url(
+        server.url,
+        decode_responses=True,
+        encoding_errors="replace",
+        socket_timeout=TIMEOUT_S,
+        socket_connect_timeout=TIMEOUT_S,
+        retry=Retry(NoBackoff(), 0),
+    )
+
+
+def _floors(client: redis.Redis, server: RedisServer, ledger: Ledger) -> list[Contestant]:
+    sha = client.script_load(NOTHING)
+    first = charging(budget(ledger, "floor", one()), CHEAP, 1)
+    first()
+    with _recorded() as sent:
+        first()
+    arguments = [word.decode() for word in sent[-1][2:]]  # behind EVALSHA and the script's name
+    plain = socket.create_connection(("127.0.0.1", server.port))
+    plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def ping() -> None:
+        plain.sendall(b"*1\r\n$4\r\nPING\r\n")
+        plain.recv(64)
+
+    execute = client.execute_command
+    return [
+        Contestant("floor: EVALSHA return 1", lambda: execute("EVALSHA", sha, 0)),
+        Contestant("same, with our keys and arguments", lambda: execute("EVALSHA", sha, *arguments)),
+        Contestant("bare socket, PING", ping),
+    ]
+
+
+@contextmanager
+def _recorded() -> Iterator[list[list[bytes]]]:
+    """The commands that any client of this process sends meanwhile, as they go over the wire."""
+    sent: list[list[bytes]] = []
+    send = AbstractConnection.send_packed_command
+
+    def record(self: AbstractConnection, command: bytes | list[bytes], **options: object) -> None:
+        reader = hiredis.Reader()
+        reader.feed(command if isinstance(command, bytes) else b"".join(command))
+        sent.append(reader.gets())
+        send(self, command, **options)
+
+    with patch.object(AbstractConnection, "send_packed_command", record):
+        yield sent
+
+
+def _ours(ledger: Ledger) -> list[Contestant]:
+    peeks = {1: budget(ledger, "peek-1", one()), 3: budget(ledger, "peek-3", three())}
+    for full in peeks.values():
+        for _ in range(5):
+            full.charge(DEAR, **LABELS)
+    return [
+        Contestant("quota, 1 limit, 1 unit", charging(budget(ledger, "one", one()), CHEAP, 1)),
+        Contestant("quota, 1 limit, 100 units", charging(budget(ledger, "one-dear", one()), DEAR, DEAR_UNITS)),
+        Contestant("quota, 1 limit, 1 unit, the ledger alone", _deciding(ledger)),
+        Contestant("quota, 3 limits, 1 unit", charging(budget(ledger, "three", three()), DEAR, 1)),
+        Contestant("quota, 3 limits, 100 units", charging(budget(ledger, "three-dear", three()), DEAR, DEAR_UNITS)),
+        Contestant("quota, refused, time after 1 entry", refusing(ledger, "refused-1", walked=1)),
+        Contestant("quota, refused, time after 100 entries", refusing(ledger, "refused-100", walked=100)),
+        Contestant("quota, peek, 1 limit", lambda: peeks[1].peek(DEAR, **LABELS)),
+        Contestant("quota, peek, 3 limits", lambda: peeks[3].peek(DEAR, **LABELS)),
+    ]
+
+
+def _deciding(ledger: Ledger) -> Callable[[], Verdict]:
+    """One charge put to the ledger itself: what the budget around it costs is the difference."""
+    asked: list[Question] = []
+    decide = ledger.decide
+
+    def note(question: Question, *, commit: bool) -> Verdict:
+        asked.append(question)
+        return decide(question, commit=commit)
+
+    with patch.object(ledger, "decide", note):
+        budget(ledger, "alone", one()).charge(CHEAP, **LABELS)
+    [question] = asked
+
+    return lambda: decide(question, commit=True)
+
+
+def _peers(client: redis.Redis, server: RedisServer) -> list[Contestant]:
+    contestants = []
+    for number, peer in enumerate(REDIS_PEERS):
+        if peer.installed:
+            for units in (1, DEAR_UNITS):
+                key = f"peer-{number}-{units}."
+                hit = peer.make(client, server.url, key)
+                name = f"{peer.name}, {units} unit{'s' if units > 1 else ''}"
+                contestants.append(
+                    Contestant(name, lambda hit=hit, units=units: hit(units), lambda key=key: _forget(client, key))
+                )
+    return contestants
+
+
+def _forget(client: redis.Redis, key: str) -> None:
+    """Begin the day anew: a peer that keeps one entry for each unit would soon hold more than any day has."""
+    for kept in client.keys(f"*{key}*"):
+        client.delete(kept)
+
+
+def _memory(server: RedisServer, pattern: str) -> int:
+    with redis.Redis(port=server.port) as client:
+        return sum(int(client.memory_usage(key, samples=0)) for key in client.keys(pattern))

@@ -1,0 +1,122 @@
+"""The SQLite ledger: time of a decision beside a bare INSERT in the same folder, and the size of a day on disk."""
+
+from __future__ import annotations
+
+import sqlite3
+from itertools import count
+from time import time_ns
+from typing import TYPE_CHECKING
+
+from bench.budgets import (
+    CHEAP,
+    DEAR,
+    DEAR_UNITS,
+    LABELS,
+    SteppingClock,
+    budget,
+    charging,
+    one,
+    refusing,
+    spread_over_a_day,
+    three,
+)
+from bench.peers import pyrate_sqlite
+from bench.race import Contestant, race
+from bench.report import Bar, Report
+from quota.ledger import open_ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from quota.ledger import Ledger
+
+DAY_UNITS = 9_500
+
+
+def measure(report: Report, folder: Path, rounds: int, calls: int) -> None:
+    """How long a decision takes."""
+    report.progress.begin("SQLite, time of a decision")
+    ledgers: list[Ledger] = []
+
+    def ledger(name: str) -> Ledger:
+        ledgers.append(open_ledger(f"sqlite:///{folder / name}.db"))
+        return ledgers[-1]
+
+    peeked = budget(ledger("peek"), "main", three())
+    peeked.charge(DEAR, **LABELS)
+    contestants = [
+        Contestant("floor: INSERT, its own transaction", _bare_insert(folder / "floor.db")),
+        Contestant("quota, 1 limit, 1 unit", charging(budget(ledger("one"), "main", one()), CHEAP, 1)),
+        Contestant("quota, 1 limit, 100 units", charging(budget(ledger("dear"), "main", one()), DEAR, DEAR_UNITS)),
+        Contestant("quota, 3 limits, 1 unit", charging(budget(ledger("three"), "main", three()), DEAR, 1)),
+        Contestant("quota, 3 limits, 100 units", charging(budget(ledger("all"), "main", three()), DEAR, DEAR_UNITS)),
+        Contestant("quota, refused, time after 1 entry", refusing(ledger("refused-1"), "main", walked=1)),
+        Contestant("quota, refused, time after 100 entries", refusing(ledger("refused-100"), "main", walked=100)),
+        Contestant("quota, peek, 3 limits", lambda: peeked.peek(DEAR, **LABELS)),
+    ]
+    for units in (1, DEAR_UNITS):
+        peer = pyrate_sqlite(str(folder / f"pyrate-{units}.db"))
+        if peer is not None:
+            hit, empty = peer
+            name = f"pyrate-limiter, {units} unit{'s' if units > 1 else ''}"
+            contestants.append(Contestant(name, lambda hit=hit, units=units: hit(units), empty))
+    rows = race(contestants, rounds, calls, report.progress)
+    report.race(
+        "sqlite",
+        "SQLite: time of a decision",
+        rows,
+        "ratio to a bare INSERT into a table of the same shape, WAL, synchronous NORMAL;\n"
+        "pyrate-limiter begins each round with an empty budget; `mean` includes the\ncheckpoints",
+    )
+    ratio = {row.name: row.ratio for row in rows}
+    report.bars += [
+        Bar("SQLite, one limit", ratio["quota, 1 limit, 1 unit"], 4),
+        Bar("SQLite, three limits", ratio["quota, 3 limits, 1 unit"], 6),
+    ]
+    for opened in ledgers:
+        opened.close()
+
+
+def measure_size(report: Report, folder: Path, share: int) -> None:
+    """What a day's charges take on disk. `share`: only one in so many is made, to save time."""
+    report.progress.begin("SQLite, size of a day")
+    rows = []
+    for charges, units in ((DAY_UNITS // share, 1), (DAY_UNITS // DEAR_UNITS, DEAR_UNITS)):
+        path, clock = folder / f"size-{units}.db", SteppingClock()
+        ledger = open_ledger(f"sqlite:///{path}", clock=clock)
+        budget(ledger, "main", one(), clock=clock).peek(CHEAP)
+        empty = _size(path)
+        spread_over_a_day(ledger, clock, "main", charges, units)
+        ledger.close()
+        rows.append((f"quota, {charges:,} charges of {units}", _size(path) - empty, charges))
+    report.sizes("sqlite-size", "SQLite: a day on disk, beyond an empty ledger", rows)
+
+
+def _bare_insert(path: Path) -> Callable[[], object]:
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = NORMAL")
+    db.execute(
+        "CREATE TABLE charges (project TEXT, ms INTEGER, seq INTEGER, units INTEGER, charged_units INTEGER,"
+        " bucket TEXT, method TEXT, job TEXT, region TEXT, token TEXT, PRIMARY KEY (project, ms, seq)) WITHOUT ROWID"
+    )
+    numbers = count()
+
+    def call() -> None:
+        n = next(numbers)
+        row = ("main", time_ns() // 1_000_000, n, 1, 1, "units", CHEAP, LABELS["job"], LABELS["region"], f"1f2e3d4c{n}")
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        db.execute("COMMIT")
+
+    return call
+
+
+def _size(path: Path) -> int:
+    """The file and its log, after what is in the log was moved into the file."""
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    db.close()
+    files = [path, path.with_name(f"{path.name}-wal")]
+    return sum(file.stat().st_size for file in files if file.exists())

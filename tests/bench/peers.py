@@ -1,0 +1,109 @@
+"""The other libraries, each behind `hit(units)`, with a day's limit that is never reached.
+
+They come with the extra `bench`. One that is not installed is left out, and the report says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import count
+from typing import TYPE_CHECKING
+
+from quota.limits import DAY_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import redis
+
+    Hit = Callable[[int], object]
+
+PLENTY = 10**8
+
+SET_RECIPE = """
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - tonumber(ARGV[1]) * 1000)
+if redis.call('ZCARD', KEYS[1]) + tonumber(ARGV[3]) > tonumber(ARGV[2]) then return 0 end
+for i = 1, tonumber(ARGV[3]) do redis.call('ZADD', KEYS[1], now, ARGV[4] .. ':' .. i) end
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
+return 1
+"""
+"""The sorted set of the blog posts: one member for each unit."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A library: how to make a fresh budget called `key`, and the module it needs."""
+
+    name: str
+    module: str
+    make: Callable[[redis.Redis, str, str], Hit]
+
+    @property
+    def installed(self) -> bool:
+        return find_spec(self.module) is not None
+
+
+def _set_recipe(client: redis.Redis, url: str, key: str) -> Hit:
+    sha, members = client.script_load(SET_RECIPE), count()
+    return lambda units: client.evalsha(sha, 1, key, DAY_MS, PLENTY, units, f"{key}:{next(members)}")
+
+
+def _limits(client: redis.Redis, url: str, key: str) -> Hit:
+    from limits import RateLimitItemPerDay
+    from limits.storage import RedisStorage
+    from limits.strategies import MovingWindowRateLimiter
+
+    limiter, item = MovingWindowRateLimiter(RedisStorage(url)), RateLimitItemPerDay(PLENTY)
+    return lambda units: limiter.hit(item, key, cost=units)
+
+
+def _pyrate(client: redis.Redis, url: str, key: str) -> Hit:
+    from pyrate_limiter import Duration, Rate, RedisBucket
+
+    return _pyrate_limiter(RedisBucket.init([Rate(PLENTY, Duration.DAY)], client, key))
+
+
+def _pyrate_limiter(bucket: object) -> Hit:
+    from pyrate_limiter import Limiter
+    from pyrate_limiter.limiter import SingleBucketFactory
+
+    # Its background thread would take time from whoever is being measured.
+    limiter = Limiter(SingleBucketFactory(bucket, schedule_leak=False))
+    return lambda units: limiter.try_acquire("trending", weight=units, blocking=False)
+
+
+def _throttled(using: str) -> Callable[[redis.Redis, str, str], Hit]:
+    def make(client: redis.Redis, url: str, key: str) -> Hit:
+        from throttled import Throttled, per_day
+        from throttled.store import RedisStore
+
+        limiter = Throttled(key=key, using=using, quota=per_day(PLENTY, burst=PLENTY), store=RedisStore(server=url))
+        return lambda units: limiter.limit(cost=units)
+
+    return make
+
+
+REDIS_PEERS = (
+    Peer("a set with one member per unit", "redis", _set_recipe),
+    Peer("limits, moving window", "limits", _limits),
+    Peer("pyrate-limiter, Redis bucket", "pyrate_limiter", _pyrate),
+    Peer("throttled-py, sliding window", "throttled", _throttled("sliding_window")),
+    Peer("throttled-py, GCRA", "throttled", _throttled("gcra")),
+)
+
+
+def pyrate_sqlite(path: str) -> tuple[Hit, Callable[[], object]] | None:
+    """pyrate-limiter's SQLite bucket, and what empties it; None if it is not installed."""
+    if find_spec("pyrate_limiter") is None:
+        return None
+    from pyrate_limiter import Duration, Rate, SQLiteBucket
+
+    rates = [Rate(PLENTY, Duration.DAY)]
+    bucket = SQLiteBucket.init_from_file(rates, db_path=path)
+    # What it sets itself only together with its file lock; with a rollback journal its floor would be another.
+    bucket.conn.execute("PRAGMA journal_mode = WAL")
+    bucket.conn.execute("PRAGMA synchronous = NORMAL")
+    return _pyrate_limiter(bucket), bucket.flush

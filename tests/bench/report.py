@@ -1,0 +1,100 @@
+"""Tables of at most 80 columns on stdout, progress on stderr, and everything together for `--json`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bench.race import Row
+
+NAME_WIDTH = 43
+
+
+class Progress:
+    """What is being measured, on one line that a terminal overwrites; elsewhere one line for each race."""
+
+    def __init__(self) -> None:
+        self._title = ""
+        self._live = sys.stderr.isatty()
+
+    def begin(self, title: str) -> None:
+        self._title = title
+        if not self._live:
+            print(f"{title} ...", file=sys.stderr, flush=True)
+
+    def step(self, done: int, total: int) -> None:
+        if self._live:
+            print(f"\r\033[K{self._title} {100 * done // max(1, total):>3} %", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self._live:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A ratio or size that the product is held to: at most `most`."""
+
+    name: str
+    measured: float
+    most: float
+    unit: str = "x"
+
+    @property
+    def met(self) -> bool:
+        return self.measured <= self.most
+
+
+@dataclass
+class Report:
+    """What was measured so far. Each table is printed when it is complete."""
+
+    progress: Progress = field(default_factory=Progress)
+    about: dict[str, str] = field(default_factory=dict)
+    bars: list[Bar] = field(default_factory=list)
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def race(self, key: str, title: str, rows: Sequence[Row], note: str = "") -> None:
+        """A table of a race; the first row is its floor."""
+        self._begin(title, note)
+        print(f"{'':<{NAME_WIDTH}}{'us':>8}{'ratio':>7}{'8 of 10':>14}{'mean':>7}")
+        for row in rows:
+            spread = f"{row.low:.2f}-{row.high:.2f}"
+            print(f"{row.name:<{NAME_WIDTH}}{row.us:>8.0f}{row.ratio:>7.2f}{spread:>14}{row.mean:>7.2f}")
+        self.tables[key] = [asdict(row) for row in rows]
+
+    def sizes(self, key: str, title: str, rows: Sequence[tuple[str, int, int]], note: str = "") -> None:
+        """A table of sizes: name, bytes, and how many charges they hold."""
+        self._begin(title, note)
+        print(f"{'':<{NAME_WIDTH}}{'bytes':>12}{'a charge':>12}")
+        for name, size, charges in rows:
+            print(f"{name:<{NAME_WIDTH}}{size:>12,}{size / charges:>12.1f}")
+        self.tables[key] = [
+            {"name": name, "bytes": size, "charges": charges, "bytes_per_charge": size / charges}
+            for name, size, charges in rows
+        ]
+
+    def show_bars(self) -> None:
+        """Everything that there is a bar for."""
+        if not self.bars:
+            return
+        self._begin("The bars", "")
+        print(f"{'':<{NAME_WIDTH}}{'measured':>12}{'bar':>12}")
+        for bar in self.bars:
+            measured, most = f"{bar.measured:.2f} {bar.unit}", f"{bar.most:g} {bar.unit}"
+            print(f"{bar.name:<{NAME_WIDTH}}{measured:>12}{most:>12}{'ok' if bar.met else 'above':>8}")
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "about": self.about,
+            "tables": self.tables,
+            "bars": [{**asdict(bar), "met": bar.met} for bar in self.bars],
+        }
+
+    def _begin(self, title: str, note: str) -> None:
+        self.progress.clear()
+        print(f"\n{title}" + (f"\n{note}" if note else ""))
