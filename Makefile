@@ -16,9 +16,9 @@ lint: .venv/installed-test .venv/installed-lint
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
-# Both ledgers beside the field, as ratios to floors measured in the same run.
+# Both ledgers beside the field, as ratios to floors measured in the same run; and how long a plan takes.
 bench: .venv/installed-test .venv/installed-bench
-	@cd tests && ../$(BIN)/python -m bench
+	@cd tests && ../$(BIN)/python -m bench && ../$(BIN)/python -m bench.plan
 
 # The full counts: 100,000 random operations on each ledger, two months around each change of the clocks.
 soak: .venv/installed-test

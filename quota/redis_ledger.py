@@ -216,7 +216,7 @@ class RedisLedger:
         where, said = f"ledger {self.label}", (str(error).splitlines() or [""])[0][:200]
         if isinstance(error, RedisTimeoutError):
             return f"{where} did not answer within {TIMEOUT_S:g} s; nothing more was sent upstream"
-        if "Authentication required" in said or "unauthenticated" in said:
+        if "Authentication required" in said or "authenticated" in said:
             return f"{where} wants a password; put it into the url"
         if isinstance(error, AuthenticationError):
             return f"{where} refused the password; check the url"
