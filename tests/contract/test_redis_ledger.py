@@ -765,14 +765,13 @@ def test_every_server_at_hand_decides_alike(executable: str) -> None:
 
 
 def test_threads_share_a_ledger_while_its_connections_die(server: RedisServer) -> None:
-    """Each is answered what it asked: used units rise by one from charge to charge, no answer reaches another."""
+    """Each is answered what it asked, and charged once. A call is lost only where its repeat's answer was cut too."""
     with Proxy(server.port) as proxy, opened(proxy.url, 10**6) as (budget, _):
-        answers: list[tuple[str | None, str, int]] = []
+        answers: list[tuple[str | None, str]] = []
 
         def work(name: str) -> None:
             for _ in range(60):
-                decision = budget.charge("videos.list", job=name)
-                answers.append((decision.id, name, decision.limits[0].used_units if decision.admitted else 0))
+                answers.append((budget.charge("videos.list", job=name).id, name))
 
         threads = [threading.Thread(target=work, args=(f"job {n}",)) for n in range(6)]
         for thread in threads:
@@ -783,8 +782,12 @@ def test_threads_share_a_ledger_while_its_connections_die(server: RedisServer) -
         for thread in threads:
             thread.join()
         log = {entry.id: entry.job for entry in budget.ledger.read("p", (0, 0), NEVER, 1_000)}
-    assert {charge_id: job for charge_id, job, _ in answers} == log
-    assert len(answers) == len(log) == 360
+    answered = {charge_id: job for charge_id, job in answers if charge_id is not None}
+    lost = len(answers) - len(answered)
+    assert len(answers) == 360
+    assert lost <= 2, "five answers were cut, and a call is lost only with two of them"
+    assert answered.items() <= log.items()
+    assert len(log) <= len(answered) + lost
 
 
 def _charge_many(budget: Budget, job: str, ids: multiprocessing.SimpleQueue[list[str | None]]) -> None:
