@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import quota
 from jobs.rounds import in_order
 from quota.clock import host_clock, rfc3339
+from quota.sqlite_file import statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -145,7 +146,7 @@ class Store:
             with self._transaction():
                 # Looked at again inside the transaction: two runs may have found the file empty.
                 if self._identity() == (0, 0, 0):
-                    for statement in _statements(Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")):
+                    for statement in statements(Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")):
                         db.execute(statement)
                     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -439,16 +440,6 @@ def _path(url: str) -> str:
     if scheme != "sqlite" or not rest.removeprefix("/"):
         raise quota.ConfigError(f"[store] url {url!r}: the store is a file; write sqlite:///PATH")
     return rest.removeprefix("/")
-
-
-def _statements(script: str) -> Iterator[str]:
-    """The script's statements one by one: executescript() would commit the transaction they belong in."""
-    statement = ""
-    for line in script.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
 
 
 # -- upstream's resources as rows --------------------------------------------------------------------------------------

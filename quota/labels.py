@@ -46,6 +46,11 @@ class Tokens:
         return f"{self.run}{next(self._counter)}"
 
 
+def machine_name() -> str:
+    """What this machine calls itself on its network."""
+    return os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "host")
+
+
 def run_id() -> str:
     """8 random characters that name one run."""
     return os.urandom(5).hex()[:8]

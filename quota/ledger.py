@@ -35,6 +35,9 @@ KEEP_SLACK_MS = 25 * HOUR_MS
 """The log is kept for the longest window ever asked about and 25 h more (a long day, should the clock go back), at
 least 49 h. Who asks about a longer window later starts with what is there."""
 
+LEDGER_SCHEMES = ("sqlite", "redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
+"""The kinds of URL that a ledger can have: the embedded one's, then Redis'."""
+
 DEFAULT_BUCKET = "units"
 """The bucket that a stored charge means when it names none."""
 
@@ -212,7 +215,7 @@ def open_ledger(url: str, *, clock: Callable[[], int] | None = None) -> Ledger:
         from quota.sqlite_ledger import SqliteLedger
 
         return SqliteLedger(url, clock=clock)
-    if scheme in ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster"):
+    if scheme in LEDGER_SCHEMES:
         from quota.redis_ledger import RedisLedger
 
         return RedisLedger(url, clock=clock)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from quota.budget import Budget
 from quota.clock import rfc3339
 from quota.errors import QuotaError, Refused
-from quota.labels import current_labels
+from quota.labels import current_labels, machine_name
 from quota.ledger import NEVER, Exhaustion
 from quota.limits import Calendar
 from quota.upstream import UpstreamError, classify
@@ -153,8 +153,7 @@ class Attempt:
 
 def reporter(job: str) -> str:
     """Who says so: `host:pid job`."""
-    host = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "host")
-    return f"{host}:{os.getpid()} {job}".rstrip()
+    return f"{machine_name()}:{os.getpid()} {job}".rstrip()
 
 
 def _charged_at_ms(decision: Decision) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from quota.budget import Budget
 from quota.clock import host_clock
 from quota.errors import ConfigError, UsageError
-from quota.labels import Tokens
+from quota.labels import Tokens, machine_name
 from quota.settings import Settings, load_settings, state_folder
 from quota.tables import nearest, one_line, show
 
@@ -35,6 +35,7 @@ class Session:
         self.tokens = Tokens()
         self._clock = clock
         self._ledger: Ledger | None = None
+        self._allowance: Allowance | None = None
         self._budgets: dict[str, Budget] = {}
         self._services: list[Any] = []
 
@@ -82,20 +83,21 @@ class Session:
                 clock=self._clock,
                 jitter_ms=machine_jitter_ms(),
                 tokens=self.tokens,
-                allowance=self._allowance(),
+                allowance=self._open_allowance(),
             )
             self._budgets[chosen.name] = budget
         return budget
 
-    def _allowance(self) -> Allowance | None:
+    def _open_allowance(self) -> Allowance | None:
         """What this machine may spend while the ledger cannot answer, where the configuration allows any."""
         allowed = self.settings.ledger.unavailable
-        if allowed is None:
-            return None
-        from quota.outage import Allowance
+        if self._allowance is None and allowed is not None:
+            from quota.outage import Allowance
 
-        path = str(state_folder() / "allowance.db")
-        return Allowance(path, allowed.max_cost_units, allowed.allowance_units, self._clock or host_clock)
+            path = str(state_folder() / "allowance.db")
+            clock = self._clock or host_clock
+            self._allowance = Allowance(path, allowed.max_cost_units, allowed.allowance_units, clock)
+        return self._allowance
 
     def key(self, credential: str | None = None) -> str | None:
         """The secret of a credential, registered for redaction; None where the configuration gives none."""
@@ -128,6 +130,8 @@ class Session:
         """Let go of ledger and connections. May be called twice; a budget asked for afterwards opens it again."""
         while self._services:
             self._services.pop().close()
+        if self._allowance is not None:
+            self._allowance.close()
         ledger, self._ledger = self._ledger, None
         self._budgets.clear()
         if ledger is not None:
@@ -169,10 +173,9 @@ def machine_jitter_ms() -> int:
     the machines that wait for it do not all come back in the same second."""
     from zlib import crc32
 
-    name = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
     try:
         with open("/etc/machine-id", "rb") as file:
             identity = file.read(64)
     except OSError:
         identity = b""
-    return crc32(name.encode() + b"\0" + identity) % JITTER_MS
+    return crc32(machine_name().encode() + b"\0" + identity) % JITTER_MS

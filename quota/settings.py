@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from quota.costs import CostBook, load_book, parse_span, parse_window
 from quota.errors import ConfigError
+from quota.ledger import LEDGER_SCHEMES
 from quota.limits import (
     DAY_MS,
     HOUR_MS,
@@ -37,7 +38,6 @@ from quota.tables import Table, nearest, one_line, parse_toml, read_toml, show
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-LEDGER_SCHEMES = ("sqlite", "redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
 BUILT_IN_FETCHES = ("trending", "search", "channels")
 DEFAULT_RETENTION_MS = 30 * DAY_MS
 DEFAULT_HEADROOM_PERCENT = 5

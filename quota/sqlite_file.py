@@ -107,7 +107,7 @@ class SqliteFile:
                     raise LedgerError(f"{self.label} is another program's database; correct the url")
                 from quota.resources import read_text
 
-                for statement in _statements(read_text("quota", self._schema)):
+                for statement in statements(read_text("quota", self._schema)):
                     db.execute(statement)
                 db.execute(f"PRAGMA application_id = {self._application_id}")
                 db.execute(f"PRAGMA user_version = {self._version}")
@@ -137,15 +137,15 @@ class SqliteFile:
         return f"{self.label}: {error}"
 
 
-def _statements(script: str) -> list[str]:
+def statements(script: str) -> list[str]:
     """The statements of a script, so that they run inside one transaction (executescript would commit first)."""
-    statements, pending = [], ""
+    found, pending = [], ""
     for line in script.splitlines(keepends=True):
         pending += line
         if sqlite3.complete_statement(pending):
-            statements.append(pending)
+            found.append(pending)
             pending = ""
-    return statements
+    return found
 
 
 def _code(error: sqlite3.Error) -> int:
