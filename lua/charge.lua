@@ -18,7 +18,7 @@
 --       3 commit        1 = charge, 0 = peek
 --       4 u             what to charge: a bare integer in bucket `units`, else BUCKET=N
 --       5 method   6 job   7 region
---       8 token         unique to this attempt, without spaces or @
+--       8 token         unique to this attempt, without spaces, @ or /
 --       9 retry_age_ms  -1 on the first try of this call; on a repeat after a lost answer, the age of the first try
 --      10 keep_ms       how long the log must be kept for these windows; the longest ever asked for counts
 --      11 jitter_ms     added to the end of an exhaustion, so that machines do not come back all at once
@@ -40,7 +40,7 @@
 --       now_ms      the moment at which the windows end; with CLOCK the server's clock
 --       last        the id of the newest entry, 0-0 in an empty log
 --       epoch       of this ledger; empty before its first charge
---       carried     a line for each limit, "EPOCH UNITS UNTIL_MS EPOCH UNITS ..."; empty if nothing is carried
+--       carried     a line for each limit, "EPOCH UNITS UNTIL_MS LAST EPOCH ..." (see carry.lua); empty if nothing is
 --       used...     for each limit, in the order asked, including this charge if it was admitted and what is carried
 
 local log, state, amended = KEYS[1], KEYS[2], KEYS[3]
@@ -53,6 +53,7 @@ local keep_ms, jitter_ms, closed_by, seen = tonumber(ARGV[10]), tonumber(ARGV[11
 local FIRST_LIMIT, LIMIT_SIZE = 14, 4
 local FIRST_USED = 8
 local CLOCK_SLACK_MS = 5000
+local KEEP_SLACK_MS = 90000000 -- 25 h: should the clock go back, what has expired counts again
 local MAX_SEQ = 9007199254740991
 local CHUNK, MOST_ENTRIES = 250, 1000
 local MOST_UNITS = 1000000000 -- for one charge: sums of a whole log stay exact in 53 bits
@@ -71,8 +72,8 @@ elseif not commit and ARGV[3] ~= '0' then
   return wrong('commit is 1 or 0')
 elseif not units or units > MOST_UNITS then
   return wrong('u is N or BUCKET=N, with N from 0 to ' .. int(MOST_UNITS))
-elseif commit and not string.find(token, '^[^%s@]+$') then
-  return wrong('a charge needs a token without spaces or @')
+elseif commit and not string.find(token, '^[^%s@/]+$') then
+  return wrong('a charge needs a token without spaces, @ or /')
 end
 
 if clock_ms == 0 then
@@ -270,7 +271,7 @@ if carried_ms > now_ms then
   for index, view in ipairs(views) do
     local carried = redis.call('HGET', state, 'carry:' .. view.name) or ''
     lines[index] = carried
-    for carried_units, until_ms in string.gmatch(carried, '%S+ (%d+) (%d+)') do
+    for carried_units, until_ms in string.gmatch(carried, '%S+ (%d+) (%d+) %S+') do
       if tonumber(until_ms) > now_ms then view.carried = view.carried + tonumber(carried_units) end
     end
   end
@@ -362,7 +363,7 @@ if #dirty > 0 and (another_second or keep_ms > kept_ms or log_is_new or not know
   if retry_age_ms < 0 and repeated_ms and clock_ms - repeated_ms >= REPEAT_KEPT_MS then
     redis.call('HDEL', state, 'retried')
   end
-  if carried_ms > 0 and carried_ms <= now_ms then
+  if carried_ms > 0 and carried_ms + KEEP_SLACK_MS <= now_ms then
     for _, field in ipairs(redis.call('HKEYS', state)) do
       if string.find(field, '^carry:') then redis.call('HDEL', state, field) end
     end

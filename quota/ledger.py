@@ -90,14 +90,15 @@ NEVER = 2**53 - 1
 class Carry(NamedTuple):
     """What a view counted of charges that the ledger has lost: `units` more, until `until_ms`.
 
-    `epoch` names the ledger as it was before that loss. Several machines report the same loss, each as much as it had
-    seen: the largest report counts.
+    `epoch` names the ledger as it was before that loss. Several machines report the same loss, each what it had seen up
+    to the entry `last`: of two reports, the one that goes further holds all of the other.
     """
 
     view: str
     epoch: str
     units: int
     until_ms: int
+    last: Id
 
 
 Id = tuple[int, int]
@@ -153,6 +154,11 @@ class Seen(NamedTuple):
 
 
 NOTHING_SEEN = Seen("", ())
+
+
+def root_of(epoch: str) -> str:
+    """The first epoch of the log: the same for a copy of it, another for one that was begun anew."""
+    return epoch.partition("/")[0]
 
 
 class Question(NamedTuple):
@@ -216,8 +222,10 @@ class Ledger(Protocol):
     def carry(self, project: str, epoch: str, carries: Sequence[Carry]) -> str:
         """Count what this ledger has lost; the epoch that holds from now on.
 
-        Merged by view and lost epoch: the larger `units` and the later `until_ms` stand, so that a report may be
-        repeated. If that changes anything, or the ledger has no epoch yet, `epoch` begins.
+        Merged by view and lost epoch: a report that goes no further than the standing one changes nothing, so that it
+        may be repeated; of one that does, the larger `units` and the later `until_ms` stand. If that changes anything,
+        or the ledger has no epoch yet, `epoch` begins (after the root's name and a slash, where there is one: see
+        `root_of`).
         """
         ...
 

@@ -30,11 +30,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quota.budget import read_entries
 from quota.clock import rfc3339
-from quota.ledger import NEVER, NOTHING_SEEN, Carry, Seen
+from quota.ledger import KEEP_SLACK_MS, NOTHING_SEEN, Carry, Seen, root_of
 from quota.limits import selector_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from quota.ledger import Ask, Id, Ledger, Verdict
@@ -70,8 +70,8 @@ class Record(NamedTuple):
 class Slot(NamedTuple):
     """What one process has noted: at `at_ms`, by the ledger's clock, of a ledger that was in `epoch` then.
 
-    Records of earlier epochs, of which nothing was left, stay beside the carries made of them: what an old copy brings
-    back when it is put there after all is then not counted twice.
+    Records of another log, which was lost as a whole, stay beside the carries made of them: what a copy of it brings
+    back, when one is put there after all, is then not counted twice.
     """
 
     epoch: str
@@ -89,8 +89,9 @@ class Slot(NamedTuple):
             for line in lines:
                 view, of_epoch, *fields = line.split("\t")
                 selector_of(view)
-                if len(fields) == 2:
-                    carries.append(Carry(view, of_epoch, int(fields[0]), int(fields[1])))
+                if len(fields) == 4:
+                    units, until_ms, last_ms, last_seq = map(int, fields)
+                    carries.append(Carry(view, of_epoch, units, until_ms, (last_ms, last_seq)))
                 else:
                     units, since_ms, last_ms, last_seq, until_ms = map(int, fields)
                     records.append(Record(view, of_epoch, units, since_ms, (last_ms, last_seq), until_ms))
@@ -119,8 +120,7 @@ class Memory:
         self._tag = zlib.crc32(epoch.encode())
         self._newest: Id = (0, 0)
         self._lines: dict[str, str] = {}  # a record's line by its view: read back where that is needed, which is rare
-        self._earlier: set[Record] = set()  # of earlier epochs, all before _floor_ms
-        self._floor_ms = 0
+        self._earlier: set[Record] = set()  # of other logs
         self._carries: dict[tuple[str, str], Carry] = {}
         self._others: tuple[Id, ...] = ()  # what the machine's other processes saw, until the ledger has shown it
         self._look_at_s = self._tidy_at_ms = 0.0
@@ -154,16 +154,15 @@ class Memory:
             for n, (view, _, _, edges) in enumerate(asks):
                 units = verdict.used_units[n]
                 if verdict.carried:
-                    units -= sum(carry.units for carry in verdict.carried[n] if carry.until_ms > now_ms)
-                    _merge(self._carries, verdict.carried[n])
+                    for carry in verdict.carried[n]:
+                        _merge(self._carries, carry)
+                        units -= carry.units if carry.until_ms > now_ms else 0
                 if edges is None:
                     window_ms = view.window.longest_ms
                     since_ms, until_ms = now_ms - window_ms, last[0] + window_ms
                 else:
                     since_ms = edges[1 if now_ms >= edges[1] else 0] - 1
                     until_ms = edges[1 if last[0] < edges[1] else 2]
-                if since_ms < self._floor_ms:
-                    since_ms = self._floor_ms
                 self._lines[view.name] = _line(view.name, epoch, units, since_ms, last, until_ms)
             if now_ms >= self._tidy_at_ms:
                 self._tidy(now_ms)
@@ -175,38 +174,55 @@ class Memory:
         Raises LedgerError. May be repeated: the ledger merges reports of one loss.
         """
         now_ms = verdict.now_ms
+        since_ms = now_ms - KEEP_SLACK_MS  # should the clock go back, what has expired counts again
         with self._lock:
             slots = [*self._read_slots(), self._own(now_ms)]
-            live = [(slot, record) for slot in slots for record in slot.records if record.until_ms > now_ms]
+            live = [(slot, record) for slot in slots for record in slot.records if record.until_ms > since_ms]
             seen = {record for slot, record in live if record.epoch == slot.epoch}
             earlier = {record for slot, record in live if record.epoch != slot.epoch}
-            lost = [carry for carry in (_lost(ledger, self._project, record) for record in seen) if carry is not None]
-            back = {(r.view, r.epoch): _here_units(ledger, self._project, r) for r in sorted(earlier, key=_last)}
+            root = root_of(verdict.epoch)
+            back: dict[tuple[str, str], int] = {}
+            for record in sorted(earlier, key=_last):
+                if root_of(record.epoch) == root:
+                    back[record.view, record.epoch] = _here(ledger, self._project, record).units
             carries: dict[tuple[str, str], Carry] = {}
-            for carry in (carry for slot in slots for carry in slot.carries if carry.until_ms > now_ms):
-                _merge(carries, [carry._replace(units=carry.units - back.get((carry.view, carry.epoch), 0))])
-            _merge(carries, lost)
+            for carry in (carry for slot in slots for carry in slot.carries if carry.until_ms > since_ms):
+                _merge(carries, carry._replace(units=carry.units - back.get((carry.view, carry.epoch), 0)))
+            left = {record: self._left(ledger, root, record) for record in seen}
+            lost = [_carry(record, here.units) for record, here in left.items() if here.units < record.units]
+            for carry in lost:
+                _merge(carries, carry)
             carries = {key: carry for key, carry in carries.items() if carry.units > 0}
             epoch = ledger.carry(self._project, new_epoch, list(carries.values())) if carries else verdict.epoch
-            newest = max((record.last for record in seen), default=(0, 0))
-            nothing_left = not ledger.read(self._project, (0, NEVER), newest[0], 1)
             self._begin(epoch)
             self._carries = carries
-            if nothing_left:  # what comes now is later than all that was seen, and can be told from it
-                self._floor_ms = newest[0]
-                self._earlier = {record for record in seen | earlier if (record.view, record.epoch) in carries}
+            self._earlier = {r for r in seen | earlier if root_of(r.epoch) != root and (r.view, r.epoch) in carries}
+            for here in sorted(left.values(), key=_last):
+                if here.units > 0:
+                    self._lines[here.view] = here._replace(epoch=epoch).line()
+                    self._newest = max(self._newest, here.last)
             if self._write(now_ms) and self._slots is not None:
                 self._slots.clear_abandoned()  # what processes that are gone have noted stands in our slot now
-        for carry in lost:
+        most = max((carry for carry in lost if carry.until_ms > now_ms), key=lambda carry: carry.units, default=None)
+        if most is not None:
             _log.warning(
-                "ledger_behind project=%s ledger=%s view=%s lost_units=%d until=%s: charges that this machine saw are "
-                "missing there (emptied? restored from an old copy?); they count on until they would have expired",
+                "ledger_behind project=%s ledger=%s lost_units=%d until=%s: charges that this machine saw are missing "
+                "there (emptied? restored from an old copy?); they count on until they would have expired",
                 self._project,
                 ledger.label,
-                carry.view,
-                carry.units,
-                rfc3339(carry.until_ms),
+                most.units,
+                rfc3339(most.until_ms),
             )
+
+    def _left(self, ledger: Ledger, root: str, record: Record) -> Record:
+        """What the ledger still has of a record: all of it, if it has the newest entry that the record knows of.
+
+        Another log has nothing of it, whatever it holds; but where all of it is there, only the log's name was lost.
+        """
+        here = _here(ledger, self._project, record)
+        if root_of(record.epoch) == root:
+            return record if here.last == record.last else here
+        return record if here == record else record._replace(units=0)
 
     # -- the file ----------------------------------------------------------------------------------------------------
 
@@ -235,10 +251,13 @@ class Memory:
         if latest is None:
             return
         self._begin(latest.epoch)
+        since_ms = latest.at_ms - KEEP_SLACK_MS
         for slot in slots:
-            _merge(self._carries, (carry for carry in slot.carries if carry.until_ms > latest.at_ms))
+            for carry in slot.carries:
+                if carry.until_ms > since_ms:
+                    _merge(self._carries, carry)
             if slot.epoch == latest.epoch:
-                live = [record for record in slot.records if record.until_ms > latest.at_ms]
+                live = [record for record in slot.records if record.until_ms > since_ms]
                 here = [record for record in live if record.epoch == slot.epoch]
                 self._others += tuple({record.last for record in here})
                 self._earlier.update(set(live).difference(here))
@@ -275,17 +294,21 @@ class Memory:
         return slot
 
     def _text(self, now_ms: int) -> str:
-        carries = [f"{c.view}\t{c.epoch}\t{c.units}\t{c.until_ms}\n" for c in self._carries.values()]
+        carries = [
+            f"{view}\t{lost}\t{units}\t{until_ms}\t{last[0]}\t{last[1]}\n"
+            for view, lost, units, until_ms, last in self._carries.values()
+        ]
         earlier = [record.line() for record in self._earlier]
         return "".join([f"{self._epoch}\t{now_ms}\n", *self._lines.values(), *earlier, *carries])
 
     def _tidy(self, now_ms: int) -> None:
         """Forget what has expired."""
         self._tidy_at_ms = now_ms + TIDY_EVERY_MS
-        live = {record for record in self._own(now_ms).records if record.until_ms > now_ms and record.units > 0}
+        since_ms = now_ms - KEEP_SLACK_MS
+        live = {record for record in self._own(now_ms).records if record.until_ms > since_ms and record.units > 0}
         self._earlier &= live
         self._lines = {record.view: record.line() for record in live if record.epoch == self._epoch}
-        self._carries = {key: carry for key, carry in self._carries.items() if carry.until_ms > now_ms}
+        self._carries = {key: carry for key, carry in self._carries.items() if carry.until_ms > since_ms}
 
     def _write(self, now_ms: int) -> bool:
         if self._slots is None:
@@ -322,32 +345,30 @@ def _last(record: Record) -> Id:
     return record.last
 
 
-def _lost(ledger: Ledger, project: str, record: Record) -> Carry | None:
-    """What the ledger lacks of a record: nothing, if it has the newest entry that the record knows of."""
-    ms, seq = record.last
-    there = ledger.read(project, (ms, seq - 1) if seq else (ms - 1, NEVER), ms, 1)
-    if there and (there[0].ms, there[0].seq) == record.last:
-        return None
-    lost_units = record.units - _here_units(ledger, project, record)
-    return Carry(record.view, record.epoch, lost_units, record.until_ms) if lost_units > 0 else None
-
-
-def _here_units(ledger: Ledger, project: str, record: Record) -> int:
-    """What the log has, within a record's bounds, of what its view counts."""
+def _here(ledger: Ledger, project: str, record: Record) -> Record:
+    """As much of a record as the log has within its bounds."""
     selector = selector_of(record.view)
-    return sum(
-        selector.cost(entry.units)
-        for entry in read_entries(ledger, project, record.since_ms + 1, record.last[0])
-        if (entry.ms, entry.seq) <= record.last and selector.counts(entry.bucket, entry.method, entry.job)
-    )
+    units, last = 0, (0, 0)
+    for entry in read_entries(ledger, project, record.since_ms + 1, record.last[0]):
+        if (entry.ms, entry.seq) <= record.last:
+            last = (entry.ms, entry.seq)
+            if selector.counts(entry.bucket, entry.method, entry.job):
+                units += selector.cost(entry.units)
+    return record._replace(units=units, last=last)
 
 
-def _merge(into: dict[tuple[str, str], Carry], carries: Iterable[Carry]) -> None:
-    """Of several reports of one loss, the largest."""
-    for carry in carries:
-        key = (carry.view, carry.epoch)
-        known = into.get(key, carry)
-        into[key] = Carry(*key, max(carry.units, known.units), max(carry.until_ms, known.until_ms))
+def _carry(record: Record, here_units: int) -> Carry:
+    return Carry(record.view, record.epoch, record.units - here_units, record.until_ms, record.last)
+
+
+def _merge(into: dict[tuple[str, str], Carry], carry: Carry) -> None:
+    """Of several reports of one loss, the one that goes furthest: as the ledger does it."""
+    key = (carry.view, carry.epoch)
+    known = into.get(key)
+    if known is None:
+        into[key] = carry
+    elif carry.last > known.last:
+        into[key] = carry._replace(units=max(carry.units, known.units), until_ms=max(carry.until_ms, known.until_ms))
 
 
 def _make_room(path: str) -> None:

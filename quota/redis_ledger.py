@@ -144,7 +144,7 @@ class RedisLedger:
     def carry(self, project: str, epoch: str, carries: Sequence[Carry]) -> str:
         args: list[str | int] = [0 if self._clock is None else self._clock(), epoch, KEEP_MS]
         for carry in carries:
-            args += (carry.view, carry.epoch, carry.units, carry.until_ms)
+            args += (carry.view, carry.epoch, carry.units, carry.until_ms, f"{carry.last[0]}-{carry.last[1]}")
         return str(self._script("carry", project, args))
 
     def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
@@ -302,13 +302,14 @@ def _id(text: str) -> Id:
 
 
 def _carries(asks: Sequence[Ask], text: str) -> tuple[tuple[Carry, ...], ...]:
-    """A line for each ask: `EPOCH UNITS UNTIL_MS EPOCH UNITS UNTIL_MS ...`"""
+    """A line for each ask: `EPOCH UNITS UNTIL_MS LAST EPOCH UNITS ...`"""
     carries = []
     for ask, line in zip(asks, text.split("\n"), strict=True):
         words = line.split(" ") if line else []
-        triples = zip(words[::3], words[1::3], words[2::3], strict=True)
+        fours = zip(words[::4], words[1::4], words[2::4], words[3::4], strict=True)
+        name = ask.view.name
         carries.append(
-            tuple(Carry(ask.view.name, lost, int(units), int(until_ms)) for lost, units, until_ms in triples)
+            tuple(Carry(name, lost, int(units), int(until), _id(last)) for lost, units, until, last in fours)
         )
     return tuple(carries)
 

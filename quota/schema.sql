@@ -71,6 +71,8 @@ CREATE TABLE IF NOT EXISTS carries (
     epoch    TEXT    NOT NULL,       -- the one that was lost
     units    INTEGER NOT NULL,
     until_ms INTEGER NOT NULL,
+    last_ms  INTEGER NOT NULL,       -- the newest entry that its reporter had seen
+    last_seq INTEGER NOT NULL,
     PRIMARY KEY (project, view, epoch)
 ) WITHOUT ROWID;
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quota.clock import host_clock
-from quota.ledger import CLOCK_SLACK_MS, NEVER, Carry, Entry, Exhaustion, Verdict
+from quota.ledger import CLOCK_SLACK_MS, KEEP_SLACK_MS, NEVER, Carry, Entry, Exhaustion, Verdict, root_of
 from quota.limits import MINUTE_MS, Sliding
 from quota.sqlite_file import SqliteFile
 
@@ -122,9 +122,14 @@ class SqliteLedger:
         return any(missing)
 
     def _carried(self, db: sqlite3.Connection, question: Question, now_ms: int) -> tuple[tuple[Carry, ...], ...]:
-        sql = "SELECT view, epoch, units, until_ms FROM carries WHERE project = ? AND view = ? AND until_ms > ?"
+        sql = (
+            "SELECT view, epoch, units, until_ms, last_ms, last_seq FROM carries"
+            " WHERE project = ? AND view = ? AND until_ms > ?"
+        )
         rows = [db.execute(sql, (question.project, ask.view.name, now_ms)).fetchall() for ask in question.asks]
-        return tuple(tuple(Carry(*row) for row in of_view) for of_view in rows)
+        return tuple(
+            tuple(Carry(row[0], row[1], row[2], row[3], (row[4], row[5])) for row in of_view) for of_view in rows
+        )
 
     def _append(self, db: sqlite3.Connection, project: str, at: Id, charge: Charge) -> None:
         db.execute(
@@ -229,20 +234,24 @@ class SqliteLedger:
     def carry(self, project: str, epoch: str, carries: Sequence[Carry]) -> str:
         def work(db: sqlite3.Connection) -> str:
             _, current, carried_ms = self._head(db, project)
-            db.execute("DELETE FROM carries WHERE project = ? AND until_ms <= ?", (project, self._clock()))
+            db.execute(
+                "DELETE FROM carries WHERE project = ? AND until_ms <= ?", (project, self._clock() - KEEP_SLACK_MS)
+            )
             changed = 0
             for carry in carries:
                 changed += db.execute(
-                    "INSERT INTO carries VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE"
-                    " SET units = MAX(units, excluded.units), until_ms = MAX(until_ms, excluded.until_ms)"
-                    " WHERE excluded.units > units OR excluded.until_ms > until_ms",
-                    (project, *carry),
+                    "INSERT INTO carries VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE"
+                    " SET units = MAX(units, excluded.units), until_ms = MAX(until_ms, excluded.until_ms),"
+                    " last_ms = excluded.last_ms, last_seq = excluded.last_seq"
+                    " WHERE (excluded.last_ms, excluded.last_seq) > (last_ms, last_seq)",
+                    (project, *carry[:4], *carry.last),
                 ).rowcount
             if current and not changed:
                 return current
             carried_ms = max([carried_ms, *(carry.until_ms for carry in carries)])
-            db.execute("REPLACE INTO epochs VALUES (?, ?, ?)", (project, epoch, carried_ms))
-            return epoch
+            begun = f"{root_of(current)}/{epoch}" if current else epoch
+            db.execute("REPLACE INTO epochs VALUES (?, ?, ?)", (project, begun, carried_ms))
+            return begun
 
         return self._file.transact(work, write=True)
 

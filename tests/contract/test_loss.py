@@ -12,7 +12,7 @@ import redis
 
 from contract.conftest import limit
 from quota.budget import Budget, read_entries
-from quota.ledger import NEVER, Carry, open_ledger
+from quota.ledger import NEVER, Carry, Charge, Question, open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
 from quota.memory import Memory, close_memory, memory_path, open_memory
 from support.books import BOOK
@@ -238,6 +238,41 @@ def test_one_loss_after_the_other(site: Site) -> None:
     for n in range(1, 6):
         site.restore(copy) if n % 2 else site.empty()
         assert charge(budget) == 8 + n
+
+
+def test_what_survived_one_loss_and_fell_to_the_next_counts_once(site: Site) -> None:
+    """One machine asks between the two losses, the other only after both."""
+    first, second = site.machine("a").budget(limit(100)), site.machine("b").budget(limit(100))
+    charge(second, 5)
+    copy = site.place.copy()
+    site.now_ms += 10
+    charge(second, 2)
+    charge(first)
+    site.restore(copy)
+    assert charge(first) == 9
+    site.empty()
+    assert charge(first) == 10
+    assert charge(second) == 11
+
+
+def test_what_is_left_after_a_loss_is_not_forgotten_by_a_process_that_ends_then(site: Site) -> None:
+    """It reports the loss, and is killed before its next decision; then comes the second loss."""
+    machine = site.machine()
+    charge(machine.budget(limit(100), limit(50, HOUR_MS, name="hour")), 5)
+    copy = site.place.copy()
+    site.now_ms += 10
+    charge(machine.budget(limit(100)), 3)
+    site.restore(copy)
+    verdict = machine.ledger.decide(
+        Question("p", Charge(1, "units", "m", "", "", "t"), (), (), site.now_ms, 0, machine.memory.seen()), commit=False
+    )
+    assert verdict.outcome == "behind"
+    machine.memory.make_good(machine.ledger, verdict, "e2")
+    machine.stop()
+    site.empty()
+    machine.start()
+    assert charge(machine.budget(limit(100), limit(50, HOUR_MS, name="hour"))) == 9
+    assert machine.budget(limit(50, HOUR_MS)).usage()[0].used_units == 6
 
 
 @pytest.mark.parametrize("charged_after_it", [0, 3])
@@ -496,10 +531,15 @@ def test_a_replica_that_lagged_takes_over(tmp_path: Path) -> None:
 def test_reports_of_one_loss_are_merged_and_losses_are_added(site: Site) -> None:
     ledger, view = site.machine().ledger, limit(100).view.name
     until_ms = NOW + HOUR_MS
-    assert ledger.carry("p", "e1", [Carry(view, "lost", 5, until_ms)]) == "e1"
-    assert ledger.carry("p", "e2", [Carry(view, "lost", 5, until_ms)]) == "e1", "nothing new"
-    assert ledger.carry("p", "e3", [Carry(view, "lost", 3, until_ms - 9), Carry(view, "other", 2, until_ms)]) == "e3"
-    assert ledger.carry("p", "e4", [Carry(view, "lost", 6, until_ms)]) == "e4"
+    at = (NOW, 0)
+    assert ledger.carry("p", "e1", [Carry(view, "lost", 5, until_ms, at)]) == "e1"
+    assert ledger.carry("p", "e2", [Carry(view, "lost", 5, until_ms, at)]) == "e1", "nothing new"
+    assert ledger.carry("p", "e2", [Carry(view, "lost", 9, until_ms, at)]) == "e1", "what it adds was lost later"
+    assert (
+        ledger.carry("p", "e3", [Carry(view, "lost", 3, until_ms - 9, (NOW, 1)), Carry(view, "other", 2, until_ms, at)])
+        == "e1/e3"
+    )
+    assert ledger.carry("p", "e4", [Carry(view, "lost", 6, until_ms, (NOW + 1, 0))]) == "e1/e4"
     budget = Budget(
         credential="main",
         project="p",
