@@ -217,7 +217,8 @@ class LosingLedger(RuleBasedStateMachine):
     def _lost(self, known: Known) -> None:
         self.known = known
         self.losses += 1
-        self._set_clock(self.now_ms + 1)
+        newest_ms = max((made.ms for made in self.made), default=0)
+        self._set_clock(max(self.now_ms, newest_ms) + 1)
 
     # -- what happens to time ----------------------------------------------------------------------------------------
 
@@ -226,7 +227,7 @@ class LosingLedger(RuleBasedStateMachine):
         self._set_clock(self.now_ms + step_ms)
 
     def _set_clock(self, now_ms: int) -> None:
-        """To no millisecond that had a charge: a server that lost its log never comes back to the very same one."""
+        """To no millisecond that had a charge: a server that lost its log would give the same ids again."""
         used = {made.ms for made in self.made}
         while now_ms in used:
             now_ms += 1
