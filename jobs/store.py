@@ -12,6 +12,7 @@ a page without its place nor a place without its page.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -123,7 +124,7 @@ class Store:
         self.path = _path(url)
         self.retention_ms = retention_ms
         self._clock = clock or host_clock
-        if not create and not Path(self.path).exists():
+        if not create and not os.path.exists(self.path):
             raise StoreError(f"there is no store at {self.path} yet: `quota run JOB` makes it")
         try:
             self._db = sqlite3.connect(self.path, timeout=busy_timeout_ms / 1_000, isolation_level=None)
