@@ -136,9 +136,10 @@ def _read(read: Callable[[], T], named: str) -> T | None:
     try:
         return read()
     except ConfigError as error:
-        check_line(str(error))
-        assert named in str(error)
-        return None
+        said = str(error)
+    check_line(said)
+    assert named in said
+    return None
 
 
 def _write(r: Input, path: Path, good: list[bytes]) -> Path:
