@@ -352,10 +352,10 @@ class Store:
                 " AND (:region IS NULL OR EXISTS"
                 " (SELECT 1 FROM rankings r WHERE r.video_id = v.video_id AND r.region = :region))"
                 " ORDER BY bm25(videos_text, 10, 1, 4, 4), v.view_count DESC, v.video_id LIMIT :limit",
-                {"query": query, "region": region, "limit": limit},
+                {"query": query, "region": _text_or_none(region), "limit": limit},
             ).fetchall()
             return [
-                Found(video_id, title, channel, published, views, self._rankings(video_id, region))
+                Found(video_id, title, channel, published, views, self._rankings(video_id, _text_or_none(region)))
                 for video_id, title, channel, published, views in rows
             ]
 
