@@ -218,7 +218,7 @@ def exec_(method: str, command: tuple[str, ...], config: str | None, credential:
     import quota
 
     command = command[1:] if command[0] == "--" else command
-    if not command:
+    if not command or not command[0]:
         raise click.UsageError("no command to run; write: quota exec METHOD -- COMMAND...")
     with quota.open(config) as session:
         budget = session.budget(credential)

@@ -145,12 +145,19 @@ def test_what_would_go_on_for_ever_fails_as_well(args: list[str], monkeypatch: p
             1,
             "quota: bucket '\\udcff' of project 'main' is not closed; closed: none\n",
         ),
+        (
+            ["exec", "videos.list", "", "x"],
+            2,
+            "quota: no command to run; write: quota exec METHOD -- COMMAND; see `quota exec --help`\n",
+        ),
         (["check", "\x1b[31m"], 2, "quota: Got unexpected extra argument (\\x1b[31m); see `quota check --help`\n"),
     ],
 )
 @pytest.mark.usefixtures("_here")
 def test_what_once_failed_otherwise(args: list[str], status: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _quota(monkeypatch, args)[0::2] == (status, said.encode())
+    with quota.open("quota.toml") as session:
+        assert {state.used_units for state in session.budget().usage()} == {1}, "nothing more was charged"
 
 
 def test_an_argument_that_is_no_text_is_printed_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
