@@ -20,6 +20,35 @@ ODD_TEXT = (
     "env:HOME", "env:", "file:", "file:/dev/null", "file:/", "sqlite://", "sqlite:///", "sqlite:////", "sqlite:///x.db",
     "redis://:pass@h:1/0", "redis://[", "http://h", "trending", "os:system", "x:y", "None", "day", "month", "calls",
 )  # fmt: skip
+URLS = (
+    "sqlite:///~nobody-at-all/x.db", "sqlite:///var/lib/x.db", "sqlite:////proc/1/x/y.db", "sqlite:///" + "u" * 300 + "/x",
+    "sqlite:///" + "u/" * 3_000, "redis://:pw@[/0", "rediss://h:x/0", "redis+sentinel://", "unix://", "x://y",
+)  # fmt: skip
+SPANS = ("0s", "1ms", "3651d", "999999999999d", "1 h", "１h", "24h", "31d")
+ZONES = ("", "UTC", "Europe", "posix/UTC", "../UTC", "/etc/passwd", "zone.tab", "Etc/GMT+1", "\u0130stanbul", "z" * 300)
+HINTS: dict[object, tuple[Any, ...]] = {
+    "url": URLS,
+    "key": ("file:~nobody-at-all/k", "file:" + "k" * 5_000, "file:.", "env:" + "V" * 200, "AIza" + "x" * 35, "env:A=B"),
+    "endpoint": ("http://h:99999999/", "http://[::1", "https://u:p@h/", "http://h/?key=AIza" + "x" * 35, "http://h//"),
+    "api": ("./quota.toml", "../" * 300 + "x.toml", "x" * 300 + ".toml", "youtube-v4", "/dev/null", "\n.toml"),
+    "window": SPANS,
+    "retention": SPANS,
+    "stagger": SPANS,
+    "jitter": SPANS,
+    "misfire_grace": SPANS,
+    "resets": SPANS,
+    "zone": ZONES,
+    "timezone": ZONES,
+    "schedule": (
+        "* * * * *", "0 0 31 2 *", "0 0 30 2 0-6", "*/60 * * * *", "5-1 * * * *", "0 0 * * 8", "0 0 * JAN-dec sun-SAT",
+        "every 0s", "every 999999999999d", "every", "every 1 h", "\u0661 * * * *", "1,2,3,4,5/1 * * * *", "* " * 5_000,
+    ),
+    "quota": (1, 10**15, 10**15 + 1),
+    "pages": (0, 10**15),
+    "leave": (0, 10**15, {"day": 0}, {"no": 1}),
+    "fetch": ("os:system", "a.b:c", "a:b:c", "\u0661:x", "é:é", "trendin"),
+    "machines": (0, 10**15),
+}  # fmt: skip
 LONE_SURROGATE = "\udc80"
 
 NUMBERS = (
@@ -96,6 +125,8 @@ def mutated(r: Random, data: Any, make: Any = value) -> Any:
     copy = data.copy()
     key: Any = r.choice(list(copy)) if isinstance(copy, dict) else r.randrange(len(copy))
     kind = r.randrange(12)
+    if key in HINTS and kind > 5:
+        kind = 3
     if kind == 0:
         del copy[key]
     elif kind == 1 and isinstance(copy, dict):
@@ -105,7 +136,7 @@ def mutated(r: Random, data: Any, make: Any = value) -> Any:
     elif kind == 2 and isinstance(copy, dict):
         copy[text(r, surrogates=False)] = copy.pop(key)
     elif kind == 3:
-        copy[key] = make(r)
+        copy[key] = r.choice(HINTS[key]) if key in HINTS and r.random() < 0.7 else make(r)
     else:
         copy[key] = mutated(r, copy[key], make)
     return copy
