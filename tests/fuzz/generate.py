@@ -21,10 +21,10 @@ ODD_TEXT = (
     "redis://:pass@h:1/0", "redis://[", "http://h", "trending", "os:system", "x:y", "None", "day", "month", "calls",
 )  # fmt: skip
 URLS = (
-    "sqlite:///~nobody-at-all/x.db", "sqlite:///var/lib/x.db", "sqlite:////proc/1/x/y.db", "sqlite:///" + "u" * 300 + "/x",
+    "sqlite:///~nobody-at-all/x.db", "sqlite:///var/lib/x.db", "sqlite:////proc/1/x/y.db", "sqlite:///" + "u" * 300,
     "sqlite:///" + "u/" * 3_000, "redis://:pw@[/0", "rediss://h:x/0", "redis+sentinel://", "unix://", "x://y",
 )  # fmt: skip
-SPANS = ("0s", "1ms", "3651d", "999999999999d", "1 h", "１h", "24h", "31d")
+SPANS = ("0s", "1ms", "3651d", "999999999999d", "1 h", "\uff11h", "24h", "31d")
 ZONES = ("", "UTC", "Europe", "posix/UTC", "../UTC", "/etc/passwd", "zone.tab", "Etc/GMT+1", "\u0130stanbul", "z" * 300)
 HINTS: dict[object, tuple[Any, ...]] = {
     "url": URLS,
