@@ -20,10 +20,12 @@ lint: .venv/installed-test .venv/installed-lint
 bench: .venv/installed-test .venv/installed-bench
 	@cd tests && ../$(BIN)/python -m bench && ../$(BIN)/python -m bench.plan
 
-# The full counts: 100,000 random operations on each ledger, two months around each change of the clocks.
+# The full counts: 100,000 random operations on each ledger, two months around each change of the clocks, 100,000 random
+# inputs to everything that reads what others wrote.
 soak: .venv/installed-test
 	@QUOTA_TEST_OPERATIONS=100000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/test_random_operations.py
 	@QUOTA_TEST_DAYS=61 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/test_simulated_months.py
+	@QUOTA_TEST_INPUTS=100000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/fuzz
 
 .venv/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'

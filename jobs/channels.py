@@ -22,7 +22,7 @@ def fetch(client: Any, region: str, cursor: Cursor | None, *, store: Store, ids:
     Without any there is nothing to ask, and nothing is charged. The cursor is the last id done, not a position: the
     rankings may change between two runs.
     """
-    after = cursor["after"] if cursor else ""
+    after = str(cursor["after"]) if cursor else ""
     if ids is None:
         wanted = store.channels_ranked(region, after, PAGE_ITEMS)
     else:

@@ -114,6 +114,8 @@ def plan(
 
     try:
         first_day = None if start is None else date.fromisoformat(start)
+        if first_day is not None and not 1970 < first_day.year < 9999:
+            raise ValueError("the simulation reaches some days beyond it, into years that no clock has")
     except ValueError:
         raise quota.UsageError(f"--start {start!r}: write a day, for example 2026-11-01") from None
     with quota.open(config) as session:

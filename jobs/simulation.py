@@ -147,7 +147,7 @@ EMPTY = State()
 
 def read_state(session: Session) -> State:
     """The live state of a session's ledger and store. Raises LedgerError and StoreError; changes neither."""
-    from pathlib import Path
+    import os
 
     from jobs.store import Store
 
@@ -159,7 +159,7 @@ def read_state(session: Session) -> State:
         entries[credential.project] = list(read_entries(ledger, credential.project, now_ms - longest_ms, NEVER))
         exhaustions[credential.project] = list(ledger.exhaustions(credential.project))
     places: dict[str, list[Place]] = {}
-    if Path(settings.store.url.removeprefix("sqlite:///")).exists():
+    if os.path.exists(settings.store.url.removeprefix("sqlite:///")):
         with Store(settings.store.url, retention_ms=settings.store.retention_ms, create=False) as store:
             for job in settings.jobs.values():
                 places[job.name] = [store.place(job.name, region) for region in job.regions or ("",)]

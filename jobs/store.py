@@ -12,6 +12,7 @@ a page without its place nor a place without its page.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -123,7 +124,7 @@ class Store:
         self.path = _path(url)
         self.retention_ms = retention_ms
         self._clock = clock or host_clock
-        if not create and not Path(self.path).exists():
+        if not create and not os.path.exists(self.path):
             raise StoreError(f"there is no store at {self.path} yet: `quota run JOB` makes it")
         try:
             self._db = sqlite3.connect(self.path, timeout=busy_timeout_ms / 1_000, isolation_level=None)
@@ -131,7 +132,7 @@ class Store:
             raise self._failure(error) from error
         try:
             self._open()
-        except sqlite3.Error as error:
+        except _FAILED as error:
             self._db.close()
             raise self._failure(error) from error
         except BaseException:
@@ -158,6 +159,8 @@ class Store:
                 f"store {self.path} has schema version {version}, written by a newer quota-ledger; "
                 f"this one reads up to {SCHEMA_VERSION}: upgrade it"
             )
+        # Of text that a damaged file no longer holds in UTF-8, as much as can be read.
+        db.text_factory = lambda raw: raw.decode("utf-8", "replace")
         # A commit may be lost with the power, but never half of it; losing it costs one page fetched again.
         db.execute("PRAGMA synchronous = NORMAL")
 
@@ -192,11 +195,11 @@ class Store:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                 raise
-        except sqlite3.Error as error:
+        except _FAILED as error:
             raise self._failure(error) from error
 
-    def _failure(self, error: sqlite3.Error) -> StoreError:
-        name = getattr(error, "sqlite_errorname", "")
+    def _failure(self, error: Exception) -> StoreError:
+        name = "SQLITE_CORRUPT" if isinstance(error, UnicodeDecodeError) else getattr(error, "sqlite_errorname", "")
         for prefix, text in _FAILURES:
             if name.startswith(prefix):
                 return StoreError(f"store {self.path}: {text}")
@@ -211,6 +214,9 @@ class Store:
         """
         with self._transaction() as db:
             places = {region: self.place(job, region) for region in regions}
+            # Of a damaged row nothing may stay: the next page would be added to it.
+            afresh = [(job, region) for region, place in places.items() if place == Place(job, region)]
+            db.executemany("DELETE FROM places WHERE job = ? AND region = ?", afresh)
             if not any(place.pending for place in places.values()):
                 for place in places.values():
                     # A pass that failed in the middle keeps its place and goes on from there.
@@ -222,17 +228,15 @@ class Store:
         return in_order(places.values())
 
     def place(self, job: str, region: str) -> Place:
-        """Where the job stands in the region; a place with nothing in it for a region never seen."""
+        """Where the job stands in the region; a place with nothing in it for a region never seen, or one whose row is
+        damaged."""
         with self._reading():
             row = self._db.execute(
                 "SELECT pending, cursor, pages, items, ranks, started_at_ms, completed_at_ms, failed_at_ms"
                 " FROM places WHERE job = ? AND region = ?",
                 (job, region),
             ).fetchone()
-        if row is None:
-            return Place(job, region)
-        cursor = None if row[1] is None else json.loads(row[1])
-        return Place(job, region, bool(row[0]), cursor, *row[2:])
+        return (row and _place(job, region, *row)) or Place(job, region)
 
     def keep(self, place: Place, page: Page, *, started_at_ms: int, finished: bool) -> Place:
         """Store one page and the place after it, all or nothing; the new place.
@@ -328,7 +332,7 @@ class Store:
     def _reading(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except _FAILED as error:
             raise self._failure(error) from error
 
     def search(self, words: str, region: str | None = None, limit: int = 20) -> list[Found]:
@@ -351,10 +355,17 @@ class Store:
                 " AND (:region IS NULL OR EXISTS"
                 " (SELECT 1 FROM rankings r WHERE r.video_id = v.video_id AND r.region = :region))"
                 " ORDER BY bm25(videos_text, 10, 1, 4, 4), v.view_count DESC, v.video_id LIMIT :limit",
-                {"query": query, "region": region, "limit": limit},
+                {"query": query, "region": _text_or_none(region), "limit": limit},
             ).fetchall()
             return [
-                Found(video_id, title, channel, published, views, self._rankings(video_id, region))
+                Found(
+                    str(video_id),
+                    _text_or_none(title),
+                    _text_or_none(channel),
+                    _text_or_none(published),
+                    _count(views),
+                    self._rankings(video_id, _text_or_none(region)),
+                )
                 for video_id, title, channel, published, views in rows
             ]
 
@@ -365,7 +376,7 @@ class Store:
             " GROUP BY job, region ORDER BY rank, region, job",
             (video_id, region),
         )
-        return tuple(Ranking(*row) for row in rows)
+        return tuple(Ranking(*row) for row in rows if _count(row[2]) is not None and _is_time(row[3]))
 
     def channels_ranked(self, region: str, after: str = "", count: int = MAX_IDS_READ) -> list[str]:
         """Ids of the channels in the region's newest ranking of each job, in id order, from behind `after` on."""
@@ -377,7 +388,7 @@ class Store:
                 " ORDER BY v.channel_id LIMIT :count",
                 {"region": region, "after": after, "count": min(count, MAX_IDS_READ)},
             ).fetchall()
-        return [row[0] for row in rows]
+        return [row[0] for row in rows if isinstance(row[0], str)]
 
     # -- retention ---------------------------------------------------------------------------------------------------
 
@@ -421,6 +432,9 @@ _DELETE_OLD = (
     "DELETE FROM channels WHERE channel_id IN (SELECT channel_id FROM channels WHERE refreshed_ms < ? LIMIT ?)",
 )
 
+_FAILED = (sqlite3.Error, UnicodeDecodeError)
+"""What the driver raises: the second where SQLite's message quotes a damaged schema, and is no text."""
+
 _FAILURES = (
     ("SQLITE_NOTADB", "this is not a database: move the file away, or give [store] url another one"),
     ("SQLITE_CORRUPT", "the file is damaged: move it away (the next runs fetch what they need) or restore a copy"),
@@ -440,6 +454,34 @@ def _path(url: str) -> str:
     if scheme != "sqlite" or not rest.removeprefix("/"):
         raise quota.ConfigError(f"[store] url {url!r}: the store is a file; write sqlite:///PATH")
     return rest.removeprefix("/")
+
+
+# -- rows read ---------------------------------------------------------------------------------------------------------
+
+
+def _place(
+    job: str, region: str, pending: object, cursor: object, pages: Any, items: Any, ranks: Any, *times: Any
+) -> Place | None:
+    """The place that a row of `places` says; None where it says what no store writes."""
+    try:
+        going_on = None if cursor is None else json.loads(cursor)  # type: ignore[arg-type]  # a TypeError, if it is
+    except (TypeError, ValueError, RecursionError):
+        return None
+    right = (
+        pending in (0, 1)
+        and (going_on is None or isinstance(going_on, dict))
+        and all(isinstance(count, int) and 0 <= count < _TOO_MANY for count in (pages, items, ranks))
+        and all(at_ms is None or _is_time(at_ms) for at_ms in times)
+    )
+    return Place(job, region, bool(pending), going_on, pages, items, ranks, *times) if right else None
+
+
+_TOO_MANY = 2**53
+
+
+def _is_time(value: object) -> bool:
+    """Whether it is a time in ms that has a date, up to the year 9999."""
+    return isinstance(value, int) and 0 <= value < 253_402_300_800_000
 
 
 # -- upstream's resources as rows --------------------------------------------------------------------------------------

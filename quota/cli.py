@@ -6,6 +6,7 @@ through the entry-point group `quota.commands`, which is read only for a command
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 REFUSED_STATUS = Refused.exit_status
 WATCH_S = 2
+MAX_LINE = 1_000
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -216,7 +218,7 @@ def exec_(method: str, command: tuple[str, ...], config: str | None, credential:
     import quota
 
     command = command[1:] if command[0] == "--" else command
-    if not command:
+    if not command or not command[0]:
         raise click.UsageError("no command to run; write: quota exec METHOD -- COMMAND...")
     with quota.open(config) as session:
         budget = session.budget(credential)
@@ -335,7 +337,7 @@ def reopen(bucket: str, because: str, credential: str | None, config: str | None
 
     with quota.open(config) as session:
         project = session.credential(credential).project
-        lifted = session.ledger.reopen(project, bucket)
+        lifted = bucket.isprintable() and session.ledger.reopen(project, bucket)
         known = [x.bucket for x in session.ledger.exhaustions(project)]
     if not lifted:
         raise QuotaError(
@@ -492,10 +494,14 @@ def print_rich(renderable: Any) -> None:
 
 
 def fail(message: str) -> None:
-    """One line on stderr, without secrets."""
+    """One line on stderr, without secrets and control characters; of what is very long, the beginning and the end."""
     from quota.redact import redact
 
     line = " ".join(redact(message).splitlines())
+    if not line.isprintable():
+        line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
+    if len(line) > MAX_LINE:
+        line = f"{line[: MAX_LINE - 200]}...{line[-197:]}"
     click.echo(f"quota: {line}", err=True)
 
 
@@ -522,6 +528,9 @@ def main() -> None:
 
 
 def _main() -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # An argument that is no text in the locale's encoding comes back as half surrogates.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         if os.environ.get("QUOTA_LOG"):
             log_to_stderr()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from quota.errors import ConfigError, UnknownMethod
 from quota.limits import DAY_MS, Calendar, Sliding, Window, parse_duration
-from quota.tables import Table, nearest, parse_toml, read_toml, show
+from quota.tables import Table, nearest, one_line, parse_toml, read_toml, show
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -120,7 +120,7 @@ def load_book(name: str, folder: Path | None = None) -> CostBook:
         from pathlib import Path
 
         path = (folder or Path()) / Path(name)
-        return _book(read_toml(path), name=path.stem, source=str(path))
+        return _book(read_toml(path), name=one_line(path.stem), source=one_line(path))
     known = book_names()
     if name not in known:
         raise ConfigError(f"there is no cost book {show(name)}; {nearest(name, known)}")
@@ -147,17 +147,19 @@ _BOOK_KEYS = ("api", "source", "read_on", "retention", "buckets", "default", "me
 def _book(data: dict[str, object], name: str, source: str) -> CostBook:
     root = Table(data, source, keys=_BOOK_KEYS)
     buckets = {
-        bucket: Bucket(bucket, row.whole("quota"), parse_window(row, "resets"))
+        row.check_name(bucket): Bucket(bucket, row.whole("quota"), parse_window(row, "resets"))
         for bucket, row in root.table("buckets").tables(("quota", "resets")).items()
     }
     if not buckets:
         raise root.error("at least one bucket is needed", "buckets")
     defaults = root.table("default", ("get", "other"))
     table = root.table("methods")
-    methods = {method: tuple(_prices(table, method, value, buckets)) for method, value in table.items()}
+    methods = {
+        table.check_label(method): tuple(_prices(table, method, value, buckets)) for method, value in table.items()
+    }
     return CostBook(
         name=name,
-        api=root.text("api"),
+        api=root.check_label(root.text("api"), "api"),
         source=root.text("source"),
         read_on=root.day("read_on"),
         retention_ms=parse_span(root, "retention") if "retention" in root else None,
@@ -202,7 +204,7 @@ def _pool(name: str, row: Table, methods: Mapping[str, object]) -> Pool:
     for index, method in enumerate(stopped):
         if method not in methods:
             raise row.error(f"no method {show(method)} in this book; {nearest(method, methods)}", "methods", index)
-    return Pool(name, row.texts("marks"), stopped)
+    return Pool(row.check_name(name), row.texts("marks"), stopped)
 
 
 def parse_window(table: Table, key: str) -> Window:

@@ -318,7 +318,7 @@ def _batched_answers(content_type: str, body: Any) -> Iterator[tuple[int, bytes,
     """(status, body, content id) of each answer in a batch's answer."""
     for content_id, line, rest in _parts(content_type, body):
         words = line.split()
-        status = int(words[1]) if len(words) > 1 and words[1].isascii() and words[1].isdigit() else 0
+        status = int(words[1]) if len(words) > 1 and re.fullmatch("[0-9]{3}", words[1]) else 0
         head_and_body = re.split(rb"\r?\n\r?\n", rest, maxsplit=1)
         yield status, head_and_body[-1].strip() if len(head_and_body) == 2 else b"", content_id
 
@@ -423,7 +423,7 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
             for name in [name for name, connection in pool.items() if connection.spoiled]:
                 del pool[name]
         self._gate.answered(response, content)
-        return response, content
+        return response, _digestible(response, content)
 
     # -- a pool of connections for each thread -------------------------------------------------------------------------
 
@@ -464,6 +464,20 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
         _close_all(pools)
         self.certificates.clear()
         self.clear_credentials()
+
+
+def _digestible(response: Any, content: bytes) -> bytes:
+    """An answer's body; b"" for an error whose body the client cannot take in.
+
+    It looks for a message there, and where that is no text, or too deep, it fails with an error of Python's own: which
+    status upstream gave would be lost.
+    """
+    if int(response.status) >= 300:
+        try:
+            HttpError(response, content)
+        except Exception:
+            return b""
+    return content
 
 
 def _close_all(pools: list[tuple[threading.Thread, dict[str, _Connection]]]) -> None:

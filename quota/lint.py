@@ -140,11 +140,11 @@ def _path(location: str, url: str) -> Iterator[Finding]:
     if not url.startswith("sqlite:///"):
         return
     path = Path(url.removeprefix("sqlite:///"))
-    if path.parent.is_dir() or path.parent == state_folder():  # that one is made when it is needed
+    if os.path.isdir(path.parent) or path.parent == state_folder():  # that one is made when it is needed
         return
     for index in range(1, len(path.parts) - 1):
         meant = Path("/", *path.parts[index:])
-        if len(meant.parts) > 2 and meant.parent.is_dir():
+        if len(meant.parts) > 2 and os.path.isdir(meant.parent):
             yield Finding(
                 "warning",
                 location,

@@ -28,8 +28,8 @@ _SHAPES = (
     re.compile(rf"(?i)(x-goog-api-key(?:\\?[\"'])?\s*[:=,]\s*b?(?:\\?[\"'])?){_HIDDEN}"),
     re.compile(rf"(?i)(authorization(?:\\?[\"'])?\s*[:=,]\s*b?(?:\\?[\"'])?(?:[a-z]+ +)?+){_HIDDEN}"),
     re.compile(r"(?i)(\bbearer +)[A-Za-z0-9._~+/=\-]{8,}"),
-    # A password inside a URL.
-    re.compile(r"(\b[a-z][a-z0-9+.\-]*://[^\s/:@\"']*:)[^\s/@\"']+(?=@)"),
+    # A password inside a URL. Unbounded, the scheme would make this quadratic in a text like "a.a.a.a".
+    re.compile(r"(\b[a-z][a-z0-9+.\-]{0,39}://[^\s/:@\"']*:)[^\s/@\"']+(?=@)"),
     # Google's own spellings of an API key and an access token.
     re.compile(r"()\bAIza[A-Za-z0-9_\-]{20,}"),
     re.compile(r"()\bya29\.[A-Za-z0-9_.\-]{8,}"),

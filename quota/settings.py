@@ -264,9 +264,7 @@ def _url(table: Table, folder: Path, default: str, schemes: tuple[str, ...]) -> 
 
 # -- credentials -------------------------------------------------------------------------------------------------------
 
-_NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,19}")
-_NAME_RULE = "a name here has 1 to 64 of the characters A-Z a-z 0-9 . _ : -"
 _ENDPOINT = re.compile(r"https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~%/-]*)?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _CREDENTIAL_KEYS = ("api", "project", "key", "endpoint", "limits")
@@ -280,8 +278,7 @@ def _credentials(table: Table, folder: Path) -> dict[str, CredentialSettings]:
     credentials: dict[str, CredentialSettings] = {}
     limited: dict[str, str] = {}
     for name, row in rows.items():
-        if not _NAME.fullmatch(name):
-            raise row.error(_NAME_RULE)
+        row.check_name(name)
         credential = _credential(name, row, folder, books)
         for other in credentials.values():
             if other.project == credential.project and other.book != credential.book:
@@ -314,9 +311,7 @@ def _credential(name: str, row: Table, folder: Path, books: dict[str, CostBook])
         except ConfigError as error:
             raise row.error(str(error), "api") from None
     book = books[api]
-    project = row.text("project", name)
-    if not _NAME.fullmatch(project):
-        raise row.error(f"{show(project)}: {_NAME_RULE}", "project")
+    project = row.check_name(row.text("project", name), "project")
     endpoint = row.text("endpoint", None)
     if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
         # Not shown: people have put `?key=...` into it.
@@ -390,13 +385,13 @@ def _limits(row: Table, book: CostBook) -> tuple[Limit, ...]:
 
 
 def _limit(table: Table, book: CostBook) -> Limit:
-    name = _label(table, "name", table.text("name"))
+    name = table.check_label(table.text("name"), "name")
     quota_units, headroom_units = _numbers(table)
     methods = _methods(table, book)
     selector = Selector(
         buckets=_buckets(table, book, methods),
         methods=methods,
-        jobs=tuple(_label(table, "jobs", job, index) for index, job in enumerate(table.texts("jobs"))),
+        jobs=tuple(table.check_label(job, "jobs", index) for index, job in enumerate(table.texts("jobs"))),
         count=table.text("count", "units", choices=("units", "calls")),  # type: ignore[arg-type]  # one of the choices
     )
     view = View(selector, parse_window(table, "window"))
@@ -460,7 +455,7 @@ _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def _jobs(table: Table, credentials: Mapping[str, CredentialSettings]) -> dict[str, JobSettings]:
-    return {_label(row, "", name): _job(name, row, credentials) for name, row in table.tables(_JOB_KEYS).items()}
+    return {row.check_label(name): _job(name, row, credentials) for name, row in table.tables(_JOB_KEYS).items()}
 
 
 def _job(name: str, row: Table, credentials: Mapping[str, CredentialSettings]) -> JobSettings:
@@ -475,7 +470,7 @@ def _job(name: str, row: Table, credentials: Mapping[str, CredentialSettings]) -
         name=name,
         credential=credential,
         fetch=fetch,
-        regions=tuple(_label(row, "regions", region, index) for index, region in enumerate(row.texts("regions"))),
+        regions=tuple(row.check_label(region, "regions", index) for index, region in enumerate(row.texts("regions"))),
         pages=row.whole("pages", 1),
         schedule=None,
         stagger_ms=0,
@@ -551,10 +546,3 @@ def _options(table: Table) -> dict[str, object]:
         if not name.isidentifier():
             raise table.error("not a name that can be passed to a function; use letters, digits and _", name)
     return dict(table.items())
-
-
-def _label(table: Table, key: str, name: str, index: int | None = None) -> str:
-    """A name that is stored with charges or shown beside them."""
-    if not 1 <= len(name) <= 64 or not name.isprintable():
-        raise table.error(f"{show(name)}: a name has 1 to 64 printable characters", key, index)
-    return name

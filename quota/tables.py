@@ -23,7 +23,8 @@ MAX_INTEGER = 10**15
 """Sums of many such numbers stay exact wherever they travel; nobody grants a larger quota."""
 
 _REQUIRED: Final = object()
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
 class Table:
@@ -54,7 +55,7 @@ class Table:
         return ConfigError(f"{self.source}: {where}: {message}" if where else f"{self.source}: {message}")
 
     def at(self, key: str) -> str:
-        """The dotted path of a key, on one line whatever the key contains."""
+        """The dotted path of a key, short and on one line whatever the key contains."""
         shown = key if _BARE_KEY.fullmatch(key) else show(key)
         return f"{self.path}.{shown}" if self.path else shown
 
@@ -118,6 +119,21 @@ class Table:
         if type(value) is not date:
             raise self._type_error(key, value, "a date such as 2026-06-01")
         return value
+
+    # -- names -------------------------------------------------------------------------------------------------------
+
+    def check_name(self, name: str, key: str = "") -> str:
+        """`name`, which may be part of a key in the ledger."""
+        if not _NAME.fullmatch(name):
+            shown = f"{show(name)}: " if key else ""
+            raise self.error(f"{shown}a name here has 1 to 64 of the characters A-Z a-z 0-9 . _ : -", key)
+        return name
+
+    def check_label(self, name: str, key: str = "", index: int | None = None) -> str:
+        """`name`, which is stored with charges or shown beside them."""
+        if not 1 <= len(name) <= 64 or not name.isprintable():
+            raise self.error(f"{show(name)}: a name has 1 to 64 printable characters", key, index)
+        return name
 
     # -- tables ------------------------------------------------------------------------------------------------------
 
@@ -224,6 +240,7 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
 
 
 def one_line(value: object) -> str:
-    """Text without control characters, whatever it was."""
+    """Text without control characters, whatever it was; of what is very long, the beginning and the end."""
     text = str(value)
-    return text if text.isprintable() else repr(text)[1:-1]
+    text = text if text.isprintable() else repr(text)[1:-1]
+    return text if len(text) <= 400 else f"{text[:199]}...{text[-198:]}"

@@ -16,6 +16,7 @@ message, then the reason.
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
 import re
@@ -161,7 +162,9 @@ _ANY_TAG = re.compile(r"(?is)<(script|style)\b.*?</\1>|<[^<>]*>")
 
 def _plain(text: str, tags: re.Pattern[str] = _KNOWN_TAG) -> str:
     """One line of printable text without markup or keys, cut at MAX_MESSAGE_LENGTH."""
-    text = html.unescape(tags.sub(" " if tags is _ANY_TAG else "", text[:20_000]))
+    text = tags.sub(" " if tags is _ANY_TAG else "", text[:20_000])
+    with contextlib.suppress(ValueError):  # `&#` and thousands of digits
+        text = html.unescape(text)
     text = "".join(char if char.isprintable() else " " for char in text)
     text = redact(" ".join(text.split()))
     return text if len(text) <= MAX_MESSAGE_LENGTH else text[: MAX_MESSAGE_LENGTH - 3] + "..."

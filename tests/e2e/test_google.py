@@ -101,6 +101,14 @@ def await_hang_up(youtube: Any) -> None:
     assert select.select([connection.sock], [], [], 5)[0]
 
 
+def test_an_error_that_the_client_cannot_read_keeps_its_status(ledger: Ledger, connect: Connect) -> None:
+    """The client's own error fails over a message that is no text, and over one nested too deep."""
+    for body in (b'{"error": {"message": []}}', b"[" * 3_000):
+        with PlainServer(lambda request, body=body: Answer(503, body)) as server, pytest.raises(HttpError) as error:  # type: ignore[misc]
+            popular(connect(server.address)).execute()
+        assert error.value.resp.status == 503
+
+
 # -- the ledger equals the wire ----------------------------------------------------------------------------------------
 
 

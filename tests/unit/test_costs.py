@@ -251,6 +251,23 @@ def test_a_book_of_ones_own_is_a_file(tmp_path: Path) -> None:
             '"Mars/Base"',
             "buckets.calls.resets.zone: 'Mars/Base' is not a time zone; write for example \"America/Los_Angeles\"",
         ),
+        # Names: a bucket's is part of a key in the ledger, and all of them are shown in messages.
+        (
+            "[buckets.calls]",
+            '[buckets."a,b"]',
+            "buckets.'a,b': a name here has 1 to 64 of the characters A-Z a-z 0-9 . _ : -",
+        ),
+        (
+            "[pools.adding]",
+            '[pools."a\\nb"]',
+            "pools.'a\\nb': a name here has 1 to 64 of the characters A-Z a-z 0-9 . _ : -",
+        ),
+        (
+            '"items.list" = 2',
+            '"items\\u001b[31m" = 2',
+            "methods: 'items\\x1b[31m': a name has 1 to 64 printable characters",
+        ),
+        ('api = "shop"', 'api = "sh\\nop"', "api: 'sh\\nop': a name has 1 to 64 printable characters"),
         # Buckets, dates, pools.
         (
             '"items.list" = 2',

@@ -9,6 +9,7 @@ import pytest
 
 from quota.lint import Finding, lint
 from quota.settings import load_settings
+from support.users import not_root
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "config" / "quota.toml"
 
@@ -47,13 +48,32 @@ def _key(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def findings(tmp_path: Path, text: str) -> list[Finding]:
+    return lint(load_settings(_written(tmp_path, text)))
+
+
+def _written(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "quota.toml"
     path.write_text(text)
-    return lint(load_settings(path))
+    return path
 
 
 def test_a_good_configuration_has_no_findings(tmp_path: Path) -> None:
     assert findings(tmp_path, GOOD) == []
+
+
+def test_a_folder_that_cannot_even_be_looked_for_is_not_there(tmp_path: Path) -> None:
+    """One whose name is longer than any may be, and one inside a folder that this user may not enter."""
+    (tmp_path / "closed" / "in").mkdir(parents=True)
+    (tmp_path / "closed").chmod(0)
+    load_settings(_written(tmp_path, GOOD))  # what this imports is not readable to everybody
+    for folder in (f"{'x' * 300}/in", "closed/in"):
+        path = _written(tmp_path, GOOD + f'[store]\nurl = "sqlite:///{folder}/videos.db"\n')
+        settings = load_settings(path)
+        with not_root():
+            (found,) = lint(settings)
+        assert (found.location, found.remedy) == ("store.url", "make it, or correct the path")
+        assert len(str(found)) < 500
+    (tmp_path / "closed").chmod(0o700)
 
 
 def test_the_example_has_no_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -276,6 +276,15 @@ def test_what_is_no_configuration_says_so_in_one_line(write: Any, content: bytes
     assert said is None or text == said
 
 
+def test_what_is_very_long_is_shortened_in_messages(write: Any, state_dir: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_settings(write(f"{'k' * 5_000} = 1\n"))
+    assert str(error.value).endswith(f": '{'k' * 56}...: unknown key; known: ledger, credentials, jobs, store")
+    with pytest.raises(ConfigError, match=r"^xxx.*\.\.\..*book\.toml: cannot be read: File name too long$") as error:
+        load_settings("x" * 5_000 + "/book.toml")
+    assert len(str(error.value)) < 500
+
+
 def test_a_file_that_is_not_there_or_a_folder(tmp_path: Path, state_dir: Path) -> None:
     assert message(tmp_path / "no.toml") == "cannot be read: No such file or directory"
     assert message(tmp_path) == "cannot be read: Is a directory"

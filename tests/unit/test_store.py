@@ -425,3 +425,61 @@ def test_recorded_titles_come_back_intact(store: Store, shared_data: Path) -> No
         sent |= {item["id"]: item["snippet"]["title"] for item in items}
         keep(store, Page(videos=items), region=path.name[23:25])
     assert dict(rows(store, "SELECT video_id, title FROM videos")) == sent
+
+
+# -- damaged rows ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("column", "damaged"),
+    [
+        ("cursor", "{"),
+        ("cursor", "[1]"),
+        ("cursor", "[" * 5_000),
+        ("cursor", b"\xff"),
+        ("cursor", 5),
+        ("pages", "many"),
+        ("pages", -(10**15)),  # pages without end
+        ("ranks", 2**63 - 1),  # the next rank fits in no column
+        ("started_at_ms", "noon"),
+        ("started_at_ms", 2**62),
+        ("pending", -4),
+    ],
+)
+def test_a_place_that_no_store_wrote_begins_afresh(store: Store, column: str, damaged: object) -> None:
+    keep(store, Page(videos=[video("a")], cursor={"token": "x"}, ranked=True))
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as db:
+        db.execute(f"UPDATE places SET {column} = ?", (damaged,))  # noqa: S608  # the tests' own names
+    assert store.place("t", "DE") == Place("t", "DE")
+    assert keep(store, Page(videos=[video("b")], cursor={"token": "y"}, ranked=True), at_ms=2) == Place(
+        "t", "DE", True, {"token": "y"}, pages=1, items=1, ranks=1, started_at_ms=2
+    )
+
+
+def test_a_search_leaves_out_what_is_damaged(store: Store) -> None:
+    keep(store, Page(videos=[video("a")], ranked=True))
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as db:
+        db.execute("UPDATE videos SET view_count = 'x', published_at = CAST(x'ff' AS TEXT), channel_title = 5")
+        db.execute("UPDATE rankings SET taken_at_ms = 9000000000000000")
+        db.execute("INSERT INTO rankings VALUES ('t', 'FR', 1, 'first', 'a', NULL)")
+    (found,) = store.search("video")
+    assert found.as_json() == {
+        "video_id": "a",
+        "title": "Video a",
+        "channel_title": "5",
+        "published_at": "\ufffd",
+        "view_count": None,
+        "rankings": [],
+    }
+
+
+def test_a_damaged_schema_is_a_damaged_file(tmp_path: Path) -> None:
+    """SQLite's message quotes it, and the driver cannot read a message that is no UTF-8."""
+    path = tmp_path / "videos.db"
+    Store(str(path), retention_ms=1).close()
+    data = path.read_bytes()
+    path.write_bytes(
+        data.replace(b"CREATE INDEX videos_by_age ON videos", b"CREATE INDEX videos_by_age ON \xff\xfe\xff\xfe\xff\xfe")
+    )
+    with pytest.raises(StoreError, match="the file is damaged"):
+        Store(str(path), retention_ms=1)

@@ -34,6 +34,22 @@ def body(
     return json.dumps({"error": error}).encode()
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"&#" + b"9" * 5_000 + b";",  # more digits than Python reads
+        b"a." * 10_000,  # time by the square of it, once
+        b"[" * 100_000,
+        body(message=[[]]),  # type: ignore[arg-type]
+        rb'{"error": {"message": "\ud800"}}',
+    ],
+)
+def test_a_body_that_is_odd_is_judged_by_its_status(raw: bytes) -> None:
+    error = classify(503, raw, method="videos.list", book=POOL)
+    assert (error.kind, error.bucket) == ("transient_server", None)
+    assert error.message.isprintable()
+
+
 # The names that the recordings' index uses for upstream's pools, and a method that would draw on each.
 METHODS = {"search_list": "search.list", "video_insert": "videos.insert"}
 CLOSED = {"default": "units", "search_list": "search", "video_insert": "uploads"}

@@ -1,0 +1,226 @@
+"""Random arguments: an exit status that is documented, at most one line on stderr, and no traceback."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+import quota
+from fuzz.generate import ODD_TEXT, text
+from fuzz.inputs import PARTS, Input, check_line, every
+from jobs.job import Page
+from jobs.store import Store
+from quota.cli import _main
+from quota.limits import DAY_MS
+
+STATUSES = (0, 1, 2, 69, 75, 78)
+
+OPTIONS = {
+    "charge": ("--units", "--credential", "--job", "--region", "--json", "--config"),
+    "peek": ("--units", "--credential", "--job", "--region", "--json", "--config"),
+    "refund": ("--credential", "--config"),
+    "settle": ("--credential", "--config"),
+    "exec": ("--units", "--credential", "--job", "--region", "--config"),
+    "status": ("--json", "--config"),
+    "spend": ("--by", "--since", "--credential", "--json", "--config"),
+    "reopen": ("--because", "--credential", "--config"),
+    "costs": ("--book", "--credential", "--json", "--config"),
+    "init": ("--force",),
+    "check": ("--json", "--config"),
+    "prove": ("--json",),
+    "run": ("--region", "--fail-on-refusal", "--json", "--config"),
+    "plan": ("--days", "--from-empty", "--start", "--may-be-refused", "--json", "--config"),
+    "search": ("--region", "--limit", "--json", "--config"),
+}
+ARGUMENTS = {
+    "charge": ("videos.list",), "peek": ("search.list",), "refund": ("1795233255077-0",), "exec": ("videos.list",),
+    "settle": ("1795233255077-0", "5"), "status": (), "spend": (), "reopen": ("units",), "costs": ("videos.list",),
+    "init": (), "check": (), "prove": (), "run": ("trending",), "plan": (), "search": ("live",),
+}  # fmt: skip
+VALUES = {
+    "--config": ("quota.toml", "quota.toml", "missing.toml", "\udcff", "/"),
+    "--units": ("1", "0", "-1", "1000000001", "9" * 30),
+    "--credential": ("main", "maim", ""),
+    "--job": ("trending", "\udcff", "x" * 65, "\x1b[31m"),
+    "--region": ("US", "DE", "\udcff", ""),
+    "--by": ("job,region", "hour", "method,method", ",", "\udcff"),
+    "--since": ("1ms", "999999999999d", "7d", "0s", "-1d"),
+    "--because": ("x", "\udcff", "\x1b[31m"),
+    "--book": ("gmail-v1", "./quota.toml", "\udcff.toml", "a" * 5_000 + "/"),
+    "--days": ("1", "2", "0", "-1", "93", "9" * 30),
+    "--start": ("2026-11-01", "9999-12-31", "9999-12-25", "0001-01-01", "1969-12-31", "2026-13-01", "20261101"),
+    "--may-be-refused": ("trending", "other", "\udcff"),
+    "--limit": ("1", "0", "1000", "1001", "9" * 30),
+}
+FLAGS = ("--json", "--force", "--fail-on-refusal", "--from-empty")
+WORDS = (
+    "videos.list", "youtube.search.list", "search", "trending", "other", "main", "US", "DE", "units", "quota.toml",
+    "1795233255077-0", "allowance-1", "day,job", "method", "hour", "7d", "2026-11-01", "9999-12-31", "0001-01-01",
+    "youtube-v3", "gmail-v1", "1", "20", "-5", "2147483648", "99999999999999999999", "9" * 5_000, "1e3", "0x5",
+    "\udcff", "live", "\udcff.toml", "missing.toml", ".", "/", "",
+)  # fmt: skip
+CONFIG = """
+[ledger]
+url = "sqlite:///ledger.db"
+unavailable = { max_cost = 1, allowance = 50, machines = 1 }
+[credentials.main]
+api = "youtube-v3"
+[jobs.trending]
+fetch = "trending"
+regions = ["US", "DE"]
+schedule = "*/30 * * * *"
+leave = 500
+[jobs.other]
+fetch = "no_such_module_at_all:fetch"
+[store]
+url = "sqlite:///videos.db"
+"""
+
+
+@pytest.fixture
+def _here(tmp_path: Path, state_dir: Path) -> None:
+    """A configuration in the working folder, whose job can reach nothing: its limits are spent."""
+    closed = CONFIG.replace(
+        "[jobs.trending]", "limits = [{ name = 'day', units = 120, window = '24h' }]\n[jobs.trending]"
+    )
+    (tmp_path / "quota.toml").write_text(closed.replace("leave = 500", "leave = 120"))
+    with Store(str(tmp_path / "videos.db"), retention_ms=DAY_MS) as store:
+        (place,) = store.begin("trending", ["US"])
+        store.keep(
+            place, Page([{"id": "v", "snippet": {"title": "live"}}], ranked=True), started_at_ms=1, finished=True
+        )
+    with quota.open(tmp_path / "quota.toml") as session:
+        assert session.budget().charge("videos.list").admitted
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.usefixtures("_here")
+def test_any_arguments_end_in_a_documented_status(
+    part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("CRITICAL", logger="quota")  # what is logged is no part of what is said
+
+    def attempt(r: Input) -> None:
+        args = r.data = _arguments(r)
+        status, out, err = _quota(monkeypatch, args)
+        assert status in STATUSES or (args[0] == "exec" and status in (126, 127)), (status, err)
+        _check_streams(status, out, err)
+
+    every("command-line", part, attempt)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["emulate", "--port", "-1"],
+        ["emulate", "--port", "9" * 5_000],
+        ["emulate", "--allocation", "\x1b[31m"],
+        ["emulate", "--quota", "x"],
+        ["emulate", "--recorded", "/no/such\nfolder"],
+        ["demo", "--units", "0"],
+        ["demo", "--units", "\udcff"],
+        ["schedule", "--config", "missing\x1b[31m.toml"],
+        ["schedule", "\udcff"],
+        ["status", "--watch", "--config", "/dev/null"],
+    ],
+)
+@pytest.mark.usefixtures("_here")
+def test_what_would_go_on_for_ever_fails_as_well(args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    status, out, err = _quota(monkeypatch, args)
+    assert status in (2, 78)
+    _check_streams(status, out, err)
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "said"),
+    [
+        (["search", "live", "--region", "\udcff"], 0, "nothing found\n"),
+        (["plan", "--start", "9999-12-31"], 2, "quota: --start '9999-12-31': write a day, for example 2026-11-01\n"),
+        (["plan", "--start", "0001-01-01"], 2, "quota: --start '0001-01-01': write a day, for example 2026-11-01\n"),
+        (
+            ["reopen", "\udcff", "--because", "x"],
+            1,
+            "quota: bucket '\\udcff' of project 'main' is not closed; closed: none\n",
+        ),
+        (
+            ["exec", "videos.list", "", "x"],
+            2,
+            "quota: no command to run; write: quota exec METHOD -- COMMAND; see `quota exec --help`\n",
+        ),
+        (["check", "\x1b[31m"], 2, "quota: Got unexpected extra argument (\\x1b[31m); see `quota check --help`\n"),
+    ],
+)
+@pytest.mark.usefixtures("_here")
+def test_what_once_failed_otherwise(args: list[str], status: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _quota(monkeypatch, args)[0::2] == (status, said.encode())
+    with quota.open("quota.toml") as session:
+        assert {state.used_units for state in session.budget().usage()} == {1}, "nothing more was charged"
+
+
+def test_an_argument_that_is_no_text_is_printed_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a stream that takes text only, half of a surrogate pair would end the command after its work was done."""
+    monkeypatch.chdir(tmp_path)
+    assert _quota(monkeypatch, ["init", "\udcff.toml"]) == (
+        0,
+        b"wrote \\udcff.toml; set your key and project in it, then: quota check --config \\udcff.toml\n",
+        b"",
+    )
+
+
+def _check_streams(status: int, out: bytes, err: bytes) -> None:
+    assert b"Traceback" not in out + err
+    said = err.decode()
+    if status == 0 or (status == 78 and "error: " in said):  # findings of `check`, a line each
+        lines = said.splitlines()
+    else:
+        lines = [said.removesuffix("\n")] if said else []
+        assert lines or out, "nothing is said"
+    for line in lines:
+        check_line(line)
+
+
+def _quota(monkeypatch: pytest.MonkeyPatch, args: list[str]) -> tuple[int, bytes, bytes]:
+    """What `quota ARGS` exits with and prints, on streams as a process has them."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace", write_through=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "argv", ["quota", *args])
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", err)
+        status = _main()
+    return status, out.detach().getvalue(), err.detach().getvalue()  # type: ignore[attr-defined]
+
+
+def _arguments(r: Input) -> list[str]:
+    command = r.choice(list(ARGUMENTS))
+    args = list(ARGUMENTS[command])
+    for n in range(len(args)):
+        if r.random() < 0.3:
+            args[n] = _word(r)
+    for _ in range(r.randrange(4)):
+        option = r.choice(OPTIONS[command])
+        kind = r.random()
+        if kind < 0.05:
+            option = r.choice(("--help", "-h", "--", "-", "--" + _word(r), "-" + _word(r), _word(r), "--units=x"))
+        elif kind < 0.6 and option in VALUES:
+            option += f"={r.choice(VALUES[option])}"
+        elif option not in FLAGS:
+            option += f"={_word(r)}"
+        args.insert(r.randrange(len(args) + 1), option)
+    if command == "exec":
+        args += ["--", "/no/such/folder/" + _word(r), _word(r)]
+    if command == "init":
+        # It writes, so only where it may.
+        args = [arg for arg in args if arg.startswith("--f")] + ["new/" + _word(r).replace("/", "_")]
+    if r.random() < 0.02:
+        command, args = "x" + _word(r), args
+    # No argument of a process has a NUL in it.
+    args = [arg.replace("\0", "") for arg in (command, *args)]
+    return [arg for arg in args if not arg.startswith("--watch")]
+
+
+def _word(r: Input) -> str:
+    return r.choice(WORDS) if r.random() < 0.6 else r.choice(ODD_TEXT) if r.random() < 0.5 else text(r)

@@ -1,0 +1,171 @@
+"""Damaged and random configurations and cost books: settings and findings, or one line that names the file."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+
+from fuzz.generate import damaged, mutated, text, to_toml, toml_value
+from fuzz.inputs import PARTS, Input, check_line, every
+from quota.costs import load_book
+from quota.errors import ConfigError
+from quota.lint import lint
+from quota.settings import default_limits, load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+CONFIG = Path(__file__).resolve().parents[2] / "config"
+CONFIGURATIONS = [path.read_bytes() for path in sorted(CONFIG.glob("*.toml"))]
+# Everything that may stand in one.
+CONFIGURATIONS.append(
+    b"""
+[ledger]
+url = "redis://127.0.0.1:6379/0"
+unavailable = { max_cost = 1, allowance = 50, machines = 1 }
+[credentials.main]
+api = "youtube-v3"
+project = "my-project"
+key = "env:YOUTUBE_API_KEY"
+endpoint = "http://127.0.0.1:8765"
+[[credentials.main.limits]]
+name = "day"
+quota = 10_000
+headroom = 500
+window = "24h"
+jobs = ["trending"]
+count = "calls"
+[[credentials.main.limits]]
+name = "pacific-day"
+units = 9_000
+window = { calendar = "day", zone = "America/Los_Angeles" }
+pacing = true
+methods = ["search.list", "videos.list"]
+bucket = ["units"]
+[credentials.other]
+api = "youtube-v3-buckets"
+key = "file:key"
+[jobs.trending]
+credential = "main"
+fetch = "trending"
+regions = ["US", "GB"]
+pages = 4
+schedule = "*/30 6-20 * * mon-fri"
+timezone = "Europe/Berlin"
+stagger = "2m"
+jitter = "30s"
+misfire_grace = "10m"
+leave = { day = 500 }
+options = { category = "10" }
+[jobs.search]
+credential = "other"
+fetch = "package.module:function"
+schedule = "every 45m"
+leave = 500
+[store]
+url = "sqlite:///videos.db"
+retention = "30d"
+"""
+)
+BOOKS = [path.read_bytes() for path in sorted((CONFIG / "costs").glob("*.toml"))]
+BOOKS.append(
+    b"""
+api = "youtube"
+source = "the tests"
+read_on = 2026-11-01
+retention = "30d"
+[buckets.units]
+quota = 10_000
+resets = { calendar = "day", zone = "America/Los_Angeles" }
+[buckets.search]
+quota = 100
+resets = "60s"
+[default]
+get = 1
+other = { units = 50, bucket = "units" }
+[methods]
+"search.list" = 100
+"videos.insert" = [{ units = 1600 }, { units = 100, since = 2025-12-04, bucket = "search" }]
+[pools.search]
+marks = ["SearchList"]
+methods = ["search.list"]
+"""
+)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_configuration_is_read_or_refused_in_one_line(part: int, tmp_path: Path, state_dir: Path) -> None:
+    def attempt(r: Input) -> None:
+        path = _write(r, tmp_path / "quota.toml", CONFIGURATIONS)
+        settings = _read(lambda: load_settings(path), "quota.toml")
+        if settings is None:
+            return
+        for finding in lint(settings):
+            check_line(str(finding))
+
+    every("configuration", part, attempt)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_cost_book_is_read_or_refused_in_one_line(part: int, tmp_path: Path, state_dir: Path) -> None:
+    """Also through a configuration that names it."""
+    config = tmp_path / "quota.toml"
+    config.write_text('[credentials.main]\napi = "./book.toml"\n', encoding="utf-8")
+
+    def attempt(r: Input) -> None:
+        path = _write(r, tmp_path / "book.toml", BOOKS)
+        book = _read(lambda: load_book(str(path)), "book.toml")
+        if book is None:
+            return
+        for method in book.methods:
+            book.price(method)
+        assert default_limits(book)
+        settings = _read(lambda: load_settings(config), "quota.toml")
+        for finding in lint(settings) if settings is not None else ():
+            check_line(str(finding))
+
+    every("cost-book", part, attempt)
+
+
+def _read(read: Callable[[], T], named: str) -> T | None:
+    try:
+        return read()
+    except ConfigError as error:
+        said = str(error)
+    check_line(said)
+    assert named in said
+    return None
+
+
+def _write(r: Input, path: Path, good: list[bytes]) -> Path:
+    """A file made from one of the good ones, or from nothing."""
+    kind, data = r.random(), r.choice(good)
+    if kind < 0.3:
+        data = damaged(r, data)
+    elif kind < 0.95:
+        tables = tomllib.loads(data.decode())
+        for _ in range(r.choice((1, 1, 1, 2, 4))):
+            changed = mutated(r, tables, toml_value)
+            tables = changed if isinstance(changed, dict) else tables
+        data = to_toml(tables).encode()
+    elif kind < 0.97:
+        depth = r.choice((10, 300, 2_000))
+        data = r.choice(
+            (
+                f"[{'.'.join('a' * depth)}]\nb = 1".encode(),
+                f"[credentials.main]\napi = 'youtube-v3'\n[jobs.x]\nfetch='trending'\n[jobs.x.options]\n"
+                f"{'.'.join('a' * depth)} = 1".encode(),
+                b"a = " + b"[" * depth + b"]" * depth,
+                b"a = " + b"{a=" * depth + b"1" + b"}" * depth,
+            )
+        )
+    else:
+        data = r.choice((r.randbytes(r.randrange(200)), text(r).encode("utf-8", "surrogatepass")))
+    r.data = data
+    path.write_bytes(data)
+    return path

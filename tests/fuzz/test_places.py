@@ -1,0 +1,151 @@
+"""Damaged places and cursors in the store: the region goes on, begins again or fails in one line, and recovers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tenacity import wait_none
+
+import quota
+from fuzz.generate import damaged, mutated, text, value
+from fuzz.inputs import PARTS, Input, check_line, every
+from jobs.commands import _found_line, _printable
+from jobs.runner import ATTEMPTS, run_job
+from jobs.store import Store, StoreError
+from quota.limits import DAY_MS
+from support.plain_http import Answer, Arrived, PlainServer
+
+CONFIG = """
+[ledger]
+url = "sqlite:///ledger.db"
+[credentials.main]
+api = "youtube-v3"
+key = "file:key"
+endpoint = "{}"
+limits = [{{ name = "day", units = 1_000_000_000, window = "24h" }}]
+[store]
+url = "sqlite:///videos.db"
+[jobs.trending]
+fetch = "trending"
+regions = ["US", "DE"]
+pages = 3
+[jobs.search]
+fetch = "search"
+regions = ["US", "DE"]
+pages = 2
+options = {{ words = "w" }}
+[jobs.channels]
+fetch = "channels"
+regions = ["US", "DE"]
+pages = 3
+"""
+CURSORS: dict[str, list[dict[str, Any]]] = {
+    "trending": [{"token": "t"}],
+    "search": [{"token": "t"}, {"ids": ["v1", "v2"], "next": "t"}, {"ids": ["v1"], "next": None}],
+    "channels": [{"after": "c1"}],
+}
+NUMBERS = ("pending", "pages", "items", "ranks", "started_at_ms", "completed_at_ms", "failed_at_ms")
+
+
+@pytest.fixture
+def _upstream(tmp_path: Path, state_dir: Path) -> Any:
+    """Always one video or channel, and a next page."""
+
+    def serve(request: Arrived) -> Answer:
+        found: Any = {"videoId": "v1"} if "/search" in request.target else "v1"
+        item = {"id": found, "snippet": {"title": "live", "channelId": "c1"}, "statistics": {"viewCount": "7"}}
+        return Answer(200, json.dumps({"items": [item], "nextPageToken": "t"}).encode())
+
+    with PlainServer(serve) as server:
+        (tmp_path / "key").write_text("a-key")
+        (tmp_path / "quota.toml").write_text(CONFIG.format(server.address))
+        with quota.open("quota.toml") as session:
+            for job in CURSORS:
+                assert run_job(session, job).outcome == "done"
+        shutil.copy("videos.db", "good.db")
+        yield server
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_region_recovers_from_any_place(part: int, _upstream: PlainServer) -> None:  # noqa: PT019  # its requests count
+    def attempt(r: Input) -> None:
+        job = r.choice(list(CURSORS))
+        cursor, column, number = _cursor(r, job), r.choice(NUMBERS), r.choice((value(r, 0), r.randrange(-5, 5)))
+        if not isinstance(number, int) or not -(2**63) <= number < 2**63:
+            number = str(number).encode("utf-8", "replace") if r.random() < 0.5 else str(number)[:50]
+        r.data = job, cursor, column, number
+        shutil.copy("good.db", "videos.db")
+        Path("videos.db-wal").unlink(missing_ok=True)
+        with closing(sqlite3.connect("videos.db", isolation_level=None)) as db:
+            db.execute("UPDATE places SET pending = 1, pages = 1, started_at_ms = 1795204800000 WHERE job = ?", (job,))
+            db.execute("UPDATE places SET cursor = CAST(? AS TEXT) WHERE job = ? AND region = 'US'", (cursor, job))
+            if r.random() < 0.5:
+                number = number.encode("utf-8", "replace") if isinstance(number, str) else number
+                db.execute(f"UPDATE OR IGNORE places SET {column} = ? WHERE job = ? AND region = 'US'", (number, job))  # noqa: S608
+        before = len(_upstream.arrived)
+        done: set[str] = set()
+        for _ in range(3):
+            with quota.open("quota.toml") as session:
+                report = run_job(session, job, wait=wait_none(), clock=lambda: 1795204800000 + 1)
+            assert report.outcome in ("done", "failed"), report
+            for one in report.regions:
+                if one.error is not None:
+                    check_line(_printable(one.error))
+                if one.outcome == "done":
+                    done.add(one.region)
+            check_line(_printable(report.sentence(0)))
+        assert done == {"US", "DE"}
+        assert len(_upstream.arrived) - before <= 3 * 2 * 3 * 2 * ATTEMPTS
+
+    every("place", part, attempt)
+
+
+def _cursor(r: Input, job: str) -> bytes:
+    good = r.choice(CURSORS[job])
+    kind = r.random()
+    if kind < 0.5:
+        return json.dumps(mutated(r, good)).encode()
+    if kind < 0.7:
+        return damaged(r, json.dumps(good).encode(), 2)
+    return r.choice((json.dumps(value(r)).encode(), text(r).encode("utf-8", "replace"), r.randbytes(9), b"[" * 5_000))
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.usefixtures("_upstream")
+def test_a_store_with_damaged_bytes_answers_or_says_so(part: int) -> None:
+    """Flipped bytes anywhere in the file: search, a pass and the sweep work or raise StoreError, and nothing else."""
+
+    def attempt(r: Input) -> None:
+        with closing(sqlite3.connect("good.db")) as db:
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        data = bytearray(Path("good.db").read_bytes())
+        r.data = changes = [(r.randrange(len(data)), r.randrange(256)) for _ in range(r.choice((1, 3, 30, 300)))]
+        for at, byte in changes:
+            data[at] = byte
+        if r.random() < 0.2:
+            del data[r.randrange(len(data)) :]
+        for suffix in ("-wal", "-shm"):
+            Path(f"videos.db{suffix}").unlink(missing_ok=True)
+        Path("videos.db").write_bytes(data)
+        try:
+            with Store("videos.db", retention_ms=DAY_MS, clock=lambda: 1795204800000) as store:
+                for found in store.search("live"):
+                    check_line(_found_line(found), 200_000)
+                    json.dumps(found.as_json())
+                store.channels_ranked("US")
+                store.sweep()
+                for job in CURSORS:
+                    for place in store.begin(job, ["US", "DE"]):
+                        assert 0 <= place.pages < 2**53
+                        store.restart(place)
+                        store.fail(place, keep_place=True)
+        except StoreError as error:
+            check_line(_printable(str(error)))
+
+    every("store", part, attempt)
