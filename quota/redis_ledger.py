@@ -68,6 +68,9 @@ _LOST = (RedisConnectionError, RedisTimeoutError, RedisClusterException)
 _ANSWERED = (AuthenticationError, AuthorizationError, BusyLoadingError)
 """What the driver counts among lost connections although the server did answer."""
 
+LATEST_MS = 10**14
+"""No time that is stored is later: beyond it a sum with a window has no date."""
+
 _PROJECT = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
@@ -276,6 +279,8 @@ def _verdict(reply: list[Any]) -> Verdict:
     outcome, charge_id, now_ms, last_ms, closed, *used = reply
     if outcome == "REPEAT":  # only a first try that comes after its own repeat sees this, and nobody waits for it
         raise LedgerError("the ledger answered a call that was given up; run again")
+    if any(int(units) < 0 for units in used):
+        raise ValueError("less than nothing is used")
     return Verdict(
         outcome=outcome.lower(),
         id=charge_id or None,
@@ -289,7 +294,11 @@ def _verdict(reply: list[Any]) -> Verdict:
 def _exhaustion(record: str) -> Exhaustion:
     until_ms, since_ms, rest = record.split(" ", 2)
     data = json.loads(rest)
-    return Exhaustion(data["bucket"], int(since_ms), int(until_ms), data["evidence"], data["reported_by"])
+    texts = [data[name] for name in ("bucket", "evidence", "reported_by")]
+    times = int(since_ms), int(until_ms)
+    if not all(isinstance(text, str) for text in texts) or not all(0 <= ms < LATEST_MS or ms == NEVER for ms in times):
+        raise ValueError("an exhaustion of other types, or in the far future")
+    return Exhaustion(texts[0], *times, *texts[1:])
 
 
 def _entry(row: Sequence[str]) -> Entry:
@@ -297,10 +306,13 @@ def _entry(row: Sequence[str]) -> Entry:
     ms, seq = charge_id.split("-")
     bucket, equals, units = u.rpartition("=")
     charged = int(units)
+    counted = int(amended) if amended else charged
+    if charged < 0 or counted < 0 or int(ms) >= LATEST_MS:
+        raise ValueError("a charge of less than nothing, or one in the far future")
     return Entry(
         ms=int(ms),
         seq=int(seq),
-        units=int(amended) if amended else charged,
+        units=counted,
         charged_units=charged,
         bucket=bucket if equals else DEFAULT_BUCKET,
         method=method,

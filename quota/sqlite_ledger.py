@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from quota.clock import host_clock
 from quota.ledger import CLOCK_SLACK_MS, NEVER, Entry, Exhaustion, Verdict
 from quota.limits import MINUTE_MS, Sliding
-from quota.sqlite_file import SqliteFile
+from quota.sqlite_file import LATEST_MS, DamagedError, SqliteFile, sound
 
 if TYPE_CHECKING:
     import sqlite3
@@ -93,8 +93,10 @@ class SqliteLedger:
 
     def _last(self, db: sqlite3.Connection, project: str) -> Id:
         sql = "SELECT ms, seq FROM charges WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1"
-        last: Id | None = db.execute(sql, (project,)).fetchone()
-        return last or (0, 0)
+        last: Id = db.execute(sql, (project,)).fetchone() or (0, 0)
+        if sound(last, until=2)[0] >= LATEST_MS:
+            raise DamagedError("a charge in the far future")
+        return last
 
     def _append(self, db: sqlite3.Connection, project: str, at: Id, charge: Charge) -> None:
         db.execute(
@@ -117,7 +119,9 @@ class SqliteLedger:
             "SELECT total, tail_ms, tail_seq, head_ms, head_seq, gone_ms FROM views WHERE project = ? AND name = ?",
             (project, view.name),
         ).fetchone()
-        return state
+        # The log is what counts: a view that cannot be right is taken from it again.
+        whole = state is not None and all(type(number) is int for number in state) and state[0] >= 0
+        return state if whole else None
 
     def _save(self, db: sqlite3.Connection, project: str, view: View, state: State) -> None:
         db.execute("REPLACE INTO views VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (project, view.name, *state))
@@ -140,6 +144,8 @@ class SqliteLedger:
             gone_ms = max(gone_ms, db.execute(newest_gone, (project, cutoff_ms)).fetchone()[0] or 0)
             oldest_left = "SELECT ms, seq FROM charges WHERE project = ? AND ms > ? ORDER BY ms, seq LIMIT 1"
             tail_ms, tail_seq = db.execute(oldest_left, (project, cutoff_ms)).fetchone() or (cutoff_ms + 1, 0)
+        if total < 0:
+            raise DamagedError("more has left a view than it had")
         return total, tail_ms, tail_seq, head_ms, head_seq, gone_ms
 
     def _sum(self, db: sqlite3.Connection, project: str, view: View, after: Id, until: Id) -> int:
@@ -147,8 +153,8 @@ class SqliteLedger:
         if view not in self._sums:
             self._sums[view] = _sum_sql(view)
         sql, names = self._sums[view]
-        total: int = db.execute(sql, (project, after[0], until[0], *after, *until, *names)).fetchone()[0]
-        return total
+        row: tuple[int] = db.execute(sql, (project, after[0], until[0], *after, *until, *names)).fetchone()
+        return sound(row, until=1)[0]
 
     def _closed(self, db: sqlite3.Connection, question: Question, now_ms: int) -> Exhaustion | None:
         """The exhaustion that keeps this call from leaving longest, if any."""
@@ -160,7 +166,7 @@ class SqliteLedger:
             f" WHERE project = ? AND bucket IN ({_marks(closed_by)}) AND until_ms + ? > ? ORDER BY until_ms DESC",
             (question.project, *closed_by, question.jitter_ms, now_ms),
         ).fetchone()
-        return None if rows is None else Exhaustion(*rows)
+        return None if rows is None else _exhaustion(rows)
 
     def _trim(self, db: sqlite3.Connection, project: str, now_ms: int, keep_ms: int) -> None:
         """Forget what no window can reach any more, a bounded number of charges at a time."""
@@ -206,7 +212,7 @@ class SqliteLedger:
             ).fetchone()
             if row is None:
                 return None
-            entry = Entry(*row)
+            entry = _entry(row)
             db.execute(
                 "UPDATE charges SET units = ? WHERE project = ? AND ms = ? AND seq = ?", (units, project, ms, seq)
             )
@@ -227,15 +233,15 @@ class SqliteLedger:
         return self._file.transact(work, write=True)
 
     def read(self, project: str, after: Id, until_ms: int, count: int) -> Sequence[Entry]:
-        rows = self._file.transact(
-            lambda db: db.execute(
+        def work(db: sqlite3.Connection) -> list[Entry]:
+            rows = db.execute(
                 f"SELECT {_COLUMNS} FROM charges"  # noqa: S608  # a constant
                 " WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) ORDER BY ms, seq LIMIT ?",
                 (project, after[0], until_ms, *after, count),
-            ).fetchall(),
-            write=False,
-        )
-        return [Entry(*row) for row in rows]
+            )
+            return [_entry(row) for row in rows]
+
+        return self._file.transact(work, write=False)
 
     def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:
         def work(db: sqlite3.Connection) -> Exhaustion:
@@ -265,7 +271,7 @@ class SqliteLedger:
             "SELECT bucket, since_ms, until_ms, evidence, reported_by FROM exhaustions WHERE project = ? ORDER BY 1",
             (project,),
         )
-        return {row[0]: Exhaustion(*row) for row in rows}
+        return {row[0]: _exhaustion(row) for row in rows}
 
     def reopen(self, project: str, bucket: str) -> bool:
         sql = "DELETE FROM exhaustions WHERE project = ? AND bucket = ?"
@@ -287,6 +293,18 @@ class SqliteLedger:
 def _following(last: Id, clock_ms: int) -> Id:
     """The id of a charge made now: ids never go back, whatever the clock does."""
     return (clock_ms, 0) if clock_ms > last[0] else (last[0], last[1] + 1)
+
+
+def _entry(row: tuple[int, int, int, int, str, str, str, str, str]) -> Entry:
+    if sound(row, until=4)[0] >= LATEST_MS:
+        raise DamagedError("a charge in the far future")
+    return Entry(*row)
+
+
+def _exhaustion(row: tuple[str, int, int, str, str]) -> Exhaustion:
+    bucket, since_ms, until_ms, evidence, reported_by = row
+    sound((since_ms, 0 if until_ms == NEVER else until_ms, bucket, evidence, reported_by), until=2, most=LATEST_MS)
+    return Exhaustion(*row)
 
 
 def _cutoff(ask: Ask, now_ms: int) -> int:
