@@ -103,8 +103,9 @@ for name in string.gmatch(closed_by, '[^,]+') do fields[#fields + 1] = 'closed:'
 local closed_last = #fields
 for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do fields[#fields + 1] = ARGV[at] end
 local known = redis.call('HMGET', state, unpack(fields))
-local last, repeats, kept_ms, cut_ms = known[1], known[2], tonumber(known[3] or 0), tonumber(known[4] or 0)
-local epoch, carried_ms = known[5] or '', tonumber(known[6] or 0)
+local function number(field) return tonumber(field or 0) or 0 end
+local last, repeats, kept_ms, cut_ms = known[1], known[2], number(known[3]), number(known[4])
+local epoch, carried_ms = known[5] or '', number(known[6])
 if not last then
   local newest = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)
   last = newest[1] and newest[1][1] or '0-0'
@@ -157,7 +158,7 @@ local function counter(view)
     if buckets and not buckets[bucket] then return 0 end
     if methods and not methods[f[4]] then return 0 end
     if jobs and not jobs[f[6]] then return 0 end
-    units = tonumber(any_amended and redis.call('HGET', amended, entry[1]) or units)
+    units = math.max(0, tonumber(any_amended and redis.call('HGET', amended, entry[1]) or units))
     if calls then return units > 0 and 1 or 0 end
     return units
   end
@@ -191,7 +192,7 @@ for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do
   local total, tail, tail_ms, head, head_ms, gone_ms
   if stored then
     total, tail, tail_ms, head, head_ms, gone_ms =
-      string.match(stored, '^(%-?%d+) ((%d+)%-%d+) ((%d+)%-%d+) (%d+)$')
+      string.match(stored, '^(%d+) ((%d+)%-%d+) ((%d+)%-%d+) (%d+)$')
     total, tail_ms, head_ms, gone_ms = tonumber(total), tonumber(tail_ms), tonumber(head_ms), tonumber(gone_ms)
   end
   -- Other names would be taken for other fields of the state.

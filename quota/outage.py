@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quota.ledger import Charge
-from quota.sqlite_file import SqliteFile
+from quota.sqlite_file import LATEST_MS, SqliteFile, sound
 
 if TYPE_CHECKING:
     import sqlite3
@@ -66,12 +66,14 @@ class Allowance:
             return None
 
         def work(db: sqlite3.Connection) -> Drawn | None:
-            newest_ms = db.execute("SELECT COALESCE(MAX(ms), 0) FROM draws WHERE project = ?", (project,)).fetchone()[0]
-            now_ms = max(self._clock(), newest_ms)  # a clock that goes back must not renew anything
-            used: int = db.execute(
+            newest = db.execute("SELECT COALESCE(MAX(ms), 0) FROM draws WHERE project = ?", (project,)).fetchone()
+            now_ms = max(
+                self._clock(), *sound(newest, until=1, most=LATEST_MS)
+            )  # a clock that goes back must not renew anything
+            used = db.execute(
                 "SELECT COALESCE(SUM(units), 0) FROM draws WHERE project = ? AND ms > ?", (project, now_ms - longest_ms)
-            ).fetchone()[0]
-            left_units = self.allowance_units - used
+            ).fetchone()
+            left_units = self.allowance_units - sound(used, until=1)[0]
             if charge.units > left_units:
                 return None
             if not commit:
@@ -109,7 +111,7 @@ class Allowance:
             if row is None:
                 return None
             db.execute("UPDATE draws SET units = ? WHERE number = ?", (units, number))
-            return Charge(*row)
+            return Charge(*sound(row, until=1))
 
         return self._file.transact(work, write=True) if os.path.exists(self._path) else None
 
@@ -118,8 +120,10 @@ class Allowance:
         if not os.path.exists(self._path):
             return 0
         sql = "SELECT COALESCE(SUM(units), 0) FROM draws WHERE project = ? AND NOT repaid"
-        owed: int = self._file.transact(lambda db: db.execute(sql, (project,)).fetchone()[0], write=False)
-        return owed
+        owed: tuple[int] = self._file.transact(
+            lambda db: sound(db.execute(sql, (project,)).fetchone(), until=1), write=False
+        )
+        return owed[0]
 
     def repay(self, project: str, ledger: Ledger) -> None:
         """Hand the ledger what was drawn, once: it remembers the last number repaid by this journal.
@@ -149,7 +153,8 @@ class Allowance:
             " WHERE project = ? AND NOT repaid ORDER BY number LIMIT ?",
             (project, REPAID_AT_ONCE),
         ).fetchall()
-        return db.execute("SELECT id FROM machine").fetchone()[0], rows
+        machine: tuple[str] = db.execute("SELECT id FROM machine").fetchone() or ("",)
+        return sound(machine, until=0)[0], [sound(row, until=2) for row in rows]
 
     def close(self) -> None:
         self._file.close()

@@ -68,6 +68,9 @@ _LOST = (RedisConnectionError, RedisTimeoutError, RedisClusterException)
 _ANSWERED = (AuthenticationError, AuthorizationError, BusyLoadingError)
 """What the driver counts among lost connections although the server did answer."""
 
+LATEST_MS = 10**14
+"""No time that is stored is later: beyond it a sum with a window has no date."""
+
 _PROJECT = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
@@ -284,6 +287,8 @@ def _verdict(question: Question, reply: list[Any]) -> Verdict:
     outcome, charge_id, now_ms, last, closed, epoch, carried, *used = reply
     if outcome == "REPEAT":  # only a first try that comes after its own repeat sees this, and nobody waits for it
         raise LedgerError("the ledger answered a call that was given up; run again")
+    if any(int(units) < 0 for units in used):
+        raise ValueError("less than nothing is used")
     return Verdict(
         outcome=outcome.lower(),
         id=charge_id or None,
@@ -291,7 +296,7 @@ def _verdict(question: Question, reply: list[Any]) -> Verdict:
         last=_id(last),
         used_units=tuple(map(int, used)),
         exhaustion=_exhaustion(closed) if closed else None,
-        epoch=epoch,
+        epoch=_epoch(epoch),
         carried=_carries(question.asks, carried) if carried else (),
     )
 
@@ -301,6 +306,12 @@ def _id(text: str) -> Id:
     return int(ms), int(seq)
 
 
+def _epoch(name: str) -> str:
+    if len(name) > 200 or not name.isprintable() or " " in name:
+        raise ValueError("an epoch is one word")
+    return name
+
+
 def _carries(asks: Sequence[Ask], text: str) -> tuple[tuple[Carry, ...], ...]:
     """A line for each ask: `EPOCH UNITS UNTIL_MS LAST EPOCH UNITS ...`"""
     carries = []
@@ -308,16 +319,21 @@ def _carries(asks: Sequence[Ask], text: str) -> tuple[tuple[Carry, ...], ...]:
         words = line.split(" ") if line else []
         fours = zip(words[::4], words[1::4], words[2::4], words[3::4], strict=True)
         name = ask.view.name
-        carries.append(
-            tuple(Carry(name, lost, int(units), int(until), _id(last)) for lost, units, until, last in fours)
-        )
+        of_view = tuple(Carry(name, _epoch(lost), int(n), int(until), _id(last)) for lost, n, until, last in fours)
+        if any(carry.units < 0 or not 0 <= carry.until_ms < LATEST_MS for carry in of_view):
+            raise ValueError("less than nothing is carried, or for ever")
+        carries.append(of_view)
     return tuple(carries)
 
 
 def _exhaustion(record: str) -> Exhaustion:
     until_ms, since_ms, rest = record.split(" ", 2)
     data = json.loads(rest)
-    return Exhaustion(data["bucket"], int(since_ms), int(until_ms), data["evidence"], data["reported_by"])
+    texts = [data[name] for name in ("bucket", "evidence", "reported_by")]
+    times = int(since_ms), int(until_ms)
+    if not all(isinstance(text, str) for text in texts) or not all(0 <= ms < LATEST_MS or ms == NEVER for ms in times):
+        raise ValueError("an exhaustion of other types, or in the far future")
+    return Exhaustion(texts[0], *times, *texts[1:])
 
 
 def _entry(row: Sequence[str]) -> Entry:
@@ -325,10 +341,13 @@ def _entry(row: Sequence[str]) -> Entry:
     ms, seq = _id(charge_id)
     bucket, equals, units = u.rpartition("=")
     charged = int(units)
+    counted = int(amended) if amended else charged
+    if charged < 0 or counted < 0 or ms >= LATEST_MS:
+        raise ValueError("a charge of less than nothing, or one in the far future")
     return Entry(
         ms=ms,
         seq=seq,
-        units=int(amended) if amended else charged,
+        units=counted,
         charged_units=charged,
         bucket=bucket if equals else DEFAULT_BUCKET,
         method=method,

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
+R = TypeVar("R", bound="tuple[object, ...]")
+
+LATEST_MS = 10**14
+"""No time that is stored is later: beyond it a sum with a window has no date."""
 
 DEADLINE_S = 1.0
 """How long one transaction may wait for other processes'."""
@@ -23,6 +27,19 @@ _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 _left_to_parent: list[sqlite3.Connection] = []
 """Connections inherited over a fork. Closing one here would drop the parent's file locks."""
+
+
+class DamagedError(Exception):
+    """A row holds what this package never writes. Where a transaction meets it, it ends in a LedgerError."""
+
+
+def sound(row: R, *, until: int, most: int = 2**53) -> R:
+    """`row`, whose first `until` fields must be whole numbers from 0 to `most`, and the others text."""
+    for n, value in enumerate(row):
+        right = type(value) is int and 0 <= value < most if n < until else type(value) is str
+        if not right:
+            raise DamagedError(f"{value!r:.100}")
+    return row
 
 
 class SqliteFile:
@@ -73,6 +90,9 @@ class SqliteFile:
                         time.sleep(random.uniform(0.0002, 0.002))  # noqa: S311  # a jitter, not a secret
                         continue
                     raise LedgerError(self._explain(error)) from error
+                except (DamagedError, TypeError, OverflowError, UnicodeDecodeError) as error:
+                    # The last: where SQLite's own message quotes a damaged schema, the driver cannot read it.
+                    raise LedgerError(self._damaged()) from error
                 except OSError as error:
                     raise LedgerError(f"{self.label}: {error.strerror}; check its folder") from error
 
@@ -148,8 +168,11 @@ class SqliteFile:
         if code == sqlite3.SQLITE_FULL:
             return f"{self.label}: the disk is full; nothing was charged"
         if code == sqlite3.SQLITE_CORRUPT:
-            return f"{self.label} is damaged; move it away (its charges are lost: lower the limits for a day)"
+            return self._damaged()
         return f"{self.label}: {error}"
+
+    def _damaged(self) -> str:
+        return f"{self.label} is damaged; move it away (its charges are lost: lower the limits for a day)"
 
 
 def statements(script: str) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from quota.clock import host_clock
 from quota.ledger import CLOCK_SLACK_MS, KEEP_SLACK_MS, NEVER, Carry, Entry, Exhaustion, Verdict, root_of
 from quota.limits import MINUTE_MS, Sliding
-from quota.sqlite_file import SqliteFile
+from quota.sqlite_file import LATEST_MS, DamagedError, SqliteFile, sound
 
 if TYPE_CHECKING:
     import sqlite3
@@ -107,9 +107,12 @@ class SqliteLedger:
         """The newest entry, the epoch, and until when any carry counts: in one query where there is an entry."""
         row = db.execute(_HEAD, (project,)).fetchone()
         if row is None:
-            epoch = db.execute("SELECT epoch, carried_ms FROM epochs WHERE project = ?", (project,)).fetchone()
-            row = (0, 0, *(epoch or (None, None)))
-        return (row[0], row[1]), row[2] or "", row[3] or 0
+            begun = db.execute("SELECT epoch, carried_ms FROM epochs WHERE project = ?", (project,)).fetchone()
+            row = (0, 0, *(begun or ("", 0)))
+        ms, seq, epoch, carried_ms = row
+        if sound((ms, seq, carried_ms or 0, epoch or ""), until=3)[0] >= LATEST_MS:
+            raise DamagedError("a charge in the far future")
+        return (ms, seq), epoch or "", carried_ms or 0
 
     def _is_behind(self, db: sqlite3.Connection, question: Question, last: Id, epoch: str) -> bool:
         """Whether this ledger lacks what was seen of it."""
@@ -152,7 +155,9 @@ class SqliteLedger:
             "SELECT total, tail_ms, tail_seq, head_ms, head_seq, gone_ms FROM views WHERE project = ? AND name = ?",
             (project, view.name),
         ).fetchone()
-        return state
+        # The log is what counts: a view that cannot be right is taken from it again.
+        whole = state is not None and all(type(number) is int for number in state) and state[0] >= 0
+        return state if whole else None
 
     def _save(self, db: sqlite3.Connection, project: str, view: View, state: State) -> None:
         db.execute("REPLACE INTO views VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (project, view.name, *state))
@@ -175,6 +180,8 @@ class SqliteLedger:
             gone_ms = max(gone_ms, db.execute(newest_gone, (project, cutoff_ms)).fetchone()[0] or 0)
             oldest_left = "SELECT ms, seq FROM charges WHERE project = ? AND ms > ? ORDER BY ms, seq LIMIT 1"
             tail_ms, tail_seq = db.execute(oldest_left, (project, cutoff_ms)).fetchone() or (cutoff_ms + 1, 0)
+        if total < 0:
+            raise DamagedError("more has left a view than it had")
         return total, tail_ms, tail_seq, head_ms, head_seq, gone_ms
 
     def _sum(self, db: sqlite3.Connection, project: str, view: View, after: Id, until: Id) -> int:
@@ -182,8 +189,8 @@ class SqliteLedger:
         if view not in self._sums:
             self._sums[view] = _sum_sql(view)
         sql, names = self._sums[view]
-        total: int = db.execute(sql, (project, after[0], until[0], *after, *until, *names)).fetchone()[0]
-        return total
+        row: tuple[int] = db.execute(sql, (project, after[0], until[0], *after, *until, *names)).fetchone()
+        return sound(row, until=1)[0]
 
     def _closed(self, db: sqlite3.Connection, question: Question, now_ms: int) -> Exhaustion | None:
         """The exhaustion that keeps this call from leaving longest, if any."""
@@ -195,7 +202,7 @@ class SqliteLedger:
             f" WHERE project = ? AND bucket IN ({_marks(closed_by)}) AND until_ms + ? > ? ORDER BY until_ms DESC",
             (question.project, *closed_by, question.jitter_ms, now_ms),
         ).fetchone()
-        return None if rows is None else Exhaustion(*rows)
+        return None if rows is None else _exhaustion(rows)
 
     def _trim(self, db: sqlite3.Connection, project: str, now_ms: int, keep_ms: int) -> None:
         """Forget what no window can reach any more, a bounded number of charges at a time."""
@@ -265,7 +272,7 @@ class SqliteLedger:
             ).fetchone()
             if row is None:
                 return None
-            entry = Entry(*row)
+            entry = _entry(row)
             db.execute(
                 "UPDATE charges SET units = ? WHERE project = ? AND ms = ? AND seq = ?", (units, project, ms, seq)
             )
@@ -286,15 +293,15 @@ class SqliteLedger:
         return self._file.transact(work, write=True)
 
     def read(self, project: str, after: Id, until_ms: int, count: int) -> Sequence[Entry]:
-        rows = self._file.transact(
-            lambda db: db.execute(
+        def work(db: sqlite3.Connection) -> list[Entry]:
+            rows = db.execute(
                 f"SELECT {_COLUMNS} FROM charges"  # noqa: S608  # a constant
                 " WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) ORDER BY ms, seq LIMIT ?",
                 (project, after[0], until_ms, *after, count),
-            ).fetchall(),
-            write=False,
-        )
-        return [Entry(*row) for row in rows]
+            )
+            return [_entry(row) for row in rows]
+
+        return self._file.transact(work, write=False)
 
     def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:
         def work(db: sqlite3.Connection) -> Exhaustion:
@@ -324,7 +331,7 @@ class SqliteLedger:
             "SELECT bucket, since_ms, until_ms, evidence, reported_by FROM exhaustions WHERE project = ? ORDER BY 1",
             (project,),
         )
-        return {row[0]: Exhaustion(*row) for row in rows}
+        return {row[0]: _exhaustion(row) for row in rows}
 
     def reopen(self, project: str, bucket: str) -> bool:
         sql = "DELETE FROM exhaustions WHERE project = ? AND bucket = ?"
@@ -346,6 +353,18 @@ class SqliteLedger:
 def _following(last: Id, clock_ms: int) -> Id:
     """The id of a charge made now: ids never go back, whatever the clock does."""
     return (clock_ms, 0) if clock_ms > last[0] else (last[0], last[1] + 1)
+
+
+def _entry(row: tuple[int, int, int, int, str, str, str, str, str]) -> Entry:
+    if sound(row, until=4)[0] >= LATEST_MS:
+        raise DamagedError("a charge in the far future")
+    return Entry(*row)
+
+
+def _exhaustion(row: tuple[str, int, int, str, str]) -> Exhaustion:
+    bucket, since_ms, until_ms, evidence, reported_by = row
+    sound((since_ms, 0 if until_ms == NEVER else until_ms, bucket, evidence, reported_by), until=2, most=LATEST_MS)
+    return Exhaustion(*row)
 
 
 def _cutoff(ask: Ask, now_ms: int) -> int:

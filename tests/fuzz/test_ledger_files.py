@@ -81,7 +81,6 @@ def files(tmp_path: Path, state_dir: Path) -> Files:
     return Files()
 
 
-@pytest.mark.xfail(reason="the ledgers trust the types and signs of what is stored", strict=False)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_damaged_ledger_decides_or_says_so(part: int, files: Files) -> None:
     def attempt(r: Input) -> None:
@@ -93,7 +92,6 @@ def test_a_damaged_ledger_decides_or_says_so(part: int, files: Files) -> None:
     every("ledger-file", part, attempt)
 
 
-@pytest.mark.xfail(reason="the ledgers trust the types and signs of what is stored", strict=False)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_damaged_journal_decides_or_says_so(part: int, files: Files) -> None:
     """Both while it is owed to the ledger and while the ledger cannot answer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,6 @@ VIEWS = [
 LOG, STATE, AMENDED = (f"quota:{{main}}:{name}" for name in ("log", "state", "amended"))
 
 
-@pytest.mark.xfail(reason="the ledgers trust the types and signs of what is stored", strict=False)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_what_other_programs_wrote_is_answered_or_named(
     part: int, redis_server: RedisServer, tmp_path: Path, state_dir: Path
@@ -48,6 +48,7 @@ def test_what_other_programs_wrote_is_answered_or_named(
 
         def attempt(r: Input) -> None:
             client.flushall()
+            shutil.rmtree(state_dir / "seen", ignore_errors=True)  # else what was there before would be missed, rightly
             with quota.open("quota.toml", clock=lambda: NOW_MS) as session:
                 for _ in range(2):
                     charge = session.budget().charge("search.list", job="trending", region="US")
@@ -72,7 +73,9 @@ def _damage(r: Input, client: redis.Redis) -> tuple[object, ...]:
         if kind < 0.6:
             if r.random() < 0.3:
                 put = r.choice(VIEWS)
-            field = r.choice([*fields, b"last", b"retried", b"keep_ms", b"cut_ms", b"closed:units", b"closed:x"])
+            others = (b"last", b"retried", b"keep_ms", b"cut_ms", b"closed:units", b"closed:x")
+            carries = (b"epoch", b"carried_ms", b"carry:units|*|*|24h")
+            field = r.choice([*fields, *others, *carries])
             client.hset(STATE, field, put)
             return STATE, field, put
         if kind < 0.75:
@@ -96,12 +99,30 @@ def _damage(r: Input, client: redis.Redis) -> tuple[object, ...]:
 
 
 def _put(r: Input) -> bytes:
-    numbers = ("", "-1", "0", "1e400", "nan", "9" * 20, "-" + "9" * 20, "0x10", "5-5", "-5 1-1 2-2 3", "1.5")
+    numbers = (
+        "e 5 9999999999999 1-0",
+        "e -5 9999999999999 1-0",
+        "",
+        "-1",
+        "0",
+        "1e400",
+        "nan",
+        "9" * 20,
+        "-" + "9" * 20,
+        "0x10",
+        "5-5",
+        "-5 1-1 2-2 3",
+        "1.5",
+    )
     records = (
         "5 5 {}",
         "9999999999999999999999 1 []",
         '1 1 {"bucket": 1, "evidence": null, "reported_by": []}',
         "99999999999999 5 [",
+    )
+    records += tuple(
+        until + ' 5 {"bucket": "units", "evidence": "e", "reported_by": "r"}'
+        for until in ("9" * 20, f"{2**53 - 1}", "-5")
     )
     made = r.choice((*numbers, "-300", *records, text(r), text(r)))
     return made.encode("utf-8", "surrogatepass")[:5_000]
