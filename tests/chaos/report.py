@@ -1,0 +1,38 @@
+"""The figures of a run, for people and for machines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from chaos.scene import Scene
+    from chaos.verdict import Verdict
+
+FILE = Path(__file__).resolve().parents[2] / "build" / "chaos.json"
+
+
+def write(scene: Scene, verdict: Verdict, path: Path = FILE) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = {"seed": scene.seed, "seconds": scene.seconds, "losses": scene.losses, "wrong": verdict.wrong}
+    path.write_text(json.dumps({**found, **verdict.figures}, indent=1) + "\n", encoding="utf-8")
+
+
+def table(scene: Scene, verdict: Verdict) -> str:
+    lines = [f"chaos run, seed {scene.seed}, {scene.seconds:g} s of faults, losses {'on' if scene.losses else 'off'}"]
+    for name, value in verdict.figures.items():
+        if name == "limits":
+            lines += [f"  limit {limit:<26} {_inline(row)}" for limit, row in value.items()]
+        else:
+            lines.append(f"  {name:<32} {_inline(value)}")
+    lines += [f"  WRONG: {what}" for what in verdict.wrong] or ["  everything holds"]
+    return "\n".join(lines)
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_inline(one)}" for name, one in value.items()) or "-"
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "-"
+    return f"{value:,}" if isinstance(value, int) else str(value)
