@@ -7,6 +7,7 @@ import sqlite3
 from collections import defaultdict
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from chaos.scene import MACHINES
@@ -41,6 +42,7 @@ class Life:
     kind: str
     killed: bool
     events: list[Event]
+    last_attempt: Attempt | None = None
 
 
 @dataclass
@@ -92,10 +94,17 @@ class Evidence:
     draws: list[Draw]
     stores: dict[str, Stored]
 
-    def events(self, *names: str) -> list[tuple[Life, Event]]:
+    @cached_property
+    def _by_name(self) -> dict[str, list[tuple[Life, Event]]]:
+        found: defaultdict[str, list[tuple[Life, Event]]] = defaultdict(list)
+        for life in self.lives:
+            for event in life.events:
+                found[event["event"]].append((life, event))
+        return {name: sorted(some, key=lambda pair: pair[1]["ms"]) for name, some in found.items()}
+
+    def events(self, name: str) -> list[tuple[Life, Event]]:
         """In the order of time."""
-        found = [(life, event) for life in self.lives for event in life.events if event["event"] in names]
-        return sorted(found, key=lambda pair: pair[1]["ms"])
+        return self._by_name.get(name, [])
 
 
 def gather(scene: Scene, course: Course) -> Evidence:
@@ -122,6 +131,7 @@ def _attempts(lives: list[Life], entries: dict[str, Entry], draws: list[Draw], w
             if event["event"] == "token":
                 asked = found[event["token"]] = Attempt(event["token"], event["call"], life)
                 by_call[asked.call].append(asked)
+                life.last_attempt = asked
             elif event["event"] == "decision" and event["commit"] and asked is not None:
                 asked.decision, asked = event, None
     for entry in sorted(entries.values(), key=lambda e: (e.ms, e.seq)):

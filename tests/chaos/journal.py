@@ -100,6 +100,7 @@ class NotedDecide:
             reason=decision.reason,
             refused_by=decision.refused_by,
             units=decision.cost_units,
+            by_ledger=bool(decision.limits) or decision.reason in ("exhausted", "closed", "clock"),
             detail=decision.detail[:80],
         )
         return decision

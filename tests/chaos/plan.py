@@ -45,6 +45,15 @@ NETWORK = {
 }
 """Faults of single requests, by the proxy's names for them."""
 
+UPSTREAM = {
+    "upstream-drops-idle": "drop-idle",
+    "upstream-hangs-up": "close-after",
+    "upstream-answers-503": "status",
+    "upstream-truncates": "truncate",
+    "upstream-slow": "latency",
+}
+"""Faults of the upstream, by the emulator's names for them."""
+
 
 @dataclass(frozen=True, order=True)
 class Step:
@@ -57,9 +66,10 @@ class Step:
 
 
 def make_plan(seed: int, seconds: float, *, losses: bool) -> list[Step]:
-    """Two tracks at once: one fault of the ledger after the other, and killed workers."""
+    """Three tracks at once: the ledger's faults one after the other, killed and stopped workers, upstream's trouble."""
     steps = _ledger_track(random.Random(f"{seed} ledger"), seconds, losses)
     steps += _worker_track(random.Random(f"{seed} workers"), seconds)
+    steps += _upstream_track(random.Random(f"{seed} upstream"), seconds)
     return sorted(steps)
 
 
@@ -117,9 +127,24 @@ def _strike(dice: random.Random, fault: str, at_s: float) -> tuple[list[Step], f
 def _worker_track(dice: random.Random, seconds: float) -> list[Step]:
     steps: list[Step] = []
     at_s = FIRST_S
-    while (at_s := at_s + dice.uniform(0.8, 2.6)) < seconds - 1:
-        worker = dice.randrange(len(WORKERS))
-        down_s = dice.choice((0.0, dice.uniform(0.1, 1.0)))
-        steps.append(Step(at_s, "kill-worker", "worker-killed", {"worker": worker}))
-        steps.append(Step(at_s + down_s, "start-worker", "", {"worker": worker, "seed": dice.randrange(1 << 30)}))
+    while (at_s := at_s + dice.uniform(0.6, 2.2)) < seconds - 1:
+        worker = {"worker": dice.randrange(len(WORKERS))}
+        if dice.random() < 0.25:
+            lasts_s = dice.uniform(0.2, 2.0)
+            steps.append(Step(at_s, "stop-worker", "worker-stopped", worker))
+            steps.append(Step(min(at_s + lasts_s, seconds), "continue-worker", "", worker))
+        else:
+            down_s = dice.choice((0.0, dice.uniform(0.1, 1.0)))
+            steps.append(Step(at_s, "kill-worker", "worker-killed", worker))
+            steps.append(Step(at_s + down_s, "start-worker", "", {**worker, "seed": dice.randrange(1 << 30)}))
+    return steps
+
+
+def _upstream_track(dice: random.Random, seconds: float) -> list[Step]:
+    steps: list[Step] = []
+    at_s = FIRST_S
+    while (at_s := at_s + dice.uniform(1.0, 3.0)) < seconds:
+        fault = dice.choice(sorted(UPSTREAM))
+        how = {"kind": UPSTREAM[fault], "times": dice.randint(1, 3), "ms": dice.randint(50, 500)}
+        steps.append(Step(at_s, "trouble-upstream", fault, how))
     return steps

@@ -110,6 +110,12 @@ class Worker:
         self.process.wait()
         return lived
 
+    def signal(self, number: int) -> None:
+        """To the life of the moment, which may be another one than that which was stopped."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+
     def trouble(self) -> str | None:
         """How it ended, if not well."""
         assert self.process is not None
@@ -131,9 +137,9 @@ class Supervisor:
         with (
             contextlib.closing(ChaosServer(self.scene.folder / "copies")) as self.server,
             Proxy(self.server.port) as self.proxy,
-            self._upstream() as address,
+            self._upstream() as self.address,
         ):
-            self.scene.configure(self.proxy.url, address)
+            self.scene.configure(self.proxy.url, self.address)
             try:
                 for worker in self.workers:
                     worker.start(self.scene.seed * 100 + worker.number)
@@ -157,7 +163,7 @@ class Supervisor:
                         worker.kill()
             self.course.ended_ms = now_ms()
             self.course.log = self.server.log()
-            with urllib.request.urlopen(f"{address}/emulator/usage") as answer:  # noqa: S310  # our own address
+            with urllib.request.urlopen(f"{self.address}/emulator/usage") as answer:  # noqa: S310  # our own address
                 self.course.usage = json.load(answer)
         return self.course
 
@@ -219,6 +225,16 @@ class Supervisor:
 
     def _start_worker(self, step: Step) -> None:
         self.workers[step.how["worker"]].start(step.how["seed"])
+
+    def _stop_worker(self, step: Step) -> None:
+        self.workers[step.how["worker"]].signal(signal.SIGSTOP)
+
+    def _continue_worker(self, step: Step) -> None:
+        self.workers[step.how["worker"]].signal(signal.SIGCONT)
+
+    def _trouble_upstream(self, step: Step) -> None:
+        asked = urllib.request.Request(f"{self.address}/emulator/faults", data=json.dumps(step.how).encode())  # noqa: S310
+        urllib.request.urlopen(asked).close()  # noqa: S310  # our own address
 
     def _kill_server(self, step: Step) -> None:
         self._out(step.fault)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chaos.__main__ import SECONDS, run
-from chaos.plan import LOSSES, LOSSY, STEADY, make_plan
+from chaos.plan import LOSSES, LOSSY, STEADY, UPSTREAM, make_plan
 from chaos.report import table
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def test_a_plan_is_its_seeds_alone_and_strikes_in_every_way() -> None:
         assert plan != make_plan(seed + 1, SECONDS, losses=True)
         assert all(step.at_s <= SECONDS for step in plan)
     long = {step.fault for step in make_plan(1, 120, losses=True)} - {""}
-    assert long == {*STEADY, *LOSSY, "worker-killed"}
+    assert long == {*STEADY, *LOSSY, *UPSTREAM, "worker-killed", "worker-stopped"}
 
 
 @pytest.mark.timeout(3_600)

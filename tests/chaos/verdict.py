@@ -5,10 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
+from itertools import accumulate
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from chaos.scene import DEAR_UNITS, MACHINES, PAGE_ITEMS, PAGES, REGIONS
+from chaos.scene import MACHINES, PAGE_ITEMS, PAGES, REGIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,6 +27,8 @@ CLOCK_MS = 2
 
 RECOVERY_MS = 10_000
 WASTED_SHARE = 0.01
+KILLS = ("worker-killed", "server-killed", "server-emptied", "old-aof-restored", "old-rdb-restored")
+"""What may cost one attempt each: charged, and its answer or its sender gone."""
 
 
 @dataclass
@@ -45,6 +48,7 @@ def judge(evidence: Evidence) -> Verdict:
     _charged_before(evidence, verdict)
     _overspend(evidence, verdict)
     _replay(evidence, verdict, kinds)
+    _refusals(evidence, verdict)
     _pages(evidence, verdict)
     _debts(evidence, verdict, kinds)
     _recovery(evidence, verdict)
@@ -95,8 +99,9 @@ def _unseen(evidence: Evidence) -> list[Attempt]:
     ]
 
 
-def _answered(event: Event) -> bool:
-    return bool(event["reason"] != "ledger-unavailable" and event["source"] != "allowance")
+def _from_ledger(evidence: Evidence) -> list[tuple[Life, Event]]:
+    """The decisions that the ledger took. What a peek was told by the allowance has no limits either."""
+    return [(life, event) for life, event in evidence.events("decision") if event["by_ledger"]]
 
 
 # -- the run itself ----------------------------------------------------------------------------------------------------
@@ -182,7 +187,7 @@ def _ignorance(evidence: Evidence, loss: Loss, held_next: Sequence[Entry]) -> Ig
     lost = [entry for entry in loss.log if entry.id not in kept]
     if not lost:
         return None
-    decisions = [(life, event) for life, event in evidence.events("decision") if _answered(event)]
+    decisions = _from_ledger(evidence)
     seen_ms: dict[str, int] = {}
     for life, event in decisions:
         if event["ms"] <= loss.at_ms:
@@ -281,6 +286,25 @@ def _replay(evidence: Evidence, verdict: Verdict, kinds: dict[str, str]) -> None
     verdict.hold(not wrong, f"{wrong} charges were admitted although the log had no room for them")
 
 
+def _refusals(evidence: Evidence, verdict: Verdict) -> None:
+    """Refusals by a limit that had room at every moment between question and answer."""
+    spent = sorted(evidence.entries.values(), key=lambda e: (e.ms, e.seq))
+    needless: Counter[str] = Counter()
+    for name, limit in evidence.scene.limits.items():
+        counted = [entry for entry in spent if limit.method in (None, entry.method)]
+        times = [entry.ms for entry in counted]
+        sums = [0, *accumulate(entry.units for entry in counted)]
+        for _, event in evidence.events("decision"):
+            if event["refused_by"] != name:
+                continue
+            first = bisect_left(times, event["asked_ms"] - CLOCK_MS - limit.window_ms)
+            used = sums[bisect_left(times, event["ms"] + CLOCK_MS)] - sums[first]
+            needless[name] += used + event["units"] <= limit.units
+    verdict.figures["refused in spite of room"] = dict(needless)
+    if not evidence.course.losses:
+        verdict.hold(not needless.total(), f"{needless.total()} calls were refused in spite of room: {dict(needless)}")
+
+
 # -- 3. pages ----------------------------------------------------------------------------------------------------------
 
 
@@ -374,7 +398,7 @@ def _debts(evidence: Evidence, verdict: Verdict, kinds: dict[str, str]) -> None:
 
 
 def _recovery(evidence: Evidence, verdict: Verdict) -> None:
-    answered_ms = [event["ms"] for _, event in evidence.events("decision") if _answered(event)]
+    answered_ms = [event["ms"] for _, event in _from_ledger(evidence)]
     took: defaultdict[str, list[int]] = defaultdict(list)
     for outage in evidence.course.outages:
         at = bisect_left(answered_ms, outage.back_ms)
@@ -396,6 +420,7 @@ def _waste(evidence: Evidence, verdict: Verdict) -> None:
     """Units that were charged and never reached the wire."""
     wasted: Counter[str] = Counter()
     attempts: Counter[str] = Counter()
+    units_each: list[int] = []
     for attempt in evidence.attempts.values():
         charged = sum(entry.units for entry in attempt.entries)
         over = charged - (attempt.arrival.units if attempt.arrival is not None else 0)
@@ -410,20 +435,29 @@ def _waste(evidence: Evidence, verdict: Verdict) -> None:
             why = "doubt, refused"
         elif len(attempt.entries) > 1:
             why = "charged again after a loss"
+        elif attempt.life.killed and attempt is attempt.life.last_attempt:
+            why = "killed"
         else:
-            why = "killed" if attempt.life.killed else "not sent"
+            why = "on a dead connection"
         wasted[why] += over
         attempts[why] += 1
+        units_each.append(over)
     granted = sum(entry.units for entry in evidence.entries.values())
-    total = sum(wasted.values())
-    kills = len(evidence.course.killed)
+    faults = evidence.course.faults
+    kills = sum(times for fault, times in faults.items() if fault in KILLS)
+    beyond = sum(sorted(units_each, reverse=True)[kills:])
     verdict.figures["wasted"] = {
-        "units": total,
-        "share": round(total / max(granted, 1), 4),
+        "units": sum(units_each),
+        "share": round(sum(units_each) / max(granted, 1), 4),
+        "beyond one attempt a kill": beyond,
         "units by cause": dict(sorted(wasted.items())),
         "attempts by cause": dict(sorted(attempts.items())),
     }
-    verdict.hold(attempts["killed"] <= kills, f"{attempts['killed']} attempts lost to {kills} kills")
-    verdict.hold(not wasted["not sent"], f"{attempts['not sent']} attempts were charged and not sent, without a kill")
-    limit = WASTED_SHARE * granted + DEAR_UNITS * kills
-    verdict.hold(total <= limit, f"{total} of {granted} units were wasted: {dict(wasted)}")
+    dead, most = (
+        attempts["on a dead connection"],
+        sum(n for fault, n in faults.items() if fault.startswith("upstream-")),
+    )
+    verdict.hold(dead <= 3 * most, f"{dead} attempts were charged and did not arrive, {most} times upstream hung up")
+    verdict.hold(
+        beyond <= WASTED_SHARE * granted, f"{beyond} of {granted} units were wasted beyond one attempt a kill: {wasted}"
+    )

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urlsplit
 
+from googleapiclient.errors import HttpError
+from httplib2 import HttpLib2Error
 from tenacity import wait_fixed
 
 import quota
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 
 DEAR_SHARE = 0.04
 """Of the plain charges, how many are dear: more than they get."""
+
+
+TROUBLE = (HttpError, HttpLib2Error, OSError, http.client.HTTPException)
 
 
 class NotingWatcher(Silent):
@@ -75,6 +80,8 @@ class Worker:
                     pages.call(client, self.random.choice(REGIONS), None, 1)
                 except quota.Refused:
                     self.poll()
+                except TROUBLE:  # upstream's; noted where it happened
+                    self.poll()
                 self.poll(0.02)
             self.settle_debts(session)
 
@@ -101,7 +108,7 @@ class Worker:
             connection.request("GET", f"/youtube/v3/{resource}?{urlencode(wanted)}")
             answer = connection.getresponse()
             answer.read()
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             self.journal.note("failed", call=name, kind=type(error).__name__)
         else:
             self.journal.note("answered", call=name, status=answer.status)
