@@ -7,25 +7,28 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import sys
 import tempfile
 from pathlib import Path
 
-from chaos.evidence import gather
+from chaos.evidence import Evidence, gather
 from chaos.plan import LOSSES
 from chaos.report import table, write
 from chaos.scene import Scene
 from chaos.supervisor import Supervisor
-from chaos.verdict import Verdict, judge
+from chaos.verdict import judge
 
 SECONDS = 25.0
 
 
-def run(seed: int, seconds: float, folder: Path, *, losses: bool = LOSSES) -> tuple[Scene, Verdict]:
-    scene = Scene(seed, seconds, folder, losses)
-    verdict = judge(gather(scene, Supervisor(scene).run()))
+def run(scene: Scene) -> Evidence:
+    """One run, judged, its figures written and its table printed."""
+    evidence = gather(scene, Supervisor(scene).run())
+    verdict = judge(evidence)
     write(scene, verdict)
-    return scene, verdict
+    print(table(scene, verdict))
+    return evidence
 
 
 def main() -> int:
@@ -33,10 +36,12 @@ def main() -> int:
     seconds = float(os.environ.get("QUOTA_TEST_SECONDS") or SECONDS)
     print(f"seed {seed}, {seconds:g} s of faults", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="quota-chaos-"))
-    scene, verdict = run(seed, seconds, folder)
-    print(table(scene, verdict))
+    evidence = run(Scene(seed, seconds, folder, LOSSES))
+    if not judge(evidence).wrong:
+        shutil.rmtree(folder)
+        return 0
     print(f"  everything lies in {folder}")
-    return 1 if verdict.wrong else 0
+    return 1
 
 
 if __name__ == "__main__":

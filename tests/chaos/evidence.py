@@ -102,6 +102,10 @@ class Evidence:
                 found[event["event"]].append((life, event))
         return {name: sorted(some, key=lambda pair: pair[1]["ms"]) for name, some in found.items()}
 
+    def again(self) -> Evidence:
+        """The same, with what follows from wire, log and draws worked out anew."""
+        return _put_together(self.scene, self.course, self.wire, self.lives, self.draws, self.stores)
+
     def events(self, name: str) -> list[tuple[Life, Event]]:
         """In the order of time."""
         return self._by_name.get(name, [])
@@ -110,9 +114,20 @@ class Evidence:
 def gather(scene: Scene, course: Course) -> Evidence:
     wire = [Arrival(**json.loads(line)) for line in scene.wire.read_text().splitlines()] if scene.wire.exists() else []
     lives = [_life(path, course.killed) for path in sorted(scene.journals.iterdir())]
-    entries = {e.id: e for log in (*(loss.log for loss in course.losses), course.log) for e in log}
     draws = [draw for machine in MACHINES for draw in _draws(machine, scene.machine(machine) / "state")]
     stores = {machine: _stored(scene.machine(machine) / "videos.db") for machine in MACHINES}
+    return _put_together(scene, course, wire, lives, draws, stores)
+
+
+def _put_together(
+    scene: Scene,
+    course: Course,
+    wire: list[Arrival],
+    lives: list[Life],
+    draws: list[Draw],
+    stores: dict[str, Stored],
+) -> Evidence:
+    entries = {e.id: e for log in (*(loss.log for loss in course.losses), course.log) for e in log}
     return Evidence(scene, course, wire, lives, _attempts(lives, entries, draws, wire), entries, draws, stores)
 
 
