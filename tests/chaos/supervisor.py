@@ -60,6 +60,9 @@ class Outage:
 class Course:
     """What happened, as the supervisor saw it."""
 
+    steps: list[tuple[int, Step]] = field(default_factory=list)
+    """What was done, and when."""
+
     faults: Counter[str] = field(default_factory=Counter)
     outages: list[Outage] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
@@ -151,6 +154,7 @@ class Supervisor:
                         time.sleep(min(left_s, POLL_S))
                     if step.fault:
                         self.course.faults[step.fault] += 1
+                    self.course.steps.append((now_ms(), step))
                     getattr(self, "_" + step.do.replace("-", "_"))(step)
                 healed = time.monotonic()
                 self.course.took_s["faults"] = healed - began
