@@ -20,12 +20,15 @@ def write(scene: Scene, verdict: Verdict, path: Path = FILE) -> None:
 
 
 def table(scene: Scene, verdict: Verdict) -> str:
+    """Seed, faults by kind, and one line a figure; the limits as a table of their own."""
     lines = [f"chaos run, seed {scene.seed}, {scene.seconds:g} s of faults, losses {'on' if scene.losses else 'off'}"]
-    for name, value in verdict.figures.items():
-        if name == "limits":
-            lines += [f"  limit {limit:<26} {_inline(row)}" for limit, row in value.items()]
-        else:
-            lines.append(f"  {name:<32} {_inline(value)}")
+    lines += [f"  {name:<30} {_inline(value)}" for name, value in verdict.figures.items() if name != "limits"]
+    limits: dict[str, dict[str, int]] = verdict.figures.get("limits", {})
+    if limits:
+        columns = list(next(iter(limits.values())))
+        lines.append("  limit  " + "  ".join(columns))
+        for name, row in limits.items():
+            lines.append(f"  {name:<6} " + "  ".join(f"{row[column]:>{len(column)},}" for column in columns))
     lines += [f"  WRONG: {what}" for what in verdict.wrong] or ["  everything holds"]
     return "\n".join(lines)
 

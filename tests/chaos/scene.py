@@ -29,7 +29,7 @@ WORKERS = (
 CHEAP, CHEAP_UNITS = "videos.list", 1
 DEAR, DEAR_UNITS = "captions.list", 50
 SHORT_UNITS, SHORT_MS = 800, 20_000
-HEAL_S = 30
+HEAL_S = 60
 """What the workers have, once everything is healed, for their last tick and to repay."""
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from chaos.plan import Step
 
 TESTS = Path(__file__).resolve().parent.parent
-START_S = 20
+START_S = 60
 POLL_S = 0.02
 
 

@@ -188,15 +188,17 @@ def _ignorance(evidence: Evidence, loss: Loss, held_next: Sequence[Entry]) -> Ig
     if not lost:
         return None
     decisions = _from_ledger(evidence)
-    seen_ms: dict[str, int] = {}
+    seen_ms: Counter[str] = Counter()
     for life, event in decisions:
         if event["ms"] <= loss.at_ms:
-            seen_ms[life.machine] = event["ms"]
+            # An id tells when the ledger was read; of a refusal only the question's time is known.
+            read_ms = int(event["id"].partition("-")[0]) if event["source"] == "ledger" else event["asked_ms"]
+            seen_ms[life.machine] = max(seen_ms[life.machine], read_ms)
     knows = max(seen_ms, key=lambda machine: seen_ms[machine], default="")
     asked = (event["ms"] for life, event in decisions if life.machine == knows and event["asked_ms"] >= loss.at_ms)
     until_ms = next(asked, evidence.course.ended_ms)
     # What nobody was told of, nobody can remember.
-    units = sum(entry.units for entry in lost if entry.ms > seen_ms.get(knows, 0))
+    units = sum(entry.units for entry in lost if entry.ms > seen_ms[knows])
     units += sum(
         attempt.arrival.units
         for attempt in evidence.attempts.values()

@@ -115,7 +115,7 @@ class Worker:
         finally:
             connection.close()
 
-    def settle_debts(self, session: NotedSession) -> None:
+    def settle_debts(self, session: quota.Session) -> None:
         """The next decision that reaches the ledger repays; a peek is one."""
         deadline = time.monotonic() + HEAL_S
         while time.monotonic() < deadline:
