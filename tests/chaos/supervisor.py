@@ -37,11 +37,8 @@ class Loss:
     """The ledger lost what it knew: everything, or what an old copy did not have yet."""
 
     kind: str
-    from_ms: int
-    """Until here it answered with what it knew,"""
-
     at_ms: int
-    """from here on without what it had lost."""
+    """From here on it answered without what it had lost."""
 
     log: list[Entry]
     """What it had held."""
@@ -250,7 +247,7 @@ class Supervisor:
         data: Literal["own", "none", "old-aof", "old-rdb"] = step.how["data"]
         if data != "own":
             held = self.server.log_of_the_dead()
-            self.course.losses.append(Loss(data, self.course.outages[-1].from_ms, now_ms(), held))
+            self.course.losses.append(Loss(data, now_ms(), held))
         self.server.restart(step.how["fsync"], data)
         self._back()
 
@@ -300,7 +297,7 @@ class Supervisor:
 
     def _flush(self, step: Step) -> None:
         log, at_ms = self.server.flush()
-        self.course.losses.append(Loss("flushed", at_ms, at_ms, log))
+        self.course.losses.append(Loss("flushed", at_ms, log))
 
 
 def _allow_many_files() -> None:

@@ -26,6 +26,9 @@ CLOCK_MS = 2
 """Two processes of one machine read one clock, and each rounds down."""
 
 RECOVERY_MS = 10_000
+BEHIND = "ledger_behind"
+"""Begins the warning of a machine that has seen more than the ledger now holds."""
+
 WASTED_SHARE = 0.01
 KILLS = ("worker-killed", "server-killed", "server-emptied", "old-aof-restored", "old-rdb-restored")
 """What may cost one attempt each: charged, and its answer or its sender gone."""
@@ -174,15 +177,19 @@ def _charged_ms(attempt: Attempt) -> int:
 
 @dataclass(frozen=True)
 class Ignorance:
-    """A loss, and what was admitted until a machine that had seen all of it had asked."""
+    """A loss, what was admitted until a machine that had seen all of it had asked, and when one first said so."""
 
     at_ms: int
     until_ms: int
     units: int
+    remembered: bool
+    """Whether anybody was told of anything that was lost."""
+
+    noticed_ms: int | None
 
 
 def _ignorance(evidence: Evidence, loss: Loss, held_next: Sequence[Entry]) -> Ignorance | None:
-    """What may be spent twice because of one loss; None where nothing was lost."""
+    """What may be spent twice because of one loss; None where it took nothing."""
     kept = {entry.id for entry in held_next}
     lost = [entry for entry in loss.log if entry.id not in kept]
     if not lost:
@@ -204,7 +211,10 @@ def _ignorance(evidence: Evidence, loss: Loss, held_next: Sequence[Entry]) -> Ig
         for attempt in evidence.attempts.values()
         if attempt.arrival is not None and attempt.draw is None and loss.at_ms <= _charged_ms(attempt) <= until_ms
     )
-    return Ignorance(loss.at_ms, until_ms, units)
+    remembered = any(entry.ms <= seen_ms[knows] for entry in lost)
+    said = (event["ms"] for _, event in evidence.events("warning") if event["text"].startswith(BEHIND))
+    noticed_ms = next((ms for ms in said if ms >= loss.at_ms), None)
+    return Ignorance(loss.at_ms, until_ms, units, remembered, noticed_ms)
 
 
 def _overspend(evidence: Evidence, verdict: Verdict) -> None:
@@ -249,7 +259,10 @@ def _overspend(evidence: Evidence, verdict: Verdict) -> None:
     figures["limits"] = rows
     figures["losses"] = len(losses)
     figures["spent before a loss was known"] = [x.units for x in unknown]
-    figures["a loss was known after ms"] = [x.until_ms - x.at_ms for x in unknown]
+    figures["a loss could be known after ms"] = [x.until_ms - x.at_ms for x in unknown]
+    figures["a loss was noticed after ms"] = [x.noticed_ms and x.noticed_ms - x.at_ms for x in unknown]
+    unnoticed = sum(x.remembered and x.noticed_ms is None for x in unknown)
+    verdict.hold(not unnoticed, f"{unnoticed} of {len(unknown)} losses were noticed by no machine")
     by_machine: Counter[str] = Counter()
     for draw in evidence.draws:
         by_machine[draw.machine] += draw.units
