@@ -7,7 +7,9 @@
 --
 -- KEYS  1 log      stream: one entry a charge, fields u m j g t (units, method, job, region, token)
 --       2 state    hash: last = the log's last id; keep_ms; cut_ms = up to here the log was trimmed or lost; retried;
---                  closed:BUCKET; and one field for each view: total, tail, head, gone_ms = the newest time dropped
+--                  closed:BUCKET; one field for each view: total, tail, head, gone_ms = the newest time dropped;
+--                  epoch = the token of the first charge, until a loss begins a new one; carry:VIEW = what the ledger
+--                  lost (see carry.lua), carried_ms = until when any of that counts
 --       3 amended  hash: id -> the units a corrected charge counts now
 --       All three carry the project as hash tag: quota:{PROJECT}:log, :state, :amended
 --
@@ -21,6 +23,8 @@
 --      10 keep_ms       how long the log must be kept for these windows; the longest ever asked for counts
 --      11 jitter_ms     added to the end of an exhaustion, so that machines do not come back all at once
 --      12 closed_by     names whose exhaustion closes this call, comma-joined (may be empty)
+--      13 seen          what the caller has seen of this ledger: its epoch, then ids of the log, spaces between. Empty =
+--                       nothing, and a ledger that was emptied or restored from an old copy is not noticed
 --      then four for each limit:
 --         view          what it counts: BUCKETS|METHODS|JOBS|WINDOW, then |calls where it counts calls, not units.
 --                       A field is * for all, or names joined by commas (a % , | or * inside a name is %25 %2C %7C %2A)
@@ -28,22 +32,26 @@
 --         cost          what this charge adds to it: its units, or 1 where the view counts calls; a peek may ask 0
 --         span          sliding: the window in ms. calendar: three edges in ms, "previous next next-but-one"
 --
--- Reply { outcome, id, now_ms, last_ms, exhaustion, used... }
+-- Reply { outcome, id, now_ms, last, exhaustion, epoch, carried, used... }
 --       outcome     ADMITTED, REFUSED, EXHAUSTED (its record is in `exhaustion`), CLOCK (the clocks disagree; nothing
---                   was compared), MORE (ask again), REPEAT (a late original: its repeat was answered already)
+--                   was compared), MORE (ask again), REPEAT (a late original: its repeat was answered already), BEHIND
+--                   (this ledger has not what was seen of it; nothing was compared: carry.lua, then ask again)
 --       id          of the charge; empty when nothing was charged
 --       now_ms      the moment at which the windows end; with CLOCK the server's clock
---       last_ms     the time of the newest entry
---       used...     for each limit, in the order asked, including this charge if it was admitted
+--       last        the id of the newest entry, 0-0 in an empty log
+--       epoch       of this ledger; empty before its first charge
+--       carried     a line for each limit, "EPOCH UNITS UNTIL_MS EPOCH UNITS ..."; empty if nothing is carried
+--       used...     for each limit, in the order asked, including this charge if it was admitted and what is carried
 
 local log, state, amended = KEYS[1], KEYS[2], KEYS[3]
 local caller_ms = tonumber(ARGV[2])
 local commit = ARGV[3] == '1'
 local u, method, job, region, token = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local retry_age_ms = tonumber(ARGV[9])
-local keep_ms, jitter_ms, closed_by = tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12]
+local keep_ms, jitter_ms, closed_by, seen = tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12], ARGV[13]
 
-local FIRST_LIMIT, LIMIT_SIZE = 13, 4
+local FIRST_LIMIT, LIMIT_SIZE = 14, 4
+local FIRST_USED = 8
 local CLOCK_SLACK_MS = 5000
 local MAX_SEQ = 9007199254740991
 local CHUNK, MOST_ENTRIES = 250, 1000
@@ -56,7 +64,7 @@ local function int(n) return string.format('%.0f', n) end
 local function wrong(what) return redis.error_reply('ERR charge.lua: ' .. what) end
 local clock_ms, units = tonumber(ARGV[1]), tonumber(string.match(u or '', '^%d+$') or string.match(u or '', '=(%d+)$'))
 if #KEYS ~= 3 or #ARGV < FIRST_LIMIT - 1 or (#ARGV - FIRST_LIMIT + 1) % LIMIT_SIZE ~= 0 then
-  return wrong('3 keys and 12 arguments are needed, then 4 for each limit')
+  return wrong('3 keys and 13 arguments are needed, then 4 for each limit')
 elseif not (clock_ms and caller_ms and retry_age_ms and jitter_ms and keep_ms and keep_ms >= 1) then
   return wrong('now_ms, caller_ms, retry_age_ms, keep_ms (1 or more) and jitter_ms are numbers')
 elseif not commit and ARGV[3] ~= '0' then
@@ -74,7 +82,7 @@ end
 -- Charges expire by whichever clock is behind, so that no single clock running ahead frees budget.
 local now_ms = clock_ms
 if caller_ms > 0 and caller_ms + CLOCK_SLACK_MS < now_ms then now_ms = caller_ms + CLOCK_SLACK_MS end
-if caller_ms > clock_ms + CLOCK_SLACK_MS then return { 'CLOCK', '', int(clock_ms), '0', '' } end
+if caller_ms > clock_ms + CLOCK_SLACK_MS then return { 'CLOCK', '', int(clock_ms), '0-0', '', '', '' } end
 
 -- Ids: "ms-seq", compared by number.
 local function split(id)
@@ -88,18 +96,44 @@ local function before(a, b)
 end
 
 -- One read fetches everything the decision needs.
-local fields = { 'last', 'retried', 'keep_ms', 'cut_ms' }
+local fields = { 'last', 'retried', 'keep_ms', 'cut_ms', 'epoch', 'carried_ms' }
 local closed_first = #fields + 1
 for name in string.gmatch(closed_by, '[^,]+') do fields[#fields + 1] = 'closed:' .. name end
 local closed_last = #fields
 for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do fields[#fields + 1] = ARGV[at] end
 local known = redis.call('HMGET', state, unpack(fields))
 local last, repeats, kept_ms, cut_ms = known[1], known[2], tonumber(known[3] or 0), tonumber(known[4] or 0)
+local epoch, carried_ms = known[5] or '', tonumber(known[6] or 0)
 if not last then
   local newest = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)
   last = newest[1] and newest[1][1] or '0-0'
 end
 local last_ms, last_seq = split(last)
+
+-- A repeat of a call whose answer was lost: if the first try did arrive, its charge is the answer.
+local charged_before
+if commit and retry_age_ms >= 0 then
+  local since = int(math.max(0, clock_ms - retry_age_ms - CLOCK_SLACK_MS))
+  for _, entry in ipairs(redis.call('XREVRANGE', log, '+', since, 'COUNT', MOST_ENTRIES)) do
+    if entry[2][10] == token then charged_before = entry[1] end
+  end
+end
+
+-- Behind: another epoch than the caller has seen, or an entry is missing that was neither trimmed nor lost with the whole
+-- log (then the views still know of it). The first line is all that it costs whoever saw the newest entry.
+local function is_behind()
+  local seen_epoch, ids = string.match(seen, '^(%S+)(.*)$')
+  if seen_epoch ~= epoch then return true end
+  for id in string.gmatch(ids, '%S+') do
+    if id ~= last and (split(id) or 0) > cut_ms and #redis.call('XRANGE', log, id, id) == 0 then
+      return not known[1] or redis.call('EXISTS', log) == 1
+    end
+  end
+  return false
+end
+if seen ~= '' and seen ~= epoch .. ' ' .. last and not charged_before and is_behind() then
+  return { 'BEHIND', '', int(now_ms), last, '', epoch, '' }
+end
 
 -- What a view counts of one entry. The view's name says what it selects; it is read only where others' entries are.
 local function names_of(list)
@@ -148,7 +182,7 @@ for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do
     local previous, next_edge, next_but_one = string.match(span, '^(%d+) (%d+) (%d+)$')
     if not previous then return wrong('span of ' .. name .. ' is a window in ms, or three edges') end
     previous, next_edge, next_but_one = tonumber(previous), tonumber(next_edge), tonumber(next_but_one)
-    if now_ms < previous or now_ms >= next_but_one then return { 'CLOCK', '', int(clock_ms), int(last_ms), '' } end
+    if now_ms < previous or now_ms >= next_but_one then return { 'CLOCK', '', int(clock_ms), last, '', epoch, '' } end
     cutoff_ms = (now_ms >= next_edge and next_edge or previous) - 1
   end
   if cutoff_ms < 0 then cutoff_ms = 0 end
@@ -205,7 +239,7 @@ for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do
     end
   end
   views[#views + 1] =
-    { name = name, total = total, tail = tail, head = head, gone_ms = gone_ms, stored = stored, cap = cap, cost = cost }
+    { name = name, total = total, tail = tail, head = head, gone_ms = gone_ms, stored = stored, cap = cap, cost = cost, carried = 0 }
   if more then break end
 end
 
@@ -225,23 +259,30 @@ if more then
   for index = #views, 1, -1 do save(views[index]) end
   flush()
   if not known[1] then redis.call('PEXPIRE', state, int(keep_ms)) end
-  return { 'MORE', '', int(now_ms), int(last_ms), '' }
+  return { 'MORE', '', int(now_ms), last, '', epoch, '' }
 end
 
-local reply = { 'ADMITTED', '', int(now_ms), int(last_ms), '' }
+local reply = { 'ADMITTED', '', int(now_ms), last, '', epoch, '' }
 
--- A repeat of a call whose answer was lost: if the first try did arrive, its charge is the answer. The token stays
--- behind for a first try that is still under way.
+-- What was lost counts until all of it would have expired.
+if carried_ms > now_ms then
+  local lines = {}
+  for index, view in ipairs(views) do
+    local carried = redis.call('HGET', state, 'carry:' .. view.name) or ''
+    lines[index] = carried
+    for carried_units, until_ms in string.gmatch(carried, '%S+ (%d+) (%d+)') do
+      if tonumber(until_ms) > now_ms then view.carried = view.carried + tonumber(carried_units) end
+    end
+  end
+  reply[7] = table.concat(lines, '\n')
+end
+
+-- The token of a repeat stays behind for a first try that is still under way.
 if commit and retry_age_ms < 0 and repeats and string.find(repeats, ' ' .. token .. '@', 1, true) then
   reply[1] = 'REPEAT'
   return reply
 end
-local charged_before
 if commit and retry_age_ms >= 0 then
-  local since = int(math.max(0, clock_ms - retry_age_ms - CLOCK_SLACK_MS))
-  for _, entry in ipairs(redis.call('XREVRANGE', log, '+', since, 'COUNT', MOST_ENTRIES)) do
-    if entry[2][10] == token then charged_before = entry[1] end
-  end
   local kept, n = ' ' .. token .. '@' .. int(clock_ms), 1
   for known_token, ms in string.gmatch(repeats or '', ' (%S-)@(%d+)') do
     if n < REPEATS_KEPT and clock_ms - tonumber(ms) < REPEAT_KEPT_MS and known_token ~= token then
@@ -263,7 +304,7 @@ for index = closed_first, closed_last do
   end
 end
 for _, view in ipairs(views) do
-  local fits = view.cost == 0 or view.total + view.cost <= view.cap
+  local fits = view.cost == 0 or view.total + view.carried + view.cost <= view.cap
   if not fits and reply[1] == 'ADMITTED' and not charged_before then reply[1] = 'REFUSED' end
 end
 
@@ -288,11 +329,16 @@ elseif commit and reply[1] == 'ADMITTED' then
   end
   dirty[#dirty + 1] = 'last'
   dirty[#dirty + 1] = id
-  reply[2], reply[4] = id, string.match(id, '^%d+')
+  reply[2], reply[4] = id, id
+  if epoch == '' then
+    dirty[#dirty + 1] = 'epoch'
+    dirty[#dirty + 1] = token
+    reply[6] = token
+  end
 end
 for index, view in ipairs(views) do
   save(view)
-  reply[5 + index] = int(view.total)
+  reply[FIRST_USED - 1 + index] = int(view.total + view.carried)
 end
 flush()
 
@@ -315,6 +361,12 @@ if #dirty > 0 and (another_second or keep_ms > kept_ms or log_is_new or not know
   local repeated_ms = tonumber(string.match(repeats or '', '@(%d+)')) -- the newest
   if retry_age_ms < 0 and repeated_ms and clock_ms - repeated_ms >= REPEAT_KEPT_MS then
     redis.call('HDEL', state, 'retried')
+  end
+  if carried_ms > 0 and carried_ms <= now_ms then
+    for _, field in ipairs(redis.call('HKEYS', state)) do
+      if string.find(field, '^carry:') then redis.call('HDEL', state, field) end
+    end
+    redis.call('HDEL', state, 'carried_ms')
   end
   for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, int(kept_ms)) end
 end

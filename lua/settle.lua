@@ -57,7 +57,8 @@ for at = 3, #ARGV do
 end
 -- Views are the fields with three separators in their names; a bucket or a machine may have one in its own.
 for _, field in ipairs(redis.call('HKEYS', state)) do
-  local view = string.find(field, '^[^|]*|[^|]*|[^|]*|.') and not string.find(field, '^closed:')
+  local view = string.find(field, '^[^|]*|[^|]*|[^|]*|.')
+  view = view and not string.find(field, '^closed:') and not string.find(field, '^carry:')
   if view and not named[field] then redis.call('HDEL', state, field) end
 end
 redis.call('HSET', amended, id, string.format('%.0f', units))

@@ -21,27 +21,31 @@ L is the limit's number after `cap`: a job may leave some of it to others, and a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from quota.clock import host_clock, utc
 from quota.decision import Decision, LimitState
 from quota.errors import CostExceedsLimit, LedgerError, UnknownCharge, UsageError
 from quota.labels import Tokens, current_labels
-from quota.ledger import NEVER, Ask, Charge, Question
+from quota.ledger import NEVER, NOTHING_SEEN, Ask, Charge, Question
 from quota.limits import DAY_MS, Calendar, paced_units, paced_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from quota.costs import CostBook
     from quota.decision import Reason
     from quota.ledger import Entry, Ledger, Verdict
     from quota.limits import Edges, Limit, View
+    from quota.memory import Memory
     from quota.outage import Allowance
     from quota.spending import Spend
 
 READ_CHUNK = 1_000
+
+MOST_LOSSES = 5
+"""So often in one decision a ledger may turn out to have lost something."""
 
 ALLOWANCE_ID = "allowance-"
 """Begins the id of a charge that the local allowance let through."""
@@ -89,6 +93,7 @@ class Budget:
         jitter_ms: int = 0,
         tokens: Tokens | None = None,
         allowance: Allowance | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.credential = credential
         self.project = project
@@ -101,6 +106,7 @@ class Budget:
         self._plans: dict[tuple[str, int | None, str | None, str], _Plan] = {}
         self.tokens = tokens or Tokens()
         self.allowance = allowance
+        self._memory = memory
 
     def charge(
         self,
@@ -219,18 +225,32 @@ class Budget:
             return self._unanswered(plan, charge, str(error), commit=commit)
 
     def _ask(self, plan: _Plan, charge: Charge, *, commit: bool) -> tuple[Question, Verdict]:
-        """One question to the ledger, and its answer; asked once more with a fresh clock if ours proved wrong."""
-        for _ in range(2):
+        """One question to the ledger, and its answer. Asked again with a fresh clock if ours proved wrong, and when
+        what the ledger has lost is made good."""
+        memory = self._memory
+        clock_tries = behind_tries = 0
+        while True:
             caller_ms = self._clock()
             asks = [
                 Ask(limit.view, cap, cost, _edges(limit.view, caller_ms))
                 for limit, cap, cost in zip(plan.limits, plan.caps_at(caller_ms), plan.costs, strict=True)
             ]
-            question = Question(self.project, charge, asks, plan.closed_by, caller_ms, self._jitter_ms)
+            seen = NOTHING_SEEN if memory is None else memory.seen()
+            question = Question(self.project, charge, asks, plan.closed_by, caller_ms, self._jitter_ms, seen)
             verdict = self.ledger.decide(question, commit=commit)
-            if verdict.outcome != "clock":
-                break
-        return question, verdict
+            if verdict.outcome == "clock" and clock_tries < 1:
+                clock_tries += 1
+            elif verdict.outcome == "behind" and memory is not None:
+                behind_tries += 1
+                if behind_tries > MOST_LOSSES:
+                    raise LedgerError(f"ledger {self.ledger.label} loses what it is told; see its server's log")
+                memory.make_good(self.ledger, verdict, self.tokens.next())
+                if commit:  # the lost question may yet arrive, and must not be taken for this one
+                    charge = charge._replace(token=self.tokens.next())
+            else:
+                if memory is not None and verdict.outcome != "clock":
+                    memory.note(asks, verdict)
+                return question, verdict
 
     def _make_plan(self, key: tuple[str, int | None, str | None, str]) -> _Plan:
         method, units, bucket, job = key
@@ -362,6 +382,7 @@ class Budget:
         limit, cap_units, cost = plan.limits[i], plan.caps[i], plan.costs[i]
         view, used_units = limit.view, verdict.used_units[i]
         window = view.window
+        carries = [carry for carry in verdict.carried[i] if carry.until_ms > verdict.now_ms] if verdict.carried else []
         if isinstance(window, Calendar):
             # A pace goes by the caller's clock, which makes the cap; what has left the window by the ledger's.
             ahead_ms = verdict.now_ms - question.caller_ms if limit.paced else 0
@@ -369,21 +390,27 @@ class Budget:
             while True:
                 edges, pace_edges = window.edges(at_ms), window.edges(at_ms - ahead_ms)
                 if edges[0] <= verdict.now_ms:
-                    used = used_units
-                elif edges[0] <= verdict.last_ms:
-                    used = sum(_counted(view, e) for e in self._entries(edges[0], verdict.last_ms))
+                    used = used_units - sum(carry.units for carry in carries)
+                elif edges[0] <= verdict.last[0]:
+                    used = sum(_counted(view, e) for e in self._entries(edges[0], verdict.last[0]))
                 else:
                     used = 0
+                used += sum(carry.units for carry in carries if carry.until_ms > at_ms)
+                next_ms = min([edges[1], *(carry.until_ms for carry in carries if carry.until_ms > at_ms)])
                 if used + cost <= cap_units:
                     if not limit.paced or not used:
                         return at_ms
-                    return max(at_ms, paced_until(cap_units, pace_edges, used + cost) + ahead_ms)
-                at_ms = edges[1]
+                    paced_ms = max(at_ms, paced_until(cap_units, pace_edges, used + cost) + ahead_ms)
+                    if paced_ms <= next_ms or next_ms == edges[1]:
+                        return paced_ms
+                at_ms = next_ms
         freed_units = 0
-        for entry in self._entries(verdict.now_ms - window.window_ms + 1, verdict.last_ms):
-            freed_units += _counted(view, entry)
+        entries = self._entries(verdict.now_ms - window.window_ms + 1, verdict.last[0])
+        leaving = ((entry.ms + window.window_ms, _counted(view, entry)) for entry in entries)
+        for at_ms, units in _merged(leaving, sorted((carry.until_ms, carry.units) for carry in carries)):
+            freed_units += units
             if used_units - freed_units <= cap_units - cost:
-                return max(from_ms, entry.ms + window.window_ms)
+                return max(from_ms, at_ms)
         return from_ms  # what refused it was given back while we looked
 
     def _entries(self, since_ms: int, until_ms: int) -> Iterator[Entry]:
@@ -424,15 +451,35 @@ def read_entries(ledger: Ledger, project: str, since_ms: int, until_ms: int) -> 
         size = min(size * 10, READ_CHUNK)
 
 
+def _merged(leaving: Iterable[tuple[int, int]], carried: list[tuple[int, int]]) -> Iterable[tuple[int, int]]:
+    """Both in time order. What is carried is rare, and what sorts it in is then worth its import."""
+    if not carried:
+        return leaving
+    from heapq import merge
+
+    return merge(leaving, carried)
+
+
 def _counted(view: View, entry: Entry) -> int:
     selector = view.selector
     return selector.cost(entry.units) if selector.counts(entry.bucket, entry.method, entry.job) else 0
 
 
 def _states(plan: _Plan, question: Question, verdict: Verdict) -> tuple[LimitState, ...]:
-    return tuple(
+    states = tuple(
         LimitState(limit.name, ask.cost_units, used, ask.cap_units, max(0, ask.cap_units - used))
         for limit, ask, used in zip(plan.limits, question.asks, verdict.used_units, strict=False)
+    )
+    if not verdict.carried:
+        return states
+    carried = [[carry for carry in carries if carry.until_ms > verdict.now_ms] for carries in verdict.carried]
+    return tuple(
+        replace(
+            state,
+            carried_units=sum(carry.units for carry in carries),
+            carried_until_ms=max((carry.until_ms for carry in carries), default=0),
+        )
+        for state, carries in zip(states, carried, strict=True)
     )
 
 

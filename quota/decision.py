@@ -16,13 +16,18 @@ Source = Literal["ledger", "allowance"]
 
 @dataclass(frozen=True, slots=True)
 class LimitState:
-    """One limit as a decision saw it. `limit_units` is the number enforced for this caller then: see `cap`."""
+    """One limit as a decision saw it. `limit_units` is the number enforced for this caller then: see `cap`.
+
+    `carried_units` of what is used stand for charges that the ledger has lost, the last until `carried_until_ms`.
+    """
 
     name: str
     cost_units: int
     used_units: int
     limit_units: int
     remaining_units: int
+    carried_units: int = 0
+    carried_until_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

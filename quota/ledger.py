@@ -12,6 +12,10 @@ The values are named tuples: a decision makes several of them, and they cost a t
 
 The ledger's clock dates the charge. A view is rebuilt from the log when it is missing, or when the clock went back
 behind what it has dropped.
+
+A ledger can lose what it has decided: emptied, restored from an old copy, replaced by a replica that lagged. A *carry*
+stands for what was lost: so many units of a view, until the time at which all of them would have expired. It is added
+to the view's total. `quota.memory` finds out what was lost.
 """
 
 from __future__ import annotations
@@ -83,23 +87,44 @@ NEVER = 2**53 - 1
 """A moment that does not come."""
 
 
-Outcome = Literal["admitted", "refused", "exhausted", "clock"]
+class Carry(NamedTuple):
+    """What a view counted of charges that the ledger has lost: `units` more, until `until_ms`.
+
+    `epoch` names the ledger as it was before that loss. Several machines report the same loss, each as much as it had
+    seen: the largest report counts.
+    """
+
+    view: str
+    epoch: str
+    units: int
+    until_ms: int
+
+
+Id = tuple[int, int]
+"""An entry's place in the log: its time in ms, then its number within that millisecond."""
+
+Outcome = Literal["admitted", "refused", "exhausted", "clock", "behind"]
 
 
 class Verdict(NamedTuple):
     """The ledger's answer to one question.
 
-    `used_units` stands in the order of the asks and includes the charge if it was admitted. `now_ms` is the moment
-    at which the windows end: the ledger's clock, or the caller's plus its slack where that is earlier. `last_ms` is the
-    time of the newest entry in the log. With "clock" nothing was compared, and `now_ms` is the ledger's clock.
+    `used_units` stands in the order of the asks and includes the charge if it was admitted, and what is carried.
+    `now_ms` is the moment at which the windows end: the ledger's clock, or the caller's plus its slack where that is
+    earlier. `last` is the id of the newest entry in the log, (0, 0) of an empty one. With "clock" nothing was compared,
+    and `now_ms` is the ledger's clock. With "behind" nothing was compared either: the ledger lacks what the question
+    says was seen of it. `epoch` names this ledger since it was begun, or since its last loss was made good; empty
+    before the first charge. `carried` is in the order of the asks; empty where nothing is carried at all.
     """
 
     outcome: Outcome
     id: str | None
     now_ms: int
-    last_ms: int
+    last: Id
     used_units: tuple[int, ...]
     exhaustion: Exhaustion | None = None
+    epoch: str = ""
+    carried: tuple[tuple[Carry, ...], ...] = ()
 
 
 class Entry(NamedTuple):
@@ -120,8 +145,21 @@ class Entry(NamedTuple):
         return f"{self.ms}-{self.seq}"
 
 
+class Seen(NamedTuple):
+    """An epoch, and ids that are in the log then. No epoch: nothing was seen, and nothing is checked."""
+
+    epoch: str
+    ids: tuple[Id, ...]
+
+
+NOTHING_SEEN = Seen("", ())
+
+
 class Question(NamedTuple):
-    """Everything one decision needs. `caller_ms` is the caller's clock: the second witness beside the ledger's own."""
+    """Everything one decision needs. `caller_ms` is the caller's clock: the second witness beside the ledger's own.
+
+    `seen` is what the caller's machine has seen of this ledger: in that epoch, charges with these ids.
+    """
 
     project: str
     charge: Charge
@@ -129,6 +167,7 @@ class Question(NamedTuple):
     closed_by: tuple[str, ...]
     caller_ms: int
     jitter_ms: int = 0
+    seen: Seen = NOTHING_SEEN
 
     @property
     def keep_ms(self) -> int:
@@ -170,8 +209,16 @@ class Ledger(Protocol):
         """
         ...
 
-    def read(self, project: str, after: tuple[int, int], until_ms: int, count: int) -> Sequence[Entry]:
+    def read(self, project: str, after: Id, until_ms: int, count: int) -> Sequence[Entry]:
         """At most `count` (1 to 1,000) entries with (ms, seq) > `after` and ms <= `until_ms`, in time order."""
+        ...
+
+    def carry(self, project: str, epoch: str, carries: Sequence[Carry]) -> str:
+        """Count what this ledger has lost; the epoch that holds from now on.
+
+        Merged by view and lost epoch: the larger `units` and the later `until_ms` stand, so that a report may be
+        repeated. If that changes anything, or the ledger has no epoch yet, `epoch` begins.
+        """
         ...
 
     def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:

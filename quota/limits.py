@@ -198,6 +198,18 @@ class View:
         object.__setattr__(self, "name", "|".join(fields))
 
 
+def selector_of(view: str) -> Selector:
+    """What the view of this name selects and counts: the name read back. ValueError if it is no view's name."""
+    buckets, methods, jobs, _, *count = view.split("|")
+    return Selector(_read_names(buckets), _read_names(methods), _read_names(jobs), "calls" if count else "units")
+
+
+def _read_names(field: str) -> tuple[str, ...]:
+    if field == "*":
+        return ()
+    return tuple(re.sub("%(..)", lambda m: chr(int(m[1], 16)), name) for name in field.split(","))
+
+
 def _names(names: Collection[str]) -> str:
     """One field of a view's name: sorted, comma-joined, `*` for all; separators inside a name are escaped."""
     if not names:

@@ -37,14 +37,14 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from quota.errors import ConfigError, LedgerError
-from quota.ledger import DEFAULT_BUCKET, KEEP_MS, NEVER, Entry, Exhaustion, Verdict
+from quota.ledger import DEFAULT_BUCKET, KEEP_MS, NEVER, Carry, Entry, Exhaustion, Verdict
 from quota.limits import Sliding
 from quota.scripts import script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from quota.ledger import Ask, Charge, Question
+    from quota.ledger import Ask, Charge, Id, Question
     from quota.limits import View
 
 T = TypeVar("T")
@@ -108,10 +108,12 @@ class RedisLedger:
             question.keep_ms,
             question.jitter_ms,
             ",".join(question.closed_by),
+            " ".join([question.seen.epoch, *(f"{ms}-{seq}" for ms, seq in question.seen.ids)]),
         ]
         for ask in question.asks:
             args += (ask.view.name, ask.cap_units, ask.cost_units, _span(ask))
-        return self._read(_verdict, self._charge(_keys(question.project), args))
+        reply = self._charge(_keys(question.project), args)
+        return self._read(lambda reply: _verdict(question, reply), reply)
 
     def _charge(self, keys: Sequence[str], args: list[str | int]) -> list[Any]:
         """Run charge.lua to a verdict. A repeat after a lost answer says so, and so never charges twice."""
@@ -138,6 +140,12 @@ class RedisLedger:
         for number, charge in charges:
             args += (number, _units(charge), charge.method, charge.job, charge.region, charge.token)
         self._script("repay", project, args)
+
+    def carry(self, project: str, epoch: str, carries: Sequence[Carry]) -> str:
+        args: list[str | int] = [0 if self._clock is None else self._clock(), epoch, KEEP_MS]
+        for carry in carries:
+            args += (carry.view, carry.epoch, carry.units, carry.until_ms)
+        return str(self._script("carry", project, args))
 
     def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
         reply = self._script("settle", project, [charge_id, units, *(view.name for view in views)])
@@ -272,18 +280,37 @@ def _span(ask: Ask) -> str | int:
     return f"{ask.edges[0]} {ask.edges[1]} {ask.edges[2]}"
 
 
-def _verdict(reply: list[Any]) -> Verdict:
-    outcome, charge_id, now_ms, last_ms, closed, *used = reply
+def _verdict(question: Question, reply: list[Any]) -> Verdict:
+    outcome, charge_id, now_ms, last, closed, epoch, carried, *used = reply
     if outcome == "REPEAT":  # only a first try that comes after its own repeat sees this, and nobody waits for it
         raise LedgerError("the ledger answered a call that was given up; run again")
     return Verdict(
         outcome=outcome.lower(),
         id=charge_id or None,
         now_ms=int(now_ms),
-        last_ms=int(last_ms),
+        last=_id(last),
         used_units=tuple(map(int, used)),
         exhaustion=_exhaustion(closed) if closed else None,
+        epoch=epoch,
+        carried=_carries(question.asks, carried) if carried else (),
     )
+
+
+def _id(text: str) -> Id:
+    ms, seq = text.split("-")
+    return int(ms), int(seq)
+
+
+def _carries(asks: Sequence[Ask], text: str) -> tuple[tuple[Carry, ...], ...]:
+    """A line for each ask: `EPOCH UNITS UNTIL_MS EPOCH UNITS UNTIL_MS ...`"""
+    carries = []
+    for ask, line in zip(asks, text.split("\n"), strict=True):
+        words = line.split(" ") if line else []
+        triples = zip(words[::3], words[1::3], words[2::3], strict=True)
+        carries.append(
+            tuple(Carry(ask.view.name, lost, int(units), int(until_ms)) for lost, units, until_ms in triples)
+        )
+    return tuple(carries)
 
 
 def _exhaustion(record: str) -> Exhaustion:
@@ -294,12 +321,12 @@ def _exhaustion(record: str) -> Exhaustion:
 
 def _entry(row: Sequence[str]) -> Entry:
     charge_id, u, method, job, region, token, amended = row
-    ms, seq = charge_id.split("-")
+    ms, seq = _id(charge_id)
     bucket, equals, units = u.rpartition("=")
     charged = int(units)
     return Entry(
-        ms=int(ms),
-        seq=int(seq),
+        ms=ms,
+        seq=seq,
         units=int(amended) if amended else charged,
         charged_units=charged,
         bucket=bucket if equals else DEFAULT_BUCKET,

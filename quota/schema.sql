@@ -1,8 +1,9 @@
 -- The embedded ledger. One file serves many processes of one machine (WAL).
--- Times are milliseconds since the epoch. An id is (ms, seq): the charge's time, then its place within that millisecond.
+-- A file of an older version gets what is new when it is opened.
+-- Times are milliseconds since 1970. An id is (ms, seq): the charge's time, then its place within that millisecond.
 
 -- The log: every admitted charge, in time order.
-CREATE TABLE charges (
+CREATE TABLE IF NOT EXISTS charges (
     project       TEXT    NOT NULL,
     ms            INTEGER NOT NULL,
     seq           INTEGER NOT NULL,
@@ -17,7 +18,7 @@ CREATE TABLE charges (
 ) WITHOUT ROWID;
 
 -- The running total of one limit: the sum over the selected charges with tail <= id <= head.
-CREATE TABLE views (
+CREATE TABLE IF NOT EXISTS views (
     project  TEXT    NOT NULL,
     name     TEXT    NOT NULL,       -- what it counts and its window: buckets|methods|jobs|window
     total    INTEGER NOT NULL,
@@ -30,7 +31,7 @@ CREATE TABLE views (
 ) WITHOUT ROWID;
 
 -- Buckets that upstream itself said are empty.
-CREATE TABLE exhaustions (
+CREATE TABLE IF NOT EXISTS exhaustions (
     project     TEXT    NOT NULL,
     bucket      TEXT    NOT NULL,
     since_ms    INTEGER NOT NULL,
@@ -41,7 +42,7 @@ CREATE TABLE exhaustions (
 ) WITHOUT ROWID;
 
 -- The last number that each machine's journal has repaid.
-CREATE TABLE repaid (
+CREATE TABLE IF NOT EXISTS repaid (
     project TEXT    NOT NULL,
     machine TEXT    NOT NULL,
     number  INTEGER NOT NULL,
@@ -49,15 +50,32 @@ CREATE TABLE repaid (
 ) WITHOUT ROWID;
 
 -- Work that one of several processes took on, by name, until others may take it again.
-CREATE TABLE claims (
+CREATE TABLE IF NOT EXISTS claims (
     project  TEXT    NOT NULL,
     name     TEXT    NOT NULL,
     until_ms INTEGER NOT NULL,
     PRIMARY KEY (project, name)
 ) WITHOUT ROWID;
 
+-- What names this ledger since its first charge, or since its last loss was made good; and until when any carry counts.
+CREATE TABLE IF NOT EXISTS epochs (
+    project    TEXT    PRIMARY KEY,
+    epoch      TEXT    NOT NULL,
+    carried_ms INTEGER NOT NULL
+) WITHOUT ROWID;
+
+-- What was lost with an earlier epoch, as far as any machine remembers: added to the view until it would have expired.
+CREATE TABLE IF NOT EXISTS carries (
+    project  TEXT    NOT NULL,
+    view     TEXT    NOT NULL,
+    epoch    TEXT    NOT NULL,       -- the one that was lost
+    units    INTEGER NOT NULL,
+    until_ms INTEGER NOT NULL,
+    PRIMARY KEY (project, view, epoch)
+) WITHOUT ROWID;
+
 -- How long a project's log is kept. Only grows.
-CREATE TABLE keeping (
+CREATE TABLE IF NOT EXISTS keeping (
     project TEXT    PRIMARY KEY,
     keep_ms INTEGER NOT NULL
 ) WITHOUT ROWID;

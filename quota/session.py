@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from quota.ledger import Ledger
+    from quota.memory import Memory
     from quota.outage import Allowance
     from quota.settings import CredentialSettings
 
@@ -37,6 +38,7 @@ class Session:
         self._ledger: Ledger | None = None
         self._allowance: Allowance | None = None
         self._budgets: dict[str, Budget] = {}
+        self._memories: dict[str, Memory] = {}
         self._services: list[Any] = []
 
     @property
@@ -84,9 +86,20 @@ class Session:
                 jitter_ms=machine_jitter_ms(),
                 tokens=self.tokens,
                 allowance=self._open_allowance(),
+                memory=self._open_memory(chosen.project),
             )
             self._budgets[chosen.name] = budget
         return budget
+
+    def _open_memory(self, project: str) -> Memory | None:
+        """What this machine has seen of a project's ledger; None for a ledger in memory, which has no other users."""
+        if self.settings.ledger.url == "sqlite://":
+            return None
+        if project not in self._memories:
+            from quota.memory import memory_path, open_memory
+
+            self._memories[project] = open_memory(memory_path(state_folder(), self.ledger.label, project), project)
+        return self._memories[project]
 
     def _open_allowance(self) -> Allowance | None:
         """What this machine may spend while the ledger cannot answer, where the configuration allows any."""
@@ -134,6 +147,10 @@ class Session:
             self._allowance.close()
         ledger, self._ledger = self._ledger, None
         self._budgets.clear()
+        while self._memories:
+            from quota.memory import close_memory
+
+            close_memory(self._memories.popitem()[1])
         if ledger is not None:
             ledger.close()
 

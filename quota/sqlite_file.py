@@ -29,6 +29,7 @@ class SqliteFile:
     """A file in WAL mode with a schema of its own; "" is a database in memory.
 
     `schema` names a script shipped with this package, `application_id` marks the file as ours, `version` its format.
+    The schema's statements do nothing where their table is there already: an older file gets what is new in it.
     `durable` waits for the disk at every commit; else a crash of the machine, not of a process, may lose the last.
     Opened at the first transaction. Safe to share between threads and after a fork; every failure is a LedgerError.
     """
@@ -45,6 +46,7 @@ class SqliteFile:
         self._lock = threading.RLock()
         self._db: sqlite3.Connection | None = None
         self._pid = 0
+        self._inode = 0
 
     def transact(self, work: Callable[[sqlite3.Connection], T], *, write: bool) -> T:
         """Run `work` in one transaction; wait for other processes' transactions, but not for ever.
@@ -83,28 +85,33 @@ class SqliteFile:
 
     def _connection(self) -> sqlite3.Connection:
         if self._db is not None:
-            if self._pid == os.getpid():
+            if self._pid != os.getpid():
+                _left_to_parent.append(self._db)
+            elif self._inode == _inode(self.path):
                 return self._db
-            _left_to_parent.append(self._db)
+            else:  # deleted or replaced: what is written to the old file nobody else would ever see
+                self._db.close()
+            self._db = None
         if self.path:
             _make_private(self.path)
+        inode = _inode(self.path)
         db = sqlite3.connect(self.path or ":memory:", timeout=0, isolation_level=None, check_same_thread=False)
         try:
             self._prepare(db)
         except BaseException:
             db.close()
             raise
-        self._db, self._pid = db, os.getpid()
+        self._db, self._pid, self._inode = db, os.getpid(), inode
         return db
 
     def _prepare(self, db: sqlite3.Connection) -> None:
-        if db.execute("PRAGMA application_id").fetchone()[0] != self._application_id:
+        db.execute("BEGIN")
+        version = self._format(db)
+        db.execute("COMMIT")
+        if version < self._version:
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("BEGIN IMMEDIATE")
-            # Another process may have been faster.
-            if db.execute("PRAGMA application_id").fetchone()[0] != self._application_id:
-                if db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
-                    raise LedgerError(f"{self.label} is another program's database; correct the url")
+            if self._format(db) < self._version:  # another process may have been faster
                 from quota.resources import read_text
 
                 for statement in statements(read_text("quota", self._schema)):
@@ -112,13 +119,21 @@ class SqliteFile:
                 db.execute(f"PRAGMA application_id = {self._application_id}")
                 db.execute(f"PRAGMA user_version = {self._version}")
             db.execute("COMMIT")
-        version = db.execute("PRAGMA user_version").fetchone()[0]
+        db.execute(f"PRAGMA synchronous = {self._synchronous}")
+
+    def _format(self, db: sqlite3.Connection) -> int:
+        """The version of our format that the file has, 0 for an empty one."""
+        if db.execute("PRAGMA application_id").fetchone()[0] != self._application_id:
+            if db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
+                raise LedgerError(f"{self.label} is another program's database; correct the url")
+            return 0
+        version: int = db.execute("PRAGMA user_version").fetchone()[0]
         if version > self._version:
             raise LedgerError(
                 f"{self.label} was written by a newer quota-ledger (its version {version}, ours {self._version}): "
                 "upgrade this machine"
             )
-        db.execute(f"PRAGMA synchronous = {self._synchronous}")
+        return version
 
     def _explain(self, error: sqlite3.Error) -> str:
         code = _code(error)
@@ -152,6 +167,14 @@ def _code(error: sqlite3.Error) -> int:
     """SQLite's primary result code (the extended codes carry detail in the higher bits)."""
     code: int = getattr(error, "sqlite_errorcode", 0) or 0
     return code & 0xFF
+
+
+def _inode(path: str) -> int:
+    """Which file stands at this path now; 0 for none."""
+    try:
+        return os.stat(path).st_ino if path else 0
+    except OSError:
+        return 0
 
 
 def _make_private(path: str) -> None:

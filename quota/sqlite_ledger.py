@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quota.clock import host_clock
-from quota.ledger import CLOCK_SLACK_MS, NEVER, Entry, Exhaustion, Verdict
+from quota.ledger import CLOCK_SLACK_MS, NEVER, Carry, Entry, Exhaustion, Verdict
 from quota.limits import MINUTE_MS, Sliding
 from quota.sqlite_file import SqliteFile
 
@@ -17,18 +17,22 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Sequence
 
-    from quota.ledger import Ask, Charge, Outcome, Question
+    from quota.ledger import Ask, Charge, Id, Outcome, Question
     from quota.limits import View
 
-Id = tuple[int, int]
 State = tuple[int, int, int, int, int, int]
 """A view as it is stored: total, tail (ms, seq), head (ms, seq), gone_ms. See schema.sql."""
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 APPLICATION_ID = 0x51_4C_47_31
 """Marks an SQLite file as a ledger ("QLG1")."""
 
 TRIM_AT_ONCE = 10_000
+
+_HEAD = (
+    "SELECT ms, seq, (SELECT epoch FROM epochs WHERE project = ?1), (SELECT carried_ms FROM epochs WHERE project = ?1)"
+    " FROM charges WHERE project = ?1 ORDER BY ms DESC, seq DESC LIMIT 1"
+)
 
 _COLUMNS = "ms, seq, units, charged_units, bucket, method, job, region, token"
 
@@ -59,16 +63,21 @@ class SqliteLedger:
         project, charge = question.project, question.charge
         clock_ms = self._clock()
         now_ms = min(clock_ms, question.caller_ms + CLOCK_SLACK_MS)
-        last = self._last(db, project)
+        last, epoch, carried_ms = self._head(db, project)
         if question.caller_ms > clock_ms + CLOCK_SLACK_MS or not all(_edges_fit(a, now_ms) for a in question.asks):
-            return Verdict("clock", None, clock_ms, last[0], ())
+            return Verdict("clock", None, clock_ms, last, (), epoch=epoch)
+        if question.seen.epoch and self._is_behind(db, question, last, epoch):
+            return Verdict("behind", None, now_ms, last, (), epoch=epoch)
 
         stored = [self._stored(db, project, ask.view) for ask in question.asks]
         views = [
             self._advance(db, project, ask, now_ms, last, state)
             for ask, state in zip(question.asks, stored, strict=True)
         ]
+        carried = self._carried(db, question, now_ms) if carried_ms > now_ms else ()
         used = [view[0] for view in views]
+        for i, carries in enumerate(carried):
+            used[i] += sum(carry.units for carry in carries)
         exhaustion = self._closed(db, question, now_ms)
         fits = all(
             not ask.cost_units or total + ask.cost_units <= ask.cap_units
@@ -80,21 +89,42 @@ class SqliteLedger:
                     if view != state:
                         self._save(db, project, ask.view, view)
             outcome: Outcome = "exhausted" if exhaustion is not None else "admitted" if fits else "refused"
-            return Verdict(outcome, None, now_ms, last[0], tuple(used), exhaustion)
+            return Verdict(outcome, None, now_ms, last, tuple(used), exhaustion, epoch, carried)
 
         at = _following(last, clock_ms)
         self._append(db, project, at, charge)
+        if not epoch:
+            epoch = charge.token
+            db.execute("REPLACE INTO epochs VALUES (?, ?, 0)", (project, epoch))
         for i, (ask, (total, tail_ms, tail_seq, _, _, gone_ms)) in enumerate(zip(question.asks, views, strict=True)):
-            used[i] = total + ask.cost_units
-            self._save(db, project, ask.view, (used[i], tail_ms, tail_seq, *at, gone_ms))
+            used[i] += ask.cost_units
+            self._save(db, project, ask.view, (total + ask.cost_units, tail_ms, tail_seq, *at, gone_ms))
         if at[0] // MINUTE_MS != last[0] // MINUTE_MS:
             self._trim(db, project, now_ms, question.keep_ms)
-        return Verdict("admitted", f"{at[0]}-{at[1]}", now_ms, at[0], tuple(used))
+        return Verdict("admitted", f"{at[0]}-{at[1]}", now_ms, at, tuple(used), None, epoch, carried)
 
-    def _last(self, db: sqlite3.Connection, project: str) -> Id:
-        sql = "SELECT ms, seq FROM charges WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1"
-        last: Id | None = db.execute(sql, (project,)).fetchone()
-        return last or (0, 0)
+    def _head(self, db: sqlite3.Connection, project: str) -> tuple[Id, str, int]:
+        """The newest entry, the epoch, and until when any carry counts: in one query where there is an entry."""
+        row = db.execute(_HEAD, (project,)).fetchone()
+        if row is None:
+            epoch = db.execute("SELECT epoch, carried_ms FROM epochs WHERE project = ?", (project,)).fetchone()
+            row = (0, 0, *(epoch or (None, None)))
+        return (row[0], row[1]), row[2] or "", row[3] or 0
+
+    def _is_behind(self, db: sqlite3.Connection, question: Question, last: Id, epoch: str) -> bool:
+        """Whether this ledger lacks what was seen of it."""
+        if question.seen.epoch != epoch:
+            return True
+        sql = "SELECT 1 FROM charges WHERE project = ? AND ms = ? AND seq = ?"
+        missing = (
+            db.execute(sql, (question.project, *at)).fetchone() is None for at in question.seen.ids if at != last
+        )
+        return any(missing)
+
+    def _carried(self, db: sqlite3.Connection, question: Question, now_ms: int) -> tuple[tuple[Carry, ...], ...]:
+        sql = "SELECT view, epoch, units, until_ms FROM carries WHERE project = ? AND view = ? AND until_ms > ?"
+        rows = [db.execute(sql, (question.project, ask.view.name, now_ms)).fetchall() for ask in question.asks]
+        return tuple(tuple(Carry(*row) for row in of_view) for of_view in rows)
 
     def _append(self, db: sqlite3.Connection, project: str, at: Id, charge: Charge) -> None:
         db.execute(
@@ -185,7 +215,7 @@ class SqliteLedger:
             row = db.execute(
                 "SELECT number FROM repaid WHERE project = ? AND machine = ?", (project, machine)
             ).fetchone()
-            at = self._last(db, project)
+            at = self._head(db, project)[0]
             for number, charge in charges:
                 if row is None or number > row[0]:
                     at = _following(at, self._clock())
@@ -195,6 +225,26 @@ class SqliteLedger:
             )
 
         self._file.transact(work, write=True)
+
+    def carry(self, project: str, epoch: str, carries: Sequence[Carry]) -> str:
+        def work(db: sqlite3.Connection) -> str:
+            _, current, carried_ms = self._head(db, project)
+            db.execute("DELETE FROM carries WHERE project = ? AND until_ms <= ?", (project, self._clock()))
+            changed = 0
+            for carry in carries:
+                changed += db.execute(
+                    "INSERT INTO carries VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE"
+                    " SET units = MAX(units, excluded.units), until_ms = MAX(until_ms, excluded.until_ms)"
+                    " WHERE excluded.units > units OR excluded.until_ms > until_ms",
+                    (project, *carry),
+                ).rowcount
+            if current and not changed:
+                return current
+            carried_ms = max([carried_ms, *(carry.until_ms for carry in carries)])
+            db.execute("REPLACE INTO epochs VALUES (?, ?, ?)", (project, epoch, carried_ms))
+            return epoch
+
+        return self._file.transact(work, write=True)
 
     def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
         ms, seq = (int(part) for part in charge_id.split("-"))

@@ -112,7 +112,7 @@ def _limit_rows(budget: Budget, at_ms: int) -> Iterable[LimitRow]:
         else:
             entries = read_entries(budget.ledger, budget.project, at_ms - window.window_ms + 1, NEVER)
             oldest = (e for e in entries if e.units and selector.counts(e.bucket, e.method, e.job))
-            next_ms = next((entry.ms + window.window_ms for entry in oldest), at_ms)
+            next_ms = next((entry.ms + window.window_ms for entry in oldest), state.carried_until_ms or at_ms)
         yield LimitRow(limit, state, next_ms if state.used_units else None, resets_ms, calendar.zone)
 
 
@@ -129,6 +129,7 @@ def _limit_json(row: LimitRow) -> dict[str, object]:
         **({"paced_units": row.state.limit_units} if row.limit.paced else {}),
         "used_units": row.state.used_units,
         "remaining_units": row.state.remaining_units,
+        **({"carried_units": row.state.carried_units} if row.state.carried_units else {}),
         "next_capacity_at": None if row.next_capacity_ms is None else rfc3339(row.next_capacity_ms),
         "resets_at": rfc3339(row.resets_ms),
     }
@@ -212,6 +213,9 @@ def render_status(status: Status) -> RenderableType:
         for zone, edge_ms in {(row.zone, row.resets_ms): None for row in credential.limits}:
             soon = spell(edge_ms - status.at_ms)
             parts.append(Text(f"upstream resets {_clock(edge_ms, zone)} {zone} ({_clock(edge_ms)} here), in {soon}"))
+        for row in credential.limits:
+            if row.state.carried_units:
+                parts.append(Text(_carried(row), style="yellow"))
         if credential.owed_units:
             line = f"{credential.owed_units} units drawn without the ledger are owed; the next charge repays them"
             parts.append(Text(line, style="yellow"))
@@ -220,6 +224,14 @@ def render_status(status: Status) -> RenderableType:
             line = f"bucket {x.bucket} is closed {until}: upstream said {x.evidence!r} at {_clock(x.since_ms)}"
             parts.append(Text(line, style="red"))
     return Group(*parts)
+
+
+def _carried(row: LimitRow) -> str:
+    state = row.state
+    until = _clock(state.carried_until_ms)
+    return (
+        f"{row.limit.name}: {state.carried_units} units were charged in a ledger that was lost; counted until {until}"
+    )
 
 
 def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:

@@ -50,6 +50,7 @@ class Scripts:
             "keep_ms": KEEP_MS,
             "jitter_ms": 0,
             "closed_by": "units",
+            "seen": "",
         }
         assert given.keys() <= first.keys()
         return [*{**first, **given}.values(), *(part for limit in limits for part in limit)]
@@ -68,7 +69,7 @@ class Scripts:
 
     def used(self, view: str = ALL, span: object = DAY_MS) -> int:
         reply, _ = self.to_verdict((view, 0, 0, span), commit=0, u=0, attempt="")
-        return int(reply[5])
+        return int(reply[7])
 
     def fill(self, entries: int) -> None:
         """So many charges of 1 unit in the log, a millisecond apart, that no view has read."""
@@ -118,7 +119,7 @@ def test_no_call_reads_more_than_a_thousand_entries_and_the_next_goes_on_there(s
         head = "-" if seen == 5_000 else at
         assert seen % 1_000 == 0, "a thousand more in each part"
         assert scripts.client.pttl(STATE) > 0
-    assert (reply[0], reply[5:]) == ("REFUSED", ["5000", "0"])
+    assert (reply[0], reply[7:]) == ("REFUSED", ["5000", "0"])
     assert seen >= 9_000
 
 
@@ -127,7 +128,7 @@ def test_dropping_is_bounded_too(scripts: Scripts) -> None:
     assert scripts.used() == 3_000
     scripts.now_ms += DAY_MS - 500
     reply, parts = scripts.to_verdict((ALL, 500, 1, DAY_MS))
-    assert (reply[0], reply[5], parts) == ("REFUSED", "500", 3)
+    assert (reply[0], reply[7], parts) == ("REFUSED", "500", 3)
 
 
 def test_a_view_that_has_wholly_expired_is_not_walked(scripts: Scripts) -> None:
@@ -141,7 +142,7 @@ def test_two_limits_on_one_view_come_to_a_verdict(scripts: Scripts) -> None:
     """The log is just as long as one part; what the first limit has read must not be lost to the second."""
     scripts.fill(1_000)
     reply, parts = scripts.to_verdict((ALL, 2_000, 1, DAY_MS), (ALL, 1_001, 1, DAY_MS))
-    assert (reply[0], reply[5:]) == ("ADMITTED", ["1001", "1001"])
+    assert (reply[0], reply[7:]) == ("ADMITTED", ["1001", "1001"])
     assert parts == 2
     assert scripts.used() == 1_001
 
@@ -170,7 +171,7 @@ def test_a_view_that_idled_while_the_log_was_trimmed_is_exact_again(scripts: Scr
         scripts.charge(keep_ms=keep_ms)
         scripts.now_ms += DAY_MS
     reply, _ = scripts.to_verdict((*month[:2], 0, month[3]), commit=0, keep_ms=keep_ms)
-    assert reply[5] == "29"
+    assert reply[7] == "29"
 
 
 def test_a_deleted_log_gives_no_budget_back_until_its_charges_would_have_expired(scripts: Scripts) -> None:
@@ -189,7 +190,7 @@ def test_a_deleted_log_gives_no_budget_back_until_its_charges_would_have_expired
         assert scripts.charge(day)[0] == "REFUSED"
         scripts.now_ms += HOUR_MS
     assert scripts.used() == 3
-    assert scripts.charge(day)[5] == "4"
+    assert scripts.charge(day)[7] == "4"
     scripts.now_ms += HOUR_MS
     assert scripts.used() == 3, "and it drops what expires"
 
@@ -209,7 +210,7 @@ def test_an_evicted_state_is_made_again_from_the_log(scripts: Scripts) -> None:
     scripts.run("settle", first, 5, ALL)
     scripts.client.delete(STATE)
     reply = scripts.charge((ALL, 10, 1, DAY_MS))
-    assert (reply[0], reply[5]) == ("ADMITTED", "8")
+    assert (reply[0], reply[7]) == ("ADMITTED", "8")
     assert reply[1] == f"{NOW}-3", "ids go on from the log's last"
 
 
@@ -231,7 +232,7 @@ def test_a_repeat_is_answered_with_the_first_charge(scripts: Scripts) -> None:
     scripts.now_ms += 400
     scripts.charge(day)
     again = scripts.charge(day, attempt="x", retry_age_ms=400)
-    assert (again[0], again[1], again[5]) == ("ADMITTED", first[1], "2")
+    assert (again[0], again[1], again[7]) == ("ADMITTED", first[1], "2")
     assert scripts.client.xlen(LOG) == 2
 
 
@@ -317,7 +318,7 @@ def test_a_correction_drops_views_and_nothing_else(scripts: Scripts) -> None:
     charge_id = scripts.charge((ALL, 10, 1, DAY_MS), (CALLS, 10, 1, DAY_MS))[1]
     scripts.run("exhaust", NOW, "a|b", f"{NOW + 5} {NOW} x", KEEP_MS)
     scripts.run("settle", charge_id, 3, CALLS)
-    assert sorted(scripts.client.hkeys(STATE)) == [CALLS, "closed:a|b", "keep_ms", "last"]
+    assert sorted(scripts.client.hkeys(STATE)) == [CALLS, "closed:a|b", "epoch", "keep_ms", "last"]
 
 
 def test_an_exhaustion_alone_lives_and_ends(scripts: Scripts) -> None:
@@ -406,7 +407,7 @@ def test_a_cap_that_is_no_number_admits_nothing(scripts: Scripts) -> None:
 
 def test_too_few_arguments_are_an_error(scripts: Scripts) -> None:
     for given in ((), ("1",), scripts.arguments()[:11]):
-        with pytest.raises(redis.ResponseError, match="12 arguments"):
+        with pytest.raises(redis.ResponseError, match="13 arguments"):
             scripts.run("charge", *given)
 
 
@@ -445,6 +446,6 @@ def test_repaying_to_a_deleted_log_gives_no_budget_back_either(scripts: Scripts)
     scripts.client.delete(LOG)
     scripts.now_ms += HOUR_MS
     scripts.run("repay", scripts.now_ms, "m", KEEP_MS, 1, 1, "videos.list", "", "", "m1")
-    assert scripts.charge(day)[5] == "9"
+    assert scripts.charge(day)[7] == "9"
     scripts.now_ms = NOW + DAY_MS + 30 * 60_000
     assert scripts.used() == 2

@@ -132,7 +132,7 @@ class RandomScripts:
         """One script call to its verdict; between its parts the world goes on."""
         while True:
             args: list[object] = [self.clock_ms, 0, int(commit), spent.units, spent.method, "job", "US", token]
-            args += [age_ms, KEEP_MS, 0, "units"]
+            args += [age_ms, KEEP_MS, 0, "units", ""]
             for ask in asks:
                 edge = self.clock_ms // EDGE_MS * EDGE_MS
                 span = ask.window_ms or f"{edge} {edge + EDGE_MS} {edge + 2 * EDGE_MS}"
@@ -176,7 +176,7 @@ class RandomScripts:
             # Two limits on one view see the charge once.
             used = [u + ask.counts(spent) for u, ask in zip(used, asks, strict=True)]
         want = [outcome, charge_id, [str(u) for u in used]]
-        got = [reply[0], reply[1], reply[5:]]
+        got = [reply[0], reply[1], reply[7:]]
         assert got == want, f"at {self.clock_ms} {asks}: got {got}, want {want}"
         self._count(outcome.lower())
 
@@ -187,7 +187,7 @@ class RandomScripts:
             again = self._call(asks, spent, token, commit=True, age_ms=SLACK_MS)
             if reply[0] == "ADMITTED":
                 assert again[:2] == reply[:2], "the repeat of a charge is that charge"
-                assert again[5:] == [str(self._used(ask)) for ask in asks]
+                assert again[7:] == [str(self._used(ask)) for ask in asks]
             else:
                 self._check(asks, spent, again, commit=True)
             self._count("repeated")

@@ -1,0 +1,548 @@
+"""A ledger that lost something: emptied, restored from an old copy, deleted. It gives no budget back."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from contract.conftest import limit
+from quota.budget import Budget, read_entries
+from quota.ledger import NEVER, Carry, open_ledger
+from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
+from quota.memory import Memory, close_memory, memory_path, open_memory
+from support.books import BOOK
+from support.losses import Machine, RedisPlace, SqlitePlace
+from support.servers import RedisServer
+from support.users import not_root
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from support.losses import Place
+
+NOW = 1_793_000_000_000
+
+
+class Site:
+    """One ledger, some machines, and the time."""
+
+    def __init__(self, place: Place, folder: Path) -> None:
+        self.place = place
+        self.folder = folder
+        self.now_ms = NOW
+        self.machines: list[Machine] = []
+
+    def machine(self, name: str = "a") -> Machine:
+        self.machines.append(Machine(name, self.folder, self.place.url, lambda: self.now_ms))
+        return self.machines[-1]
+
+    def empty(self) -> None:
+        self.place.empty()
+        self.now_ms += 1
+
+    def restore(self, copy: object) -> None:
+        self.place.restore(copy)
+        self.now_ms += 1
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    place: Place
+    if request.param == "sqlite":
+        place = SqlitePlace(tmp_path)
+    else:
+        place = RedisPlace(request.getfixturevalue("redis_server").url)
+        place.empty()
+    made = Site(place, tmp_path)
+    yield made
+    for machine in made.machines:
+        machine.stop()
+    if isinstance(place, RedisPlace):
+        immortal = [key for key in place.client.keys("*") if place.client.pttl(key) < 0]
+        place.client.close()
+        assert immortal == [], "keys without a lifetime"
+
+
+def charge(budget: Budget, times: int = 1, units: int = 1) -> int:
+    """Charge so often; the units used afterwards in the first limit."""
+    for _ in range(times):
+        decision = budget.charge("videos.list", units=units)
+        assert decision.admitted, decision
+    return decision.limits[0].used_units
+
+
+# -- emptied -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_emptied_ledger_counts_what_this_machine_saw(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    budget = site.machine().budget(limit(10))
+    charge(budget, 8)
+    site.empty()
+    assert charge(budget) == 9
+    assert charge(budget) == 10
+    assert not budget.charge("videos.list").admitted
+    told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(told) == 1
+    assert told[0].startswith("ledger_behind project=p")
+    assert "lost_units=8 " in told[0]
+
+
+def test_what_was_lost_counts_until_all_of_it_would_have_expired(site: Site) -> None:
+    budget = site.machine().budget(limit(10))
+    charge(budget, 4)
+    site.now_ms += HOUR_MS
+    charge(budget, 4)
+    site.empty()
+    refused = budget.charge("videos.list", units=3)
+    assert not refused.admitted
+    assert refused.retry_at_ms == NOW + HOUR_MS + DAY_MS, "no earlier: which of them is older, nobody knows any more"
+    site.now_ms = refused.retry_at_ms - 1
+    assert not budget.charge("videos.list", units=3).admitted
+    site.now_ms += 1
+    assert charge(budget, units=3) == 3
+
+
+def test_new_charges_expire_by_themselves_beside_what_is_carried(site: Site) -> None:
+    budget = site.machine().budget(limit(10))
+    charge(budget, 3)
+    site.now_ms += HOUR_MS
+    site.empty()
+    charge(budget, 7)
+    refused = budget.charge("videos.list", units=4)
+    assert refused.retry_at_ms == site.now_ms + DAY_MS, "first what is carried leaves, 3 units, then the first charges"
+    assert budget.charge("videos.list", units=3).retry_at_ms == NOW + DAY_MS
+    site.now_ms += DAY_MS
+    assert charge(budget, units=10) == 10
+
+
+def test_a_machine_that_saw_less_is_told_of_the_rest_by_one_that_saw_more(site: Site) -> None:
+    first, second = site.machine("a").budget(limit(10)), site.machine("b").budget(limit(10))
+    charge(first, 3)
+    charge(second, 4)
+    site.empty()
+    assert charge(first) == 3 + 1, "it saw 3"
+    assert charge(second) == 7 + 2, "the other saw 7, and the larger report stands"
+    assert charge(first) == 7 + 3
+
+
+def test_a_machine_that_knows_nothing_gets_what_others_put_back(site: Site) -> None:
+    known = site.machine("a").budget(limit(10))
+    charge(known, 8)
+    site.empty()
+    charge(known)
+    assert charge(site.machine("new").budget(limit(10))) == 10
+
+
+def test_a_peek_and_a_status_notice_it_too(site: Site) -> None:
+    budget = site.machine().budget(limit(10))
+    charge(budget, 8)
+    site.empty()
+    assert budget.peek("videos.list", units=2).admitted
+    assert not budget.peek("videos.list", units=3).admitted
+    (state,) = budget.usage()
+    assert (state.used_units, state.carried_units) == (8, 8)
+
+
+def test_every_limit_has_its_own_share(site: Site) -> None:
+    """Also those that the next call does not ask about, calls, and upstream's own day."""
+    selector = Selector(buckets=("units",))
+    limits = (
+        limit(1_000),
+        limit(300, name="search", methods=("search.list",)),
+        limit(5, name="calls", count="calls"),
+        Limit("pacific", 900, View(selector, Calendar("day", "America/Los_Angeles")), 900, 0),
+    )
+    budget = site.machine().budget(*limits)
+    assert budget.charge("search.list").admitted
+    assert budget.charge("search.list").admitted
+    assert budget.charge("videos.list").admitted
+    site.empty()
+    after = budget.charge("videos.list")
+    assert {state.name: state.used_units for state in after.limits} == {"day": 202, "calls": 4, "pacific": 202}
+    search = budget.charge("search.list")
+    assert {state.name: state.used_units for state in search.limits} == {
+        "day": 302,
+        "search": 300,
+        "calls": 5,
+        "pacific": 302,
+    }
+    assert budget.charge("search.list").refused_by is not None
+
+
+def test_a_calendar_limit_carries_until_its_edge(site: Site) -> None:
+    pacific = Limit("pacific", 10, View(Selector(), Calendar("day", "America/Los_Angeles")), 10, 0)
+    budget = site.machine().budget(pacific)
+    charge(budget, 8)
+    site.empty()
+    refused = budget.charge("videos.list", units=3)
+    assert refused.retry_at_ms == pacific.view.window.edges(NOW)[1]  # type: ignore[union-attr]
+    site.now_ms = refused.retry_at_ms
+    assert charge(budget, units=10) == 10
+
+
+def test_a_paced_limit_says_when_it_has_room_beside_what_is_carried(site: Site) -> None:
+    pacific = Limit("pacific", 800, View(Selector(), Calendar("day", "UTC")), 800, 0, paced=True)
+    budget = site.machine().budget(pacific)
+    while budget.charge("videos.list", units=10).admitted:
+        pass
+    site.empty()
+    refused = budget.charge("videos.list", units=10)
+    assert not refused.admitted
+    assert refused.retry_at_ms is not None
+    site.now_ms = refused.retry_at_ms - 1
+    assert not budget.charge("videos.list", units=10).admitted
+    site.now_ms += 1
+    assert budget.charge("videos.list", units=10).admitted
+
+
+# -- an old copy -------------------------------------------------------------------------------------------------------
+
+
+def test_what_an_old_copy_lacks_is_carried_and_what_it_has_is_not(site: Site) -> None:
+    budget = site.machine().budget(limit(100))
+    charge(budget, 5)
+    copy = site.place.copy()
+    site.now_ms += 10
+    charge(budget, 3)
+    site.restore(copy)
+    assert charge(budget) == 9
+    (state,) = budget.usage()
+    assert (state.used_units, state.carried_units) == (9, 3)
+
+
+def test_charges_made_before_anybody_noticed_are_added_to_what_was_lost(site: Site) -> None:
+    """A machine that had seen less than the copy goes on without a doubt; then one comes that had seen more."""
+    ignorant = site.machine("b").budget(limit(100))
+    budget = site.machine("a").budget(limit(100))
+    charge(budget, 5)
+    charge(ignorant)
+    copy = site.place.copy()
+    charge(budget, 3)
+    site.restore(copy)
+    assert charge(ignorant, 2) == 8, "nobody could know"
+    assert charge(budget) == 6 + 3 + 2 + 1
+
+
+def test_one_loss_after_the_other(site: Site) -> None:
+    budget = site.machine().budget(limit(100))
+    charge(budget, 5)
+    copy = site.place.copy()
+    site.now_ms += 10
+    charge(budget, 3)
+    for n in range(1, 6):
+        site.restore(copy) if n % 2 else site.empty()
+        assert charge(budget) == 8 + n
+
+
+@pytest.mark.parametrize("charged_after_it", [0, 3])
+def test_a_copy_put_back_over_an_emptied_ledger_counts_once(site: Site, charged_after_it: int) -> None:
+    """The server came up empty, and somebody brings the backup an hour later."""
+    machine = site.machine()
+    budget, other = machine.budget(limit(100)), site.machine("b").budget(limit(100))
+    charge(other)
+    assert charge(budget, 5) == 6
+    copy = site.place.copy()
+    site.now_ms += 10
+    if charged_after_it:
+        charge(budget, charged_after_it)
+    site.empty()
+    assert charge(budget) == 7 + charged_after_it
+    machine.stop()
+    machine.start()
+    site.restore(copy)
+    assert charge(machine.budget(limit(100))) == 8 + charged_after_it
+    assert charge(other) == 9 + charged_after_it
+
+
+def test_a_copy_older_than_the_report_of_a_loss_is_behind_too(site: Site) -> None:
+    first, second = site.machine("a").budget(limit(100)), site.machine("b").budget(limit(100))
+    charge(first, 5)
+    site.empty()
+    charge(second)
+    copy = site.place.copy()
+    site.now_ms += 10
+    assert charge(first) == 7
+    assert charge(second) == 8
+    site.restore(copy)
+    assert charge(second) == 9, "the second learned of the carry from the ledger, and puts it back"
+
+
+def test_a_correction_is_no_loss(site: Site) -> None:
+    budget = site.machine().budget(limit(100))
+    kept = budget.charge("videos.list", units=50)
+    assert kept.id is not None
+    budget.refund(kept.id)
+    assert charge(budget) == 1
+
+
+# -- machines and their processes --------------------------------------------------------------------------------------
+
+
+def test_the_next_process_knows_what_the_last_one_saw(site: Site) -> None:
+    machine = site.machine()
+    charge(machine.budget(limit(10)), 8)
+    machine.stop()
+    site.empty()
+    machine.start()
+    assert charge(machine.budget(limit(10))) == 9
+
+
+def test_the_next_process_keeps_what_it_does_not_ask_about(site: Site) -> None:
+    """The search job ran in the morning; what it saw outlives ten runs of another job."""
+    machine, search = site.machine(), limit(300, name="search", methods=("search.list",))
+    assert machine.budget(search).charge("search.list").admitted
+    for _ in range(10):
+        machine.stop()
+        machine.start()
+        charge(machine.budget(limit(1_000)))
+    machine.stop()
+    site.empty()
+    machine.start()
+    assert machine.budget(search).charge("search.list").limits[0].used_units == 200
+
+
+def test_without_a_folder_a_process_remembers_for_itself(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    (site.folder / "closed").mkdir(mode=0o500)
+    machine = site.machine("closed/a")
+    site.folder.chmod(0o755)
+    with not_root():
+        machine.memory.seen()
+    assert [r.getMessage().partition(" ")[0] for r in caplog.records] == ["memory_unusable"]
+    budget = machine.budget(limit(10))
+    charge(budget, 8)
+    site.empty()
+    assert charge(budget) == 9
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\0" * 40_000, b"x" * 40_000, os.urandom(200_000)])
+def test_a_damaged_memory_is_no_memory(site: Site, garbage: bytes) -> None:
+    machine = site.machine()
+    charge(machine.budget(limit(10)), 8)
+    machine.stop()
+    assert machine.memory_path is not None
+    with open(machine.memory_path, "wb") as file:
+        file.write(garbage)
+    machine.start()
+    assert charge(machine.budget(limit(10))) == 9
+    site.empty()
+    assert charge(machine.budget(limit(10))) == 10
+
+
+def test_a_ledger_that_keeps_losing_what_it_is_told_is_unavailable(site: Site) -> None:
+    budget = site.machine().budget(limit(10))
+    charge(budget, 8)
+    carry = budget.ledger.carry
+
+    def losing(project: str, epoch: str, carries: list[Carry]) -> str:
+        told = carry(project, epoch, carries)
+        site.empty()
+        return told
+
+    budget.ledger.carry = losing  # type: ignore[method-assign,assignment]  # a server emptied again each time
+    site.empty()
+    refused = budget.charge("videos.list")
+    assert (refused.admitted, refused.reason) == (False, "ledger-unavailable")
+    assert "loses what it is told" in refused.detail
+
+
+def test_projects_and_ledgers_are_remembered_apart(tmp_path: Path) -> None:
+    paths = {
+        memory_path(tmp_path, label, project)
+        for label in ("sqlite:///a", "redis://a")
+        for project in ("p", "p/q", "p_q", "é")
+    }
+    assert len(paths) == 8
+    assert all(path.startswith(f"{tmp_path}/seen/p") or "_" in path for path in paths)
+
+
+def test_a_memory_is_one_for_each_file_in_a_process(tmp_path: Path) -> None:
+    path = str(tmp_path / "seen" / "p")
+    first, second = open_memory(path, "p"), open_memory(path, "p")
+    assert first is second
+    first.seen()
+    close_memory(first)
+    second.seen()
+    held = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd.isdigit() and _is_open(fd)]
+    assert held.count(path) == 1
+    close_memory(second)
+    held = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd.isdigit() and _is_open(fd)]
+    assert path not in held
+
+
+def _is_open(fd: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}")
+
+
+def _charge_some(url: str, path: str, times: int, results: multiprocessing.Queue[int]) -> None:
+    ledger = open_ledger(url)
+    memory = Memory(path, "p")
+    budget = Budget(credential="main", project="p", book=BOOK, limits=(limit(10_000),), ledger=ledger, memory=memory)
+    results.put(charge(budget, times))
+    results.close()
+    results.join_thread()
+    os._exit(0)  # as if killed: nothing is closed
+
+
+def test_eight_processes_of_one_machine_write_side_by_side(site: Site) -> None:
+    context = multiprocessing.get_context("fork")
+    results: multiprocessing.Queue[int] = context.Queue()
+    path = str(site.folder / "state" / "seen" / "p")
+    workers = [context.Process(target=_charge_some, args=(site.place.url, path, 50, results)) for _ in range(8)]
+    for worker in workers:
+        worker.start()
+    assert max(results.get(timeout=60) for _ in workers) == 400
+    for worker in workers:
+        worker.join()
+    site.place.empty()
+    ledger = open_ledger(site.place.url)
+    budget = Budget(
+        credential="main", project="p", book=BOOK, limits=(limit(10_000),), ledger=ledger, memory=Memory(path, "p")
+    )
+    assert charge(budget) == 401
+    ledger.close()
+
+
+def test_a_process_notices_what_only_another_of_its_machine_has_seen(site: Site) -> None:
+    """An old copy that has all that this process saw, but not what its neighbour saw later."""
+    path = str(site.folder / "state" / "seen" / "p")
+    ledger, memory = open_ledger(site.place.url), Memory(path, "p")
+    budget = Budget(credential="main", project="p", book=BOOK, limits=(limit(100),), ledger=ledger, memory=memory)
+    charge(budget, 2)
+    copy = site.place.copy()
+    context = multiprocessing.get_context("fork")
+    results: multiprocessing.Queue[int] = context.Queue()
+    neighbour = context.Process(target=_charge_some, args=(site.place.url, path, 5, results))
+    neighbour.start()
+    assert results.get(timeout=60) == 7
+    neighbour.join()
+    site.place.restore(copy)
+    memory._look_at_s = 0.0  # it looks every 50 ms
+    assert charge(budget) == 8
+    ledger.close()
+    memory.close()
+
+
+# -- a real server -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", ["restarted without its data", "restored from an old copy", "flushed"])
+def test_a_real_server_that_loses_its_data(tmp_path: Path, loss: str) -> None:
+    server = RedisServer()
+    try:
+        ledger, memory = open_ledger(server.url), Memory(str(tmp_path / "seen" / "p"), "p")
+        budget = Budget(credential="main", project="p", book=BOOK, limits=(limit(100),), ledger=ledger, memory=memory)
+        charge(budget, 5)
+        with redis.Redis(port=server.port) as client:
+            client.save()
+        charge(budget, 3)
+        if loss == "flushed":
+            with redis.Redis(port=server.port) as client:
+                client.flushall()
+        else:
+            server.kill()
+            if loss == "restarted without its data":
+                (server.folder / "dump.rdb").unlink()
+            server.start()
+        budget.charge("videos.list")
+        assert charge(budget) == 10
+        ledger.close()
+        memory.close()
+    finally:
+        server.close()
+
+
+def test_a_replica_that_lagged_takes_over(tmp_path: Path) -> None:
+    primary, replica = RedisServer(), RedisServer()
+    try:
+        ledger, memory = open_ledger(primary.url), Memory(str(tmp_path / "seen" / "p"), "p")
+        budget = Budget(credential="main", project="p", book=BOOK, limits=(limit(100),), ledger=ledger, memory=memory)
+        charge(budget, 5)
+        with redis.Redis(port=primary.port) as client, redis.Redis(port=replica.port) as other:
+            other.replicaof("127.0.0.1", str(primary.port))
+            while other.info("replication")["master_link_status"] != "up" or not other.exists("quota:{p}:log"):
+                pass
+            client.execute_command("WAIT", 1, 5_000)
+            other.replicaof("NO", "ONE")
+        charge(budget, 3)
+        assert (
+            charge(
+                Budget(
+                    credential="main",
+                    project="p",
+                    book=BOOK,
+                    limits=(limit(100),),
+                    ledger=open_ledger(replica.url),
+                    memory=memory,
+                )
+            )
+            == 9
+        )
+        ledger.close()
+        memory.close()
+    finally:
+        primary.close()
+        replica.close()
+
+
+# -- the contract of `carry` -------------------------------------------------------------------------------------------
+
+
+def test_reports_of_one_loss_are_merged_and_losses_are_added(site: Site) -> None:
+    ledger, view = site.machine().ledger, limit(100).view.name
+    until_ms = NOW + HOUR_MS
+    assert ledger.carry("p", "e1", [Carry(view, "lost", 5, until_ms)]) == "e1"
+    assert ledger.carry("p", "e2", [Carry(view, "lost", 5, until_ms)]) == "e1", "nothing new"
+    assert ledger.carry("p", "e3", [Carry(view, "lost", 3, until_ms - 9), Carry(view, "other", 2, until_ms)]) == "e3"
+    assert ledger.carry("p", "e4", [Carry(view, "lost", 6, until_ms)]) == "e4"
+    budget = Budget(
+        credential="main",
+        project="p",
+        book=BOOK,
+        limits=(limit(100),),
+        ledger=ledger,
+        clock=lambda: site.now_ms,
+    )
+    assert charge(budget) == 6 + 2 + 1
+    site.now_ms = until_ms
+    assert charge(budget) == 2
+
+
+def test_settling_leaves_what_is_carried_alone(site: Site) -> None:
+    budget = site.machine().budget(limit(100), limit(50, name="narrow", methods=("videos.list",)))
+    charge(budget, 4)
+    site.empty()
+    admitted = budget.charge("videos.list")
+    assert admitted.id is not None
+    Budget(
+        credential="main", project="p", book=BOOK, limits=(), ledger=budget.ledger, clock=lambda: site.now_ms
+    ).settle(admitted.id, 3)
+    assert [state.used_units for state in budget.usage()] == [7, 7]
+
+
+def test_a_ledger_of_an_older_version_gets_what_is_new(tmp_path: Path) -> None:
+    """A file as version 1 wrote it: without epochs and carries."""
+    import sqlite3
+
+    path = tmp_path / "ledger.db"
+    ledger = open_ledger(f"sqlite:///{path}", clock=lambda: NOW)
+    budget = Budget(credential="main", project="p", book=BOOK, limits=(limit(100),), ledger=ledger, clock=lambda: NOW)
+    charge(budget, 5)
+    ledger.close()
+    with sqlite3.connect(path) as db:
+        db.executescript("DROP TABLE epochs; DROP TABLE carries; PRAGMA user_version = 1")
+    db.close()
+    ledger = open_ledger(f"sqlite:///{path}", clock=lambda: NOW)
+    memory = Memory(str(tmp_path / "seen" / "p"), "p")
+    budget = Budget(
+        credential="main", project="p", book=BOOK, limits=(limit(100),), ledger=ledger, clock=lambda: NOW, memory=memory
+    )
+    assert charge(budget) == 6
+    assert len(list(read_entries(ledger, "p", 0, NEVER))) == 6
+    ledger.close()
+    memory.close()

@@ -1,0 +1,120 @@
+"""A ledger that can lose what it knows, and machines that use it, each with a memory of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import redis
+
+from quota.budget import Budget
+from quota.ledger import open_ledger
+from quota.memory import Memory
+from support.books import BOOK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quota.ledger import Ledger
+    from quota.limits import Limit
+
+
+class Place(Protocol):
+    """Where a ledger's data is, and what can happen to it."""
+
+    url: str
+
+    def empty(self) -> None: ...
+
+    def copy(self) -> Any: ...
+
+    def restore(self, copy: Any) -> None: ...
+
+
+class SqlitePlace:
+    """A file. Losing it means another file at its path, as a restore from a backup does it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "ledger.db"
+        self.url = f"sqlite:///{self.path}"
+        self.copies = 0
+
+    def empty(self) -> None:
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+
+    def copy(self) -> Path | None:
+        import sqlite3
+
+        if not self.path.exists():
+            return None
+        self.copies += 1
+        target = self.path.with_suffix(f".copy{self.copies}")
+        with sqlite3.connect(self.path) as source, sqlite3.connect(target) as into:
+            source.backup(into)
+        into.close()
+        source.close()
+        return target
+
+    def restore(self, copy: Path | None) -> None:
+        self.empty()
+        if copy is not None:
+            beside = self.path.with_suffix(".new")
+            shutil.copy(copy, beside)
+            os.replace(beside, self.path)
+
+
+class RedisPlace:
+    """A server whose keys are taken out and put back, in one step, as a restart with other data would."""
+
+    def __init__(self, server_url: str) -> None:
+        self.url = server_url
+        self.client = redis.Redis.from_url(server_url)
+
+    def empty(self) -> None:
+        self.client.flushall()
+
+    def copy(self) -> dict[bytes, bytes]:
+        return {key: self.client.dump(key) for key in self.client.keys("*")}
+
+    def restore(self, copy: dict[bytes, bytes]) -> None:
+        with self.client.pipeline(transaction=True) as pipe:
+            pipe.flushall()
+            for key, value in copy.items():
+                pipe.restore(key, 180_000_000, value)
+            pipe.execute()
+
+
+class Machine:
+    """One machine: a state folder, one process at a time, and a clock."""
+
+    def __init__(self, name: str, folder: Path, url: str, clock: Callable[[], int]) -> None:
+        self.name = name
+        self.memory_path: str | None = str(folder / name / "seen" / "p")
+        self._url = url
+        self._clock = clock
+        self.skew_ms = 0
+        self.start()
+
+    def start(self) -> None:
+        """A new process: it knows what is in the folder."""
+        self.ledger: Ledger = open_ledger(self._url, clock=self._clock)
+        self.memory = Memory(self.memory_path, "p")
+
+    def stop(self) -> None:
+        """The process ends, by whatever cause: a slot needs no goodbye."""
+        self.memory.close()
+        self.ledger.close()
+
+    def budget(self, *limits: Limit, project: str = "p") -> Budget:
+        return Budget(
+            credential="main",
+            project=project,
+            book=BOOK,
+            limits=limits,
+            ledger=self.ledger,
+            clock=lambda: self._clock() + self.skew_ms,
+            memory=self.memory,
+        )
