@@ -100,6 +100,8 @@ class NotedDecide:
             reason=decision.reason,
             refused_by=decision.refused_by,
             units=decision.cost_units,
+            at_ms=decision.decided_at_ms,
+            used={state.name: state.used_units for state in decision.limits},
             by_ledger=bool(decision.limits) or decision.reason in ("exhausted", "closed", "clock"),
             detail=decision.detail[:80],
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from chaos.scene import WORKERS
 
-LOSSES = False
+LOSSES = True
 """Whether the ledger also loses data: started empty, restored from an old copy, flushed."""
 
 FIRST_S = 0.5

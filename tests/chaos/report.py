@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from chaos.scene import Scene
     from chaos.verdict import Verdict
 
+TABLES = ("limits", "against the truth")
+"""Figures of each limit: a table each."""
+
 FILE = Path(__file__).resolve().parents[2] / "build" / "chaos.json"
 
 
@@ -22,15 +25,19 @@ def write(scene: Scene, verdict: Verdict, path: Path = FILE) -> None:
 def table(scene: Scene, verdict: Verdict) -> str:
     """Seed, faults by kind, and one line a figure; the limits as a table of their own."""
     lines = [f"chaos run, seed {scene.seed}, {scene.seconds:g} s of faults, losses {'on' if scene.losses else 'off'}"]
-    lines += [f"  {name:<30} {_inline(value)}" for name, value in verdict.figures.items() if name != "limits"]
-    limits: dict[str, dict[str, int]] = verdict.figures.get("limits", {})
-    if limits:
-        columns = list(next(iter(limits.values())))
-        lines.append("  limit  " + "  ".join(columns))
-        for name, row in limits.items():
-            lines.append(f"  {name:<6} " + "  ".join(f"{row[column]:>{len(column)},}" for column in columns))
+    lines += [f"  {name:<30} {_inline(value)}" for name, value in verdict.figures.items() if name not in TABLES]
+    for table_name in TABLES:
+        lines += _columns(verdict.figures[table_name])
     lines += [f"  WRONG: {what}" for what in verdict.wrong] or ["  everything holds"]
     return "\n".join(lines)
+
+
+def _columns(rows: dict[str, dict[str, Any]]) -> list[str]:
+    columns = list(next(iter(rows.values())))
+    found = ["  limit    " + "  ".join(columns)]
+    for name, row in rows.items():
+        found.append(f"  {name:<8} " + "  ".join(f"{row[column]:>{len(column)},}" for column in columns))
+    return found
 
 
 def _inline(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -10,6 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from chaos.scene import MACHINES, PAGE_ITEMS, PAGES, REGIONS
+from quota.ledger import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -302,22 +303,53 @@ def _replay(evidence: Evidence, verdict: Verdict, kinds: dict[str, str]) -> None
 
 
 def _refusals(evidence: Evidence, verdict: Verdict) -> None:
-    """Refusals by a limit that had room at every moment between question and answer."""
+    """What each decision was told of each limit, against all that was ever charged, lost or not.
+
+    A decision that counted too little may overspend; one that counted too much may refuse what had room. The second is
+    the price of a loss: what is carried for it leaves its window all at once, with the last of it. That may be a window
+    too late, and no more; and nothing is carried twice.
+    """
     spent = sorted(evidence.entries.values(), key=lambda e: (e.ms, e.seq))
-    needless: Counter[str] = Counter()
+    decisions = _from_ledger(evidence)
+    first_loss_ms = min((loss.at_ms for loss in evidence.course.losses), default=evidence.course.ended_ms)
+    inexact = doubled = 0
+    rows = {}
     for name, limit in evidence.scene.limits.items():
         counted = [entry for entry in spent if limit.method in (None, entry.method)]
-        times = [entry.ms for entry in counted]
+        ids = [(entry.ms, entry.seq) for entry in counted]
         sums = [0, *accumulate(entry.units for entry in counted)]
-        for _, event in evidence.events("decision"):
-            if event["refused_by"] != name:
+        needless = asked = least = most = total = 0
+        for _, event in decisions:
+            if name not in event["used"]:
                 continue
-            first = bisect_left(times, event["asked_ms"] - CLOCK_MS - limit.window_ms)
-            used = sums[bisect_left(times, event["ms"] + CLOCK_MS)] - sums[first]
-            needless[name] += used + event["units"] <= limit.units
-    verdict.figures["refused in spite of room"] = dict(needless)
+            used, asked_ms, at_ms = event["used"][name], event["asked_ms"], event["at_ms"]
+            ms, _, seq = str(event["id"] or "").partition("-")
+            until = bisect_right(ids, (event["ms"] + CLOCK_MS, NEVER))
+            true = sums[until] - sums[bisect_right(ids, (asked_ms - CLOCK_MS - limit.window_ms, NEVER))]
+            needless += event["refused_by"] == name and true + event["units"] <= limit.units
+            # A call whose answer was lost is told of its charge later than it was made.
+            if event["source"] == "ledger" and int(ms) == at_ms:
+                until = bisect_right(ids, (int(ms), int(seq)))
+                true = sums[until] - sums[bisect_right(ids, (at_ms - limit.window_ms, NEVER))]
+                inexact += used != true and event["ms"] < first_loss_ms
+                least = min(least, used - true)
+            longest = bisect_right(ids, (asked_ms - CLOCK_MS - 2 * limit.window_ms, NEVER))
+            doubled += used > sums[until] - sums[longest]
+            asked += 1
+            most = max(most, used - true)
+            total += max(0, used - true)
+        rows[name] = {
+            "refused in spite of room": needless,
+            "counted too little, most": -least,
+            "too much, most": most,
+            "too much, share": round(total / max(asked, 1) / limit.units, 4),
+        }
+    verdict.figures["against the truth"] = rows
+    verdict.hold(not inexact, f"{inexact} decisions were told other sums than the log has, and nothing was lost yet")
+    verdict.hold(not doubled, f"{doubled} decisions counted charges twice, or longer than two windows")
     if not evidence.course.losses:
-        verdict.hold(not needless.total(), f"{needless.total()} calls were refused in spite of room: {dict(needless)}")
+        needless = sum(int(row["refused in spite of room"]) for row in rows.values())
+        verdict.hold(not needless, f"{needless} calls were refused in spite of room")
 
 
 # -- 3. pages ----------------------------------------------------------------------------------------------------------
