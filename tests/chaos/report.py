@@ -18,7 +18,7 @@ FILE = Path(__file__).resolve().parents[2] / "build" / "chaos.json"
 
 def write(scene: Scene, verdict: Verdict, path: Path = FILE) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    found = {"seed": scene.seed, "seconds": scene.seconds, "losses": scene.losses, "wrong": verdict.wrong}
+    found = {"seed": scene.seed, "seconds": scene.seconds, "loses data": scene.losses, "wrong": verdict.wrong}
     path.write_text(json.dumps({**found, **verdict.figures}, indent=1) + "\n", encoding="utf-8")
 
 

@@ -223,12 +223,17 @@ def _ignorance(evidence: Evidence, loss: Loss, held_next: Sequence[Entry]) -> Ig
     return Ignorance(loss.at_ms, until_ms, units, remembered, noticed_ms)
 
 
+def _unknown(evidence: Evidence) -> list[Ignorance]:
+    losses = evidence.course.losses
+    logs = [*(loss.log for loss in losses), evidence.course.log]
+    found = [_ignorance(evidence, loss, after) for loss, after in zip(losses, logs[1:], strict=True)]
+    return [one for one in found if one is not None]
+
+
 def _overspend(evidence: Evidence, verdict: Verdict) -> None:
     """Every window, by the time of the charge: what a slow worker sends late does not count against the ledger."""
     scene, losses = evidence.scene, evidence.course.losses
-    logs = [*(loss.log for loss in losses), evidence.course.log]
-    found = [_ignorance(evidence, loss, after) for loss, after in zip(losses, logs[1:], strict=True)]
-    unknown = [one for one in found if one is not None]
+    unknown = _unknown(evidence)
     unseen = [(_id_ms(a), int(a.decision["units"])) for a in _unseen(evidence) if a.decision is not None]
     sent = [(attempt, attempt.arrival) for attempt in evidence.attempts.values() if attempt.arrival is not None]
     allowed_units = len(MACHINES) * scene.allowance_units
@@ -316,8 +321,10 @@ def _refusals(evidence: Evidence, verdict: Verdict) -> None:
     """
     spent = sorted(evidence.entries.values(), key=lambda e: (e.ms, e.seq))
     decisions = _from_ledger(evidence)
+    unknown = _unknown(evidence)
+    unseen = [(_id_ms(a), int(a.decision["units"])) for a in _unseen(evidence) if a.decision is not None]
     first_loss_ms = min((loss.at_ms for loss in evidence.course.losses), default=evidence.course.ended_ms)
-    inexact = doubled = 0
+    inexact = doubled = short = 0
     rows = {}
     for name, limit in evidence.scene.limits.items():
         counted = [entry for entry in spent if limit.method in (None, entry.method)]
@@ -337,7 +344,11 @@ def _refusals(evidence: Evidence, verdict: Verdict) -> None:
                 until = bisect_right(ids, (int(ms), int(seq)))
                 true = sums[until] - sums[bisect_right(ids, (at_ms - limit.window_ms, NEVER))]
                 inexact += used != true and event["ms"] < first_loss_ms
-                least = min(least, used - true)
+                if not any(x.at_ms <= event["ms"] and asked_ms <= x.until_ms for x in unknown):
+                    excused = sum(x.units for x in unknown if at_ms - limit.window_ms < x.at_ms <= at_ms)
+                    excused += sum(u for lost_ms, u in unseen if at_ms - limit.window_ms < lost_ms <= at_ms)
+                    least = max(least, true - used)
+                    short += true - used > excused
             longest = bisect_right(ids, (asked_ms - CLOCK_MS - 2 * limit.window_ms, NEVER))
             doubled += used > sums[until] - sums[longest]
             asked += 1
@@ -345,12 +356,13 @@ def _refusals(evidence: Evidence, verdict: Verdict) -> None:
             total += max(0, used - true)
         rows[name] = {
             "refused in spite of room": needless,
-            "counted too little, most": -least,
+            "too little, most": least,
             "too much, most": most,
             "too much, share": round(total / max(asked, 1) / limit.units, 4),
         }
     verdict.figures["against the truth"] = rows
     verdict.hold(not inexact, f"{inexact} decisions were told other sums than the log has, and nothing was lost yet")
+    verdict.hold(not short, f"{short} decisions counted less than was spent, and known to have been spent")
     verdict.figures["decisions that counted twice"] = doubled
     verdict.hold(not doubled or not CARRIED_ONCE, f"{doubled} decisions counted charges twice, or beyond two windows")
     if not evidence.course.losses:
