@@ -221,7 +221,7 @@ class Supervisor:
         trouble = worker.trouble()
         if worker.kill():
             self.course.killed.add(worker.life)
-        elif trouble is not None:
+        elif trouble is not None and worker.life not in self.course.killed:
             self.course.failed.append(trouble)
 
     def _start_worker(self, step: Step) -> None:
