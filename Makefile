@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test lint bench soak clean
+.PHONY: run test lint bench soak chaos clean
 
 run: .venv/installed
 	@$(BIN)/quota demo
@@ -26,6 +26,10 @@ soak: .venv/installed-test
 	@QUOTA_TEST_OPERATIONS=100000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/test_random_operations.py
 	@QUOTA_TEST_DAYS=61 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/test_simulated_months.py
 	@QUOTA_TEST_INPUTS=100000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/fuzz
+
+# Real processes killed at random, a Redis that dies and comes back: 25 s of it, or QUOTA_TEST_SECONDS; QUOTA_TEST_SEED repeats one.
+chaos: .venv/installed-test
+	@cd tests && ../$(BIN)/python -m chaos
 
 .venv/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'

@@ -34,6 +34,7 @@ from jobs.failure import Failure, judge
 from jobs.job import Page, RegionOutcome, RunReport, attempt_of, load_fetch, wants_store
 from jobs.store import Place, Store, StoreError
 from quota.clock import host_clock
+from quota.ledger import CLOCK_SLACK_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -270,7 +271,12 @@ class _Run:
             decision = self.budget.peek(method, job=self.job.name, region=place.region)
             if not decision.admitted:
                 raise quota.Refused(decision)
-        self.since_ms = self.session.ledger.now_ms()
+        try:
+            self.since_ms = self.session.ledger.now_ms()
+        except quota.LedgerError:
+            # The allowance carries the run. What it repays is dated later than this, as no caller's clock may run
+            # further ahead of the ledger's.
+            self.since_ms = self.clock() - CLOCK_SLACK_MS
         self.tokens_before = _number(self.session.tokens.next())
         book = self.budget.book
         version = re.search(r"\bv[0-9]\w*", book.name)

@@ -22,6 +22,7 @@ from jobs.emulator import Emulator
 from jobs.job import RunReport, load_fetch
 from jobs.runner import ATTEMPTS, Silent, run_job
 from support.commands import QUOTA, Quota
+from support.servers import RedisServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -315,6 +316,28 @@ def test_a_ledger_that_cannot_answer_stops_the_run_with_its_own_status(bench: Be
     assert (report.exit_status, bench.requests) == (69, 0)
     assert report.outcome in ("stopped", "failed")
     assert "ledger" in report.why
+
+
+def test_without_its_ledger_a_run_goes_on_within_the_allowance(bench: Bench) -> None:
+    """Seven regions of one page, and an allowance of five: the run stops there, and what it drew is repaid."""
+    server = RedisServer()
+    try:
+        bench.configure(pages=1)
+        config = bench.folder / "quota.toml"
+        ledger = f'url = "{server.url}"\nunavailable = {{ max_cost = 1, allowance = 5, machines = 1 }}'
+        config.write_text(config.read_text().replace('url = "sqlite:///ledger.db"', ledger))
+        server.kill()
+        report = bench.run()
+        assert (report.outcome, report.exit_status) == ("stopped", quota.LedgerError.exit_status)
+        assert [r.outcome for r in report.regions] == ["done"] * 5 + ["skipped"] * 2
+        assert bench.requests == 5
+        server.start()
+        report = bench.run()
+        assert [(r.region, r.outcome, r.units) for r in report.regions] == [("BR", "done", 1), ("CA", "done", 1)]
+        with quota.open(config) as session:
+            assert session.budget().usage()[0].used_units == 7
+    finally:
+        server.close()
 
 
 # -- regions -----------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ Kind = Literal[
     "delay-request",  # the request is passed on after `delay_s`
     "drop-reply",  # the request is passed on, and the connection ends before the reply
     "cut-reply",  # the same, but `keep_bytes` of the reply still come through
-    "swallow-reply",  # the reply is lost, the connection stays open
+    "swallow-reply",  # the reply is lost, and all that would follow it; the connection stays open
 ]
 
 
@@ -172,13 +172,17 @@ class Proxy:
             _end(server)
 
     def _pass_replies(self, server: socket.socket, client: socket.socket, replies: list[Fault]) -> None:
+        silent = False  # a stream never goes on behind a part of it that is lost
         with contextlib.suppress(OSError):
             while data := server.recv(1 << 20):
                 self._running.wait()
                 fault = replies.pop(0) if replies else None
+                silent = silent or (fault is not None and fault.kind == "swallow-reply")
+                if silent:
+                    continue
                 if fault is None:
                     client.sendall(data)
-                elif fault.kind != "swallow-reply":
+                else:
                     client.sendall(data[: fault.keep_bytes])
                     break
         _end(client)

@@ -1,0 +1,183 @@
+"""Everything that a run left behind, read back: wire, journals, ledger, allowances and stores."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import defaultdict
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from chaos.scene import MACHINES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from chaos.scene import Scene
+    from chaos.server import Entry
+    from chaos.supervisor import Course
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One request that reached the upstream."""
+
+    ms: int
+    call: str
+    method: str
+    units: int
+    refused: bool
+
+
+@dataclass
+class Life:
+    """One worker process, from its start to its end or its kill."""
+
+    name: str
+    machine: str
+    kind: str
+    killed: bool
+    events: list[Event]
+    last_attempt: Attempt | None = None
+
+
+@dataclass
+class Attempt:
+    """One charge asked for: where its token shows up."""
+
+    token: str
+    call: str
+    life: Life
+    decision: Event | None = None
+    entries: list[Entry] = field(default_factory=list)
+    draw: Draw | None = None
+    arrival: Arrival | None = None
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One call that a machine's allowance let through."""
+
+    machine: str
+    number: int
+    ms: int
+    units: int
+    token: str
+    repaid: bool
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A machine's store at the end."""
+
+    places: list[tuple[str, int, str | None]]
+    """Region, pending, cursor."""
+
+    passes: dict[tuple[str, int], list[tuple[int, str]]]
+    """Region and time of a pass -> its ranks and video ids."""
+
+
+@dataclass
+class Evidence:
+    scene: Scene
+    course: Course
+    wire: list[Arrival]
+    lives: list[Life]
+    attempts: dict[str, Attempt]
+    entries: dict[str, Entry]
+    """Every charge that was ever in the ledger, by id; what it lost included."""
+
+    draws: list[Draw]
+    stores: dict[str, Stored]
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[tuple[Life, Event]]]:
+        found: defaultdict[str, list[tuple[Life, Event]]] = defaultdict(list)
+        for life in self.lives:
+            for event in life.events:
+                found[event["event"]].append((life, event))
+        return {name: sorted(some, key=lambda pair: pair[1]["ms"]) for name, some in found.items()}
+
+    def again(self) -> Evidence:
+        """The same, with what follows from wire, log and draws worked out anew."""
+        return _put_together(self.scene, self.course, self.wire, self.lives, self.draws, self.stores)
+
+    def events(self, name: str) -> list[tuple[Life, Event]]:
+        """In the order of time."""
+        return self._by_name.get(name, [])
+
+
+def gather(scene: Scene, course: Course) -> Evidence:
+    wire = [Arrival(**json.loads(line)) for line in scene.wire.read_text().splitlines()] if scene.wire.exists() else []
+    lives = [_life(path, course.killed) for path in sorted(scene.journals.iterdir())]
+    draws = [draw for machine in MACHINES for draw in _draws(machine, scene.machine(machine) / "state")]
+    stores = {machine: _stored(scene.machine(machine) / "videos.db") for machine in MACHINES}
+    return _put_together(scene, course, wire, lives, draws, stores)
+
+
+def _put_together(
+    scene: Scene,
+    course: Course,
+    wire: list[Arrival],
+    lives: list[Life],
+    draws: list[Draw],
+    stores: dict[str, Stored],
+) -> Evidence:
+    entries = {e.id: e for log in (*(loss.log for loss in course.losses), course.log) for e in log}
+    return Evidence(scene, course, wire, lives, _attempts(lives, entries, draws, wire), entries, draws, stores)
+
+
+def _life(path: Path, killed: set[str]) -> Life:
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    start: Event = events[0] if events else {"machine": "", "kind": ""}
+    return Life(path.stem, start["machine"], start["kind"], path.stem in killed, events)
+
+
+def _attempts(lives: list[Life], entries: dict[str, Entry], draws: list[Draw], wire: list[Arrival]) -> Any:
+    found: dict[str, Attempt] = {}
+    by_call: defaultdict[str, list[Attempt]] = defaultdict(list)
+    for life in lives:
+        asked: Attempt | None = None
+        for event in life.events:
+            if event["event"] == "token":
+                asked = found[event["token"]] = Attempt(event["token"], event["call"], life)
+                by_call[asked.call].append(asked)
+                life.last_attempt = asked
+            elif event["event"] == "decision" and event["commit"] and asked is not None:
+                asked.decision, asked = event, None
+    for entry in sorted(entries.values(), key=lambda e: (e.ms, e.seq)):
+        if entry.token in found:
+            found[entry.token].entries.append(entry)
+    for draw in draws:
+        found[draw.token].draw = draw
+    # A call may be sent again within the client, under a charge of its own: the arrivals take its charges in turn.
+    for arrival in wire:
+        for attempt in by_call[arrival.call]:
+            if attempt.arrival is None and (attempt.entries or attempt.draw):
+                attempt.arrival = arrival
+                break
+    return found
+
+
+def _draws(machine: str, state: Path) -> list[Draw]:
+    if not (state / "allowance.db").exists():
+        return []
+    with closing(sqlite3.connect(state / "allowance.db")) as db:
+        rows = db.execute("SELECT number, ms, units, token, repaid FROM draws ORDER BY number").fetchall()
+    return [Draw(machine, number, ms, units, token, bool(repaid)) for number, ms, units, token, repaid in rows]
+
+
+def _stored(path: Path) -> Stored:
+    if not path.exists():
+        return Stored([], {})
+    passes: defaultdict[tuple[str, int], list[tuple[int, str]]] = defaultdict(list)
+    with closing(sqlite3.connect(path)) as db:
+        places = db.execute("SELECT region, pending, cursor FROM places ORDER BY region").fetchall()
+        ranked = db.execute("SELECT region, taken_at_ms, rank, video_id FROM rankings ORDER BY rank")
+        for region, taken_at_ms, rank, video in ranked:
+            passes[region, taken_at_ms].append((rank, video))
+    return Stored(places, dict(passes))

@@ -1,0 +1,117 @@
+"""What a worker says it did: one JSON line an event, in a file for each of its lives.
+
+A line is one write to a file opened for appending, so a killed worker leaves whole lines, up to the last thing it did.
+
+    token       a charge is about to be asked for under this token, for this call
+    decision    the budget's answer, with the moment at which it was asked for
+    answered    upstream's answer to a call is there
+    failed      a call ended without an answer
+    fetched     the page of a region is there; stored: page and place are in the store
+    tick        how a tick ended
+    warning     what the library logged
+    end         nothing more comes: this life was not cut short
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from quota.labels import Tokens
+from quota.session import Session
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from quota.budget import Budget
+    from quota.settings import Settings
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Journal:
+    def __init__(self, path: Path, life: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._life = life
+        self._calls = 0
+        self.call = ""
+        """The name of the call in hand. It travels as `quotaUser`, so that the wire shows it."""
+
+    def note(self, event: str, **fields: Any) -> None:
+        line = json.dumps({"ms": now_ms(), "event": event, **fields}, separators=(",", ":"))
+        os.write(self._file, line.encode() + b"\n")
+
+    def next_call(self) -> str:
+        self._calls += 1
+        self.call = f"{self._life}.{self._calls}"
+        return self.call
+
+
+class NotedTokens(Tokens):
+    """Tokens that are in the journal before anybody else sees them."""
+
+    def __init__(self, journal: Journal) -> None:
+        super().__init__()
+        self._journal = journal
+
+    def next(self) -> str:
+        token = super().next()
+        self._journal.note("token", token=token, call=self._journal.call)
+        return token
+
+
+class NotedSession(Session):
+    """A session whose every decision is in the journal."""
+
+    def __init__(self, settings: Settings, journal: Journal) -> None:
+        super().__init__(settings)
+        self.tokens = NotedTokens(journal)
+        self._journal = journal
+
+    def budget(self, credential: str | None = None) -> Budget:
+        budget = super().budget(credential)
+        if not isinstance(budget._decide, NotedDecide):
+            budget._decide = NotedDecide(budget._decide, self._journal)  # type: ignore[method-assign]
+        return budget
+
+
+class NotedDecide:
+    """`Budget._decide`, the one place that decides, with its answers noted."""
+
+    def __init__(self, decide: Any, journal: Journal) -> None:
+        self._decide, self._journal = decide, journal
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        asked_ms = now_ms()
+        decision = self._decide(*args, **kwargs)
+        self._journal.note(
+            "decision",
+            asked_ms=asked_ms,
+            call=self._journal.call,
+            commit=kwargs.get("commit"),
+            admitted=decision.admitted,
+            id=decision.id,
+            source=decision.source,
+            reason=decision.reason,
+            refused_by=decision.refused_by,
+            units=decision.cost_units,
+            at_ms=decision.decided_at_ms,
+            used={state.name: state.used_units for state in decision.limits},
+            by_ledger=bool(decision.limits) or decision.reason in ("exhausted", "closed", "clock"),
+            detail=decision.detail[:80],
+        )
+        return decision
+
+
+class NotedWarnings(logging.Handler):
+    def __init__(self, journal: Journal) -> None:
+        super().__init__(logging.WARNING)
+        self._journal = journal
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._journal.note("warning", text=record.getMessage()[:300])

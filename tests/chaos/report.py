@@ -1,0 +1,48 @@
+"""The figures of a run, for people and for machines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from chaos.scene import Scene
+    from chaos.verdict import Verdict
+
+TABLES = ("limits", "against the truth")
+"""Figures of each limit: a table each."""
+
+FILE = Path(__file__).resolve().parents[2] / "build" / "chaos.json"
+
+
+def write(scene: Scene, verdict: Verdict, path: Path = FILE) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = {"seed": scene.seed, "seconds": scene.seconds, "loses data": scene.losses, "wrong": verdict.wrong}
+    path.write_text(json.dumps({**found, **verdict.figures}, indent=1) + "\n", encoding="utf-8")
+
+
+def table(scene: Scene, verdict: Verdict) -> str:
+    """Seed, faults by kind, and one line a figure; the limits as a table of their own."""
+    lines = [f"chaos run, seed {scene.seed}, {scene.seconds:g} s of faults, losses {'on' if scene.losses else 'off'}"]
+    lines += [f"  {name:<30} {_inline(value)}" for name, value in verdict.figures.items() if name not in TABLES]
+    for table_name in TABLES:
+        lines += _columns(verdict.figures[table_name])
+    lines += [f"  WRONG: {what}" for what in verdict.wrong] or ["  everything holds"]
+    return "\n".join(lines)
+
+
+def _columns(rows: dict[str, dict[str, Any]]) -> list[str]:
+    columns = list(next(iter(rows.values())))
+    found = ["  limit    " + "  ".join(columns)]
+    for name, row in rows.items():
+        found.append(f"  {name:<8} " + "  ".join(f"{row[column]:>{len(column)},}" for column in columns))
+    return found
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_inline(one)}" for name, one in value.items()) or "-"
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "-"
+    return f"{value:,}" if isinstance(value, int) else str(value)

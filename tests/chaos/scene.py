@@ -1,0 +1,131 @@
+"""The numbers of a chaos run, and where everything lies."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+PROJECT = "chaos"
+KEY = "a-key-for-chaos"
+MACHINES = ("m1", "m2", "m3")
+JOB = "pages"
+REGIONS = ("US", "DE", "FR", "IN", "BR", "JP")
+PAGES = 5
+PAGE_ITEMS = 10
+WORKERS = (
+    ("m1", "ticks"),
+    ("m1", "ticks"),
+    ("m1", "calls"),
+    ("m2", "ticks"),
+    ("m2", "calls"),
+    ("m2", "charges"),
+    ("m3", "ticks"),
+    ("m3", "charges"),
+)
+"""One process each. Two of the first machine run the same job, so that their ticks overlap."""
+
+CHEAP, CHEAP_UNITS = "videos.list", 1
+DEAR, DEAR_UNITS = "captions.list", 50
+SHORT_UNITS, SHORT_MS = 800, 20_000
+HEAL_S = 60
+"""What the workers have, once everything is healed, for their last tick and to repay."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A sliding limit; `method` where it counts that one only."""
+
+    units: int
+    window_ms: int
+    method: str | None = None
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One run: its seed, how long faults strike, and its folder."""
+
+    seed: int
+    seconds: float
+    folder: Path
+    losses: bool
+
+    @property
+    def allowance_units(self) -> int:
+        """For each machine and day: enough for all outages of a run, as no part of it comes back within one."""
+        return max(40, math.ceil(self.seconds * 4))
+
+    @property
+    def day_units(self) -> int:
+        """The 24 h limit: what the short one can admit in the whole run, and not much more."""
+        return SHORT_UNITS * (math.ceil(self.seconds * 1_000 / SHORT_MS) + 1)
+
+    @property
+    def headroom_units(self) -> int:
+        return len(MACHINES) * self.allowance_units
+
+    @property
+    def quota_units(self) -> int:
+        """What the upstream grants: beyond it, it answers 403."""
+        return self.day_units + self.headroom_units
+
+    @property
+    def limits(self) -> dict[str, Limit]:
+        """Together they keep charges flowing: the short one is full most of the time, and what the others hold back
+        leaves room in it for dear calls."""
+        return {
+            "burst": Limit(90, 3_000, CHEAP),
+            "dear": Limit(6 * DEAR_UNITS, SHORT_MS, DEAR),
+            "short": Limit(SHORT_UNITS, SHORT_MS),
+            "day": Limit(self.day_units, 86_400_000),
+        }
+
+    def machine(self, name: str) -> Path:
+        return self.folder / name
+
+    @property
+    def journals(self) -> Path:
+        return self.folder / "journals"
+
+    @property
+    def wire(self) -> Path:
+        return self.folder / "wire.jsonl"
+
+    @property
+    def stop(self) -> Path:
+        """A file that tells the workers to finish."""
+        return self.folder / "finish"
+
+    def configure(self, ledger_url: str, endpoint: str) -> None:
+        """A folder for each machine: configuration, key, state folder and store."""
+        self.journals.mkdir()
+        for machine in MACHINES:
+            folder = self.machine(machine)
+            folder.mkdir()
+            (folder / "key").write_text(KEY)
+            limits = "".join(
+                f'[[credentials.main.limits]]\nname = "{name}"\nquota = {limit.units + self.headroom_units}\n'
+                f'headroom = {self.headroom_units}\nwindow = "{limit.window_ms}ms"\n'
+                + (f'methods = ["{limit.method}"]\n' if limit.method else "")
+                for name, limit in self.limits.items()
+            )
+            (folder / "quota.toml").write_text(
+                f"""
+[ledger]
+url = "{ledger_url}"
+unavailable = {{ max_cost = {CHEAP_UNITS}, allowance = {self.allowance_units}, machines = {len(MACHINES)} }}
+[credentials.main]
+api = "youtube-v3"
+project = "{PROJECT}"
+key = "file:key"
+endpoint = "{endpoint}"
+{limits}
+[jobs.{JOB}]
+fetch = "chaos.pages:fetch"
+regions = {json.dumps(REGIONS)}
+pages = {PAGES}
+[store]
+url = "sqlite:///videos.db"
+"""
+            )

@@ -1,0 +1,135 @@
+"""Redis as it goes wrong: killed, started without its data, restored from an old copy, flushed."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import redis
+
+from chaos.scene import PROJECT
+from support.servers import RedisServer
+
+Fsync = Literal["always", "everysec"]
+Data = Literal["own", "none", "old-aof", "old-rdb"]
+
+LOG, STATE, AMENDED = (f"quota:{{{PROJECT}}}:{name}" for name in ("log", "state", "amended"))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One charge in the ledger's log, with corrections applied."""
+
+    ms: int
+    seq: int
+    units: int
+    charged_units: int
+    method: str
+    token: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.ms}-{self.seq}"
+
+
+class ChaosServer(RedisServer):
+    """A redis-server with an append-only file. Its copies lie outside its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._copies = folder
+        folder.mkdir()
+        self.fsync: Fsync = "always"
+        super().__init__("--appendonly", "yes", "--appendfsync", "always", "--aof-use-rdb-preamble", "yes")
+
+    def client(self, port: int | None = None) -> redis.Redis:
+        return redis.Redis(port=port or self.port, decode_responses=True, socket_timeout=10)
+
+    def restart(self, fsync: Fsync, data: Data) -> None:
+        """Start again after `kill`, with `data` in place of what it had."""
+        self.fsync = fsync
+        if data != "own":
+            shutil.rmtree(self.folder)
+            self.folder.mkdir()
+        base = self._command[: self._command.index("--appendonly")]
+        tail = ["--appendfsync", fsync, "--aof-use-rdb-preamble", "yes"]
+        if data == "old-aof":
+            shutil.copytree(self._copies / "aof", self.folder, dirs_exist_ok=True)
+        if data == "old-rdb":
+            # With an append-only file switched on, a server does not look at its dump.
+            shutil.copy(self._copies / "dump.rdb", self.folder / "dump.rdb")
+            self._command = [*base, "--appendonly", "no", *tail]
+            self.start()
+            with self.client() as client:
+                client.config_set("appendonly", "yes")
+                while client.info("persistence")["aof_rewrite_in_progress"]:
+                    time.sleep(0.005)
+            self._command = [*base, "--appendonly", "yes", *tail]
+            return
+        self._command = [*base, "--appendonly", "yes", *tail]
+        self.start()
+
+    def copy_aof(self) -> None:
+        """What a file-level backup of a running server has; the file's end may be torn."""
+        shutil.rmtree(self._copies / "aof", ignore_errors=True)
+        shutil.copytree(self.folder, self._copies / "aof", ignore=shutil.ignore_patterns("*.log", "temp-*"))
+
+    def copy_rdb(self) -> None:
+        with self.client() as client:
+            client.save()
+        shutil.copy(self.folder / "dump.rdb", self._copies / "dump.rdb")
+
+    @property
+    def has_copies(self) -> bool:
+        return (self._copies / "aof").exists() and (self._copies / "dump.rdb").exists()
+
+    def flush(self) -> tuple[list[Entry], int]:
+        """FLUSHALL; the log as it was in the very moment, and that moment."""
+        with self.client() as client:
+            pipe = client.pipeline(transaction=True)
+            pipe.xrange(LOG)
+            pipe.hgetall(AMENDED)
+            pipe.time()
+            pipe.flushall()
+            log, amended, (seconds, micros), _ = pipe.execute()
+        return entries(log, amended), seconds * 1_000 + micros // 1_000
+
+    def log_of_the_dead(self) -> list[Entry]:
+        """The log that a killed server's files hold, read by another one on a port that nobody knows."""
+        reader = _Reader(self)
+        try:
+            return reader.log()
+        finally:
+            reader.kill()
+
+    def log(self) -> list[Entry]:
+        with self.client() as client:
+            return entries(client.xrange(LOG), client.hgetall(AMENDED))
+
+    def close(self) -> None:
+        super().close()
+        shutil.rmtree(self._copies, ignore_errors=True)
+
+
+class _Reader(ChaosServer):
+    def __init__(self, of: ChaosServer) -> None:
+        from support.servers import free_port
+
+        self.port = free_port()
+        self.folder = of.folder
+        self._command = [*of._command]
+        self._command[self._command.index("--port") + 1] = str(self.port)
+        self._process = None
+        self.start()
+
+
+def entries(log: Any, amended: Any) -> list[Entry]:
+    found = []
+    for name, fields in log:
+        ms, seq = name.split("-")
+        charged = int(str(fields["u"]).rpartition("=")[2])
+        units = int(amended.get(name, charged))
+        found.append(Entry(int(ms), int(seq), units, charged, fields["m"], fields["t"]))
+    return found

@@ -1,0 +1,306 @@
+"""Starts everything, does what the plan says, heals, and waits until every worker has done its last tick."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from chaos.journal import now_ms
+from chaos.plan import make_plan
+from chaos.scene import HEAL_S, WORKERS, Scene
+from chaos.server import ChaosServer, Entry
+from support.proxy import Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from chaos.plan import Step
+
+TESTS = Path(__file__).resolve().parent.parent
+START_S = 60
+POLL_S = 0.02
+
+
+@dataclass
+class Loss:
+    """The ledger lost what it knew: everything, or what an old copy did not have yet."""
+
+    kind: str
+    at_ms: int
+    """From here on it answered without what it had lost."""
+
+    log: list[Entry]
+    """What it had held."""
+
+
+@dataclass
+class Outage:
+    """The ledger could not answer, or not reliably, until `back_ms`."""
+
+    kind: str
+    from_ms: int
+    back_ms: int = 0
+
+
+@dataclass
+class Course:
+    """What happened, as the supervisor saw it."""
+
+    steps: list[tuple[int, Step]] = field(default_factory=list)
+    """What was done, and when."""
+
+    faults: Counter[str] = field(default_factory=Counter)
+    outages: list[Outage] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
+    unsafe_kills_ms: list[int] = field(default_factory=list)
+    """Kills of a server that does not write every charge to the disk before it answers."""
+
+    killed: set[str] = field(default_factory=set)
+    """Lives of workers that were killed before their end."""
+
+    failed: list[str] = field(default_factory=list)
+    """Workers that ended by themselves, and not well."""
+
+    usage: dict[str, Any] = field(default_factory=dict)
+    log: list[Entry] = field(default_factory=list)
+    healed_ms: int = 0
+    ended_ms: int = 0
+    took_s: dict[str, float] = field(default_factory=dict)
+
+
+class Worker:
+    """One worker over its lives."""
+
+    def __init__(self, scene: Scene, number: int) -> None:
+        self.scene, self.number = scene, number
+        self.machine, self.kind = WORKERS[number]
+        self.lives = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def life(self) -> str:
+        return f"w{self.number}-{self.lives}"
+
+    def start(self, seed: int) -> None:
+        self.lives += 1
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("QUOTA_", "YOUTUBE_"))}
+        environment["QUOTA_STATE_DIR"] = str(self.scene.machine(self.machine) / "state")
+        command = [sys.executable, "-m", "chaos.worker", str(self.scene.folder), self.machine, self.kind, self.life]
+        with (self.scene.folder / f"{self.life}.err").open("wb") as errors:
+            self.process = subprocess.Popen(
+                [*command, str(seed)], cwd=TESTS, env=environment, stdin=subprocess.DEVNULL, stderr=errors
+            )
+
+    def kill(self) -> bool:
+        """Whether it lived until now."""
+        assert self.process is not None
+        lived = self.process.poll() is None
+        self.process.kill()
+        self.process.wait()
+        return lived
+
+    def signal(self, number: int) -> None:
+        """To the life of the moment, which may be another one than that which was stopped."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def trouble(self) -> str | None:
+        """How it ended, if not well."""
+        assert self.process is not None
+        if self.process.poll() in (None, 0):
+            return None
+        errors = (self.scene.folder / f"{self.life}.err").read_text()
+        return f"{self.life} ({self.machine}, {self.kind}) ended with {self.process.returncode}: {errors[-2_000:]}"
+
+
+class Supervisor:
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.course = Course()
+        self.workers = [Worker(scene, number) for number in range(len(WORKERS))]
+
+    def run(self) -> Course:
+        _allow_many_files()
+        started = time.monotonic()
+        with (
+            contextlib.closing(ChaosServer(self.scene.folder / "copies")) as self.server,
+            Proxy(self.server.port) as self.proxy,
+            self._upstream() as self.address,
+        ):
+            self.scene.configure(self.proxy.url, self.address)
+            try:
+                for worker in self.workers:
+                    worker.start(self.scene.seed * 100 + worker.number)
+                self._until_all_decided()
+                began = time.monotonic()
+                self.course.took_s["start"] = began - started
+                for step in make_plan(self.scene.seed, self.scene.seconds, losses=self.scene.losses):
+                    while (left_s := began + step.at_s - time.monotonic()) > 0:
+                        time.sleep(min(left_s, POLL_S))
+                    if step.fault:
+                        self.course.faults[step.fault] += 1
+                    self.course.steps.append((now_ms(), step))
+                    getattr(self, "_" + step.do.replace("-", "_"))(step)
+                healed = time.monotonic()
+                self.course.took_s["faults"] = healed - began
+                self._finish()
+                self._until_all_ended()
+                self.course.took_s["last ticks"] = time.monotonic() - healed
+            finally:
+                for worker in self.workers:
+                    if worker.process is not None:
+                        worker.kill()
+            self.course.ended_ms = now_ms()
+            self.course.log = self.server.log()
+            with urllib.request.urlopen(f"{self.address}/emulator/usage") as answer:  # noqa: S310  # our own address
+                self.course.usage = json.load(answer)
+        return self.course
+
+    @contextlib.contextmanager
+    def _upstream(self) -> Iterator[str]:
+        command = [sys.executable, "-m", "chaos.upstream", str(self.scene.quota_units), str(self.scene.wire)]
+        with subprocess.Popen(command, cwd=TESTS, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            try:
+                yield process.stdout.readline().strip()
+            finally:
+                process.kill()
+
+    def _until_all_decided(self) -> None:
+        """Every worker is past its imports."""
+        deadline = time.monotonic() + START_S
+        for worker in self.workers:
+            path = self.scene.journals / f"{worker.life}.jsonl"
+            while not (path.exists() and b'"decision"' in path.read_bytes()):
+                if (trouble := worker.trouble()) or time.monotonic() > deadline:
+                    raise RuntimeError(trouble or f"{worker.life} did not start in {START_S} s")
+                time.sleep(POLL_S)
+
+    def _finish(self) -> None:
+        self._heal()
+        self.proxy.resume()
+        for worker in self.workers:
+            if worker.trouble() is not None:
+                self.course.failed.append(str(worker.trouble()))
+        self.course.healed_ms = now_ms()
+        self.scene.stop.touch()
+
+    def _until_all_ended(self) -> None:
+        deadline = time.monotonic() + HEAL_S
+        for worker in self.workers:
+            assert worker.process is not None
+            while worker.process.poll() is None and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+            if worker.process.poll() is None:
+                self.course.failed.append(f"{worker.life} did not end within {HEAL_S} s after everything was healed")
+            elif (trouble := worker.trouble()) is not None and trouble not in self.course.failed:
+                self.course.failed.append(trouble)
+
+    # -- what the plan may ask for -----------------------------------------------------------------------------------
+
+    def _out(self, kind: str) -> None:
+        self.course.outages.append(Outage(kind, now_ms()))
+
+    def _back(self) -> None:
+        self.course.outages[-1].back_ms = now_ms()
+
+    def _kill_worker(self, step: Step) -> None:
+        worker = self.workers[step.how["worker"]]
+        trouble = worker.trouble()
+        if worker.kill():
+            self.course.killed.add(worker.life)
+        elif trouble is not None and worker.life not in self.course.killed:
+            self.course.failed.append(trouble)
+
+    def _start_worker(self, step: Step) -> None:
+        self.workers[step.how["worker"]].start(step.how["seed"])
+
+    def _stop_worker(self, step: Step) -> None:
+        self.workers[step.how["worker"]].signal(signal.SIGSTOP)
+
+    def _continue_worker(self, step: Step) -> None:
+        self.workers[step.how["worker"]].signal(signal.SIGCONT)
+
+    def _trouble_upstream(self, step: Step) -> None:
+        asked = urllib.request.Request(f"{self.address}/emulator/faults", data=json.dumps(step.how).encode())  # noqa: S310
+        urllib.request.urlopen(asked).close()  # noqa: S310  # our own address
+
+    def _kill_server(self, step: Step) -> None:
+        self._out(step.fault)
+        if self.server.fsync == "everysec":
+            self.course.unsafe_kills_ms.append(now_ms())
+        self.server.kill()
+
+    def _start_server(self, step: Step) -> None:
+        data: Literal["own", "none", "old-aof", "old-rdb"] = step.how["data"]
+        if data != "own":
+            held = self.server.log_of_the_dead()
+            self.course.losses.append(Loss(data, now_ms(), held))
+        self.server.restart(step.how["fsync"], data)
+        self._back()
+
+    def _stop_server(self, step: Step) -> None:
+        self._out(step.fault)
+        os.kill(self.server.pid, signal.SIGSTOP)
+
+    def _continue_server(self, step: Step) -> None:
+        os.kill(self.server.pid, signal.SIGCONT)
+        self._back()
+
+    def _pause_network(self, step: Step) -> None:
+        self._out(step.fault)
+        self.proxy.pause()
+
+    def _resume_network(self, step: Step) -> None:
+        self.proxy.resume()
+        self._back()
+
+    def _cut_connections(self, step: Step) -> None:
+        self._out(step.fault)
+        self.proxy.drop_all()
+        self._back()
+
+    def _fail(self, step: Step) -> None:
+        self.proxy.fail(**step.how)
+
+    def _release(self) -> None:
+        while True:
+            try:
+                self.proxy.release()
+                return
+            except OSError:  # the server has gone since
+                continue
+
+    def _heal(self, step: Step | None = None) -> None:
+        self.proxy.heal()
+        self._release()
+
+    def _flush_scripts(self, step: Step) -> None:
+        with self.server.client() as client:
+            client.script_flush()
+
+    def _copy(self, step: Step) -> None:
+        self.server.copy_aof()
+        self.server.copy_rdb()
+
+    def _flush(self, step: Step) -> None:
+        log, at_ms = self.server.flush()
+        self.course.losses.append(Loss("flushed", at_ms, log))
+
+
+def _allow_many_files() -> None:
+    """The proxy keeps the sockets of every connection that ever was."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

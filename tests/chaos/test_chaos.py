@@ -1,0 +1,112 @@
+"""Half a minute of chaos: eight worker processes, three machines, one Redis that dies, hangs and comes back."""
+
+from __future__ import annotations
+
+import copy
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from chaos.__main__ import SECONDS, run
+from chaos.evidence import Evidence, gather
+from chaos.plan import LOSSES, LOSSY, STEADY, UPSTREAM, make_plan
+from chaos.report import table
+from chaos.scene import Scene
+from chaos.verdict import judge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+SEED = 20_261_121
+
+
+def test_a_plan_is_its_seeds_alone_and_strikes_in_every_way() -> None:
+    for seed in range(20):
+        plan = make_plan(seed, SECONDS, losses=True)
+        assert plan == make_plan(seed, SECONDS, losses=True)
+        assert plan != make_plan(seed + 1, SECONDS, losses=True)
+        assert all(step.at_s <= SECONDS for step in plan)
+    long = {step.fault for step in make_plan(1, 120, losses=True)} - {""}
+    assert long == {*STEADY, *LOSSY, *UPSTREAM, "worker-killed", "worker-stopped"}
+
+
+SECONDS_NOW = float(os.environ.get("QUOTA_TEST_SECONDS") or SECONDS)
+
+
+# -- the same evidence with one thing wrong in it ----------------------------------------------------------------------
+
+
+def _uncharged(found: Evidence) -> None:
+    found.wire.append(replace(found.wire[0], call="nobody's"))
+
+
+def _charged_late(found: Evidence) -> None:
+    found.wire[0] = replace(found.wire[0], ms=found.wire[0].ms - 1_000)
+
+
+def _lost(found: Evidence) -> None:
+    del found.course.log[len(found.course.log) // 2 :]
+
+
+def _charged_twice(found: Evidence) -> None:
+    found.course.log += [replace(entry, seq=entry.seq + 1_000) for entry in found.course.log[-3:]]
+
+
+def _crowded(found: Evidence) -> None:
+    last = found.course.log[-1]
+    found.course.log.append(replace(last, seq=last.seq + 1, units=1_000))
+
+
+def _refused(found: Evidence) -> None:
+    found.wire[-1] = replace(found.wire[-1], refused=True)
+
+
+def _owed(found: Evidence) -> None:
+    found.draws[-1] = replace(found.draws[-1], repaid=False)
+
+
+def _drawn_too_much(found: Evidence) -> None:
+    found.draws[-1] = replace(found.draws[-1], units=1_000)
+
+
+def _page_missing(found: Evidence) -> None:
+    ranks = next(iter(found.stores["m1"].passes.values()))
+    del ranks[10:20]
+
+
+def _place_open(found: Evidence) -> None:
+    found.stores["m2"].places[0] = ("US", 1, '{"token": "CAUQAA"}')
+
+
+TAMPERED: tuple[tuple[Callable[[Evidence], None], str], ...] = (
+    (_uncharged, "without a charge"),
+    (_charged_late, "after they arrived"),
+    (_lost, "in no log"),
+    (_charged_twice, "charged more than once"),
+    (_crowded, "no room for them"),
+    (_refused, "upstream refused 1"),
+    (_owed, "not repaid"),
+    (_drawn_too_much, "drew too much"),
+    (_page_missing, "not in the store as it was fetched"),
+    (_place_open, "not all regions are complete"),
+)
+
+
+@pytest.mark.timeout(SECONDS_NOW + 120)
+def test_what_reached_the_wire_was_charged_and_what_was_fetched_is_stored(tmp_path: Path) -> None:
+    """Nothing reaches the wire uncharged, no window is overspent, no page is lost, every debt is repaid once.
+
+    And none of the checks that say so passes whatever happened: each finds what was changed in the evidence for it.
+    """
+    seed = int(os.environ.get("QUOTA_TEST_SEED") or SEED)
+    evidence = run(Scene(seed, SECONDS_NOW, tmp_path, LOSSES))
+    verdict = judge(evidence)
+    assert not verdict.wrong, table(evidence.scene, verdict)
+    for tamper, said in TAMPERED:
+        tampered = gather(evidence.scene, copy.deepcopy(evidence.course))
+        tamper(tampered)
+        wrong = judge(tampered.again()).wrong
+        assert any(said in what for what in wrong), (tamper.__name__, wrong, table(evidence.scene, verdict))

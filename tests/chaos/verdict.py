@@ -1,0 +1,528 @@
+"""Holds wire, ledger, allowances and stores against each other: figures, and what is wrong."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass, field
+from itertools import accumulate
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from chaos.scene import MACHINES, PAGE_ITEMS, PAGES, REGIONS
+from quota.ledger import NEVER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from chaos.evidence import Attempt, Event, Evidence, Life
+    from chaos.server import Entry
+    from chaos.supervisor import Loss
+
+FSYNC_MS = 2_500
+"""What a server that syncs every second may lose when it is killed: while a sync takes long it holds back writes for up
+to 2 s, and answers all the same."""
+
+CLOCK_MS = 2
+"""Two processes of one machine read one clock, and each rounds down."""
+
+RECOVERY_MS = 10_000
+BEHIND = "ledger_behind"
+"""Begins the warning of a machine that has seen more than the ledger now holds."""
+
+WASTED_SHARE = 0.01
+KILLS = ("worker-killed", "server-killed", "server-emptied", "old-aof-restored", "old-rdb-restored")
+"""What may cost one attempt each: charged, and its answer or its sender gone."""
+
+
+CARRIED_ONCE = False
+"""Whether a charge that survives one loss and falls to the next is carried once, also where a machine asks after the
+second only. Not so yet: that machine's report of the first loss holds all it saw, the others' of the second too."""
+
+
+@dataclass
+class Verdict:
+    figures: dict[str, Any] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+
+    def hold(self, holds: bool, what: str) -> None:
+        if not holds:
+            self.wrong.append(what)
+
+
+def judge(evidence: Evidence) -> Verdict:
+    verdict = Verdict()
+    kinds = _kinds(evidence, verdict)
+    _course(evidence, verdict)
+    _charged_before(evidence, verdict)
+    _overspend(evidence, verdict)
+    _replay(evidence, verdict, kinds)
+    _refusals(evidence, verdict)
+    _pages(evidence, verdict)
+    _debts(evidence, verdict, kinds)
+    _recovery(evidence, verdict)
+    _waste(evidence, verdict)
+    return verdict
+
+
+# -- what each entry of the ledger is ----------------------------------------------------------------------------------
+
+
+def _kinds(evidence: Evidence, verdict: Verdict) -> dict[str, str]:
+    """Id -> "charge", "repaid", or "either": a charge whose answer was lost, and the draw that was made in its place,
+    carry the same token; where both came after the draw, nothing tells which is which."""
+    kinds: dict[str, str] = {}
+    lost = _lost_ids(evidence)
+    twice = 0
+    for attempt in evidence.attempts.values():
+        entries, draw = attempt.entries, attempt.draw
+        if draw is None:
+            kinds |= {entry.id: "charge" for entry in entries}
+            twice += len([e for e in entries if e.id not in lost]) > 1
+        else:
+            after = [entry for entry in entries if entry.ms >= draw.ms]
+            kinds |= {entry.id: "charge" for entry in entries if entry.ms < draw.ms}
+            kinds |= {entry.id: "repaid" if len(after) == 1 else "either" for entry in after}
+            twice += len([e for e in entries if e.id not in lost]) > 2
+    strangers = [entry.id for entry in evidence.entries.values() if entry.id not in kinds]
+    verdict.hold(not strangers, f"{len(strangers)} entries of the ledger carry tokens that no worker asked with")
+    verdict.hold(not twice, f"{twice} calls were charged more than once")
+    verdict.figures["charged twice"] = twice
+    return kinds
+
+
+def _lost_ids(evidence: Evidence) -> set[str]:
+    kept = {entry.id for entry in evidence.course.log}
+    return {name for name in evidence.entries if name not in kept}
+
+
+def _unseen(evidence: Evidence) -> list[Attempt]:
+    """Charges that the ledger acknowledged and that are in no log that anybody read: lost in a server that was killed
+    before it wrote them down."""
+    return [
+        attempt
+        for attempt in evidence.attempts.values()
+        if attempt.decision is not None
+        and attempt.decision["source"] == "ledger"
+        and attempt.decision["id"] not in evidence.entries
+    ]
+
+
+def _from_ledger(evidence: Evidence) -> list[tuple[Life, Event]]:
+    """The decisions that the ledger took. What a peek was told by the allowance has no limits either."""
+    return [(life, event) for life, event in evidence.events("decision") if event["by_ledger"]]
+
+
+# -- the run itself ----------------------------------------------------------------------------------------------------
+
+
+def _course(evidence: Evidence, verdict: Verdict) -> None:
+    course, figures = evidence.course, verdict.figures
+    verdict.wrong += course.failed
+    decisions = [event for _, event in evidence.events("decision")]
+    reasons = Counter("admitted" if e["admitted"] else str(e["refused_by"] or e["reason"]) for e in decisions)
+    figures["decisions"] = len(decisions)
+    figures["decisions by answer"] = dict(sorted(reasons.items()))
+    figures["ticks"] = dict(sorted(Counter(e["outcome"] for _, e in evidence.events("tick")).items()))
+    figures["faults"] = dict(sorted(course.faults.items()))
+    figures["took s"] = {name: round(value, 1) for name, value in course.took_s.items()}
+    warnings = Counter(str(e["text"]).split(" ", 1)[0] for _, e in evidence.events("warning"))
+    figures["warnings"] = dict(sorted(warnings.items()))
+    unseen = _unseen(evidence)
+    early = [a for a in unseen if not any(0 <= kill - _id_ms(a) <= FSYNC_MS for kill in course.unsafe_kills_ms)]
+    figures["lost by fsync everysec"] = len(unseen)
+    verdict.hold(not early, f"{len(early)} acknowledged charges are in no log: {[a.token for a in early[:3]]}")
+
+
+def _id_ms(attempt: Attempt) -> int:
+    assert attempt.decision is not None
+    return int(str(attempt.decision["id"]).partition("-")[0])
+
+
+# -- 1. charged before it left -----------------------------------------------------------------------------------------
+
+
+def _charged_before(evidence: Evidence, verdict: Verdict) -> None:
+    unseen = {attempt.call for attempt in _unseen(evidence)}
+    matched = {id(attempt.arrival): attempt for attempt in evidence.attempts.values() if attempt.arrival is not None}
+    free, late = [], []
+    for arrival in evidence.wire:
+        attempt = matched.get(id(arrival))
+        if attempt is None:
+            if arrival.call not in unseen:
+                free.append(arrival.call)
+        elif _charged_ms(attempt) > arrival.ms + CLOCK_MS:
+            late.append(arrival.call)
+    wire_units = sum(arrival.units for arrival in evidence.wire)
+    charged_units = sum(entry.units for entry in evidence.entries.values())
+    charged_units += sum(int(a.decision["units"]) for a in _unseen(evidence) if a.decision is not None)
+    unpaid_units = sum(draw.units for draw in evidence.draws if not draw.repaid)
+    figures, usage = verdict.figures, evidence.course.usage
+    figures["wire requests"], figures["wire units"] = len(evidence.wire), wire_units
+    figures["charged units"] = charged_units + unpaid_units
+    figures["allowance units"] = sum(draw.units for draw in evidence.draws)
+    verdict.hold(not free, f"{len(free)} requests reached the wire without a charge: {free[:3]}")
+    verdict.hold(not late, f"{len(late)} requests were charged after they arrived: {late[:3]}")
+    verdict.hold(wire_units <= charged_units + unpaid_units, "the wire carried more units than were charged")
+    counted = (usage["requests"], usage["units"]["units"])
+    verdict.hold(
+        counted == (len(evidence.wire), wire_units), f"the emulator counted {counted}, its file says otherwise"
+    )
+    refused = [arrival for arrival in evidence.wire if arrival.refused]
+    figures["refused by upstream"] = len(refused)
+    verdict.hold(not refused, f"upstream refused {len(refused)} requests: its quota was exceeded")
+
+
+def _charged_ms(attempt: Attempt) -> int:
+    """When an attempt was let through. A charge made in doubt before a draw is not what let it through."""
+    return attempt.draw.ms if attempt.draw is not None else attempt.entries[-1].ms
+
+
+# -- 2. overspend ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ignorance:
+    """A loss, what was admitted until a machine that had seen all of it had asked, and when one first said so."""
+
+    at_ms: int
+    until_ms: int
+    units: int
+    remembered: bool
+    """Whether anybody was told of anything that was lost."""
+
+    noticed_ms: int | None
+
+
+def _ignorance(evidence: Evidence, loss: Loss, held_next: Sequence[Entry]) -> Ignorance | None:
+    """What may be spent twice because of one loss; None where it took nothing."""
+    kept = {entry.id for entry in held_next}
+    lost = [entry for entry in loss.log if entry.id not in kept]
+    if not lost:
+        return None
+    decisions = _from_ledger(evidence)
+    seen_ms: Counter[str] = Counter()
+    for life, event in decisions:
+        if event["ms"] <= loss.at_ms:
+            # An id tells when the ledger was read; of a refusal only the question's time is known.
+            read_ms = int(event["id"].partition("-")[0]) if event["source"] == "ledger" else event["asked_ms"]
+            seen_ms[life.machine] = max(seen_ms[life.machine], read_ms)
+    knows = max(seen_ms, key=lambda machine: seen_ms[machine], default="")
+    asked = (event["ms"] for life, event in decisions if life.machine == knows and event["asked_ms"] >= loss.at_ms)
+    until_ms = next(asked, evidence.course.ended_ms)
+    # What nobody was told of, nobody can remember.
+    units = sum(entry.units for entry in lost if entry.ms > seen_ms[knows])
+    units += sum(
+        attempt.arrival.units
+        for attempt in evidence.attempts.values()
+        if attempt.arrival is not None and attempt.draw is None and loss.at_ms <= _charged_ms(attempt) <= until_ms
+    )
+    remembered = any(entry.ms <= seen_ms[knows] for entry in lost)
+    said = (event["ms"] for _, event in evidence.events("warning") if event["text"].startswith(BEHIND))
+    noticed_ms = next((ms for ms in said if ms >= loss.at_ms), None)
+    return Ignorance(loss.at_ms, until_ms, units, remembered, noticed_ms)
+
+
+def _unknown(evidence: Evidence) -> list[Ignorance]:
+    losses = evidence.course.losses
+    logs = [*(loss.log for loss in losses), evidence.course.log]
+    found = [_ignorance(evidence, loss, after) for loss, after in zip(losses, logs[1:], strict=True)]
+    return [one for one in found if one is not None]
+
+
+def _overspend(evidence: Evidence, verdict: Verdict) -> None:
+    """Every window, by the time of the charge: what a slow worker sends late does not count against the ledger."""
+    scene, losses = evidence.scene, evidence.course.losses
+    unknown = _unknown(evidence)
+    unseen = [(_id_ms(a), int(a.decision["units"])) for a in _unseen(evidence) if a.decision is not None]
+    sent = [(attempt, attempt.arrival) for attempt in evidence.attempts.values() if attempt.arrival is not None]
+    allowed_units = len(MACHINES) * scene.allowance_units
+    rows = {}
+    for name, limit in scene.limits.items():
+        units, window_ms = limit.units, limit.window_ms
+        counted = [(attempt, one) for attempt, one in sent if limit.method in (None, one.method)]
+        by_ledger = sorted((_charged_ms(attempt), one.units) for attempt, one in counted if attempt.draw is None)
+        by_all = sorted((_charged_ms(attempt), one.units) for attempt, one in counted)
+        by_wire = sorted((one.ms, one.units) for one in evidence.wire if limit.method in (None, one.method))
+        over, grace_at_worst, worst = 0, 0, None
+        for at_ms, used in _windows(by_ledger, window_ms):
+            grace = sum(x.units for x in unknown if at_ms - window_ms < x.at_ms <= at_ms)
+            grace += sum(u for ms, u in unseen if at_ms - window_ms < ms <= at_ms)
+            if used > units and used - units > over:
+                over, grace_at_worst = used - units, grace
+            if used > units + grace and worst is None:
+                worst = f"limit {name!r}: {used} units were admitted in one window of {units}, {grace} of them excused"
+        verdict.hold(worst is None, str(worst))
+        most_all = max((used for _, used in _windows(by_all, window_ms)), default=0)
+        grace = sum(x.units for x in unknown) + sum(u for _, u in unseen)
+        bound = units + allowed_units + grace
+        verdict.hold(most_all <= bound, f"limit {name!r}: {most_all} units in one window, at most {bound} are excused")
+        rows[name] = {
+            "limit": units,
+            "most in a window": most_all,
+            "of it by the ledger": max((used for _, used in _windows(by_ledger, window_ms)), default=0),
+            "most by time of arrival": max((used for _, used in _windows(by_wire, window_ms)), default=0),
+            "bound": bound,
+            "overspent by the ledger": over,
+            "excused there": grace_at_worst,
+        }
+    figures = verdict.figures
+    figures["limits"] = rows
+    figures["losses"] = len(losses)
+    figures["spent before a loss was known"] = [x.units for x in unknown]
+    figures["a loss could be known after ms"] = [x.until_ms - x.at_ms for x in unknown]
+    figures["a loss was noticed after ms"] = [x.noticed_ms and x.noticed_ms - x.at_ms for x in unknown]
+    unnoticed = sum(x.remembered and x.noticed_ms is None for x in unknown)
+    verdict.hold(not unnoticed, f"{unnoticed} of {len(unknown)} losses were noticed by no machine")
+    by_machine: Counter[str] = Counter()
+    for draw in evidence.draws:
+        by_machine[draw.machine] += draw.units
+    figures["allowance by machine"] = dict(sorted(by_machine.items()))
+    verdict.hold(
+        max(by_machine.values(), default=0) <= scene.allowance_units, f"a machine drew too much: {dict(by_machine)}"
+    )
+
+
+def _windows(spent: Sequence[tuple[int, int]], window_ms: int) -> Iterable[tuple[int, int]]:
+    """For each moment at which something was spent, what the window that ends there holds."""
+    inside: deque[tuple[int, int]] = deque()
+    used = 0
+    for ms, units in spent:
+        inside.append((ms, units))
+        used += units
+        while inside[0][0] <= ms - window_ms:
+            used -= inside.popleft()[1]
+        yield ms, used
+
+
+# -- the ledger's log, decided once more in its own order -------------------------------------------------------------
+
+
+def _replay(evidence: Evidence, verdict: Verdict, kinds: dict[str, str]) -> None:
+    wrong = 0
+    for log in (*(loss.log for loss in evidence.course.losses), evidence.course.log):
+        for limit in evidence.scene.limits.values():
+            counted = [entry for entry in log if limit.method in (None, entry.method)]
+            uses = _windows([(entry.ms, entry.units) for entry in counted], limit.window_ms)
+            for entry, (_, used) in zip(counted, uses, strict=True):
+                wrong += kinds.get(entry.id) == "charge" and entry.units > 0 and used > limit.units
+    final = Counter(kinds.get(entry.id, "") for entry in evidence.course.log)
+    verdict.figures["log"] = {"entries": len(evidence.course.log), **dict(sorted(final.items()))}
+    verdict.figures["admitted against the log"] = wrong
+    verdict.hold(not wrong, f"{wrong} charges were admitted although the log had no room for them")
+
+
+def _refusals(evidence: Evidence, verdict: Verdict) -> None:
+    """What each decision was told of each limit, against all that was ever charged, lost or not.
+
+    A decision that counted too little may overspend; one that counted too much may refuse what had room. The second is
+    the price of a loss: what is carried for it leaves its window all at once, with the last of it. That may be a window
+    too late, and no more, and nothing should be carried twice.
+    """
+    spent = sorted(evidence.entries.values(), key=lambda e: (e.ms, e.seq))
+    decisions = _from_ledger(evidence)
+    unknown = _unknown(evidence)
+    unseen = [(_id_ms(a), int(a.decision["units"])) for a in _unseen(evidence) if a.decision is not None]
+    first_loss_ms = min((loss.at_ms for loss in evidence.course.losses), default=evidence.course.ended_ms)
+    inexact = doubled = short = 0
+    rows = {}
+    for name, limit in evidence.scene.limits.items():
+        counted = [entry for entry in spent if limit.method in (None, entry.method)]
+        ids = [(entry.ms, entry.seq) for entry in counted]
+        sums = [0, *accumulate(entry.units for entry in counted)]
+        needless = asked = least = most = total = 0
+        for _, event in decisions:
+            if name not in event["used"]:
+                continue
+            used, asked_ms, at_ms = event["used"][name], event["asked_ms"], event["at_ms"]
+            ms, _, seq = str(event["id"] or "").partition("-")
+            until = bisect_right(ids, (event["ms"] + CLOCK_MS, NEVER))
+            true = sums[until] - sums[bisect_right(ids, (asked_ms - CLOCK_MS - limit.window_ms, NEVER))]
+            needless += event["refused_by"] == name and true + event["units"] <= limit.units
+            # A call whose answer was lost is told of its charge later than it was made.
+            if event["source"] == "ledger" and int(ms) == at_ms:
+                until = bisect_right(ids, (int(ms), int(seq)))
+                true = sums[until] - sums[bisect_right(ids, (at_ms - limit.window_ms, NEVER))]
+                inexact += used != true and event["ms"] < first_loss_ms
+                if not any(x.at_ms <= event["ms"] and asked_ms <= x.until_ms for x in unknown):
+                    excused = sum(x.units for x in unknown if at_ms - limit.window_ms < x.at_ms <= at_ms)
+                    excused += sum(u for lost_ms, u in unseen if at_ms - limit.window_ms < lost_ms <= at_ms)
+                    least = max(least, true - used)
+                    short += true - used > excused
+            longest = bisect_right(ids, (asked_ms - CLOCK_MS - 2 * limit.window_ms, NEVER))
+            doubled += used > sums[until] - sums[longest]
+            asked += 1
+            most = max(most, used - true)
+            total += max(0, used - true)
+        rows[name] = {
+            "refused in spite of room": needless,
+            "too little, most": least,
+            "too much, most": most,
+            "too much, share": round(total / max(asked, 1) / limit.units, 4),
+        }
+    verdict.figures["against the truth"] = rows
+    verdict.hold(not inexact, f"{inexact} decisions were told other sums than the log has, and nothing was lost yet")
+    verdict.hold(not short, f"{short} decisions counted less than was spent, and known to have been spent")
+    verdict.figures["decisions that counted twice"] = doubled
+    verdict.hold(not doubled or not CARRIED_ONCE, f"{doubled} decisions counted charges twice, or beyond two windows")
+    if not evidence.course.losses:
+        needless = sum(int(row["refused in spite of room"]) for row in rows.values())
+        verdict.hold(not needless, f"{needless} calls were refused in spite of room")
+
+
+# -- 3. pages ----------------------------------------------------------------------------------------------------------
+
+
+def _pages(evidence: Evidence, verdict: Verdict) -> None:
+    fetched = stored = unstored = 0
+    said: Counter[tuple[str, str, int, int]] = Counter()
+    for life in evidence.lives:
+        waiting: Event | None = None
+        for event in life.events:
+            if event["event"] == "fetched":
+                unstored += waiting is not None
+                waiting, fetched = event, fetched + 1
+            elif event["event"] == "stored":
+                stored += 1
+                key = (life.machine, event["region"], event["taken_ms"], event["pages"])
+                said[key] += 1
+                _compare_page(evidence, verdict, life, event, waiting)
+                waiting = None
+        if waiting is not None:
+            unstored += not life.killed
+    again = [key for key, times in said.items() if times > 1]
+    kept = gaps = unfinished = 0
+    for machine, store in evidence.stores.items():
+        for ranks in store.passes.values():
+            kept += len(ranks) // PAGE_ITEMS
+            gaps += [rank for rank, _ in ranks] != list(range(1, len(ranks) + 1))
+            unfinished += len(ranks) != PAGES * PAGE_ITEMS
+        open_places = [place for place in store.places if place[1] or place[2] is not None]
+        complete = len(store.places) == len(REGIONS) and not open_places
+        verdict.hold(complete, f"{machine}: not all regions are complete at the end: {store.places}")
+    killed_between = fetched - stored
+    figures = verdict.figures
+    figures["pages"] = {
+        "fetched": fetched,
+        "in the stores": kept,
+        "lost": unstored,
+        "stored twice": len(again) + gaps,
+        "fetched again after a kill": fetched - kept,
+    }
+    verdict.hold(not unstored, f"{unstored} pages were fetched by workers that lived on, and not stored")
+    verdict.hold(not again, f"{len(again)} pages were stored twice: {again[:3]}")
+    verdict.hold(not gaps, f"{gaps} passes have gaps or doubles in their ranks")
+    verdict.hold(not unfinished, f"{unfinished} passes are not complete at the end")
+    verdict.hold(
+        stored <= kept <= fetched and killed_between <= len(evidence.course.killed),
+        f"{fetched} pages fetched, {stored} noted as stored, {kept} in the stores, {len(evidence.course.killed)} kills",
+    )
+
+
+def _compare_page(evidence: Evidence, verdict: Verdict, life: Life, event: Event, fetched: Event | None) -> None:
+    """What was fetched stands in the store, at its ranks."""
+    ranks = evidence.stores[life.machine].passes.get((event["region"], event["taken_ms"]), [])
+    last = event["pages"] * PAGE_ITEMS
+    there = [video for rank, video in ranks if last - PAGE_ITEMS < rank <= last]
+    verdict.hold(
+        fetched is not None and there == fetched["ids"],
+        f"{life.machine} {event['region']} page {event['pages']} is not in the store as it was fetched",
+    )
+
+
+# -- 4. debts ----------------------------------------------------------------------------------------------------------
+
+
+def _debts(evidence: Evidence, verdict: Verdict, kinds: dict[str, str]) -> None:
+    unpaid = [draw for draw in evidence.draws if not draw.repaid]
+    missing, twice = [], []
+    lost = _lost_ids(evidence)
+    for draw in evidence.draws:
+        entries = evidence.attempts[draw.token].entries
+        if not [entry for entry in entries if kinds[entry.id] != "charge"]:
+            missing.append(draw)
+        # A charge in doubt may have come later than the draw in its place; no third entry has an excuse.
+        if len([entry for entry in entries if kinds[entry.id] != "charge" and entry.id not in lost]) > 2:
+            twice.append(draw)
+    # What was repaid to a server that was killed before it wrote it down.
+    excused = [d for d in missing if any(kill >= d.ms for kill in evidence.course.unsafe_kills_ms)]
+    figures = verdict.figures
+    either = sum(kind == "either" for kind in kinds.values()) // 2
+    figures["debts"] = {
+        "draws": len(evidence.draws),
+        "unpaid": len(unpaid),
+        "missing": len(missing),
+        "late originals": either,
+    }
+    verdict.hold(not unpaid, f"{len(unpaid)} draws were not repaid")
+    verdict.hold(len(missing) == len(excused), f"{len(missing)} repaid draws are in no log: {missing[:3]}")
+    verdict.hold(not twice, f"{len(twice)} draws were repaid more than once: {twice[:3]}")
+
+
+# -- 5. recovery -------------------------------------------------------------------------------------------------------
+
+
+def _recovery(evidence: Evidence, verdict: Verdict) -> None:
+    answered_ms = [event["ms"] for _, event in _from_ledger(evidence)]
+    took: defaultdict[str, list[int]] = defaultdict(list)
+    for outage in evidence.course.outages:
+        at = bisect_left(answered_ms, outage.back_ms)
+        took[outage.kind].append(answered_ms[at] - outage.back_ms if at < len(answered_ms) else RECOVERY_MS)
+    everything = [ms for some in took.values() for ms in some]
+    verdict.figures["recovery ms"] = {
+        "outages": len(everything),
+        "median": int(median(everything)) if everything else 0,
+        "max": max(everything, default=0),
+        "max by fault": {kind: max(some) for kind, some in sorted(took.items())},
+    }
+    verdict.hold(max(everything, default=0) < RECOVERY_MS, f"recovery took too long: {dict(took)}")
+
+
+# -- 6. waste ----------------------------------------------------------------------------------------------------------
+
+
+def _waste(evidence: Evidence, verdict: Verdict) -> None:
+    """Units that were charged and never reached the wire."""
+    wasted: Counter[str] = Counter()
+    attempts: Counter[str] = Counter()
+    units_each: list[int] = []
+    for attempt in evidence.attempts.values():
+        charged = sum(entry.units for entry in attempt.entries)
+        over = charged - (attempt.arrival.units if attempt.arrival is not None else 0)
+        if over <= 0:
+            continue
+        decision = attempt.decision
+        if decision is None:
+            why = "killed"
+        elif attempt.draw is not None:
+            why = "doubt, drawn instead"
+        elif not decision["admitted"]:
+            why = "doubt, refused"
+        elif len(attempt.entries) > 1:
+            why = "charged again after a loss"
+        elif attempt.life.killed and attempt is attempt.life.last_attempt:
+            why = "killed"
+        else:
+            why = "on a dead connection"
+        wasted[why] += over
+        attempts[why] += 1
+        units_each.append(over)
+    granted = sum(entry.units for entry in evidence.entries.values())
+    faults = evidence.course.faults
+    kills = sum(times for fault, times in faults.items() if fault in KILLS)
+    beyond = sum(sorted(units_each, reverse=True)[kills:])
+    verdict.figures["wasted"] = {
+        "units": sum(units_each),
+        "share": round(sum(units_each) / max(granted, 1), 4),
+        "beyond one attempt a kill": beyond,
+        "units by cause": dict(sorted(wasted.items())),
+        "attempts by cause": dict(sorted(attempts.items())),
+    }
+    dead, most = (
+        attempts["on a dead connection"],
+        sum(n for fault, n in faults.items() if fault.startswith("upstream-")),
+    )
+    verdict.hold(dead <= 3 * most, f"{dead} attempts were charged and did not arrive, {most} times upstream hung up")
+    verdict.hold(
+        beyond <= WASTED_SHARE * granted, f"{beyond} of {granted} units were wasted beyond one attempt a kill: {wasted}"
+    )

@@ -1,0 +1,137 @@
+"""One worker process: `python -m chaos.worker SCENE MACHINE KIND LIFE SEED`, with QUOTA_STATE_DIR set.
+
+    ticks     one tick of the real runner after the other, each in a session of its own as cron would start it
+    calls     the Google client in a loop
+    charges   `budget.charge`, then a plain HTTP request: now and then a dear one
+
+It goes on until the file `finish` appears; then it does its last tick, or sees to it that nothing is owed, and ends.
+"""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import random
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode, urlsplit
+
+from googleapiclient.errors import HttpError
+from httplib2 import HttpLib2Error
+from tenacity import wait_fixed
+
+import quota
+from chaos import pages
+from chaos.journal import Journal, NotedSession, NotedWarnings
+from chaos.scene import CHEAP, DEAR, HEAL_S, JOB, KEY, REGIONS
+from jobs.runner import Silent, run_job
+from quota.settings import load_settings
+
+if TYPE_CHECKING:
+    from jobs.store import Place
+
+DEAR_SHARE = 0.04
+"""Of the plain charges, how many are dear: more than they get."""
+
+
+TROUBLE = (HttpError, HttpLib2Error, OSError, http.client.HTTPException)
+
+
+class NotingWatcher(Silent):
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def page(self, place: Place) -> None:
+        self._journal.note(
+            "stored", call=self._journal.call, region=place.region, pages=place.pages, taken_ms=place.started_at_ms
+        )
+
+
+class Worker:
+    def __init__(self, scene: Path, machine: str, life: str, seed: int) -> None:
+        self.journal = Journal(scene / "journals" / f"{life}.jsonl", life)
+        self.finish = scene / "finish"
+        self.settings = load_settings(scene / machine / "quota.toml")
+        self.random = random.Random(seed)
+        logging.getLogger("quota").addHandler(NotedWarnings(self.journal))
+        pages.journal = self.journal
+
+    def poll(self, longest_s: float = 0.06) -> None:
+        """A short pause, so that eight workers leave some of two processors to the ledger."""
+        time.sleep(self.random.uniform(longest_s / 4, longest_s))
+
+    def ticks(self) -> None:
+        while True:
+            finishing = self.finish.exists()
+            with NotedSession(self.settings, self.journal) as session:
+                report = run_job(session, JOB, watcher=NotingWatcher(self.journal), wait=wait_fixed(0.05))
+            self.journal.note("tick", outcome=report.outcome, why=report.why[:120], finishing=finishing)
+            if finishing and report.outcome == "done":
+                return
+            self.poll(0.12)
+
+    def calls(self) -> None:
+        with NotedSession(self.settings, self.journal) as session:
+            client = session.google()
+            while not self.finish.exists():
+                try:
+                    pages.call(client, self.random.choice(REGIONS), None, 1)
+                except quota.Refused:
+                    self.poll()
+                except TROUBLE:  # upstream's; noted where it happened
+                    self.poll()
+                self.poll(0.02)
+            self.settle_debts(session)
+
+    def charges(self) -> None:
+        with NotedSession(self.settings, self.journal) as session:
+            budget = session.budget()
+            host = urlsplit(session.credential().endpoint or "").netloc
+            while not self.finish.exists():
+                dear = self.random.random() < DEAR_SHARE
+                name = self.journal.next_call()
+                decision = budget.charge(DEAR if dear else CHEAP)
+                if decision.admitted:
+                    self.send(host, "captions" if dear else "videos", name)
+                else:
+                    self.poll()
+                self.poll(0.02)
+            self.settle_debts(session)
+
+    def send(self, host: str, resource: str, name: str) -> None:
+        wanted = {"part": "snippet", "key": KEY, "quotaUser": name}
+        wanted |= {"videoId": "v"} if resource == "captions" else {"chart": "mostPopular", "maxResults": "1"}
+        connection = http.client.HTTPConnection(host, timeout=10)
+        try:
+            connection.request("GET", f"/youtube/v3/{resource}?{urlencode(wanted)}")
+            answer = connection.getresponse()
+            answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            self.journal.note("failed", call=name, kind=type(error).__name__)
+        else:
+            self.journal.note("answered", call=name, status=answer.status)
+        finally:
+            connection.close()
+
+    def settle_debts(self, session: quota.Session) -> None:
+        """The next decision that reaches the ledger repays; a peek is one."""
+        deadline = time.monotonic() + HEAL_S
+        while time.monotonic() < deadline:
+            answered = session.budget().peek(CHEAP).reason != "ledger-unavailable"
+            if answered and session.budget().owed_units() == 0:
+                return
+            self.poll()
+
+
+def main() -> None:
+    scene, machine, kind, life, seed = sys.argv[1:]
+    worker = Worker(Path(scene), machine, life, int(seed))
+    worker.journal.note("start", machine=machine, kind=kind)
+    getattr(worker, kind)()
+    worker.journal.note("end")
+
+
+if __name__ == "__main__":
+    main()
