@@ -14,6 +14,14 @@ def host_clock() -> int:
     return time.time_ns() // 1_000_000
 
 
+_ELAPSED = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC) if hasattr(time, "CLOCK_MONOTONIC") else None
+
+
+def elapsed_s() -> float:
+    """Seconds since some moment, also those that a suspended machine slept: to measure how long something took."""
+    return time.monotonic() if _ELAPSED is None else time.clock_gettime(_ELAPSED)
+
+
 def utc(at_ms: int) -> datetime:
     """An aware datetime in UTC, exact to the millisecond."""
     from datetime import UTC, datetime, timedelta

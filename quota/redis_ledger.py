@@ -10,7 +10,6 @@ import json
 import os
 import re
 import threading
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -23,19 +22,23 @@ from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
     BusyLoadingError,
+    ClusterDownError,
     InvalidResponse,
+    MasterDownError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisClusterException,
     RedisError,
     ResponseError,
+    TryAgainError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
+from quota.clock import elapsed_s
 from quota.errors import ConfigError, LedgerError
 from quota.ledger import DEFAULT_BUCKET, KEEP_MS, NEVER, Carry, Entry, Exhaustion, Verdict
 from quota.limits import Sliding
@@ -118,21 +121,21 @@ class RedisLedger:
         reply = self._charge(_keys(question.project), args)
         return self._read(lambda reply: _verdict(question, reply), reply)
 
-    def _charge(self, keys: Sequence[str], args: list[str | int]) -> list[Any]:
+    def _charge(self, keys: Sequence[str], args: list[str | int]) -> Any:
         """Run charge.lua to a verdict. A repeat after a lost answer says so, and so never charges twice."""
-        started = time.monotonic()
+        started = elapsed_s()
         repeat = False
         for _ in range(MOST_PARTS):
             if repeat:
-                args[8] = int((time.monotonic() - started) * 1000)
+                args[8] = int((elapsed_s() - started) * 1000)
             try:
-                reply: list[Any] = self._run("charge", keys, args)
+                reply = self._run("charge", keys, args)
             except _FAILED as error:
                 if repeat or not _may_repeat(error, started):
                     raise LedgerError(self._explain(error)) from error
                 repeat = True
                 continue
-            if reply[0] != "MORE":
+            if not isinstance(reply, list) or reply[:1] != ["MORE"]:
                 return reply
         raise LedgerError(f"ledger {self.label} is still reading its log; run again, it goes on from there")
 
@@ -206,7 +209,7 @@ class RedisLedger:
         return self._repeat(lambda: self._command(*command))
 
     def _repeat(self, work: Callable[[], Any]) -> Any:
-        started = time.monotonic()
+        started = elapsed_s()
         for last in (False, True):
             try:
                 return work()
@@ -246,6 +249,10 @@ class RedisLedger:
             return f"{where} is out of memory; raise its maxmemory"
         if "MISCONF " in said:
             return f"{where} cannot save its data and takes no charge until it can; see the server's log"
+        if said.startswith("BUSY") or "-BUSY " in said:
+            return f"{where} is busy with another program's script; it goes on after that, or after SCRIPT KILL"
+        if isinstance(error, (TryAgainError, ClusterDownError, MasterDownError)):
+            return f"{where} is moving its data or choosing a primary; run again in a moment"
         if isinstance(error, ResponseError) and "unknown command" in said.lower():
             return f"{where} is older than Redis 6.2; upgrade it"
         return f"{where}: {said}"
@@ -260,7 +267,7 @@ class RedisLedger:
 def _may_repeat(error: Exception, started: float) -> bool:
     """Whether the server may never have answered, soon enough to ask once more within the second."""
     lost = isinstance(error, _LOST) and not isinstance(error, _ANSWERED)
-    return lost and time.monotonic() - started <= REPEAT_WITHIN_S
+    return lost and elapsed_s() - started <= REPEAT_WITHIN_S
 
 
 def _keys(project: str) -> tuple[str, str, str]:

@@ -31,6 +31,7 @@ from support.plain_http import Answer, PlainServer
 from support.proxy import Kind, Proxy
 from support.random_operations import RandomOperations
 from support.random_scripts import RandomScripts
+from support.resp import RespServer
 from support.servers import RedisServer, free_port, redis_executable
 
 if TYPE_CHECKING:
@@ -297,13 +298,13 @@ def test_a_replica(own_server: RedisServer) -> None:
     with redis.Redis(port=own_server.port) as client:
         client.replicaof("127.0.0.1", str(free_port()))
         client.config_set("replica-serve-stale-data", "yes")
-    assert "is a replica, which cannot be written to" in unable_to_charge(own_server)
+    assert "is a replica, which cannot be written to" in unable_to_charge(own_server.url)
 
 
 def test_a_server_without_memory(own_server: RedisServer) -> None:
     with redis.Redis(port=own_server.port) as client:
         client.config_set("maxmemory", "1")
-    assert "is out of memory" in unable_to_charge(own_server)
+    assert "is out of memory" in unable_to_charge(own_server.url)
 
 
 def test_a_server_that_cannot_persist(own_server: RedisServer) -> None:
@@ -315,7 +316,7 @@ def test_a_server_that_cannot_persist(own_server: RedisServer) -> None:
         client.bgsave()
         while client.info("persistence")["rdb_bgsave_in_progress"]:
             time.sleep(0.002)
-    assert "cannot save its data" in unable_to_charge(own_server)
+    assert "cannot save its data" in unable_to_charge(own_server.url)
 
 
 def test_a_server_with_too_many_clients(own_server: RedisServer) -> None:
@@ -330,9 +331,28 @@ def test_a_server_busy_with_another_script(own_server: RedisServer) -> None:
         looping = threading.Thread(target=lambda: suppress_all(lambda: other.eval("while true do end", 0)))
         looping.start()
         time.sleep(0.05)
-        assert "BUSY" in refusal(own_server.url)
+        assert "is busy with another program's script" in refusal(own_server.url)
         client.script_kill()
         looping.join()
+
+
+@pytest.mark.parametrize(
+    ("reply", "told"),
+    [
+        (b"-TRYAGAIN Multiple keys request during rehashing of slot\r\n", "is moving its data"),
+        (b"-CLUSTERDOWN The cluster is down\r\n", "choosing a primary"),
+        (b"-MASTERDOWN Link with MASTER is down\r\n", "choosing a primary"),
+        (b"-BUSY Redis is busy running a script.\r\n", "busy with another program's script"),
+        (b"$-1\r\n", "holds what no quota program writes"),
+        (b"$0\r\n\r\n", "holds what no quota program writes"),
+        (b"*0\r\n", "holds what no quota program writes"),
+        (b":1\r\n", "holds what no quota program writes"),
+    ],
+)
+def test_what_a_server_may_say_to_a_charge(reply: bytes, told: str) -> None:
+    """A cluster in the middle of a move is hard to come by: these are its words, from a socket that says them."""
+    with RespServer(lambda command: reply if command[0].upper() == b"EVALSHA" else b"+OK\r\n") as server:
+        assert told in unable_to_charge(f"redis://127.0.0.1:{server.port}/0?protocol=2")
 
 
 def suppress_all(work: object) -> None:
@@ -340,9 +360,9 @@ def suppress_all(work: object) -> None:
         work()  # type: ignore[operator]
 
 
-def unable_to_charge(server: RedisServer) -> str:
+def unable_to_charge(url: str) -> str:
     """The refusal of a server that still answers questions but takes no charge."""
-    with opened(server.url) as (budget, _):
+    with opened(url) as (budget, _):
         started = time.monotonic()
         decision = budget.charge("search.list")
         assert time.monotonic() - started < DEADLINE_S
