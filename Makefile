@@ -20,10 +20,13 @@ lint: .venv/installed-test .venv/installed-lint
 bench: .venv/installed-test .venv/installed-bench
 	@cd tests && ../$(BIN)/python -m bench && ../$(BIN)/python -m bench.plan
 
-# The full counts: 100,000 random operations on each ledger, two months around each change of the clocks.
+# The full counts: 100,000 random operations on each ledger, two months around each change of the clocks, a busy year, and
+# a hundred kills.
 soak: .venv/installed-test
 	@QUOTA_TEST_OPERATIONS=100000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/test_random_operations.py
 	@QUOTA_TEST_DAYS=61 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/test_simulated_months.py
+	@QUOTA_TEST_CALLS=400 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/test_growth.py
+	@QUOTA_TEST_KILLS=100 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k anywhere tests/e2e/test_processes.py
 
 .venv/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
