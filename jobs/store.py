@@ -12,6 +12,7 @@ a page without its place nor a place without its page.
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ BUSY_TIMEOUT_MS = 5_000
 DELETE_AT_ONCE = 1_000
 DELETE_PER_SWEEP = 20_000
 """Rows of each table that one sweep deletes at most: several times what a run of 50 regions adds."""
+
+LEAST_FREE_BYTES = 4_000_000
+"""What a full page may need on its way through the write-ahead log into the file, and some more."""
 
 MAX_SEARCH_WORDS = 32
 MAX_SEARCH_ROWS = 1_000
@@ -234,6 +238,15 @@ class Store:
         cursor = None if row[1] is None else json.loads(row[1])
         return Place(job, region, bool(row[0]), cursor, *row[2:])
 
+    def check_space(self) -> None:
+        """Raise StoreError if the disk cannot take another page: it would be paid for and lost."""
+        try:
+            disk = shutil.disk_usage(Path(self.path).parent)
+        except OSError:
+            return  # to store a page will say more
+        if disk.free < LEAST_FREE_BYTES and disk.total:  # some network file systems do not know their size
+            raise StoreError(f"store {self.path}: {_NO_SPACE}; nothing was fetched")
+
     def keep(self, place: Place, page: Page, *, started_at_ms: int, finished: bool) -> Place:
         """Store one page and the place after it, all or nothing; the new place.
 
@@ -421,6 +434,8 @@ _DELETE_OLD = (
     "DELETE FROM channels WHERE channel_id IN (SELECT channel_id FROM channels WHERE refreshed_ms < ? LIMIT ?)",
 )
 
+_NO_SPACE = "no space is left for it: free some, then run again"
+
 _FAILURES = (
     ("SQLITE_NOTADB", "this is not a database: move the file away, or give [store] url another one"),
     ("SQLITE_CORRUPT", "the file is damaged: move it away (the next runs fetch what they need) or restore a copy"),
@@ -428,7 +443,7 @@ _FAILURES = (
     ("SQLITE_CANTOPEN", "it cannot be opened: check that its folder exists and may be written"),
     ("SQLITE_BUSY", "another program holds it locked: close that program, then run again"),
     ("SQLITE_LOCKED", "another program holds it locked: close that program, then run again"),
-    ("SQLITE_FULL", "no space is left for it: free some, then run again; nothing half-written was kept"),
+    ("SQLITE_FULL", f"{_NO_SPACE}; nothing half-written was kept"),
     ("SQLITE_IOERR", "reading or writing it failed: check the disk and its space; nothing half-written was kept"),
 )
 
