@@ -12,8 +12,10 @@ a page without its place nor a place without its page.
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import sqlite3
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,7 +136,7 @@ class Store:
         except sqlite3.Error as error:
             raise self._failure(error) from error
         try:
-            self._open()
+            self._open(busy_timeout_ms)
         except sqlite3.Error as error:
             self._db.close()
             raise self._failure(error) from error
@@ -142,11 +144,11 @@ class Store:
             self._db.close()
             raise
 
-    def _open(self) -> None:
+    def _open(self, busy_timeout_ms: int) -> None:
         db = self._db
         application, version, tables = self._identity()
         if (application, version, tables) == (0, 0, 0):
-            db.execute("PRAGMA journal_mode = WAL")
+            self._switch_to_wal(busy_timeout_ms)
             with self._transaction():
                 # Looked at again inside the transaction: two runs may have found the file empty.
                 if self._identity() == (0, 0, 0):
@@ -165,13 +167,26 @@ class Store:
         # A commit may be lost with the power, but never half of it; losing it costs one page fetched again.
         db.execute("PRAGMA synchronous = NORMAL")
 
+    def _switch_to_wal(self, busy_timeout_ms: int) -> None:
+        """Others may be making the same file just now, and SQLite waits for them everywhere but here."""
+        deadline = time.monotonic() + busy_timeout_ms / 1_000
+        while True:
+            try:
+                self._db.execute("PRAGMA journal_mode = WAL")
+            except sqlite3.OperationalError as error:
+                if not error.sqlite_errorname.startswith("SQLITE_BUSY") or time.monotonic() >= deadline:
+                    raise
+                time.sleep(random.uniform(0.001, 0.01))  # noqa: S311  # a jitter, not a secret
+            else:
+                return
+
     def _identity(self) -> tuple[int, int, int]:
-        """(application id, schema version, number of tables): all 0 for a new file."""
-        db = self._db
-        application: int = db.execute("PRAGMA application_id").fetchone()[0]
-        version: int = db.execute("PRAGMA user_version").fetchone()[0]
-        tables: int = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
-        return application, version, tables
+        """(application id, schema version, number of tables): all 0 for a new file. One statement, one moment."""
+        identity: tuple[int, int, int] = self._db.execute(
+            "SELECT (SELECT application_id FROM pragma_application_id),"
+            " (SELECT user_version FROM pragma_user_version), (SELECT count(*) FROM sqlite_schema)"
+        ).fetchone()
+        return identity
 
     def close(self) -> None:
         self._db.close()

@@ -433,6 +433,22 @@ def test_sixteen_processes_at_once_draw_exactly_the_allowance_and_repay_it_once(
         assert session.budget().owed_units() == 0
 
 
+STORING = """
+from jobs.store import Store
+with Store("videos.db", retention_ms=10**12) as store:
+    for _ in range(3):
+        assert [place.region for place in store.begin(sys.argv[1], ["DE"])] == ["DE"]
+"""
+
+
+def test_sixteen_processes_at_once_make_one_store(tmp_path: Path) -> None:
+    with Emulator() as upstream:
+        machine = Machine(tmp_path, "", upstream)
+        ended = all_at_once(machine, WAITING.replace("import quota,", "import jobs.store, quota,") + STORING, "t")
+    assert [(status, err) for status, _, err in ended] == [(0, "")] * CROWD
+    assert machine.rows("SELECT job, region, pending FROM places") == [("t", "DE", 1)]
+
+
 def test_eight_threads_of_one_session_share_ledger_and_journal(machine: Machine) -> None:
     """The session's ledger, budgets and journal are made by whoever comes first."""
     machine.configure(units=100, unavailable="{ max_cost = 1, allowance = 5 }")
