@@ -215,6 +215,7 @@ class _Run:
             place = self.here
             if self.stop():
                 raise _Interrupted
+            self.store.check_space()
             started_at_ms = self.clock()
             try:
                 page = self._step(place)

@@ -13,7 +13,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import shutil
 import sqlite3
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +40,9 @@ BUSY_TIMEOUT_MS = 5_000
 DELETE_AT_ONCE = 1_000
 DELETE_PER_SWEEP = 20_000
 """Rows of each table that one sweep deletes at most: several times what a run of 50 regions adds."""
+
+LEAST_FREE_BYTES = 4_000_000
+"""What a full page may need on its way through the write-ahead log into the file, and some more."""
 
 MAX_SEARCH_WORDS = 32
 MAX_SEARCH_ROWS = 1_000
@@ -131,7 +137,7 @@ class Store:
         except sqlite3.Error as error:
             raise self._failure(error) from error
         try:
-            self._open()
+            self._open(busy_timeout_ms)
         except _FAILED as error:
             self._db.close()
             raise self._failure(error) from error
@@ -139,11 +145,11 @@ class Store:
             self._db.close()
             raise
 
-    def _open(self) -> None:
+    def _open(self, busy_timeout_ms: int) -> None:
         db = self._db
         application, version, tables = self._identity()
         if (application, version, tables) == (0, 0, 0):
-            db.execute("PRAGMA journal_mode = WAL")
+            self._switch_to_wal(busy_timeout_ms)
             with self._transaction():
                 # Looked at again inside the transaction: two runs may have found the file empty.
                 if self._identity() == (0, 0, 0):
@@ -164,13 +170,26 @@ class Store:
         # A commit may be lost with the power, but never half of it; losing it costs one page fetched again.
         db.execute("PRAGMA synchronous = NORMAL")
 
+    def _switch_to_wal(self, busy_timeout_ms: int) -> None:
+        """Others may be making the same file just now, and SQLite waits for them everywhere but here."""
+        deadline = time.monotonic() + busy_timeout_ms / 1_000
+        while True:
+            try:
+                self._db.execute("PRAGMA journal_mode = WAL")
+            except sqlite3.OperationalError as error:
+                if not error.sqlite_errorname.startswith("SQLITE_BUSY") or time.monotonic() >= deadline:
+                    raise
+                time.sleep(random.uniform(0.001, 0.01))  # noqa: S311  # a jitter, not a secret
+            else:
+                return
+
     def _identity(self) -> tuple[int, int, int]:
-        """(application id, schema version, number of tables): all 0 for a new file."""
-        db = self._db
-        application: int = db.execute("PRAGMA application_id").fetchone()[0]
-        version: int = db.execute("PRAGMA user_version").fetchone()[0]
-        tables: int = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
-        return application, version, tables
+        """(application id, schema version, number of tables): all 0 for a new file. One statement, one moment."""
+        identity: tuple[int, int, int] = self._db.execute(
+            "SELECT (SELECT application_id FROM pragma_application_id),"
+            " (SELECT user_version FROM pragma_user_version), (SELECT count(*) FROM sqlite_schema)"
+        ).fetchone()
+        return identity
 
     def close(self) -> None:
         self._db.close()
@@ -237,6 +256,15 @@ class Store:
                 (job, region),
             ).fetchone()
         return (row and _place(job, region, *row)) or Place(job, region)
+
+    def check_space(self) -> None:
+        """Raise StoreError if the disk cannot take another page: it would be paid for and lost."""
+        try:
+            disk = shutil.disk_usage(Path(self.path).parent)
+        except OSError:
+            return  # to store a page will say more
+        if disk.free < LEAST_FREE_BYTES and disk.total:  # some network file systems do not know their size
+            raise StoreError(f"store {self.path}: {_NO_SPACE}; nothing was fetched")
 
     def keep(self, place: Place, page: Page, *, started_at_ms: int, finished: bool) -> Place:
         """Store one page and the place after it, all or nothing; the new place.
@@ -435,6 +463,8 @@ _DELETE_OLD = (
 _FAILED = (sqlite3.Error, UnicodeDecodeError)
 """What the driver raises: the second where SQLite's message quotes a damaged schema, and is no text."""
 
+_NO_SPACE = "no space is left for it: free some, then run again"
+
 _FAILURES = (
     ("SQLITE_NOTADB", "this is not a database: move the file away, or give [store] url another one"),
     ("SQLITE_CORRUPT", "the file is damaged: move it away (the next runs fetch what they need) or restore a copy"),
@@ -442,7 +472,7 @@ _FAILURES = (
     ("SQLITE_CANTOPEN", "it cannot be opened: check that its folder exists and may be written"),
     ("SQLITE_BUSY", "another program holds it locked: close that program, then run again"),
     ("SQLITE_LOCKED", "another program holds it locked: close that program, then run again"),
-    ("SQLITE_FULL", "no space is left for it: free some, then run again; nothing half-written was kept"),
+    ("SQLITE_FULL", f"{_NO_SPACE}; nothing half-written was kept"),
     ("SQLITE_IOERR", "reading or writing it failed: check the disk and its space; nothing half-written was kept"),
 )
 

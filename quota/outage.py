@@ -7,6 +7,15 @@
 The journal is one file for all processes of a machine. Repaying does not renew the allowance: what was drawn counts
 against it until it has left the longest window, so that `machines` journals together never hold more than
 machines x allowance, whatever fails how often. `quota check` holds that against the headroom.
+
+What the journal itself may suffer, and what follows:
+
+    it cannot be read or written    nothing is drawn. What is owed stays noted, is repaid once it can be read again, and
+                                    stops no call meanwhile: the ledger answers for those
+    its note "repaid" is lost       the same is sent again, and the ledger, which remembers the last number, ignores it
+    the machine loses its power     a draw is on the disk before its call leaves
+    it is deleted                   what was owed is forgotten and the allowance begins anew: upstream may see up to
+                                    `allowance_units` more than the ledger counts, once for each deletion
 """
 
 from __future__ import annotations
@@ -14,8 +23,10 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+from quota.errors import LedgerError
 from quota.ledger import Charge
 from quota.sqlite_file import LATEST_MS, SqliteFile, sound
 
@@ -30,6 +41,9 @@ APPLICATION_ID = 0x51_4C_4A_31
 
 REPAID_AT_ONCE = 100
 
+LOOK_AGAIN_MS = 10_000
+"""How soon a process looks again into a journal that it found paid, or unreadable: others may draw meanwhile."""
+
 _log = logging.getLogger("quota")
 
 
@@ -42,9 +56,10 @@ class Drawn:
 
 
 class Allowance:
-    """The allowance of one machine. Safe to share between threads. Raises LedgerError when its own file fails.
+    """The allowance of one machine. Safe to share between threads and after a fork.
 
-    `clock` is in ms since the epoch. The file is made at the first draw.
+    `clock` is in ms since the epoch. The file is made at the first draw. When it fails, `draw` and `settle` raise
+    LedgerError; the others go on without it and log `allowance_unreadable`, once for each process.
     """
 
     def __init__(self, path: str, max_cost_units: int, allowance_units: int, clock: Callable[[], int]) -> None:
@@ -55,7 +70,8 @@ class Allowance:
         self._file = SqliteFile(
             path, "allowance", schema="journal.sql", application_id=APPLICATION_ID, version=1, durable=True
         )
-        self._may_owe: dict[str, bool] = {}
+        self._looked_ms: dict[str, int] = {}  # when a project was found to owe nothing
+        self._warned = False
 
     def draw(self, project: str, charge: Charge, longest_ms: int, *, commit: bool) -> Drawn | None:
         """Let one call through, if it is cheap enough and the allowance has room; None: refused.
@@ -84,12 +100,13 @@ class Allowance:
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 row,
             ).lastrowid
-            db.execute("DELETE FROM draws WHERE project = ? AND repaid AND ms <= ?", (project, now_ms - 2 * longest_ms))
+            # No window reaches these any more, so neither the allowance nor the ledger has a use for them.
+            db.execute("DELETE FROM draws WHERE project = ? AND ms <= ?", (project, now_ms - 2 * longest_ms))
             return Drawn(number, left_units - charge.units)
 
         drawn = self._file.transact(work, write=commit)
         if commit and drawn is not None:
-            self._may_owe[project] = True
+            self._looked_ms.pop(project, None)
             _log.warning(
                 "allowance_drawn project=%s method=%s units=%d left=%d",
                 project,
@@ -116,42 +133,71 @@ class Allowance:
         return self._file.transact(work, write=True) if os.path.exists(self._path) else None
 
     def owed_units(self, project: str) -> int:
-        """What was drawn and is not repaid."""
+        """What was drawn and is not repaid, as far as the journal can be read."""
         if not os.path.exists(self._path):
             return 0
         sql = "SELECT COALESCE(SUM(units), 0) FROM draws WHERE project = ? AND NOT repaid"
-        owed: tuple[int] = self._file.transact(
-            lambda db: sound(db.execute(sql, (project,)).fetchone(), until=1), write=False
-        )
+        try:
+            owed: tuple[int] = self._file.transact(
+                lambda db: sound(db.execute(sql, (project,)).fetchone(), until=1), write=False
+            )
+        except LedgerError as error:
+            self._warn(error)
+            return 0
         return owed[0]
 
     def repay(self, project: str, ledger: Ledger) -> None:
         """Hand the ledger what was drawn, once: it remembers the last number repaid by this journal.
 
-        Costs nothing where nothing was drawn. Raises LedgerError while the ledger still cannot answer.
+        Costs next to nothing where nothing is owed. Raises LedgerError while the ledger still cannot answer, and never
+        because of the journal: a debt that cannot be read is no reason to refuse calls that the ledger can decide.
         """
-        if not self._may_owe.get(project, True):
+        now_ms = self._clock()
+        looked_ms = self._looked_ms.get(project)
+        if looked_ms is not None and 0 <= now_ms - looked_ms < LOOK_AGAIN_MS:
             return
-        self._may_owe[project] = os.path.exists(self._path)
-        while self._may_owe[project]:
-            machine, rows = self._file.transact(lambda db: self._unpaid(db, project), write=False)
-            if rows:
-                ledger.repay(project, machine, [(row[0], Charge(*row[1:])) for row in rows])
-                self._mark_repaid(project, rows[-1][0])
-                _log.warning("debt_repaid project=%s charges=%d units=%d", project, len(rows), sum(r[1] for r in rows))
-            self._may_owe[project] = len(rows) == REPAID_AT_ONCE
+        if os.path.exists(self._path):
+            self._repay(project, ledger)
+        self._looked_ms[project] = now_ms
+
+    def _repay(self, project: str, ledger: Ledger) -> None:
+        after, more = 0, True
+        while more:
+            unpaid = partial(self._unpaid, project=project, after=after)
+            try:
+                machine, rows = self._file.transact(unpaid, write=False)
+            except LedgerError as error:
+                self._warn(error)
+                return
+            more = len(rows) == REPAID_AT_ONCE
+            if not rows:
+                return
+            after = rows[-1][0]
+            ledger.repay(project, machine, [(row[0], Charge(*row[1:])) for row in rows])
+            try:
+                self._mark_repaid(project, after)
+            except LedgerError as error:  # they are sent again later, which changes nothing
+                self._warn(error)
+            else:
+                units = sum(row[1] for row in rows)
+                _log.warning("debt_repaid project=%s charges=%d units=%d", project, len(rows), units)
+
+    def _warn(self, error: LedgerError) -> None:
+        if not self._warned:
+            self._warned = True
+            _log.warning("allowance_unreadable: %s", error)
 
     def _mark_repaid(self, project: str, last: int) -> None:
         sql = "UPDATE draws SET repaid = 1 WHERE project = ? AND number <= ?"
         self._file.transact(lambda db: db.execute(sql, (project, last)), write=True)
 
     def _unpaid(
-        self, db: sqlite3.Connection, project: str
+        self, db: sqlite3.Connection, project: str, after: int
     ) -> tuple[str, list[tuple[int, int, str, str, str, str, str]]]:
         rows = db.execute(
             "SELECT number, units, bucket, method, job, region, token FROM draws"
-            " WHERE project = ? AND NOT repaid ORDER BY number LIMIT ?",
-            (project, REPAID_AT_ONCE),
+            " WHERE project = ? AND NOT repaid AND number > ? ORDER BY number LIMIT ?",
+            (project, after, REPAID_AT_ONCE),
         ).fetchall()
         machine: tuple[str] = db.execute("SELECT id FROM machine").fetchone() or ("",)
         return sound(machine, until=0)[0], [sound(row, until=2) for row in rows]

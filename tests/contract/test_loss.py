@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +15,8 @@ from contract.conftest import limit
 from quota.budget import Budget, read_entries
 from quota.ledger import NEVER, Carry, Charge, Question, open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
-from quota.memory import Memory, close_memory, memory_path, open_memory
+from quota.memory import Memory, Slot, close_memory, memory_path, open_memory
+from quota.slots import SLOT_BYTES
 from support.books import BOOK
 from support.losses import Machine, RedisPlace, SqlitePlace
 from support.servers import RedisServer
@@ -408,6 +410,37 @@ def test_a_memory_is_one_for_each_file_in_a_process(tmp_path: Path) -> None:
     close_memory(second)
     held = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd.isdigit() and _is_open(fd)]
     assert path not in held
+
+
+def test_the_memory_is_bounded(site: Site) -> None:
+    """Hundreds of jobs, each with a limit of its own, and a loss now and then: one slot holds it."""
+    machine = site.machine()
+    for n in range(400):
+        job = f"job-{n}-" + "x" * 50
+        own = limit(10, HOUR_MS, name="own", jobs=(job,))
+        machine.budget(limit(10_000), own).charge("videos.list", job=job)
+        site.now_ms += 1_000
+        if n % 100 == 50:
+            site.empty()
+    assert machine.memory_path is not None
+    assert os.path.getsize(machine.memory_path) <= SLOT_BYTES
+    machine.stop()
+    site.now_ms += 3 * DAY_MS
+    machine.start()
+    charge(machine.budget(limit(10_000)))
+    slot = Slot.read(machine.memory._text(site.now_ms))
+    assert slot is not None
+    assert len(slot.records) + len(slot.carries) == 1, "what has expired is forgotten"
+
+
+def test_a_memory_that_nobody_used_for_a_year_is_removed(site: Site) -> None:
+    folder = site.folder / "a" / "seen"
+    folder.mkdir(parents=True)
+    for name, days in (("old", 401), ("recent", 399)):
+        (folder / name).touch()
+        os.utime(folder / name, (time.time() - days * 86_400,) * 2)
+    charge(site.machine("a").budget(limit(10)))
+    assert sorted(path.name for path in folder.iterdir()) == ["p", "recent"]
 
 
 def _is_open(fd: str) -> bool:

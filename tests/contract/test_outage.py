@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sqlite3
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+import quota
 from contract.conftest import limit
 from quota.budget import Budget, read_entries
 from quota.errors import UnknownCharge
 from quota.ledger import NEVER, Charge, open_ledger
 from quota.limits import DAY_MS
-from quota.outage import Allowance
+from quota.outage import LOOK_AGAIN_MS, REPAID_AT_ONCE, Allowance
 from support.books import BOOK
 from support.servers import RedisServer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from quota.ledger import Ledger
 
@@ -188,6 +190,183 @@ def test_without_an_allowance_every_call_is_refused(machine: Machine) -> None:
 def test_nothing_is_written_where_nothing_fails(machine: Machine, tmp_path: Path) -> None:
     assert machine.budget().charge("videos.list").admitted
     assert not (tmp_path / "state").exists()
+
+
+# -- the journal itself fails ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _replaced(journal: Path, content: bytes) -> Iterator[None]:
+    """Something else stands where the journal was, until it is put back."""
+    kept = journal.with_name("kept")
+    journal.rename(kept)
+    journal.write_bytes(content)
+    try:
+        yield
+    finally:
+        kept.replace(journal)
+
+
+def no_database(journal: Path) -> Outage:
+    return _replaced(journal, b"this is no database, however long one looks at it\n" * 100)
+
+
+def damaged(journal: Path) -> Outage:
+    content = journal.read_bytes()
+    return _replaced(journal, content[:100] + b"\xff" * (len(content) - 100))
+
+
+@contextmanager
+def held(journal: Path) -> Iterator[None]:
+    """Another process keeps even readers out."""
+    with closing(sqlite3.connect(journal, isolation_level=None)) as holder:
+        holder.execute("PRAGMA locking_mode = EXCLUSIVE")
+        holder.execute("BEGIN EXCLUSIVE")
+        yield
+
+
+@contextmanager
+def a_folder(journal: Path) -> Iterator[None]:
+    kept = journal.with_name("kept")
+    journal.rename(kept)
+    journal.mkdir()
+    try:
+        yield
+    finally:
+        journal.rmdir()
+        kept.replace(journal)
+
+
+@pytest.mark.parametrize("failure", [no_database, damaged, held, a_folder])
+def test_a_journal_that_cannot_be_read_stops_no_call_and_admits_none(
+    machine: Machine, failure: Callable[[Path], Outage], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The ledger decides; the debt stays noted, and is repaid when it can be read again."""
+    budget = machine.budget(units=30)
+    with machine.cut_off():
+        assert budget.charge("videos.list", units=10).source == "allowance"
+    machine.opened[0].close()  # the process ends; what it wrote is in the file
+    budget = machine.budget(units=30)
+    with failure(Path(machine.journal)):
+        assert budget.charge("videos.list", units=10).source == "ledger"
+        assert budget.charge("videos.list", units=10).remaining_units == 10
+        assert budget.owed_units() == 0
+        assert [r.message.partition(":")[0] for r in caplog.records if "unreadable" in r.message] == [
+            "allowance_unreadable"
+        ]
+        with machine.cut_off():
+            refused = budget.charge("videos.list")
+            assert (refused.admitted, refused.reason) == (False, "ledger-unavailable")
+            assert "allowance" in refused.detail
+        machine.opened[-1].close()
+    assert budget.owed_units() == 10
+    machine.now_ms += LOOK_AGAIN_MS
+    refused = budget.charge("videos.list")
+    assert (refused.reason, refused.limits[0].used_units) == ("limit", 30)
+    assert [r.message.split()[0] for r in caplog.records].count("debt_repaid") == 1
+
+
+def test_a_debt_whose_note_cannot_be_written_is_not_repaid_twice(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Readers get in, writers do not, as on a full disk: all of the debt is sent, some of it several times."""
+    budget = machine.budget(allowance=REPAID_AT_ONCE + 20)
+    for _ in range(REPAID_AT_ONCE + 20):
+        charge = Charge(1, "units", "videos.list", "", "", "t")
+        assert machine.opened[0].draw("p", charge, DAY_MS, commit=True) is not None
+    with closing(sqlite3.connect(machine.journal, isolation_level=None)) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        for number in range(3):
+            budget = machine.budget()
+            assert budget.charge("videos.list").limits[0].used_units == REPAID_AT_ONCE + 20 + number + 1
+        assert budget.owed_units() == REPAID_AT_ONCE + 20
+        holder.execute("ROLLBACK")
+    assert "debt_repaid" not in caplog.text
+    machine.now_ms += LOOK_AGAIN_MS
+    assert budget.charge("videos.list").limits[0].used_units == REPAID_AT_ONCE + 20 + 4
+    assert budget.owed_units() == 0
+
+
+def test_a_process_repays_what_another_drew_while_it_was_running(machine: Machine) -> None:
+    running, other = machine.budget(), machine.budget()
+    assert running.charge("videos.list").source == "ledger"
+    with machine.cut_off():
+        assert other.charge("videos.list", units=10).source == "allowance"
+    machine.now_ms += LOOK_AGAIN_MS - 1
+    assert running.charge("videos.list").limits[0].used_units == 2
+    machine.now_ms += 1
+    assert running.charge("videos.list").limits[0].used_units == 13
+
+
+def test_a_journal_that_is_deleted_forgets_at_most_its_allowance(machine: Machine) -> None:
+    budget = machine.budget(allowance=10)
+    with machine.cut_off():
+        assert budget.charge("videos.list", units=5).admitted
+    assert budget.charge("videos.list").limits[0].used_units == 6
+    with machine.cut_off():
+        assert [budget.charge("videos.list", units=n).admitted for n in (5, 1)] == [True, False]
+    machine.opened[-1].close()
+    for path in Path(machine.journal).parent.iterdir():
+        path.unlink()
+    budget = machine.budget(allowance=10)
+    assert budget.charge("videos.list").limits[0].used_units == 7, "5 of 10 were owed"
+    with machine.cut_off():
+        assert [budget.charge("videos.list", units=n).admitted for n in (10, 1)] == [True, False]
+    # A new journal has a new name, so its numbers are not taken for those that the old one repaid.
+    assert budget.charge("videos.list").limits[0].used_units == 18
+
+
+def test_a_draw_is_on_the_disk_before_its_call_leaves(machine: Machine) -> None:
+    """Nobody can pull the plug here, so what is looked at is what SQLite was told: to wait for the disk, always."""
+    budget = machine.budget()
+    with machine.cut_off():
+        assert budget.charge("videos.list").source == "allowance"
+    file = machine.opened[0]._file
+    assert file.transact(lambda db: db.execute("PRAGMA synchronous").fetchone()[0], write=False) == 2
+    assert file.transact(lambda db: db.execute("PRAGMA journal_mode").fetchone()[0], write=False) == "wal"
+
+
+def test_what_no_window_reaches_any_more_leaves_the_journal_repaid_or_not(machine: Machine) -> None:
+    """An outage of ten days: the debt is what two windows hold, not ten."""
+    budget = machine.budget()
+    for _ in range(10):
+        charge = Charge(10, "units", "videos.list", "", "", "t")
+        assert machine.opened[0].draw("p", charge, DAY_MS, commit=True) is not None
+        machine.now_ms += DAY_MS
+    assert budget.owed_units() == 20
+
+
+def test_a_session_closes_its_journal_and_opens_it_again(state_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "quota.toml").write_text(
+        """
+[ledger]
+url = "redis://127.0.0.1:9/0"
+unavailable = { max_cost = 1, allowance = 5 }
+[credentials.main]
+api = "youtube-v3"
+"""
+    )
+    with quota.open(tmp_path / "quota.toml") as session:
+        assert session.budget().charge("videos.list").source == "allowance"
+        assert _open_files(state_dir / "allowance.db")
+        session.close()
+        assert _open_files(state_dir / "allowance.db") == []
+        assert session.budget().charge("videos.list").remaining_units == 3
+    assert _open_files(state_dir / "allowance.db") == []
+    left = sorted(path.name for path in state_dir.iterdir())
+    assert left == ["allowance.db", "seen"], "no side files of the journal are left behind"
+
+
+def _open_files(path: Path) -> list[str]:
+    """What this process has open of an SQLite file: the file and its side files."""
+    opened = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            opened.append(os.readlink(descriptor))
+    return [name for name in opened if name.startswith(str(path))]
+
+
+# -- many processes ----------------------------------------------------------------------------------------------------
 
 
 def _draw(journal: str, results: multiprocessing.Queue[int]) -> None:

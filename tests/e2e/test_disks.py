@@ -1,0 +1,262 @@
+"""Disks that are full, folders that cannot be written, files that another process holds: for ledger, store and journal.
+
+In every case the command ends in one line that names the file, nothing is lost, and what works without the file works.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import tempfile
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import quota
+from jobs.emulator import Emulator
+from jobs.runner import run_job
+from quota.budget import read_entries
+from quota.ledger import NEVER
+from support.commands import Quota, one_line
+from support.users import not_root
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+CONFIG = """
+[ledger]
+url = "sqlite:///{ledger}/ledger.db"
+unavailable = {{ max_cost = 1, allowance = 50 }}
+[credentials.main]
+api = "youtube-v3"
+key = "file:key"
+endpoint = "{endpoint}"
+[[credentials.main.limits]]
+name = "day"
+units = 9_500
+window = "24h"
+[store]
+url = "sqlite:///{store}/videos.db"
+[jobs.t]
+fetch = "trending"
+pages = 4
+regions = ["US", "DE"]
+"""
+
+
+@contextmanager
+def small_disk(folder: Path, kilobytes: int) -> Iterator[None]:
+    """A file system of this size at `folder`. Only root may mount one."""
+    folder.mkdir(exist_ok=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip("no file system of one's own can be mounted here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Take all the space that is left; the file that takes it."""
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        for size in (65_536, 4_096, 1):
+            try:
+                while True:
+                    file.write(b"x" * size)
+            except OSError:
+                pass
+    return ballast
+
+
+class Machine:
+    """Ledger, state and store in folders of their own, so that one of them can fail alone."""
+
+    def __init__(self, folder: Path, upstream: Emulator | None = None) -> None:
+        self.folder = folder
+        self.upstream = upstream
+        self.quota = Quota(folder)
+        for name in ("ledger", "state", "store"):
+            (folder / name).mkdir()
+        (folder / "key").write_text("a-key-for-tests")
+        self.endpoint = upstream.address if upstream else "http://127.0.0.1:9"
+        self.quota.configure(CONFIG.format(ledger=folder / "ledger", store=folder / "store", endpoint=self.endpoint))
+
+    def charge(self, method: str = "videos.list") -> Any:
+        """The decision as the command prints it, and the lines on stderr."""
+        done = self.quota("charge", method, "--json")
+        assert "Traceback" not in done.stderr
+        decision = json.loads(done.stdout)
+        decision["status"], decision["said"] = done.returncode, done.stderr
+        return decision
+
+    @contextmanager
+    def ledger_held(self) -> Iterator[None]:
+        with closing(sqlite3.connect(self.folder / "ledger" / "ledger.db", isolation_level=None)) as holder:
+            holder.execute("BEGIN EXCLUSIVE")
+            yield
+
+    def use_one_folder(self, name: str) -> None:
+        """Ledger, state and store side by side."""
+        where = self.folder / name
+        self.quota.env["QUOTA_STATE_DIR"] = str(where)
+        self.quota.configure(CONFIG.format(ledger=where, store=where, endpoint=self.endpoint))
+
+    def allow(self, name: str, folder_mode: int, file_mode: int) -> None:
+        """What others may do with a folder and what is in it. Only for a machine that others can reach."""
+        for path in (self.folder / name).iterdir():
+            path.chmod(file_mode)
+        (self.folder / name).chmod(folder_mode)
+        self.folder.chmod(0o755)
+        (self.folder / "quota.toml").chmod(0o644)
+
+    def as_nobody(self, work: Callable[[], object]) -> Any:
+        """What `work` gives when somebody else than root does it, in a process of its own."""
+        said, say = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                with not_root():
+                    os.write(say, json.dumps(work()).encode())
+            finally:
+                os._exit(0)
+        os.close(say)
+        os.waitpid(child, 0)
+        with os.fdopen(said) as pipe:
+            return json.load(pipe)
+
+    @property
+    def requests(self) -> int:
+        assert self.upstream is not None
+        number: int = self.upstream.usage()["requests"]
+        return number
+
+    def units(self) -> int:
+        with quota.open(self.folder / "quota.toml") as session:
+            return sum(entry.units for entry in read_entries(session.ledger, "main", 0, NEVER))
+
+
+@pytest.fixture
+def machine(tmp_path: Path, state_dir: Path) -> Iterator[Machine]:
+    with Emulator() as upstream:
+        yield Machine(tmp_path, upstream)
+
+
+@pytest.fixture
+def upstream_less(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    """In a folder that users other than the test's own can reach."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("QUOTA_STATE_DIR", str(Path(folder) / "state"))
+        yield Machine(Path(folder))
+
+
+# -- full --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_under_the_ledger_leaves_the_allowance(machine: Machine) -> None:
+    with small_disk(machine.folder / "ledger", 400):
+        assert machine.charge()["source"] == "ledger"
+        ballast = fill(machine.folder / "ledger")
+        assert machine.charge()["source"] == "allowance"
+        dear = machine.charge("search.list")
+        assert (dear["status"], dear["reason"]) == (69, "ledger-unavailable")
+        assert "ledger.db" in one_line(machine.quota("status"), 69)
+        assert "t: done" in machine.quota("run", "t").stdout
+        ballast.unlink()
+        assert machine.charge()["limits"][0]["used_units"] == 2 + 1 + machine.requests
+        assert (machine.requests, machine.units()) == (8, 11)
+
+
+def test_a_full_disk_under_the_journal_admits_nothing_new_and_forgets_nothing(machine: Machine) -> None:
+    with small_disk(machine.folder / "state", 400):
+        with machine.ledger_held():
+            assert machine.charge()["source"] == "allowance"
+        ballast = fill(machine.folder / "state")
+        with machine.ledger_held():
+            assert machine.charge()["status"] == 69
+        for _ in range(2):
+            decision = machine.charge()
+            assert (decision["source"], decision["said"].count("allowance_unreadable")) == ("ledger", 1)
+        status = machine.quota("status")
+        assert (status.returncode, status.stderr.count("allowance_unreadable")) == (0, 1)
+        ran = machine.quota("run", "t")
+        assert (ran.returncode, ran.stderr.count("allowance_unreadable")) == (0, 1)
+        assert machine.units() == 2 + machine.requests == 10
+        ballast.unlink()
+        repaid = machine.charge()
+        assert (repaid["limits"][0]["used_units"], repaid["said"].count("debt_repaid")) == (12, 1)
+
+
+def test_a_full_disk_under_the_store_costs_no_unit(machine: Machine) -> None:
+    """A page that cannot be stored is not fetched: tick after tick would pay for it again."""
+    with small_disk(machine.folder / "store", 12_000):
+        assert machine.quota("run", "t", "--region", "US").returncode == 0
+        ballast = fill(machine.folder / "store")
+        ballast.write_bytes(ballast.read_bytes()[: -2 * 1024 * 1024])  # room for the side files, not for pages
+        for _ in range(2):
+            line = one_line(machine.quota("run", "t"), 1)
+            assert "no space is left for it: free some, then run again; nothing was fetched" in line
+        assert machine.requests == machine.units() == 4
+        ballast.unlink()
+        assert machine.quota("run", "t").returncode == 0
+        with closing(sqlite3.connect(machine.folder / "store" / "videos.db")) as db:
+            assert db.execute("SELECT region, count(*) FROM rankings GROUP BY 1").fetchall() == [
+                ("DE", 200),
+                ("US", 400),
+            ]
+        assert machine.requests == machine.units() == 12
+
+
+def test_a_full_disk_under_everything_lets_nothing_leave(machine: Machine) -> None:
+    """What can be noted nowhere is not sent."""
+    with small_disk(machine.folder / "ledger", 400):
+        machine.use_one_folder("ledger")
+        assert machine.charge()["source"] == "ledger"
+        fill(machine.folder / "ledger")
+        assert machine.charge()["status"] == 69
+        assert one_line(machine.quota("run", "t"), 1)
+        assert machine.requests == 0
+
+
+# -- not writable ------------------------------------------------------------------------------------------------------
+
+
+# Python warns of forking with threads; the child here only becomes somebody else.
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_state_folder_that_may_not_be_written_stops_no_call_and_admits_none(upstream_less: Machine) -> None:
+    """The journal there holds a debt that this user may read but not mark, and the ledger counts it once."""
+    machine = upstream_less
+
+    def work() -> list[object]:
+        said: list[object] = []
+        for _ in range(2):
+            with quota.open(machine.folder / "quota.toml") as session:
+                decision = session.budget().charge("videos.list")
+                said += [decision.source, decision.limits[0].used_units]
+        with machine.ledger_held(), quota.open(machine.folder / "quota.toml") as session:
+            decision = session.budget().charge("videos.list")
+            said += [decision.reason, "allowance" in decision.detail]
+        try:
+            with quota.open(machine.folder / "quota.toml") as session:
+                said.append(run_job(session, "t", stop=lambda: 15).outcome)
+        except quota.ConfigError as error:
+            said.append(str(error))
+        return said
+
+    # Once as the owner: it leaves a debt, and has loaded everything that somebody else may not be able to read.
+    assert work() == ["ledger", 1, "ledger", 2, "ok", False, "stopped"]
+    machine.allow("state", 0o555, 0o444)
+    machine.allow("ledger", 0o777, 0o666)
+    *said, error = machine.as_nobody(work)
+    # Whether the debt can be read there is up to SQLite; if so, it is sent each time, and counted once.
+    assert said in (["ledger", n, "ledger", n + 1, "ledger-unavailable", True] for n in (3, 4))
+    assert "set QUOTA_STATE_DIR to a folder that can be written" in str(error)
+    machine.allow("state", 0o755, 0o644)
+    assert machine.charge()["limits"][0]["used_units"] == 6

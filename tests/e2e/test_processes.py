@@ -1,0 +1,515 @@
+"""Processes that die, fork, run in threads and start all at once. Every one is real, and so is every signal.
+
+A process that shall die at an exact step watches its own calls and sends itself SIGKILL there: nothing of ours is
+changed, nothing is cleaned up, and no code runs afterwards. What must hold whatever the step was:
+
+    the next tick goes on and ends complete
+    no page is lost, none is stored twice
+    upstream never received more than the ledger counts, and the ledger counts at most one attempt more for each kill
+    no lock is left behind
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+import redis
+from tenacity import wait_none
+
+import quota
+from jobs.emulator import Emulator
+from jobs.runner import run_job
+from quota.budget import read_entries
+from quota.ledger import NEVER
+from quota.status import read_status
+from support.commands import Quota
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jobs.job import RunReport
+    from quota.ledger import Entry
+    from support.servers import RedisServer
+
+ROOT = Path(__file__).resolve().parents[2]
+KILLS = int(os.environ.get("QUOTA_TEST_KILLS", "8"))
+REGIONS = ["US", "DE"]
+PAGES = 2
+ITEMS = 50
+"""The emulator's pages are full."""
+
+CALLS_IN_A_TICK = 1_700
+"""Of functions of ours, without the store's."""
+
+LIMITS = """
+[[credentials.main.limits]]
+name = "day"
+units = {units}
+window = "24h"
+[[credentials.main.limits]]
+name = "pacific-day"
+units = {units}
+window = {{ calendar = "day", zone = "America/Los_Angeles" }}
+"""
+
+
+@dataclass
+class Machine:
+    """A folder with a configuration, a state folder, an upstream, and a ledger that may be elsewhere."""
+
+    folder: Path
+    ledger: str
+    upstream: Emulator
+
+    def configure(self, *, units: int = 9_500, unavailable: str = "") -> None:
+        (self.folder / "key").write_text("a-key-for-tests")
+        (self.folder / "quota.toml").write_text(
+            f"""
+[ledger]
+url = "{self.ledger}"
+{f"unavailable = {unavailable}" if unavailable else ""}
+[credentials.main]
+api = "youtube-v3"
+key = "file:key"
+endpoint = "{self.upstream.address}"
+{LIMITS.format(units=units)}
+[store]
+url = "sqlite:///videos.db"
+[jobs.t]
+fetch = "trending"
+pages = {PAGES}
+regions = {json.dumps(REGIONS)}
+"""
+        )
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "quota.toml"
+
+    @property
+    def requests(self) -> int:
+        number: int = self.upstream.usage()["requests"]
+        return number
+
+    def spawn(self, script: str, *args: str, **options: Any) -> subprocess.Popen[str]:
+        """A Python process of its own that runs this script in the folder."""
+        return subprocess.Popen(
+            [sys.executable, "-c", script, *args],
+            cwd=self.folder,
+            env={**Quota(self.folder).env, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+
+    def tick(self) -> RunReport:
+        with quota.open(self.config) as session:
+            return run_job(session, "t", wait=wait_none())
+
+    def entries(self) -> list[Entry]:
+        with quota.open(self.config) as session:
+            return list(read_entries(session.ledger, "main", 0, NEVER))
+
+    def units(self) -> int:
+        return sum(entry.units for entry in self.entries())
+
+    def rows(self, sql: str, *values: object) -> list[Any]:
+        with closing(sqlite3.connect(self.folder / "videos.db")) as db:
+            return db.execute(sql, values).fetchall()
+
+    def pages_stored(self) -> int:
+        """Whole pages of rankings in the store, asserting that there are no others, and that the places know them."""
+        if not (self.folder / "videos.db").exists() or not self.rows("SELECT 1 FROM sqlite_schema"):
+            return 0
+        (items,) = self.rows("SELECT count(*) FROM rankings")[0]
+        assert items % ITEMS == 0, "half a page is stored"
+        stored = "SELECT count(*) FROM rankings r WHERE r.region = p.region AND r.taken_at_ms = p.started_at_ms"
+        places = self.rows(f"SELECT pages * ?, ({stored}) FROM places p", ITEMS)  # noqa: S608  # a constant
+        assert all(known == kept for known, kept in places), "a page without its place, or a place without its page"
+        return int(items // ITEMS)
+
+    def check_nothing_is_lost_or_doubled(self, kills: int) -> None:
+        """Whole rounds are stored, each page once, and paid for."""
+        whole = list(range(1, PAGES * ITEMS + 1))
+        taken = self.rows("SELECT region, taken_at_ms FROM rankings GROUP BY 1, 2")
+        assert len(set(Counter(region for region, _ in taken).values())) == 1, "a round without a region"
+        for region, at_ms in taken:
+            ranks = self.rows(
+                "SELECT rank FROM rankings WHERE region = ? AND taken_at_ms = ? ORDER BY 1", region, at_ms
+            )
+            assert [rank for (rank,) in ranks] == whole
+        assert self.rows("SELECT region FROM places WHERE pending OR cursor IS NOT NULL") == []
+        pages, units = self.pages_stored(), self.units()
+        assert pages <= self.requests <= units <= self.requests + kills
+        assert self.requests <= pages + kills
+        with quota.open(self.config) as session:
+            for limit in read_status(session).credentials[0].limits:
+                assert limit.state.used_units == units
+        for path in (self.folder / "videos.db", self.folder / "ledger.db"):
+            if path.exists():
+                with closing(sqlite3.connect(path)) as db:
+                    assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def machine(request: pytest.FixtureRequest, tmp_path: Path, state_dir: Path) -> Iterator[Machine]:
+    url = "sqlite:///ledger.db"
+    if request.param == "redis":
+        server: RedisServer = request.getfixturevalue("redis_server")
+        url = server.url
+        with redis.Redis(port=server.port) as client:
+            client.flushall()
+            client.script_flush()
+    with Emulator() as upstream:
+        made = Machine(tmp_path, url, upstream)
+        made.configure()
+        yield made
+
+
+# -- killed at an exact step -------------------------------------------------------------------------------------------
+
+KILLED = """
+import os, sys
+from quota.cli import main
+event, where, nth, then = sys.argv[1:5]
+nth, seen = int(nth), 0
+(module, function), (then_module, then_function) = where.split(":"), then.split(":")
+def any_of_ours(frame, what, _):
+    global seen
+    name = frame.f_globals.get("__name__") or ""
+    # The store takes nine of ten calls, to put a page's texts together.
+    if what == "call" and name.startswith(("quota.", "jobs.")) and name != "jobs.store":
+        seen += 1
+        if seen == nth:
+            os.kill(os.getpid(), 9)
+def this_one(frame, what, _):
+    global seen
+    if what == event and frame.f_code.co_qualname == function and frame.f_globals.get("__name__") == module:
+        seen += 1
+        if seen == nth:
+            if not then_function:
+                os.kill(os.getpid(), 9)
+            sys.setprofile(that_one)
+def that_one(frame, what, _):
+    if what == "call" and frame.f_code.co_qualname == then_function and frame.f_globals.get("__name__") == then_module:
+        os.kill(os.getpid(), 9)
+del sys.argv[1:5]
+sys.setprofile(this_one if function else any_of_ours)
+main()
+"""
+
+
+class Step(NamedTuple):
+    """A moment in a tick of four pages, and what ledger and store hold when the process died there.
+
+    It is the `nth` time that a function is entered ("call") or left ("return"), or with `then` the next time after
+    that that another one is entered.
+    """
+
+    when: str
+    event: str
+    where: str
+    nth: int
+    units: int
+    pages: int
+    then: str = ":"
+
+
+# In the order in which a tick takes them. The third page is the first of the second region.
+STEPS = [
+    Step("with a new store half made", "return", "quota.sqlite_file:statements", 1, 0, 0),
+    Step("before the first decision", "call", "quota.budget:Budget._decide", 1, 0, 0),
+    Step("before a charge", "call", "quota.metering:Meter.attempt", 3, 2, 2),
+    Step("after the ledger's commit, before the request", "return", "quota.metering:Meter.attempt", 3, 3, 2),
+    Step("with the request sent", "return", "quota.google:_Connection.send", 3, 3, 2),
+    Step("with the answer's head read", "return", "http.client:HTTPResponse.begin", 3, 3, 2),
+    Step("after the answer, before the store", "call", "jobs.store:Store.keep", 3, 3, 2),
+    Step("in the store's transaction", "call", "jobs.store:_video", 2 * ITEMS + 20, 3, 2),
+    Step("with the page stored, its place not", "return", "jobs.store:_video", 3 * ITEMS, 3, 2, "json:dumps"),
+    Step("after the store's commit", "return", "jobs.store:Store.keep", 3, 3, 3),
+    Step("after a region's last page", "return", "jobs.store:Store.keep", 2, 2, 2),
+    Step("before the report", "call", "jobs.runner:_Run._report", 1, 4, 4),
+    Step("in the report's reading", "call", "quota.budget:read_entries", 1, 4, 4),
+    Step("before the report is printed", "call", "jobs.commands:_print_report", 1, 4, 4),
+    Step("after the report", "return", "jobs.commands:_print_report", 1, 4, 4),
+]
+IN_SQLITE = [
+    Step("with a new ledger half made", "return", "quota.sqlite_file:statements", 2, 0, 0),
+    Step("in the ledger's transaction", "return", "quota.sqlite_ledger:SqliteLedger._append", 3, 2, 2),
+]
+# The decisions are one peek and then the charges.
+IN_REDIS = [
+    Step(
+        "with the charge sent, its answer unread",
+        *("call", "quota.redis_ledger:RedisLedger.decide", 4, 3, 2),
+        then="redis.connection:AbstractConnection.read_response",
+    ),
+]
+
+
+def steps(*more: Step) -> Any:
+    return pytest.mark.parametrize("step", more, ids=[step.when.replace(" ", "-") for step in more])
+
+
+def killed_at(machine: Machine, step: Step) -> None:
+    with machine.spawn(KILLED, step.event, step.where, str(step.nth), step.then, "run", "t") as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, (process.returncode, out, err)
+
+
+@steps(*STEPS)
+def test_a_tick_killed_at_any_step_loses_nothing_and_the_next_one_goes_on(machine: Machine, step: Step) -> None:
+    killed_at(machine, step)
+    assert (machine.units(), machine.pages_stored()) == (step.units, step.pages)
+    if step.pages == PAGES * len(REGIONS):  # the round was complete: the next tick would begin another
+        machine.check_nothing_is_lost_or_doubled(kills=0)
+        assert len(machine.tick().regions) == len(REGIONS)
+        return
+    report = machine.tick()
+    assert (report.outcome, report.exit_status) == ("done", 0)
+    assert machine.pages_stored() == PAGES * len(REGIONS)
+    machine.check_nothing_is_lost_or_doubled(kills=1)
+
+
+@pytest.mark.parametrize("machine", ["sqlite"], indirect=True)
+@steps(*IN_SQLITE)
+def test_a_tick_killed_inside_the_embedded_ledger_goes_on(machine: Machine, step: Step) -> None:
+    """What was not committed was not charged, and its request has not left."""
+    killed_at(machine, step)
+    assert (machine.units(), machine.pages_stored()) == (step.units, step.pages)
+    assert machine.tick().outcome == "done"
+    machine.check_nothing_is_lost_or_doubled(kills=0)
+
+
+@pytest.mark.parametrize("machine", ["redis"], indirect=True)
+@steps(*IN_REDIS)
+def test_a_tick_killed_while_the_shared_ledger_answers_goes_on(machine: Machine, step: Step) -> None:
+    killed_at(machine, step)
+    assert (machine.units(), machine.pages_stored()) == (step.units, step.pages)
+    assert machine.tick().outcome == "done"
+    machine.check_nothing_is_lost_or_doubled(kills=1)
+
+
+def test_a_tick_killed_while_upstream_works_counts_what_upstream_counts(machine: Machine) -> None:
+    machine.upstream.fault("hang", after=2, ms=20_000)
+    with machine.spawn(KILLED, "call", "nowhere:nothing", "1", ":", "run", "t") as process:
+        while machine.requests < 3:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+        process.communicate()
+    assert (machine.units(), machine.requests, machine.pages_stored()) == (3, 3, 2)
+    assert machine.tick().outcome == "done"
+    machine.check_nothing_is_lost_or_doubled(kills=1)
+
+
+def test_ticks_killed_one_after_another_anywhere_add_up_to_whole_rounds(machine: Machine) -> None:
+    """Each dies at some call of any function of ours, or ends before that; QUOTA_TEST_KILLS says how many die."""
+    dice = random.Random(1)
+    kills = 0
+    while kills < KILLS:
+        nth = str(dice.randint(1, CALLS_IN_A_TICK))
+        with machine.spawn(KILLED, "call", ":", nth, ":", "run", "t") as process:
+            out, err = process.communicate(timeout=60)
+        assert process.returncode in (0, -signal.SIGKILL), (process.returncode, out, err)
+        kills += process.returncode != 0
+        machine.pages_stored()
+        assert machine.requests <= machine.units() <= machine.requests + kills
+    assert machine.tick().outcome == "done"
+    machine.check_nothing_is_lost_or_doubled(kills)
+
+
+def test_a_repayment_killed_before_its_note_is_not_made_twice(machine: Machine) -> None:
+    """The ledger has the debt, the journal does not know it: the next process sends it again."""
+    machine.configure(unavailable="{ max_cost = 1, allowance = 5 }")
+    ledger, machine.ledger = machine.ledger, "redis://127.0.0.1:9/0"
+    machine.configure(unavailable="{ max_cost = 1, allowance = 5 }")
+    with quota.open(machine.config) as session:
+        assert [session.budget().charge("videos.list").source for _ in range(3)] == ["allowance"] * 3
+    machine.ledger = ledger
+    machine.configure(unavailable="{ max_cost = 1, allowance = 5 }")
+    killed_at(machine, Step("", "call", "quota.outage:Allowance._mark_repaid", 1, 3, 0))
+    assert machine.units() == 3
+    assert machine.tick().outcome == "done"
+    assert machine.units() == 3 + PAGES * len(REGIONS)
+    with quota.open(machine.config) as session:
+        assert session.budget().owed_units() == 0
+
+
+# -- all at once -------------------------------------------------------------------------------------------------------
+
+# Everything is imported before the starting shot, so that the processes meet where they open their files.
+WAITING = """
+import sys
+import quota, quota.cli, quota.budget, quota.limits, quota.outage, quota.session, quota.settings
+import quota.sqlite_file, quota.sqlite_ledger, quota.redis_ledger, quota.upstream
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+BY_COMMAND = WAITING + "quota.cli.main()"
+IN_PYTHON = """
+import json
+times = int(sys.argv[1])
+with quota.open() as session:
+    budget = session.budget()
+    decisions = [budget.charge("videos.list") for _ in range(times)]
+print(json.dumps([(d.admitted, d.source, d.reason, d.detail) for d in decisions]))
+"""
+CROWD = 16
+
+
+def all_at_once(machine: Machine, script: str, *args: str) -> list[tuple[int, str, str]]:
+    """Status, output and errors of CROWD processes that leave the starting line together."""
+    with ExitStack() as stack:
+        crowd = [stack.enter_context(machine.spawn(script, *args, stdin=subprocess.PIPE)) for _ in range(CROWD)]
+        for process in crowd:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        for process in crowd:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        return [(process.wait(60), *process.communicate()) for process in crowd]
+
+
+def test_sixteen_commands_at_once_on_nothing_admit_exactly_the_limit(machine: Machine) -> None:
+    """No state folder, no ledger file, no script loaded: each gets an answer, and the right one."""
+    machine.configure(units=10)
+    ended = all_at_once(machine, BY_COMMAND, "charge", "videos.list", "--json")
+    assert sorted(status for status, _, _ in ended) == [0] * 10 + [75] * 6, ended
+    decisions = [json.loads(out) for _, out, _ in ended]
+    assert {decision["reason"] for decision in decisions} == {"ok", "limit"}
+    used = sorted(decision["limits"][0]["used_units"] for decision in decisions if decision["admitted"])
+    assert used == list(range(1, 11)), "each saw those before it"
+    assert len(machine.entries()) == 10
+
+
+def test_sixteen_commands_at_once_without_a_configuration_share_the_default_ledger(tmp_path: Path) -> None:
+    with Emulator() as upstream:
+        machine = Machine(tmp_path, "", upstream)
+        ended = all_at_once(machine, BY_COMMAND, "charge", "videos.list", "--json")
+    used = sorted(json.loads(out)["limits"][0]["used_units"] for _, out, _ in ended)
+    assert used == list(range(1, CROWD + 1)), ended
+
+
+def test_sixteen_processes_at_once_draw_exactly_the_allowance_and_repay_it_once(machine: Machine) -> None:
+    """None of them has a journal or a ledger yet. The shared ledger is not there; the embedded one is held."""
+    allowance, ledger = "{ max_cost = 1, allowance = 20 }", machine.ledger
+    with ExitStack() as stack:
+        if ledger.startswith("sqlite"):
+            holder = stack.enter_context(closing(sqlite3.connect(machine.folder / "ledger.db", isolation_level=None)))
+            holder.execute("BEGIN EXCLUSIVE")
+        else:
+            machine.ledger = "redis://127.0.0.1:9/0"
+        machine.configure(unavailable=allowance)
+        ended = all_at_once(machine, WAITING + IN_PYTHON, "2")
+    decisions = [decision for _, out, _ in ended for decision in json.loads(out)]
+    drawn = [source for admitted, source, _, _ in decisions if admitted]
+    assert drawn == ["allowance"] * 20, ended
+    assert {reason for admitted, _, reason, _ in decisions if not admitted} == {"ledger-unavailable"}
+    assert "allowance" not in "".join(detail for *_, detail in decisions), "the journal answered each of them"
+    machine.ledger = ledger
+    machine.configure(unavailable=allowance)
+    ended = all_at_once(machine, WAITING + IN_PYTHON, "1")
+    assert [json.loads(out)[0][1] for _, out, _ in ended] == ["ledger"] * CROWD, ended
+    assert len(machine.entries()) == 20 + CROWD
+    with quota.open(machine.config) as session:
+        assert session.budget().owed_units() == 0
+
+
+STORING = """
+from jobs.store import Store
+with Store("videos.db", retention_ms=10**12) as store:
+    for _ in range(3):
+        assert [place.region for place in store.begin(sys.argv[1], ["DE"])] == ["DE"]
+"""
+
+
+def test_sixteen_processes_at_once_make_one_store(tmp_path: Path) -> None:
+    with Emulator() as upstream:
+        machine = Machine(tmp_path, "", upstream)
+        ended = all_at_once(machine, WAITING.replace("import quota,", "import jobs.store, quota,") + STORING, "t")
+    assert [(status, err) for status, _, err in ended] == [(0, "")] * CROWD
+    assert machine.rows("SELECT job, region, pending FROM places") == [("t", "DE", 1)]
+
+
+def test_eight_threads_of_one_session_share_ledger_and_journal(machine: Machine) -> None:
+    """The session's ledger, budgets and journal are made by whoever comes first."""
+    machine.configure(units=100, unavailable="{ max_cost = 1, allowance = 5 }")
+    start = threading.Barrier(8)
+    with quota.open(machine.config) as session:
+        session.budget()
+
+        def spend(_: int) -> list[str | None]:
+            start.wait(10)
+            admitted = []
+            while (decision := session.budget().charge("videos.list")).admitted:
+                assert decision.source == "ledger"
+                admitted.append(decision.id)
+            assert decision.reason == "limit"
+            return admitted
+
+        with ThreadPoolExecutor(8) as pool:
+            ids = [charge_id for mine in pool.map(spend, range(8)) for charge_id in mine]
+    assert len(ids) == len(set(ids)) == 100
+    assert machine.units() == 100
+
+
+# -- forks -------------------------------------------------------------------------------------------------------------
+
+# A session is used, then forked with all it holds: ledger, journal, Google client and its open connection.
+FORKED = """
+import os, sys
+import quota
+with quota.open() as session:
+    youtube = session.google()
+    def ask(job, category):
+        with quota.labels(job=job):
+            for _ in range(20):
+                (item,) = youtube.videoCategories().list(part="id", id=category).execute()["items"]
+                assert item["id"] == category
+    ask("before", "1")
+    children = []
+    for job, category in (("one", "10"), ("two", "20")):
+        child = os.fork()
+        if not child:
+            ask(job, category)
+            sys.exit(0)
+        children.append(child)
+    ask("parent", "15")
+    for child in children:
+        assert os.waitpid(child, 0)[1] == 0
+    ask("after", "17")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
+def test_a_session_forked_in_use_serves_parent_and_children(machine: Machine) -> None:
+    machine.configure(unavailable="{ max_cost = 1, allowance = 5 }")
+    with machine.spawn(FORKED) as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, ""), (out, err)
+    entries = machine.entries()
+    spent = Counter(entry.job for entry in entries)
+    assert spent == dict.fromkeys(("before", "one", "two", "parent", "after"), 20)
+    assert len({entry.token for entry in entries}) == machine.requests == 100
+    # A child is a run of its own; its parent goes on with the one it had.
+    runs = {job: {entry.token[:8] for entry in entries if entry.job == job} for job in spent}
+    assert runs["before"] == runs["parent"] == runs["after"]
+    assert len(runs["one"] | runs["two"] | runs["parent"]) == 3
