@@ -51,7 +51,7 @@ def main() -> None:
         try:
             report.about = _where(server, pinned)
             print(", ".join(f"{name} {value}" for name, value in report.about.items()))
-            on_redis.measure(report, server, rounds, effort.calls)
+            on_redis.measure(report, server, folder, rounds, effort.calls)
             on_redis.measure_memory(report, server, effort.share)
             growth.measure(report, "Redis", lambda _: server.url, effort.sizes, growth_rounds, effort.calls)
             on_sqlite.measure(report, folder, rounds, effort.calls)

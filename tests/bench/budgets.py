@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quota.budget import Budget
+from quota.clock import host_clock
 from quota.decision import Decision
 from quota.ledger import Charge
 from quota.limits import DAY_MS, Calendar, Limit, Selector, Sliding, View
+from quota.memory import Memory
+from quota.outage import Allowance
 from support.books import BOOK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from quota.decision import Decision
     from quota.ledger import Ledger
@@ -46,6 +50,19 @@ def three() -> list[Limit]:
 
 def budget(ledger: Ledger, project: str, limits: Sequence[Limit], *, clock: Callable[[], int] | None = None) -> Budget:
     return Budget(credential="main", project=project, book=BOOK, limits=limits, ledger=ledger, clock=clock)
+
+
+def guarded(ledger: Ledger, project: str, limits: Sequence[Limit], folder: Path) -> Budget:
+    """As a session makes it: with what remembers the ledger, and what answers while the ledger cannot."""
+    return Budget(
+        credential="main",
+        project=project,
+        book=BOOK,
+        limits=limits,
+        ledger=ledger,
+        memory=Memory(str(folder / "seen" / project), project),
+        allowance=Allowance(str(folder / "allowance.db"), 1, 50, host_clock),
+    )
 
 
 def charging(spent: Budget, method: str, units: int) -> Callable[[], Decision]:

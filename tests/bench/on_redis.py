@@ -21,6 +21,7 @@ from bench.budgets import (
     SteppingClock,
     budget,
     charging,
+    guarded,
     one,
     refusing,
     spread_over_a_day,
@@ -34,6 +35,7 @@ from quota.redis_ledger import TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from quota.ledger import Ledger, Question, Verdict
     from support.servers import RedisServer
@@ -42,19 +44,19 @@ NOTHING = "return 1"
 DAY_UNITS = 9_500
 
 
-def measure(report: Report, server: RedisServer, rounds: int, calls: int) -> None:
+def measure(report: Report, server: RedisServer, folder: Path, rounds: int, calls: int) -> None:
     """How long a decision takes."""
     report.progress.begin("Redis, time of a decision")
     ledger = open_ledger(server.url)
     client = _client(server)
-    contestants = [*_floors(client, server, ledger), *_ours(ledger), *_peers(client, server)]
+    contestants = [*_floors(client, server, ledger), *_ours(ledger, folder), *_peers(client, server)]
     rows = race(contestants, rounds, calls, report.progress)
     report.race(
         "redis",
         "Redis: time of a decision",
         rows,
         "ratio to a bare `EVALSHA return 1` through the same client, of the same round;\n"
-        "the peers begin each round with an empty budget",
+        "the peers begin each round with an empty budget; `guarded`: it remembers\nlosses and has an allowance",
     )
     left_out = sorted({peer.module for peer in REDIS_PEERS if not peer.installed})
     if left_out:
@@ -63,6 +65,7 @@ def measure(report: Report, server: RedisServer, rounds: int, calls: int) -> Non
     report.bars += [
         Bar("Redis, one limit", ratio["quota, 1 limit, 1 unit"], 1.5),
         Bar("Redis, three limits", ratio["quota, 3 limits, 1 unit"], 1.8),
+        Bar("Redis, what guarding costs", ratio["quota, 1 limit, guarded"] / ratio["quota, 1 limit, 1 unit"], 1.05),
         Bar("Redis, 100 units beside 1", ratio["quota, 1 limit, 100 units"] / ratio["quota, 1 limit, 1 unit"], 1.1),
     ]
     ledger.close()
@@ -146,13 +149,14 @@ def _recorded() -> Iterator[list[list[bytes]]]:
         yield sent
 
 
-def _ours(ledger: Ledger) -> list[Contestant]:
+def _ours(ledger: Ledger, folder: Path) -> list[Contestant]:
     peeks = {1: budget(ledger, "peek-1", one()), 3: budget(ledger, "peek-3", three())}
     for full in peeks.values():
         for _ in range(5):
             full.charge(DEAR, **LABELS)
     return [
         Contestant("quota, 1 limit, 1 unit", charging(budget(ledger, "one", one()), CHEAP, 1)),
+        Contestant("quota, 1 limit, guarded", charging(guarded(ledger, "guarded", one(), folder), CHEAP, 1)),
         Contestant("quota, 1 limit, 100 units", charging(budget(ledger, "one-dear", one()), DEAR, DEAR_UNITS)),
         Contestant("quota, 1 limit, 1 unit, the ledger alone", _deciding(ledger)),
         Contestant("quota, 3 limits, 1 unit", charging(budget(ledger, "three", three()), DEAR, 1)),

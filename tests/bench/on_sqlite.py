@@ -15,6 +15,7 @@ from bench.budgets import (
     SteppingClock,
     budget,
     charging,
+    guarded,
     one,
     refusing,
     spread_over_a_day,
@@ -48,6 +49,7 @@ def measure(report: Report, folder: Path, rounds: int, calls: int) -> None:
     contestants = [
         Contestant("floor: INSERT, its own transaction", _bare_insert(folder / "floor.db")),
         Contestant("quota, 1 limit, 1 unit", charging(budget(ledger("one"), "main", one()), CHEAP, 1)),
+        Contestant("quota, 1 limit, guarded", charging(guarded(ledger("guarded"), "main", one(), folder), CHEAP, 1)),
         Contestant("quota, 1 limit, 100 units", charging(budget(ledger("dear"), "main", one()), DEAR, DEAR_UNITS)),
         Contestant("quota, 3 limits, 1 unit", charging(budget(ledger("three"), "main", three()), DEAR, 1)),
         Contestant("quota, 3 limits, 100 units", charging(budget(ledger("all"), "main", three()), DEAR, DEAR_UNITS)),
@@ -72,6 +74,7 @@ def measure(report: Report, folder: Path, rounds: int, calls: int) -> None:
     ratio = {row.name: row.ratio for row in rows}
     report.bars += [
         Bar("SQLite, one limit", ratio["quota, 1 limit, 1 unit"], 4),
+        Bar("SQLite, what guarding costs", ratio["quota, 1 limit, guarded"] / ratio["quota, 1 limit, 1 unit"], 1.05),
         Bar("SQLite, three limits", ratio["quota, 3 limits, 1 unit"], 6),
     ]
     for opened in ledgers:
