@@ -27,18 +27,22 @@ import threading
 import time
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakSet
 
 from quota.budget import read_entries
 from quota.clock import rfc3339
 from quota.ledger import KEEP_SLACK_MS, NOTHING_SEEN, Carry, Seen, root_of
-from quota.limits import selector_of
+from quota.limits import Edges, selector_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from quota.ledger import Ask, Id, Ledger, Verdict
-    from quota.slots import Slots
+    from quota.slots import Head, Slots
+
+NUMBERS = 8
+"""Of so many limits in one decision, the units are noted."""
 
 LOOK_EVERY_S = 0.05
 """How often at most a process looks at what the others of its machine have seen."""
@@ -63,8 +67,9 @@ class Record(NamedTuple):
     last: Id
     until_ms: int
 
-    def line(self) -> str:
-        return _line(self.view, self.epoch, self.units, self.since_ms, self.last, self.until_ms)
+
+Span = int | Edges
+"""A window as a decision saw it: its length in ms, or a calendar's edges."""
 
 
 class Slot(NamedTuple):
@@ -79,25 +84,51 @@ class Slot(NamedTuple):
     records: tuple[Record, ...]
     carries: tuple[Carry, ...]
 
+    def text(self, asked: Sequence[tuple[str, Span]]) -> str:
+        """What a slot's text says: the views whose units stand in its head, then these records and carries."""
+        lines = [self.epoch]
+        lines += [
+            f"{view}\t{span}" if isinstance(span, int) else f"{view}\t{span[0]} {span[1]} {span[2]}"
+            for view, span in asked
+        ]
+        lines += [
+            f"{r.view}\t{r.epoch}\t{r.units}\t{r.since_ms}\t{r.last[0]}\t{r.last[1]}\t{r.until_ms}"
+            for r in self.records
+        ]
+        lines += [f"{c.view}\t{c.epoch}\t{c.units}\t{c.until_ms}\t{c.last[0]}\t{c.last[1]}" for c in self.carries]
+        return "\n".join(lines) + "\n"
+
     @classmethod
-    def read(cls, text: str) -> Slot | None:
-        """The slot that `_text` wrote; None for what it never wrote."""
+    def read(cls, head: Head, text: str) -> Slot | None:
+        """The slot that was written with `text`; None for what never was."""
+        epoch, *lines = text.removesuffix("\n").split("\n")
+        records, carries = [], []
+        numbers = iter(head.numbers)
         try:
-            head, *lines = text.removesuffix("\n").split("\n")
-            epoch, at_ms = head.split("\t")
-            records, carries = [], []
             for line in lines:
-                view, of_epoch, *fields = line.split("\t")
+                view, *fields = line.split("\t")
                 selector_of(view)
-                if len(fields) == 4:
-                    units, until_ms, last_ms, last_seq = map(int, fields)
-                    carries.append(Carry(view, of_epoch, units, until_ms, (last_ms, last_seq)))
+                if len(fields) == 1:
+                    edges = tuple(map(int, fields[0].split(" ")))
+                    span = edges[0] if len(edges) == 1 else (edges[0], edges[1], edges[2])
+                    records.append(_record(view, span, epoch, next(numbers), head.newest, head.at_ms))
+                elif len(fields) == 5:
+                    units, until_ms, last_ms, last_seq = map(int, fields[1:])
+                    carries.append(Carry(view, fields[0], units, until_ms, (last_ms, last_seq)))
                 else:
-                    units, since_ms, last_ms, last_seq, until_ms = map(int, fields)
-                    records.append(Record(view, of_epoch, units, since_ms, (last_ms, last_seq), until_ms))
-            return cls(epoch, int(at_ms), tuple(records), tuple(carries))
-        except ValueError:
+                    units, since_ms, last_ms, last_seq, until_ms = map(int, fields[1:])
+                    records.append(Record(view, fields[0], units, since_ms, (last_ms, last_seq), until_ms))
+        except (ValueError, IndexError, StopIteration):
             return None
+        return cls(epoch, head.at_ms, tuple(records), tuple(carries))
+
+
+def _record(view: str, span: Span, epoch: str, units: int, last: Id, now_ms: int) -> Record:
+    """What a decision at `now_ms` says of a view: `units`, without carries."""
+    if isinstance(span, int):
+        return Record(view, epoch, units, now_ms - span, last, last[0] + span)
+    since_ms = span[1 if now_ms >= span[1] else 0] - 1
+    return Record(view, epoch, units, since_ms, last, span[1 if last[0] < span[1] else 2])
 
 
 class Memory:
@@ -109,9 +140,14 @@ class Memory:
     def __init__(self, path: str | None, project: str) -> None:
         self.path = path
         self._project = project
-        self._lock = threading.RLock()
         self._slots: Slots | None = None
-        self._pid = 0
+        self._begin_process()
+        _all.add(self)
+
+    def _begin_process(self) -> None:
+        """As it is made, and again in a forked child: its parent's slot is not its own."""
+        self._lock = threading.RLock()
+        self._started = False
         self._begin("")
 
     def _begin(self, epoch: str) -> None:
@@ -119,54 +155,69 @@ class Memory:
         self._epoch = epoch
         self._tag = zlib.crc32(epoch.encode())
         self._newest: Id = (0, 0)
-        self._lines: dict[str, str] = {}  # a record's line by its view: read back where that is needed, which is rare
+        self._asks: Sequence[Ask] = ()  # of the last decision: what its units count
+        self._units: tuple[int, ...] = ()
+        self._at_ms = 0
+        self._records: dict[str, Record] = {}  # of views that it did not ask about
         self._earlier: set[Record] = set()  # of other logs
         self._carries: dict[tuple[str, str], Carry] = {}
         self._others: tuple[Id, ...] = ()  # what the machine's other processes saw, until the ledger has shown it
-        self._look_at_s = self._tidy_at_ms = 0.0
+        self._look_at_s = 0.0
+        self._tidy_at_ms = 0
 
     # -- around a decision -------------------------------------------------------------------------------------------
 
     def seen(self) -> Seen:
         """What the ledger must have."""
         with self._lock:
-            if self._pid != os.getpid():
+            if not self._started:
                 self._start()
             if self._slots is not None and time.monotonic() >= self._look_at_s:
                 self._look()
-            ids = (*self._others, self._newest) if self._lines else self._others
+            ids = (*self._others, self._newest) if self._asks or self._records else self._others
             return Seen(self._epoch, ids) if self._epoch else NOTHING_SEEN
 
     def note(self, asks: Sequence[Ask], verdict: Verdict) -> None:
         """Remember what a decision showed."""
-        epoch, last, now_ms = verdict.epoch, verdict.last, verdict.now_ms
+        _, _, now_ms, last, units, _, epoch, carried = verdict
         if not epoch:
             return
         with self._lock:
             if epoch != self._epoch:
-                if self._lines:
+                if self._asks or self._records:
                     return  # decided before another thread made a loss good
                 self._begin(epoch)
             self._others = ()
             if last < self._newest:
                 return  # another thread has seen more
-            self._newest = last
-            for n, (view, _, _, edges) in enumerate(asks):
-                units = verdict.used_units[n]
-                if verdict.carried:
-                    for carry in verdict.carried[n]:
-                        _merge(self._carries, carry)
-                        units -= carry.units if carry.until_ms > now_ms else 0
-                if edges is None:
-                    window_ms = view.window.longest_ms
-                    since_ms, until_ms = now_ms - window_ms, last[0] + window_ms
-                else:
-                    since_ms = edges[1 if now_ms >= edges[1] else 0] - 1
-                    until_ms = edges[1 if last[0] < edges[1] else 2]
-                self._lines[view.name] = _line(view.name, epoch, units, since_ms, last, until_ms)
-            if now_ms >= self._tidy_at_ms:
-                self._tidy(now_ms)
-            self._write(now_ms)
+            changed = bool(carried) or now_ms >= self._tidy_at_ms or not _same_views(asks, self._asks)
+            if changed:
+                self._set_aside(asks, now_ms)
+                if carried:
+                    units = self._without_carries(verdict)
+            self._newest, self._units, self._at_ms = last, units, now_ms
+            self._write(text=changed)
+
+    def _set_aside(self, asks: Sequence[Ask], now_ms: int) -> None:
+        """Another question than the last: what that one showed is kept beside it; what has expired is forgotten."""
+        self._records.update((record.view, record) for record in self._asked())
+        for ask in asks:
+            self._records.pop(ask.view.name, None)
+        self._asks = asks[:NUMBERS]
+        if now_ms >= self._tidy_at_ms:
+            self._tidy_at_ms = now_ms + TIDY_EVERY_MS
+            since_ms = now_ms - KEEP_SLACK_MS
+            self._records = {v: r for v, r in self._records.items() if r.until_ms > since_ms and r.units > 0}
+            self._earlier = {record for record in self._earlier if record.until_ms > since_ms}
+            self._carries = {key: carry for key, carry in self._carries.items() if carry.until_ms > since_ms}
+
+    def _without_carries(self, verdict: Verdict) -> tuple[int, ...]:
+        units = list(verdict.used_units)
+        for n, carries in enumerate(verdict.carried):
+            for carry in carries:
+                _merge(self._carries, carry)
+                units[n] -= carry.units if carry.until_ms > verdict.now_ms else 0
+        return tuple(max(0, n) for n in units)
 
     def make_good(self, ledger: Ledger, verdict: Verdict, new_epoch: str) -> None:
         """Tell a ledger that is behind what it has lost, as far as anybody on this machine has seen it.
@@ -199,9 +250,10 @@ class Memory:
             self._earlier = {r for r in seen | earlier if root_of(r.epoch) != root and (r.view, r.epoch) in carries}
             for here in sorted(left.values(), key=_last):
                 if here.units > 0:
-                    self._lines[here.view] = here._replace(epoch=epoch).line()
+                    self._records[here.view] = here._replace(epoch=epoch)
                     self._newest = max(self._newest, here.last)
-            if self._write(now_ms) and self._slots is not None:
+            self._at_ms = now_ms
+            if self._write(text=True) and self._slots is not None:
                 self._slots.clear_abandoned()  # what processes that are gone have noted stands in our slot now
         most = max((carry for carry in lost if carry.until_ms > now_ms), key=lambda carry: carry.units, default=None)
         if most is not None:
@@ -227,12 +279,11 @@ class Memory:
     # -- the file ----------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """In a new process: get a slot of its own, and go on from what this machine's processes have noted.
-
-        A forked child leaves its parent's slot alone.
-        """
-        self._pid = os.getpid()
-        self._slots = None
+        """In a new process: get a slot of its own, and go on from what this machine's processes have noted."""
+        self._started = True
+        if self._slots is not None:  # a forked child's parent's
+            self._slots.close()
+            self._slots = None
         self._begin("")
         if self.path is not None:
             try:
@@ -240,7 +291,8 @@ class Memory:
 
                 _make_room(self.path)
                 self._slots = Slots(self.path)
-                self._recall(Slot.read(self._slots.own()))
+                own = self._slots.own()
+                self._recall(own and Slot.read(*own))
             except (OSError, ImportError) as error:
                 self._give_up(error)
 
@@ -262,7 +314,7 @@ class Memory:
                 self._others += tuple({record.last for record in here})
                 self._earlier.update(set(live).difference(here))
                 if slot == own:
-                    self._lines = {record.view: record.line() for record in here}
+                    self._records = {record.view: record for record in here}
                     self._newest = max((record.last for record in here), default=(0, 0))
 
     def _look(self) -> None:
@@ -283,42 +335,38 @@ class Memory:
         if self._slots is None:
             return []
         try:
-            return [slot for slot in map(Slot.read, self._slots.texts()) if slot is not None]
+            return [slot for slot in (Slot.read(*found) for found in self._slots.all()) if slot is not None]
         except OSError as error:
             self._give_up(error)
             return []
 
-    def _own(self, now_ms: int) -> Slot:
-        slot = Slot.read(self._text(now_ms))
-        assert slot is not None, "what was written can be read"  # noqa: S101  # narrows the type
-        return slot
-
-    def _text(self, now_ms: int) -> str:
-        carries = [
-            f"{view}\t{lost}\t{units}\t{until_ms}\t{last[0]}\t{last[1]}\n"
-            for view, lost, units, until_ms, last in self._carries.values()
+    def _asked(self) -> list[Record]:
+        """What the last decision showed."""
+        return [
+            _record(ask.view.name, _span(ask), self._epoch, units, self._newest, self._at_ms)
+            for ask, units in zip(self._asks, self._units, strict=False)
         ]
-        earlier = [record.line() for record in self._earlier]
-        return "".join([f"{self._epoch}\t{now_ms}\n", *self._lines.values(), *earlier, *carries])
 
-    def _tidy(self, now_ms: int) -> None:
-        """Forget what has expired."""
-        self._tidy_at_ms = now_ms + TIDY_EVERY_MS
-        since_ms = now_ms - KEEP_SLACK_MS
-        live = {record for record in self._own(now_ms).records if record.until_ms > since_ms and record.units > 0}
-        self._earlier &= live
-        self._lines = {record.view: record.line() for record in live if record.epoch == self._epoch}
-        self._carries = {key: carry for key, carry in self._carries.items() if carry.until_ms > since_ms}
+    def _own(self, now_ms: int) -> Slot:
+        records = (*self._asked(), *self._records.values(), *self._earlier)
+        return Slot(self._epoch, now_ms, records, tuple(self._carries.values()))
 
-    def _write(self, now_ms: int) -> bool:
+    def _write(self, *, text: bool) -> bool:
         if self._slots is None:
             return False
         try:
-            self._slots.write(self._newest, self._tag, self._text(now_ms))
+            self._slots.write(
+                self._newest, self._tag, self._at_ms, self._units[:NUMBERS], self._text() if text else None
+            )
         except OSError as error:
             self._give_up(error)
             return False
         return True
+
+    def _text(self) -> str:
+        records = (*self._records.values(), *self._earlier)
+        slot = Slot(self._epoch, self._at_ms, records, tuple(self._carries.values()))
+        return slot.text([(ask.view.name, _span(ask)) for ask in self._asks])
 
     def _give_up(self, error: Exception) -> None:
         """The file cannot be used: from now on this process remembers for itself alone."""
@@ -332,13 +380,35 @@ class Memory:
         """Give the slot back; what it holds stays. A later decision takes one again."""
         with self._lock:
             slots, self._slots = self._slots, None
-            if slots is not None and self._pid == os.getpid():
+            if slots is not None:
                 slots.close()
-            self._pid = 0
+            self._started = False
 
 
-def _line(view: str, epoch: str, units: int, since_ms: int, last: Id, until_ms: int) -> str:
-    return f"{view}\t{epoch}\t{units}\t{since_ms}\t{last[0]}\t{last[1]}\t{until_ms}\n"
+_all: WeakSet[Memory] = WeakSet()
+
+
+def _after_fork() -> None:
+    for memory in _all:
+        memory._begin_process()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _same_views(asks: Sequence[Ask], others: Sequence[Ask]) -> bool:
+    """Whether two questions were about the same windows. Views and edges are made once and asked about often."""
+    if len(asks) != len(others):
+        return False
+    for ask, other in zip(asks, others, strict=True):  # noqa: SIM110  # half the time of `all` and a generator
+        if ask[0] is not other[0] or ask[3] is not other[3]:
+            return False
+    return True
+
+
+def _span(ask: Ask) -> Span:
+    return ask.view.window.longest_ms if ask.edges is None else ask.edges
 
 
 def _last(record: Record) -> Id:

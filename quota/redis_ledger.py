@@ -294,14 +294,15 @@ def _verdict(question: Question, reply: list[Any]) -> Verdict:
     outcome, charge_id, now_ms, last, closed, epoch, carried, *used = reply
     if outcome == "REPEAT":  # only a first try that comes after its own repeat sees this, and nobody waits for it
         raise LedgerError("the ledger answered a call that was given up; run again")
-    if any(int(units) < 0 for units in used):
-        raise ValueError("less than nothing is used")
+    used_units = tuple(map(int, used))
+    if used_units and not 0 <= min(used_units) <= max(used_units) < NEVER:
+        raise ValueError("less than nothing is used, or more than can be counted")
     return Verdict(
         outcome=outcome.lower(),
         id=charge_id or None,
         now_ms=int(now_ms),
         last=_id(last),
-        used_units=tuple(map(int, used)),
+        used_units=used_units,
         exhaustion=_exhaustion(closed) if closed else None,
         epoch=_epoch(epoch),
         carried=_carries(question.asks, carried) if carried else (),

@@ -1,8 +1,8 @@
 """One small file into which many processes write, each its own slot: no lock is held while writing, and none waits.
 
-A slot is a head (the newest entry that its process has seen, and a tag) and a text, written together. A text carries a
-checksum: one that was cut off in the middle is no text. Nothing waits for the disk: what a process wrote survives its
-death, though not always its machine's.
+A slot is a head (what its process saw last: a place in the log, a time, some numbers) and a text that says what the
+numbers mean. Most writes change the head alone. Both carry checksums: what was cut off in the middle is not there.
+Nothing waits for the disk: what a process wrote survives its death, though not always its machine's.
 """
 
 from __future__ import annotations
@@ -11,16 +11,29 @@ import fcntl
 import os
 import struct
 import zlib
+from typing import NamedTuple
 
 SLOTS = 64
 """More processes of one machine at a time find no slot of their own."""
 
 SLOT_BYTES = 16_384
 
-_HEAD = struct.Struct("<QQQII")
-"""ms, seq, tag; then the text's checksum and length in bytes."""
+NUMBERS = 8
 
-Head = tuple[int, int, int]
+_HEAD = struct.Struct(f"<QQQQ{NUMBERS}QII")
+"""The fields of Head, then the text's checksum and length in bytes; behind it, its own checksum."""
+_CHECKSUM = struct.Struct("<I")
+_TEXT_AT = _HEAD.size + _CHECKSUM.size
+_ZEROS = (0,) * NUMBERS
+
+
+class Head(NamedTuple):
+    """What a process saw last: the newest entry, under which tag, when, and NUMBERS numbers."""
+
+    newest: tuple[int, int]
+    tag: int
+    at_ms: int
+    numbers: tuple[int, ...]
 
 
 class Slots:
@@ -37,33 +50,43 @@ class Slots:
         except OSError:
             os.close(self._fd)
             raise
+        self._text_mark = (0, 0)
 
-    def write(self, newest: tuple[int, int], tag: int, text: str) -> None:
-        """Set this process's slot. Of a longer text than fits, the first whole lines."""
-        data = text.encode()
-        if len(data) > SLOT_BYTES - _HEAD.size:
-            data = data[: data.rfind(b"\n", 0, SLOT_BYTES - _HEAD.size) + 1]
-        head = _HEAD.pack(newest[0], newest[1], tag, zlib.crc32(data), len(data))
-        os.pwrite(self._fd, head + data, self._own * SLOT_BYTES)
+    def write(
+        self, newest: tuple[int, int], tag: int, at_ms: int, numbers: tuple[int, ...], text: str | None = None
+    ) -> None:
+        """Set this process's slot; without a text, the one that stands there. Of a longer text than fits, the first
+        whole lines.
 
-    def own(self) -> str:
+        At most NUMBERS numbers, 0 or more. The first write of a process brings a text.
+        """
+        data = b""
+        if text is not None:
+            data = text.encode()
+            if len(data) > SLOT_BYTES - _TEXT_AT:
+                data = data[: data.rfind(b"\n", 0, SLOT_BYTES - _TEXT_AT) + 1]
+            self._text_mark = zlib.crc32(data), len(data)
+        head = _HEAD.pack(*newest, tag, at_ms, *numbers, *_ZEROS[len(numbers) :], *self._text_mark)
+        os.pwrite(self._fd, head + _CHECKSUM.pack(zlib.crc32(head)) + data, self._own * SLOT_BYTES)
+
+    def own(self) -> tuple[Head, str] | None:
         """What this process, or the one that had its slot before, wrote last."""
-        return self._text(self._own)
+        return self._read(self._own)
 
-    def texts(self) -> list[str]:
-        """Every text in the file, also those of processes that are gone."""
-        return [text for text in map(self._text, range(self._used())) if text]
+    def all(self) -> list[tuple[Head, str]]:
+        """What every process wrote last, also those that are gone."""
+        return [found for found in map(self._read, range(self._used())) if found is not None]
 
     def newest(self, tag: int) -> tuple[int, int]:
-        """The newest entry that another process has seen under this tag, (0, 0) for none. May be torn: a hint."""
+        """The newest entry that another process has seen under this tag, (0, 0) for none."""
         heads = (self._head(slot) for slot in range(self._used()) if slot != self._own)
-        return max(((ms, seq) for ms, seq, its in heads if its == tag), default=(0, 0))
+        return max((head[0].newest for head in heads if head is not None and head[0].tag == tag), default=(0, 0))
 
     def clear_abandoned(self) -> None:
         """Empty the slots of processes that are gone."""
         for slot in range(self._used()):
-            if slot != self._own and self._head(slot)[0] and self._lock(slot):
-                os.pwrite(self._fd, bytes(_HEAD.size), slot * SLOT_BYTES)
+            if slot != self._own and self._head(slot) is not None and self._lock(slot):
+                os.pwrite(self._fd, bytes(_TEXT_AT), slot * SLOT_BYTES)
                 fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot * SLOT_BYTES)
 
     def close(self) -> None:
@@ -86,17 +109,24 @@ class Slots:
         """How many slots were ever written: the lowest free one is claimed first."""
         return min(SLOTS, -(-os.fstat(self._fd).st_size // SLOT_BYTES))
 
-    def _head(self, slot: int) -> Head:
-        data = os.pread(self._fd, _HEAD.size, slot * SLOT_BYTES)
-        return _HEAD.unpack(data)[:3] if len(data) == _HEAD.size else (0, 0, 0)
+    def _head(self, slot: int) -> tuple[Head, int, int] | None:
+        """A head, its text's checksum and length."""
+        for _ in range(3):  # its process may be writing it
+            data = os.pread(self._fd, _TEXT_AT, slot * SLOT_BYTES)
+            if len(data) < _TEXT_AT or not any(data):
+                return None
+            if _CHECKSUM.unpack_from(data, _HEAD.size)[0] == zlib.crc32(data[: _HEAD.size]):
+                ms, seq, tag, at_ms, *numbers, checksum, length = _HEAD.unpack_from(data)
+                return Head((ms, seq), tag, at_ms, tuple(numbers)), checksum, length
+        return None
 
-    def _text(self, slot: int) -> str:
-        for _ in range(3):  # another process may be writing it
-            data = os.pread(self._fd, SLOT_BYTES, slot * SLOT_BYTES)
-            if len(data) < _HEAD.size:
-                return ""
-            *_, checksum, length = _HEAD.unpack_from(data)
-            text = data[_HEAD.size : _HEAD.size + length]
+    def _read(self, slot: int) -> tuple[Head, str] | None:
+        for _ in range(3):
+            found = self._head(slot)
+            if found is None:
+                return None
+            head, checksum, length = found
+            text = os.pread(self._fd, min(length, SLOT_BYTES), slot * SLOT_BYTES + _TEXT_AT)
             if zlib.crc32(text) == checksum:
-                return text.decode(errors="replace")
-        return ""
+                return head, text.decode(errors="replace")
+        return None

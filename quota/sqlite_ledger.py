@@ -30,9 +30,11 @@ APPLICATION_ID = 0x51_4C_47_31
 TRIM_AT_ONCE = 10_000
 
 _HEAD = (
-    "SELECT ms, seq, (SELECT epoch FROM epochs WHERE project = ?1), (SELECT carried_ms FROM epochs WHERE project = ?1)"
-    " FROM charges WHERE project = ?1 ORDER BY ms DESC, seq DESC LIMIT 1"
+    "SELECT ms, seq, epoch, carried_ms FROM charges LEFT JOIN epochs USING (project)"
+    " WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1"
 )
+_HEAD_TYPES = (int, int, str, int)
+_STATE_TYPES = (int,) * 6
 
 _COLUMNS = "ms, seq, units, charged_units, bucket, method, job, region, token"
 
@@ -66,7 +68,8 @@ class SqliteLedger:
         last, epoch, carried_ms = self._head(db, project)
         if question.caller_ms > clock_ms + CLOCK_SLACK_MS or not all(_edges_fit(a, now_ms) for a in question.asks):
             return Verdict("clock", None, clock_ms, last, (), epoch=epoch)
-        if question.seen.epoch and self._is_behind(db, question, last, epoch):
+        seen = question.seen
+        if seen.epoch and seen != (epoch, (last,)) and self._is_behind(db, question, last, epoch):
             return Verdict("behind", None, now_ms, last, (), epoch=epoch)
 
         stored = [self._stored(db, project, ask.view) for ask in question.asks]
@@ -108,11 +111,15 @@ class SqliteLedger:
         row = db.execute(_HEAD, (project,)).fetchone()
         if row is None:
             begun = db.execute("SELECT epoch, carried_ms FROM epochs WHERE project = ?", (project,)).fetchone()
-            row = (0, 0, *(begun or ("", 0)))
+            row = (0, 0, *(begun or (None, None)))
         ms, seq, epoch, carried_ms = row
-        if sound((ms, seq, carried_ms or 0, epoch or ""), until=3)[0] >= LATEST_MS:
+        if epoch is None:  # before the first charge, or in a file of an older version
+            epoch, carried_ms = "", 0
+        if tuple(map(type, row)) != _HEAD_TYPES:
+            sound((ms, seq, carried_ms, epoch), until=3)
+        if not 0 <= ms < LATEST_MS or seq < 0:
             raise DamagedError("a charge in the far future")
-        return (ms, seq), epoch or "", carried_ms or 0
+        return (ms, seq), epoch, carried_ms
 
     def _is_behind(self, db: sqlite3.Connection, question: Question, last: Id, epoch: str) -> bool:
         """Whether this ledger lacks what was seen of it."""
@@ -156,7 +163,7 @@ class SqliteLedger:
             (project, view.name),
         ).fetchone()
         # The log is what counts: a view that cannot be right is taken from it again.
-        whole = state is not None and all(type(number) is int for number in state) and state[0] >= 0
+        whole = state is not None and tuple(map(type, state)) == _STATE_TYPES and state[0] >= 0
         return state if whole else None
 
     def _save(self, db: sqlite3.Connection, project: str, view: View, state: State) -> None:

@@ -15,7 +15,7 @@ from contract.conftest import limit
 from quota.budget import Budget, read_entries
 from quota.ledger import NEVER, Carry, Charge, Question, open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
-from quota.memory import Memory, Slot, close_memory, memory_path, open_memory
+from quota.memory import Memory, close_memory, memory_path, open_memory
 from quota.slots import SLOT_BYTES
 from support.books import BOOK
 from support.losses import Machine, RedisPlace, SqlitePlace
@@ -428,8 +428,7 @@ def test_the_memory_is_bounded(site: Site) -> None:
     site.now_ms += 3 * DAY_MS
     machine.start()
     charge(machine.budget(limit(10_000)))
-    slot = Slot.read(machine.memory._text(site.now_ms))
-    assert slot is not None
+    slot = machine.memory._own(site.now_ms)
     assert len(slot.records) + len(slot.carries) == 1, "what has expired is forgotten"
 
 
