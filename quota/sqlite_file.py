@@ -167,7 +167,7 @@ class SqliteFile:
             return f"{self.label} cannot be opened; check that its folder exists and this user may write there"
         if code == sqlite3.SQLITE_FULL:
             return f"{self.label}: the disk is full; nothing was charged"
-        if code == sqlite3.SQLITE_CORRUPT:
+        if code == sqlite3.SQLITE_CORRUPT or "Could not decode" in str(error):
             return self._damaged()
         return f"{self.label}: {error}"
 
