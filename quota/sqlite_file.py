@@ -7,6 +7,7 @@ import random
 import sqlite3
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, TypeVar
 
 from quota.errors import LedgerError
@@ -21,8 +22,8 @@ DEADLINE_S = 1.0
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
-_left_to_parent: list[sqlite3.Connection] = []
-"""Connections inherited over a fork. Closing one here would drop the parent's file locks."""
+_open: weakref.WeakSet[SqliteFile] = weakref.WeakSet()
+"""What a fork must not carry over: SQLite's own notes on who has locked what would be wrong in the child."""
 
 
 class SqliteFile:
@@ -44,7 +45,7 @@ class SqliteFile:
         self._synchronous = "FULL" if durable else "NORMAL"
         self._lock = threading.RLock()
         self._db: sqlite3.Connection | None = None
-        self._pid = 0
+        _open.add(self)
 
     def transact(self, work: Callable[[sqlite3.Connection], T], *, write: bool) -> T:
         """Run `work` in one transaction; wait for other processes' transactions, but not for ever.
@@ -77,15 +78,22 @@ class SqliteFile:
     def close(self) -> None:
         """Close the file. May be called twice; a later transaction opens it again."""
         with self._lock:
-            if self._db is not None and self._pid == os.getpid():
+            if self._db is not None:
                 self._db.close()
             self._db = None
 
+    def _before_fork(self) -> None:
+        """Wait for the transaction under way, and let go of the file: both sides open it again when they need it."""
+        self._lock.acquire()
+        if self.path:
+            self.close()
+
+    def _after_fork(self) -> None:
+        self._lock.release()
+
     def _connection(self) -> sqlite3.Connection:
         if self._db is not None:
-            if self._pid == os.getpid():
-                return self._db
-            _left_to_parent.append(self._db)
+            return self._db
         if self.path:
             _make_private(self.path)
         db = sqlite3.connect(self.path or ":memory:", timeout=0, isolation_level=None, check_same_thread=False)
@@ -94,7 +102,7 @@ class SqliteFile:
         except BaseException:
             db.close()
             raise
-        self._db, self._pid = db, os.getpid()
+        self._db = db
         return db
 
     def _prepare(self, db: sqlite3.Connection) -> None:
@@ -135,6 +143,24 @@ class SqliteFile:
         if code == sqlite3.SQLITE_CORRUPT:
             return f"{self.label} is damaged; move it away (its charges are lost: lower the limits for a day)"
         return f"{self.label}: {error}"
+
+
+_held: list[SqliteFile] = []
+
+
+def _hold_all() -> None:
+    for file in list(_open):
+        file._before_fork()
+        _held.append(file)
+
+
+def _release_all() -> None:
+    while _held:
+        _held.pop()._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_hold_all, after_in_parent=_release_all, after_in_child=_release_all)
 
 
 def statements(script: str) -> list[str]:
