@@ -140,6 +140,8 @@ class SqliteFile:
             return f"{self.label} cannot be opened; check that its folder exists and this user may write there"
         if code == sqlite3.SQLITE_FULL:
             return f"{self.label}: the disk is full; nothing was charged"
+        if code == sqlite3.SQLITE_IOERR:
+            return f"{self.label}: reading or writing it failed; check the disk and its space"
         if code == sqlite3.SQLITE_CORRUPT:
             return f"{self.label} is damaged; move it away (its charges are lost: lower the limits for a day)"
         return f"{self.label}: {error}"
