@@ -359,6 +359,12 @@ if #dirty > 0 and (another_second or keep_ms > kept_ms or log_is_new or not know
     local ms, seq = split(old[#old][1])
     redis.call('XTRIM', log, 'MINID', int(ms) .. '-' .. int(seq + 1))
     redis.call('HSET', state, 'cut_ms', int(math.max(cut_ms, ms)))
+    -- Views that nobody has asked about for so long are of limits that are configured no more.
+    local kept = redis.call('HGETALL', state)
+    for at = 1, #kept, 2 do
+      local head_ms = string.match(kept[at + 1], '^%d+ %d+%-%d+ (%d+)%-%d+ %d+$')
+      if head_ms and tonumber(head_ms) <= ms then redis.call('HDEL', state, kept[at]) end
+    end
   end
   local repeated_ms = tonumber(string.match(repeats or '', '@(%d+)')) -- the newest
   if retry_age_ms < 0 and repeated_ms and clock_ms - repeated_ms >= REPEAT_KEPT_MS then

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import threading
+import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -85,9 +86,11 @@ class RedisLedger:
     def __init__(self, url: str, *, clock: Callable[[], int] | None = None) -> None:
         self.label = _without_secrets(url)
         self._clock = clock
+        self._url = url
         self._connect = _connector(url, self.label)
         self._connected: redis.Redis | None = None
         self._lock = threading.Lock()
+        _made.add(self)
 
     def now_ms(self) -> int:
         if self._clock is not None:
@@ -262,6 +265,24 @@ class RedisLedger:
             client, self._connected = self._connected, None
         if client is not None:
             client.close()
+
+
+_made: weakref.WeakSet[RedisLedger] = weakref.WeakSet()
+_left_to_parent: list[object] = []
+"""Clients inherited over a fork. A thread that the child does not have may hold their locks, so they are not even
+closed: the driver would wait for that thread."""
+
+
+def _start_over() -> None:
+    """In a forked child: connect anew."""
+    for ledger in list(_made):
+        _left_to_parent.extend((ledger._connected, ledger._connect))
+        ledger._connected, ledger._lock = None, threading.Lock()
+        ledger._connect = _connector(ledger._url, ledger.label)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_over)
 
 
 def _may_repeat(error: Exception, started: float) -> bool:

@@ -7,6 +7,7 @@ import random
 import sqlite3
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, TypeVar
 
 from quota.errors import LedgerError
@@ -25,8 +26,8 @@ DEADLINE_S = 1.0
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
-_left_to_parent: list[sqlite3.Connection] = []
-"""Connections inherited over a fork. Closing one here would drop the parent's file locks."""
+_open: weakref.WeakSet[SqliteFile] = weakref.WeakSet()
+"""What a fork must not carry over: SQLite's own notes on who has locked what would be wrong in the child."""
 
 
 class DamagedError(Exception):
@@ -62,8 +63,8 @@ class SqliteFile:
         self._synchronous = "FULL" if durable else "NORMAL"
         self._lock = threading.RLock()
         self._db: sqlite3.Connection | None = None
-        self._pid = 0
         self._inode = 0
+        _open.add(self)
 
     def transact(self, work: Callable[[sqlite3.Connection], T], *, write: bool) -> T:
         """Run `work` in one transaction; wait for other processes' transactions, but not for ever.
@@ -99,18 +100,25 @@ class SqliteFile:
     def close(self) -> None:
         """Close the file. May be called twice; a later transaction opens it again."""
         with self._lock:
-            if self._db is not None and self._pid == os.getpid():
+            if self._db is not None:
                 self._db.close()
             self._db = None
 
+    def _before_fork(self) -> None:
+        """Wait for the transaction under way, and let go of the file: both sides open it again when they need it."""
+        self._lock.acquire()
+        if self.path:
+            self.close()
+
+    def _after_fork(self) -> None:
+        self._lock.release()
+
     def _connection(self) -> sqlite3.Connection:
         if self._db is not None:
-            if self._pid != os.getpid():
-                _left_to_parent.append(self._db)
-            elif self._inode == _inode(self.path):
+            if self._inode == _inode(self.path):
                 return self._db
-            else:  # deleted or replaced: what is written to the old file nobody else would ever see
-                self._db.close()
+            # Deleted or replaced: what is written to the old file nobody else would ever see.
+            self._db.close()
             self._db = None
         if self.path:
             _make_private(self.path)
@@ -121,7 +129,7 @@ class SqliteFile:
         except BaseException:
             db.close()
             raise
-        self._db, self._pid, self._inode = db, os.getpid(), inode
+        self._db, self._inode = db, inode
         return db
 
     def _prepare(self, db: sqlite3.Connection) -> None:
@@ -169,10 +177,30 @@ class SqliteFile:
             return f"{self.label}: the disk is full; nothing was charged"
         if code == sqlite3.SQLITE_CORRUPT or "Could not decode" in str(error):
             return self._damaged()
+        if code == sqlite3.SQLITE_IOERR:
+            return f"{self.label}: reading or writing it failed; check the disk and its space"
         return f"{self.label}: {error}"
 
     def _damaged(self) -> str:
         return f"{self.label} is damaged; move it away (its charges are lost: lower the limits for a day)"
+
+
+_held: list[SqliteFile] = []
+
+
+def _hold_all() -> None:
+    for file in list(_open):
+        file._before_fork()
+        _held.append(file)
+
+
+def _release_all() -> None:
+    while _held:
+        _held.pop()._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_hold_all, after_in_parent=_release_all, after_in_child=_release_all)
 
 
 def statements(script: str) -> list[str]:

@@ -158,6 +158,16 @@ def test_trimming_is_bounded_and_catches_up(scripts: Scripts) -> None:
     assert left == [351, 102, 3, 4]
 
 
+def test_views_of_limits_that_are_configured_no_more_go_with_the_log(scripts: Scripts) -> None:
+    for n in range(30):
+        scripts.charge((f"units|m{n}|*|24h", 10, 1, DAY_MS))
+    scripts.now_ms += KEEP_MS - 1_000
+    scripts.charge((ALL, 10, 1, DAY_MS))
+    scripts.now_ms += 2_000
+    scripts.charge((CALLS, 10, 1, DAY_MS))
+    assert sorted(field for field in scripts.client.hkeys(STATE) if "|" in field) == [ALL, CALLS]
+
+
 # -- what the log no longer has ----------------------------------------------------------------------------------------
 
 

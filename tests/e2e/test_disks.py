@@ -167,7 +167,9 @@ def test_a_full_disk_under_the_ledger_leaves_the_allowance(machine: Machine) -> 
         assert machine.charge()["source"] == "allowance"
         dear = machine.charge("search.list")
         assert (dear["status"], dear["reason"]) == (69, "ledger-unavailable")
-        assert "ledger.db" in one_line(machine.quota("status"), 69)
+        assert "ledger.db: reading or writing it failed; check the disk and its space" in one_line(
+            machine.quota("status"), 69
+        )
         assert "t: done" in machine.quota("run", "t").stdout
         ballast.unlink()
         assert machine.charge()["limits"][0]["used_units"] == 2 + 1 + machine.requests

@@ -513,3 +513,75 @@ def test_a_session_forked_in_use_serves_parent_and_children(machine: Machine) ->
     runs = {job: {entry.token[:8] for entry in entries if entry.job == job} for job in spent}
     assert runs["before"] == runs["parent"] == runs["after"]
     assert len(runs["one"] | runs["two"] | runs["parent"]) == 3
+
+
+# The parent ends first. Whoever closes an SQLite file last tidies it up, and must know of those who still have it.
+OUTLIVED = """
+import os, sys
+import quota
+with quota.open() as session:
+    budget = session.budget()
+    assert budget.charge("videos.list").admitted
+    seen, tell = os.pipe()
+    if not os.fork():
+        assert budget.charge("videos.list").admitted
+        os.close(tell)
+        os.read(seen, 1)  # ends when the parent has closed its session
+        for number in (3, 4, 5):
+            assert budget.charge("videos.list").limits[0].used_units == number
+            with quota.open() as another:
+                assert another.budget().usage()[0].used_units == number
+        os.kill(os.getpid(), 9)
+    os.close(seen)
+    while budget.usage()[0].used_units < 2:
+        pass
+os.close(tell)
+assert os.wait()[1] == 9
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
+def test_a_child_that_outlives_its_parents_session_loses_no_charge(machine: Machine) -> None:
+    with machine.spawn(OUTLIVED) as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, ""), (out, err)
+    assert machine.units() == 5
+
+
+# A thread may be in the middle of a decision when another one forks; the child has only the thread that forked.
+FORKED_IN_THREADS = """
+import os, signal, threading
+import quota
+with quota.open() as session:
+    budget = session.budget()
+    stop = threading.Event()
+    def spend():
+        while not stop.is_set():
+            assert budget.charge("videos.list").admitted
+    threads = [threading.Thread(target=spend) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    stuck = 0
+    for _ in range(20):
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            assert budget.charge("videos.list", job="child").admitted
+            os._exit(0)
+        stuck += os.waitpid(child, 0)[1] != 0
+        if stuck:
+            break
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not stuck, "a child waited for a thread that it does not have"
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
+def test_a_fork_while_other_threads_charge_leaves_no_child_waiting(machine: Machine) -> None:
+    machine.configure(units=1_000_000)
+    with machine.spawn(FORKED_IN_THREADS) as process:
+        out, err = process.communicate(timeout=100)
+    assert process.returncode == 0, (out, err)
+    assert sum(entry.job == "child" for entry in machine.entries()) == 20
