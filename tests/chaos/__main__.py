@@ -15,7 +15,7 @@ from pathlib import Path
 
 from chaos.evidence import Evidence, gather
 from chaos.plan import LOSSES
-from chaos.report import table, write
+from chaos.report import publish, table, write
 from chaos.scene import Scene
 from chaos.supervisor import Supervisor
 from chaos.verdict import judge
@@ -50,7 +50,9 @@ def main() -> int:
     print(f"seed {seed}, {seconds:g} s of faults", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="quota-chaos-"))
     evidence = run(Scene(seed, seconds, folder, LOSSES))
-    if not judge(evidence).wrong:
+    verdict = judge(evidence)
+    publish(evidence.scene, verdict)
+    if not verdict.wrong:
         shutil.rmtree(folder)
         return 0
     print(f"  everything lies in {folder}")

@@ -14,12 +14,42 @@ TABLES = ("limits", "against the truth")
 """Figures of each limit: a table each."""
 
 FILE = Path(__file__).resolve().parents[2] / "build" / "chaos.json"
+PAGE = Path(__file__).resolve().parents[2] / "FAULTS.md"
 
 
 def write(scene: Scene, verdict: Verdict, path: Path = FILE) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     found = {"seed": scene.seed, "seconds": scene.seconds, "loses data": scene.losses, "wrong": verdict.wrong}
     path.write_text(json.dumps({**found, **verdict.figures}, indent=1) + "\n", encoding="utf-8")
+
+
+def publish(scene: Scene, verdict: Verdict, path: Path = PAGE) -> None:
+    """Put the figures between the marks of the page that says what happens when things break."""
+    found = verdict.figures
+    limits, answers = found["limits"].values(), found["decisions by answer"]
+    recovery, wasted, pages = found["recovery ms"], found["wasted"], found["pages"]
+    rows = {
+        "seed, seconds of faults": f"{scene.seed}, {scene.seconds:g}",
+        "faults": f"{sum(found['faults'].values())} of {len(found['faults'])} kinds",
+        "decisions": f"{found['decisions']:,}, admitted {answers['admitted']:,}",
+        "units on the wire / charged": f"{found['wire units']:,} / {found['charged units']:,}",
+        "of these on allowances, repaid": f"{found['allowance units']:,}, {_repaid(found['debts'])}",
+        "losses of the ledger": str(found["losses"]),
+        "units spent between a loss and its discovery": _inline(found["spent before a loss was known"]),
+        "units overspent beyond that and the allowance": str(sum(row["overspent by the ledger"] for row in limits)),
+        "calls that upstream refused for its quota": str(found["refused by upstream"]),
+        "pages fetched / lost / stored twice": f"{pages['fetched']:,} / {pages['lost']} / {pages['stored twice']}",
+        "back after an outage, median / longest": f"{recovery['median']} ms / {recovery['max']} ms",
+        "budget wasted by caution": f"{wasted['units']} units, {100 * wasted['share']:.1f}%",
+    }
+    lines = ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows.items())]
+    before, start, rest = path.read_text(encoding="utf-8").partition("<!-- figures -->\n")
+    _, end, after = rest.partition("<!-- /figures -->")
+    path.write_text(before + start + "\n".join(lines) + "\n" + end + after, encoding="utf-8")
+
+
+def _repaid(debts: dict[str, int]) -> str:
+    return "all, once" if not debts["unpaid"] and not debts["missing"] else f"but for {debts}"
 
 
 def table(scene: Scene, verdict: Verdict) -> str:
