@@ -232,10 +232,8 @@ class Memory:
             seen = {record for slot, record in live if record.epoch == slot.epoch}
             earlier = {record for slot, record in live if record.epoch != slot.epoch}
             root = root_of(verdict.epoch)
-            back: dict[tuple[str, str], int] = {}
-            for record in sorted(earlier, key=_last):
-                if root_of(record.epoch) == root:
-                    back[record.view, record.epoch] = _here(ledger, self._project, record).units
+            came_back = [_here(ledger, self._project, record) for record in earlier if root_of(record.epoch) == root]
+            back = {(here.view, here.epoch): here.units for here in sorted(came_back, key=_last)}
             carries: dict[tuple[str, str], Carry] = {}
             for carry in (carry for slot in slots for carry in slot.carries if carry.until_ms > since_ms):
                 _merge(carries, carry._replace(units=carry.units - back.get((carry.view, carry.epoch), 0)))
@@ -248,7 +246,7 @@ class Memory:
             self._begin(epoch)
             self._carries = carries
             self._earlier = {r for r in seen | earlier if root_of(r.epoch) != root and (r.view, r.epoch) in carries}
-            for here in sorted(left.values(), key=_last):
+            for here in sorted([*left.values(), *came_back], key=_last):
                 if here.units > 0:
                     self._records[here.view] = here._replace(epoch=epoch)
                     self._newest = max(self._newest, here.last)

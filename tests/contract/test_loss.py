@@ -242,6 +242,20 @@ def test_one_loss_after_the_other(site: Site) -> None:
         assert charge(budget) == 8 + n
 
 
+def test_what_a_copy_brought_back_is_missed_when_it_goes_again(site: Site) -> None:
+    """Emptied, restored from a copy, emptied again; in between the process only looked, at another limit."""
+    machine = site.machine()
+    budget, other = machine.budget(limit(100)), machine.budget(limit(50, HOUR_MS, name="other"))
+    charge(budget, 5)
+    copy = site.place.copy()
+    site.now_ms += 10
+    charge(budget, 3)
+    for happen in (site.empty, lambda: site.restore(copy), site.empty):
+        happen()
+        other.peek("videos.list")
+    assert charge(budget) == 9
+
+
 def test_what_survived_one_loss_and_fell_to_the_next_counts_once(site: Site) -> None:
     """One machine asks between the two losses, the other only after both."""
     first, second = site.machine("a").budget(limit(100)), site.machine("b").budget(limit(100))
