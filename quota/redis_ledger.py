@@ -39,6 +39,7 @@ from redis.sentinel import Sentinel
 from quota.errors import ConfigError, LedgerError
 from quota.ledger import DEFAULT_BUCKET, KEEP_MS, NEVER, Entry, Exhaustion, Verdict
 from quota.limits import Sliding
+from quota.redis_connection import Connections
 from quota.scripts import script
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class RedisLedger:
         self.label = _without_secrets(url)
         self._clock = clock
         self._connect = _connector(url, self.label)
-        self._connected: redis.Redis | None = None
+        self._connected: redis.Redis | Connections | None = None
         self._lock = threading.Lock()
 
     def now_ms(self) -> int:
@@ -157,7 +158,8 @@ class RedisLedger:
         return self._read(_exhaustion, reply)
 
     def exhaustions(self, project: str) -> Sequence[Exhaustion]:
-        state: dict[str, str] = self._ask("HGETALL", _keys(project)[1])
+        reply = self._ask("HGETALL", _keys(project)[1])
+        state: dict[str, str] = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
         records = [record for field, record in sorted(state.items()) if field.startswith("closed:")]
         return [self._read(_exhaustion, record) for record in records]
 
@@ -313,7 +315,7 @@ def _entry(row: Sequence[str]) -> Entry:
 # -- urls --------------------------------------------------------------------------------------------------------------
 
 
-def _connector(url: str, label: str) -> Callable[[], redis.Redis]:
+def _connector(url: str, label: str) -> Callable[[], redis.Redis | Connections]:
     """What makes the client. The url is judged here and now; nothing is contacted before the first question."""
     try:
         scheme, _, rest = url.partition("://")
@@ -332,9 +334,11 @@ def _connector(url: str, label: str) -> Callable[[], redis.Redis]:
             options["db"] = int(db or options.get("db", 0))
             sentinel = Sentinel(nodes, sentinel_kwargs=_options({}, SENTINEL_TIMEOUT_S), **options)
             return partial(sentinel.master_for, service)
-        pool = redis.ConnectionPool(**_options(parse_url(url)))
-        pool.connection_class(**pool.connection_kwargs)  # an option that it does not know shows here
-        return partial(redis.Redis.from_pool, pool)
+        options = {"protocol": 2, **_options(parse_url(url))}
+        options.pop("max_connections", None)  # there are as many as threads that ask at once
+        make = partial(options.pop("connection_class", redis.Connection), **options)
+        make()  # an option that it does not know shows here
+        return partial(Connections, make)
     except (ValueError, TypeError, RedisError):
         # The parser's own words quote what it took for a port or an option, and that may be a piece of a password.
         raise ConfigError(
