@@ -47,7 +47,7 @@ ALLOWANCE_ID = "allowance-"
 """Begins the id of a charge that the local allowance let through."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Plan:
     """What one kind of call asks of each limit that counts it: computed once, reused for every decision."""
 
@@ -60,6 +60,21 @@ class _Plan:
     caps: tuple[int, ...]
     costs: tuple[int, ...]
     paced: bool
+    held: tuple[int, int, tuple[Ask, ...]] = (0, 0, ())
+    """The asks last made, and since and until when they are the same."""
+
+    def asks_at(self, now_ms: int) -> tuple[Ask, ...]:
+        """What is asked of each limit at `now_ms`: the same until the next edge of a calendar, unless it is paced."""
+        since_ms, until_ms, asks = self.held
+        if not since_ms <= now_ms < until_ms:
+            each = zip(self.limits, self.caps_at(now_ms), self.costs, strict=True)
+            asks = tuple(Ask(limit.view, cap, cost, _edges(limit.view, now_ms)) for limit, cap, cost in each)
+            if not self.paced:
+                edges = [ask.edges for ask in asks if ask.edges is not None]
+                since_ms = max((edge[0] for edge in edges), default=0)
+                until_ms = min((edge[1] for edge in edges), default=NEVER)
+                self.held = (since_ms, until_ms, asks)  # in one piece: threads share the plan
+        return asks
 
     def caps_at(self, now_ms: int) -> tuple[int, ...]:
         """What each limit is held to at `now_ms`. `caps` is that without pacing; most plans need no more."""
@@ -222,10 +237,7 @@ class Budget:
         """One question to the ledger, and its answer; asked once more with a fresh clock if ours proved wrong."""
         for _ in range(2):
             caller_ms = self._clock()
-            asks = [
-                Ask(limit.view, cap, cost, _edges(limit.view, caller_ms))
-                for limit, cap, cost in zip(plan.limits, plan.caps_at(caller_ms), plan.costs, strict=True)
-            ]
+            asks = plan.asks_at(caller_ms)
             question = Question(self.project, charge, asks, plan.closed_by, caller_ms, self._jitter_ms)
             verdict = self.ledger.decide(question, commit=commit)
             if verdict.outcome != "clock":
