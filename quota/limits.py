@@ -197,6 +197,9 @@ class View:
             fields.append("calls")
         object.__setattr__(self, "name", "|".join(fields))
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # which a string remembers: ledgers look views up for each decision
+
 
 def _names(names: Collection[str]) -> str:
     """One field of a view's name: sorted, comma-joined, `*` for all; separators inside a name are escaped."""

@@ -11,7 +11,7 @@ import os
 import re
 import threading
 import time
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -37,7 +37,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from quota.errors import ConfigError, LedgerError
-from quota.ledger import DEFAULT_BUCKET, KEEP_MS, NEVER, Entry, Exhaustion, Verdict
+from quota.ledger import DEFAULT_BUCKET, KEEP_MS, NEVER, Entry, Exhaustion, Verdict, kept_ms
 from quota.limits import Sliding
 from quota.redis_connection import Connections
 from quota.scripts import script
@@ -96,6 +96,7 @@ class RedisLedger:
 
     def decide(self, question: Question, *, commit: bool) -> Verdict:
         charge = question.charge
+        keep_ms, of_limits = _of_limits(tuple(question.asks))
         args: list[str | int] = [
             0 if self._clock is None else self._clock(),
             question.caller_ms,
@@ -106,12 +107,11 @@ class RedisLedger:
             charge.region,
             charge.token,
             -1,
-            question.keep_ms,
+            keep_ms,
             question.jitter_ms,
             ",".join(question.closed_by),
+            *of_limits,
         ]
-        for ask in question.asks:
-            args += (ask.view.name, ask.cap_units, ask.cost_units, _span(ask))
         return self._read(_verdict, self._charge(_keys(question.project), args))
 
     def _charge(self, keys: Sequence[str], args: list[str | int]) -> list[Any]:
@@ -264,6 +264,17 @@ def _keys(project: str) -> tuple[str, str, str]:
 def _units(charge: Charge) -> str | int:
     """The field `u` of an entry."""
     return charge.units if charge.bucket == DEFAULT_BUCKET else f"{charge.bucket}={charge.units}"
+
+
+@lru_cache(maxsize=256)
+def _of_limits(asks: tuple[Ask, ...]) -> tuple[int, tuple[str, ...]]:
+    """How long the log must be kept for these limits, and the four arguments of each. A budget asks about the same ones
+    for hours.
+    """
+    words: list[str | int] = []
+    for ask in asks:
+        words += (ask.view.name, ask.cap_units, ask.cost_units, _span(ask))
+    return kept_ms(asks), tuple(map(str, words))
 
 
 def _span(ask: Ask) -> str | int:
