@@ -442,10 +442,11 @@ def _counted(view: View, entry: Entry) -> int:
 
 
 def _states(plan: _Plan, question: Question, verdict: Verdict) -> tuple[LimitState, ...]:
-    return tuple(
-        LimitState(limit.name, ask.cost_units, used, ask.cap_units, max(0, ask.cap_units - used))
-        for limit, ask, used in zip(plan.limits, question.asks, verdict.used_units, strict=False)
-    )
+    states = []
+    for limit, ask, used in zip(plan.limits, question.asks, verdict.used_units, strict=False):
+        left = ask.cap_units - used
+        states.append(LimitState(limit.name, ask.cost_units, used, ask.cap_units, left if left > 0 else 0))
+    return tuple(states)
 
 
 def _period(limit: Limit) -> str:
