@@ -21,7 +21,7 @@ L is the limit's number after `cap`: a job may leave some of it to others, and a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quota.clock import host_clock, utc
@@ -51,7 +51,7 @@ ALLOWANCE_ID = "allowance-"
 """Begins the id of a charge that the local allowance let through."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Plan:
     """What one kind of call asks of each limit that counts it: computed once, reused for every decision."""
 
@@ -64,6 +64,21 @@ class _Plan:
     caps: tuple[int, ...]
     costs: tuple[int, ...]
     paced: bool
+    held: tuple[int, int, tuple[Ask, ...]] = (0, 0, ())
+    """The asks last made, and since and until when they are the same."""
+
+    def asks_at(self, now_ms: int) -> tuple[Ask, ...]:
+        """What is asked of each limit at `now_ms`: the same until the next edge of a calendar, unless it is paced."""
+        since_ms, until_ms, asks = self.held
+        if not since_ms <= now_ms < until_ms:
+            each = zip(self.limits, self.caps_at(now_ms), self.costs, strict=True)
+            asks = tuple(Ask(limit.view, cap, cost, _edges(limit.view, now_ms)) for limit, cap, cost in each)
+            if not self.paced:
+                edges = [ask.edges for ask in asks if ask.edges is not None]
+                since_ms = max((edge[0] for edge in edges), default=0)
+                until_ms = min((edge[1] for edge in edges), default=NEVER)
+                self.held = (since_ms, until_ms, asks)  # in one piece: threads share the plan
+        return asks
 
     def caps_at(self, now_ms: int) -> tuple[int, ...]:
         """What each limit is held to at `now_ms`. `caps` is that without pacing; most plans need no more."""
@@ -231,10 +246,7 @@ class Budget:
         clock_tries = behind_tries = 0
         while True:
             caller_ms = self._clock()
-            asks = [
-                Ask(limit.view, cap, cost, _edges(limit.view, caller_ms))
-                for limit, cap, cost in zip(plan.limits, plan.caps_at(caller_ms), plan.costs, strict=True)
-            ]
+            asks = plan.asks_at(caller_ms)
             seen = NOTHING_SEEN if memory is None else memory.seen()
             question = Question(self.project, charge, asks, plan.closed_by, caller_ms, self._jitter_ms, seen)
             verdict = self.ledger.decide(question, commit=commit)
@@ -466,21 +478,15 @@ def _counted(view: View, entry: Entry) -> int:
 
 
 def _states(plan: _Plan, question: Question, verdict: Verdict) -> tuple[LimitState, ...]:
-    states = tuple(
-        LimitState(limit.name, ask.cost_units, used, ask.cap_units, max(0, ask.cap_units - used))
-        for limit, ask, used in zip(plan.limits, question.asks, verdict.used_units, strict=False)
-    )
-    if not verdict.carried:
-        return states
-    carried = [[carry for carry in carries if carry.until_ms > verdict.now_ms] for carries in verdict.carried]
-    return tuple(
-        replace(
-            state,
-            carried_units=sum(carry.units for carry in carries),
-            carried_until_ms=max((carry.until_ms for carry in carries), default=0),
-        )
-        for state, carries in zip(states, carried, strict=True)
-    )
+    states = []
+    for limit, ask, used in zip(plan.limits, question.asks, verdict.used_units, strict=False):
+        left = ask.cap_units - used
+        states.append(LimitState(limit.name, ask.cost_units, used, ask.cap_units, left if left > 0 else 0))
+    for n, carries in enumerate(verdict.carried):
+        live = [carry for carry in carries if carry.until_ms > verdict.now_ms]
+        until_ms = max((carry.until_ms for carry in live), default=0)
+        states[n] = states[n]._replace(carried_units=sum(carry.units for carry in live), carried_until_ms=until_ms)
+    return tuple(states)
 
 
 def _period(limit: Limit) -> str:

@@ -1,9 +1,11 @@
-"""The answer to "may this call leave now?": the same from every ledger and every door."""
+"""The answer to "may this call leave now?": the same from every ledger and every door.
+
+Named tuples, like the values of `quota.ledger`, and for the same reason: each decision makes some.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from quota.clock import rfc3339, utc
 
@@ -14,8 +16,7 @@ Reason = Literal["ok", "limit", "leave", "exhausted", "closed", "clock", "ledger
 Source = Literal["ledger", "allowance"]
 
 
-@dataclass(frozen=True, slots=True)
-class LimitState:
+class LimitState(NamedTuple):
     """One limit as a decision saw it. `limit_units` is the number enforced for this caller then: see `cap`.
 
     `carried_units` of what is used stand for charges that the ledger has lost, the last until `carried_until_ms`.
@@ -30,8 +31,7 @@ class LimitState:
     carried_until_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """The answer to "may this call leave now?". Times are milliseconds since the epoch where the name ends in `_ms`.
 
     `remaining_units` is that of the limit which allows the fewest further identical charges after this decision.

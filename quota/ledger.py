@@ -177,8 +177,12 @@ class Question(NamedTuple):
 
     @property
     def keep_ms(self) -> int:
-        longest_ms = max((ask.view.window.longest_ms for ask in self.asks), default=0)
-        return max(KEEP_MS, longest_ms + KEEP_SLACK_MS)
+        return kept_ms(self.asks)
+
+
+def kept_ms(asks: Sequence[Ask]) -> int:
+    """How long the log must be kept for these limits."""
+    return max(KEEP_MS, KEEP_SLACK_MS + max((ask.view.window.longest_ms for ask in asks), default=0))
 
 
 class Ledger(Protocol):

@@ -197,6 +197,9 @@ class View:
             fields.append("calls")
         object.__setattr__(self, "name", "|".join(fields))
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # which a string remembers: ledgers look views up for each decision
+
 
 def selector_of(view: str) -> Selector:
     """What the view of this name selects and counts: the name read back. ValueError if it is no view's name."""

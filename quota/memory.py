@@ -397,6 +397,8 @@ if hasattr(os, "register_at_fork"):
 
 def _same_views(asks: Sequence[Ask], others: Sequence[Ask]) -> bool:
     """Whether two questions were about the same windows. Views and edges are made once and asked about often."""
+    if asks is others:
+        return True
     if len(asks) != len(others):
         return False
     for ask, other in zip(asks, others, strict=True):  # noqa: SIM110  # half the time of `all` and a generator

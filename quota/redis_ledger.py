@@ -11,7 +11,7 @@ import os
 import re
 import threading
 import weakref
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -41,8 +41,9 @@ from redis.sentinel import Sentinel
 
 from quota.clock import elapsed_s
 from quota.errors import ConfigError, LedgerError
-from quota.ledger import DEFAULT_BUCKET, KEEP_MS, NEVER, Carry, Entry, Exhaustion, Verdict
+from quota.ledger import DEFAULT_BUCKET, KEEP_MS, NEVER, Carry, Entry, Exhaustion, Verdict, kept_ms
 from quota.limits import Sliding
+from quota.redis_connection import Connections
 from quota.scripts import script
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class RedisLedger:
         self._clock = clock
         self._url = url
         self._connect = _connector(url, self.label)
-        self._connected: redis.Redis | None = None
+        self._connected: redis.Redis | Connections | None = None
         self._lock = threading.Lock()
         _made.add(self)
 
@@ -104,6 +105,7 @@ class RedisLedger:
 
     def decide(self, question: Question, *, commit: bool) -> Verdict:
         charge = question.charge
+        keep_ms, of_limits = _of_limits(tuple(question.asks))
         args: list[str | int] = [
             0 if self._clock is None else self._clock(),
             question.caller_ms,
@@ -114,13 +116,12 @@ class RedisLedger:
             charge.region,
             charge.token,
             -1,
-            question.keep_ms,
+            keep_ms,
             question.jitter_ms,
             ",".join(question.closed_by),
             " ".join([question.seen.epoch, *(f"{ms}-{seq}" for ms, seq in question.seen.ids)]),
+            *of_limits,
         ]
-        for ask in question.asks:
-            args += (ask.view.name, ask.cap_units, ask.cost_units, _span(ask))
         reply = self._charge(_keys(question.project), args)
         return self._read(lambda reply: _verdict(question, reply), reply)
 
@@ -174,7 +175,8 @@ class RedisLedger:
         return self._read(_exhaustion, reply)
 
     def exhaustions(self, project: str) -> Sequence[Exhaustion]:
-        state: dict[str, str] = self._ask("HGETALL", _keys(project)[1])
+        reply = self._ask("HGETALL", _keys(project)[1])
+        state: dict[str, str] = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
         records = [record for field, record in sorted(state.items()) if field.startswith("closed:")]
         return [self._read(_exhaustion, record) for record in records]
 
@@ -303,6 +305,17 @@ def _units(charge: Charge) -> str | int:
     return charge.units if charge.bucket == DEFAULT_BUCKET else f"{charge.bucket}={charge.units}"
 
 
+@lru_cache(maxsize=256)
+def _of_limits(asks: tuple[Ask, ...]) -> tuple[int, tuple[str, ...]]:
+    """How long the log must be kept for these limits, and the four arguments of each. A budget asks about the same ones
+    for hours.
+    """
+    words: list[str | int] = []
+    for ask in asks:
+        words += (ask.view.name, ask.cap_units, ask.cost_units, _span(ask))
+    return kept_ms(asks), tuple(map(str, words))
+
+
 def _span(ask: Ask) -> str | int:
     window = ask.view.window
     if isinstance(window, Sliding):
@@ -389,7 +402,7 @@ def _entry(row: Sequence[str]) -> Entry:
 # -- urls --------------------------------------------------------------------------------------------------------------
 
 
-def _connector(url: str, label: str) -> Callable[[], redis.Redis]:
+def _connector(url: str, label: str) -> Callable[[], redis.Redis | Connections]:
     """What makes the client. The url is judged here and now; nothing is contacted before the first question."""
     try:
         scheme, _, rest = url.partition("://")
@@ -408,9 +421,11 @@ def _connector(url: str, label: str) -> Callable[[], redis.Redis]:
             options["db"] = int(db or options.get("db", 0))
             sentinel = Sentinel(nodes, sentinel_kwargs=_options({}, SENTINEL_TIMEOUT_S), **options)
             return partial(sentinel.master_for, service)
-        pool = redis.ConnectionPool(**_options(parse_url(url)))
-        pool.connection_class(**pool.connection_kwargs)  # an option that it does not know shows here
-        return partial(redis.Redis.from_pool, pool)
+        options = {"protocol": 2, **_options(parse_url(url))}
+        options.pop("max_connections", None)  # there are as many as threads that ask at once
+        make = partial(options.pop("connection_class", redis.Connection), **options)
+        make()  # an option that it does not know shows here
+        return partial(Connections, make)
     except (ValueError, TypeError, RedisError):
         # The parser's own words quote what it took for a port or an option, and that may be a piece of a password.
         raise ConfigError(

@@ -1,0 +1,332 @@
+"""Connections without a pool: an answer belongs to its question, whatever happens between the two."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+
+from contract.conftest import limit
+from quota.budget import Budget
+from quota.ledger import open_ledger
+from quota.redis_connection import Connections
+from support.books import BOOK
+from support.proxy import Proxy
+from support.servers import RedisServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+TIMEOUT_S = 5.0
+SHORT_S = 0.2
+"""Where a test waits for it. A busy machine may take that long for a call, so that no other test counts on it."""
+
+NAME = "without-a-pool"
+
+needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
+
+
+@pytest.fixture
+def server(redis_server: RedisServer) -> RedisServer:
+    with redis.Redis(port=redis_server.port) as client:
+        client.flushall()
+    return redis_server
+
+
+@contextmanager
+def connected(port: int, **options: Any) -> Iterator[Connections]:
+    options = {"decode_responses": True, "protocol": 2, "socket_timeout": TIMEOUT_S, "client_name": NAME, **options}
+    with closing(Connections(partial(redis.Connection, port=port, **options))) as connections:
+        yield connections
+
+
+def on_server(server: RedisServer) -> int:
+    """How many of our connections the server has."""
+    with redis.Redis(port=server.port) as client:
+        return sum(one["name"] == NAME for one in client.client_list())
+
+
+def soon(condition: Callable[[], bool]) -> bool:
+    """The server learns of a closed connection a moment later."""
+    deadline = time.monotonic() + 5
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def ask_at_once(server: RedisServer, connections: Connections, calls: int) -> None:
+    """Let several calls be under way at the same time, so that there are as many connections."""
+
+    def ask() -> None:
+        connections.execute_command("BLPOP", "held", 0)
+
+    asking = [threading.Thread(target=ask) for _ in range(calls)]
+    with redis.Redis(port=server.port) as client:
+        for thread in asking:
+            thread.start()
+        assert soon(lambda: client.info("clients")["blocked_clients"] == calls)
+        client.rpush("held", *range(calls))
+    for thread in asking:
+        thread.join()
+
+
+# -- an answer belongs to its question ---------------------------------------------------------------------------------
+
+
+def test_an_answer_that_comes_too_late_answers_nothing_else(server: RedisServer) -> None:
+    with Proxy(server.port) as proxy, connected(proxy.port, socket_timeout=SHORT_S) as connections:
+        connections.execute_command("PING")
+        proxy.fail("delay-request", match=b"one", delay_s=SHORT_S + 0.1)
+        with pytest.raises(redis.TimeoutError):
+            connections.execute_command("ECHO", "one")
+        assert connections.execute_command("ECHO", "two") == "two"
+        time.sleep(0.2)  # the late answer has arrived by now
+        assert connections.execute_command("ECHO", "three") == "three"
+
+
+def test_half_an_answer_is_not_completed_by_the_next_one() -> None:
+    """The first connection is answered by half, and by the rest when it asks again; the second as it should be."""
+    scripts = iter([[b"$5\r\nhal", b"f!\r\n$3\r\ntwo\r\n"], [b"$3\r\ntwo\r\n"]])
+
+    def serve(listener: socket.socket) -> None:
+        with suppress(OSError):
+            for script in scripts:
+                accepted.append(listener.accept()[0])
+                for reply in script:
+                    if not accepted[-1].recv(1000):
+                        break
+                    accepted[-1].sendall(reply)
+
+    accepted: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        with connected(
+            listener.getsockname()[1], socket_timeout=SHORT_S, client_name=None, driver_info=None
+        ) as connections:
+            with pytest.raises(redis.TimeoutError):
+                connections.execute_command("ECHO", "half!")
+            assert connections.execute_command("ECHO", "two") == "two"
+        thread.join()
+        for one in accepted:
+            one.close()
+
+
+@contextmanager
+def on_signal(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@needs_signals
+def test_an_interrupted_call_leaves_no_answer_behind(server: RedisServer) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with Proxy(server.port) as proxy, connected(proxy.port) as connections, on_signal(interrupt):
+        connections.execute_command("PING")
+        proxy.fail("delay-request", match=b"one", delay_s=0.1)
+        timer = threading.Timer(0.03, os.kill, (os.getpid(), signal.SIGUSR1))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            connections.execute_command("ECHO", "one")
+        timer.join()
+        assert connections.execute_command("ECHO", "two") == "two"
+        time.sleep(0.1)
+        assert connections.execute_command("ECHO", "three") == "three"
+
+
+# redis-py leaves the socket to the garbage collector where it is interrupted while connecting.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@needs_signals
+def test_calls_interrupted_anywhere_leave_no_answer_behind(server: RedisServer) -> None:
+    class Interrupted(Exception):  # noqa: N818  # what a handler of somebody else's may raise
+        pass
+
+    def interrupt(*_: object) -> None:
+        if interruptible:
+            raise Interrupted
+
+    def keep_interrupting() -> None:
+        r = random.Random(5)
+        while not done.wait(r.uniform(0.0002, 0.003)):
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    interruptible, done, interrupted = False, threading.Event(), 0
+    with connected(server.port) as connections, on_signal(interrupt):
+        thread = threading.Thread(target=keep_interrupting)
+        thread.start()
+        for number in range(3_000):
+            try:
+                interruptible = True
+                reply = connections.execute_command("ECHO", str(number))
+                interruptible = False
+            except (Interrupted, redis.ConnectionError):  # redis-py turns one within its own handlers into the latter
+                interruptible = False
+                interrupted += 1
+            else:
+                assert reply == str(number)
+        done.set()
+        thread.join()
+    assert interrupted > 20
+    assert soon(lambda: on_server(server) == 0), "nor a connection"
+
+
+@needs_signals
+def test_a_signal_handler_may_ask_in_the_middle_of_a_call(server: RedisServer) -> None:
+    with Proxy(server.port) as proxy, connected(proxy.port) as connections:
+        connections.execute_command("PING")
+        inner = []
+        with on_signal(lambda *_: inner.append(connections.execute_command("ECHO", "inner"))):
+            proxy.fail("delay-request", match=b"outer", delay_s=0.1)
+            timer = threading.Timer(0.03, os.kill, (os.getpid(), signal.SIGUSR1))
+            timer.start()
+            assert connections.execute_command("ECHO", "outer") == "outer"
+            timer.join()
+        assert inner == ["inner"]
+
+
+def test_an_error_is_an_answer_and_its_connection_is_kept(server: RedisServer) -> None:
+    with connected(server.port) as connections:
+        mine = connections.execute_command("CLIENT", "ID")
+        connections.execute_command("SET", "text", "x", "EX", 100)
+        for wrong in (("EVALSHA", "0" * 40, 0), ("LPUSH", "text", 1), ("NONSENSE",)):
+            with pytest.raises(redis.ResponseError):
+                connections.execute_command(*wrong)
+        assert connections.execute_command("CLIENT", "ID") == mine
+
+
+# -- a connection that ended while idle --------------------------------------------------------------------------------
+
+
+def test_a_connection_that_the_server_closed_is_found_out_before_it_is_used(server: RedisServer) -> None:
+    with connected(server.port) as connections, redis.Redis(port=server.port) as client:
+        ask_at_once(server, connections, 3)
+        for one in client.client_list():
+            if one["name"] == NAME:
+                client.client_kill_filter(one["id"])
+        assert connections.execute_command("ECHO", "here") == "here"
+        assert on_server(server) == 1
+
+
+def test_a_server_that_restarts_while_idle_is_asked_once() -> None:
+    own = RedisServer()
+    try:
+        with closing(open_ledger(own.url)) as ledger:
+            budget = Budget(credential="main", project="p", book=BOOK, limits=(limit(500),), ledger=ledger)
+            assert budget.charge("search.list").admitted
+            own.kill()
+            own.start()
+            assert budget.charge("search.list").admitted
+        with redis.Redis(port=own.port) as client:
+            assert client.hget("quota:{p}:state", "retried") is None, "not as a repeat"
+    finally:
+        own.close()
+
+
+def test_after_a_lost_answer_no_other_idle_connection_is_tried(server: RedisServer) -> None:
+    """A network that forgot them all says so of none: each would cost the whole time to wait."""
+    with Proxy(server.port) as proxy, connected(proxy.port) as connections:
+        ask_at_once(server, connections, 3)
+        assert proxy.connections == 3
+        proxy.fail("drop-reply", match=b"lost")
+        with pytest.raises(redis.ConnectionError):
+            connections.execute_command("ECHO", "lost")
+        assert connections.execute_command("ECHO", "found") == "found"
+        assert proxy.connections == 4
+
+
+# -- threads and forks -------------------------------------------------------------------------------------------------
+
+
+def test_there_are_as_many_connections_as_calls_at_once_and_none_after_close(server: RedisServer) -> None:
+    with connected(server.port) as connections:
+        wrong: list[str] = []
+
+        def work(name: str) -> None:
+            for n in range(200):
+                if connections.execute_command("ECHO", f"{name} {n}") != f"{name} {n}":
+                    wrong.append(name)
+
+        for _ in range(3):
+            threads = [threading.Thread(target=work, args=(f"thread {n}",)) for n in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert 1 <= on_server(server) <= 4
+        assert wrong == []
+        connections.close()
+        assert soon(lambda: on_server(server) == 0)
+        connections.close()
+        assert connections.execute_command("ECHO", "again") == "again", "closed means let go of, not ended"
+
+
+def test_a_call_under_way_while_another_thread_closes_is_answered_and_its_connection_ends(server: RedisServer) -> None:
+    with connected(server.port) as connections, redis.Redis(port=server.port) as client:
+        answers: list[object] = []
+        thread = threading.Thread(target=lambda: answers.append(connections.execute_command("BLPOP", "list", "5")))
+        thread.start()
+        assert soon(lambda: client.info("clients")["blocked_clients"] == 1)
+        connections.close()
+        client.rpush("list", "x")
+        thread.join()
+        assert answers == [["list", "x"]]
+        assert soon(lambda: on_server(server) == 0)
+
+
+def _ask_in_child(connections: Connections, ids: multiprocessing.SimpleQueue[list[int]]) -> None:
+    ids.put([connections.execute_command("CLIENT", "ID") for _ in range(3)])
+    connections.close()
+
+
+# Python warns of forking with threads; what is tested here is that the connections survive it.
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.skipif(sys.platform == "win32", reason="no fork there")
+def test_a_forked_child_has_connections_of_its_own_and_leaves_the_parents_alone(server: RedisServer) -> None:
+    with connected(server.port) as connections, redis.Redis(port=server.port) as client:
+        ask_at_once(server, connections, 2)
+        before = {one["id"] for one in client.client_list() if one["name"] == NAME}
+        context = multiprocessing.get_context("fork")
+        ids: multiprocessing.SimpleQueue[list[int]] = context.SimpleQueue()
+        child = context.Process(target=_ask_in_child, args=(connections, ids))
+        child.start()
+        theirs = ids.get()
+        child.join()
+        assert len(set(theirs)) == 1
+        ask_at_once(server, connections, 2)
+        assert {one["id"] for one in client.client_list() if one["name"] == NAME} == before
+        assert str(theirs[0]) not in before
+
+
+# -- urls --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("query", ["", "?protocol=3", "?max_connections=1", "?health_check_interval=1"])
+def test_options_in_the_url_are_the_librarys(server: RedisServer, query: str) -> None:
+    named = f"{server.url}{query}{'&' if query else '?'}client_name={NAME}"
+    with closing(open_ledger(named)) as ledger:
+        budget = Budget(credential="main", project="p", book=BOOK, limits=(limit(500),), ledger=ledger)
+        assert budget.charge("search.list").admitted
+        assert ledger.exhaustions("p") == []
+        assert ledger.claim("p", "work", 1_000)
+        assert not ledger.claim("p", "work", 1_000)
+        assert abs(ledger.now_ms() - time.time_ns() // 1_000_000) < 5_000
+        assert on_server(server) == 1
