@@ -33,16 +33,14 @@ from quota.budget import read_entries
 from quota.clock import rfc3339
 from quota.ledger import KEEP_SLACK_MS, NOTHING_SEEN, Carry, Seen, root_of
 from quota.limits import Edges, selector_of
+from quota.slots import NUMBERS, Slots
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from quota.ledger import Ask, Id, Ledger, Verdict
-    from quota.slots import Head, Slots
-
-NUMBERS = 8
-"""Of so many limits in one decision, the units are noted."""
+    from quota.slots import Head
 
 LOOK_EVERY_S = 0.05
 """How often at most a process looks at what the others of its machine have seen."""
@@ -285,13 +283,11 @@ class Memory:
         self._begin("")
         if self.path is not None:
             try:
-                from quota.slots import Slots
-
                 _make_room(self.path)
                 self._slots = Slots(self.path)
                 own = self._slots.own()
                 self._recall(own and Slot.read(*own))
-            except (OSError, ImportError) as error:
+            except OSError as error:
                 self._give_up(error)
 
     def _recall(self, own: Slot | None) -> None:

@@ -7,11 +7,14 @@ Nothing waits for the disk: what a process wrote survives its death, though not 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import struct
+import sys
 import zlib
 from typing import NamedTuple
+
+if sys.platform != "win32":
+    import fcntl
 
 SLOTS = 64
 """More processes of one machine at a time find no slot of their own."""
@@ -44,6 +47,8 @@ class Slots:
     """
 
     def __init__(self, path: str) -> None:
+        if sys.platform == "win32":
+            raise OSError(0, "this platform has no locks on parts of a file")
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._own = self._claim()
