@@ -554,6 +554,8 @@ import os, signal, threading
 import quota
 with quota.open() as session:
     budget = session.budget()
+    # The first call imports; Python itself cannot fork well while another thread does.
+    assert budget.charge("videos.list").admitted
     stop = threading.Event()
     def spend():
         while not stop.is_set():
