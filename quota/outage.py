@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.ledger import Charge
 from quota.sqlite_file import SqliteFile
@@ -33,8 +32,7 @@ REPAID_AT_ONCE = 100
 _log = logging.getLogger("quota")
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(NamedTuple):
     """A call that the allowance let through, by its number in the journal, and what the allowance has left."""
 
     number: int | None
