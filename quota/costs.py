@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import date
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.errors import ConfigError, UnknownMethod
 from quota.limits import DAY_MS, Calendar, Sliding, Window, parse_duration
@@ -15,8 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
+class Bucket(NamedTuple):
     """A pool that upstream itself counts, granting `quota_units` in each `window`.
 
     Most upstreams count by the calendar and reset at its edge; one that counts "per minute" has a sliding window.
@@ -27,8 +25,7 @@ class Bucket:
     window: Window
 
 
-@dataclass(frozen=True, slots=True)
-class Price:
+class Price(NamedTuple):
     """What one call of a method costs: `units` of `bucket`, from `since` (inclusive) on."""
 
     units: int
@@ -36,8 +33,7 @@ class Price:
     since: date
 
 
-@dataclass(frozen=True, slots=True)
-class Pool:
+class Pool(NamedTuple):
     """Upstream's own name for a pool, as its error bodies give it, and what to close when it runs out.
 
     `marks` are looked for in an error's `quota_limit`, `quota_metric` and message; `methods` are those that stop.
@@ -50,8 +46,7 @@ class Pool:
     methods: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CostBook:
+class CostBook(NamedTuple):
     """Prices of one API, with where they come from and when they were read there.
 
     `retention_ms` is how long the API's terms allow what it returned to be kept; None when they say nothing.

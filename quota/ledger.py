@@ -20,7 +20,6 @@ to the view's total. `quota.memory` finds out what was lost.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from quota.errors import ConfigError
@@ -69,8 +68,7 @@ class Ask(NamedTuple):
     edges: Edges | None
 
 
-@dataclass(frozen=True, slots=True)
-class Exhaustion:
+class Exhaustion(NamedTuple):
     """Upstream said "no more": a dated fact that closes one bucket for everybody until `until_ms`.
 
     `until_ms` is NEVER for a project to which upstream grants nothing at all: no reset will reopen that.

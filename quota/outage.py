@@ -22,9 +22,8 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.errors import LedgerError
 from quota.ledger import Charge
@@ -47,8 +46,7 @@ LOOK_AGAIN_MS = 10_000
 _log = logging.getLogger("quota")
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(NamedTuple):
     """A call that the allowance let through, by its number in the journal, and what the allowance has left."""
 
     number: int | None

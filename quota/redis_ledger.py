@@ -293,6 +293,7 @@ def _may_repeat(error: Exception, started: float) -> bool:
     return lost and elapsed_s() - started <= REPEAT_WITHIN_S
 
 
+@lru_cache(maxsize=256)
 def _keys(project: str) -> tuple[str, str, str]:
     """The three keys of a project, in one Cluster slot."""
     if not _PROJECT.fullmatch(project):

@@ -16,7 +16,7 @@ import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quota.costs import CostBook, load_book, parse_span, parse_window
 from quota.errors import ConfigError
@@ -46,8 +46,7 @@ LONGEST_MISFIRE_GRACE_MS = 7 * DAY_MS
 BUILT_IN = "built-in configuration"
 
 
-@dataclass(frozen=True, slots=True)
-class Unavailable:
+class Unavailable(NamedTuple):
     """What each of `machines` may spend while the ledger cannot be reached: calls of up to `max_cost_units`, together
     at most `allowance_units` in any longest window.
     """
@@ -57,8 +56,7 @@ class Unavailable:
     machines: int
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerSettings:
+class LedgerSettings(NamedTuple):
     """`url` has absolute paths. `unavailable` is None where nothing may be spent without the ledger."""
 
     url: str
@@ -105,8 +103,7 @@ class JobSettings:
     misfire_grace_ms: int = DEFAULT_MISFIRE_GRACE_MS
 
 
-@dataclass(frozen=True, slots=True)
-class StoreSettings:
+class StoreSettings(NamedTuple):
     """Where fetched items are kept, and for how long."""
 
     url: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import sqlite3
 import threading
 import time
@@ -88,6 +87,8 @@ class SqliteFile:
                     return result
                 except sqlite3.Error as error:
                     if _code(error) in _BUSY and time.monotonic() < deadline:
+                        import random  # late: most processes meet no other one
+
                         time.sleep(random.uniform(0.0002, 0.002))  # noqa: S311  # a jitter, not a secret
                         continue
                     raise LedgerError(self._explain(error)) from error
