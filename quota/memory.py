@@ -230,11 +230,19 @@ class Memory:
             seen = {record for slot, record in live if record.epoch == slot.epoch}
             earlier = {record for slot, record in live if record.epoch != slot.epoch}
             root = root_of(verdict.epoch)
-            came_back = [_here(ledger, self._project, record) for record in earlier if root_of(record.epoch) == root]
-            back = {(here.view, here.epoch): here.units for here in sorted(came_back, key=_last)}
+            came_back = {
+                record: _here(ledger, self._project, _as_of(record, now_ms))
+                for record in earlier
+                if root_of(record.epoch) == root
+            }
             carries: dict[tuple[str, str], Carry] = {}
-            for carry in (carry for slot in slots for carry in slot.carries if carry.until_ms > since_ms):
-                _merge(carries, carry._replace(units=carry.units - back.get((carry.view, carry.epoch), 0)))
+            for slot in slots:
+                # Only where a record stands beside its carry: without one, what came back was taken off before.
+                back = {(r.view, r.epoch): came_back[r].units for r in slot.records if r in came_back}
+                for carry in slot.carries:
+                    if carry.until_ms > since_ms:
+                        units = carry.units - back.get((carry.view, carry.epoch), 0)
+                        _merge(carries, carry._replace(units=units))
             left = {record: self._left(ledger, root, record) for record in seen}
             lost = [_carry(record, here.units) for record, here in left.items() if here.units < record.units]
             for carry in lost:
@@ -244,7 +252,7 @@ class Memory:
             self._begin(epoch)
             self._carries = carries
             self._earlier = {r for r in seen | earlier if root_of(r.epoch) != root and (r.view, r.epoch) in carries}
-            for here in sorted([*left.values(), *came_back], key=_last):
+            for here in sorted([*left.values(), *came_back.values()], key=_last):
                 if here.units > 0:
                     self._records[here.view] = here._replace(epoch=epoch)
                     self._newest = max(self._newest, here.last)
@@ -421,6 +429,12 @@ def _here(ledger: Ledger, project: str, record: Record) -> Record:
             if selector.counts(entry.bucket, entry.method, entry.job):
                 units += selector.cost(entry.units)
     return record._replace(units=units, last=last)
+
+
+def _as_of(record: Record, now_ms: int) -> Record:
+    """The record without what has left its window since: a carry made of a later look at the log has none of that."""
+    window_ms = record.until_ms - record.last[0]
+    return record._replace(since_ms=max(record.since_ms, now_ms - window_ms))
 
 
 def _carry(record: Record, here_units: int) -> Carry:

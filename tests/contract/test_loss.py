@@ -242,6 +242,24 @@ def test_one_loss_after_the_other(site: Site) -> None:
         assert charge(budget) == 8 + n
 
 
+def test_what_had_expired_when_the_loss_was_reported_is_not_taken_off_it(site: Site) -> None:
+    """Who looked long ago saw charges that whoever reported the loss did not count any more."""
+    early, late = site.machine("a").budget(limit(100)), site.machine("b").budget(limit(100))
+    charge(early, 5)
+    site.now_ms += DAY_MS - HOUR_MS
+    charge(late, 3)
+    assert early.peek("videos.list").admitted
+    copy = site.place.copy()
+    site.now_ms += 2 * HOUR_MS
+    assert charge(late) == 4
+    site.empty()
+    assert charge(early) >= 5
+    assert charge(late) >= 6
+    site.restore(copy)
+    assert charge(early) >= 7
+    assert charge(late) >= 8
+
+
 def test_what_a_copy_brought_back_is_missed_when_it_goes_again(site: Site) -> None:
     """Emptied, restored from a copy, emptied again; in between the process only looked, at another limit."""
     machine = site.machine()
