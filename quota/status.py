@@ -229,9 +229,7 @@ def render_status(status: Status) -> RenderableType:
 def _carried(row: LimitRow) -> str:
     state = row.state
     until = _clock(state.carried_until_ms)
-    return (
-        f"{row.limit.name}: {state.carried_units} units were charged in a ledger that was lost; counted until {until}"
-    )
+    return f"{row.limit.name}: {state.carried_units:,} units are of charges that the ledger lost, until {until}"
 
 
 def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:

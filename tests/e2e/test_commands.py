@@ -296,3 +296,21 @@ def test_a_demo_does_not_overwrite_a_configuration(quota: Quota, upstream: Emula
     before = (quota.folder / "quota.toml").read_bytes()
     assert "holds a quota.toml of yours" in one_line(quota("demo", "--keep", "."), 2)
     assert (quota.folder / "quota.toml").read_bytes() == before
+
+
+def test_a_deleted_ledger_is_noticed_and_shown(quota: Quota) -> None:
+    """Whoever deletes the file to begin anew is told that it does not work, and why."""
+    quota.configure('[credentials.main]\napi = "youtube-v3"\n')
+    quota.json("charge", "search.list")
+    state = quota.folder / "state"
+    for path in state.glob("ledger.db*"):
+        path.unlink()
+    again = quota("charge", "videos.list")
+    assert again.returncode == 0
+    assert "ledger_behind project=main" in again.stderr
+    assert "lost_units=100 " in again.stderr
+    shown = quota("status")
+    assert shown.stdout.count("100 units are of charges that the ledger lost") == 2
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+    limits = quota.json("status")["credentials"][0]["limits"]
+    assert [(row["used_units"], row["carried_units"]) for row in limits] == [(101, 100)] * 2
