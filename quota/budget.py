@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from quota.clock import host_clock, utc
 from quota.decision import Decision, LimitState
 from quota.errors import CostExceedsLimit, LedgerError, UnknownCharge, UsageError
+from quota.events import warn
 from quota.labels import Tokens, current_labels
 from quota.ledger import NEVER, NOTHING_SEEN, Ask, Charge, Question
 from quota.limits import DAY_MS, Calendar, paced_units, paced_until
@@ -513,9 +514,7 @@ _warned: set[tuple[str, str]] = set()
 def _warn_default_price(book: str, method: str, units: int) -> None:
     if (book, method) not in _warned and len(_warned) < 1_000:
         _warned.add((book, method))
-        import logging
-
-        logging.getLogger("quota").warning(
+        warn(
             "cost book %r has no method %r: charged %d units, its default; add the method to the book",
             book,
             method,

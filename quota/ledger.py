@@ -84,6 +84,9 @@ class Exhaustion(NamedTuple):
 NEVER = 2**53 - 1
 """A moment that does not come."""
 
+LATEST_MS = 10**14
+"""No time that is stored is later: beyond it a sum with a window has no date."""
+
 
 class Carry(NamedTuple):
     """What a view counted of charges that the ledger has lost: `units` more, until `until_ms`.

@@ -20,7 +20,6 @@ loss and the first decision of a machine that had seen more.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import threading
@@ -31,6 +30,7 @@ from weakref import WeakSet
 
 from quota.budget import read_entries
 from quota.clock import rfc3339
+from quota.events import warn
 from quota.ledger import KEEP_SLACK_MS, NOTHING_SEEN, Carry, Seen, root_of
 from quota.limits import Edges, selector_of
 from quota.slots import NUMBERS, Slots
@@ -49,8 +49,6 @@ TIDY_EVERY_MS = 60_000
 
 FORGET_AFTER_DAYS = 400
 """A file that nobody has written for so long, longer than any window in use, is removed."""
-
-_log = logging.getLogger("quota")
 
 
 class Record(NamedTuple):
@@ -225,7 +223,7 @@ class Memory:
         now_ms = verdict.now_ms
         since_ms = now_ms - KEEP_SLACK_MS  # should the clock go back, what has expired counts again
         with self._lock:
-            slots = [*self._read_slots(), self._own(now_ms)]
+            slots = [*self._read_slots(), self._slot(*self._asked())]
             live = [(slot, record) for slot in slots for record in slot.records if record.until_ms > since_ms]
             seen = {record for slot, record in live if record.epoch == slot.epoch}
             earlier = {record for slot, record in live if record.epoch != slot.epoch}
@@ -257,11 +255,10 @@ class Memory:
                     self._records[here.view] = here._replace(epoch=epoch)
                     self._newest = max(self._newest, here.last)
             self._at_ms = now_ms
-            if self._write(text=True) and self._slots is not None:
-                self._slots.clear_abandoned()  # what processes that are gone have noted stands in our slot now
+            self._write(text=True, clear=True)
         most = max((carry for carry in lost if carry.until_ms > now_ms), key=lambda carry: carry.units, default=None)
         if most is not None:
-            _log.warning(
+            warn(
                 "ledger_behind project=%s ledger=%s lost_units=%d until=%s: charges that this machine saw are missing "
                 "there (emptied? restored from an old copy?); they count on until they would have expired",
                 self._project,
@@ -349,30 +346,31 @@ class Memory:
             for ask, units in zip(self._asks, self._units, strict=False)
         ]
 
-    def _own(self, now_ms: int) -> Slot:
-        records = (*self._asked(), *self._records.values(), *self._earlier)
-        return Slot(self._epoch, now_ms, records, tuple(self._carries.values()))
+    def _slot(self, *asked: Record) -> Slot:
+        """What is known beside what was asked about last, or with it."""
+        records = (*asked, *self._records.values(), *self._earlier)
+        return Slot(self._epoch, self._at_ms, records, tuple(self._carries.values()))
 
-    def _write(self, *, text: bool) -> bool:
+    def _write(self, *, text: bool, clear: bool = False) -> None:
+        """Note what is known. `clear`: what processes that are gone have noted stands in our slot now."""
         if self._slots is None:
-            return False
+            return
         try:
             self._slots.write(
-                self._newest, self._tag, self._at_ms, self._units[:NUMBERS], self._text() if text else None
+                self._newest,
+                self._tag,
+                self._at_ms,
+                self._units[:NUMBERS],
+                self._slot().text([(ask.view.name, _span(ask)) for ask in self._asks]) if text else None,
             )
+            if clear:
+                self._slots.clear_abandoned()
         except OSError as error:
             self._give_up(error)
-            return False
-        return True
-
-    def _text(self) -> str:
-        records = (*self._records.values(), *self._earlier)
-        slot = Slot(self._epoch, self._at_ms, records, tuple(self._carries.values()))
-        return slot.text([(ask.view.name, _span(ask)) for ask in self._asks])
 
     def _give_up(self, error: Exception) -> None:
         """The file cannot be used: from now on this process remembers for itself alone."""
-        _log.warning("memory_unusable path=%s: %s; what this process sees of its ledger ends with it", self.path, error)
+        warn("memory_unusable path=%s: %s; what this process sees of its ledger ends with it", self.path, error)
         slots, self._slots = self._slots, None
         if slots is not None:
             with contextlib.suppress(OSError):
@@ -458,8 +456,9 @@ def _make_room(path: str) -> None:
     folder = os.path.dirname(path)
     os.makedirs(folder, mode=0o700, exist_ok=True)
     for entry in os.scandir(folder):
-        if time.time() - entry.stat().st_mtime > FORGET_AFTER_DAYS * 86_400:
-            os.unlink(entry.path)
+        with contextlib.suppress(FileNotFoundError):  # another process is as tidy
+            if time.time() - entry.stat().st_mtime > FORGET_AFTER_DAYS * 86_400:
+                os.unlink(entry.path)
 
 
 # -- one memory for each file ------------------------------------------------------------------------------------------

@@ -20,14 +20,14 @@ What the journal itself may suffer, and what follows:
 
 from __future__ import annotations
 
-import logging
 import os
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.errors import LedgerError
-from quota.ledger import Charge
-from quota.sqlite_file import LATEST_MS, SqliteFile, sound
+from quota.events import warn
+from quota.ledger import LATEST_MS, Charge
+from quota.sqlite_file import SqliteFile, sound
 
 if TYPE_CHECKING:
     import sqlite3
@@ -42,8 +42,6 @@ REPAID_AT_ONCE = 100
 
 LOOK_AGAIN_MS = 10_000
 """How soon a process looks again into a journal that it found paid, or unreadable: others may draw meanwhile."""
-
-_log = logging.getLogger("quota")
 
 
 class Drawn(NamedTuple):
@@ -105,7 +103,7 @@ class Allowance:
         drawn = self._file.transact(work, write=commit)
         if commit and drawn is not None:
             self._looked_ms.pop(project, None)
-            _log.warning(
+            warn(
                 "allowance_drawn project=%s method=%s units=%d left=%d",
                 project,
                 charge.method,
@@ -178,12 +176,12 @@ class Allowance:
                 self._warn(error)
             else:
                 units = sum(row[1] for row in rows)
-                _log.warning("debt_repaid project=%s charges=%d units=%d", project, len(rows), units)
+                warn("debt_repaid project=%s charges=%d units=%d", project, len(rows), units)
 
     def _warn(self, error: LedgerError) -> None:
         if not self._warned:
             self._warned = True
-            _log.warning("allowance_unreadable: %s", error)
+            warn("allowance_unreadable: %s", error)
 
     def _mark_repaid(self, project: str, last: int) -> None:
         sql = "UPDATE draws SET repaid = 1 WHERE project = ? AND number <= ?"

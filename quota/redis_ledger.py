@@ -41,7 +41,7 @@ from redis.sentinel import Sentinel
 
 from quota.clock import elapsed_s
 from quota.errors import ConfigError, LedgerError
-from quota.ledger import DEFAULT_BUCKET, KEEP_MS, NEVER, Carry, Entry, Exhaustion, Verdict, kept_ms
+from quota.ledger import DEFAULT_BUCKET, KEEP_MS, LATEST_MS, NEVER, Carry, Entry, Exhaustion, Verdict, kept_ms
 from quota.limits import Sliding
 from quota.redis_connection import Connections
 from quota.scripts import script
@@ -72,9 +72,6 @@ _FAILED = (RedisError, RedisClusterException)
 _LOST = (RedisConnectionError, RedisTimeoutError, RedisClusterException)
 _ANSWERED = (AuthenticationError, AuthorizationError, BusyLoadingError)
 """What the driver counts among lost connections although the server did answer."""
-
-LATEST_MS = 10**14
-"""No time that is stored is later: beyond it a sum with a window has no date."""
 
 _PROJECT = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R", bound="tuple[object, ...]")
 
-LATEST_MS = 10**14
-"""No time that is stored is later: beyond it a sum with a window has no date."""
-
 DEADLINE_S = 1.0
 """How long one transaction may wait for other processes'."""
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quota.clock import host_clock
-from quota.ledger import CLOCK_SLACK_MS, KEEP_SLACK_MS, NEVER, Carry, Entry, Exhaustion, Verdict, root_of
+from quota.ledger import CLOCK_SLACK_MS, KEEP_SLACK_MS, LATEST_MS, NEVER, Carry, Entry, Exhaustion, Verdict, root_of
 from quota.limits import MINUTE_MS, Sliding
-from quota.sqlite_file import LATEST_MS, DamagedError, SqliteFile, sound
+from quota.sqlite_file import DamagedError, SqliteFile, sound
 
 if TYPE_CHECKING:
     import sqlite3

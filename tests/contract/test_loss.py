@@ -460,7 +460,7 @@ def test_the_memory_is_bounded(site: Site) -> None:
     site.now_ms += 3 * DAY_MS
     machine.start()
     charge(machine.budget(limit(10_000)))
-    slot = machine.memory._own(site.now_ms)
+    slot = machine.memory._slot(*machine.memory._asked())
     assert len(slot.records) + len(slot.carries) == 1, "what has expired is forgotten"
 
 
