@@ -158,41 +158,61 @@ class Memory:
         self._earlier: set[Record] = set()  # of other logs
         self._carries: dict[tuple[str, str], Carry] = {}
         self._others: tuple[Id, ...] = ()  # what the machine's other processes saw, until the ledger has shown it
-        self._look_at_s = 0.0
-        self._tidy_at_ms = 0
+        self._seen = NOTHING_SEEN
+        self._look_at_s = 0.0  # until then, `_seen` is the answer
+        self._tidy_at_ms = 0  # until then, and after a decision noted whole, only the head changes
 
     # -- around a decision -------------------------------------------------------------------------------------------
 
     def seen(self) -> Seen:
         """What the ledger must have."""
+        if time.monotonic() < self._look_at_s:
+            return self._seen
         with self._lock:
             if not self._started:
                 self._start()
-            if self._slots is not None and time.monotonic() >= self._look_at_s:
-                self._look()
-            ids = (*self._others, self._newest) if self._asks or self._records else self._others
-            return Seen(self._epoch, ids) if self._epoch else NOTHING_SEEN
+            self._look()
+            self._say()
+            return self._seen
 
     def note(self, asks: Sequence[Ask], verdict: Verdict) -> None:
         """Remember what a decision showed."""
         _, _, now_ms, last, units, _, epoch, carried = verdict
+        with self._lock:
+            if epoch != self._epoch or carried or now_ms >= self._tidy_at_ms or not _same_views(asks, self._asks):
+                self._note_all(asks, verdict)
+            elif last >= self._newest:  # else another thread has seen more
+                self._newest, self._units, self._at_ms = last, units, now_ms
+                self._others = ()
+                self._seen = Seen(epoch, (last,))
+                if self._slots is not None:
+                    try:
+                        self._slots.write_head(last, now_ms, units)
+                    except OSError as error:
+                        self._give_up(error)
+
+    def _note_all(self, asks: Sequence[Ask], verdict: Verdict) -> None:
+        """The same where more has changed than the numbers."""
+        _, _, now_ms, last, units, _, epoch, carried = verdict
         if not epoch:
             return
-        with self._lock:
-            if epoch != self._epoch:
-                if self._asks or self._records:
-                    return  # decided before another thread made a loss good
-                self._begin(epoch)
-            self._others = ()
-            if last < self._newest:
-                return  # another thread has seen more
-            changed = bool(carried) or now_ms >= self._tidy_at_ms or not _same_views(asks, self._asks)
-            if changed:
-                self._set_aside(asks, now_ms)
-                if carried:
-                    units = self._without_carries(verdict)
+        if epoch != self._epoch:
+            if self._asks or self._records:
+                return  # decided before another thread made a loss good
+            self._begin(epoch)
+        if last >= self._newest:
+            self._set_aside(asks, now_ms)
+            if carried:
+                units = self._without_carries(verdict)
             self._newest, self._units, self._at_ms = last, units, now_ms
-            self._write(text=changed)
+            self._write()
+        self._others = ()
+        self._say()
+
+    def _say(self) -> None:
+        """What `seen` answers from now on."""
+        ids = (*self._others, self._newest) if self._asks or self._records else self._others
+        self._seen = Seen(self._epoch, ids) if self._epoch else NOTHING_SEEN
 
     def _set_aside(self, asks: Sequence[Ask], now_ms: int) -> None:
         """Another question than the last: what that one showed is kept beside it; what has expired is forgotten."""
@@ -255,7 +275,8 @@ class Memory:
                     self._records[here.view] = here._replace(epoch=epoch)
                     self._newest = max(self._newest, here.last)
             self._at_ms = now_ms
-            self._write(text=True, clear=True)
+            self._write(clear=True)
+            self._say()
         most = max((carry for carry in lost if carry.until_ms > now_ms), key=lambda carry: carry.units, default=None)
         if most is not None:
             warn(
@@ -318,8 +339,9 @@ class Memory:
 
     def _look(self) -> None:
         """See what the other processes of this machine have seen."""
-        assert self._slots is not None  # noqa: S101  # narrows the type
         self._look_at_s = time.monotonic() + LOOK_EVERY_S
+        if self._slots is None:
+            return
         try:
             if not self._epoch:
                 self._recall(None)
@@ -351,18 +373,13 @@ class Memory:
         records = (*asked, *self._records.values(), *self._earlier)
         return Slot(self._epoch, self._at_ms, records, tuple(self._carries.values()))
 
-    def _write(self, *, text: bool, clear: bool = False) -> None:
-        """Note what is known. `clear`: what processes that are gone have noted stands in our slot now."""
+    def _write(self, *, clear: bool = False) -> None:
+        """Note all that is known. `clear`: what processes that are gone have noted stands in our slot now."""
         if self._slots is None:
             return
+        text = self._slot().text([(ask.view.name, _span(ask)) for ask in self._asks])
         try:
-            self._slots.write(
-                self._newest,
-                self._tag,
-                self._at_ms,
-                self._units[:NUMBERS],
-                self._slot().text([(ask.view.name, _span(ask)) for ask in self._asks]) if text else None,
-            )
+            self._slots.write(self._newest, self._tag, self._at_ms, self._units[:NUMBERS], text)
             if clear:
                 self._slots.clear_abandoned()
         except OSError as error:
@@ -383,6 +400,7 @@ class Memory:
             if slots is not None:
                 slots.close()
             self._started = False
+            self._look_at_s = 0.0
 
 
 _all: WeakSet[Memory] = WeakSet()

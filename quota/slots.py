@@ -55,24 +55,28 @@ class Slots:
         except OSError:
             os.close(self._fd)
             raise
-        self._text_mark = (0, 0)
+        self._at = self._own * SLOT_BYTES
 
-    def write(
-        self, newest: tuple[int, int], tag: int, at_ms: int, numbers: tuple[int, ...], text: str | None = None
-    ) -> None:
-        """Set this process's slot; without a text, the one that stands there. Of a longer text than fits, the first
-        whole lines.
+    def write(self, newest: tuple[int, int], tag: int, at_ms: int, numbers: tuple[int, ...], text: str) -> None:
+        """Set this process's slot. Of a longer text than fits, the first whole lines.
 
-        At most NUMBERS numbers, 0 or more. The first write of a process brings a text.
+        At most NUMBERS numbers, 0 or more.
         """
-        data = b""
-        if text is not None:
-            data = text.encode()
-            if len(data) > SLOT_BYTES - _TEXT_AT:
-                data = data[: data.rfind(b"\n", 0, SLOT_BYTES - _TEXT_AT) + 1]
-            self._text_mark = zlib.crc32(data), len(data)
-        head = _HEAD.pack(*newest, tag, at_ms, *numbers, *_ZEROS[len(numbers) :], *self._text_mark)
-        os.pwrite(self._fd, head + _CHECKSUM.pack(zlib.crc32(head)) + data, self._own * SLOT_BYTES)
+        data = text.encode()
+        if len(data) > SLOT_BYTES - _TEXT_AT:
+            data = data[: data.rfind(b"\n", 0, SLOT_BYTES - _TEXT_AT) + 1]
+        self._tag = tag
+        self._rest = (*_ZEROS[len(numbers) :], zlib.crc32(data), len(data))
+        head = _HEAD.pack(*newest, tag, at_ms, *numbers, *self._rest)
+        os.pwrite(self._fd, head + _CHECKSUM.pack(zlib.crc32(head)) + data, self._at)
+
+    def write_head(self, newest: tuple[int, int], at_ms: int, numbers: tuple[int, ...]) -> None:
+        """Set the head alone, under the tag and beside the text of the last `write`: as many numbers as then.
+
+        The one thing that every decision does here.
+        """
+        head = _HEAD.pack(*newest, self._tag, at_ms, *numbers, *self._rest)
+        os.pwrite(self._fd, head + _CHECKSUM.pack(zlib.crc32(head)), self._at)
 
     def own(self) -> tuple[Head, str] | None:
         """What this process, or the one that had its slot before, wrote last."""

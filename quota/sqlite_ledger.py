@@ -30,10 +30,11 @@ APPLICATION_ID = 0x51_4C_47_31
 TRIM_AT_ONCE = 10_000
 
 _HEAD = (
-    "SELECT ms, seq, epoch, carried_ms FROM charges LEFT JOIN epochs USING (project)"
+    "SELECT ms, seq, epoch, carried_ms, EXISTS (SELECT 1 FROM exhaustions WHERE project = charges.project)"
+    " FROM charges LEFT JOIN epochs USING (project)"
     " WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1"
 )
-_HEAD_TYPES = (int, int, str, int)
+_HEAD_TYPES = (int, int, str, int, int)
 _STATE_TYPES = (int,) * 6
 
 _COLUMNS = "ms, seq, units, charged_units, bucket, method, job, region, token"
@@ -65,8 +66,8 @@ class SqliteLedger:
         project, charge = question.project, question.charge
         clock_ms = self._clock()
         now_ms = min(clock_ms, question.caller_ms + CLOCK_SLACK_MS)
-        last, epoch, carried_ms = self._head(db, project)
-        if question.caller_ms > clock_ms + CLOCK_SLACK_MS or not all(_edges_fit(a, now_ms) for a in question.asks):
+        last, epoch, carried_ms, any_closed = self._head(db, project)
+        if question.caller_ms > clock_ms + CLOCK_SLACK_MS or not _edges_fit(question.asks, now_ms):
             return Verdict("clock", None, clock_ms, last, (), epoch=epoch)
         seen = question.seen
         if seen.epoch and seen != (epoch, (last,)) and self._is_behind(db, question, last, epoch):
@@ -81,11 +82,11 @@ class SqliteLedger:
         used = [view[0] for view in views]
         for i, carries in enumerate(carried):
             used[i] += sum(carry.units for carry in carries)
-        exhaustion = self._closed(db, question, now_ms)
-        fits = all(
-            not ask.cost_units or total + ask.cost_units <= ask.cap_units
-            for ask, total in zip(question.asks, used, strict=True)
-        )
+        exhaustion = self._closed(db, question, now_ms) if any_closed else None
+        fits = True
+        for ask, total in zip(question.asks, used, strict=True):
+            if ask.cost_units and total + ask.cost_units > ask.cap_units:
+                fits = False
         if exhaustion is not None or not fits or not commit:
             if commit:  # what was read is not read again
                 for ask, view, state in zip(question.asks, views, stored, strict=True):
@@ -106,20 +107,23 @@ class SqliteLedger:
             self._trim(db, project, now_ms, question.keep_ms)
         return Verdict("admitted", f"{at[0]}-{at[1]}", now_ms, at, tuple(used), None, epoch, carried)
 
-    def _head(self, db: sqlite3.Connection, project: str) -> tuple[Id, str, int]:
-        """The newest entry, the epoch, and until when any carry counts: in one query where there is an entry."""
+    def _head(self, db: sqlite3.Connection, project: str) -> tuple[Id, str, int, int]:
+        """The newest entry, the epoch, until when any carry counts, and whether any exhaustion may stand (0 or 1).
+
+        One query, where there is an entry.
+        """
         row = db.execute(_HEAD, (project,)).fetchone()
         if row is None:
             begun = db.execute("SELECT epoch, carried_ms FROM epochs WHERE project = ?", (project,)).fetchone()
-            row = (0, 0, *(begun or (None, None)))
-        ms, seq, epoch, carried_ms = row
+            row = (0, 0, *(begun or (None, None)), 1)
+        ms, seq, epoch, carried_ms, any_closed = row
         if epoch is None:  # before the first charge, or in a file of an older version
             epoch, carried_ms = "", 0
         if tuple(map(type, row)) != _HEAD_TYPES:
             sound((ms, seq, carried_ms, epoch), until=3)
         if not 0 <= ms < LATEST_MS or seq < 0:
             raise DamagedError("a charge in the far future")
-        return (ms, seq), epoch, carried_ms
+        return (ms, seq), epoch, carried_ms, any_closed
 
     def _is_behind(self, db: sqlite3.Connection, question: Question, last: Id, epoch: str) -> bool:
         """Whether this ledger lacks what was seen of it."""
@@ -247,7 +251,7 @@ class SqliteLedger:
 
     def carry(self, project: str, epoch: str, carries: Sequence[Carry]) -> str:
         def work(db: sqlite3.Connection) -> str:
-            _, current, carried_ms = self._head(db, project)
+            _, current, carried_ms, _ = self._head(db, project)
             db.execute(
                 "DELETE FROM carries WHERE project = ? AND until_ms <= ?", (project, self._clock() - KEEP_SLACK_MS)
             )
@@ -382,8 +386,12 @@ def _cutoff(ask: Ask, now_ms: int) -> int:
     return ask.edges[1 if now_ms >= ask.edges[1] else 0] - 1
 
 
-def _edges_fit(ask: Ask, now_ms: int) -> bool:
-    return ask.edges is None or ask.edges[0] <= now_ms < ask.edges[2]
+def _edges_fit(asks: Sequence[Ask], now_ms: int) -> bool:
+    """Whether the caller's clock and ours are in the same calendar periods, or in neighbouring ones."""
+    for ask in asks:  # noqa: SIM110  # half the time of `all` and a generator
+        if ask.edges is not None and not ask.edges[0] <= now_ms < ask.edges[2]:
+            return False
+    return True
 
 
 def _sum_sql(view: View) -> tuple[str, tuple[str, ...]]:
