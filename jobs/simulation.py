@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from jobs.triggers import Tick
     from quota.budget import Budget
     from quota.decision import Decision
-    from quota.ledger import Entry, Exhaustion
+    from quota.ledger import Carry, Entry, Exhaustion
     from quota.limits import Limit
     from quota.settings import JobSettings, Settings
 
@@ -135,9 +135,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where a simulation begins: what the ledger holds, which buckets are closed, and where each job stands."""
+    """Where a simulation begins: what the ledger holds, and what it counts though it lost it; which buckets are closed;
+    where each job stands.
+    """
 
     entries: Mapping[str, Sequence[Entry]] = field(default_factory=dict)
+    carried: Mapping[str, Sequence[Carry]] = field(default_factory=dict)
     exhaustions: Mapping[str, Sequence[Exhaustion]] = field(default_factory=dict)
     places: Mapping[str, Sequence[Place]] = field(default_factory=dict)
 
@@ -153,17 +156,18 @@ def read_state(session: Session) -> State:
 
     settings, ledger = session.settings, session.ledger
     now_ms = ledger.now_ms()
-    entries, exhaustions = {}, {}
+    entries, carried, exhaustions = {}, {}, {}
     for credential in settings.credentials.values():
         longest_ms = max((limit.view.window.longest_ms for limit in credential.limits), default=KEEP_MS)
         entries[credential.project] = list(read_entries(ledger, credential.project, now_ms - longest_ms, NEVER))
+        carried[credential.project] = session.budget(credential.name).carried()
         exhaustions[credential.project] = list(ledger.exhaustions(credential.project))
     places: dict[str, list[Place]] = {}
     if os.path.exists(settings.store.url.removeprefix("sqlite:///")):
         with Store(settings.store.url, retention_ms=settings.store.retention_ms, create=False) as store:
             for job in settings.jobs.values():
                 places[job.name] = [store.place(job.name, region) for region in job.regions or ("",)]
-    return State(entries, exhaustions, places)
+    return State(entries, carried, exhaustions, places)
 
 
 # -- the simulation ----------------------------------------------------------------------------------------------------
@@ -269,6 +273,9 @@ class _Simulation:
                 charge = Charge(entry.units, entry.bucket, entry.method, entry.job, entry.region, tokens.next())
                 ledger.decide(Question(project, charge, asks, (), entry.ms), commit=True)
         self.now_ms = start_ms
+        for project, carries in state.carried.items():
+            if carries:
+                ledger.carry(project, tokens.next(), carries)
         for project, exhaustions in state.exhaustions.items():
             for exhaustion in exhaustions:
                 ledger.exhaust(project, exhaustion)

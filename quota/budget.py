@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from quota.costs import CostBook
     from quota.decision import Reason
-    from quota.ledger import Entry, Ledger, Verdict
+    from quota.ledger import Carry, Entry, Ledger, Verdict
     from quota.limits import Edges, Limit, View
     from quota.memory import Memory
     from quota.outage import Allowance
@@ -187,9 +187,17 @@ class Budget:
 
     def usage(self, job: str | None = None) -> tuple[LimitState, ...]:
         """Every limit as it stands now. Charges nothing; a `job` sees its own, lower numbers."""
-        plan = self._plan("", 0, "", self.limits, (0,) * len(self.limits), job or "")
-        question, verdict = self._ask(plan, Charge(0, "", "", "", "", ""), commit=False)
+        plan, question, verdict = self._look(job or "")
         return _states(plan, question, verdict)
+
+    def carried(self) -> tuple[Carry, ...]:
+        """What the ledger counts, in any limit, for charges that it has lost."""
+        return tuple(carry for of_limit in self._look("")[2].carried for carry in of_limit)
+
+    def _look(self, job: str) -> tuple[_Plan, Question, Verdict]:
+        plan = self._plan("", 0, "", self.limits, (0,) * len(self.limits), job)
+        question, verdict = self._ask(plan, Charge(0, "", "", "", "", ""), commit=False)
+        return plan, question, verdict
 
     def owed_units(self) -> int:
         """What this machine drew on its local allowance and has not repaid to the ledger yet."""
@@ -261,8 +269,8 @@ class Budget:
                 if commit:  # the lost question may yet arrive, and must not be taken for this one
                     charge = charge._replace(token=self.tokens.next())
             else:
-                if memory is not None and verdict.outcome != "clock":
-                    memory.note(asks, verdict)
+                if memory is not None and verdict.outcome != "clock" and memory.note(asks, verdict):
+                    memory.read_log(self.ledger)
                 return question, verdict
 
     def _make_plan(self, key: tuple[str, int | None, str | None, str]) -> _Plan:
@@ -395,7 +403,8 @@ class Budget:
         limit, cap_units, cost = plan.limits[i], plan.caps[i], plan.costs[i]
         view, used_units = limit.view, verdict.used_units[i]
         window = view.window
-        carries = [carry for carry in verdict.carried[i] if carry.until_ms > verdict.now_ms] if verdict.carried else []
+        carries = verdict.carried[i] if verdict.carried else ()
+        carried = sorted((until, n) for carry in carries for n, until in carry.parts if until > verdict.now_ms)
         if isinstance(window, Calendar):
             # A pace goes by the caller's clock, which makes the cap; what has left the window by the ledger's.
             ahead_ms = verdict.now_ms - question.caller_ms if limit.paced else 0
@@ -403,13 +412,14 @@ class Budget:
             while True:
                 edges, pace_edges = window.edges(at_ms), window.edges(at_ms - ahead_ms)
                 if edges[0] <= verdict.now_ms:
-                    used = used_units - sum(carry.units for carry in carries)
+                    used = used_units - sum(n for _, n in carried)
                 elif edges[0] <= verdict.last[0]:
                     used = sum(_counted(view, e) for e in self._entries(edges[0], verdict.last[0]))
                 else:
                     used = 0
-                used += sum(carry.units for carry in carries if carry.until_ms > at_ms)
-                next_ms = min([edges[1], *(carry.until_ms for carry in carries if carry.until_ms > at_ms)])
+                later = [(until_ms, n) for until_ms, n in carried if until_ms > at_ms]
+                used += sum(n for _, n in later)
+                next_ms = min([edges[1], *(until_ms for until_ms, _ in later)])
                 if used + cost <= cap_units:
                     if not limit.paced or not used:
                         return at_ms
@@ -420,7 +430,7 @@ class Budget:
         freed_units = 0
         entries = self._entries(verdict.now_ms - window.window_ms + 1, verdict.last[0])
         leaving = ((entry.ms + window.window_ms, _counted(view, entry)) for entry in entries)
-        for at_ms, units in _merged(leaving, sorted((carry.until_ms, carry.units) for carry in carries)):
+        for at_ms, units in _merged(leaving, carried):
             freed_units += units
             if used_units - freed_units <= cap_units - cost:
                 return max(from_ms, at_ms)
@@ -484,9 +494,14 @@ def _states(plan: _Plan, question: Question, verdict: Verdict) -> tuple[LimitSta
         left = ask.cap_units - used
         states.append(LimitState(limit.name, ask.cost_units, used, ask.cap_units, left if left > 0 else 0))
     for n, carries in enumerate(verdict.carried):
-        live = [carry for carry in carries if carry.until_ms > verdict.now_ms]
-        until_ms = max((carry.until_ms for carry in live), default=0)
-        states[n] = states[n]._replace(carried_units=sum(carry.units for carry in live), carried_until_ms=until_ms)
+        live = [part for carry in carries for part in carry.parts if part[1] > verdict.now_ms]
+        if live:
+            untils_ms = [until_ms for _, until_ms in live]
+            states[n] = states[n]._replace(
+                carried_units=sum(units for units, _ in live),
+                carried_next_ms=min(untils_ms),
+                carried_until_ms=max(untils_ms),
+            )
     return tuple(states)
 
 

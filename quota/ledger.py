@@ -14,8 +14,8 @@ The ledger's clock dates the charge. A view is rebuilt from the log when it is m
 behind what it has dropped.
 
 A ledger can lose what it has decided: emptied, restored from an old copy, replaced by a replica that lagged. A *carry*
-stands for what was lost: so many units of a view, until the time at which all of them would have expired. It is added
-to the view's total. `quota.memory` finds out what was lost.
+stands for what was lost: so many units of a view, in parts, each until the time at which all of it would have expired.
+It is added to the view's total. `quota.memory` finds out what was lost.
 """
 
 from __future__ import annotations
@@ -88,8 +88,15 @@ LATEST_MS = 10**14
 """No time that is stored is later: beyond it a sum with a window has no date."""
 
 
+Id = tuple[int, int]
+"""An entry's place in the log: its time in ms, then its number within that millisecond."""
+
+Parts = tuple[tuple[int, int], ...]
+"""Units, each with the time in ms until which they count, soonest first."""
+
+
 class Carry(NamedTuple):
-    """What a view counted of charges that the ledger has lost: `units` more, until `until_ms`.
+    """What a view counted of charges that the ledger has lost: that much more, part by part, and at least one.
 
     `epoch` names the ledger as it was before that loss. Several machines report the same loss, each what it had seen up
     to the entry `last`: of two reports, the one that goes further holds all of the other.
@@ -97,13 +104,45 @@ class Carry(NamedTuple):
 
     view: str
     epoch: str
-    units: int
-    until_ms: int
+    parts: Parts
     last: Id
 
+    @property
+    def until_ms(self) -> int:
+        """When nothing of it counts any more."""
+        return self.parts[-1][1]
 
-Id = tuple[int, int]
-"""An entry's place in the log: its time in ms, then its number within that millisecond."""
+    def units_at(self, now_ms: int) -> int:
+        return sum(units for units, until_ms in self.parts if until_ms > now_ms)
+
+    def with_report(self, other: Carry) -> Carry:
+        """With another report of the same loss: if that goes further, it, but at every moment the larger of the two."""
+        if other.last <= self.last:
+            return self
+        parts: list[tuple[int, int]] = []
+        counted = 0
+        for until_ms in sorted({until_ms for _, until_ms in self.parts + other.parts}, reverse=True):
+            units = max(self.units_at(until_ms - 1), other.units_at(until_ms - 1))
+            if units > counted:
+                parts.append((units - counted, until_ms))
+                counted = units
+        return other._replace(parts=tuple(reversed(parts)))
+
+
+def parts_text(parts: Parts) -> str:
+    """As both ledgers store them: `UNITS:UNTIL_MS,UNITS:UNTIL_MS`."""
+    return ",".join([f"{units}:{until_ms}" for units, until_ms in parts])
+
+
+def read_parts(text: str) -> Parts:
+    """Parts from their text. Raises ValueError for what `parts_text` never made."""
+    pairs = [part.split(":") for part in text.split(",")]
+    parts = tuple((int(units), int(until_ms)) for units, until_ms in pairs)
+    untils_ms = [until_ms for _, until_ms in parts]
+    if min(units for units, _ in parts) < 0 or untils_ms != sorted(untils_ms) or not 0 <= untils_ms[-1] < LATEST_MS:
+        raise ValueError(f"{text!r:.100} is not what is carried")
+    return parts
+
 
 Outcome = Literal["admitted", "refused", "exhausted", "clock", "behind"]
 

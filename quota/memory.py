@@ -5,8 +5,11 @@ ledger file may be deleted. Each process notes, after each decision, what that s
 entry, and how much each view counted. Before each decision it says which entries must be there. A ledger that has
 another epoch, or lacks one of them, answers "behind":
 
-    lost      what a view counted when last seen, less what the log still has of that
-    carry     the ledger adds that to the view until all of it would have expired, and begins a new epoch
+    lost      what a view counted when last seen, less what the log still has of that: the newest of it
+    carry     the ledger adds that to the view, part by part, until it would have expired, and begins a new epoch
+
+How much expires when is known to an hour for a window of a day: the units in each such *cell* of time are read from the
+log, once, when it is over, and noted too. Of what is newer only the sum is known, and expires with its newest entry.
 
 Every process has a slot of its own in one file (quota.slots), so that what a killed process saw is known to the next,
 and each looks at what the others of its machine saw last. Writing a slot costs some microseconds and waits for nothing;
@@ -30,16 +33,17 @@ from weakref import WeakSet
 
 from quota.budget import read_entries
 from quota.clock import rfc3339
+from quota.errors import LedgerError
 from quota.events import warn
-from quota.ledger import KEEP_SLACK_MS, NOTHING_SEEN, Carry, Seen, root_of
-from quota.limits import Edges, selector_of
+from quota.ledger import KEEP_SLACK_MS, NEVER, NOTHING_SEEN, Carry, Seen, parts_text, read_parts, root_of
+from quota.limits import Edges, Sliding, selector_of
 from quota.slots import NUMBERS, Slots
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from quota.ledger import Ask, Id, Ledger, Verdict
+    from quota.ledger import Ask, Id, Ledger, Parts, Verdict
     from quota.slots import Head
 
 LOOK_EVERY_S = 0.05
@@ -47,13 +51,16 @@ LOOK_EVERY_S = 0.05
 
 TIDY_EVERY_MS = 60_000
 
+CELLS = 24
+"""Into so many cells a sliding window is divided. What was lost counts up to two of them too long."""
+
 FORGET_AFTER_DAYS = 400
 """A file that nobody has written for so long, longer than any window in use, is removed."""
 
 
 class Record(NamedTuple):
     """What one view counted of the log in one epoch, without carries: `units` of the entries after `since_ms`, up to
-    `last`. All of them have expired at `until_ms`.
+    `last`. All of them have expired at `until_ms`, and those of the `older` cells before.
     """
 
     view: str
@@ -62,6 +69,22 @@ class Record(NamedTuple):
     since_ms: int
     last: Id
     until_ms: int
+    older: Parts = ()
+
+    @property
+    def parts(self) -> Parts:
+        """All of it. What is in no cell counts as its newest entry does."""
+        rest = self.units - sum(units for units, _ in self.older)
+        return (*self.older, (rest, self.until_ms)) if rest > 0 else _newest(self.older, self.units)
+
+
+class Cells(NamedTuple):
+    """How much of a view is where in the log: `parts`, by the time at which each cell has left the window, of all cells
+    up to `until_ms` that had anything in them.
+    """
+
+    until_ms: int
+    parts: Parts
 
 
 Span = int | Edges
@@ -79,6 +102,7 @@ class Slot(NamedTuple):
     at_ms: int
     records: tuple[Record, ...]
     carries: tuple[Carry, ...]
+    cells: dict[str, Cells]
 
     def text(self, asked: Sequence[tuple[str, Span]]) -> str:
         """What a slot's text says: the views whose units stand in its head, then these records and carries."""
@@ -88,17 +112,19 @@ class Slot(NamedTuple):
             for view, span in asked
         ]
         lines += [
-            f"{r.view}\t{r.epoch}\t{r.units}\t{r.since_ms}\t{r.last[0]}\t{r.last[1]}\t{r.until_ms}"
+            f"{r.view}\t{r.epoch}\t{r.units}\t{r.since_ms}\t{r.last[0]}\t{r.last[1]}\t{r.until_ms}\t"
+            f"{parts_text(r.older)}"
             for r in self.records
         ]
-        lines += [f"{c.view}\t{c.epoch}\t{c.units}\t{c.until_ms}\t{c.last[0]}\t{c.last[1]}" for c in self.carries]
+        lines += [f"{c.view}\t{c.epoch}\t{parts_text(c.parts)}\t{c.last[0]}\t{c.last[1]}" for c in self.carries]
+        lines += [f"{view}\t{cells.until_ms}\t{parts_text(cells.parts)}" for view, cells in self.cells.items()]
         return "\n".join(lines) + "\n"
 
     @classmethod
     def read(cls, head: Head, text: str) -> Slot | None:
         """The slot that was written with `text`; None for what never was."""
         epoch, *lines = text.removesuffix("\n").split("\n")
-        records, carries = [], []
+        records, carries, cells = [], [], {}
         numbers = iter(head.numbers)
         try:
             for line in lines:
@@ -108,15 +134,17 @@ class Slot(NamedTuple):
                     edges = tuple(map(int, fields[0].split(" ")))
                     span = edges[0] if len(edges) == 1 else (edges[0], edges[1], edges[2])
                     records.append(_record(view, span, epoch, next(numbers), head.newest, head.at_ms))
-                elif len(fields) == 5:
-                    units, until_ms, last_ms, last_seq = map(int, fields[1:])
-                    carries.append(Carry(view, fields[0], units, until_ms, (last_ms, last_seq)))
+                elif len(fields) == 2:
+                    cells[view] = Cells(int(fields[0]), _parts(fields[1]))
+                elif len(fields) == 4:
+                    carries.append(Carry(view, fields[0], read_parts(fields[1]), (int(fields[2]), int(fields[3]))))
                 else:
-                    units, since_ms, last_ms, last_seq, until_ms = map(int, fields[1:])
-                    records.append(Record(view, fields[0], units, since_ms, (last_ms, last_seq), until_ms))
+                    units, since_ms, last_ms, last_seq, until_ms = map(int, fields[1:6])
+                    older = _parts(fields[6])
+                    records.append(Record(view, fields[0], units, since_ms, (last_ms, last_seq), until_ms, older))
         except (ValueError, IndexError, StopIteration):
             return None
-        return cls(epoch, head.at_ms, tuple(records), tuple(carries))
+        return cls(epoch, head.at_ms, tuple(records), tuple(carries), cells)
 
 
 def _record(view: str, span: Span, epoch: str, units: int, last: Id, now_ms: int) -> Record:
@@ -157,6 +185,9 @@ class Memory:
         self._records: dict[str, Record] = {}  # of views that it did not ask about
         self._earlier: set[Record] = set()  # of other logs
         self._carries: dict[tuple[str, str], Carry] = {}
+        self._carried: tuple[tuple[Carry, ...], ...] = ()  # of these, what the last decision showed
+        self._cells: dict[str, Cells] = {}
+        self._read_from_ms = NEVER  # an entry this new ends a cell
         self._others: tuple[Id, ...] = ()  # what the machine's other processes saw, until the ledger has shown it
         self._seen = NOTHING_SEEN
         self._look_at_s = 0.0  # until then, `_seen` is the answer
@@ -175,13 +206,16 @@ class Memory:
             self._say()
             return self._seen
 
-    def note(self, asks: Sequence[Ask], verdict: Verdict) -> None:
-        """Remember what a decision showed."""
+    def note(self, asks: Sequence[Ask], verdict: Verdict) -> bool:
+        """Remember what a decision showed. Whether it is time to `read_log`."""
         _, _, now_ms, last, units, _, epoch, carried = verdict
         with self._lock:
-            if epoch != self._epoch or carried or now_ms >= self._tidy_at_ms or not _same_views(asks, self._asks):
+            other = epoch != self._epoch or carried != self._carried or not _same_views(asks, self._asks)
+            if other or now_ms >= self._tidy_at_ms:
                 self._note_all(asks, verdict)
             elif last >= self._newest:  # else another thread has seen more
+                if carried:
+                    units = _without_carried(verdict)
                 self._newest, self._units, self._at_ms = last, units, now_ms
                 self._others = ()
                 self._seen = Seen(epoch, (last,))
@@ -190,10 +224,11 @@ class Memory:
                         self._slots.write_head(last, now_ms, units)
                     except OSError as error:
                         self._give_up(error)
+            return self._newest[0] >= self._read_from_ms
 
     def _note_all(self, asks: Sequence[Ask], verdict: Verdict) -> None:
         """The same where more has changed than the numbers."""
-        _, _, now_ms, last, units, _, epoch, carried = verdict
+        _, _, now_ms, last, _, _, epoch, carried = verdict
         if not epoch:
             return
         if epoch != self._epoch:
@@ -202,12 +237,46 @@ class Memory:
             self._begin(epoch)
         if last >= self._newest:
             self._set_aside(asks, now_ms)
-            if carried:
-                units = self._without_carries(verdict)
-            self._newest, self._units, self._at_ms = last, units, now_ms
+            for of_view in carried:
+                for carry in of_view:
+                    _merge(self._carries, carry)
+            self._carried = carried
+            self._newest, self._units, self._at_ms = last, _without_carried(verdict), now_ms
             self._write()
         self._others = ()
+        self._read_from_ms = min((_cell_end(ask, self._cells) for ask in self._asks), default=NEVER)
         self._say()
+
+    def read_log(self, ledger: Ledger) -> None:
+        """Note what is in the cells of time that are over. Where the ledger cannot answer, a minute later will do."""
+        with self._lock:
+            self._read_from_ms = self._newest[0] + TIDY_EVERY_MS
+            for ask in self._asks:
+                window = ask.view.window
+                if isinstance(window, Sliding) and self._newest[0] >= _cell_end(ask, self._cells):
+                    try:
+                        self._cells[ask.view.name] = self._read_cells(ledger, ask.view.name, window.window_ms)
+                    except LedgerError:
+                        return
+            self._read_from_ms = min((_cell_end(ask, self._cells) for ask in self._asks), default=NEVER)
+            self._write()
+
+    def _read_cells(self, ledger: Ledger, view: str, window_ms: int) -> Cells:
+        """What is known of a view's cells and what is new. The last of them ends before the newest entry: nothing comes
+        into it any more.
+        """
+        selector = selector_of(view)
+        cell_ms = _cell_ms(window_ms)
+        end_ms = (self._newest[0] - 1) // cell_ms * cell_ms
+        known = self._cells.get(view, Cells(0, ()))
+        first_ms = max(known.until_ms, (self._at_ms - window_ms) // cell_ms * cell_ms)
+        units: dict[int, int] = {}
+        for entry in read_entries(ledger, self._project, first_ms + 1, end_ms):
+            if selector.counts(entry.bucket, entry.method, entry.job):
+                left_ms = -(-entry.ms // cell_ms) * cell_ms + window_ms
+                units[left_ms] = units.get(left_ms, 0) + selector.cost(entry.units)
+        live = [part for part in known.parts if part[1] > self._at_ms]
+        return Cells(end_ms, (*live, *((n, left_ms) for left_ms, n in units.items() if n)))
 
     def _say(self) -> None:
         """What `seen` answers from now on."""
@@ -226,14 +295,8 @@ class Memory:
             self._records = {v: r for v, r in self._records.items() if r.until_ms > since_ms and r.units > 0}
             self._earlier = {record for record in self._earlier if record.until_ms > since_ms}
             self._carries = {key: carry for key, carry in self._carries.items() if carry.until_ms > since_ms}
-
-    def _without_carries(self, verdict: Verdict) -> tuple[int, ...]:
-        units = list(verdict.used_units)
-        for n, carries in enumerate(verdict.carried):
-            for carry in carries:
-                _merge(self._carries, carry)
-                units[n] -= carry.units if carry.until_ms > verdict.now_ms else 0
-        return tuple(max(0, n) for n in units)
+            views = {*self._records, *(ask.view.name for ask in asks)}
+            self._cells = {view: cells for view, cells in self._cells.items() if view in views}
 
     def make_good(self, ledger: Ledger, verdict: Verdict, new_epoch: str) -> None:
         """Tell a ledger that is behind what it has lost, as far as anybody on this machine has seen it.
@@ -245,7 +308,8 @@ class Memory:
         with self._lock:
             slots = [*self._read_slots(), self._slot(*self._asked())]
             live = [(slot, record) for slot in slots for record in slot.records if record.until_ms > since_ms]
-            seen = {record for slot, record in live if record.epoch == slot.epoch}
+            cells = {epoch: _best_cells(slots, epoch) for epoch in {slot.epoch for slot in slots}}
+            seen = {_placed(record, cells[slot.epoch]) for slot, record in live if record.epoch == slot.epoch}
             earlier = {record for slot, record in live if record.epoch != slot.epoch}
             root = root_of(verdict.epoch)
             came_back = {
@@ -259,13 +323,12 @@ class Memory:
                 back = {(r.view, r.epoch): came_back[r].units for r in slot.records if r in came_back}
                 for carry in slot.carries:
                     if carry.until_ms > since_ms:
-                        units = carry.units - back.get((carry.view, carry.epoch), 0)
-                        _merge(carries, carry._replace(units=units))
+                        units = back.get((carry.view, carry.epoch), 0)
+                        _merge(carries, carry._replace(parts=_without_oldest(carry.parts, units, now_ms)))
             left = {record: self._left(ledger, root, record) for record in seen}
             lost = [_carry(record, here.units) for record, here in left.items() if here.units < record.units]
             for carry in lost:
                 _merge(carries, carry)
-            carries = {key: carry for key, carry in carries.items() if carry.units > 0}
             epoch = ledger.carry(self._project, new_epoch, list(carries.values())) if carries else verdict.epoch
             self._begin(epoch)
             self._carries = carries
@@ -277,14 +340,14 @@ class Memory:
             self._at_ms = now_ms
             self._write(clear=True)
             self._say()
-        most = max((carry for carry in lost if carry.until_ms > now_ms), key=lambda carry: carry.units, default=None)
-        if most is not None:
+        most = max(lost, key=lambda carry: carry.units_at(now_ms), default=None)
+        if most is not None and most.units_at(now_ms):
             warn(
                 "ledger_behind project=%s ledger=%s lost_units=%d until=%s: charges that this machine saw are missing "
                 "there (emptied? restored from an old copy?); they count on until they would have expired",
                 self._project,
                 ledger.label,
-                most.units,
+                most.units_at(now_ms),
                 rfc3339(most.until_ms),
             )
 
@@ -296,7 +359,7 @@ class Memory:
         here = _here(ledger, self._project, record)
         if root_of(record.epoch) == root:
             return record if here.last == record.last else here
-        return record if here == record else record._replace(units=0)
+        return record if here.units == record.units and here.last == record.last else record._replace(units=0)
 
     # -- the file ----------------------------------------------------------------------------------------------------
 
@@ -323,6 +386,7 @@ class Memory:
         if latest is None:
             return
         self._begin(latest.epoch)
+        self._cells = _best_cells(slots, latest.epoch)
         since_ms = latest.at_ms - KEEP_SLACK_MS
         for slot in slots:
             for carry in slot.carries:
@@ -371,7 +435,7 @@ class Memory:
     def _slot(self, *asked: Record) -> Slot:
         """What is known beside what was asked about last, or with it."""
         records = (*asked, *self._records.values(), *self._earlier)
-        return Slot(self._epoch, self._at_ms, records, tuple(self._carries.values()))
+        return Slot(self._epoch, self._at_ms, records, tuple(self._carries.values()), self._cells)
 
     def _write(self, *, clear: bool = False) -> None:
         """Note all that is known. `clear`: what processes that are gone have noted stands in our slot now."""
@@ -444,7 +508,7 @@ def _here(ledger: Ledger, project: str, record: Record) -> Record:
             last = (entry.ms, entry.seq)
             if selector.counts(entry.bucket, entry.method, entry.job):
                 units += selector.cost(entry.units)
-    return record._replace(units=units, last=last)
+    return record._replace(units=units, last=last, older=())
 
 
 def _as_of(record: Record, now_ms: int) -> Record:
@@ -454,17 +518,83 @@ def _as_of(record: Record, now_ms: int) -> Record:
 
 
 def _carry(record: Record, here_units: int) -> Carry:
-    return Carry(record.view, record.epoch, record.units - here_units, record.until_ms, record.last)
+    """What is missing of a record. A log loses its newest entries, or all."""
+    return Carry(record.view, record.epoch, _newest(record.parts, record.units - here_units), record.last)
 
 
 def _merge(into: dict[tuple[str, str], Carry], carry: Carry) -> None:
     """Of several reports of one loss, the one that goes furthest: as the ledger does it."""
-    key = (carry.view, carry.epoch)
-    known = into.get(key)
+    if carry.parts:
+        key = (carry.view, carry.epoch)
+        into[key] = into[key].with_report(carry) if key in into else carry
+
+
+def _without_carried(verdict: Verdict) -> tuple[int, ...]:
+    """What the views count of the log alone."""
+    if not verdict.carried:
+        return verdict.used_units
+    both = zip(verdict.used_units, verdict.carried, strict=True)
+    return tuple(max(0, units - sum(c.units_at(verdict.now_ms) for c in carries)) for units, carries in both)
+
+
+def _newest(parts: Parts, units: int) -> Parts:
+    """So many of the units: those that expire last."""
+    found: list[tuple[int, int]] = []
+    for there, until_ms in reversed(parts):
+        if units <= 0:
+            break
+        found.append((min(there, units), until_ms))
+        units -= there
+    return tuple(reversed(found))
+
+
+def _without_oldest(parts: Parts, units: int, now_ms: int) -> Parts:
+    """The parts, less so many of the units that still count at `now_ms`: those that expire first."""
+    live = tuple(part for part in parts if part[1] > now_ms)
+    return (*parts[: len(parts) - len(live)], *_newest(live, sum(n for n, _ in live) - units))
+
+
+def _parts(text: str) -> Parts:
+    return read_parts(text) if text else ()
+
+
+def _cell_ms(window_ms: int) -> int:
+    return max(1, window_ms // CELLS)
+
+
+def _cell_end(ask: Ask, cells: dict[str, Cells]) -> int:
+    """How new an entry must be to end the next cell of what was asked: any, where no cell is known.
+
+    A calendar period is not divided: all of it expires at once.
+    """
+    window = ask.view.window
+    if not isinstance(window, Sliding):
+        return NEVER
+    known = cells.get(ask.view.name)
+    return 0 if known is None else known.until_ms + _cell_ms(window.window_ms) + 1
+
+
+def _best_cells(slots: Sequence[Slot], epoch: str) -> dict[str, Cells]:
+    """What the processes of this machine have read of the log in this epoch."""
+    best: dict[str, Cells] = {}
+    for slot in slots:
+        if slot.epoch == epoch:
+            for view, cells in slot.cells.items():
+                best[view] = max(cells, best.get(view, cells))
+    return best
+
+
+def _placed(record: Record, cells: dict[str, Cells]) -> Record:
+    """The record with the cells that are wholly in it. Of one that has partly left its window nothing is known but the
+    sum, like of what is newest.
+    """
+    window_ms = record.until_ms - record.last[0]
+    known = cells.get(record.view)
     if known is None:
-        into[key] = carry
-    elif carry.last > known.last:
-        into[key] = carry._replace(units=max(carry.units, known.units), until_ms=max(carry.until_ms, known.until_ms))
+        return record
+    # A cell lies within the record if it begins where that does or later, and ends before its last entry.
+    first_ms = record.since_ms + _cell_ms(window_ms) + window_ms
+    return record._replace(older=tuple(part for part in known.parts if first_ms <= part[1] < record.until_ms))
 
 
 def _make_room(path: str) -> None:

@@ -41,7 +41,19 @@ from redis.sentinel import Sentinel
 
 from quota.clock import elapsed_s
 from quota.errors import ConfigError, LedgerError
-from quota.ledger import DEFAULT_BUCKET, KEEP_MS, LATEST_MS, NEVER, Carry, Entry, Exhaustion, Verdict, kept_ms
+from quota.ledger import (
+    DEFAULT_BUCKET,
+    KEEP_MS,
+    LATEST_MS,
+    NEVER,
+    Carry,
+    Entry,
+    Exhaustion,
+    Verdict,
+    kept_ms,
+    parts_text,
+    read_parts,
+)
 from quota.limits import Sliding
 from quota.redis_connection import Connections
 from quota.scripts import script
@@ -151,7 +163,7 @@ class RedisLedger:
     def carry(self, project: str, epoch: str, carries: Sequence[Carry]) -> str:
         args: list[str | int] = [0 if self._clock is None else self._clock(), epoch, KEEP_MS]
         for carry in carries:
-            args += (carry.view, carry.epoch, carry.units, carry.until_ms, f"{carry.last[0]}-{carry.last[1]}")
+            args += (carry.view, carry.epoch, parts_text(carry.parts), f"{carry.last[0]}-{carry.last[1]}")
         return str(self._script("carry", project, args))
 
     def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
@@ -353,16 +365,12 @@ def _epoch(name: str) -> str:
 
 
 def _carries(asks: Sequence[Ask], text: str) -> tuple[tuple[Carry, ...], ...]:
-    """A line for each ask: `EPOCH UNITS UNTIL_MS LAST EPOCH UNITS ...`"""
+    """A line for each ask: `EPOCH PARTS LAST EPOCH PARTS ...`"""
     carries = []
     for ask, line in zip(asks, text.split("\n"), strict=True):
         words = line.split(" ") if line else []
-        fours = zip(words[::4], words[1::4], words[2::4], words[3::4], strict=True)
-        name = ask.view.name
-        of_view = tuple(Carry(name, _epoch(lost), int(n), int(until), _id(last)) for lost, n, until, last in fours)
-        if any(carry.units < 0 or not 0 <= carry.until_ms < LATEST_MS for carry in of_view):
-            raise ValueError("less than nothing is carried, or for ever")
-        carries.append(of_view)
+        threes = zip(words[::3], words[1::3], words[2::3], strict=True)
+        carries.append(tuple(Carry(ask.view.name, _epoch(lost), read_parts(p), _id(last)) for lost, p, last in threes))
     return tuple(carries)
 
 

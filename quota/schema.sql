@@ -64,13 +64,14 @@ CREATE TABLE IF NOT EXISTS epochs (
     carried_ms INTEGER NOT NULL
 ) WITHOUT ROWID;
 
--- What was lost with an earlier epoch, as far as any machine remembers: added to the view until it would have expired.
-CREATE TABLE IF NOT EXISTS carries (
+-- What was lost with an earlier epoch, as far as any machine remembers: added to the view, part by part, until it would
+-- have expired.
+CREATE TABLE IF NOT EXISTS losses (
     project  TEXT    NOT NULL,
     view     TEXT    NOT NULL,
     epoch    TEXT    NOT NULL,       -- the one that was lost
-    units    INTEGER NOT NULL,
-    until_ms INTEGER NOT NULL,
+    parts    TEXT    NOT NULL,       -- UNITS:UNTIL_MS,UNITS:UNTIL_MS
+    until_ms INTEGER NOT NULL,       -- the last part's
     last_ms  INTEGER NOT NULL,       -- the newest entry that its reporter had seen
     last_seq INTEGER NOT NULL,
     PRIMARY KEY (project, view, epoch)

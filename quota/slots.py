@@ -19,7 +19,7 @@ if sys.platform != "win32":
 SLOTS = 64
 """More processes of one machine at a time find no slot of their own."""
 
-SLOT_BYTES = 16_384
+SLOT_BYTES = 65_536
 
 NUMBERS = 8
 

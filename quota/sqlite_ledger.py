@@ -9,7 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quota.clock import host_clock
-from quota.ledger import CLOCK_SLACK_MS, KEEP_SLACK_MS, LATEST_MS, NEVER, Carry, Entry, Exhaustion, Verdict, root_of
+from quota.ledger import (
+    CLOCK_SLACK_MS,
+    KEEP_SLACK_MS,
+    LATEST_MS,
+    NEVER,
+    Carry,
+    Entry,
+    Exhaustion,
+    Verdict,
+    parts_text,
+    read_parts,
+    root_of,
+)
 from quota.limits import MINUTE_MS, Sliding
 from quota.sqlite_file import DamagedError, SqliteFile, sound
 
@@ -23,7 +35,7 @@ if TYPE_CHECKING:
 State = tuple[int, int, int, int, int, int]
 """A view as it is stored: total, tail (ms, seq), head (ms, seq), gone_ms. See schema.sql."""
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 APPLICATION_ID = 0x51_4C_47_31
 """Marks an SQLite file as a ledger ("QLG1")."""
 
@@ -81,7 +93,7 @@ class SqliteLedger:
         carried = self._carried(db, question, now_ms) if carried_ms > now_ms else ()
         used = [view[0] for view in views]
         for i, carries in enumerate(carried):
-            used[i] += sum(carry.units for carry in carries)
+            used[i] += sum(carry.units_at(now_ms) for carry in carries)
         exhaustion = self._closed(db, question, now_ms) if any_closed else None
         fits = True
         for ask, total in zip(question.asks, used, strict=True):
@@ -136,14 +148,9 @@ class SqliteLedger:
         return any(missing)
 
     def _carried(self, db: sqlite3.Connection, question: Question, now_ms: int) -> tuple[tuple[Carry, ...], ...]:
-        sql = (
-            "SELECT view, epoch, units, until_ms, last_ms, last_seq FROM carries"
-            " WHERE project = ? AND view = ? AND until_ms > ?"
-        )
+        sql = "SELECT view, epoch, parts, last_ms, last_seq FROM losses WHERE project = ? AND view = ? AND until_ms > ?"
         rows = [db.execute(sql, (question.project, ask.view.name, now_ms)).fetchall() for ask in question.asks]
-        return tuple(
-            tuple(Carry(row[0], row[1], row[2], row[3], (row[4], row[5])) for row in of_view) for of_view in rows
-        )
+        return tuple(tuple(map(_carry, of_view)) for of_view in rows)
 
     def _append(self, db: sqlite3.Connection, project: str, at: Id, charge: Charge) -> None:
         db.execute(
@@ -253,17 +260,23 @@ class SqliteLedger:
         def work(db: sqlite3.Connection) -> str:
             _, current, carried_ms, _ = self._head(db, project)
             db.execute(
-                "DELETE FROM carries WHERE project = ? AND until_ms <= ?", (project, self._clock() - KEEP_SLACK_MS)
+                "DELETE FROM losses WHERE project = ? AND until_ms <= ?", (project, self._clock() - KEEP_SLACK_MS)
             )
-            changed = 0
+            changed = False
             for carry in carries:
-                changed += db.execute(
-                    "INSERT INTO carries VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE"
-                    " SET units = MAX(units, excluded.units), until_ms = MAX(until_ms, excluded.until_ms),"
-                    " last_ms = excluded.last_ms, last_seq = excluded.last_seq"
-                    " WHERE (excluded.last_ms, excluded.last_seq) > (last_ms, last_seq)",
-                    (project, *carry[:4], *carry.last),
-                ).rowcount
+                row = db.execute(
+                    "SELECT view, epoch, parts, last_ms, last_seq FROM losses"
+                    " WHERE project = ? AND view = ? AND epoch = ?",
+                    (project, carry.view, carry.epoch),
+                ).fetchone()
+                known = None if row is None else _carry(row)
+                stands = carry if known is None else known.with_report(carry)
+                if stands != known:
+                    changed = True
+                    db.execute(
+                        "REPLACE INTO losses VALUES (?, ?, ?, ?, ?, ?, ?)",
+                        (project, carry.view, carry.epoch, parts_text(stands.parts), stands.until_ms, *stands.last),
+                    )
             if current and not changed:
                 return current
             carried_ms = max([carried_ms, *(carry.until_ms for carry in carries)])
@@ -376,6 +389,14 @@ def _exhaustion(row: tuple[str, int, int, str, str]) -> Exhaustion:
     bucket, since_ms, until_ms, evidence, reported_by = row
     sound((since_ms, 0 if until_ms == NEVER else until_ms, bucket, evidence, reported_by), until=2, most=LATEST_MS)
     return Exhaustion(*row)
+
+
+def _carry(row: tuple[str, str, str, int, int]) -> Carry:
+    view, epoch, parts, last_ms, last_seq = row
+    try:
+        return Carry(view, epoch, read_parts(parts), (last_ms, last_seq))
+    except (ValueError, AttributeError) as error:
+        raise DamagedError(f"{parts!r:.100}") from error
 
 
 def _cutoff(ask: Ask, now_ms: int) -> int:

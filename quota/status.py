@@ -111,8 +111,11 @@ def _limit_rows(budget: Budget, at_ms: int) -> Iterable[LimitRow]:
             next_ms = paced_until(limit.limit_units, edges, now_units + 1) if more else resets_ms
         else:
             entries = read_entries(budget.ledger, budget.project, at_ms - window.window_ms + 1, NEVER)
-            oldest = (e for e in entries if e.units and selector.counts(e.bucket, e.method, e.job))
-            next_ms = next((entry.ms + window.window_ms for entry in oldest), state.carried_until_ms or at_ms)
+            counted = (e for e in entries if e.units and selector.counts(e.bucket, e.method, e.job))
+            oldest = next(counted, None)
+            leaves_ms = [] if oldest is None else [oldest.ms + window.window_ms]
+            leaves_ms += [state.carried_next_ms] if state.carried_units else []
+            next_ms = min(leaves_ms, default=at_ms)
         yield LimitRow(limit, state, next_ms if state.used_units else None, resets_ms, calendar.zone)
 
 

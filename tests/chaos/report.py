@@ -27,6 +27,8 @@ def publish(scene: Scene, verdict: Verdict, path: Path = PAGE) -> None:
     """Put the figures between the marks of the page that says what happens when things break."""
     found = verdict.figures
     limits, answers = found["limits"].values(), found["decisions by answer"]
+    beyond = sum(max(0, row["overspent by the ledger"] - row["excused there"]) for row in limits)
+    too_much = [row["too much, share"] for row in found["against the truth"].values()]
     recovery, wasted, pages = found["recovery ms"], found["wasted"], found["pages"]
     rows = {
         "seed, seconds of faults": f"{scene.seed}, {scene.seconds:g}",
@@ -36,11 +38,12 @@ def publish(scene: Scene, verdict: Verdict, path: Path = PAGE) -> None:
         "of these on allowances, repaid": f"{found['allowance units']:,}, {_repaid(found['debts'])}",
         "losses of the ledger": str(found["losses"]),
         "units spent between a loss and its discovery": _inline(found["spent before a loss was known"]),
-        "units overspent beyond that and the allowance": str(sum(row["overspent by the ledger"] for row in limits)),
+        "units overspent beyond that and the allowance": str(beyond),
         "calls that upstream refused for its quota": str(found["refused by upstream"]),
         "pages fetched / lost / stored twice": f"{pages['fetched']:,} / {pages['lost']} / {pages['stored twice']}",
         "back after an outage, median / longest": f"{recovery['median']} ms / {recovery['max']} ms",
         "budget wasted by caution": f"{wasted['units']} units, {100 * wasted['share']:.1f}%",
+        "limits counted too high, on average": f"by {100 * min(too_much):.1f} to {100 * max(too_much):.1f}%",
     }
     lines = ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows.items())]
     before, start, rest = path.read_text(encoding="utf-8").partition("<!-- figures -->\n")

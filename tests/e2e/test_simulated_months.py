@@ -302,14 +302,18 @@ def test_work_outside_a_bucket_has_no_part_in_its_shares(state_dir: Path, tmp_pa
 # -- from the live state -----------------------------------------------------------------------------------------------
 
 
-def test_a_plan_goes_on_where_ledger_and_store_stand(state_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_plan_goes_on_where_ledger_and_store_stand(state_dir: Path, tmp_path: Path, lost: bool) -> None:
     """Half a day is run and leaves a full budget and rounds begun, some in the middle of a search. The plan made from
-    that foresees the next day and a half, tick for tick; the plan from empty does not."""
+    that foresees the next day and a half, tick for tick; the plan from empty does not. So too where the ledger was
+    deleted in between, and counts what was lost."""
     config = tmp_path / "quota.toml"
     config.write_text(CONFIG.format(ledger="sqlite:///ledger.db", pacing="true"))
     now_ms, until_ms = WEEK_START_MS + DAY_MS // 2 + 60_000, WEEK_START_MS + 2 * DAY_MS
     settings = load_settings(config)
     live(config, WEEK_START_MS, now_ms)
+    if lost:
+        (tmp_path / "ledger.db").unlink()
     with LocalSession(settings, clock=lambda: now_ms) as session:
         state = read_state(session)
     assert any(place.pending for places in state.places.values() for place in places)

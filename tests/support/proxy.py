@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
 Kind = Literal[
@@ -53,7 +54,7 @@ class Proxy:
         self._running = threading.Event()
         self._running.set()
         self._open: set[socket.socket] = set()
-        self._threads: list[threading.Thread] = []
+        self._threads: set[threading.Thread] = set()
 
     @property
     def url(self) -> str:
@@ -112,14 +113,16 @@ class Proxy:
         self._listener.close()
         self._running.set()
         self.drop_all()
-        for thread in self._threads:
+        for thread in tuple(self._threads):
             thread.join(5)
-        for one in self._open:
-            one.close()
 
-    def _spawn(self, work: object, *args: object) -> None:
-        thread = threading.Thread(target=work, args=args, daemon=True)  # type: ignore[arg-type]
-        self._threads.append(thread)
+    def _spawn(self, work: Callable[..., None], *args: object) -> None:
+        def run() -> None:
+            work(*args)
+            self._threads.discard(thread)
+
+        thread = threading.Thread(target=run, daemon=True)
+        self._threads.add(thread)
         thread.start()
 
     def _accept(self) -> None:
@@ -135,9 +138,18 @@ class Proxy:
                 for one in (client, server):
                     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     self._open.add(one)
-                replies: list[Fault] = []
-                self._spawn(self._pass_requests, client, server, replies)
-                self._spawn(self._pass_replies, server, client, replies)
+                self._spawn(self._pass, client, server)
+
+    def _pass(self, client: socket.socket, server: socket.socket) -> None:
+        """Both directions of one connection, until both have ended."""
+        replies: list[Fault] = []
+        back = threading.Thread(target=self._pass_replies, args=(server, client, replies), daemon=True)
+        back.start()
+        self._pass_requests(client, server, replies)
+        back.join()
+        for one in (client, server):
+            self._open.discard(one)
+            one.close()
 
     def _next_fault(self, data: bytes) -> Fault | None:
         with self._lock:
