@@ -17,8 +17,9 @@ lint: .venv/installed-test .venv/installed-lint
 	@$(BIN)/mypy
 
 # Both ledgers beside the field, as ratios to floors measured in the same run; and how long a plan takes.
+# BEFORE=REVISION puts decisions as that revision made them into the same races.
 bench: .venv/installed-test .venv/installed-bench
-	@cd tests && ../$(BIN)/python -m bench && ../$(BIN)/python -m bench.plan
+	@cd tests && ../$(BIN)/python -m bench $(if $(BEFORE),--before '$(BEFORE)') && ../$(BIN)/python -m bench.plan
 
 # The full counts: 100,000 random operations on each ledger, two months around each change of the clocks, 100,000 random
 # inputs to everything that reads what others wrote, a busy year, a hundred kills, 1,500 histories of losses.

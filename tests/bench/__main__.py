@@ -14,6 +14,7 @@ from pathlib import Path
 import redis
 
 from bench import cold, growth, on_redis, on_sqlite
+from bench.before import Before
 from bench.report import Report
 from support.servers import RedisServer
 
@@ -47,14 +48,15 @@ def main() -> None:
     pinned = _pin()  # before the server starts: a child inherits it
     with tempfile.TemporaryDirectory(prefix="quota-bench-") as name:
         folder = Path(name)
+        before = Before(options.before, folder / "before") if options.before else None
         server = RedisServer()
         try:
             report.about = _where(server, pinned)
             print(", ".join(f"{name} {value}" for name, value in report.about.items()))
-            on_redis.measure(report, server, folder, rounds, effort.calls)
+            on_redis.measure(report, server, folder, rounds, effort.calls, before)
             on_redis.measure_memory(report, server, effort.share)
             growth.measure(report, "Redis", lambda _: server.url, effort.sizes, growth_rounds, effort.calls)
-            on_sqlite.measure(report, folder, rounds, effort.calls)
+            on_sqlite.measure(report, folder, rounds, effort.calls, before)
             on_sqlite.measure_size(report, folder, effort.share)
             growth.measure(
                 report,
@@ -66,6 +68,8 @@ def main() -> None:
             )
             cold.measure(report, folder, server.url, cold_rounds, installed=effort.installed)
         finally:
+            if before:
+                before.close()
             server.close()
     report.show_bars()
     if options.json:
@@ -76,6 +80,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the work: the order of magnitude")
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds of every race, instead of the usual number")
+    parser.add_argument("--before", metavar="REVISION", help="also measure decisions as REVISION made them")
     parser.add_argument("--json", metavar="FILE", help="also write everything measured to FILE")
     return parser.parse_args()
 

@@ -9,7 +9,6 @@ from quota.clock import host_clock
 from quota.decision import Decision
 from quota.ledger import Charge
 from quota.limits import DAY_MS, Calendar, Limit, Selector, Sliding, View
-from quota.memory import Memory
 from quota.outage import Allowance
 from support.books import BOOK
 
@@ -54,6 +53,8 @@ def budget(ledger: Ledger, project: str, limits: Sequence[Limit], *, clock: Call
 
 def guarded(ledger: Ledger, project: str, limits: Sequence[Limit], folder: Path) -> Budget:
     """As a session makes it: with what remembers the ledger, and what answers while the ledger cannot."""
+    from quota.memory import Memory  # not above: an earlier revision, as in `bench.before`, has none
+
     return Budget(
         credential="main",
         project=project,

@@ -92,9 +92,14 @@ def _installed(folder: Path) -> str:
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
     [packages] = (folder / "lib").glob("python*/site-packages")
-    skip = shutil.ignore_patterns("__pycache__")
-    for name, place in {"quota": "quota", "jobs": "jobs", "lua": "quota/lua", "config": "quota/config"}.items():
-        shutil.copytree(REPOSITORY / name, packages / place, ignore=skip)
+    lay_out(packages)
     (packages / "dependencies.pth").write_text("\n".join(site.getsitepackages()))
     subprocess.run([python, "-m", "compileall", "-q", packages], check=True)
     return str(python)
+
+
+def lay_out(packages: Path) -> None:
+    """Copy today's packages to where a wheel would put them."""
+    skip = shutil.ignore_patterns("__pycache__")
+    for name, place in {"quota": "quota", "jobs": "jobs", "lua": "quota/lua", "config": "quota/config"}.items():
+        shutil.copytree(REPOSITORY / name, packages / place, ignore=skip)

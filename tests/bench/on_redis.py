@@ -34,9 +34,10 @@ from quota.ledger import open_ledger
 from quota.redis_ledger import TIMEOUT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from bench.before import Before
     from quota.ledger import Ledger, Question, Verdict
     from support.servers import RedisServer
 
@@ -44,12 +45,13 @@ NOTHING = "return 1"
 DAY_UNITS = 9_500
 
 
-def measure(report: Report, server: RedisServer, folder: Path, rounds: int, calls: int) -> None:
-    """How long a decision takes."""
+def measure(report: Report, server: RedisServer, folder: Path, rounds: int, calls: int, before: Before | None) -> None:
+    """How long a decision takes; and took, `before`."""
     report.progress.begin("Redis, time of a decision")
     ledger = open_ledger(server.url)
     client = _client(server)
-    contestants = [*_floors(client, server, ledger), *_ours(ledger, folder), *_peers(client, server)]
+    earlier = before.contestants("Redis", lambda _: server.url) if before else []
+    contestants = [*_floors(client, server, ledger), *_ours(ledger, folder, earlier), *_peers(client, server)]
     rows = race(contestants, rounds, calls, report.progress)
     report.race(
         "redis",
@@ -68,6 +70,8 @@ def measure(report: Report, server: RedisServer, folder: Path, rounds: int, call
         Bar("Redis, what guarding costs", ratio["quota, 1 limit, guarded"] / ratio["quota, 1 limit, 1 unit"], 1.05),
         Bar("Redis, 100 units beside 1", ratio["quota, 1 limit, 100 units"] / ratio["quota, 1 limit, 1 unit"], 1.1),
     ]
+    if before:
+        before.hold(report, "Redis", ratio)
     ledger.close()
     client.close()
 
@@ -149,7 +153,7 @@ def _recorded() -> Iterator[list[list[bytes]]]:
         yield sent
 
 
-def _ours(ledger: Ledger, folder: Path) -> list[Contestant]:
+def _ours(ledger: Ledger, folder: Path, earlier: Sequence[Contestant]) -> list[Contestant]:
     peeks = {1: budget(ledger, "peek-1", one()), 3: budget(ledger, "peek-3", three())}
     for full in peeks.values():
         for _ in range(5):
@@ -157,6 +161,7 @@ def _ours(ledger: Ledger, folder: Path) -> list[Contestant]:
     return [
         Contestant("quota, 1 limit, 1 unit", charging(budget(ledger, "one", one()), CHEAP, 1)),
         Contestant("quota, 1 limit, guarded", charging(guarded(ledger, "guarded", one(), folder), CHEAP, 1)),
+        *earlier,
         Contestant("quota, 1 limit, 100 units", charging(budget(ledger, "one-dear", one()), DEAR, DEAR_UNITS)),
         Contestant("quota, 1 limit, 1 unit, the ledger alone", _deciding(ledger)),
         Contestant("quota, 3 limits, 1 unit", charging(budget(ledger, "three", three()), DEAR, 1)),

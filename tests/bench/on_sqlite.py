@@ -30,13 +30,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from bench.before import Before
     from quota.ledger import Ledger
 
 DAY_UNITS = 9_500
 
 
-def measure(report: Report, folder: Path, rounds: int, calls: int) -> None:
-    """How long a decision takes."""
+def measure(report: Report, folder: Path, rounds: int, calls: int, before: Before | None) -> None:
+    """How long a decision takes; and took, `before`."""
     report.progress.begin("SQLite, time of a decision")
     ledgers: list[Ledger] = []
 
@@ -46,10 +47,12 @@ def measure(report: Report, folder: Path, rounds: int, calls: int) -> None:
 
     peeked = budget(ledger("peek"), "main", three())
     peeked.charge(DEAR, **LABELS)
+    earlier = before.contestants("SQLite", lambda name: f"sqlite:///{folder / name}.db") if before else []
     contestants = [
         Contestant("floor: INSERT, its own transaction", _bare_insert(folder / "floor.db")),
         Contestant("quota, 1 limit, 1 unit", charging(budget(ledger("one"), "main", one()), CHEAP, 1)),
         Contestant("quota, 1 limit, guarded", charging(guarded(ledger("guarded"), "main", one(), folder), CHEAP, 1)),
+        *earlier,
         Contestant("quota, 1 limit, 100 units", charging(budget(ledger("dear"), "main", one()), DEAR, DEAR_UNITS)),
         Contestant("quota, 3 limits, 1 unit", charging(budget(ledger("three"), "main", three()), DEAR, 1)),
         Contestant("quota, 3 limits, 100 units", charging(budget(ledger("all"), "main", three()), DEAR, DEAR_UNITS)),
@@ -77,6 +80,8 @@ def measure(report: Report, folder: Path, rounds: int, calls: int) -> None:
         Bar("SQLite, what guarding costs", ratio["quota, 1 limit, guarded"] / ratio["quota, 1 limit, 1 unit"], 1.05),
         Bar("SQLite, three limits", ratio["quota, 3 limits, 1 unit"], 6),
     ]
+    if before:
+        before.hold(report, "SQLite", ratio)
     for opened in ledgers:
         opened.close()
 

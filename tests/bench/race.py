@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 class Contestant:
     """A name and one call of it. The first contestant of a race is its floor.
 
-    `prepare` comes before its calls of each round, untimed.
+    `prepare` comes before its calls of each round, untimed. `time_calls` is for one whose calls happen in another
+    process: it makes so many and gives the ns that each took there.
     """
 
     name: str
     call: Callable[[], object]
     prepare: Callable[[], object] | None = None
+    time_calls: Callable[[int], list[int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,13 @@ def race(contestants: Sequence[Contestant], rounds: int, calls: int, progress: P
             progress.step(number, rounds)
             first = number % len(contestants)
             for place in (*range(first, len(contestants)), *range(first)):
-                prepare = contestants[place].prepare
-                if prepare is not None:
-                    prepare()
-                times_ns = _time(contestants[place].call, calls)
+                contestant = contestants[place]
+                if contestant.prepare is not None:
+                    contestant.prepare()
+                if contestant.time_calls is not None:
+                    times_ns = contestant.time_calls(calls)
+                else:
+                    times_ns = time_calls(contestant.call, calls)
                 typical_ns[place].append(median(times_ns))
                 mean_ns[place].append(fmean(times_ns))
             gc.collect()
@@ -78,7 +83,8 @@ def race(contestants: Sequence[Contestant], rounds: int, calls: int, progress: P
     ]
 
 
-def _time(call: Callable[[], object], calls: int) -> list[int]:
+def time_calls(call: Callable[[], object], calls: int) -> list[int]:
+    """The ns that each of so many calls takes."""
     times_ns = []
     for _ in range(calls):
         started_ns = perf_counter_ns()
