@@ -31,7 +31,8 @@ soak: .venv/installed-test
 	@QUOTA_TEST_KILLS=100 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k anywhere tests/e2e/test_processes.py
 	@QUOTA_TEST_EXAMPLES=1500 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/test_state_machine.py
 
-# Real processes killed at random, a Redis that dies and comes back: 25 s of it, or QUOTA_TEST_SECONDS; QUOTA_TEST_SEED repeats one.
+# Real processes killed at random, a Redis that dies and comes back: 5 minutes of it, or QUOTA_TEST_SECONDS;
+# QUOTA_TEST_SEED repeats one.
 chaos: .venv/installed-test
 	@cd tests && ../$(BIN)/python -m chaos
 

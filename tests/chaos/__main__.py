@@ -1,6 +1,6 @@
 """One chaos run: `python -m chaos` in the folder `tests`; with the folder of an earlier run that one is judged again.
 
-QUOTA_TEST_SECONDS says how long faults strike (25), QUOTA_TEST_SEED which ones (drawn if not given, and printed).
+QUOTA_TEST_SECONDS says how long faults strike (300), QUOTA_TEST_SEED which ones (drawn if not given, and printed).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from chaos.scene import Scene
 from chaos.supervisor import Supervisor
 from chaos.verdict import judge
 
-SECONDS = 25.0
+SECONDS = 300.0
 COURSE = "course.pickle"
 """What the supervisor saw, among what it left behind."""
 

@@ -316,8 +316,8 @@ def _refusals(evidence: Evidence, verdict: Verdict) -> None:
     """What each decision was told of each limit, against all that was ever charged, lost or not.
 
     A decision that counted too little may overspend; one that counted too much may refuse what had room. The second is
-    the price of a loss: what is carried for it leaves its window in parts, each with the last of it, and some of it with
-    the newest. That may be a window too late, and no more, and nothing should be carried twice.
+    the price of a loss: what is carried for it leaves its window in parts, each with the last of it, and some of it
+    with the newest. That may be a window too late, and no more, and nothing should be carried twice.
     """
     spent = sorted(evidence.entries.values(), key=lambda e: (e.ms, e.seq))
     decisions = _from_ledger(evidence)
