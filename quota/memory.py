@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from quota.ledger import Ask, Id, Ledger, Parts, Verdict
+    from quota.limits import View
     from quota.slots import Head
 
 LOOK_EVERY_S = 0.05
@@ -52,7 +53,8 @@ LOOK_EVERY_S = 0.05
 TIDY_EVERY_MS = 60_000
 
 CELLS = 24
-"""Into so many cells a sliding window is divided. What was lost counts up to two of them too long."""
+LEAST_CELL_MS = 1_000
+"""Into so many cells a sliding window is divided, but into none that are shorter: each is one more question."""
 
 FORGET_AFTER_DAYS = 400
 """A file that nobody has written for so long, longer than any window in use, is removed."""
@@ -252,23 +254,22 @@ class Memory:
         with self._lock:
             self._read_from_ms = self._newest[0] + TIDY_EVERY_MS
             for ask in self._asks:
-                window = ask.view.window
-                if isinstance(window, Sliding) and self._newest[0] >= _cell_end(ask, self._cells):
+                if self._newest[0] >= _cell_end(ask, self._cells):
                     try:
-                        self._cells[ask.view.name] = self._read_cells(ledger, ask.view.name, window.window_ms)
+                        self._cells[ask.view.name] = self._read_cells(ledger, ask.view)
                     except LedgerError:
                         return
             self._read_from_ms = min((_cell_end(ask, self._cells) for ask in self._asks), default=NEVER)
             self._write()
 
-    def _read_cells(self, ledger: Ledger, view: str, window_ms: int) -> Cells:
+    def _read_cells(self, ledger: Ledger, view: View) -> Cells:
         """What is known of a view's cells and what is new. The last of them ends before the newest entry: nothing comes
         into it any more.
         """
-        selector = selector_of(view)
+        selector, window_ms = view.selector, view.window.longest_ms
         cell_ms = _cell_ms(window_ms)
         end_ms = (self._newest[0] - 1) // cell_ms * cell_ms
-        known = self._cells.get(view, Cells(0, ()))
+        known = self._cells.get(view.name, Cells(0, ()))
         first_ms = max(known.until_ms, (self._at_ms - window_ms) // cell_ms * cell_ms)
         units: dict[int, int] = {}
         for entry in read_entries(ledger, self._project, first_ms + 1, end_ms):
@@ -559,16 +560,16 @@ def _parts(text: str) -> Parts:
 
 
 def _cell_ms(window_ms: int) -> int:
-    return max(1, window_ms // CELLS)
+    return max(LEAST_CELL_MS, window_ms // CELLS)
 
 
 def _cell_end(ask: Ask, cells: dict[str, Cells]) -> int:
     """How new an entry must be to end the next cell of what was asked: any, where no cell is known.
 
-    A calendar period is not divided: all of it expires at once.
+    A calendar period is not divided: all of it expires at once. Nor is what is shorter than two cells.
     """
     window = ask.view.window
-    if not isinstance(window, Sliding):
+    if not isinstance(window, Sliding) or window.window_ms < 2 * LEAST_CELL_MS:
         return NEVER
     known = cells.get(ask.view.name)
     return 0 if known is None else known.until_ms + _cell_ms(window.window_ms) + 1

@@ -24,9 +24,10 @@ from support.servers import RedisServer
 from support.users import not_root
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from quota.ledger import Entry, Id
     from support.losses import Place
 
 NOW = 1_793_000_000_000
@@ -122,6 +123,25 @@ def test_within_an_hour_all_counts_as_long_as_the_newest(site: Site) -> None:
     site.empty()
     refused = budget.charge("videos.list", units=3)
     assert refused.retry_at_ms == last_ms + DAY_MS, "which of them is older, nobody knows any more"
+
+
+def test_the_log_is_read_once_an_hour_and_not_for_a_short_window(site: Site) -> None:
+    """A decision is one question to the ledger; what is in a cell that is over is one more, however many are asked."""
+    budget = site.machine().budget(limit(100_000), limit(100_000, 1_500, name="burst"))
+    read, spans = budget.ledger.read, []
+
+    def counting(project: str, after: Id, until_ms: int, count: int) -> Sequence[Entry]:
+        spans.append((after[0] + 1, until_ms))
+        return read(project, after, until_ms, count)
+
+    budget.ledger.read = counting  # type: ignore[method-assign,assignment]
+    site.now_ms = _full_hour(NOW)
+    for _ in range(60):
+        charge(budget)
+        site.now_ms += HOUR_MS // 6
+    since_ms = _full_hour(NOW) - HOUR_MS
+    hours = [(at_ms + 1, at_ms + HOUR_MS) for at_ms in range(since_ms, site.now_ms - HOUR_MS, HOUR_MS)]
+    assert spans[1:] == hours, "the first read what there was"
 
 
 def _full_hour(ms: int) -> int:
