@@ -235,6 +235,7 @@ class Step(NamedTuple):
 STEPS = [
     Step("with a new store half made", "return", "quota.sqlite_file:statements", 1, 0, 0),
     Step("before the first decision", "call", "quota.budget:Budget._decide", 1, 0, 0),
+    Step("with the first charge made, and not all of it noted", "call", "quota.memory:Memory.read_log", 1, 1, 0),
     Step("before a charge", "call", "quota.metering:Meter.attempt", 3, 2, 2),
     Step("after the ledger's commit, before the request", "return", "quota.metering:Meter.attempt", 3, 3, 2),
     Step("with the request sent", "return", "quota.google:_Connection.send", 3, 3, 2),
@@ -245,7 +246,7 @@ STEPS = [
     Step("after the store's commit", "return", "jobs.store:Store.keep", 3, 3, 3),
     Step("after a region's last page", "return", "jobs.store:Store.keep", 2, 2, 2),
     Step("before the report", "call", "jobs.runner:_Run._report", 1, 4, 4),
-    Step("in the report's reading", "call", "quota.budget:read_entries", 1, 4, 4),
+    Step("in the report's reading", "call", "jobs.runner:_Run._report", 1, 4, 4, "quota.budget:read_entries"),
     Step("before the report is printed", "call", "jobs.commands:_print_report", 1, 4, 4),
     Step("after the report", "return", "jobs.commands:_print_report", 1, 4, 4),
 ]
