@@ -64,7 +64,13 @@ class Allowance:
         self._clock = clock
         self._path = path
         self._file = SqliteFile(
-            path, "allowance", schema="journal.sql", application_id=APPLICATION_ID, version=1, durable=True
+            path,
+            "allowance",
+            schema="journal.sql",
+            application_id=APPLICATION_ID,
+            version=1,
+            lost_then="what it owes is forgotten then",
+            durable=True,
         )
         self._looked_ms: dict[str, int] = {}  # when a project was found to owe nothing
         self._warned = False

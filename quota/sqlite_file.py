@@ -49,18 +49,28 @@ class SqliteFile:
 
     `schema` names a script shipped with this package, `application_id` marks the file as ours, `version` its format.
     The schema's statements do nothing where their table is there already: an older file gets what is new in it.
-    `durable` waits for the disk at every commit; else a crash of the machine, not of a process, may lose the last.
+    `lost_then` says what becomes of its content if a damaged file is moved away. `durable` waits for the disk at every
+    commit; else a crash of the machine, not of a process, may lose the last.
     Opened at the first transaction. Safe to share between threads and after a fork; every failure is a LedgerError.
     """
 
     def __init__(
-        self, path: str, what: str, *, schema: str, application_id: int, version: int, durable: bool = False
+        self,
+        path: str,
+        what: str,
+        *,
+        schema: str,
+        application_id: int,
+        version: int,
+        lost_then: str,
+        durable: bool = False,
     ) -> None:
         self.path = path
         self.label = f"{what} sqlite:///{path}" if path else f"{what} in memory"
         self._schema = schema
         self._application_id = application_id
         self._version = version
+        self._lost_then = lost_then
         self._synchronous = "FULL" if durable else "NORMAL"
         self._lock = threading.RLock()
         self._db: sqlite3.Connection | None = None
@@ -186,7 +196,7 @@ class SqliteFile:
         return f"{self.label}: {error}"
 
     def _damaged(self) -> str:
-        return f"{self.label} is damaged; move it away (its charges are lost: lower the limits for a day)"
+        return f"{self.label} is damaged; move it away ({self._lost_then})"
 
 
 _held: list[SqliteFile] = []

@@ -61,7 +61,12 @@ class SqliteLedger:
         path = url.removeprefix("sqlite://").removeprefix("/")
         self.label = f"sqlite:///{path}" if path else "sqlite:// (in memory)"
         self._file = SqliteFile(
-            path, "ledger", schema="schema.sql", application_id=APPLICATION_ID, version=SCHEMA_VERSION
+            path,
+            "ledger",
+            schema="schema.sql",
+            application_id=APPLICATION_ID,
+            version=SCHEMA_VERSION,
+            lost_then="what this machine has seen of it counts on",
         )
         self._clock = clock or host_clock
         self._sums: dict[View, tuple[str, tuple[str, ...]]] = {}

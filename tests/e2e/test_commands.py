@@ -298,6 +298,20 @@ def test_a_demo_does_not_overwrite_a_configuration(quota: Quota, upstream: Emula
     assert (quota.folder / "quota.toml").read_bytes() == before
 
 
+def test_a_damaged_ledger_can_be_moved_away_as_it_says(quota: Quota) -> None:
+    quota.configure('[credentials.main]\napi = "youtube-v3"\n')
+    quota.json("charge", "search.list")
+    ledger = quota.folder / "state" / "ledger.db"
+    with ledger.open("r+b") as file:
+        file.seek(100)
+        file.write(b"x" * 400)
+    said = one_line(quota("charge", "videos.list"), 69)
+    assert "is damaged; move it away (what this machine has seen of it counts on)" in said
+    ledger.rename(quota.folder / "away.db")
+    assert quota("charge", "videos.list").returncode == 0
+    assert quota.json("status")["credentials"][0]["limits"][0]["used_units"] == 101
+
+
 def test_a_deleted_ledger_is_noticed_and_shown(quota: Quota) -> None:
     """Whoever deletes the file to begin anew is told that it does not work, and why."""
     quota.configure('[credentials.main]\napi = "youtube-v3"\n')
