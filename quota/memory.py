@@ -28,133 +28,46 @@ import re
 import threading
 import time
 import zlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from quota.budget import read_entries
 from quota.clock import rfc3339
 from quota.errors import LedgerError
 from quota.events import warn
-from quota.ledger import KEEP_SLACK_MS, NEVER, NOTHING_SEEN, Carry, Seen, parts_text, read_parts, root_of
-from quota.limits import Edges, Sliding, selector_of
+from quota.ledger import KEEP_SLACK_MS, NEVER, NOTHING_SEEN, Seen, root_of
+from quota.limits import selector_of
+from quota.records import (
+    Cells,
+    Record,
+    Slot,
+    as_of,
+    best_cells,
+    carry_of,
+    cell_end,
+    cell_ms_of,
+    merge,
+    placed,
+    record_of,
+    span_of,
+    without_oldest,
+)
 from quota.slots import NUMBERS, Slots
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from quota.ledger import Ask, Id, Ledger, Parts, Verdict
+    from quota.ledger import Ask, Carry, Id, Ledger, Verdict
     from quota.limits import View
-    from quota.slots import Head
 
 LOOK_EVERY_S = 0.05
 """How often at most a process looks at what the others of its machine have seen."""
 
 TIDY_EVERY_MS = 60_000
 
-CELLS = 24
-LEAST_CELL_MS = 1_000
-"""Into so many cells a sliding window is divided, but into none that are shorter: each is one more question."""
-
 FORGET_AFTER_DAYS = 400
 """A file that nobody has written for so long, longer than any window in use, is removed."""
-
-
-class Record(NamedTuple):
-    """What one view counted of the log in one epoch, without carries: `units` of the entries after `since_ms`, up to
-    `last`. All of them have expired at `until_ms`, and those of the `older` cells before.
-    """
-
-    view: str
-    epoch: str
-    units: int
-    since_ms: int
-    last: Id
-    until_ms: int
-    older: Parts = ()
-
-    @property
-    def parts(self) -> Parts:
-        """All of it. What is in no cell counts as its newest entry does."""
-        rest = self.units - sum(units for units, _ in self.older)
-        return (*self.older, (rest, self.until_ms)) if rest > 0 else _newest(self.older, self.units)
-
-
-class Cells(NamedTuple):
-    """How much of a view is where in the log: `parts`, by the time at which each cell has left the window, of all cells
-    up to `until_ms` that had anything in them.
-    """
-
-    until_ms: int
-    parts: Parts
-
-
-Span = int | Edges
-"""A window as a decision saw it: its length in ms, or a calendar's edges."""
-
-
-class Slot(NamedTuple):
-    """What one process has noted: at `at_ms`, by the ledger's clock, of a ledger that was in `epoch` then.
-
-    Records of another log, which was lost as a whole, stay beside the carries made of them: what a copy of it brings
-    back, when one is put there after all, is then not counted twice.
-    """
-
-    epoch: str
-    at_ms: int
-    records: tuple[Record, ...]
-    carries: tuple[Carry, ...]
-    cells: dict[str, Cells]
-
-    def text(self, asked: Sequence[tuple[str, Span]]) -> str:
-        """What a slot's text says: the views whose units stand in its head, then these records and carries."""
-        lines = [self.epoch]
-        lines += [
-            f"{view}\t{span}" if isinstance(span, int) else f"{view}\t{span[0]} {span[1]} {span[2]}"
-            for view, span in asked
-        ]
-        lines += [
-            f"{r.view}\t{r.epoch}\t{r.units}\t{r.since_ms}\t{r.last[0]}\t{r.last[1]}\t{r.until_ms}\t"
-            f"{parts_text(r.older)}"
-            for r in self.records
-        ]
-        lines += [f"{c.view}\t{c.epoch}\t{parts_text(c.parts)}\t{c.last[0]}\t{c.last[1]}" for c in self.carries]
-        lines += [f"{view}\t{cells.until_ms}\t{parts_text(cells.parts)}" for view, cells in self.cells.items()]
-        return "\n".join(lines) + "\n"
-
-    @classmethod
-    def read(cls, head: Head, text: str) -> Slot | None:
-        """The slot that was written with `text`; None for what never was."""
-        epoch, *lines = text.removesuffix("\n").split("\n")
-        records, carries, cells = [], [], {}
-        numbers = iter(head.numbers)
-        try:
-            for line in lines:
-                view, *fields = line.split("\t")
-                selector_of(view)
-                if len(fields) == 1:
-                    edges = tuple(map(int, fields[0].split(" ")))
-                    span = edges[0] if len(edges) == 1 else (edges[0], edges[1], edges[2])
-                    records.append(_record(view, span, epoch, next(numbers), head.newest, head.at_ms))
-                elif len(fields) == 2:
-                    cells[view] = Cells(int(fields[0]), _parts(fields[1]))
-                elif len(fields) == 4:
-                    carries.append(Carry(view, fields[0], read_parts(fields[1]), (int(fields[2]), int(fields[3]))))
-                else:
-                    units, since_ms, last_ms, last_seq, until_ms = map(int, fields[1:6])
-                    older = _parts(fields[6])
-                    records.append(Record(view, fields[0], units, since_ms, (last_ms, last_seq), until_ms, older))
-        except (ValueError, IndexError, StopIteration):
-            return None
-        return cls(epoch, head.at_ms, tuple(records), tuple(carries), cells)
-
-
-def _record(view: str, span: Span, epoch: str, units: int, last: Id, now_ms: int) -> Record:
-    """What a decision at `now_ms` says of a view: `units`, without carries."""
-    if isinstance(span, int):
-        return Record(view, epoch, units, now_ms - span, last, last[0] + span)
-    since_ms = span[1 if now_ms >= span[1] else 0] - 1
-    return Record(view, epoch, units, since_ms, last, span[1 if last[0] < span[1] else 2])
 
 
 class Memory:
@@ -241,12 +154,12 @@ class Memory:
             self._set_aside(asks, now_ms)
             for of_view in carried:
                 for carry in of_view:
-                    _merge(self._carries, carry)
+                    merge(self._carries, carry)
             self._carried = carried
             self._newest, self._units, self._at_ms = last, _without_carried(verdict), now_ms
             self._write()
         self._others = ()
-        self._read_from_ms = min((_cell_end(ask, self._cells) for ask in self._asks), default=NEVER)
+        self._read_from_ms = min((cell_end(ask, self._cells) for ask in self._asks), default=NEVER)
         self._say()
 
     def read_log(self, ledger: Ledger) -> None:
@@ -254,12 +167,12 @@ class Memory:
         with self._lock:
             self._read_from_ms = self._newest[0] + TIDY_EVERY_MS
             for ask in self._asks:
-                if self._newest[0] >= _cell_end(ask, self._cells):
+                if self._newest[0] >= cell_end(ask, self._cells):
                     try:
                         self._cells[ask.view.name] = self._read_cells(ledger, ask.view)
                     except LedgerError:
                         return
-            self._read_from_ms = min((_cell_end(ask, self._cells) for ask in self._asks), default=NEVER)
+            self._read_from_ms = min((cell_end(ask, self._cells) for ask in self._asks), default=NEVER)
             self._write()
 
     def _read_cells(self, ledger: Ledger, view: View) -> Cells:
@@ -267,7 +180,7 @@ class Memory:
         into it any more.
         """
         selector, window_ms = view.selector, view.window.longest_ms
-        cell_ms = _cell_ms(window_ms)
+        cell_ms = cell_ms_of(window_ms)
         end_ms = (self._newest[0] - 1) // cell_ms * cell_ms
         known = self._cells.get(view.name, Cells(0, ()))
         first_ms = max(known.until_ms, (self._at_ms - window_ms) // cell_ms * cell_ms)
@@ -309,12 +222,12 @@ class Memory:
         with self._lock:
             slots = [*self._read_slots(), self._slot(*self._asked())]
             live = [(slot, record) for slot in slots for record in slot.records if record.until_ms > since_ms]
-            cells = {epoch: _best_cells(slots, epoch) for epoch in {slot.epoch for slot in slots}}
-            seen = {_placed(record, cells[slot.epoch]) for slot, record in live if record.epoch == slot.epoch}
+            cells = {epoch: best_cells(slots, epoch) for epoch in {slot.epoch for slot in slots}}
+            seen = {placed(record, cells[slot.epoch]) for slot, record in live if record.epoch == slot.epoch}
             earlier = {record for slot, record in live if record.epoch != slot.epoch}
             root = root_of(verdict.epoch)
             came_back = {
-                record: _here(ledger, self._project, _as_of(record, now_ms))
+                record: _here(ledger, self._project, as_of(record, now_ms))
                 for record in earlier
                 if root_of(record.epoch) == root
             }
@@ -325,11 +238,11 @@ class Memory:
                 for carry in slot.carries:
                     if carry.until_ms > since_ms:
                         units = back.get((carry.view, carry.epoch), 0)
-                        _merge(carries, carry._replace(parts=_without_oldest(carry.parts, units, now_ms)))
+                        merge(carries, carry._replace(parts=without_oldest(carry.parts, units, now_ms)))
             left = {record: self._left(ledger, root, record) for record in seen}
-            lost = [_carry(record, here.units) for record, here in left.items() if here.units < record.units]
+            lost = [carry_of(record, here.units) for record, here in left.items() if here.units < record.units]
             for carry in lost:
-                _merge(carries, carry)
+                merge(carries, carry)
             epoch = ledger.carry(self._project, new_epoch, list(carries.values())) if carries else verdict.epoch
             self._begin(epoch)
             self._carries = carries
@@ -387,12 +300,12 @@ class Memory:
         if latest is None:
             return
         self._begin(latest.epoch)
-        self._cells = _best_cells(slots, latest.epoch)
+        self._cells = best_cells(slots, latest.epoch)
         since_ms = latest.at_ms - KEEP_SLACK_MS
         for slot in slots:
             for carry in slot.carries:
                 if carry.until_ms > since_ms:
-                    _merge(self._carries, carry)
+                    merge(self._carries, carry)
             if slot.epoch == latest.epoch:
                 live = [record for record in slot.records if record.until_ms > since_ms]
                 here = [record for record in live if record.epoch == slot.epoch]
@@ -429,7 +342,7 @@ class Memory:
     def _asked(self) -> list[Record]:
         """What the last decision showed."""
         return [
-            _record(ask.view.name, _span(ask), self._epoch, units, self._newest, self._at_ms)
+            record_of(ask.view.name, span_of(ask), self._epoch, units, self._newest, self._at_ms)
             for ask, units in zip(self._asks, self._units, strict=False)
         ]
 
@@ -442,7 +355,7 @@ class Memory:
         """Note all that is known. `clear`: what processes that are gone have noted stands in our slot now."""
         if self._slots is None:
             return
-        text = self._slot().text([(ask.view.name, _span(ask)) for ask in self._asks])
+        text = self._slot().text([(ask.view.name, span_of(ask)) for ask in self._asks])
         try:
             self._slots.write(self._newest, self._tag, self._at_ms, self._units[:NUMBERS], text)
             if clear:
@@ -492,10 +405,6 @@ def _same_views(asks: Sequence[Ask], others: Sequence[Ask]) -> bool:
     return True
 
 
-def _span(ask: Ask) -> Span:
-    return ask.view.window.longest_ms if ask.edges is None else ask.edges
-
-
 def _last(record: Record) -> Id:
     return record.last
 
@@ -512,90 +421,12 @@ def _here(ledger: Ledger, project: str, record: Record) -> Record:
     return record._replace(units=units, last=last, older=())
 
 
-def _as_of(record: Record, now_ms: int) -> Record:
-    """The record without what has left its window since: a carry made of a later look at the log has none of that."""
-    window_ms = record.until_ms - record.last[0]
-    return record._replace(since_ms=max(record.since_ms, now_ms - window_ms))
-
-
-def _carry(record: Record, here_units: int) -> Carry:
-    """What is missing of a record. A log loses its newest entries, or all."""
-    return Carry(record.view, record.epoch, _newest(record.parts, record.units - here_units), record.last)
-
-
-def _merge(into: dict[tuple[str, str], Carry], carry: Carry) -> None:
-    """Of several reports of one loss, the one that goes furthest: as the ledger does it."""
-    if carry.parts:
-        key = (carry.view, carry.epoch)
-        into[key] = into[key].with_report(carry) if key in into else carry
-
-
 def _without_carried(verdict: Verdict) -> tuple[int, ...]:
     """What the views count of the log alone."""
     if not verdict.carried:
         return verdict.used_units
     both = zip(verdict.used_units, verdict.carried, strict=True)
     return tuple(max(0, units - sum(c.units_at(verdict.now_ms) for c in carries)) for units, carries in both)
-
-
-def _newest(parts: Parts, units: int) -> Parts:
-    """So many of the units: those that expire last."""
-    found: list[tuple[int, int]] = []
-    for there, until_ms in reversed(parts):
-        if units <= 0:
-            break
-        found.append((min(there, units), until_ms))
-        units -= there
-    return tuple(reversed(found))
-
-
-def _without_oldest(parts: Parts, units: int, now_ms: int) -> Parts:
-    """The parts, less so many of the units that still count at `now_ms`: those that expire first."""
-    live = tuple(part for part in parts if part[1] > now_ms)
-    return (*parts[: len(parts) - len(live)], *_newest(live, sum(n for n, _ in live) - units))
-
-
-def _parts(text: str) -> Parts:
-    return read_parts(text) if text else ()
-
-
-def _cell_ms(window_ms: int) -> int:
-    return max(LEAST_CELL_MS, window_ms // CELLS)
-
-
-def _cell_end(ask: Ask, cells: dict[str, Cells]) -> int:
-    """How new an entry must be to end the next cell of what was asked: any, where no cell is known.
-
-    A calendar period is not divided: all of it expires at once. Nor is what is shorter than two cells.
-    """
-    window = ask.view.window
-    if not isinstance(window, Sliding) or window.window_ms < 2 * LEAST_CELL_MS:
-        return NEVER
-    known = cells.get(ask.view.name)
-    return 0 if known is None else known.until_ms + _cell_ms(window.window_ms) + 1
-
-
-def _best_cells(slots: Sequence[Slot], epoch: str) -> dict[str, Cells]:
-    """What the processes of this machine have read of the log in this epoch."""
-    best: dict[str, Cells] = {}
-    for slot in slots:
-        if slot.epoch == epoch:
-            for view, cells in slot.cells.items():
-                best[view] = max(cells, best.get(view, cells))
-    return best
-
-
-def _placed(record: Record, cells: dict[str, Cells]) -> Record:
-    """The record with the cells that are wholly in it. Of one that has partly left its window nothing is known but the
-    sum, like of what is newest.
-    """
-    window_ms = record.until_ms - record.last[0]
-    known = cells.get(record.view)
-    if known is None:
-        return record
-    # A cell lies within the record if it begins where that does or later, and ends before its last entry.
-    first_ms = record.since_ms + _cell_ms(window_ms) + window_ms
-    return record._replace(older=tuple(part for part in known.parts if first_ms <= part[1] < record.until_ms))
 
 
 def _make_room(path: str) -> None:
