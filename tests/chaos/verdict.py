@@ -27,6 +27,9 @@ CLOCK_MS = 2
 """Two processes of one machine read one clock, and each rounds down."""
 
 RECOVERY_MS = 10_000
+EVERYTHING = "day"
+"""A limit that counts all methods."""
+
 BEHIND = "ledger_behind"
 """Begins the warning of a machine that has seen more than the ledger now holds."""
 
@@ -194,16 +197,20 @@ class Ignorance:
     noticed_ms: int | None
 
 
-def _ignorance(evidence: Evidence, loss: Loss, held_next: Sequence[Entry]) -> Ignorance | None:
-    """What may be spent twice because of one loss; None where it took nothing."""
+def _ignorance(evidence: Evidence, loss: Loss, held_next: Sequence[Entry], name: str) -> Ignorance | None:
+    """What may be spent twice in one limit because of one loss; None where it took nothing of that.
+
+    Who asked for a call that this limit does not count has not seen what it counts.
+    """
+    method = evidence.scene.limits[name].method
     kept = {entry.id for entry in held_next}
-    lost = [entry for entry in loss.log if entry.id not in kept]
+    lost = [entry for entry in loss.log if entry.id not in kept and method in (None, entry.method)]
     if not lost:
         return None
     decisions = _from_ledger(evidence)
     seen_ms: Counter[str] = Counter()
     for life, event in decisions:
-        if event["ms"] <= loss.at_ms:
+        if event["ms"] <= loss.at_ms and name in event["used"]:
             # An id tells when the ledger was read; of a refusal only the question's time is known.
             read_ms = int(event["id"].partition("-")[0]) if event["source"] == "ledger" else event["asked_ms"]
             seen_ms[life.machine] = max(seen_ms[life.machine], read_ms)
@@ -215,7 +222,10 @@ def _ignorance(evidence: Evidence, loss: Loss, held_next: Sequence[Entry]) -> Ig
     units += sum(
         attempt.arrival.units
         for attempt in evidence.attempts.values()
-        if attempt.arrival is not None and attempt.draw is None and loss.at_ms <= _charged_ms(attempt) <= until_ms
+        if attempt.arrival is not None
+        and method in (None, attempt.arrival.method)
+        and attempt.draw is None
+        and loss.at_ms <= _charged_ms(attempt) <= until_ms
     )
     remembered = any(entry.ms <= seen_ms[knows] for entry in lost)
     said = (event["ms"] for _, event in evidence.events("warning") if event["text"].startswith(BEHIND))
@@ -223,17 +233,16 @@ def _ignorance(evidence: Evidence, loss: Loss, held_next: Sequence[Entry]) -> Ig
     return Ignorance(loss.at_ms, until_ms, units, remembered, noticed_ms)
 
 
-def _unknown(evidence: Evidence) -> list[Ignorance]:
+def _unknown(evidence: Evidence, name: str) -> list[Ignorance]:
     losses = evidence.course.losses
     logs = [*(loss.log for loss in losses), evidence.course.log]
-    found = [_ignorance(evidence, loss, after) for loss, after in zip(losses, logs[1:], strict=True)]
+    found = [_ignorance(evidence, loss, after, name) for loss, after in zip(losses, logs[1:], strict=True)]
     return [one for one in found if one is not None]
 
 
 def _overspend(evidence: Evidence, verdict: Verdict) -> None:
     """Every window, by the time of the charge: what a slow worker sends late does not count against the ledger."""
     scene, losses = evidence.scene, evidence.course.losses
-    unknown = _unknown(evidence)
     unseen = [(_id_ms(a), int(a.decision["units"])) for a in _unseen(evidence) if a.decision is not None]
     sent = [(attempt, attempt.arrival) for attempt in evidence.attempts.values() if attempt.arrival is not None]
     allowed_units = len(MACHINES) * scene.allowance_units
@@ -244,6 +253,7 @@ def _overspend(evidence: Evidence, verdict: Verdict) -> None:
         by_ledger = sorted((_charged_ms(attempt), one.units) for attempt, one in counted if attempt.draw is None)
         by_all = sorted((_charged_ms(attempt), one.units) for attempt, one in counted)
         by_wire = sorted((one.ms, one.units) for one in evidence.wire if limit.method in (None, one.method))
+        unknown = _unknown(evidence, name)
         over, grace_at_worst, worst = 0, 0, None
         for at_ms, used in _windows(by_ledger, window_ms):
             grace = sum(x.units for x in unknown if at_ms - window_ms < x.at_ms <= at_ms)
@@ -267,6 +277,7 @@ def _overspend(evidence: Evidence, verdict: Verdict) -> None:
             "excused there": grace_at_worst,
         }
     figures = verdict.figures
+    unknown = _unknown(evidence, EVERYTHING)
     figures["limits"] = rows
     figures["losses"] = len(losses)
     figures["spent before a loss was known"] = [x.units for x in unknown]
@@ -321,7 +332,6 @@ def _refusals(evidence: Evidence, verdict: Verdict) -> None:
     """
     spent = sorted(evidence.entries.values(), key=lambda e: (e.ms, e.seq))
     decisions = _from_ledger(evidence)
-    unknown = _unknown(evidence)
     unseen = [(_id_ms(a), int(a.decision["units"])) for a in _unseen(evidence) if a.decision is not None]
     first_loss_ms = min((loss.at_ms for loss in evidence.course.losses), default=evidence.course.ended_ms)
     inexact = doubled = short = 0
@@ -330,6 +340,7 @@ def _refusals(evidence: Evidence, verdict: Verdict) -> None:
         counted = [entry for entry in spent if limit.method in (None, entry.method)]
         ids = [(entry.ms, entry.seq) for entry in counted]
         sums = [0, *accumulate(entry.units for entry in counted)]
+        unknown = _unknown(evidence, name)
         needless = asked = least = most = total = 0
         for _, event in decisions:
             if name not in event["used"]:
