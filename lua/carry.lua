@@ -9,28 +9,32 @@
 -- ARGV  1 now_ms     0 = the server's clock
 --       2 epoch      a name for the new epoch: unique, without spaces or /
 --       3 keep_ms    the state lives at least as long from now on, and as long as a carry counts
---       then four for each carry
+--       then six for each carry
 --         view       as in charge.lua
 --         epoch      the ledger as it was before the loss
 --         parts      what is missing of it, soonest first: UNITS:UNTIL_MS,UNITS:UNTIL_MS, until when each would have
 --                    expired. One part for all of it is right too, and counts longer than it must
+--         kept       UNITS:SINCE_MS, what of this view is still in the log, up to `last`, and after SINCE_MS. If a later
+--                    report finds less than that, the rest fell to a later loss, and is carried for that one
 --         last       the id of the newest entry that was seen before the loss. Who reports no later one had seen no more
 --                    than is carried, or what survived that loss, and fell to a later one
+--         since_ms   the report counts what came after this
 -- Reply the epoch that holds now
 
 local state = KEYS[2]
 local now_ms, new_epoch, keep_ms = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
-local FIRST_CARRY, CARRY_SIZE = 4, 4
+local FIRST_CARRY, CARRY_SIZE = 4, 6
 local KEEP_SLACK_MS = 90000000 -- 25 h: should the clock go back, what has expired counts again
 
 if not (now_ms and keep_ms and keep_ms >= 1 and string.find(new_epoch, '^[^%s/]+$')) then
   return redis.error_reply('ERR carry.lua: now_ms and keep_ms are numbers, and epoch a name without spaces or /')
 end
 for at = FIRST_CARRY, #ARGV, CARRY_SIZE do
-  local parts, last = ARGV[at + 2] or '', ARGV[at + 3] or ''
+  local parts, kept, last, since_ms = ARGV[at + 2] or '', ARGV[at + 3] or '', ARGV[at + 4] or '', ARGV[at + 5]
   local left = string.gsub(parts .. ',', '%d+:%d+,', '')
-  if left ~= '' or not (string.find(ARGV[at + 1] or '', '^%S+$') and string.find(last, '^%d+%-%d+$')) then
-    return redis.error_reply('ERR carry.lua: a carry is four arguments: view, epoch, parts, last')
+  local good = string.find(ARGV[at + 1] or '', '^%S+$') and string.find(kept, '^%d+:%d+$')
+  if left ~= '' or not (good and string.find(last, '^%d+%-%d+$') and tonumber(since_ms)) then
+    return redis.error_reply('ERR carry.lua: a carry is six arguments: view, epoch, parts, kept, last, since_ms')
   end
 end
 if now_ms == 0 then
@@ -51,6 +55,21 @@ local function units_at(parts, now)
     if tonumber(until_ms) > now then sum = sum + tonumber(units) end
   end
   return sum
+end
+local function numbers_of(kept)
+  local units, since_ms = string.match(kept, '^(%d+):(%d+)$')
+  return tonumber(units), tonumber(since_ms)
+end
+-- So many of the units: those that count longest.
+local function newest(parts, units)
+  local there, found = {}, {}
+  for n, until_ms in string.gmatch(parts, '(%d+):(%d+)') do there[#there + 1] = { tonumber(n), until_ms } end
+  for at = #there, 1, -1 do
+    if units <= 0 then break end
+    table.insert(found, 1, int(math.min(there[at][1], units)) .. ':' .. there[at][2])
+    units = units - there[at][1]
+  end
+  return table.concat(found, ',')
 end
 -- At every moment the larger of both.
 local function larger(a, b)
@@ -82,20 +101,26 @@ local carried_ms = tonumber(redis.call('HGET', state, 'carried_ms') or 0)
 local changed = not epoch
 
 for at = FIRST_CARRY, #ARGV, CARRY_SIZE do
-  local field, lost, parts, last = 'carry:' .. ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
-  local kept, further = {}, true
+  local field, lost, parts, kept, last = 'carry:' .. ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
+  local stands, further = {}, true
   local carried = redis.call('HGET', state, field) or ''
-  for known, known_parts, known_last in string.gmatch(carried, '(%S+) (%S+) (%d+%-%d+)') do
+  for known, known_parts, known_kept, known_last in string.gmatch(carried, '(%S+) (%S+) (%d+:%d+) (%d+%-%d+)') do
     if known == lost then
       further = not at_most(last, known_last)
+      local units, since_ms = numbers_of(kept)
+      local known_units, known_since_ms = numbers_of(known_kept)
+      if known_units > units and tonumber(ARGV[at + 5]) <= known_since_ms then
+        parts = newest(parts, units_at(parts, -1) - (known_units - units))
+      end
       parts = larger(known_parts, parts)
+      if known_units > units or (known_units == units and known_since_ms > since_ms) then kept = known_kept end
     elseif until_of(known_parts) + KEEP_SLACK_MS > now_ms then
-      kept[#kept + 1] = known .. ' ' .. known_parts .. ' ' .. known_last
+      stands[#stands + 1] = known .. ' ' .. known_parts .. ' ' .. known_kept .. ' ' .. known_last
     end
   end
   if further then
-    kept[#kept + 1] = lost .. ' ' .. parts .. ' ' .. last
-    redis.call('HSET', state, field, table.concat(kept, ' '))
+    stands[#stands + 1] = lost .. ' ' .. parts .. ' ' .. kept .. ' ' .. last
+    redis.call('HSET', state, field, table.concat(stands, ' '))
     carried_ms = math.max(carried_ms, until_of(parts))
     changed = true
   end

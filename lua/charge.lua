@@ -40,7 +40,7 @@
 --       now_ms      the moment at which the windows end; with CLOCK the server's clock
 --       last        the id of the newest entry, 0-0 in an empty log
 --       epoch       of this ledger; empty before its first charge
---       carried     a line for each limit, "EPOCH PARTS LAST EPOCH PARTS ..." (see carry.lua); empty if nothing is
+--       carried     a line for each limit, "EPOCH PARTS KEPT LAST EPOCH ..." (see carry.lua); empty if nothing is
 --       used...     for each limit, in the order asked, including this charge if it was admitted and what is carried
 
 local log, state, amended = KEYS[1], KEYS[2], KEYS[3]
@@ -272,7 +272,7 @@ if carried_ms > now_ms then
   for index, view in ipairs(views) do
     local carried = redis.call('HGET', state, 'carry:' .. view.name) or ''
     lines[index] = carried
-    for parts in string.gmatch(carried, '%S+ (%S+) %S+') do
+    for parts in string.gmatch(carried, '%S+ (%S+) %S+ %S+') do
       for carried_units, until_ms in string.gmatch(parts, '(%d+):(%d+)') do
         if tonumber(until_ms) > now_ms then view.carried = view.carried + tonumber(carried_units) end
       end

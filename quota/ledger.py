@@ -98,14 +98,18 @@ Parts = tuple[tuple[int, int], ...]
 class Carry(NamedTuple):
     """What a view counted of charges that the ledger has lost: that much more, part by part, and at least one.
 
-    `epoch` names the ledger as it was before that loss. Several machines report the same loss, each what it had seen up
-    to the entry `last`: of two reports, the one that goes further holds all of the other.
+    `epoch` names the ledger as it was before that loss. Several machines report the same loss, each what it had seen
+    after `since_ms`, up to the entry `last`: of two reports, the one that goes further holds all of the other. Of what
+    came after `kept_since_ms` the ledger still had `kept_units` then.
     """
 
     view: str
     epoch: str
     parts: Parts
     last: Id
+    kept_units: int = 0
+    kept_since_ms: int = 0
+    since_ms: int = NEVER
 
     @property
     def until_ms(self) -> int:
@@ -113,20 +117,41 @@ class Carry(NamedTuple):
         return self.parts[-1][1]
 
     def units_at(self, now_ms: int) -> int:
-        return sum(units for units, until_ms in self.parts if until_ms > now_ms)
+        return units_at(self.parts, now_ms)
 
     def with_report(self, other: Carry) -> Carry:
-        """With another report of the same loss: if that goes further, it, but at every moment the larger of the two."""
+        """With another report of the same loss: if that goes further, it, but at every moment the larger of the two.
+
+        What the ledger had kept, and has not when the other reports, fell to a later loss. It is carried for that one.
+        """
         if other.last <= self.last:
             return self
+        fell_units = self.kept_units - other.kept_units if other.since_ms <= self.kept_since_ms else 0
+        report = newest_parts(other.parts, sum(units for units, _ in other.parts) - max(0, fell_units))
         parts: list[tuple[int, int]] = []
         counted = 0
-        for until_ms in sorted({until_ms for _, until_ms in self.parts + other.parts}, reverse=True):
-            units = max(self.units_at(until_ms - 1), other.units_at(until_ms - 1))
+        for until_ms in sorted({until_ms for _, until_ms in self.parts + report}, reverse=True):
+            units = max(units_at(self.parts, until_ms - 1), units_at(report, until_ms - 1))
             if units > counted:
                 parts.append((units - counted, until_ms))
                 counted = units
-        return other._replace(parts=tuple(reversed(parts)))
+        kept = max((self.kept_units, self.kept_since_ms), (other.kept_units, other.kept_since_ms))
+        return Carry(self.view, self.epoch, tuple(reversed(parts)), other.last, *kept)
+
+
+def units_at(parts: Parts, now_ms: int) -> int:
+    return sum(units for units, until_ms in parts if until_ms > now_ms)
+
+
+def newest_parts(parts: Parts, units: int) -> Parts:
+    """So many of the units: those that count longest."""
+    found: list[tuple[int, int]] = []
+    for there, until_ms in reversed(parts):
+        if units <= 0:
+            break
+        found.append((min(there, units), until_ms))
+        units -= there
+    return tuple(reversed(found))
 
 
 def parts_text(parts: Parts) -> str:

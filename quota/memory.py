@@ -152,9 +152,8 @@ class Memory:
             self._begin(epoch)
         if last >= self._newest:
             self._set_aside(asks, now_ms)
-            for of_view in carried:
-                for carry in of_view:
-                    merge(self._carries, carry)
+            # What the ledger says holds our own report and the others'.
+            self._carries |= {(carry.view, carry.epoch): carry for of_view in carried for carry in of_view}
             self._carried = carried
             self._newest, self._units, self._at_ms = last, _without_carried(verdict), now_ms
             self._write()
@@ -240,7 +239,11 @@ class Memory:
                         units = back.get((carry.view, carry.epoch), 0)
                         merge(carries, carry._replace(parts=without_oldest(carry.parts, units, now_ms)))
             left = {record: self._left(ledger, root, record) for record in seen}
-            lost = [carry_of(record, here.units) for record, here in left.items() if here.units < record.units]
+            lost = [
+                carry_of(record, here, _here(ledger, self._project, as_of(here, now_ms)))
+                for record, here in left.items()
+                if here.units < record.units
+            ]
             for carry in lost:
                 merge(carries, carry)
             epoch = ledger.carry(self._project, new_epoch, list(carries.values())) if carries else verdict.epoch
@@ -254,15 +257,18 @@ class Memory:
             self._at_ms = now_ms
             self._write(clear=True)
             self._say()
-        most = max(lost, key=lambda carry: carry.units_at(now_ms), default=None)
-        if most is not None and most.units_at(now_ms):
+        views = {carry.view for carry in lost if carry.until_ms > now_ms}
+        of_views = [[carry for carry in carries.values() if carry.view == view] for view in views]
+        sums = [(sum(c.units_at(now_ms) for c in some), max(c.until_ms for c in some)) for some in of_views]
+        if sums:
+            lost_units, until_ms = max(sums)
             warn(
                 "ledger_behind project=%s ledger=%s lost_units=%d until=%s: charges that this machine saw are missing "
                 "there (emptied? restored from an old copy?); they count on until they would have expired",
                 self._project,
                 ledger.label,
-                most.units_at(now_ms),
-                rfc3339(most.until_ms),
+                lost_units,
+                rfc3339(until_ms),
             )
 
     def _left(self, ledger: Ledger, root: str, record: Record) -> Record:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.ledger import NEVER, Carry, parts_text, read_parts
+from quota.ledger import NEVER, Carry, newest_parts, parts_text, read_parts, units_at
 from quota.limits import Edges, Sliding, selector_of
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Record(NamedTuple):
     def parts(self) -> Parts:
         """All of it. What is in no cell counts as its newest entry does."""
         rest = self.units - sum(units for units, _ in self.older)
-        return (*self.older, (rest, self.until_ms)) if rest > 0 else newest_of(self.older, self.units)
+        return (*self.older, (rest, self.until_ms)) if rest > 0 else newest_parts(self.older, self.units)
 
 
 class Cells(NamedTuple):
@@ -83,7 +83,10 @@ class Slot(NamedTuple):
             f"{parts_text(r.older)}"
             for r in self.records
         ]
-        lines += [f"{c.view}\t{c.epoch}\t{parts_text(c.parts)}\t{c.last[0]}\t{c.last[1]}" for c in self.carries]
+        lines += [
+            f"{c.view}\t{c.epoch}\t{parts_text(c.parts)}\t{c.last[0]}\t{c.last[1]}\t{c.kept_units}\t{c.kept_since_ms}"
+            for c in self.carries
+        ]
         lines += [f"{view}\t{cells.until_ms}\t{parts_text(cells.parts)}" for view, cells in self.cells.items()]
         return "\n".join(lines) + "\n"
 
@@ -103,8 +106,10 @@ class Slot(NamedTuple):
                     records.append(record_of(view, span, epoch, next(numbers), head.newest, head.at_ms))
                 elif len(fields) == 2:
                     cells[view] = Cells(int(fields[0]), _parts(fields[1]))
-                elif len(fields) == 4:
-                    carries.append(Carry(view, fields[0], read_parts(fields[1]), (int(fields[2]), int(fields[3]))))
+                elif len(fields) == 6:
+                    last_ms, last_seq, kept_units, kept_since_ms = map(int, fields[2:])
+                    parts, last = read_parts(fields[1]), (last_ms, last_seq)
+                    carries.append(Carry(view, fields[0], parts, last, kept_units, kept_since_ms))
                 else:
                     units, since_ms, last_ms, last_seq, until_ms = map(int, fields[1:6])
                     older = _parts(fields[6])
@@ -132,9 +137,13 @@ def as_of(record: Record, now_ms: int) -> Record:
     return record._replace(since_ms=max(record.since_ms, now_ms - window_ms))
 
 
-def carry_of(record: Record, here_units: int) -> Carry:
-    """What is missing of a record. A log loses its newest entries, or all."""
-    return Carry(record.view, record.epoch, newest_of(record.parts, record.units - here_units), record.last)
+def carry_of(record: Record, here: Record, live: Record) -> Carry:
+    """What is missing of a record, where `here` is still there, and `live` of that is in its window now.
+
+    A log loses its newest entries, or all.
+    """
+    parts = newest_parts(record.parts, record.units - here.units)
+    return Carry(record.view, record.epoch, parts, record.last, live.units, live.since_ms, record.since_ms)
 
 
 def merge(into: dict[tuple[str, str], Carry], carry: Carry) -> None:
@@ -144,21 +153,10 @@ def merge(into: dict[tuple[str, str], Carry], carry: Carry) -> None:
         into[key] = into[key].with_report(carry) if key in into else carry
 
 
-def newest_of(parts: Parts, units: int) -> Parts:
-    """So many of the units: those that expire last."""
-    found: list[tuple[int, int]] = []
-    for there, until_ms in reversed(parts):
-        if units <= 0:
-            break
-        found.append((min(there, units), until_ms))
-        units -= there
-    return tuple(reversed(found))
-
-
 def without_oldest(parts: Parts, units: int, now_ms: int) -> Parts:
     """The parts, less so many of the units that still count at `now_ms`: those that expire first."""
     live = tuple(part for part in parts if part[1] > now_ms)
-    return (*parts[: len(parts) - len(live)], *newest_of(live, sum(n for n, _ in live) - units))
+    return (*parts[: len(parts) - len(live)], *newest_parts(live, units_at(live, now_ms) - units))
 
 
 def _parts(text: str) -> Parts:

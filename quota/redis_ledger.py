@@ -163,7 +163,9 @@ class RedisLedger:
     def carry(self, project: str, epoch: str, carries: Sequence[Carry]) -> str:
         args: list[str | int] = [0 if self._clock is None else self._clock(), epoch, KEEP_MS]
         for carry in carries:
-            args += (carry.view, carry.epoch, parts_text(carry.parts), f"{carry.last[0]}-{carry.last[1]}")
+            kept = f"{carry.kept_units}:{carry.kept_since_ms}"
+            last = f"{carry.last[0]}-{carry.last[1]}"
+            args += (carry.view, carry.epoch, parts_text(carry.parts), kept, last, carry.since_ms)
         return str(self._script("carry", project, args))
 
     def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
@@ -365,12 +367,15 @@ def _epoch(name: str) -> str:
 
 
 def _carries(asks: Sequence[Ask], text: str) -> tuple[tuple[Carry, ...], ...]:
-    """A line for each ask: `EPOCH PARTS LAST EPOCH PARTS ...`"""
+    """A line for each ask: `EPOCH PARTS KEPT LAST EPOCH PARTS ...`"""
     carries = []
     for ask, line in zip(asks, text.split("\n"), strict=True):
         words = line.split(" ") if line else []
-        threes = zip(words[::3], words[1::3], words[2::3], strict=True)
-        carries.append(tuple(Carry(ask.view.name, _epoch(lost), read_parts(p), _id(last)) for lost, p, last in threes))
+        of_view = []
+        for lost, parts, kept, last in zip(words[::4], words[1::4], words[2::4], words[3::4], strict=True):
+            kept_units, kept_since_ms = map(int, kept.split(":"))
+            of_view.append(Carry(ask.view.name, _epoch(lost), read_parts(parts), _id(last), kept_units, kept_since_ms))
+        carries.append(tuple(of_view))
     return tuple(carries)
 
 

@@ -49,6 +49,7 @@ _HEAD = (
 _HEAD_TYPES = (int, int, str, int, int)
 _STATE_TYPES = (int,) * 6
 
+_CARRY = "view, epoch, parts, last_ms, last_seq, kept_units, kept_since_ms"
 _COLUMNS = "ms, seq, units, charged_units, bucket, method, job, region, token"
 
 
@@ -153,7 +154,7 @@ class SqliteLedger:
         return any(missing)
 
     def _carried(self, db: sqlite3.Connection, question: Question, now_ms: int) -> tuple[tuple[Carry, ...], ...]:
-        sql = "SELECT view, epoch, parts, last_ms, last_seq FROM losses WHERE project = ? AND view = ? AND until_ms > ?"
+        sql = f"SELECT {_CARRY} FROM losses WHERE project = ? AND view = ? AND until_ms > ?"  # noqa: S608  # a constant
         rows = [db.execute(sql, (question.project, ask.view.name, now_ms)).fetchall() for ask in question.asks]
         return tuple(tuple(map(_carry, of_view)) for of_view in rows)
 
@@ -269,18 +270,24 @@ class SqliteLedger:
             )
             changed = False
             for carry in carries:
-                row = db.execute(
-                    "SELECT view, epoch, parts, last_ms, last_seq FROM losses"
-                    " WHERE project = ? AND view = ? AND epoch = ?",
-                    (project, carry.view, carry.epoch),
-                ).fetchone()
+                sql = f"SELECT {_CARRY} FROM losses WHERE project = ? AND view = ? AND epoch = ?"  # noqa: S608
+                row = db.execute(sql, (project, carry.view, carry.epoch)).fetchone()
                 known = None if row is None else _carry(row)
                 stands = carry if known is None else known.with_report(carry)
                 if stands != known:
                     changed = True
                     db.execute(
-                        "REPLACE INTO losses VALUES (?, ?, ?, ?, ?, ?, ?)",
-                        (project, carry.view, carry.epoch, parts_text(stands.parts), stands.until_ms, *stands.last),
+                        "REPLACE INTO losses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                        (
+                            project,
+                            stands.view,
+                            stands.epoch,
+                            parts_text(stands.parts),
+                            stands.until_ms,
+                            *stands.last,
+                            stands.kept_units,
+                            stands.kept_since_ms,
+                        ),
                     )
             if current and not changed:
                 return current
@@ -396,10 +403,10 @@ def _exhaustion(row: tuple[str, int, int, str, str]) -> Exhaustion:
     return Exhaustion(*row)
 
 
-def _carry(row: tuple[str, str, str, int, int]) -> Carry:
-    view, epoch, parts, last_ms, last_seq = row
+def _carry(row: tuple[str, str, str, int, int, int, int]) -> Carry:
+    view, epoch, parts, last_ms, last_seq, kept_units, kept_since_ms = row
     try:
-        return Carry(view, epoch, read_parts(parts), (last_ms, last_seq))
+        return Carry(view, epoch, read_parts(parts), (last_ms, last_seq), kept_units, kept_since_ms)
     except (ValueError, AttributeError) as error:
         raise DamagedError(f"{parts!r:.100}") from error
 

@@ -197,7 +197,9 @@ class Ignorance:
     noticed_ms: int | None
 
 
-def _ignorance(evidence: Evidence, loss: Loss, held_next: Sequence[Entry], name: str) -> Ignorance | None:
+def _ignorance(
+    evidence: Evidence, decisions: list[tuple[Life, Event]], loss: Loss, held_next: Sequence[Entry], name: str
+) -> Ignorance | None:
     """What may be spent twice in one limit because of one loss; None where it took nothing of that.
 
     Who asked for a call that this limit does not count has not seen what it counts.
@@ -207,7 +209,6 @@ def _ignorance(evidence: Evidence, loss: Loss, held_next: Sequence[Entry], name:
     lost = [entry for entry in loss.log if entry.id not in kept and method in (None, entry.method)]
     if not lost:
         return None
-    decisions = _from_ledger(evidence)
     seen_ms: Counter[str] = Counter()
     for life, event in decisions:
         if event["ms"] <= loss.at_ms and name in event["used"]:
@@ -236,7 +237,8 @@ def _ignorance(evidence: Evidence, loss: Loss, held_next: Sequence[Entry], name:
 def _unknown(evidence: Evidence, name: str) -> list[Ignorance]:
     losses = evidence.course.losses
     logs = [*(loss.log for loss in losses), evidence.course.log]
-    found = [_ignorance(evidence, loss, after, name) for loss, after in zip(losses, logs[1:], strict=True)]
+    decisions = _from_ledger(evidence)
+    found = [_ignorance(evidence, decisions, loss, after, name) for loss, after in zip(losses, logs[1:], strict=True)]
     return [one for one in found if one is not None]
 
 

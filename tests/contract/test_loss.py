@@ -363,6 +363,41 @@ def test_what_survived_one_loss_and_fell_to_the_next_counts_once(site: Site) -> 
     assert charge(second) == 11
 
 
+def test_so_too_where_the_other_had_seen_more_of_the_first(site: Site) -> None:
+    """What it reports of the first loss holds all that survived that one, and is counted for the second already."""
+    first, second = site.machine("a").budget(limit(100)), site.machine("b").budget(limit(100))
+    charge(second, 5)
+    copy = site.place.copy()
+    site.now_ms += 10
+    charge(first)
+    charge(second, 2)
+    site.restore(copy)
+    assert charge(first) == 7, "of what the other spent last it knows nothing"
+    site.empty()
+    assert charge(first) == 8
+    assert charge(second) == 8 + 1 + 1 + 1
+    site.empty()
+    assert charge(second) == 12
+
+
+def test_of_what_survived_no_more_is_taken_off_a_report_than_it_holds(site: Site) -> None:
+    """The other had seen less of it: some had left its window since, or came before what it counts."""
+    first, second = site.machine("a").budget(limit(100)), site.machine("b").budget(limit(100))
+    charge(first, 5)
+    site.now_ms += DAY_MS - 10
+    copy = site.place.copy()
+    charge(first)
+    site.now_ms += 20
+    assert charge(second, 2) == 3, "the five have left the window"
+    site.restore(copy)
+    site.now_ms -= 30
+    assert charge(first) == 5 + 1 + 1, "the clock is set back, and they count again"
+    site.now_ms += 100
+    site.empty()
+    charge(first)
+    assert charge(second) >= 3 + 1 + 1 + 1
+
+
 def test_what_is_left_after_a_loss_is_not_forgotten_by_a_process_that_ends_then(site: Site) -> None:
     """It reports the loss, and is killed before its next decision; then comes the second loss."""
     machine = site.machine()
