@@ -19,6 +19,7 @@
 --         last       the id of the newest entry that was seen before the loss. Who reports no later one had seen no more
 --                    than is carried, or what survived that loss, and fell to a later one
 --         since_ms   the report counts what came after this
+--                    Who does not know them says kept 0:0 and since_ms 9007199254740991
 -- Reply the epoch that holds now
 
 local state = KEYS[2]

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from jobs.emulator import Emulator
+from quota.clock import rfc3339
+from quota.limits import DAY_MS
 from support.commands import QUOTA, Quota, one_line
 
 if TYPE_CHECKING:
@@ -315,7 +317,7 @@ def test_a_damaged_ledger_can_be_moved_away_as_it_says(quota: Quota) -> None:
 def test_a_deleted_ledger_is_noticed_and_shown(quota: Quota) -> None:
     """Whoever deletes the file to begin anew is told that it does not work, and why."""
     quota.configure('[credentials.main]\napi = "youtube-v3"\n')
-    quota.json("charge", "search.list")
+    lost = quota.json("charge", "search.list")
     state = quota.folder / "state"
     for path in state.glob("ledger.db*"):
         path.unlink()
@@ -328,3 +330,4 @@ def test_a_deleted_ledger_is_noticed_and_shown(quota: Quota) -> None:
     assert max(map(len, shown.stdout.splitlines())) <= 80
     limits = quota.json("status")["credentials"][0]["limits"]
     assert [(row["used_units"], row["carried_units"]) for row in limits] == [(101, 100)] * 2
+    assert limits[0]["next_capacity_at"] == rfc3339(int(lost["id"].partition("-")[0]) + DAY_MS)
