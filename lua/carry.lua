@@ -1,9 +1,10 @@
 -- carry.lua: count what this ledger has lost, because a machine remembers more than is here.
 --
--- Guarantee: one atomic step; idempotent: of several reports of one loss, the one that goes furthest counts. Its parts are
--- added to the view's total, each until its time, whatever is charged or settled meanwhile. If this changes anything, or the
--- ledger has no epoch yet, a new epoch begins: who saw the one before is answered BEHIND, and reports what it knows. An
--- epoch's name begins with that of the log's first, "FIRST" or "FIRST/EPOCH": it tells another log from a copy of this one.
+-- Guarantee: one atomic step; idempotent: several reports of one loss are one, at every moment the largest of them. Its
+-- parts are added to the view's total, each until its time, whatever is charged or settled meanwhile. If this changes
+-- anything, or the ledger has no epoch yet, a new epoch begins: who saw the one before is answered BEHIND, and reports what
+-- it knows. An epoch's name begins with that of the log's first, "FIRST" or "FIRST/EPOCH": it tells another log from a copy
+-- of this one.
 --
 -- KEYS  1 log   2 state   3 amended     (see charge.lua; only the state is written)
 -- ARGV  1 now_ms     0 = the server's clock
@@ -16,8 +17,8 @@
 --                    expired. One part for all of it is right too, and counts longer than it must
 --         kept       UNITS:SINCE_MS, what of this view is still in the log, up to `last`, and after SINCE_MS. If a later
 --                    report finds less than that, the rest fell to a later loss, and is carried for that one
---         last       the id of the newest entry that was seen before the loss. Who reports no later one had seen no more
---                    than is carried, or what survived that loss, and fell to a later one
+--         last       the id of the newest entry that was seen before the loss. Who reports no later one, and no more units,
+--                    had seen no more than is carried
 --         since_ms   the report counts what came after this
 --                    Who does not know them says kept 0:0 and since_ms 9007199254740991
 -- Reply the epoch that holds now
@@ -107,13 +108,14 @@ for at = FIRST_CARRY, #ARGV, CARRY_SIZE do
   local carried = redis.call('HGET', state, field) or ''
   for known, known_parts, known_kept, known_last in string.gmatch(carried, '(%S+) (%S+) (%d+:%d+) (%d+%-%d+)') do
     if known == lost then
-      further = not at_most(last, known_last)
       local units, since_ms = numbers_of(kept)
       local known_units, known_since_ms = numbers_of(known_kept)
       if known_units > units and tonumber(ARGV[at + 5]) <= known_since_ms then
         parts = newest(parts, units_at(parts, -1) - (known_units - units))
       end
+      further = not at_most(last, known_last) or units_at(parts, now_ms) > units_at(known_parts, now_ms)
       parts = larger(known_parts, parts)
+      if at_most(last, known_last) then last = known_last end
       if known_units > units or (known_units == units and known_since_ms > since_ms) then kept = known_kept end
     elseif until_of(known_parts) + KEEP_SLACK_MS > now_ms then
       stands[#stands + 1] = known .. ' ' .. known_parts .. ' ' .. known_kept .. ' ' .. known_last

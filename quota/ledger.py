@@ -119,15 +119,15 @@ class Carry(NamedTuple):
     def units_at(self, now_ms: int) -> int:
         return units_at(self.parts, now_ms)
 
-    def with_report(self, other: Carry) -> Carry:
-        """With another report of the same loss: if that goes further, it, but at every moment the larger of the two.
+    def with_report(self, other: Carry, now_ms: int) -> Carry:
+        """With another report of the same loss: if that goes further or holds more, at every moment the larger of both.
 
         What the ledger had kept, and has not when the other reports, fell to a later loss. It is carried for that one.
         """
-        if other.last <= self.last:
-            return self
         fell_units = self.kept_units - other.kept_units if other.since_ms <= self.kept_since_ms else 0
         report = newest_parts(other.parts, sum(units for units, _ in other.parts) - max(0, fell_units))
+        if other.last <= self.last and units_at(report, now_ms) <= units_at(self.parts, now_ms):
+            return self
         parts: list[tuple[int, int]] = []
         counted = 0
         for until_ms in sorted({until_ms for _, until_ms in self.parts + report}, reverse=True):
@@ -136,7 +136,7 @@ class Carry(NamedTuple):
                 parts.append((units - counted, until_ms))
                 counted = units
         kept = max((self.kept_units, self.kept_since_ms), (other.kept_units, other.kept_since_ms))
-        return Carry(self.view, self.epoch, tuple(reversed(parts)), other.last, *kept)
+        return Carry(self.view, self.epoch, tuple(reversed(parts)), max(self.last, other.last), *kept)
 
 
 def units_at(parts: Parts, now_ms: int) -> int:
@@ -291,10 +291,9 @@ class Ledger(Protocol):
     def carry(self, project: str, epoch: str, carries: Sequence[Carry]) -> str:
         """Count what this ledger has lost; the epoch that holds from now on.
 
-        Merged by view and lost epoch: a report that goes no further than the standing one changes nothing, so that it
-        may be repeated; of one that does, the larger `units` and the later `until_ms` stand. If that changes anything,
-        or the ledger has no epoch yet, `epoch` begins (after the root's name and a slash, where there is one: see
-        `root_of`).
+        Merged by view and lost epoch, as `Carry.with_report` says: one that was reported already changes nothing, so
+        that it may be repeated. If that changes anything, or the ledger has no epoch yet, `epoch` begins (after the
+        root's name and a slash, where there is one: see `root_of`).
         """
         ...
 

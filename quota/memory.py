@@ -237,7 +237,7 @@ class Memory:
                 for carry in slot.carries:
                     if carry.until_ms > since_ms:
                         units = back.get((carry.view, carry.epoch), 0)
-                        merge(carries, carry._replace(parts=without_oldest(carry.parts, units, now_ms)))
+                        merge(carries, carry._replace(parts=without_oldest(carry.parts, units, now_ms)), now_ms)
             left = {record: self._left(ledger, root, record) for record in seen}
             lost = [
                 carry_of(record, here, _here(ledger, self._project, as_of(here, now_ms)))
@@ -245,7 +245,7 @@ class Memory:
                 if here.units < record.units
             ]
             for carry in lost:
-                merge(carries, carry)
+                merge(carries, carry, now_ms)
             epoch = ledger.carry(self._project, new_epoch, list(carries.values())) if carries else verdict.epoch
             self._begin(epoch)
             self._carries = carries
@@ -311,7 +311,7 @@ class Memory:
         for slot in slots:
             for carry in slot.carries:
                 if carry.until_ms > since_ms:
-                    merge(self._carries, carry)
+                    merge(self._carries, carry, latest.at_ms)
             if slot.epoch == latest.epoch:
                 live = [record for record in slot.records if record.until_ms > since_ms]
                 here = [record for record in live if record.epoch == slot.epoch]

@@ -123,8 +123,12 @@ def record_of(view: str, span: Span, epoch: str, units: int, last: Id, now_ms: i
     """What a decision at `now_ms` says of a view: `units`, without carries."""
     if isinstance(span, int):
         return Record(view, epoch, units, now_ms - span, last, last[0] + span)
-    since_ms = span[1 if now_ms >= span[1] else 0] - 1
-    return Record(view, epoch, units, since_ms, last, span[1 if last[0] < span[1] else 2])
+    _, next_ms, next_but_one_ms = span
+    since_ms = span[1 if now_ms >= next_ms else 0] - 1
+    until_ms = next_ms if last[0] < next_ms else next_but_one_ms
+    if last[0] >= next_but_one_ms:  # a clock was far behind; the edges beyond are not known, but lie before this
+        until_ms = last[0] + 2 * (next_but_one_ms - next_ms)
+    return Record(view, epoch, units, since_ms, last, until_ms)
 
 
 def span_of(ask: Ask) -> Span:
@@ -146,11 +150,11 @@ def carry_of(record: Record, here: Record, live: Record) -> Carry:
     return Carry(record.view, record.epoch, parts, record.last, live.units, live.since_ms, record.since_ms)
 
 
-def merge(into: dict[tuple[str, str], Carry], carry: Carry) -> None:
-    """Of several reports of one loss, the one that goes furthest: as the ledger does it."""
+def merge(into: dict[tuple[str, str], Carry], carry: Carry, now_ms: int) -> None:
+    """Several reports of one loss are one: as the ledger does it."""
     if carry.parts:
         key = (carry.view, carry.epoch)
-        into[key] = into[key].with_report(carry) if key in into else carry
+        into[key] = into[key].with_report(carry, now_ms) if key in into else carry
 
 
 def without_oldest(parts: Parts, units: int, now_ms: int) -> Parts:

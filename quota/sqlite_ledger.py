@@ -273,7 +273,7 @@ class SqliteLedger:
                 sql = f"SELECT {_CARRY} FROM losses WHERE project = ? AND view = ? AND epoch = ?"  # noqa: S608
                 row = db.execute(sql, (project, carry.view, carry.epoch)).fetchone()
                 known = None if row is None else _carry(row)
-                stands = carry if known is None else known.with_report(carry)
+                stands = carry if known is None else known.with_report(carry, self._clock())
                 if stands != known:
                     changed = True
                     db.execute(
