@@ -10,33 +10,32 @@
 -- ARGV  1 now_ms     0 = the server's clock
 --       2 epoch      a name for the new epoch: unique, without spaces or /
 --       3 keep_ms    the state lives at least as long from now on, and as long as a carry counts
---       then six for each carry
+--       then five for each carry
 --         view       as in charge.lua
 --         epoch      the ledger as it was before the loss
 --         parts      what is missing of it, soonest first: UNITS:UNTIL_MS,UNITS:UNTIL_MS, until when each would have
 --                    expired. One part for all of it is right too, and counts longer than it must
---         kept       UNITS:SINCE_MS, what of this view is still in the log, up to `last`, and after SINCE_MS. If a later
---                    report finds less than that, the rest fell to a later loss, and is carried for that one
+--         kept       UNITS:KEPT_SINCE_MS:SINCE_MS. So many units of this view are still in the log, or there again, of
+--                    what came after KEPT_SINCE_MS; the report holds what came after SINCE_MS. If another report says
+--                    less, the rest fell to a later loss, and is carried for that one. Unknown: 0:0:9007199254740991
 --         last       the id of the newest entry that was seen before the loss. Who reports no later one, and no more units,
 --                    had seen no more than is carried
---         since_ms   the report counts what came after this
---                    Who does not know them says kept 0:0 and since_ms 9007199254740991
 -- Reply the epoch that holds now
 
 local state = KEYS[2]
 local now_ms, new_epoch, keep_ms = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
-local FIRST_CARRY, CARRY_SIZE = 4, 6
+local FIRST_CARRY, CARRY_SIZE = 4, 5
 local KEEP_SLACK_MS = 90000000 -- 25 h: should the clock go back, what has expired counts again
 
 if not (now_ms and keep_ms and keep_ms >= 1 and string.find(new_epoch, '^[^%s/]+$')) then
   return redis.error_reply('ERR carry.lua: now_ms and keep_ms are numbers, and epoch a name without spaces or /')
 end
 for at = FIRST_CARRY, #ARGV, CARRY_SIZE do
-  local parts, kept, last, since_ms = ARGV[at + 2] or '', ARGV[at + 3] or '', ARGV[at + 4] or '', ARGV[at + 5]
+  local parts, kept, last = ARGV[at + 2] or '', ARGV[at + 3] or '', ARGV[at + 4] or ''
   local left = string.gsub(parts .. ',', '%d+:%d+,', '')
-  local good = string.find(ARGV[at + 1] or '', '^%S+$') and string.find(kept, '^%d+:%d+$')
-  if left ~= '' or not (good and string.find(last, '^%d+%-%d+$') and tonumber(since_ms)) then
-    return redis.error_reply('ERR carry.lua: a carry is six arguments: view, epoch, parts, kept, last, since_ms')
+  local good = string.find(ARGV[at + 1] or '', '^%S+$') and string.find(kept, '^%d+:%d+:%d+$')
+  if left ~= '' or not (good and string.find(last, '^%d+%-%d+$')) then
+    return redis.error_reply('ERR carry.lua: a carry is five arguments: view, epoch, parts, kept, last')
   end
 end
 if now_ms == 0 then
@@ -58,10 +57,6 @@ local function units_at(parts, now)
   end
   return sum
 end
-local function numbers_of(kept)
-  local units, since_ms = string.match(kept, '^(%d+):(%d+)$')
-  return tonumber(units), tonumber(since_ms)
-end
 -- So many of the units: those that count longest.
 local function newest(parts, units)
   local there, found = {}, {}
@@ -72,6 +67,16 @@ local function newest(parts, units)
     units = units - there[at][1]
   end
   return table.concat(found, ',')
+end
+local function numbers_of(kept)
+  local units, kept_since_ms, since_ms = string.match(kept, '^(%d+):(%d+):(%d+)$')
+  return tonumber(units), tonumber(kept_since_ms), tonumber(since_ms)
+end
+-- Without what the ledger had kept of it by another's report, if it surely holds that.
+local function less_kept(parts, kept, units, kept_since_ms)
+  local own_units, _, since_ms = numbers_of(kept)
+  if units <= own_units or since_ms > kept_since_ms then return parts end
+  return newest(parts, units_at(parts, -1) - (units - own_units))
 end
 -- At every moment the larger of both.
 local function larger(a, b)
@@ -104,24 +109,28 @@ local changed = not epoch
 
 for at = FIRST_CARRY, #ARGV, CARRY_SIZE do
   local field, lost, parts, kept, last = 'carry:' .. ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
-  local stands, further = {}, true
+  local stands, news = {}, true
   local carried = redis.call('HGET', state, field) or ''
-  for known, known_parts, known_kept, known_last in string.gmatch(carried, '(%S+) (%S+) (%d+:%d+) (%d+%-%d+)') do
+  for known, known_parts, known_kept, known_last in string.gmatch(carried, '(%S+) (%S+) (%d+:%d+:%d+) (%d+%-%d+)') do
     if known == lost then
-      local units, since_ms = numbers_of(kept)
-      local known_units, known_since_ms = numbers_of(known_kept)
-      if known_units > units and tonumber(ARGV[at + 5]) <= known_since_ms then
-        parts = newest(parts, units_at(parts, -1) - (known_units - units))
+      local units, kept_since_ms, since_ms = numbers_of(kept)
+      local known_units, known_kept_since_ms, known_since_ms = numbers_of(known_kept)
+      if known_units > units or (known_units == units and known_kept_since_ms > kept_since_ms) then
+        units, kept_since_ms = known_units, known_kept_since_ms
       end
-      further = not at_most(last, known_last) or units_at(parts, now_ms) > units_at(known_parts, now_ms)
-      parts = larger(known_parts, parts)
-      if at_most(last, known_last) then last = known_last end
-      if known_units > units or (known_units == units and known_since_ms > since_ms) then kept = known_kept end
+      local ours = less_kept(known_parts, known_kept, units, kept_since_ms)
+      parts = less_kept(parts, kept, units, kept_since_ms)
+      local further = not at_most(last, known_last)
+      news = ours ~= known_parts or further or units_at(parts, now_ms) > units_at(ours, now_ms)
+      parts = larger(ours, parts)
+      if parts == '' then parts = '0:' .. int(until_of(known_parts)) end
+      kept = int(units) .. ':' .. int(kept_since_ms) .. ':' .. int(math.max(since_ms, known_since_ms))
+      if not further then last = known_last end
     elseif until_of(known_parts) + KEEP_SLACK_MS > now_ms then
       stands[#stands + 1] = known .. ' ' .. known_parts .. ' ' .. known_kept .. ' ' .. known_last
     end
   end
-  if further then
+  if news then
     stands[#stands + 1] = lost .. ' ' .. parts .. ' ' .. kept .. ' ' .. last
     redis.call('HSET', state, field, table.concat(stands, ' '))
     carried_ms = math.max(carried_ms, until_of(parts))

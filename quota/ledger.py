@@ -100,7 +100,7 @@ class Carry(NamedTuple):
 
     `epoch` names the ledger as it was before that loss. Several machines report the same loss, each what it had seen
     after `since_ms`, up to the entry `last`: of two reports, the one that goes further holds all of the other. Of what
-    came after `kept_since_ms` the ledger still had `kept_units` then.
+    came after `kept_since_ms` the ledger still had `kept_units` when it was asked.
     """
 
     view: str
@@ -122,21 +122,29 @@ class Carry(NamedTuple):
     def with_report(self, other: Carry, now_ms: int) -> Carry:
         """With another report of the same loss: if that goes further or holds more, at every moment the larger of both.
 
-        What the ledger had kept, and has not when the other reports, fell to a later loss. It is carried for that one.
+        What the ledger still had, or had again, by one of them and not by the other, fell to a later loss, and is
+        carried for that one.
         """
-        fell_units = self.kept_units - other.kept_units if other.since_ms <= self.kept_since_ms else 0
-        report = newest_parts(other.parts, sum(units for units, _ in other.parts) - max(0, fell_units))
-        if other.last <= self.last and units_at(report, now_ms) <= units_at(self.parts, now_ms):
+        kept = max((self.kept_units, self.kept_since_ms), (other.kept_units, other.kept_since_ms))
+        ours, theirs = self._less_kept(*kept), other._less_kept(*kept)
+        if ours == self.parts and other.last <= self.last and units_at(theirs, now_ms) <= units_at(ours, now_ms):
             return self
         parts: list[tuple[int, int]] = []
         counted = 0
-        for until_ms in sorted({until_ms for _, until_ms in self.parts + report}, reverse=True):
-            units = max(units_at(self.parts, until_ms - 1), units_at(report, until_ms - 1))
+        for until_ms in sorted({until_ms for _, until_ms in ours + theirs}, reverse=True):
+            units = max(units_at(ours, until_ms - 1), units_at(theirs, until_ms - 1))
             if units > counted:
                 parts.append((units - counted, until_ms))
                 counted = units
-        kept = max((self.kept_units, self.kept_since_ms), (other.kept_units, other.kept_since_ms))
-        return Carry(self.view, self.epoch, tuple(reversed(parts)), max(self.last, other.last), *kept)
+        last, since_ms = max(self.last, other.last), max(self.since_ms, other.since_ms)
+        return Carry(self.view, self.epoch, tuple(reversed(parts)) or ((0, self.until_ms),), last, *kept, since_ms)
+
+    def _less_kept(self, units: int, since_ms: int) -> Parts:
+        """Without what the ledger had kept of it by another's report, if it surely holds that."""
+        more = units - self.kept_units
+        if more <= 0 or self.since_ms > since_ms:
+            return self.parts
+        return newest_parts(self.parts, sum(units for units, _ in self.parts) - more)
 
 
 def units_at(parts: Parts, now_ms: int) -> int:

@@ -50,7 +50,7 @@ from quota.records import (
     placed,
     record_of,
     span_of,
-    without_oldest,
+    without,
 )
 from quota.slots import NUMBERS, Slots
 
@@ -63,6 +63,9 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.05
 """How often at most a process looks at what the others of its machine have seen."""
+
+NO_EPOCH = "?"
+"""The name of no epoch: whatever the ledger's is, it is behind."""
 
 TIDY_EVERY_MS = 60_000
 
@@ -105,6 +108,8 @@ class Memory:
         self._read_from_ms = NEVER  # an entry this new ends a cell
         self._others: tuple[Id, ...] = ()  # what the machine's other processes saw, until the ledger has shown it
         self._seen = NOTHING_SEEN
+        self._outdated = False  # another process has seen the ledger in another epoch since:
+        self._compared_ms = 0  # later than this
         self._look_at_s = 0.0  # until then, `_seen` is the answer
         self._tidy_at_ms = 0  # until then, and after a decision noted whole, only the head changes
 
@@ -194,7 +199,8 @@ class Memory:
     def _say(self) -> None:
         """What `seen` answers from now on."""
         ids = (*self._others, self._newest) if self._asks or self._records else self._others
-        self._seen = Seen(self._epoch, ids) if self._epoch else NOTHING_SEEN
+        # What this process saw last may be just what an old copy has, put there since: then compare all that was seen.
+        self._seen = Seen(NO_EPOCH if self._outdated else self._epoch, ids) if self._epoch else NOTHING_SEEN
 
     def _set_aside(self, asks: Sequence[Ask], now_ms: int) -> None:
         """Another question than the last: what that one showed is kept beside it; what has expired is forgotten."""
@@ -233,11 +239,11 @@ class Memory:
             carries: dict[tuple[str, str], Carry] = {}
             for slot in slots:
                 # Only where a record stands beside its carry: without one, what came back was taken off before.
-                back = {(r.view, r.epoch): came_back[r].units for r in slot.records if r in came_back}
+                back = {(r.view, r.epoch): came_back[r] for r in slot.records if r in came_back}
                 for carry in slot.carries:
                     if carry.until_ms > since_ms:
-                        units = back.get((carry.view, carry.epoch), 0)
-                        merge(carries, carry._replace(parts=without_oldest(carry.parts, units, now_ms)), now_ms)
+                        here = back.get((carry.view, carry.epoch))
+                        merge(carries, carry if here is None else without(carry, here, now_ms), now_ms)
             left = {record: self._left(ledger, root, record) for record in seen}
             lost = [
                 carry_of(record, here, _here(ledger, self._project, as_of(here, now_ms)))
@@ -255,6 +261,7 @@ class Memory:
                     self._records[here.view] = here._replace(epoch=epoch)
                     self._newest = max(self._newest, here.last)
             self._at_ms = now_ms
+            self._compared_ms = max(slot.at_ms for slot in slots)
             self._write(clear=True)
             self._say()
         views = {carry.view for carry in lost if carry.until_ms > now_ms}
@@ -306,6 +313,7 @@ class Memory:
         if latest is None:
             return
         self._begin(latest.epoch)
+        self._at_ms = latest.at_ms
         self._cells = best_cells(slots, latest.epoch)
         since_ms = latest.at_ms - KEEP_SLACK_MS
         for slot in slots:
@@ -329,12 +337,13 @@ class Memory:
         try:
             if not self._epoch:
                 self._recall(None)
-            newest = self._slots.newest(self._tag)
+            newest, elsewhere_ms = self._slots.newest(self._tag)
         except OSError as error:
             self._give_up(error)
             return
         if newest > self._newest and newest not in self._others:
             self._others += (newest,)
+        self._outdated = elsewhere_ms > max(self._at_ms, self._compared_ms)
 
     def _read_slots(self) -> list[Slot]:
         if self._slots is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.ledger import NEVER, Carry, newest_parts, parts_text, read_parts, units_at
+from quota.ledger import NEVER, Carry, newest_parts, parts_text, read_parts
 from quota.limits import Edges, Sliding, selector_of
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ class Slot(NamedTuple):
             for r in self.records
         ]
         lines += [
-            f"{c.view}\t{c.epoch}\t{parts_text(c.parts)}\t{c.last[0]}\t{c.last[1]}\t{c.kept_units}\t{c.kept_since_ms}"
+            f"{c.view}\t{c.epoch}\t{parts_text(c.parts)}\t{c.last[0]}\t{c.last[1]}\t"
+            f"{c.kept_units}\t{c.kept_since_ms}\t{c.since_ms}\t"
             for c in self.carries
         ]
         lines += [f"{view}\t{cells.until_ms}\t{parts_text(cells.parts)}" for view, cells in self.cells.items()]
@@ -106,10 +107,9 @@ class Slot(NamedTuple):
                     records.append(record_of(view, span, epoch, next(numbers), head.newest, head.at_ms))
                 elif len(fields) == 2:
                     cells[view] = Cells(int(fields[0]), _parts(fields[1]))
-                elif len(fields) == 6:
-                    last_ms, last_seq, kept_units, kept_since_ms = map(int, fields[2:])
-                    parts, last = read_parts(fields[1]), (last_ms, last_seq)
-                    carries.append(Carry(view, fields[0], parts, last, kept_units, kept_since_ms))
+                elif len(fields) == 8:
+                    last_ms, last_seq, *kept = map(int, fields[2:7])
+                    carries.append(Carry(view, fields[0], read_parts(fields[1]), (last_ms, last_seq), *kept))
                 else:
                     units, since_ms, last_ms, last_seq, until_ms = map(int, fields[1:6])
                     older = _parts(fields[6])
@@ -157,10 +157,12 @@ def merge(into: dict[tuple[str, str], Carry], carry: Carry, now_ms: int) -> None
         into[key] = into[key].with_report(carry, now_ms) if key in into else carry
 
 
-def without_oldest(parts: Parts, units: int, now_ms: int) -> Parts:
-    """The parts, less so many of the units that still count at `now_ms`: those that expire first."""
-    live = tuple(part for part in parts if part[1] > now_ms)
-    return (*parts[: len(parts) - len(live)], *newest_parts(live, units_at(live, now_ms) - units))
+def without(carry: Carry, back: Record, now_ms: int) -> Carry:
+    """The carry, less what came back of it: the oldest of what still counts at `now_ms`. If that is all, it says so."""
+    expired = tuple(part for part in carry.parts if part[1] <= now_ms)
+    live = newest_parts(carry.parts[len(expired) :], carry.units_at(now_ms) - back.units)
+    parts = (*expired, *live) or ((0, carry.until_ms),)
+    return carry._replace(parts=parts, kept_units=carry.kept_units + back.units, kept_since_ms=back.since_ms)
 
 
 def _parts(text: str) -> Parts:

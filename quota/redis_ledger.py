@@ -163,9 +163,8 @@ class RedisLedger:
     def carry(self, project: str, epoch: str, carries: Sequence[Carry]) -> str:
         args: list[str | int] = [0 if self._clock is None else self._clock(), epoch, KEEP_MS]
         for carry in carries:
-            kept = f"{carry.kept_units}:{carry.kept_since_ms}"
-            last = f"{carry.last[0]}-{carry.last[1]}"
-            args += (carry.view, carry.epoch, parts_text(carry.parts), kept, last, carry.since_ms)
+            kept = f"{carry.kept_units}:{carry.kept_since_ms}:{carry.since_ms}"
+            args += (carry.view, carry.epoch, parts_text(carry.parts), kept, f"{carry.last[0]}-{carry.last[1]}")
         return str(self._script("carry", project, args))
 
     def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
@@ -373,8 +372,9 @@ def _carries(asks: Sequence[Ask], text: str) -> tuple[tuple[Carry, ...], ...]:
         words = line.split(" ") if line else []
         of_view = []
         for lost, parts, kept, last in zip(words[::4], words[1::4], words[2::4], words[3::4], strict=True):
-            kept_units, kept_since_ms = map(int, kept.split(":"))
-            of_view.append(Carry(ask.view.name, _epoch(lost), read_parts(parts), _id(last), kept_units, kept_since_ms))
+            kept_units, kept_since_ms, since_ms = map(int, kept.split(":"))
+            carry = Carry(ask.view.name, _epoch(lost), read_parts(parts), _id(last))
+            of_view.append(carry._replace(kept_units=kept_units, kept_since_ms=kept_since_ms, since_ms=since_ms))
         carries.append(tuple(of_view))
     return tuple(carries)
 

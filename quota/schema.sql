@@ -74,8 +74,9 @@ CREATE TABLE IF NOT EXISTS losses (
     until_ms INTEGER NOT NULL,       -- the last part's
     last_ms  INTEGER NOT NULL,       -- the newest entry that its reporter had seen
     last_seq INTEGER NOT NULL,
-    kept_units    INTEGER NOT NULL,  -- so much was still there when it was reported,
+    kept_units    INTEGER NOT NULL,  -- so much was still there when it was reported, or there again,
     kept_since_ms INTEGER NOT NULL,  -- of what came after this
+    since_ms      INTEGER NOT NULL,  -- it holds what came after this
     PRIMARY KEY (project, view, epoch)
 ) WITHOUT ROWID;
 

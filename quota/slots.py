@@ -86,10 +86,14 @@ class Slots:
         """What every process wrote last, also those that are gone."""
         return [found for found in map(self._read, range(self._used())) if found is not None]
 
-    def newest(self, tag: int) -> tuple[int, int]:
-        """The newest entry that another process has seen under this tag, (0, 0) for none."""
-        heads = (self._head(slot) for slot in range(self._used()) if slot != self._own)
-        return max((head[0].newest for head in heads if head is not None and head[0].tag == tag), default=(0, 0))
+    def newest(self, tag: int) -> tuple[tuple[int, int], int]:
+        """The newest entry that another process has seen under this tag, (0, 0) for none; and when one last saw anything
+        under another tag, 0 for never.
+        """
+        found = (self._head(slot) for slot in range(self._used()) if slot != self._own)
+        heads = [head for head, _, _ in (one for one in found if one is not None)]
+        newest = max((head.newest for head in heads if head.tag == tag), default=(0, 0))
+        return newest, max((head.at_ms for head in heads if head.tag != tag), default=0)
 
     def clear_abandoned(self) -> None:
         """Empty the slots of processes that are gone."""

@@ -49,7 +49,7 @@ _HEAD = (
 _HEAD_TYPES = (int, int, str, int, int)
 _STATE_TYPES = (int,) * 6
 
-_CARRY = "view, epoch, parts, last_ms, last_seq, kept_units, kept_since_ms"
+_CARRY = "view, epoch, parts, last_ms, last_seq, kept_units, kept_since_ms, since_ms"
 _COLUMNS = "ms, seq, units, charged_units, bucket, method, job, region, token"
 
 
@@ -277,7 +277,7 @@ class SqliteLedger:
                 if stands != known:
                     changed = True
                     db.execute(
-                        "REPLACE INTO losses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                        "REPLACE INTO losses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                         (
                             project,
                             stands.view,
@@ -287,6 +287,7 @@ class SqliteLedger:
                             *stands.last,
                             stands.kept_units,
                             stands.kept_since_ms,
+                            stands.since_ms,
                         ),
                     )
             if current and not changed:
@@ -403,10 +404,10 @@ def _exhaustion(row: tuple[str, int, int, str, str]) -> Exhaustion:
     return Exhaustion(*row)
 
 
-def _carry(row: tuple[str, str, str, int, int, int, int]) -> Carry:
-    view, epoch, parts, last_ms, last_seq, kept_units, kept_since_ms = row
+def _carry(row: tuple[str, str, str, int, int, int, int, int]) -> Carry:
+    view, epoch, parts, last_ms, last_seq, *kept = row
     try:
-        return Carry(view, epoch, read_parts(parts), (last_ms, last_seq), kept_units, kept_since_ms)
+        return Carry(view, epoch, read_parts(parts), (last_ms, last_seq), *kept)
     except (ValueError, AttributeError) as error:
         raise DamagedError(f"{parts!r:.100}") from error
 

@@ -17,7 +17,7 @@ from quota.budget import Budget, read_entries
 from quota.ledger import NEVER, Carry, Charge, Question, open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
 from quota.memory import Memory, close_memory, memory_path, open_memory
-from quota.slots import SLOT_BYTES
+from quota.slots import SLOT_BYTES, Slots
 from support.books import BOOK
 from support.losses import Machine, RedisPlace, SqlitePlace
 from support.servers import RedisServer
@@ -25,6 +25,7 @@ from support.users import not_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from multiprocessing.synchronize import Event
     from pathlib import Path
 
     from quota.ledger import Entry, Id
@@ -380,6 +381,24 @@ def test_so_too_where_the_other_had_seen_more_of_the_first(site: Site) -> None:
     assert charge(second) == 12
 
 
+def test_what_a_copy_brought_back_to_one_is_not_carried_for_the_other(site: Site) -> None:
+    """Emptied, restored, emptied: one machine asks each time, the other after the first and after the last."""
+    first, second = site.machine("a").budget(limit(100)), site.machine("b").budget(limit(100))
+    charge(first, 5)
+    charge(second)
+    first.peek("videos.list")
+    copy = site.place.copy()
+    site.empty()
+    charge(first)
+    assert charge(second) == 8
+    first.peek("videos.list")
+    site.restore(copy)
+    assert charge(first) == 9
+    site.empty()
+    assert charge(first) == 10
+    assert charge(second) == 11
+
+
 def test_of_what_survived_no_more_is_taken_off_a_report_than_it_holds(site: Site) -> None:
     """The other had seen less of it: some had left its window since, or came before what it counts."""
     first, second = site.machine("a").budget(limit(100)), site.machine("b").budget(limit(100))
@@ -636,6 +655,51 @@ def test_a_process_notices_what_only_another_of_its_machine_has_seen(site: Site)
     memory.close()
 
 
+def test_a_process_that_rested_notices_what_others_saw_after_a_loss(site: Site) -> None:
+    """It saw only what an old copy has; meanwhile the ledger was emptied, spent from, and restored from that copy."""
+    path = str(site.folder / "state" / "seen" / "p")
+    ledger, memory = open_ledger(site.place.url), Memory(path, "p")
+    budget = Budget(credential="main", project="p", book=BOOK, limits=(limit(100),), ledger=ledger, memory=memory)
+    charge(budget, 5)
+    copy = site.place.copy()
+    context = multiprocessing.get_context("fork")
+    results: multiprocessing.Queue[int] = context.Queue()
+    for times, used in ((3, 8), (2, 10)):
+        neighbour = context.Process(target=_charge_some, args=(site.place.url, path, times, results))
+        neighbour.start()
+        assert results.get(timeout=60) == used
+        neighbour.join()
+        site.place.empty()
+    site.place.restore(copy)
+    memory._look_at_s = 0.0
+    assert charge(budget) == 5 + 3 + 2 + 1
+    ledger.close()
+    memory.close()
+
+
+def _note_and_rest(path: str, at_ms: int, noted: Event, over: Event) -> None:
+    slots = Slots(path)
+    slots.write((at_ms, 0), 7, at_ms, (5,), f"another\n{limit(100).view.name}\t{DAY_MS}\n")
+    noted.set()
+    over.wait(60)
+
+
+def test_a_clock_set_back_makes_nobody_compare_for_ever(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another process noted in an earlier epoch, before it rested, is dated later than all that comes now."""
+    monkeypatch.setattr("quota.memory.LOOK_EVERY_S", 0.0)
+    machine = site.machine()
+    charge(machine.budget(limit(100)), 5)
+    context = multiprocessing.get_context("fork")
+    noted, over = context.Event(), context.Event()
+    resting = context.Process(target=_note_and_rest, args=(machine.memory_path, NOW + HOUR_MS, noted, over))
+    resting.start()
+    assert noted.wait(60)
+    for n in range(6, 12):
+        assert charge(machine.budget(limit(100))) == n + 5
+    over.set()
+    resting.join()
+
+
 # -- a real server -----------------------------------------------------------------------------------------------------
 
 
@@ -716,7 +780,7 @@ def test_reports_of_one_loss_are_merged_and_losses_are_added(site: Site) -> None
     five, nine, two = (((n, until_ms),) for n in (5, 9, 2))
     three = ((1, until_ms - 9), (2, until_ms))
     six = ((1, until_ms - 9), (1, until_ms - 5), (4, until_ms + 1))
-    assert ledger.carry("p", "e1", [Carry(view, "lost", five, at, 4, NOW - 9)]) == "e1"
+    assert ledger.carry("p", "e1", [Carry(view, "lost", five, at, 4, NOW - 9, NOW - 9)]) == "e1"
     assert ledger.carry("p", "e2", [Carry(view, "lost", five, at)]) == "e1", "nothing new"
     assert ledger.carry("p", "e2", [Carry(view, "lost", nine, at, 0, 0, NOW - 9)]) == "e1", "four were lost later"
     assert ledger.carry("p", "e3", [Carry(view, "lost", three, (NOW, 1)), Carry(view, "other", two, at)]) == "e1/e3"
@@ -737,7 +801,7 @@ def test_a_report_that_may_hold_less_of_what_was_kept_counts_whole(site: Site, s
     """It goes no further, and yet holds more: it counts later on, or comes from another branch of the log."""
     ledger, view = site.machine().ledger, limit(100).view.name
     five, nine = (((n, NOW + HOUR_MS),) for n in (5, 9))
-    assert ledger.carry("p", "e1", [Carry(view, "lost", five, (NOW, 0), 4, NOW - 9)]) == "e1"
+    assert ledger.carry("p", "e1", [Carry(view, "lost", five, (NOW, 0), 4, NOW - 9, NOW - 9)]) == "e1"
     assert ledger.carry("p", "e2", [Carry(view, "lost", nine, (NOW - 1, 0), 0, 0, since_ms)]) == "e1/e2"
     assert ledger.carry("p", "e3", [Carry(view, "lost", nine, (NOW, 0), 0, 0, since_ms)]) == "e1/e2"
 
