@@ -87,8 +87,9 @@ class Slots:
         return [found for found in map(self._read, range(self._used())) if found is not None]
 
     def newest(self, tag: int) -> tuple[tuple[int, int], int]:
-        """The newest entry that another process has seen under this tag, (0, 0) for none; and when one last saw anything
-        under another tag, 0 for never.
+        """The newest entry that another process has seen under this tag, (0, 0) for none.
+
+        And when one last saw anything under another tag, 0 for never.
         """
         found = (self._head(slot) for slot in range(self._used()) if slot != self._own)
         heads = [head for head, _, _ in (one for one in found if one is not None)]
