@@ -23,6 +23,7 @@ from quota.budget import Budget
 from quota.ledger import Charge, Exhaustion, open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
 from quota.outage import Allowance
+from quota.sqlite_file import PAGE_BYTES
 from support.books import BOOK
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ DAYS_IN_MONTH = 30
 START_MS = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
 
 KB = 1_000
-WAL_BYTES = 4_200 * KB
+WAL_BYTES = 1_000 * PAGE_BYTES + 100 * KB
+STORE_WAL_BYTES = 4_200 * KB
 """SQLite moves its write-ahead log into the file after 1,000 pages, and then goes on at the log's beginning."""
 
 SLACK = {"file": 32 * KB, "wal": 32 * KB, "memory": KB}
@@ -285,7 +287,7 @@ def test_the_store(tmp_path: Path) -> None:
         day,
         measure,
         file=100 * KB + videos * VIDEO_BYTES,
-        wal=WAL_BYTES,
+        wal=STORE_WAL_BYTES,
         videos=videos,
         rankings=rankings,
         channels=2 * RETENTION_DAYS + 2,
