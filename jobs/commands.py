@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quota.cli import REFUSED_STATUS, config_option, fail, json_option, log_to_stderr, print_json, print_rich
+from quota.cli import (
+    REFUSED_STATUS,
+    config_option,
+    fail,
+    json_option,
+    log_to_stderr,
+    print_json,
+    print_rich,
+    unprinted,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -59,10 +68,12 @@ def _print_report(report: RunReport, as_json: bool) -> None:
             fail(f"{_named(report.job, region.region)}: {_printable(region.error)}")
     if report.outcome == "failed":
         fail(f"{report.job}: {_printable(report.why)}")
+    sentence = _printable(report.sentence(host_clock()))
     if as_json:
         print_json(report.as_json())
     else:
-        click.echo(_printable(report.sentence(host_clock())))
+        click.echo(sentence)
+    unprinted(sentence)
 
 
 @click.command("schedule")

@@ -182,6 +182,33 @@ def test_on_a_terminal_a_run_shows_its_progress(quota: Quota, upstream: Emulator
     assert b"regions" in shown
 
 
+@pytest.mark.parametrize(
+    "where",
+    ["2> /dev/full", "2>&-", "2>&1 | head -1", "2>&1 | true", "> /dev/full", ">&-", "> /dev/full 2>&1", "<&- >&- 2>&-"],
+)
+def test_nobody_who_listens_is_needed_for_a_run(quota: Quota, upstream: Emulator, where: str) -> None:
+    configure(quota, upstream.address)
+    done = quota.shell(f"quota run trending {where}")
+    assert (done.returncode, upstream.usage()["requests"]) == (0, 8)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_run_whose_result_cannot_be_printed_says_it_on_stderr(quota: Quota, upstream: Emulator) -> None:
+    configure(quota, upstream.address, units=5)
+    done = quota.shell("quota run trending --fail-on-refusal --json > /dev/full")
+    assert done.returncode == 75
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("quota: stdout cannot be written: No space left on device; trending: stopped after 5 pages")
+
+
+def test_what_a_run_logs_to_nobody_does_not_stop_it(quota: Quota, upstream: Emulator) -> None:
+    configure(quota, upstream.address)
+    quota.env["QUOTA_LOG"] = "debug"
+    for where in ("2> /dev/full", "2>&-", "2>&1 | true"):
+        assert quota.shell(f"quota run trending {where}").returncode == 0
+    assert upstream.usage()["requests"] == 24
+
+
 # -- search ------------------------------------------------------------------------------------------------------------
 
 
