@@ -269,6 +269,33 @@ def test_watching_ends_with_ctrl_c(quota: Quota) -> None:
     assert (watch.returncode, stderr.strip()) == (130, b"")
 
 
+STARTED = """
+import os, signal, sys
+from importlib.metadata import entry_points
+class Interrupts:
+    def find_spec(self, name, *more):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupts())
+(command,) = entry_points(group="console_scripts", name="quota")
+sys.argv[1:] = ["status"]
+command.load()()
+"""
+
+
+@pytest.mark.parametrize("module", ["click", "quota.settings", "quota.status"])
+def test_an_interrupt_before_the_command_has_loaded_is_quiet(quota: Quota, module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STARTED.format(module=module)],
+        cwd=quota.folder,
+        env=quota.env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
+
+
 @pytest.mark.parametrize("command", ["costs", "costs --json", "status", "--help", "check"])
 def test_a_reader_that_goes_away_gets_no_complaint(quota: Quota, command: str) -> None:
     done = quota.shell(f"quota {command} | true")
