@@ -62,11 +62,12 @@ def run(job: str, regions: tuple[str, ...], fail_on_refusal: bool, as_json: bool
 
 def _print_report(report: RunReport, as_json: bool) -> None:
     from quota.clock import host_clock
+    from quota.errors import LedgerError
 
     for region in report.regions:
         if region.error is not None and region.error != report.why:
             fail(f"{_named(report.job, region.region)}: {_printable(region.error)}")
-    if report.outcome == "failed":
+    if report.outcome == "failed" or report.exit_status == LedgerError.exit_status:
         fail(f"{report.job}: {_printable(report.why)}")
     sentence = _printable(report.sentence(host_clock()))
     if as_json:
@@ -368,7 +369,7 @@ def _printable(text: str) -> str:
 
 def _region_line(job: str, outcome: RegionOutcome) -> str | None:
     """What a log needs to know of a region. Errors are printed at the end, and who was skipped is in the last line."""
-    if outcome.error is not None or not (outcome.pages or outcome.outcome == "done"):
+    if outcome.outcome == "failed" or not (outcome.pages or outcome.outcome == "done"):
         return None
     pages = f"{outcome.pages} page{'' if outcome.pages == 1 else 's'}"
     return f"{_named(job, outcome.region)}: {outcome.outcome}, {pages}, {outcome.items} items"

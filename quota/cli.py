@@ -523,6 +523,15 @@ def log_to_stderr() -> None:
     form = "%(asctime)s %(levelname)s %(name)s %(message)s" if level else "quota: %(message)s"
     logging.basicConfig(level=(level or "warning").upper(), format=form)
     install()
+    quiet_libraries()
+
+
+def quiet_libraries() -> None:
+    """Let no library warn of upstream's error answers: the command says itself what they mean."""
+    import logging
+
+    if not os.environ.get("QUOTA_LOG"):
+        logging.getLogger("googleapiclient.http").setLevel(logging.ERROR)
 
 
 class _Output(io.FileIO):

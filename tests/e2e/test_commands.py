@@ -182,6 +182,25 @@ def test_on_a_terminal_a_run_shows_its_progress(quota: Quota, upstream: Emulator
     assert b"regions" in shown
 
 
+def test_a_run_without_its_ledger_says_why_on_stderr_and_in_its_json(quota: Quota, upstream: Emulator) -> None:
+    configure(quota, upstream.address)
+    (quota.folder / "ledger.db").write_text("this is no database, however long one looks at it\n" * 100)
+    line = one_line(quota("run", "trending"), 69)
+    assert re.fullmatch(
+        r"trending: ledger sqlite:///.*ledger.db is not an SQLite database; move that file away .*", line
+    )
+    report = quota.json("run", "trending", status=69)
+    assert [region["error"] for region in report["regions"]] == [line.removeprefix("trending: "), None]
+
+
+def test_upstreams_no_more_is_said_by_no_other_library(quota: Quota) -> None:
+    with Emulator(quota=3) as upstream:
+        configure(quota, upstream.address)
+        done = quota("run", "trending")
+    assert (done.returncode, "Encountered" in done.stderr) == (0, False)
+    assert done.stdout.startswith("trending: stopped after 3 pages")
+
+
 @pytest.mark.parametrize(
     "where",
     ["2> /dev/full", "2>&-", "2>&1 | head -1", "2>&1 | true", "> /dev/full", ">&-", "> /dev/full 2>&1", "<&- >&- 2>&-"],
