@@ -252,13 +252,18 @@ def status(watch: bool, as_json: bool, config: str | None) -> None:
     Example:
       quota status
       quota status --json | jq '.credentials[].limits[].remaining_units'
+      quota status --watch --json     a line of JSON each time
     """
     import quota
     from quota.status import read_status, render_status
 
     with quota.open(config) as session:
-        if watch and not as_json:
+        if watch and as_json:
+            _repeat(lambda: print_json(read_status(session).as_json(), indent=None))
+            return
+        if watch:
             _watch(lambda: render_status(read_status(session)))
+            return
         current = read_status(session)
     if as_json:
         print_json(current.as_json())
@@ -266,15 +271,23 @@ def status(watch: bool, as_json: bool, config: str | None) -> None:
         print_rich(render_status(current))
 
 
-def _watch(render: Callable[[], Any]) -> None:
+def _repeat(show: Callable[[], None]) -> None:
+    """Until there is nobody left to read it."""
     import time
 
+    while True:
+        show()
+        if output_lost() is not None:
+            return
+        time.sleep(WATCH_S)
+
+
+def _watch(render: Callable[[], Any]) -> None:
     if not sys.stdout.isatty():
-        while True:
-            print_rich(render())
-            if output_lost() is not None:
-                return
-            time.sleep(WATCH_S)
+        _repeat(lambda: print_rich(render()))
+        return
+    import time
+
     from rich.live import Live
 
     with Live(render(), auto_refresh=False, screen=True) as live:
@@ -482,11 +495,11 @@ def prove_(as_json: bool) -> None:
 # -- printing and failing ----------------------------------------------------------------------------------------------
 
 
-def print_json(data: object) -> None:
-    """One JSON document on stdout."""
+def print_json(data: object, indent: int | None = 2) -> None:
+    """One JSON document on stdout; without `indent` on one line."""
     import json
 
-    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+    click.echo(json.dumps(data, indent=indent, ensure_ascii=False))
 
 
 def print_rich(renderable: Any) -> None:

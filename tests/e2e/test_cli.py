@@ -311,6 +311,18 @@ def test_without_a_reader_a_charge_exits_by_its_decision_and_stands(quota: Quota
     assert quota.shell("quota charge search.list --json | true").returncode == 75
 
 
+def test_watching_in_json_is_a_line_each_time(quota: Quota) -> None:
+    watch = subprocess.Popen(
+        [*QUOTA, "status", "--watch", "--json"], cwd=quota.folder, env=quota.env, stdout=subprocess.PIPE
+    )
+    assert watch.stdout is not None
+    first, second = (json.loads(watch.stdout.readline()) for _ in range(2))
+    watch.send_signal(signal.SIGINT)
+    watch.communicate(timeout=10)
+    assert first["at"] < second["at"]
+    assert first["credentials"] == second["credentials"] != []
+
+
 def test_watching_ends_when_its_reader_goes_away(quota: Quota) -> None:
     assert (
         quota.shell(
