@@ -27,6 +27,7 @@ import re
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import quota
@@ -450,22 +451,11 @@ def _regions(job: JobSettings, wanted: Sequence[str]) -> tuple[str, ...]:
 def _only_one(store_url: str, job: str) -> Iterator[bool]:
     """Whether no other run of this job into this store is under way on this machine, held for the block.
 
-    A lock on a file in the state folder: the kernel lets go of it however the process ends.
+    A lock on a file: the kernel lets go of it however the process ends.
     """
     import fcntl
-    import hashlib
 
-    from quota.session import make_state_folder
-
-    digest = hashlib.blake2b(f"{store_url}\n{job}".encode(), digest_size=6).hexdigest()
-    readable = re.sub(r"[^A-Za-z0-9._-]", "_", job)[:64]
-    path = make_state_folder() / f"run-{readable}-{digest}.lock"
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise quota.ConfigError(
-            f"{path}: {error.strerror}; set QUOTA_STATE_DIR to a folder that can be written"
-        ) from error
+    descriptor = _lock_file(store_url, job)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -476,3 +466,36 @@ def _only_one(store_url: str, job: str) -> Iterator[bool]:
         yield True
     finally:
         os.close(descriptor)
+
+
+def _lock_file(store_url: str, job: str) -> int:
+    """The file to lock, open: in the state folder; where none can be made there, beside the store, which every run of
+    this job writes."""
+    import hashlib
+
+    from quota.session import make_state_folder
+
+    digest = hashlib.blake2b(f"{store_url}\n{job}".encode(), digest_size=6).hexdigest()
+    readable = re.sub(r"[^A-Za-z0-9._-]", "_", job)[:64]
+    name = f"run-{readable}-{digest}.lock"
+    try:
+        return _opened(make_state_folder() / name)
+    except quota.ConfigError as error:
+        try:
+            descriptor = _opened(Path(store_url.partition(":///")[2]).parent / name)
+        except quota.ConfigError:
+            raise error from None
+        log.warning("lock_beside_store: %s", error)
+        return descriptor
+
+
+def _opened(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # made while the folder could be written, and as good
+        except OSError:
+            raise quota.ConfigError(
+                f"{path}: {error.strerror}; set QUOTA_STATE_DIR to a folder that can be written"
+            ) from error
