@@ -126,10 +126,10 @@ def plan(
 
     try:
         first_day = None if start is None else date.fromisoformat(start)
-        if first_day is not None and not 1970 < first_day.year < 9999:
-            raise ValueError("the simulation reaches some days beyond it, into years that no clock has")
     except ValueError:
         raise quota.UsageError(f"--start {start!r}: write a day, for example 2026-11-01") from None
+    if first_day is not None and not 1970 < first_day.year < 9999:  # it looks some days further, and no year is 10000
+        raise quota.UsageError(f"--start {start!r}: a plan begins in a year from 1971 to 9998")
     with quota.open(config) as session:
         state = EMPTY if from_empty or first_day else read_state(session)
         answer = make_plan(
@@ -234,9 +234,10 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
     import quota
     from jobs.emulator import Emulator
     from jobs.runner import run_job
+    from quota.tables import MAX_INTEGER
 
-    if units < 1:
-        raise quota.UsageError(f"--units {units}: enforce 1 or more")
+    if not 1 <= units <= MAX_INTEGER:
+        raise quota.UsageError(f"--units {units}: enforce 1 or more, up to {MAX_INTEGER}")
     with tempfile.TemporaryDirectory(prefix="quota-demo-") as temporary, interruptible() as stop:
         folder = Path(keep or temporary).absolute()
         with Emulator() as upstream, _state_in(folder / "state"):

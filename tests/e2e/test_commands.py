@@ -148,6 +148,14 @@ def test_a_function_that_raises_leaves_no_traceback(quota: Quota, upstream: Emul
         (["emulate", "--recorded", "nowhere"], 2, "nowhere"),
         (["emulate", "--quota", "-1"], 2, "quota must be 0 or more"),
         (["demo", "--units", "0"], 2, "enforce 1 or more"),
+        (
+            ["demo", "--units", "99999999999999999999"],
+            2,
+            "--units 99999999999999999999: enforce 1 or more, up to 10000",
+        ),
+        (["plan", "--start", "tomorrow"], 2, "write a day, for example 2026-11-01"),
+        (["plan", "--start", "9999-12-31"], 2, "--start '9999-12-31': a plan begins in a year from 1971 to 9998"),
+        (["plan", "--start", "1970-01-01"], 2, "a plan begins in a year from 1971 to 9998"),
     ],
 )
 def test_what_cannot_be_right_is_one_line_that_says_why(
