@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quota.cli import REFUSED_STATUS, config_option, fail, json_option, log_to_stderr, print_json, print_rich
+from quota.cli import (
+    REFUSED_STATUS,
+    config_option,
+    fail,
+    json_option,
+    log_to_stderr,
+    print_json,
+    print_rich,
+    unprinted,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -53,16 +62,19 @@ def run(job: str, regions: tuple[str, ...], fail_on_refusal: bool, as_json: bool
 
 def _print_report(report: RunReport, as_json: bool) -> None:
     from quota.clock import host_clock
+    from quota.errors import LedgerError
 
     for region in report.regions:
         if region.error is not None and region.error != report.why:
             fail(f"{_named(report.job, region.region)}: {_printable(region.error)}")
-    if report.outcome == "failed":
+    if report.outcome == "failed" or report.exit_status == LedgerError.exit_status:
         fail(f"{report.job}: {_printable(report.why)}")
+    sentence = _printable(report.sentence(host_clock()))
     if as_json:
         print_json(report.as_json())
     else:
-        click.echo(_printable(report.sentence(host_clock())))
+        click.echo(sentence)
+    unprinted(sentence)
 
 
 @click.command("schedule")
@@ -114,10 +126,10 @@ def plan(
 
     try:
         first_day = None if start is None else date.fromisoformat(start)
-        if first_day is not None and not 1970 < first_day.year < 9999:
-            raise ValueError("the simulation reaches some days beyond it, into years that no clock has")
     except ValueError:
         raise quota.UsageError(f"--start {start!r}: write a day, for example 2026-11-01") from None
+    if first_day is not None and not 1970 < first_day.year < 9999:  # it looks some days further, and no year is 10000
+        raise quota.UsageError(f"--start {start!r}: a plan begins in a year from 1971 to 9998")
     with quota.open(config) as session:
         state = EMPTY if from_empty or first_day else read_state(session)
         answer = make_plan(
@@ -222,9 +234,10 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
     import quota
     from jobs.emulator import Emulator
     from jobs.runner import run_job
+    from quota.tables import MAX_INTEGER
 
-    if units < 1:
-        raise quota.UsageError(f"--units {units}: enforce 1 or more")
+    if not 1 <= units <= MAX_INTEGER:
+        raise quota.UsageError(f"--units {units}: enforce 1 or more, up to {MAX_INTEGER}")
     with tempfile.TemporaryDirectory(prefix="quota-demo-") as temporary, interruptible() as stop:
         folder = Path(keep or temporary).absolute()
         with Emulator() as upstream, _state_in(folder / "state"):
@@ -357,7 +370,7 @@ def _printable(text: str) -> str:
 
 def _region_line(job: str, outcome: RegionOutcome) -> str | None:
     """What a log needs to know of a region. Errors are printed at the end, and who was skipped is in the last line."""
-    if outcome.error is not None or not (outcome.pages or outcome.outcome == "done"):
+    if outcome.outcome == "failed" or not (outcome.pages or outcome.outcome == "done"):
         return None
     pages = f"{outcome.pages} page{'' if outcome.pages == 1 else 's'}"
     return f"{_named(job, outcome.region)}: {outcome.outcome}, {pages}, {outcome.items} items"

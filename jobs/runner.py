@@ -27,6 +27,7 @@ import re
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import quota
@@ -37,10 +38,11 @@ from quota.clock import host_clock
 from quota.ledger import CLOCK_SLACK_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from jobs.job import Fetch, Outcome, RunOutcome
     from quota import Budget, Decision, Session
+    from quota.ledger import Charge, Entry
     from quota.settings import JobSettings
 
 ATTEMPTS = 4
@@ -200,6 +202,8 @@ class _Run:
             raise
         except quota.Refused as refusal:
             self.end = _refused(refusal.decision)
+            if self.end.exit_status:
+                return self._unfinished(self.end.why)
         except quota.QuotaError as error:
             self.end = _End("failed", str(error), error.exit_status)
             return self._outcome("failed", str(error))
@@ -231,7 +235,7 @@ class _Run:
                     # Upstream forgot the place that an earlier run left: its pages are of no use without the rest.
                     self.here, inherited = self.store.restart(place), False
                     continue
-                return self._give_up(place, failure)
+                return self._give_up(place, failure, answered=hasattr(error, "resp"))
             inherited = False
             finished = page.cursor is None or (page.complete and place.pages + 1 >= self.job.pages)
             self.here = self.store.keep(place, page, started_at_ms=started_at_ms, finished=finished)
@@ -305,7 +309,7 @@ class _Run:
         if self.stop():
             raise _Interrupted
 
-    def _give_up(self, place: Place, failure: Failure) -> RegionOutcome:
+    def _give_up(self, place: Place, failure: Failure, *, answered: bool) -> RegionOutcome:
         match failure.kind:
             case "exhausted":
                 self.end = self._exhausted(place, failure)
@@ -316,11 +320,17 @@ class _Run:
             case "transient":
                 # What fails for a passing reason goes on where it stopped.
                 self.here = self.store.fail(place, keep_place=True)
-                return self._outcome("failed", f"{failure.message}, in {ATTEMPTS} attempts")
+                advice = "" if answered else f" to reach {self._root()}; check network and endpoint, then run again"
+                return self._outcome("failed", f"{failure.message}, in {ATTEMPTS} attempts{advice}")
             case _:
                 # Beginning afresh, because the place itself may be what is wrong.
                 self.here = self.store.fail(place, keep_place=False)
                 return self._outcome("failed", failure.message)
+
+    def _root(self) -> str:
+        """Where the client sends its calls."""
+        scheme, _, rest = self.client._baseUrl.partition("://")
+        return f"{scheme}://{rest.partition('/')[0]}"
 
     def _exhausted(self, place: Place, failure: Failure) -> _End:
         """Upstream's own "no more". The metering has closed the bucket; the budget now knows until when."""
@@ -338,8 +348,8 @@ class _Run:
         cursor = None if outcome == "done" else place.cursor
         return RegionOutcome(place.region, outcome, items=items, pages=pages, cursor=cursor, error=error)
 
-    def _unfinished(self) -> RegionOutcome:
-        return self._outcome("partial" if self.here.begun else "skipped")
+    def _unfinished(self, error: str | None = None) -> RegionOutcome:
+        return self._outcome("partial" if self.here.begun else "skipped", error)
 
     def _report(self, outcomes: list[RegionOutcome], left: Place | None) -> RunReport:
         units, attempts = self._spent()
@@ -367,23 +377,36 @@ class _Run:
         )
 
     def _spent(self) -> tuple[dict[str, int], int]:
-        """Units by region and the number of attempts, from the ledger's own log: this run's tokens name its charges."""
+        """Units by region and the number of attempts, from the ledger's own log and what was drawn without it: this
+        run's tokens name its charges."""
         units: dict[str, int] = {}
         attempts = 0
         if self.client is None:
             return units, attempts
+        for charge in self._charges():
+            mine = charge.token.startswith(self.session.run) and _number(charge.token) > self.tokens_before
+            if mine and charge.job == self.job.name and charge.units:
+                units[charge.region] = units.get(charge.region, 0) + charge.units
+                attempts += 1
+        return units, attempts
+
+    def _charges(self) -> Iterable[Charge | Entry]:
+        """The charges of this run, and maybe others. What was drawn and repaid stands in both books and counts once."""
         from quota.budget import read_entries
         from quota.ledger import NEVER
 
+        project, run = self.budget.project, self.session.run
+        asked = _number(self.session.tokens.next()) - self.tokens_before - 1
+        found: dict[str, Charge | Entry] = {}
         try:
-            for entry in read_entries(self.session.ledger, self.budget.project, self.since_ms, NEVER):
-                mine = entry.token.startswith(self.session.run) and _number(entry.token) > self.tokens_before
-                if mine and entry.job == self.job.name and entry.units:
-                    units[entry.region] = units.get(entry.region, 0) + entry.units
-                    attempts += 1
+            if self.budget.allowance is not None:
+                found.update((charge.token, charge) for charge in self.budget.allowance.drawn_by(project, run))
+            log_of_all = read_entries(self.session.ledger, project, self.since_ms, NEVER)
+            found.update((entry.token, entry) for entry in log_of_all if entry.token.startswith(run))
         except quota.LedgerError as error:
-            log.warning("the units of this run are not known: %s", error)
-        return units, attempts
+            if len(found) < asked:
+                log.warning("what this run spent is known only in part: %s", error)
+        return found.values()
 
 
 def _refused(decision: Decision) -> _End:
@@ -428,22 +451,11 @@ def _regions(job: JobSettings, wanted: Sequence[str]) -> tuple[str, ...]:
 def _only_one(store_url: str, job: str) -> Iterator[bool]:
     """Whether no other run of this job into this store is under way on this machine, held for the block.
 
-    A lock on a file in the state folder: the kernel lets go of it however the process ends.
+    A lock on a file: the kernel lets go of it however the process ends.
     """
     import fcntl
-    import hashlib
 
-    from quota.session import make_state_folder
-
-    digest = hashlib.blake2b(f"{store_url}\n{job}".encode(), digest_size=6).hexdigest()
-    readable = re.sub(r"[^A-Za-z0-9._-]", "_", job)[:64]
-    path = make_state_folder() / f"run-{readable}-{digest}.lock"
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise quota.ConfigError(
-            f"{path}: {error.strerror}; set QUOTA_STATE_DIR to a folder that can be written"
-        ) from error
+    descriptor = _lock_file(store_url, job)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -454,3 +466,36 @@ def _only_one(store_url: str, job: str) -> Iterator[bool]:
         yield True
     finally:
         os.close(descriptor)
+
+
+def _lock_file(store_url: str, job: str) -> int:
+    """The file to lock, open: in the state folder; where none can be made there, beside the store, which every run of
+    this job writes."""
+    import hashlib
+
+    from quota.session import make_state_folder
+
+    digest = hashlib.blake2b(f"{store_url}\n{job}".encode(), digest_size=6).hexdigest()
+    readable = re.sub(r"[^A-Za-z0-9._-]", "_", job)[:64]
+    name = f"run-{readable}-{digest}.lock"
+    try:
+        return _opened(make_state_folder() / name)
+    except quota.ConfigError as error:
+        try:
+            descriptor = _opened(Path(store_url.partition(":///")[2]).parent / name)
+        except quota.ConfigError:
+            raise error from None
+        log.warning("lock_beside_store: %s", error)
+        return descriptor
+
+
+def _opened(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # made while the folder could be written, and as good
+        except OSError:
+            raise quota.ConfigError(
+                f"{path}: {error.strerror}; set QUOTA_STATE_DIR to a folder that can be written"
+            ) from error

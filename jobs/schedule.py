@@ -287,7 +287,7 @@ class _Lane:
 
     def _say_ended(self, tick: Tick, report: RunReport, took_ms: int) -> None:
         for region in report.regions:
-            if region.error is not None:
+            if region.outcome == "failed":
                 _say("region_failed", tick, level=logging.WARNING, failed=region.region, why=region.error)
         if report.outcome == "overlap":
             _say("tick_skipped", tick, reason="overlap", why=report.why)
@@ -328,6 +328,7 @@ def _shown(value: object) -> str:
 
 def log_schedule() -> None:
     """Send the log to stderr: each line with the time in UTC, without secrets. QUOTA_LOG=debug adds everything else."""
+    from quota.cli import quiet_libraries
     from quota.redact import install
 
     handler = logging.StreamHandler()
@@ -338,3 +339,4 @@ def log_schedule() -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
     log.setLevel(min(logging.INFO, logging.getLogger().level))
     install(handler)
+    quiet_libraries()

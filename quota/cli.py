@@ -6,6 +6,7 @@ through the entry-point group `quota.commands`, which is read only for a command
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -153,6 +154,7 @@ def _decide(config: str | None, as_json: bool, call: dict[str, Any], *, commit: 
         click.echo(decision.sentence() + (f"; id {decision.id}" if decision.id else ""))
     else:
         fail(decision.sentence())
+    unprinted(f"the charge stands, its id is {decision.id}" if decision.id else "")
     click.get_current_context().exit(decision_status(decision))
 
 
@@ -250,13 +252,18 @@ def status(watch: bool, as_json: bool, config: str | None) -> None:
     Example:
       quota status
       quota status --json | jq '.credentials[].limits[].remaining_units'
+      quota status --watch --json     a line of JSON each time
     """
     import quota
     from quota.status import read_status, render_status
 
     with quota.open(config) as session:
-        if watch and not as_json:
+        if watch and as_json:
+            _repeat(lambda: print_json(read_status(session).as_json(), indent=None))
+            return
+        if watch:
             _watch(lambda: render_status(read_status(session)))
+            return
         current = read_status(session)
     if as_json:
         print_json(current.as_json())
@@ -264,14 +271,23 @@ def status(watch: bool, as_json: bool, config: str | None) -> None:
         print_rich(render_status(current))
 
 
-def _watch(render: Callable[[], Any]) -> None:
+def _repeat(show: Callable[[], None]) -> None:
+    """Until there is nobody left to read it."""
     import time
 
+    while True:
+        show()
+        if output_lost() is not None:
+            return
+        time.sleep(WATCH_S)
+
+
+def _watch(render: Callable[[], Any]) -> None:
     if not sys.stdout.isatty():
-        while True:
-            print_rich(render())
-            sys.stdout.flush()
-            time.sleep(WATCH_S)
+        _repeat(lambda: print_rich(render()))
+        return
+    import time
+
     from rich.live import Live
 
     with Live(render(), auto_refresh=False, screen=True) as live:
@@ -479,11 +495,11 @@ def prove_(as_json: bool) -> None:
 # -- printing and failing ----------------------------------------------------------------------------------------------
 
 
-def print_json(data: object) -> None:
-    """One JSON document on stdout."""
+def print_json(data: object, indent: int | None = 2) -> None:
+    """One JSON document on stdout; without `indent` on one line."""
     import json
 
-    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+    click.echo(json.dumps(data, indent=indent, ensure_ascii=False))
 
 
 def print_rich(renderable: Any) -> None:
@@ -520,10 +536,75 @@ def log_to_stderr() -> None:
     form = "%(asctime)s %(levelname)s %(name)s %(message)s" if level else "quota: %(message)s"
     logging.basicConfig(level=(level or "warning").upper(), format=form)
     install()
+    quiet_libraries()
+
+
+def quiet_libraries() -> None:
+    """Let no library warn of upstream's error answers: the command says itself what they mean."""
+    import logging
+
+    if not os.environ.get("QUOTA_LOG"):
+        logging.getLogger("googleapiclient.http").setLevel(logging.ERROR)
+
+
+class _Output(io.FileIO):
+    """Standard output or error. What cannot be written there is dropped and stops no work; `lost` says why."""
+
+    lost: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            written = super().write(data)
+            if written is None:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        except OSError as error:
+            self.lost = error
+            return len(data)
+        return written
+
+
+def _guard_streams() -> None:
+    """Let nothing that is printed or logged raise, whatever standard output and error are."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # Closed: the next file of ours would get this number, and what others print. This one takes no byte.
+            os.open(os.devnull, os.O_RDONLY)
+    sys.stdout, sys.stderr = _guarded(1, sys.stdout), _guarded(2, sys.stderr)
+
+
+def _guarded(number: int, before: Any) -> io.TextIOWrapper:
+    """A stream on this file descriptor like the one `before`, which is None where that was closed."""
+    file = io.BufferedWriter(_Output(number, "w", closefd=False))
+    encoding, errors = getattr(before, "encoding", None), getattr(before, "errors", None)
+    return io.TextIOWrapper(file, encoding, errors, line_buffering=getattr(before, "line_buffering", False))
+
+
+def output_lost() -> OSError | None:
+    """Why something that was printed did not get through to stdout; None as long as everything did."""
+    sys.stdout.flush()
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    lost: OSError | None = getattr(raw, "lost", None)
+    return lost
+
+
+def unprinted(result: str = "") -> bool:
+    """Whether stdout could not take what was printed. One line on stderr says so, with the `result` that it hid.
+
+    A reader that went away (`quota status | head -1`) has all it wanted.
+    """
+    lost = output_lost()
+    if lost is None or lost.errno == errno.EPIPE:
+        return False
+    fail(f"stdout cannot be written: {lost.strerror}" + (f"; {result}" if result else ""))
+    sys.stdout = io.StringIO()  # said once
+    return True
 
 
 def main() -> None:
     """The entry point: every way to fail is one line on stderr and an exit status."""
+    _guard_streams()
     sys.exit(_main())
 
 
@@ -535,7 +616,6 @@ def _main() -> int:
         if os.environ.get("QUOTA_LOG"):
             log_to_stderr()
         result = cli.main(prog_name="quota", standalone_mode=False)
-        sys.stdout.flush()
     except QuotaError as error:
         fail(str(error))
         return error.exit_status
@@ -544,16 +624,13 @@ def _main() -> int:
         return 2
     except (KeyboardInterrupt, click.Abort):
         return 130
-    except BrokenPipeError:
-        # The reader went away (`quota status | head -1`); nothing more can be said there.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         if os.environ.get("QUOTA_DEBUG"):
             raise
         fail(f"unexpected {type(error).__name__}: {error}; QUOTA_DEBUG=1 shows where, please report it")
         return 1
-    return result if isinstance(result, int) else 0
+    status = result if isinstance(result, int) else 0
+    return 1 if unprinted() and not status else status
 
 
 def _usage(error: click.ClickException) -> str:

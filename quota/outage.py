@@ -16,11 +16,16 @@ What the journal itself may suffer, and what follows:
     the machine loses its power     a draw is on the disk before its call leaves
     it is deleted                   what was owed is forgotten and the allowance begins anew: upstream may see up to
                                     `allowance_units` more than the ledger counts, once for each deletion
+
+An outage is two lines of a process's log, however many calls it lets through: `allowance_drawn` at the first of them,
+with what the ledger's trouble is, and at its end `debt_repaid`, or `allowance_used` where the process ends before it
+repays.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -73,12 +78,14 @@ class Allowance:
             durable=True,
         )
         self._looked_ms: dict[str, int] = {}  # when a project was found to owe nothing
+        self._drawn: dict[tuple[str, int], list[tuple[int, int]]] = {}  # (project, pid) -> units and what was left then
         self._warned = False
 
     def draw(self, project: str, charge: Charge, longest_ms: int, *, commit: bool) -> Drawn | None:
         """Let one call through, if it is cheap enough and the allowance has room; None: refused.
 
-        Without `commit` only the answer is given, and its number is None.
+        Without `commit` only the answer is given, and its number is None. Called while the ledger's error is handled,
+        so that the log can say what it is.
         """
         if charge.units > self.max_cost_units:
             return None
@@ -109,13 +116,17 @@ class Allowance:
         drawn = self._file.transact(work, write=commit)
         if commit and drawn is not None:
             self._looked_ms.pop(project, None)
-            warn(
-                "allowance_drawn project=%s method=%s units=%d left=%d",
-                project,
-                charge.method,
-                charge.units,
-                drawn.left_units,
-            )
+            outage = self._drawn.setdefault((project, os.getpid()), [])
+            if not outage:
+                warn(
+                    "allowance_drawn project=%s method=%s units=%d left=%d: %s",
+                    project,
+                    charge.method,
+                    charge.units,
+                    drawn.left_units,
+                    sys.exception() or "the ledger did not answer",
+                )
+            outage.append((charge.units, drawn.left_units))
         return drawn
 
     def settle(self, project: str, number: int, units: int) -> Charge | None:
@@ -133,6 +144,18 @@ class Allowance:
             return Charge(*sound(row, until=1))
 
         return self._file.transact(work, write=True) if os.path.exists(self._path) else None
+
+    def drawn_by(self, project: str, run: str) -> list[Charge]:
+        """What this run drew, repaid or not, as it stands now."""
+        sql = (
+            "SELECT units, bucket, method, job, region, token FROM draws WHERE project = ? AND substr(token, 1, ?) = ?"
+        )
+        rows = partial(self._rows, sql=sql, values=(project, len(run), run))
+        return self._file.transact(rows, write=False) if os.path.exists(self._path) else []
+
+    @staticmethod
+    def _rows(db: sqlite3.Connection, sql: str, values: tuple[object, ...]) -> list[Charge]:
+        return [Charge(*sound(row, until=1)) for row in db.execute(sql, values)]
 
     def owed_units(self, project: str) -> int:
         """What was drawn and is not repaid, as far as the journal can be read."""
@@ -160,6 +183,7 @@ class Allowance:
             return
         if os.path.exists(self._path):
             self._repay(project, ledger)
+            self._say_used(project)
         self._looked_ms[project] = now_ms
 
     def _repay(self, project: str, ledger: Ledger) -> None:
@@ -182,7 +206,15 @@ class Allowance:
                 self._warn(error)
             else:
                 units = sum(row[1] for row in rows)
+                self._drawn.pop((project, os.getpid()), None)
                 warn("debt_repaid project=%s charges=%d units=%d", project, len(rows), units)
+
+    def _say_used(self, project: str) -> None:
+        """The end of an outage whose debt this process has not repaid; of a single draw all is said."""
+        outage = self._drawn.pop((project, os.getpid()), [])
+        if len(outage) > 1:
+            units = sum(units for units, _ in outage)
+            warn("allowance_used project=%s charges=%d units=%d left=%d", project, len(outage), units, outage[-1][1])
 
     def _warn(self, error: LedgerError) -> None:
         if not self._warned:
@@ -205,4 +237,6 @@ class Allowance:
         return sound(machine, until=0)[0], [sound(row, until=2) for row in rows]
 
     def close(self) -> None:
+        for project, _ in list(self._drawn):
+            self._say_used(project)
         self._file.close()

@@ -117,6 +117,37 @@ def test_cheap_calls_go_on_and_dear_ones_are_refused(machine: Machine) -> None:
         assert (peeked.admitted, peeked.id, peeked.remaining_units) == (True, None, 24)
 
 
+def test_an_outage_is_a_line_when_it_begins_and_one_when_it_ends(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    budget = machine.budget()
+    budget.charge("videos.list")
+    with machine.cut_off():
+        for _ in range(5):
+            assert budget.charge("videos.list", units=2).source == "allowance"
+        (begun,) = caplog.messages
+        assert begun.startswith("allowance_drawn project=p method=videos.list units=2 left=23: ledger ")
+        caplog.clear()
+    budget.charge("videos.list")
+    assert caplog.messages == ["debt_repaid project=p charges=5 units=10"]
+    caplog.clear()
+    with machine.cut_off():
+        for _ in range(3):
+            budget.charge("videos.list")
+        machine.close()
+    assert caplog.messages[0].startswith("allowance_drawn project=p method=videos.list units=1 left=14: ledger ")
+    assert caplog.messages[1:] == ["allowance_used project=p charges=3 units=3 left=12"]
+
+
+def test_one_draw_is_one_line(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    budget = machine.budget()
+    with machine.cut_off():
+        budget.charge("videos.list")
+        budget.peek("videos.list")
+        machine.close()
+    assert [line.split()[0] for line in caplog.messages] == ["allowance_drawn"]
+
+
 def test_the_allowance_is_the_machines_not_the_processes(machine: Machine) -> None:
     first, second = machine.budget(), machine.budget()
     with machine.cut_off():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -268,17 +269,91 @@ def test_watching_ends_with_ctrl_c(quota: Quota) -> None:
     assert (watch.returncode, stderr.strip()) == (130, b"")
 
 
-def test_a_reader_that_goes_away_gets_no_complaint(quota: Quota) -> None:
-    command = f"{sys.executable} -m quota.cli costs | true"
+STARTED = """
+import os, signal, sys
+from importlib.metadata import entry_points
+class Interrupts:
+    def find_spec(self, name, *more):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupts())
+(command,) = entry_points(group="console_scripts", name="quota")
+sys.argv[1:] = ["status"]
+command.load()()
+"""
+
+
+@pytest.mark.parametrize("module", ["click", "quota.settings", "quota.status"])
+def test_an_interrupt_before_the_command_has_loaded_is_quiet(quota: Quota, module: str) -> None:
     done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {command}"],
+        [sys.executable, "-c", STARTED.format(module=module)],
         cwd=quota.folder,
         env=quota.env,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.stderr == ""
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
+
+
+@pytest.mark.parametrize("command", ["costs", "costs --json", "status", "--help", "check"])
+def test_a_reader_that_goes_away_gets_no_complaint(quota: Quota, command: str) -> None:
+    done = quota.shell(f"quota {command} | true")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("more", ["", " --json"])
+def test_without_a_reader_a_charge_exits_by_its_decision_and_stands(quota: Quota, more: str) -> None:
+    quota.configure(SMALL)
+    charged = quota.shell(f"quota charge search.list{more} | true")
+    assert (charged.returncode, charged.stderr) == (0, "")
+    assert quota.json("status")["credentials"][0]["limits"][0]["used_units"] == 100
+    assert quota.shell("quota charge search.list --json | true").returncode == 75
+
+
+def test_watching_in_json_is_a_line_each_time(quota: Quota) -> None:
+    watch = subprocess.Popen(
+        [*QUOTA, "status", "--watch", "--json"], cwd=quota.folder, env=quota.env, stdout=subprocess.PIPE
+    )
+    assert watch.stdout is not None
+    first, second = (json.loads(watch.stdout.readline()) for _ in range(2))
+    watch.send_signal(signal.SIGINT)
+    watch.communicate(timeout=10)
+    assert first["at"] < second["at"]
+    assert first["credentials"] == second["credentials"] != []
+
+
+def test_watching_ends_when_its_reader_goes_away(quota: Quota) -> None:
+    assert (
+        quota.shell(
+            "timeout 20 bash -c 'exec \"$0\" -m quota.cli status --watch' " + sys.executable + " | true"
+        ).returncode
+        == 0
+    )
+
+
+@pytest.mark.parametrize("where", [">&-", "> /dev/full", "<&- >&-"])
+@pytest.mark.parametrize("command", ["status", "status --json", "costs", "--help", "--version", "check"])
+def test_a_stdout_that_cannot_be_written_is_one_line(quota: Quota, command: str, where: str) -> None:
+    assert one_line(quota.shell(f"quota {command} {where}"), 1).startswith("stdout cannot be written: ")
+
+
+@pytest.mark.parametrize("where", [">&-", "> /dev/full"])
+@pytest.mark.parametrize("more", ["", " --json"])
+def test_a_charge_that_cannot_be_printed_is_named_and_stands(quota: Quota, where: str, more: str) -> None:
+    quota.configure(SMALL)
+    said = one_line(quota.shell(f"quota charge search.list{more} {where}"), 0)
+    found = re.fullmatch(r"stdout cannot be written: .+; the charge stands, its id is (\d+-\d+)", said)
+    assert found, said
+    assert quota("refund", found[1]).returncode == 0
+
+
+@pytest.mark.parametrize("where", ["2>&-", "2> /dev/full", "2>&1 >&- | true", ">&- 2>&-"])
+def test_a_stderr_that_cannot_be_written_changes_no_exit_status(quota: Quota, where: str) -> None:
+    quota.configure(SMALL)
+    quota("charge", "search.list")
+    assert quota.shell(f"quota charge search.list {where}").returncode == 75
+    assert quota.shell(f"quota charge no.such.method {where}").returncode == 2
 
 
 # -- configuration -----------------------------------------------------------------------------------------------------

@@ -150,6 +150,14 @@ def test_a_function_that_raises_leaves_no_traceback(quota: Quota, upstream: Emul
         (["emulate", "--recorded", "nowhere"], 2, "nowhere"),
         (["emulate", "--quota", "-1"], 2, "quota must be 0 or more"),
         (["demo", "--units", "0"], 2, "enforce 1 or more"),
+        (
+            ["demo", "--units", "99999999999999999999"],
+            2,
+            "--units 99999999999999999999: enforce 1 or more, up to 10000",
+        ),
+        (["plan", "--start", "tomorrow"], 2, "write a day, for example 2026-11-01"),
+        (["plan", "--start", "9999-12-31"], 2, "--start '9999-12-31': a plan begins in a year from 1971 to 9998"),
+        (["plan", "--start", "1970-01-01"], 2, "a plan begins in a year from 1971 to 9998"),
     ],
 )
 def test_what_cannot_be_right_is_one_line_that_says_why(
@@ -182,6 +190,52 @@ def test_on_a_terminal_a_run_shows_its_progress(quota: Quota, upstream: Emulator
     os.close(terminal)
     assert b"trending US: done, 4 pages, 200 items" in shown
     assert b"regions" in shown
+
+
+def test_a_run_without_its_ledger_says_why_on_stderr_and_in_its_json(quota: Quota, upstream: Emulator) -> None:
+    configure(quota, upstream.address)
+    (quota.folder / "ledger.db").write_text("this is no database, however long one looks at it\n" * 100)
+    line = one_line(quota("run", "trending"), 69)
+    assert re.fullmatch(
+        r"trending: ledger sqlite:///.*ledger.db is not an SQLite database; move that file away .*", line
+    )
+    report = quota.json("run", "trending", status=69)
+    assert [region["error"] for region in report["regions"]] == [line.removeprefix("trending: "), None]
+
+
+def test_upstreams_no_more_is_said_by_no_other_library(quota: Quota) -> None:
+    with Emulator(quota=3) as upstream:
+        configure(quota, upstream.address)
+        done = quota("run", "trending")
+    assert (done.returncode, "Encountered" in done.stderr) == (0, False)
+    assert done.stdout.startswith("trending: stopped after 3 pages")
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["2> /dev/full", "2>&-", "2>&1 | head -1", "2>&1 | true", "> /dev/full", ">&-", "> /dev/full 2>&1", "<&- >&- 2>&-"],
+)
+def test_nobody_who_listens_is_needed_for_a_run(quota: Quota, upstream: Emulator, where: str) -> None:
+    configure(quota, upstream.address)
+    done = quota.shell(f"quota run trending {where}")
+    assert (done.returncode, upstream.usage()["requests"]) == (0, 8)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_run_whose_result_cannot_be_printed_says_it_on_stderr(quota: Quota, upstream: Emulator) -> None:
+    configure(quota, upstream.address, units=5)
+    done = quota.shell("quota run trending --fail-on-refusal --json > /dev/full")
+    assert done.returncode == 75
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("quota: stdout cannot be written: No space left on device; trending: stopped after 5 pages")
+
+
+def test_what_a_run_logs_to_nobody_does_not_stop_it(quota: Quota, upstream: Emulator) -> None:
+    configure(quota, upstream.address)
+    quota.env["QUOTA_LOG"] = "debug"
+    for where in ("2> /dev/full", "2>&-", "2>&1 | true"):
+        assert quota.shell(f"quota run trending {where}").returncode == 0
+    assert upstream.usage()["requests"] == 24
 
 
 # -- search ------------------------------------------------------------------------------------------------------------

@@ -245,20 +245,64 @@ def test_a_state_folder_that_may_not_be_written_stops_no_call_and_admits_none(up
         with machine.ledger_held(), quota.open(machine.folder / "quota.toml") as session:
             decision = session.budget().charge("videos.list")
             said += [decision.reason, "allowance" in decision.detail]
-        try:
-            with quota.open(machine.folder / "quota.toml") as session:
-                said.append(run_job(session, "t", stop=lambda: 15).outcome)
-        except quota.ConfigError as error:
-            said.append(str(error))
+        with quota.open(machine.folder / "quota.toml") as session:
+            said.append(run_job(session, "t", stop=lambda: 15).outcome)
         return said
 
     # Once as the owner: it leaves a debt, and has loaded everything that somebody else may not be able to read.
     assert work() == ["ledger", 1, "ledger", 2, "ok", False, "stopped"]
     machine.allow("state", 0o555, 0o444)
     machine.allow("ledger", 0o777, 0o666)
-    *said, error = machine.as_nobody(work)
+    machine.allow("store", 0o777, 0o666)
+    said = machine.as_nobody(work)
     # Whether the debt can be read there is up to SQLite; if so, it is sent each time, and counted once.
-    assert said in (["ledger", n, "ledger", n + 1, "ledger-unavailable", True] for n in (3, 4))
-    assert "set QUOTA_STATE_DIR to a folder that can be written" in str(error)
+    assert said in (["ledger", n, "ledger", n + 1, "ledger-unavailable", True, "stopped"] for n in (3, 4))
     machine.allow("state", 0o755, 0o644)
     assert machine.charge()["limits"][0]["used_units"] == 6
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("lock", ["none", "readable", "private"])
+def test_without_a_state_folder_that_may_be_written_runs_of_a_job_are_still_kept_apart(
+    upstream_less: Machine, lock: str
+) -> None:
+    machine = upstream_less
+    config = machine.folder / "quota.toml"
+
+    def work() -> list[str]:
+        inner: list[str] = []
+
+        def stop() -> int:
+            with quota.open(config) as session:
+                inner.append(run_job(session, "t").outcome)
+            return 15
+
+        with quota.open(config) as session:
+            return [run_job(session, "t", stop=stop).outcome, *set(inner)]
+
+    assert work() == ["stopped", "overlap"]
+    if lock == "none":
+        next((machine.folder / "state").glob("run-t-*.lock")).unlink()
+    machine.allow("state", 0o555, 0o600 if lock == "private" else 0o444)
+    machine.allow("ledger", 0o777, 0o666)
+    machine.allow("store", 0o777, 0o666)
+    assert machine.as_nobody(work) == ["stopped", "overlap"]
+    assert len(list((machine.folder / "store").glob("*.lock"))) == (lock != "readable")
+
+
+def test_a_lock_beside_the_store_is_said_in_one_line(machine: Machine) -> None:
+    machine.quota.env["QUOTA_STATE_DIR"] = "/proc/nowhere"
+    ran = machine.quota("run", "t")
+    assert (ran.returncode, machine.requests) == (0, 8)
+    lines = [line for line in ran.stderr.splitlines() if "lock" in line]
+    assert len(lines) == 1
+    assert "set QUOTA_STATE_DIR" in lines[0]
+
+
+def test_without_any_place_for_its_lock_nothing_is_run(machine: Machine) -> None:
+    machine.quota.configure(
+        (machine.folder / "quota.toml").read_text().replace(str(machine.folder / "store"), "/proc/no")
+    )
+    machine.quota.env["QUOTA_STATE_DIR"] = "/proc/nowhere"
+    assert "set QUOTA_STATE_DIR to a folder that can" in one_line(machine.quota("run", "t"), 78)
+    assert machine.requests == 0

@@ -316,6 +316,7 @@ def test_a_ledger_that_cannot_answer_stops_the_run_with_its_own_status(bench: Be
     assert (report.exit_status, bench.requests) == (69, 0)
     assert report.outcome in ("stopped", "failed")
     assert "ledger" in report.why
+    assert [region.error for region in report.regions] == [report.why] + [None] * 6
 
 
 def test_without_its_ledger_a_run_goes_on_within_the_allowance(bench: Bench) -> None:
@@ -330,12 +331,62 @@ def test_without_its_ledger_a_run_goes_on_within_the_allowance(bench: Bench) -> 
         report = bench.run()
         assert (report.outcome, report.exit_status) == ("stopped", quota.LedgerError.exit_status)
         assert [r.outcome for r in report.regions] == ["done"] * 5 + ["skipped"] * 2
-        assert bench.requests == 5
+        assert [r.units for r in report.regions] == [1] * 5 + [0] * 2
+        assert bench.requests == report.units == report.attempts == 5
         server.start()
         report = bench.run()
         assert [(r.region, r.outcome, r.units) for r in report.regions] == [("BR", "done", 1), ("CA", "done", 1)]
         with quota.open(config) as session:
             assert session.budget().usage()[0].used_units == 7
+    finally:
+        server.close()
+
+
+def test_what_a_run_drew_and_repaid_is_counted_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """The ledger goes away after the first page, and comes back after the third."""
+    server = RedisServer("--appendonly", "yes", "--appendfsync", "always")
+    try:
+        bench.configure(regions=["US", "DE"])
+        config = bench.folder / "quota.toml"
+        ledger = f'url = "{server.url}"\nunavailable = {{ max_cost = 1, allowance = 50, machines = 1 }}'
+        config.write_text(config.read_text().replace('url = "sqlite:///ledger.db"', ledger))
+        pages = count(1)
+
+        class Outage(Silent):
+            def page(self, place: Place) -> None:
+                {1: server.kill, 3: server.start}.get(next(pages), lambda: None)()
+
+        report = bench.run(watcher=Outage())
+        assert (report.outcome, report.units, report.attempts, bench.requests) == ("done", 8, 8, 8)
+        assert [(r.region, r.units) for r in report.regions] == [("US", 4), ("DE", 4)]
+        assert [line.split()[0] for line in caplog.messages] == ["allowance_drawn", "debt_repaid"]
+        with quota.open(config) as session:
+            assert session.budget().usage()[0].used_units == 8
+    finally:
+        server.close()
+
+
+def test_a_run_that_ends_in_an_outage_says_when_it_knows_only_a_part(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = RedisServer()
+    try:
+        bench.configure(regions=["US"])
+        config = bench.folder / "quota.toml"
+        ledger = f'url = "{server.url}"\nunavailable = {{ max_cost = 1, allowance = 50, machines = 1 }}'
+        config.write_text(config.read_text().replace('url = "sqlite:///ledger.db"', ledger))
+
+        class Outage(Silent):
+            def page(self, place: Place) -> None:
+                if place.pages == 1:
+                    server.kill()
+
+        report = bench.run(watcher=Outage())
+        assert (report.outcome, report.units, report.attempts, bench.requests) == ("done", 3, 3, 4)
+        assert [line for line in caplog.messages if "known only in part" in line]
+        caplog.clear()
+        assert bench.run().units == 4
+        assert not [line for line in caplog.messages if "known only in part" in line]
     finally:
         server.close()
 
@@ -437,6 +488,7 @@ def test_a_server_that_is_not_there_costs_nothing(bench: Bench) -> None:
     bench.configure(regions=["US"], endpoint="http://127.0.0.1:9")
     report = bench.run()
     assert (outcomes(report), report.units, report.attempts) == ({"US": "failed"}, 0, 0)
+    assert "in 4 attempts to reach http://127.0.0.1:9; check " in report.why
 
 
 def test_a_refusal_between_two_attempts_stops_the_run(bench: Bench) -> None:

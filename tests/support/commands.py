@@ -36,6 +36,20 @@ class Quota:
             stdin=subprocess.DEVNULL,
         )
 
+    def shell(self, script: str) -> subprocess.CompletedProcess[str]:
+        """What a shell makes of `script`, in which `quota` is the command."""
+        prefix = f'set -o pipefail; quota() {{ "{sys.executable}" -m quota.cli "$@"; }}; '
+        return subprocess.run(
+            ["bash", "-c", prefix + script],
+            cwd=self.folder,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+
     def json(self, *args: str, status: int = 0, **env: str) -> Any:
         done = self(*args, "--json", **env)
         assert done.returncode == status, (done.returncode, done.stdout, done.stderr)
