@@ -28,6 +28,7 @@ def publish(scene: Scene, verdict: Verdict, path: Path = PAGE) -> None:
     found = verdict.figures
     limits, answers = found["limits"].values(), found["decisions by answer"]
     beyond = sum(max(0, row["overspent by the ledger"] - row["excused there"]) for row in limits)
+    unknown = found["spent before a loss was known"]
     too_much = [row["too much, share"] for row in found["against the truth"].values()]
     recovery, wasted, pages = found["recovery ms"], found["wasted"], found["pages"]
     rows = {
@@ -37,7 +38,7 @@ def publish(scene: Scene, verdict: Verdict, path: Path = PAGE) -> None:
         "units on the wire / charged": f"{found['wire units']:,} / {found['charged units']:,}",
         "of these on allowances, repaid": f"{found['allowance units']:,}, {_repaid(found['debts'])}",
         "losses of the ledger": str(found["losses"]),
-        "units spent between a loss and its discovery": _inline(found["spent before a loss was known"]),
+        "units spent between a loss and its discovery": f"{sum(unknown)}, after one loss at most {max(unknown, default=0)}",
         "units overspent beyond that and the allowance": str(beyond),
         "calls that upstream refused for its quota": str(found["refused by upstream"]),
         "pages fetched / lost / stored twice": f"{pages['fetched']:,} / {pages['lost']} / {pages['stored twice']}",
