@@ -38,7 +38,7 @@ def publish(scene: Scene, verdict: Verdict, path: Path = PAGE) -> None:
         "units on the wire / charged": f"{found['wire units']:,} / {found['charged units']:,}",
         "of these on allowances, repaid": f"{found['allowance units']:,}, {_repaid(found['debts'])}",
         "losses of the ledger": str(found["losses"]),
-        "units spent between a loss and its discovery": f"{sum(unknown)}, after one loss at most {max(unknown, default=0)}",
+        "units spent between a loss and its discovery": f"{sum(unknown)}, after one loss at most {max([0, *unknown])}",
         "units overspent beyond that and the allowance": str(beyond),
         "calls that upstream refused for its quota": str(found["refused by upstream"]),
         "pages fetched / lost / stored twice": f"{pages['fetched']:,} / {pages['lost']} / {pages['stored twice']}",
