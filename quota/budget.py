@@ -350,7 +350,7 @@ class Budget:
         if self.allowance is not None:
             longest_ms = max((limit.view.window.longest_ms for limit in self.limits), default=DAY_MS)
             try:
-                drawn = self.allowance.draw(self.project, charge, longest_ms, commit=commit)
+                drawn = self.allowance.draw(self.project, charge, longest_ms, commit=commit, because=detail)
             except LedgerError as error:
                 detail = f"{detail}; {error}"
         admitted = drawn is not None

@@ -25,7 +25,6 @@ repays.
 from __future__ import annotations
 
 import os
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -81,11 +80,12 @@ class Allowance:
         self._drawn: dict[tuple[str, int], list[tuple[int, int]]] = {}  # (project, pid) -> units and what was left then
         self._warned = False
 
-    def draw(self, project: str, charge: Charge, longest_ms: int, *, commit: bool) -> Drawn | None:
+    def draw(
+        self, project: str, charge: Charge, longest_ms: int, *, commit: bool, because: str = "the ledger did not answer"
+    ) -> Drawn | None:
         """Let one call through, if it is cheap enough and the allowance has room; None: refused.
 
-        Without `commit` only the answer is given, and its number is None. Called while the ledger's error is handled,
-        so that the log can say what it is.
+        Without `commit` only the answer is given, and its number is None. `because` is what the log says of the ledger.
         """
         if charge.units > self.max_cost_units:
             return None
@@ -124,7 +124,7 @@ class Allowance:
                     charge.method,
                     charge.units,
                     drawn.left_units,
-                    sys.exception() or "the ledger did not answer",
+                    because,
                 )
             outage.append((charge.units, drawn.left_units))
         return drawn
