@@ -246,7 +246,7 @@ class RedisLedger:
         """One line for an operator. The driver's own words are left out where they could quote the url."""
         where, said = f"ledger {self.label}", (str(error).splitlines() or [""])[0][:200]
         if isinstance(error, RedisTimeoutError):
-            return f"{where} did not answer within {TIMEOUT_S:g} s; nothing more was sent upstream"
+            return f"{where} did not answer within {TIMEOUT_S:g} s; see whether the server is busy or the network slow"
         if "Authentication required" in said or "authenticated" in said:
             return f"{where} wants a password; put it into the url"
         if isinstance(error, AuthenticationError):
@@ -257,6 +257,8 @@ class RedisLedger:
             return f"{where} is something else than Redis; check the url"
         if isinstance(error, RedisConnectionError) and "number of clients" in said:
             return f"{where} has too many clients; raise its maxclients"
+        if isinstance(error, RedisClusterException) and ("not enabled" in said or "support disabled" in said):
+            return f"{where} is no cluster; write redis:// for a single server"
         if isinstance(error, (RedisConnectionError, RedisClusterException)):
             return f"{where} cannot be reached; is the server running there?"
         # Redis 6 wraps what stopped a script into a text of its own.
@@ -272,6 +274,13 @@ class RedisLedger:
             return f"{where} is busy with another program's script; it goes on after that, or after SCRIPT KILL"
         if isinstance(error, (TryAgainError, ClusterDownError, MasterDownError)):
             return f"{where} is moving its data or choosing a primary; run again in a moment"
+        if "WRONGTYPE " in said:
+            return (
+                f"{where} has a key quota:{{...}} of a type that is not ours; delete it, or give the ledger a "
+                "database of its own"
+            )
+        if "unknown command" in said and "SENTINEL" in said:
+            return f"{where} is no sentinel; name the sentinels' own addresses, or write redis:// for a single server"
         if isinstance(error, ResponseError) and "unknown command" in said.lower():
             return f"{where} is older than Redis 6.2; upgrade it"
         return f"{where}: {said}"
