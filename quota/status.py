@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.budget import read_entries
 from quota.clock import rfc3339, utc
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.measure import Measurement
     from rich.padding import PaddingDimensions
-    from rich.table import Table
 
     from quota.budget import Budget
     from quota.decision import LimitState
@@ -310,8 +310,8 @@ class FirstThatFits:
 
 
 _ANY_WIDTH = 10_000
-_GAPS: Final = ((0, 1), (0, 1, 0, 0), (0, 0))
-"""The padding around a column that leaves 3, 2 and 1 spaces between two."""
+_PADDING: dict[int, PaddingDimensions] = {3: (0, 1), 2: (0, 1, 0, 0), 1: (0, 0)}
+"""Around a column, by the spaces between two."""
 
 _FOLDS = (40, 32, 24, 16, 12)
 _PIECE = re.compile(r"(?:[^ @/._-]|(?<=\d)-(?=\d))*[ @/._-]*")
@@ -319,7 +319,7 @@ _PIECE = re.compile(r"(?:[^ @/._-]|(?<=\d)-(?=\d))*[ @/._-]*")
 
 
 class Column(NamedTuple):
-    """One column of `tables`. Numbers stand at the right and are never folded."""
+    """One column of `tables`. Numbers stand at the right."""
 
     heading: str
     number: bool = False
@@ -338,39 +338,54 @@ def tables(
     found: list[RenderableType] = []
     for left_out in range(len(without) + 1):
         kept = [n for n in range(len(columns)) if n not in without[:left_out]]
-        for padding, most in [*((gap, 0) for gap in _GAPS), *((_GAPS[-1], fold) for fold in _FOLDS)]:
-            found.append(_table(columns, rows, kept, padding, most, styles, footer))
+        for gap, most in [*((gap, 0) for gap in _PADDING), *((1, fold) for fold in _FOLDS)]:
+            found.append(_Layout(columns, rows, styles, footer, kept, gap, most))
     return found
 
 
-def _table(
-    columns: Sequence[Column],
-    rows: Sequence[Sequence[str]],
-    kept: Sequence[int],
-    padding: PaddingDimensions,
-    most: int,
-    styles: Sequence[str],
-    footer: Sequence[str],
-) -> Table:
-    """The columns `kept`, folded to `most` characters (0: not at all)."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """A table with the columns `kept`, `gap` spaces apart, folded to `most` characters (0: not at all). It knows its
+    width before it is made: of one with many rows making it is what takes long."""
 
-    table = Table(box=SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False, show_footer=bool(footer))
-    for n in kept:
-        number = columns[n].number
-        table.add_column(
-            Text(fold(columns[n].heading, most)),
-            Text(footer[n] if footer else ""),
-            justify="right" if number else "left",
-            no_wrap=number,
-            overflow="fold",
-        )
-    for n, row in enumerate(rows):
-        cells = (Text(row[k] if columns[k].number else fold(row[k], most)) for k in kept)
-        table.add_row(*cells, style=styles[n] if styles else "")
-    return table
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str]]
+    styles: Sequence[str]
+    footer: Sequence[str]
+    kept: Sequence[int]
+    gap: int
+    most: int
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        from rich.cells import cell_len
+        from rich.measure import Measurement
+
+        width = self.gap * (len(self.kept) - 1)
+        for n in self.kept:
+            cells = {self.columns[n].heading, *(row[n] for row in (*self.rows, self.footer) if row)}
+            width += max(cell_len(line) for cell in cells for line in fold(cell, self.most).split("\n"))
+        return Measurement(width, width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+        from rich.text import Text
+
+        padding = _PADDING[self.gap]
+        table = Table(box=SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False, show_footer=bool(self.footer))
+        for n in self.kept:
+            heading, number = self.columns[n]
+            table.add_column(
+                Text(fold(heading, self.most)),
+                self.footer[n] if self.footer else "",
+                justify="right" if number else "left",
+                no_wrap=number,
+                overflow="fold",
+            )
+        for n, row in enumerate(self.rows):
+            cells = (Text(fold(row[k], self.most)) for k in self.kept)
+            table.add_row(*cells, style=self.styles[n] if self.styles else "")
+        yield table
 
 
 def fold(text: str, most: int) -> str:
