@@ -19,12 +19,14 @@ from jobs.triggers import ticks
 from quota.clock import rfc3339, utc
 from quota.errors import UsageError
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit
+from quota.status import Column, FirstThatFits, tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from datetime import date
 
     from rich.console import RenderableType
+    from rich.text import Text
 
     from jobs.job import Fetch
     from quota.settings import CredentialSettings, Settings
@@ -314,7 +316,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 
 def render_plan(plan: Plan) -> RenderableType:
-    """The plan for people, in 80 columns: a chart for each group of limits that count the same, then what is refused
+    """The plan for people: a chart for each group of limits that count the same, then what is refused
     and what would fit."""
     from rich.console import Group
     from rich.text import Text
@@ -367,20 +369,43 @@ def _chart(rows: Sequence[LimitPlan], *, several: bool) -> Iterable[RenderableTy
             "bold" if row.needs_units <= row.limit.limit_units or row.limit.view.window.longest_ms < DAY_MS else "red"
         )
         yield Text(f"{name} ({row.limit.view.window.name}{pace}): {needs}", style=style, overflow="fold")
+    numbers = [f"{units:,}" for row in rows for day in row.days for units in (day.used_units, day.left_units or 0)]
+    tight = 1 + max(map(len, ["used", *numbers]))
+    yield FirstThatFits(
+        [
+            _days_drawn(rows, "%a %d %b", 10),
+            _days_drawn(rows, "%a %d %b", tight),
+            _days_drawn(rows, "%a %d", tight),
+            _days_drawn(rows, "%a %d", tight, dry=False),
+            _days_drawn(rows, "%a %d", tight, dry=False, left=False),
+        ]
+    )
+
+
+def _days_drawn(rows: Sequence[LimitPlan], pattern: str, width: int, *, dry: bool = True, left: bool = True) -> Text:
+    """The lines of a chart: days in that pattern, numbers that wide, with what is left and when it runs dry or not."""
+    from rich.text import Text
+
     first = rows[0]
     most = max((units for day in first.days for units in day.hours), default=0)
-    yield Text(f"{'':<11}0     6     12    18     {'used':>10}{'left':>10}", style="dim")
+    dates = [_in(day.start_ms, first.zone, pattern) for day in first.days]
+    of_date = 1 + max(map(len, dates), default=0)
+    heads = f"{'used':>{width}}" + (f"{'left':>{width}}" if left else "")
+    lines = [Text(f"{'':<{of_date}}{'0     6     12    18':<26}{heads}", style="dim")]
     for index, day in enumerate(first.days):
         same = [row.days[index] for row in rows]
-        line = Text(f"{_date(day.start_ms, first.zone):<11}")
+        line = Text(f"{dates[index]:<{of_date}}")
         for units in day.hours:
             line.append(_BARS[-(-units * 8 // most) if most else 0])
-        left = [other.left_units for other in same if other.left_units is not None]
-        line.append(f"{'':<{25 - len(day.hours)}} {day.used_units:>10,}{f'{min(left):,}' if left else '':>10}")
-        dry = [other.dry_ms for other in same if other.dry_ms is not None]
-        if dry:
-            line.append(f"  dry at {_hour(min(dry), first.zone)}", style="red")
-        yield line
+        line.append(f"{'':<{26 - len(day.hours)}}{day.used_units:>{width},}")
+        lefts = [other.left_units for other in same if other.left_units is not None]
+        if left:
+            line.append(f"{f'{min(lefts):,}' if lefts else '':>{width}}")
+        dries = [other.dry_ms for other in same if other.dry_ms is not None]
+        if dries and dry:
+            line.append(f"  dry at {_in(min(dries), first.zone, '%H:%M')}", style="red")
+        lines.append(line)
+    return Text("\n").join(lines)
 
 
 def _name(row: LimitPlan, *, several: bool) -> str:
@@ -388,29 +413,25 @@ def _name(row: LimitPlan, *, several: bool) -> str:
 
 
 def _refused_jobs(plan: Plan) -> RenderableType:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("job", overflow="fold", min_width=8)
-    for heading in ("ticks", "refused", "regions left"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("first refused", no_wrap=True)
-    table.add_column("by", overflow="fold", min_width=5)
+    counts = [Column(heading, number=True) for heading in ("ticks", "refused", "regions left")]
+    columns = [Column("job"), *counts, Column("first refused"), Column("by")]
+    rows = []
     refused = sorted((job for job in plan.jobs if job.refused_ticks), key=lambda job: job.first_refused_ms or 0)
     for job in refused[:MOST_JOBS_SHOWN]:
         assert job.first_refused_ms is not None  # noqa: S101  # it was refused
-        table.add_row(
-            job.name,
-            f"{job.ticks:,}",
-            f"{job.refused_ticks:,}",
-            f"{job.refused_regions:,}",
-            _when(job.first_refused_ms, plan.zone),
-            job.first_refused_by or "",
+        rows.append(
+            (
+                job.name,
+                f"{job.ticks:,}",
+                f"{job.refused_ticks:,}",
+                f"{job.refused_regions:,}",
+                _when(job.first_refused_ms, plan.zone),
+                job.first_refused_by or "",
+            )
         )
     if len(refused) > MOST_JOBS_SHOWN:
-        table.add_row(f"and {len(refused) - MOST_JOBS_SHOWN} more", "", "", "", "", "")
-    return table
+        rows.append((f"and {len(refused) - MOST_JOBS_SHOWN} more", "", "", "", "", ""))
+    return FirstThatFits(tables(columns, rows, without=(5, 3)))
 
 
 def _in(at_ms: int, zone: str, pattern: str) -> str:
@@ -421,11 +442,3 @@ def _in(at_ms: int, zone: str, pattern: str) -> str:
 
 def _when(at_ms: int, zone: str) -> str:
     return _in(at_ms, zone, "%a %d %b %H:%M")
-
-
-def _date(at_ms: int, zone: str) -> str:
-    return _in(at_ms, zone, "%a %d %b")
-
-
-def _hour(at_ms: int, zone: str) -> str:
-    return _in(at_ms, zone, "%H:%M")

@@ -458,7 +458,8 @@ def check(as_json: bool, config: str | None) -> None:
         for finding in findings:
             click.echo(str(finding), err=finding.level == "error")
         if not wrong:
-            click.echo(f"{source}: no errors" + (f", {len(findings)} warnings" if findings else ""))
+            warnings = f", {len(findings)} warning{'s' if len(findings) > 1 else ''}" if findings else ""
+            click.echo(f"{source}: no errors{warnings}")
     if wrong:
         click.get_current_context().exit(ConfigError.exit_status)
 

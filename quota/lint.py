@@ -1,6 +1,7 @@
-"""What is well formed but unwise in a configuration: the findings of `quota check`. Reads settings, changes nothing.
+"""What is well formed but unwise in a configuration: the findings of `quota check`. Changes nothing, contacts nobody.
 
-An `error` will refuse work or spend too much for certain; a `warning` may be meant.
+An `error` will refuse work or spend too much for certain; a `warning` may be meant. What a command would reject at its
+start is rejected by that command's own code: the ledger is opened, and each job's fetch function imported.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from quota.errors import ConfigError
 from quota.limits import DAY_MS, Calendar
+from quota.redact import redact
 from quota.settings import read_key, state_folder
 from quota.tables import nearest, one_line
 
@@ -40,7 +42,7 @@ class Finding:
 
 def lint(settings: Settings) -> list[Finding]:
     """Everything there is to say about these settings, errors first, otherwise in the file's order."""
-    findings = [*_ledger(settings), *_store(settings)]
+    findings = [*_opening(settings.ledger.url), *_ledger(settings), *_store(settings)]
     for credential in settings.credentials.values():
         findings += _limits(credential)
         findings += _limited_jobs(credential, settings)
@@ -48,10 +50,26 @@ def lint(settings: Settings) -> list[Finding]:
     findings += _shared_keys(settings)
     for job in settings.jobs.values():
         findings += _job(job, settings.credentials[job.credential])
+    findings += _fetches(settings)
     return sorted(findings, key=lambda finding: finding.level)  # "error" < "warning"; the sort is stable
 
 
 # -- ledger and store --------------------------------------------------------------------------------------------------
+
+
+def _opening(url: str) -> Iterator[Finding]:
+    from quota.ledger import open_ledger
+
+    try:
+        open_ledger(url).close()  # nothing is contacted before the first question
+    except ConfigError as error:
+        yield _rejected("ledger.url", str(error).removeprefix("ledger url "), "correct the url")
+
+
+def _rejected(location: str, said: str, remedy: str) -> Finding:
+    """The error of a line that rejects the configuration; `remedy` is for one that names none."""
+    message, _, named = redact(said).partition("; ")
+    return Finding("error", location, message, named or remedy)
 
 
 def _ledger(settings: Settings) -> Iterator[Finding]:
@@ -243,7 +261,7 @@ def _limited_jobs(credential: CredentialSettings, settings: Settings) -> Iterato
                     "warning",
                     f"credentials.{credential.name}.limits[{index}].jobs",
                     f"no job {name!r} is configured for this credential",
-                    f"{nearest(name, known)} Ignore this if scripts charge under that name",
+                    f"ignore this if scripts charge under that name; {nearest(name, known)}",
                 )
 
 
@@ -314,3 +332,23 @@ def _job(job: JobSettings, credential: CredentialSettings) -> Iterator[Finding]:
                 f"{region!r} does not look like a region code of two capital letters",
                 'write for example "DE"; ignore this if the fetch function takes other names',
             )
+
+
+def _fetches(settings: Settings) -> Iterator[Finding]:
+    """What `quota run` would say of each job's fetch function.
+
+    This package does not know the one that runs jobs: it is the one that brings the command `run`, and its module `job`
+    loads a fetch function.
+    """
+    from importlib import import_module
+    from importlib.metadata import entry_points
+
+    folder = None if settings.path is None else settings.path.absolute().parent
+    for point in entry_points(group="quota.commands", name="run") if settings.jobs else ():
+        load_fetch = import_module(f"{point.module.rpartition('.')[0]}.job").load_fetch
+        for job in settings.jobs.values():
+            try:
+                load_fetch(job.fetch, job.options, folder)
+            except ConfigError as error:
+                remedy = "no run of this job can begin: correct it"
+                yield _rejected(f"jobs.{job.name}.fetch", str(error).removeprefix("fetch = "), remedy)

@@ -13,7 +13,7 @@ import threading
 import weakref
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -86,6 +86,7 @@ _ANSWERED = (AuthenticationError, AuthorizationError, BusyLoadingError)
 """What the driver counts among lost connections although the server did answer."""
 
 _PROJECT = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+_DATABASE = re.compile(r"[0-9]{0,9}")
 
 
 class RedisLedger:
@@ -94,7 +95,7 @@ class RedisLedger:
     shared = True
 
     def __init__(self, url: str, *, clock: Callable[[], int] | None = None) -> None:
-        self.label = _without_secrets(url)
+        self.label = _label(url)
         self._clock = clock
         self._url = url
         self._connect = _connector(url, self.label)
@@ -244,7 +245,7 @@ class RedisLedger:
         """One line for an operator. The driver's own words are left out where they could quote the url."""
         where, said = f"ledger {self.label}", (str(error).splitlines() or [""])[0][:200]
         if isinstance(error, RedisTimeoutError):
-            return f"{where} did not answer within {TIMEOUT_S:g} s; nothing more was sent upstream"
+            return f"{where} did not answer within {TIMEOUT_S:g} s; see whether the server is busy or the network slow"
         if "Authentication required" in said or "authenticated" in said:
             return f"{where} wants a password; put it into the url"
         if isinstance(error, AuthenticationError):
@@ -255,6 +256,8 @@ class RedisLedger:
             return f"{where} is something else than Redis; check the url"
         if isinstance(error, RedisConnectionError) and "number of clients" in said:
             return f"{where} has too many clients; raise its maxclients"
+        if isinstance(error, RedisClusterException) and ("not enabled" in said or "support disabled" in said):
+            return f"{where} is no cluster; write redis:// for a single server"
         if isinstance(error, (RedisConnectionError, RedisClusterException)):
             return f"{where} cannot be reached; is the server running there?"
         # Redis 6 wraps what stopped a script into a text of its own.
@@ -262,12 +265,21 @@ class RedisLedger:
             return f"{where} is a replica, which cannot be written to; name the primary"
         if isinstance(error, OutOfMemoryError) or "-OOM " in said:
             return f"{where} is out of memory; raise its maxmemory"
+        if "DB index is out of range" in said or "invalid DB index" in said:
+            return f"{where} has no database of that number; take a lower one, or raise the server's `databases`"
         if "MISCONF " in said:
             return f"{where} cannot save its data and takes no charge until it can; see the server's log"
         if said.startswith("BUSY") or "-BUSY " in said:
             return f"{where} is busy with another program's script; it goes on after that, or after SCRIPT KILL"
         if isinstance(error, (TryAgainError, ClusterDownError, MasterDownError)):
             return f"{where} is moving its data or choosing a primary; run again in a moment"
+        if "WRONGTYPE " in said:
+            return (
+                f"{where} has a key quota:{{...}} of a type that is not ours; delete it, or give the ledger a "
+                "database of its own"
+            )
+        if "unknown command" in said and "SENTINEL" in said:
+            return f"{where} is no sentinel; name the sentinels' own addresses, or write redis:// for a single server"
         if isinstance(error, ResponseError) and "unknown command" in said.lower():
             return f"{where} is older than Redis 6.2; upgrade it"
         return f"{where}: {said}"
@@ -415,6 +427,10 @@ def _entry(row: Sequence[str]) -> Entry:
 
 def _connector(url: str, label: str) -> Callable[[], redis.Redis | Connections]:
     """What makes the client. The url is judged here and now; nothing is contacted before the first question."""
+    if not all(map(_DATABASE.fullmatch, _databases(url))):  # the driver would take database 0
+        raise ConfigError(
+            f"ledger url {label}: its database is no number; end it in /0, or in ?db=0 after a unix socket"
+        )
     try:
         scheme, _, rest = url.partition("://")
         if scheme == "redis+cluster":
@@ -424,12 +440,13 @@ def _connector(url: str, label: str) -> Callable[[], redis.Redis | Connections]:
             return partial(_cluster, nodes, options)
         if scheme == "redis+sentinel":
             nodes, path, options = _several(rest, default_port=26379)
-            service, _, db = path.partition("/")
+            service = path.partition("/")[0]
             if not service:
                 raise ConfigError(
                     f"ledger url {label}: name the service too: redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB"
                 )
-            options["db"] = int(db or options.get("db", 0))
+            in_path, option = _databases(url)
+            options["db"] = int(option or in_path or 0)
             sentinel = Sentinel(nodes, sentinel_kwargs=_options({}, SENTINEL_TIMEOUT_S), **options)
             return partial(sentinel.master_for, service)
         options = {"protocol": 2, **_options(parse_url(url))}
@@ -440,8 +457,8 @@ def _connector(url: str, label: str) -> Callable[[], redis.Redis | Connections]:
     except (ValueError, TypeError, RedisError):
         # The parser's own words quote what it took for a port or an option, and that may be a piece of a password.
         raise ConfigError(
-            f"ledger url {label}: one of its parts cannot be read; write redis://[USER:PASSWORD@]HOST:PORT/DB, with "
-            "%XX for special characters in the password"
+            f"ledger url {label}: one of its parts cannot be read; write redis://HOST:PORT/DB, a password as "
+            "USER:PASSWORD@ before HOST and with %XX for its special characters"
         ) from None
 
 
@@ -470,6 +487,30 @@ def _cluster(nodes: list[tuple[str, int]], options: dict[str, Any]) -> redis.Red
     cluster: Any = RedisCluster(startup_nodes=[ClusterNode(host, port) for host, port in nodes], **options)
     cluster.cluster_error_retry_attempts = 0  # redis-py before 6 keeps its own retries here
     return cluster  # type: ignore[no-any-return]  # the commands used here are the same
+
+
+def _databases(url: str) -> tuple[str, str]:
+    """What a url names as its database, in its path and as an option, which is the one that counts; "" for none."""
+    scheme, _, rest = url.partition("://")
+    place, _, query = rest.partition("#")[0].partition("?")
+    path = place.partition("/")[2].strip("/")
+    if scheme == "redis+sentinel":
+        path = path.partition("/")[2]
+    elif scheme in ("unix", "redis+cluster"):  # a path of another kind, and one that must not be there
+        path = ""
+    return path, parse_qs(query).get("db", [""])[0]
+
+
+def _label(url: str) -> str:
+    """The url with the database it means, without its secrets and its other options."""
+    shown, db = _without_secrets(url), _databases(url)[1]
+    scheme, _, place = shown.partition("://")
+    if not db or place == "..." or not _DATABASE.fullmatch(db):
+        return shown
+    if scheme == "unix":
+        return f"{shown}?db={db}"
+    named = place.split("/")[: 2 if scheme == "redis+sentinel" else 1]
+    return f"{scheme}://{'/'.join([*named, db])}"
 
 
 def _without_secrets(url: str) -> str:

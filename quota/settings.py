@@ -204,13 +204,16 @@ _LONGEST_KEY = 8_192
 
 def _settings(data: dict[str, Any], path: Path | None, source: str, folder: Path) -> Settings:
     root = Table(data, source, keys=("ledger", "credentials", "jobs", "store"))
+    if "credentials" not in root:
+        raise root.error(f"missing; {_A_CREDENTIAL}", "credentials")
     credentials = _credentials(root.table("credentials"), folder)
+    ledger = _ledger(root.table("ledger", ("url", "unavailable"), default={}), folder)
     return Settings(
         path=path,
-        ledger=_ledger(root.table("ledger", ("url", "unavailable"), default={}), folder),
+        ledger=ledger,
         credentials=credentials,
         jobs=_jobs(root.table("jobs", default={}), credentials),
-        store=_store(root.table("store", ("url", "retention"), default={}), folder),
+        store=_store(root.table("store", ("url", "retention"), default={}), folder, ledger),
     )
 
 
@@ -228,9 +231,17 @@ def _ledger(table: Table, folder: Path) -> LedgerSettings:
     return LedgerSettings(_url(table, folder, "ledger.db", LEDGER_SCHEMES), unavailable)
 
 
-def _store(table: Table, folder: Path) -> StoreSettings:
+def _store(table: Table, folder: Path, ledger: LedgerSettings) -> StoreSettings:
     retention_ms = parse_span(table, "retention") if "retention" in table else DEFAULT_RETENTION_MS
-    return StoreSettings(_url(table, folder, "videos.db", ("sqlite",)), retention_ms)
+    url = _url(table, folder, "videos.db", ("sqlite",))
+    if _file(url) == _file(ledger.url):
+        raise table.error("the ledger is that file already; give the store one of its own", "url")
+    return StoreSettings(url, retention_ms)
+
+
+def _file(url: str) -> str:
+    """The file that an SQLite url names, by whatever path."""
+    return os.path.realpath(url.removeprefix("sqlite:///")) if url.startswith("sqlite:") else url
 
 
 def _url(table: Table, folder: Path, default: str, schemes: tuple[str, ...]) -> str:
@@ -251,12 +262,18 @@ def _url(table: Table, folder: Path, default: str, schemes: tuple[str, ...]) -> 
         raise table.error("a URL has no control characters", "url")
     if scheme != "sqlite":
         return url
-    if not rest.startswith("/") or rest == "/":
-        raise table.error("a file is sqlite:///relative/path or sqlite:////absolute/path", "url")
+    a_file = "a file is sqlite:///relative/path or sqlite:////absolute/path"
+    if rest in ("", "/", "/:memory:"):
+        raise table.error(f"a database in memory ends with each command; {a_file}", "url")
+    if not rest.startswith("/"):
+        raise table.error(a_file, "url")
     try:
-        return f"sqlite:///{folder / Path(rest[1:]).expanduser()}"
+        path = folder / Path(rest[1:]).expanduser()
     except RuntimeError as error:  # ~nobody
         raise table.error(one_line(error), "url") from None
+    if os.path.isdir(path):
+        raise table.error("this is a folder; name a file in it", "url")
+    return f"sqlite:///{path}"
 
 
 # -- credentials -------------------------------------------------------------------------------------------------------
@@ -264,13 +281,14 @@ def _url(table: Table, folder: Path, default: str, schemes: tuple[str, ...]) -> 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,19}")
 _ENDPOINT = re.compile(r"https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~%/-]*)?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_A_CREDENTIAL = 'add [credentials.main] with api = "youtube-v3"'
 _CREDENTIAL_KEYS = ("api", "project", "key", "endpoint", "limits")
 
 
 def _credentials(table: Table, folder: Path) -> dict[str, CredentialSettings]:
     rows = table.tables(_CREDENTIAL_KEYS)
     if not rows:
-        raise table.error("at least one is needed; add a table [credentials.main]")
+        raise table.error(f"at least one is needed; {_A_CREDENTIAL}")
     books: dict[str, CostBook] = {}
     credentials: dict[str, CredentialSettings] = {}
     limited: dict[str, str] = {}
@@ -310,7 +328,7 @@ def _credential(name: str, row: Table, folder: Path, books: dict[str, CostBook])
     book = books[api]
     project = row.check_name(row.text("project", name), "project")
     endpoint = row.text("endpoint", None)
-    if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
+    if endpoint is not None and not _is_address(endpoint):
         # Not shown: people have put `?key=...` into it.
         raise row.error("not an address such as http://127.0.0.1:8765, without user, query and fragment", "endpoint")
     return CredentialSettings(
@@ -322,6 +340,16 @@ def _credential(name: str, row: Table, folder: Path, books: dict[str, CostBook])
         endpoint=None if endpoint is None else endpoint.rstrip("/"),
         limits=_limits(row, book) if "limits" in row else default_limits(book),
     )
+
+
+def _is_address(endpoint: str) -> bool:
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(endpoint)
+        return bool(_ENDPOINT.fullmatch(endpoint) and parts.hostname and parts.port != 0)
+    except ValueError:  # a port that none can be, half a pair of brackets
+        return False
 
 
 def _key_ref(row: Table, folder: Path) -> str:
@@ -456,13 +484,15 @@ def _jobs(table: Table, credentials: Mapping[str, CredentialSettings]) -> dict[s
 
 
 def _job(name: str, row: Table, credentials: Mapping[str, CredentialSettings]) -> JobSettings:
-    only = next(iter(credentials)) if len(credentials) == 1 else None
-    credential = row.text("credential", only) if only else row.text("credential")
+    if "credential" not in row and len(credentials) > 1:
+        raise row.error(f"missing; name one of these: {', '.join(credentials)}", "credential")
+    credential = row.text("credential", next(iter(credentials)))
     if credential not in credentials:
         raise row.error(f"there is no credential {show(credential)}; {nearest(credential, credentials)}", "credential")
     fetch = row.text("fetch")
     if fetch not in BUILT_IN_FETCHES and not _FUNCTION.fullmatch(fetch):
-        raise row.error(f'{nearest(fetch, BUILT_IN_FETCHES)} Your own is "package.module:function"', "fetch")
+        own = 'no built-in job, and one of your own is "package.module:function"'
+        raise row.error(f"{own}; {nearest(fetch, BUILT_IN_FETCHES)}", "fetch")
     job = JobSettings(
         name=name,
         credential=credential,

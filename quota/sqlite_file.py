@@ -67,6 +67,7 @@ class SqliteFile:
     ) -> None:
         self.path = path
         self.label = f"{what} sqlite:///{path}" if path else f"{what} in memory"
+        self._instead = "move it away" + (", or name another file in the url" if what == "ledger" else "")
         self._schema = schema
         self._application_id = application_id
         self._version = version
@@ -167,7 +168,7 @@ class SqliteFile:
         """The version of our format that the file has, 0 for an empty one."""
         if db.execute("PRAGMA application_id").fetchone()[0] != self._application_id:
             if db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
-                raise LedgerError(f"{self.label} is another program's database; correct the url")
+                raise LedgerError(f"{self.label} is another program's database; {self._instead}")
             return 0
         version: int = db.execute("PRAGMA user_version").fetchone()[0]
         if version > self._version:
@@ -182,7 +183,7 @@ class SqliteFile:
         if code in _BUSY:
             return f"{self.label} is locked by another process (waited {DEADLINE_S:g} s); find it: fuser {self.path}"
         if code == sqlite3.SQLITE_NOTADB:
-            return f"{self.label} is not an SQLite database; move that file away or correct the url"
+            return f"{self.label} is not an SQLite database; {self._instead}"
         if code == sqlite3.SQLITE_READONLY:
             return f"{self.label} is read-only; give this user write access to the file and its folder"
         if code == sqlite3.SQLITE_CANTOPEN:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.budget import read_entries
 from quota.clock import rfc3339, utc
@@ -13,7 +14,9 @@ from quota.limits import HOUR_MS, Calendar, paced_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.measure import Measurement
+    from rich.padding import PaddingDimensions
 
     from quota.budget import Budget
     from quota.decision import LimitState
@@ -203,7 +206,7 @@ _FIELD_OF: dict[str, Callable[[Entry], str]] = {
 
 
 def render_status(status: Status) -> RenderableType:
-    """Tables that fit 80 columns, one for each credential."""
+    """A table for each credential."""
     from rich.console import Group
     from rich.text import Text
 
@@ -236,48 +239,165 @@ def _carried(row: LimitRow) -> str:
 
 
 def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("limit", overflow="fold", min_width=8)
-    table.add_column("window", overflow="fold", min_width=8)
     paced = any(row.limit.paced for row in credential.limits)
-    for heading in ("used", *(["now"] if paced else []), "limit", "remaining"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("next capacity", no_wrap=True)
+    columns = [Column("limit"), Column("window"), Column("used", number=True)]
+    columns += [Column("now", number=True)] if paced else []
+    columns += [Column("limit", number=True), Column("remaining", number=True), Column("next capacity")]
+    rows, styles = [], []
     for row in credential.limits:
         state = row.state
-        style = (
+        styles.append(
             "red" if not state.remaining_units else "yellow" if state.remaining_units * 10 < state.limit_units else ""
         )
-        soon = "" if row.next_capacity_ms is None else f"in {spell(row.next_capacity_ms - at_ms)}"
-        table.add_row(
-            row.limit.name,
-            row.limit.view.window.name,
-            f"{state.used_units:,}",
-            *([f"{state.limit_units:,}"] if paced else []),
-            f"{row.limit.limit_units:,}",
-            f"{state.remaining_units:,}",
-            soon,
-            style=style,
+        rows.append(
+            (
+                row.limit.name,
+                row.limit.view.window.name,
+                f"{state.used_units:,}",
+                *([f"{state.limit_units:,}"] if paced else []),
+                f"{row.limit.limit_units:,}",
+                f"{state.remaining_units:,}",
+                "" if row.next_capacity_ms is None else f"in {spell(row.next_capacity_ms - at_ms)}",
+            )
         )
-    return table
+    # Of little width the name has to stand for the window, and what is used and remains for the limit's number.
+    return FirstThatFits(tables(columns, rows, styles=styles, without=(1, len(columns) - 3)))
 
 
 def render_spending(spending: Spending) -> RenderableType:
-    """One table, dearest first."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, show_footer=True)
-    for n, field in enumerate(spending.by):
-        table.add_column(field, "total" if n == 0 else "", overflow="fold")
-    table.add_column("charges", f"{sum(row[1] for row in spending.rows):,}", justify="right")
-    table.add_column("units", f"{spending.total_units:,}", justify="right")
+    """One table, dearest first. Where it is too wide, what it is summed by shares one column."""
+    counts = [Column("charges", number=True), Column("units", number=True)]
+    columns = [*(Column("hour (UTC)" if field == "hour" else field) for field in spending.by), *counts]
+    rows = []
     for values, charges, units in spending.rows:
-        table.add_row(*(value or "-" for value in values), f"{charges:,}", f"{units:,}")
-    return table
+        named = (
+            _short_hour(value) if field == "hour" else value or "-"
+            for field, value in zip(spending.by, values, strict=True)
+        )
+        rows.append((*named, f"{charges:,}", f"{units:,}"))
+    total = ("total", *[""] * (len(spending.by) - 1), f"{sum(row[1] for row in spending.rows):,}")
+    total += (f"{spending.total_units:,}",)
+    together = [Column(" ".join(column.heading for column in columns[:-2])), *counts]
+    joined = [(" ".join(row[:-2]), *row[-2:]) for row in rows]
+    return FirstThatFits(
+        [
+            *tables(columns, rows, footer=total),
+            *tables(together, joined, footer=("total", *total[-2:])),
+        ]
+    )
+
+
+def _short_hour(rfc3339_text: str) -> str:
+    """`2026-11-21T10:00:00.000Z` -> `2026-11-21 10:00`"""
+    return f"{rfc3339_text[:10]} {rfc3339_text[11:16]}"
+
+
+# -- any width ---------------------------------------------------------------------------------------------------------
+
+
+class FirstThatFits:
+    """The first of some renderables that fits the width as it is; the last where none does."""
+
+    def __init__(self, candidates: Sequence[RenderableType]) -> None:
+        self._candidates = candidates
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
+        unbound = options.update_width(_ANY_WIDTH)
+        for candidate in self._candidates:
+            if console.measure(candidate, options=unbound).maximum <= options.max_width:
+                break
+        yield candidate
+
+
+_ANY_WIDTH = 10_000
+_PADDING: dict[int, PaddingDimensions] = {3: (0, 1), 2: (0, 1, 0, 0), 1: (0, 0)}
+"""Around a column, by the spaces between two."""
+
+_FOLDS = (40, 32, 24, 16, 12)
+_PIECE = re.compile(r"(?:[^ @/._-]|(?<=\d)-(?=\d))*[ @/._-]*")
+"""A word with what follows it; a date is one."""
+
+
+class Column(NamedTuple):
+    """One column of `tables`. Numbers stand at the right."""
+
+    heading: str
+    number: bool = False
+
+
+def tables(
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[str]],
+    *,
+    styles: Sequence[str] = (),
+    footer: Sequence[str] = (),
+    without: Sequence[int] = (),
+) -> list[RenderableType]:
+    """One table for ever less width: first with less space between its columns, then folded between words, then
+    without the columns that `without` lists, one after the other."""
+    found: list[RenderableType] = []
+    for left_out in range(len(without) + 1):
+        kept = [n for n in range(len(columns)) if n not in without[:left_out]]
+        for gap, most in [*((gap, 0) for gap in _PADDING), *((1, fold) for fold in _FOLDS)]:
+            found.append(_Layout(columns, rows, styles, footer, kept, gap, most))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """A table with the columns `kept`, `gap` spaces apart, folded to `most` characters (0: not at all). It knows its
+    width before it is made: of one with many rows making it is what takes long."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str]]
+    styles: Sequence[str]
+    footer: Sequence[str]
+    kept: Sequence[int]
+    gap: int
+    most: int
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        from rich.cells import cell_len
+        from rich.measure import Measurement
+
+        width = self.gap * (len(self.kept) - 1)
+        for n in self.kept:
+            cells = {self.columns[n].heading, *(row[n] for row in (*self.rows, self.footer) if row)}
+            width += max(cell_len(line) for cell in cells for line in fold(cell, self.most).split("\n"))
+        return Measurement(width, width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+        from rich.text import Text
+
+        padding = _PADDING[self.gap]
+        table = Table(box=SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False, show_footer=bool(self.footer))
+        for n in self.kept:
+            heading, number = self.columns[n]
+            table.add_column(
+                Text(fold(heading, self.most)),
+                self.footer[n] if self.footer else "",
+                justify="right" if number else "left",
+                no_wrap=number,
+                overflow="fold",
+            )
+        for n, row in enumerate(self.rows):
+            cells = (Text(fold(row[k], self.most)) for k in self.kept)
+            table.add_row(*cells, style=self.styles[n] if self.styles else "")
+        yield table
+
+
+def fold(text: str, most: int) -> str:
+    """`text` in lines of at most `most` characters where words allow it (0: in one line)."""
+    if not most:
+        return text
+    lines = [""]
+    for piece in _PIECE.findall(text):
+        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > most:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _clock(at_ms: int, zone: str | None = None) -> str:

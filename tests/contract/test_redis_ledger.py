@@ -25,6 +25,7 @@ from quota.budget import Budget
 from quota.errors import ConfigError, LedgerError, UnknownCharge
 from quota.ledger import NEVER, Ask, Charge, Exhaustion, Question, Verdict, open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Selector, Sliding, View
+from quota.redact import redact
 from quota.redis_ledger import RedisLedger
 from support.books import BOOK
 from support.plain_http import Answer, PlainServer
@@ -245,7 +246,8 @@ def test_nobody_listens() -> None:
 
 def test_a_server_that_accepts_and_never_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        assert "did not answer within 0.35 s" in refusal(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
+        said = refusal(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
+    assert "did not answer within 0.35 s; see whether the server is busy or the network slow" in said
 
 
 def test_a_server_that_stops_in_mid_conversation(server: RedisServer) -> None:
@@ -385,7 +387,9 @@ def test_what_other_programs_wrote_is_an_error_or_shown_never_a_crash(server: Re
         assert [entry.method for entry in ledger.read("p", (0, 0), NEVER, 10)] == ["search.list", "caf\ufffd"]
         client.delete("quota:{p}:log")
         client.set("quota:{p}:log", "a string", ex=1000)
-        assert "WRONGTYPE" in budget.charge("search.list").detail
+        said = budget.charge("search.list").detail
+        assert "has a key quota:{...} of a type that is not ours; delete it, or give the ledger a database of" in said
+        assert "script" not in said
 
 
 # -- secrets -----------------------------------------------------------------------------------------------------------
@@ -440,6 +444,58 @@ def test_a_url_that_cannot_be_read_is_a_configuration_error_without_secrets(url:
     assert "s3cret" not in message
     assert "\n" not in message
     assert message.startswith("ledger url redis")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://127.0.0.1:6379/zero",
+        "rediss://127.0.0.1:6379/1/2",
+        "redis://127.0.0.1:6379/-1",
+        "redis://127.0.0.1:6379/0?db=zero",
+        "redis://127.0.0.1:6379?db=-1",
+        "unix:///nowhere/redis.sock?db=zero",
+        "redis+sentinel://127.0.0.1:26379/main/zero",
+        "redis+sentinel://127.0.0.1:26379/main?db=zero",
+    ],
+)
+def test_a_database_that_is_no_number_is_a_configuration_error(url: str) -> None:
+    """The driver would take database 0."""
+    with pytest.raises(ConfigError, match=r"^ledger url \S+: its database is no number; end it in /0"):
+        open_ledger(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "label"),
+    [
+        ("redis://127.0.0.1:6379", "redis://127.0.0.1:6379"),
+        ("redis://127.0.0.1:6379/?db=3", "redis://127.0.0.1:6379/3"),
+        ("rediss://:s3cret@127.0.0.1:6379/0?db=3&password=s3cret", "rediss://127.0.0.1:6379/3"),
+        ("unix:///nowhere/redis.sock?db=3", "unix:///nowhere/redis.sock?db=3"),
+        ("redis+sentinel://127.0.0.1:1/main?db=3", "redis+sentinel://127.0.0.1:1/main/3"),
+        ("redis+sentinel://127.0.0.1:1/main/2?db=3", "redis+sentinel://127.0.0.1:1/main/3"),
+    ],
+)
+def test_the_label_names_the_database_that_is_used(url: str, label: str) -> None:
+    """What a machine remembers of a ledger is kept under its label."""
+    assert open_ledger(url).label == label
+
+
+def test_an_option_names_the_database(server: RedisServer) -> None:
+    round_trip(f"redis://127.0.0.1:{server.port}/0?db=4")
+    with redis.Redis(port=server.port, db=4) as client:
+        assert client.keys("quota:*")
+        client.flushdb()
+
+
+def test_a_database_that_the_server_does_not_have(server: RedisServer) -> None:
+    assert "has no database of that number; take a lower one" in refusal(f"redis://127.0.0.1:{server.port}/99")
+
+
+def test_the_hint_for_a_url_survives_redaction() -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_ledger("redis://127.0.0.1:port/0")
+    assert redact(str(caught.value)) == str(caught.value)
 
 
 def test_where_a_password_may_end_anywhere_the_label_is_empty() -> None:
@@ -721,7 +777,9 @@ def test_a_cluster_client_repeats_nothing_by_itself(cluster: RedisServer) -> Non
 
 def test_a_cluster_that_is_down_is_a_refusal(own_server: RedisServer) -> None:
     """Not a cluster at all, and nobody there: the driver's cluster errors are of a family of their own."""
-    assert "ledger" in refusal(f"redis+cluster://127.0.0.1:{own_server.port}")
+    assert "is no cluster; write redis:// for a single server" in refusal(
+        f"redis+cluster://127.0.0.1:{own_server.port}"
+    )
     assert "cannot be reached" in refusal(f"redis+cluster://127.0.0.1:{free_port()}")
 
 
@@ -742,6 +800,11 @@ def sentinel(own_server: RedisServer, tmp_path: Path) -> Iterator[int]:
     yield port
     process.kill()
     process.wait()
+
+
+def test_a_server_that_is_no_sentinel(server: RedisServer) -> None:
+    said = refusal(f"redis+sentinel://127.0.0.1:{server.port}/main")
+    assert "is no sentinel; name the sentinels' own addresses, or write redis:// for a single server" in said
 
 
 def test_over_sentinels_of_which_one_is_dead(sentinel: int, own_server: RedisServer) -> None:

@@ -400,8 +400,27 @@ def test_a_ledger_file_that_is_not_a_database(quota: Quota) -> None:
     (quota.folder / "state" / "ledger.db").write_text("not a database, by a long way" * 100)
     assert "is not an SQLite database" in one_line(quota("charge", "videos.list"), 69)
     assert "is not an SQLite database" in one_line(quota("status"), 69)
+    assert "move it away, or name another file" in one_line(quota("status"), 69)
     refusal = quota.json("charge", "videos.list", status=69)
     assert (refusal["admitted"], refusal["reason"]) == (False, "ledger-unavailable")
+
+
+def test_an_allowance_in_another_files_place_names_its_own_remedy(quota: Quota) -> None:
+    """It has no url that could be corrected."""
+    quota.configure('[ledger]\nurl = "redis://127.0.0.1:1/0"\nunavailable = { max_cost = 1, allowance = 5 }\n' + SMALL)
+    journal = quota.folder / "state" / "allowance.db"
+    journal.parent.mkdir()
+    journal.write_text("not a database, by a long way" * 100)
+    said = quota("charge", "videos.list").stderr
+    assert "allowance.db is not an SQLite database; move it away" in said
+    assert "url" not in said
+    journal.unlink()
+    with sqlite3.connect(journal) as db:
+        db.execute("CREATE TABLE theirs (x)")
+    db.close()
+    said = quota("charge", "videos.list").stderr
+    assert "allowance.db is another program's database; move it away" in said
+    assert "url" not in said
 
 
 def test_a_ledger_file_from_a_newer_version(quota: Quota) -> None:

@@ -75,6 +75,20 @@ def test_the_commands_for_ones_own_key_run_in_order(tmp_path: Path) -> None:
     assert "9,468" in done.stdout
 
 
+def test_the_plan_is_what_quota_plan_says(quota: Quota) -> None:
+    """Of the built-in search in seven regions, under the default limits."""
+    (block,) = re.findall(r"^\$ quota plan.*?(?=^```)", README, flags=re.MULTILINE | re.DOTALL)
+    command, *expected = block.splitlines()
+    quota.configure(
+        '[credentials.main]\napi = "youtube-v3"\n[jobs.concerts]\nfetch = "search"\nschedule = "every 45m"\n'
+        'regions = ["US", "GB", "DE", "FR", "IN", "BR", "AU"]\noptions = { words = "live concert" }\n'
+    )
+    done = quota(*shlex.split(command)[2:])
+    assert (done.returncode, done.stderr) == (1, "")
+    told = done.stdout.splitlines()
+    assert [line for line in expected if line != "..." and line not in told] == []
+
+
 def test_the_python_example_runs(quota: Quota) -> None:
     (example,) = (block for block in blocks("python") if "quota.open()" in block)
     done = subprocess.run(

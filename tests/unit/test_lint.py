@@ -157,7 +157,45 @@ FINDINGS = [
         "units = 4_000",
         'units = 4_000\njobs = ["trendng"]',
         "warning: credentials.main.limits[2].jobs: no job 'trendng' is configured for this credential; "
-        "did you mean 'trending'? Ignore this if scripts charge under that name",
+        "ignore this if scripts charge under that name; did you mean 'trending'?",
+    ),
+    # What the commands that use it reject.
+    *(
+        (
+            "redis://127.0.0.1:6379/0",
+            wrong,
+            f"error: ledger.url: {shown}: one of its parts cannot be read; write redis://HOST:PORT/DB, a password as "
+            "USER:PASSWORD@ before HOST and with %XX for its special characters",
+        )
+        for wrong, shown in (
+            ("redis://h:99999/0", "redis://h:99999/0"),
+            ("redis://:s3cret@h:abc/0", "redis://h:abc/0"),
+            ("redis://[::1", "redis://[::1"),
+            ("redis://h/0?foo=bar", "redis://h/0"),
+        )
+    ),
+    (
+        "redis://127.0.0.1:6379/0",
+        "redis://h/zero",
+        "error: ledger.url: redis://h/zero: its database is no number; end it in /0, or in ?db=0 after a unix socket",
+    ),
+    (
+        'fetch = "trending"',
+        'fetch = "json:fetch"',
+        "error: jobs.trending.fetch: 'json:fetch': module json has no function 'fetch'; "
+        "no run of this job can begin: correct it",
+    ),
+    (
+        'fetch = "trending"',
+        'fetch = "search"',
+        "error: jobs.trending.fetch: 'search': missing a required argument: 'words'; "
+        "it is called as fetch(client, region, cursor)",
+    ),
+    (
+        "leave = 500",
+        "leave = 500\noptions = { catgory = 10 }",
+        "error: jobs.trending.fetch: 'trending': got an unexpected keyword argument 'catgory'; "
+        "it is called as fetch(client, region, cursor, catgory=...)",
     ),
     # Keys.
     (
@@ -282,6 +320,17 @@ def test_a_key_file_that_everybody_can_read(tmp_path: Path) -> None:
     assert list(map(str, findings(tmp_path, text))) == [
         "warning: credentials.main.key: every user of this machine can read the key file; chmod 600 the file"
     ]
+
+
+def test_a_fetch_function_is_looked_for_beside_the_configuration(tmp_path: Path) -> None:
+    """As `quota run` does; a configuration somewhere else finds it there."""
+    text = GOOD.replace('fetch = "trending"', 'fetch = "fetched_by_lint:fetch"')
+    (found,) = findings(tmp_path, text)
+    assert (found.level, found.location) == ("error", "jobs.trending.fetch")
+    assert found.message.startswith("'fetched_by_lint:fetch' does not import: ModuleNotFoundError")
+    assert found.remedy == f"it was looked for among the installed modules and in {tmp_path}"
+    (tmp_path / "fetched_by_lint.py").write_text("def fetch(client, region, cursor): ...\n")
+    assert findings(tmp_path, text) == []
 
 
 def test_errors_come_first(tmp_path: Path) -> None:

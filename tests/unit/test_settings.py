@@ -268,7 +268,7 @@ def test_a_byte_order_mark_does_no_harm(write: Any) -> None:
         (FULL.encode("utf-16"), "line 1: not UTF-8 text; save the file as UTF-8"),
         (b"\x7fELF\x02\x01\x01\0\0\0", None),
         (b"\0" * 2_000_000, "larger than 1024 KiB: not a configuration file"),
-        (b"", "credentials: missing; the key is required"),
+        (b"", 'credentials: missing; add [credentials.main] with api = "youtube-v3"'),
     ],
 )
 def test_what_is_no_configuration_says_so_in_one_line(write: Any, content: bytes, said: str | None) -> None:
@@ -456,6 +456,14 @@ MISTAKES = [
         "127.0.0.1:8765",
         "credentials.main.endpoint: not an address such as http://127.0.0.1:8765, without user, query and fragment",
     ),
+    *(
+        (
+            "http://127.0.0.1:8765",
+            wrong,
+            "credentials.main.endpoint: not an address such as http://127.0.0.1:8765, without user, query and fragment",
+        )
+        for wrong in ("http://127.0.0.1:99999", "http://[::1", "http://:80")
+    ),
     # Jobs.
     (
         'credential = "main"',
@@ -465,7 +473,8 @@ MISTAKES = [
     (
         'fetch = "trending"',
         'fetch = "trendng"',
-        "jobs.trending.fetch: did you mean 'trending'? Your own is \"package.module:function\"",
+        'jobs.trending.fetch: no built-in job, and one of your own is "package.module:function"; '
+        "did you mean 'trending'?",
     ),
     (
         '"*/30 * * * *"',
@@ -540,6 +549,19 @@ MISTAKES = [
         "store.url: redis:// is of no kind that is known here; known: sqlite://",
     ),
     (
+        "redis://127.0.0.1:6379/0",
+        "sqlite:///:memory:",
+        "ledger.url: a database in memory ends with each command; "
+        "a file is sqlite:///relative/path or sqlite:////absolute/path",
+    ),
+    ("sqlite:///videos.db", "sqlite:///.", "store.url: this is a folder; name a file in it"),
+    ("redis://127.0.0.1:6379/0", "sqlite:////", "ledger.url: this is a folder; name a file in it"),
+    (
+        "redis://127.0.0.1:6379/0",
+        "sqlite:///sub/../videos.db",
+        "store.url: the ledger is that file already; give the store one of its own",
+    ),
+    (
         "max_cost = 1",
         "max_cost = 51",
         "ledger.unavailable.max_cost: a call of 51 units never fits in an allowance of 50; "
@@ -587,7 +609,19 @@ def test_credentials_of_one_project_cannot_have_two_budgets(write: Any, second: 
 
 def test_with_two_credentials_a_job_has_to_say_whose_budget_it_spends(write: Any) -> None:
     text = FULL.replace('credential = "main"\n', "") + '[credentials.second]\napi = "youtube-v3"\n'
-    assert message(write(text)) == "jobs.trending.credential: missing; the key is required"
+    assert message(write(text)) == "jobs.trending.credential: missing; name one of these: main, second"
+
+
+def test_a_link_to_the_ledgers_file_is_that_file(write: Any, tmp_path: Path) -> None:
+    (tmp_path / "link.db").symlink_to("ledger.db")
+    text = FULL.replace("redis://127.0.0.1:6379/0", "sqlite:///ledger.db").replace("videos.db", "link.db")
+    assert message(write(text)) == "store.url: the ledger is that file already; give the store one of its own"
+
+
+def test_a_configuration_without_credentials_is_told_how_to_have_one(write: Any) -> None:
+    example = 'add [credentials.main] with api = "youtube-v3"'
+    assert message(write("")) == f"credentials: missing; {example}"
+    assert message(write("[credentials]")) == f"credentials: at least one is needed; {example}"
 
 
 # -- whatever is written -----------------------------------------------------------------------------------------------

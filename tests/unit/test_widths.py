@@ -1,0 +1,99 @@
+"""What is shown for people, at the width of any terminal: names, numbers and times stay whole."""
+
+from __future__ import annotations
+
+import io
+import re
+from datetime import date
+
+import pytest
+from rich.console import Console, RenderableType
+
+from jobs.plan import make_plan, render_plan
+from quota.budget import Budget
+from quota.ledger import open_ledger
+from quota.session import Session
+from quota.settings import load_settings
+from quota.status import read_spending, read_status, render_spending, render_status
+
+NOW_MS = 1_795_255_200_000
+WIDTHS = [40, 50, 60, 72, 80, 120]
+CONFIG = """\
+[credentials.main]
+api = "youtube-v3"
+[jobs.keywords]
+fetch = "search"
+schedule = "every 45m"
+regions = ["K1", "K2", "K3", "K4", "K5", "K6", "K7"]
+options = { words = "x" }
+"""
+
+
+def shown(width: int, what: RenderableType) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(what)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # the StringIO above
+    assert all(len(line) <= width for line in lines)
+    return lines
+
+
+@pytest.fixture
+def session(state_dir: object, tmp_path: object) -> Session:
+    with open("quota.toml", "w", encoding="utf-8") as file:  # in the test's own folder
+        file.write(CONFIG)
+    return Session(load_settings(), clock=lambda: NOW_MS)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_status_keeps_its_numbers_whole(session: Session, width: int) -> None:
+    with session:
+        for _ in range(27):
+            session.budget().charge("search.list")
+        lines = shown(width, render_status(read_status(session)))
+    text = "\n".join(lines)
+    (day,) = [line for line in lines if re.match(r"day +", line)]
+    for word in ("pacific-day", "2,700", "6,800", "in 24h 00m"):
+        assert word in (text if word == "pacific-day" else day)
+    assert "…" not in text
+    zone = [line for line in lines if "day@America" in line]
+    assert all(re.search(r"day@America/(Los_Angeles)? ", line) for line in zone)
+    assert bool(zone) is (width >= 60), "the window is the first to go: the limit's name stands for it"
+    assert ("9,500" in day) is (width >= 50)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_spending_keeps_its_names_whole(width: int) -> None:
+    ledger = open_ledger("sqlite://", clock=lambda: NOW_MS)
+    settings = load_settings().credentials["demo"]
+    budget = Budget(
+        credential="m",
+        project="m",
+        book=settings.book,
+        limits=settings.limits,
+        ledger=ledger,
+        clock=lambda: NOW_MS,
+    )
+    assert budget.charge("search.list", units=2_700, job="backfill-of-channels", region="DE").admitted
+    spending = read_spending(ledger, ["m"], ["method", "job", "region", "run", "hour"], 0)
+    lines = shown(width, render_spending(spending))
+    text = "\n".join(lines)
+    assert spending.rows[0][0][-1] == "2026-11-21T10:00:00.000Z", "for programs as it was"
+    for word in ("search.", "2026-11-21", "10:00", "DE", spending.rows[0][0][3], "2,700", "total"):
+        assert re.search(rf"(?<![\w:]){re.escape(word)}(?![\d:])", text), word
+    assert ("backfill-of-channels" in text) is (width not in (40, 72)), "there it is folded behind a hyphen"
+    assert "2026-11-21 10:00" in text
+    assert "…" not in text
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_plan_keeps_its_rows_on_one_line(session: Session, width: int) -> None:
+    plan = make_plan(session.settings, NOW_MS, days=3, first_day=date(2026, 11, 22))
+    lines = shown(width, render_plan(plan))
+    days = [line for line in lines if re.match(r"(Sun|Mon|Tue) 2[2-4] .*[▁▂▃▄▅▆▇█]", line)]
+    assert len(days) == 3
+    assert all(" 9,494" in line for line in days)
+    assert all(("dry at 10:" in line) is (width >= 60) for line in days)
+    assert all(("Nov" in line) is (width >= 72) for line in days)
+    (job,) = [line for line in lines if line.startswith("keywords ")]
+    assert re.search(r" 96 +56 ", job)
+    assert "…" not in "\n".join(lines)
