@@ -253,6 +253,13 @@ def _check_signature(fetch: Fetch, name: str, options: dict[str, Any]) -> None:
         raise quota.ConfigError(f"fetch = {name!r}: its signature cannot be read: {error}") from error
     if "store" in options:
         raise quota.ConfigError(f"fetch = {name!r}: the option name 'store' is taken by the local store")
+    known = [option for option in list(signature.parameters)[3:] if option != "store"]
+    open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    unknown = next((option for option in options if option not in signature.parameters), None)
+    if unknown is not None and not open_ended:
+        from quota.tables import nearest, show
+
+        raise quota.ConfigError(f"fetch = {name!r} has no option {show(unknown)}; {nearest(unknown, known)}")
     given = options | ({"store": None} if "store" in signature.parameters else {})
     try:
         signature.bind(None, "US", None, **given)

@@ -645,7 +645,7 @@ def test_a_function_that_cannot_be_used_is_a_configuration_error(
 
 
 def test_an_option_that_a_built_in_job_does_not_have_is_a_configuration_error() -> None:
-    with pytest.raises(quota.ConfigError, match="unexpected keyword argument 'word'"):
+    with pytest.raises(quota.ConfigError, match="has no option 'word'; did you mean 'words'"):
         load_fetch("search", {"words": "cats", "word": "cats"})
     assert callable(load_fetch("channels", {"ids": ["UC1"]}))
 

@@ -194,8 +194,7 @@ FINDINGS = [
     (
         "leave = 500",
         "leave = 500\noptions = { catgory = 10 }",
-        "error: jobs.trending.fetch: 'trending': got an unexpected keyword argument 'catgory'; "
-        "it is called as fetch(client, region, cursor, catgory=...)",
+        "error: jobs.trending.fetch: 'trending' has no option 'catgory'; did you mean 'category'?",
     ),
     # Keys.
     (
