@@ -93,6 +93,9 @@ class Worker:
         return f"w{self.number}-{self.lives}"
 
     def start(self, seed: int) -> None:
+        """Not where it lives: one that is killed again before its start finds two of them coming."""
+        if self.process is not None and self.process.poll() is None:
+            return
         self.lives += 1
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("QUOTA_", "YOUTUBE_"))}
         environment["QUOTA_STATE_DIR"] = str(self.scene.machine(self.machine) / "state")
