@@ -196,9 +196,7 @@ def test_a_run_without_its_ledger_says_why_on_stderr_and_in_its_json(quota: Quot
     configure(quota, upstream.address)
     (quota.folder / "ledger.db").write_text("this is no database, however long one looks at it\n" * 100)
     line = one_line(quota("run", "trending"), 69)
-    assert re.fullmatch(
-        r"trending: ledger sqlite:///.*ledger.db is not an SQLite database; move that file away .*", line
-    )
+    assert re.fullmatch(r"trending: ledger sqlite:///.*ledger.db is not an SQLite database; move it away, .*", line)
     report = quota.json("run", "trending", status=69)
     assert [region["error"] for region in report["regions"]] == [line.removeprefix("trending: "), None]
 
