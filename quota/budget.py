@@ -326,7 +326,10 @@ class Budget:
                 retry_at_ms = exhaustion.until_ms + self._jitter_ms
         elif not admitted:
             refused_by, reason, retry_at_ms, detail = self._refusal(plan, question, verdict)
-        tightest = min(states, key=lambda s: s.remaining_units // s.cost_units, default=None)
+        if len(states) == 1:
+            tightest: LimitState | None = states[0]
+        else:
+            tightest = min(states, key=lambda s: s.remaining_units // s.cost_units, default=None)
         return Decision(
             admitted=admitted,
             id=verdict.id,

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import count
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,13 +38,24 @@ class Tokens:
 
     def __init__(self, run: str | None = None) -> None:
         self.run = run or run_id()
-        self._pid = os.getpid()
         self._counter = count(1)
+        _all.add(self)
 
     def next(self) -> str:
-        if self._pid != os.getpid():
-            self.__init__()  # type: ignore[misc]  # a forked child starts over under a name of its own
         return f"{self.run}{next(self._counter)}"
+
+
+_all: WeakSet[Tokens] = WeakSet()
+
+
+def _after_fork() -> None:
+    """A forked child starts over under a name of its own."""
+    for tokens in list(_all):
+        tokens.__init__()  # type: ignore[misc]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def machine_name() -> str:

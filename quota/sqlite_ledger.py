@@ -46,8 +46,6 @@ _HEAD = (
     " FROM charges LEFT JOIN epochs USING (project)"
     " WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1"
 )
-_HEAD_TYPES = (int, int, str, int, int)
-_STATE_TYPES = (int,) * 6
 
 _CARRY = "view, epoch, parts, last_ms, last_seq, kept_units, kept_since_ms, since_ms"
 _COLUMNS = "ms, seq, units, charged_units, bucket, method, job, region, token"
@@ -137,7 +135,7 @@ class SqliteLedger:
         ms, seq, epoch, carried_ms, any_closed = row
         if epoch is None:  # before the first charge, or in a file of an older version
             epoch, carried_ms = "", 0
-        if tuple(map(type, row)) != _HEAD_TYPES:
+        if not (type(ms) is type(seq) is type(carried_ms) is int and type(epoch) is str):
             sound((ms, seq, carried_ms, epoch), until=3)
         if not 0 <= ms < LATEST_MS or seq < 0:
             raise DamagedError("a charge in the far future")
@@ -179,9 +177,12 @@ class SqliteLedger:
             "SELECT total, tail_ms, tail_seq, head_ms, head_seq, gone_ms FROM views WHERE project = ? AND name = ?",
             (project, view.name),
         ).fetchone()
+        if state is None:
+            return None
         # The log is what counts: a view that cannot be right is taken from it again.
-        whole = state is not None and tuple(map(type, state)) == _STATE_TYPES and state[0] >= 0
-        return state if whole else None
+        total, t_ms, t_seq, h_ms, h_seq, gone_ms = state
+        whole = type(total) is type(t_ms) is type(t_seq) is type(h_ms) is type(h_seq) is type(gone_ms) is int
+        return state if whole and total >= 0 else None
 
     def _save(self, db: sqlite3.Connection, project: str, view: View, state: State) -> None:
         db.execute("REPLACE INTO views VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (project, view.name, *state))
