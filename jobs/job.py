@@ -206,12 +206,12 @@ def load_fetch(name: str, options: Mapping[str, Any] | None = None, folder: Path
         module_name, colon, function = name.partition(":")
         if not colon or not module_name or not function:
             known = ", ".join(BUILT_IN_FETCHES)
-            raise quota.ConfigError(f'fetch = {name!r}: write {known}, or your own as "package.module:function"')
+            raise quota.ConfigError(f'fetch = {name!r:.100}: write {known}, or your own as "package.module:function"')
     fetch = getattr(_import(module_name, name, folder), function, None)
     if fetch is None:
-        raise quota.ConfigError(f"fetch = {name!r}: module {module_name} has no function {function!r}")
+        raise quota.ConfigError(f"fetch = {name!r:.100}: module {module_name:.100} has no function {function!r:.100}")
     if not callable(fetch):
-        raise quota.ConfigError(f"fetch = {name!r}: {function} is no function but {type(fetch).__name__}")
+        raise quota.ConfigError(f"fetch = {name!r:.100}: {function:.100} is no function but {type(fetch).__name__}")
     _check_signature(fetch, name, dict(options or {}))
     return fetch  # type: ignore[no-any-return]
 
@@ -241,7 +241,7 @@ def _import(module_name: str, name: str, folder: Path | None) -> object:
             isinstance(error, ModuleNotFoundError) and error.name and (module_name + ".").startswith(error.name + ".")
         )
         where = f"; it was looked for among the installed modules and in {folder}" if missing else ""
-        raise quota.ConfigError(f"fetch = {name!r} does not import: {one_line(error)}{where}") from error
+        raise quota.ConfigError(f"fetch = {name!r:.100} does not import: {one_line(error)}{where}") from error
 
 
 def _check_signature(fetch: Fetch, name: str, options: dict[str, Any]) -> None:
@@ -250,22 +250,22 @@ def _check_signature(fetch: Fetch, name: str, options: dict[str, Any]) -> None:
     try:
         signature = inspect.signature(fetch)
     except (TypeError, ValueError) as error:
-        raise quota.ConfigError(f"fetch = {name!r}: its signature cannot be read: {error}") from error
+        raise quota.ConfigError(f"fetch = {name!r:.100}: its signature cannot be read: {error}") from error
     if "store" in options:
-        raise quota.ConfigError(f"fetch = {name!r}: the option name 'store' is taken by the local store")
+        raise quota.ConfigError(f"fetch = {name!r:.100}: the option name 'store' is taken by the local store")
     known = [option for option in list(signature.parameters)[3:] if option != "store"]
     open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in signature.parameters.values())
     unknown = next((option for option in options if option not in signature.parameters), None)
     if unknown is not None and not open_ended:
         from quota.tables import nearest, show
 
-        raise quota.ConfigError(f"fetch = {name!r} has no option {show(unknown)}; {nearest(unknown, known)}")
+        raise quota.ConfigError(f"fetch = {name!r:.100} has no option {show(unknown)}; {nearest(unknown, known)}")
     given = options | ({"store": None} if "store" in signature.parameters else {})
     try:
         signature.bind(None, "US", None, **given)
     except TypeError as error:
         raise quota.ConfigError(
-            f"fetch = {name!r}: {error}; it is called as fetch(client, region, cursor"
+            f"fetch = {name!r:.100}: {error}; it is called as fetch(client, region, cursor"
             + "".join(f", {option}=..." for option in given)
             + ")"
         ) from error
