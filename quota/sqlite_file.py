@@ -105,8 +105,9 @@ class SqliteFile:
                         time.sleep(random.uniform(0.0002, 0.002))  # noqa: S311  # a jitter, not a secret
                         continue
                     raise LedgerError(self._explain(error)) from error
-                except (DamagedError, TypeError, OverflowError, UnicodeDecodeError) as error:
-                    # The last: where SQLite's own message quotes a damaged schema, the driver cannot read it.
+                except (DamagedError, TypeError, OverflowError, UnicodeDecodeError, MemoryError) as error:
+                    # The last two: where SQLite's own message quotes a damaged schema, the driver cannot read it; and
+                    # a damaged length asks for more memory than there is.
                     raise LedgerError(self._damaged()) from error
                 except OSError as error:
                     raise LedgerError(f"{self.label}: {error.strerror}; check its folder") from error
