@@ -119,6 +119,18 @@ class Carry(NamedTuple):
     def units_at(self, now_ms: int) -> int:
         return units_at(self.parts, now_ms)
 
+    def words(self) -> tuple[str, str, str, str]:
+        """How Redis and the slots of a machine's file have it, beside its view; `from_words` reads that."""
+        kept = f"{self.kept_units}:{self.kept_since_ms}:{self.since_ms}"
+        return self.epoch, parts_text(self.parts), kept, f"{self.last[0]}-{self.last[1]}"
+
+    @classmethod
+    def from_words(cls, view: str, epoch: str, parts: str, kept: str, last: str) -> Carry:
+        """Raises ValueError for what `words` never made."""
+        ms, seq = last.split("-")
+        kept_units, kept_since_ms, since_ms = map(int, kept.split(":"))
+        return cls(view, epoch, read_parts(parts), (int(ms), int(seq)), kept_units, kept_since_ms, since_ms)
+
     def with_report(self, other: Carry, now_ms: int) -> Carry:
         """With another report of the same loss: if that goes further or holds more, at every moment the larger of both.
 

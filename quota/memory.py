@@ -163,7 +163,7 @@ class Memory:
             self._newest, self._units, self._at_ms = last, _without_carried(verdict), now_ms
             self._write()
         self._others = ()
-        self._read_from_ms = min((cell_end(ask, self._cells) for ask in self._asks), default=NEVER)
+        self._read_from_ms = self._cell_end()
         self._say()
 
     def read_log(self, ledger: Ledger) -> None:
@@ -176,8 +176,12 @@ class Memory:
                         self._cells[ask.view.name] = self._read_cells(ledger, ask.view)
                     except LedgerError:
                         return
-            self._read_from_ms = min((cell_end(ask, self._cells) for ask in self._asks), default=NEVER)
+            self._read_from_ms = self._cell_end()
             self._write()
+
+    def _cell_end(self) -> int:
+        """How new an entry must be to end a cell of anything that was asked."""
+        return min((cell_end(ask, self._cells) for ask in self._asks), default=NEVER)
 
     def _read_cells(self, ledger: Ledger, view: View) -> Cells:
         """What is known of a view's cells and what is new. The last of them ends before the newest entry: nothing comes

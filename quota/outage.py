@@ -150,12 +150,11 @@ class Allowance:
         sql = (
             "SELECT units, bucket, method, job, region, token FROM draws WHERE project = ? AND substr(token, 1, ?) = ?"
         )
-        rows = partial(self._rows, sql=sql, values=(project, len(run), run))
-        return self._file.transact(rows, write=False) if os.path.exists(self._path) else []
 
-    @staticmethod
-    def _rows(db: sqlite3.Connection, sql: str, values: tuple[object, ...]) -> list[Charge]:
-        return [Charge(*sound(row, until=1)) for row in db.execute(sql, values)]
+        def work(db: sqlite3.Connection) -> list[Charge]:
+            return [Charge(*sound(row, until=1)) for row in db.execute(sql, (project, len(run), run))]
+
+        return self._file.transact(work, write=False) if os.path.exists(self._path) else []
 
     def owed_units(self, project: str) -> int:
         """What was drawn and is not repaid, as far as the journal can be read."""

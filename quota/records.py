@@ -83,11 +83,7 @@ class Slot(NamedTuple):
             f"{parts_text(r.older)}"
             for r in self.records
         ]
-        lines += [
-            f"{c.view}\t{c.epoch}\t{parts_text(c.parts)}\t{c.last[0]}\t{c.last[1]}\t"
-            f"{c.kept_units}\t{c.kept_since_ms}\t{c.since_ms}\t"
-            for c in self.carries
-        ]
+        lines += ["\t".join((carry.view, *carry.words())) for carry in self.carries]
         lines += [f"{view}\t{cells.until_ms}\t{parts_text(cells.parts)}" for view, cells in self.cells.items()]
         return "\n".join(lines) + "\n"
 
@@ -107,9 +103,8 @@ class Slot(NamedTuple):
                     records.append(record_of(view, span, epoch, next(numbers), head.newest, head.at_ms))
                 elif len(fields) == 2:
                     cells[view] = Cells(int(fields[0]), _parts(fields[1]))
-                elif len(fields) == 8:
-                    last_ms, last_seq, *kept = map(int, fields[2:7])
-                    carries.append(Carry(view, fields[0], read_parts(fields[1]), (last_ms, last_seq), *kept))
+                elif len(fields) == 4:
+                    carries.append(Carry.from_words(view, *fields))
                 else:
                     units, since_ms, last_ms, last_seq, until_ms = map(int, fields[1:6])
                     older = _parts(fields[6])

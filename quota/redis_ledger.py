@@ -51,8 +51,6 @@ from quota.ledger import (
     Exhaustion,
     Verdict,
     kept_ms,
-    parts_text,
-    read_parts,
 )
 from quota.limits import Sliding
 from quota.redis_connection import Connections
@@ -164,8 +162,7 @@ class RedisLedger:
     def carry(self, project: str, epoch: str, carries: Sequence[Carry]) -> str:
         args: list[str | int] = [0 if self._clock is None else self._clock(), epoch, KEEP_MS]
         for carry in carries:
-            kept = f"{carry.kept_units}:{carry.kept_since_ms}:{carry.since_ms}"
-            args += (carry.view, carry.epoch, parts_text(carry.parts), kept, f"{carry.last[0]}-{carry.last[1]}")
+            args += (carry.view, *carry.words())
         return str(self._script("carry", project, args))
 
     def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
@@ -382,12 +379,8 @@ def _carries(asks: Sequence[Ask], text: str) -> tuple[tuple[Carry, ...], ...]:
     carries = []
     for ask, line in zip(asks, text.split("\n"), strict=True):
         words = line.split(" ") if line else []
-        of_view = []
-        for lost, parts, kept, last in zip(words[::4], words[1::4], words[2::4], words[3::4], strict=True):
-            kept_units, kept_since_ms, since_ms = map(int, kept.split(":"))
-            carry = Carry(ask.view.name, _epoch(lost), read_parts(parts), _id(last))
-            of_view.append(carry._replace(kept_units=kept_units, kept_since_ms=kept_since_ms, since_ms=since_ms))
-        carries.append(tuple(of_view))
+        fours = zip(words[::4], words[1::4], words[2::4], words[3::4], strict=True)
+        carries.append(tuple(Carry.from_words(ask.view.name, _epoch(lost), *rest) for lost, *rest in fours))
     return tuple(carries)
 
 

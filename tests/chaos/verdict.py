@@ -53,9 +53,10 @@ def judge(evidence: Evidence) -> Verdict:
     kinds = _kinds(evidence, verdict)
     _course(evidence, verdict)
     _charged_before(evidence, verdict)
-    _overspend(evidence, verdict)
+    unknown_of = {name: _unknown(evidence, name) for name in evidence.scene.limits}
+    _overspend(evidence, verdict, unknown_of)
     _replay(evidence, verdict, kinds)
-    _refusals(evidence, verdict)
+    _refusals(evidence, verdict, unknown_of)
     _pages(evidence, verdict)
     _debts(evidence, verdict, kinds)
     _recovery(evidence, verdict)
@@ -237,7 +238,7 @@ def _unknown(evidence: Evidence, name: str) -> list[Ignorance]:
     return [one for one in found if one is not None]
 
 
-def _overspend(evidence: Evidence, verdict: Verdict) -> None:
+def _overspend(evidence: Evidence, verdict: Verdict, unknown_of: dict[str, list[Ignorance]]) -> None:
     """Every window, by the time of the charge: what a slow worker sends late does not count against the ledger."""
     scene, losses = evidence.scene, evidence.course.losses
     unseen = [(_id_ms(a), int(a.decision["units"])) for a in _unseen(evidence) if a.decision is not None]
@@ -250,7 +251,7 @@ def _overspend(evidence: Evidence, verdict: Verdict) -> None:
         by_ledger = sorted((_charged_ms(attempt), one.units) for attempt, one in counted if attempt.draw is None)
         by_all = sorted((_charged_ms(attempt), one.units) for attempt, one in counted)
         by_wire = sorted((one.ms, one.units) for one in evidence.wire if limit.method in (None, one.method))
-        unknown = _unknown(evidence, name)
+        unknown = unknown_of[name]
         over, grace_at_worst, worst = 0, 0, None
         for at_ms, used in _windows(by_ledger, window_ms):
             grace = sum(x.units for x in unknown if at_ms - window_ms < x.at_ms <= at_ms)
@@ -274,7 +275,7 @@ def _overspend(evidence: Evidence, verdict: Verdict) -> None:
             "excused there": grace_at_worst,
         }
     figures = verdict.figures
-    unknown = _unknown(evidence, EVERYTHING)
+    unknown = unknown_of[EVERYTHING]
     figures["limits"] = rows
     figures["losses"] = len(losses)
     figures["spent before a loss was known"] = [x.units for x in unknown]
@@ -320,7 +321,7 @@ def _replay(evidence: Evidence, verdict: Verdict, kinds: dict[str, str]) -> None
     verdict.hold(not wrong, f"{wrong} charges were admitted although the log had no room for them")
 
 
-def _refusals(evidence: Evidence, verdict: Verdict) -> None:
+def _refusals(evidence: Evidence, verdict: Verdict, unknown_of: dict[str, list[Ignorance]]) -> None:
     """What each decision was told of each limit, against all that was ever charged, lost or not.
 
     A decision that counted too little may overspend; one that counted too much may refuse what had room. The second is
@@ -338,7 +339,7 @@ def _refusals(evidence: Evidence, verdict: Verdict) -> None:
         counted = [entry for entry in spent if limit.method in (None, entry.method)]
         ids = [(entry.ms, entry.seq) for entry in counted]
         sums = [0, *accumulate(entry.units for entry in counted)]
-        unknown = _unknown(evidence, name)
+        unknown = unknown_of[name]
         needless = asked = least = most = total = 0
         for _, event in decisions:
             if name not in event["used"]:
