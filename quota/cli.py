@@ -202,24 +202,38 @@ def _settle(charge_id: str, units: int, credential: str | None, config: str | No
     click.echo(f"{before.method} {charge_id}: counts {units} units now, {before.units} before")
 
 
-@cli.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+class BeforeCommand(click.Command):
+    """A command whose own arguments end at the first `--`. What follows is another program's, and is not looked at."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        rest = super().parse_args(ctx, args[:end])
+        ctx.params["command"] = args[end + 1 :]
+        return rest
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "-- COMMAND..."]
+
+
+@cli.command("exec", cls=BeforeCommand)
 @click.option("--units", type=int, metavar="N", help="Cost, instead of the cost book's.")
 @credential_option
 @click.option("--job", metavar="J", default="", help="Job to note with the charge.")
 @click.option("--region", metavar="R", default="", help="Region to note with the charge.")
 @config_option
 @click.argument("method")
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def exec_(method: str, command: tuple[str, ...], config: str | None, credential: str | None, **call: Any) -> None:
+def exec_(method: str, command: list[str], config: str | None, credential: str | None, **call: Any) -> None:
     """Charge METHOD, then run COMMAND in its place. Refused: not run, exit 75.
+
+    What stands before the first `--` is for quota, what follows is the command.
 
     \b
     Example:
       quota exec search.list -- curl -sf "$URL"
+      quota exec search.list --job nightly -- ./search.sh --region DE
     """
     import quota
 
-    command = command[1:] if command[0] == "--" else command
     if not command or not command[0]:
         raise click.UsageError("no command to run; write: quota exec METHOD -- COMMAND...")
     with quota.open(config) as session:
@@ -230,12 +244,29 @@ def exec_(method: str, command: tuple[str, ...], config: str | None, credential:
             click.get_current_context().exit(decision_status(decision))
         session.ledger.close()
         try:
-            os.execvp(command[0], command)  # noqa: S606  # running the caller's command is the purpose
+            _become(command)
         except OSError as error:
             # It never ran, so nothing left.
             budget.refund(str(decision.id))
             fail(f"{command[0]}: {error.strerror}; the charge was given back")
             click.get_current_context().exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _become(command: list[str]) -> None:
+    """Replace this process by another program, which gets the signals as every program expects them: Python ignores
+    two that end a `yes | head` and a write beyond `ulimit -f`, and that would be inherited."""
+    import signal
+
+    before = {
+        number: signal.signal(number, signal.SIG_DFL)
+        for number in (getattr(signal, name, None) for name in ("SIGPIPE", "SIGXFSZ"))
+        if number is not None
+    }
+    try:
+        os.execvp(command[0], command)  # noqa: S606  # running the caller's command is the purpose
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 # -- what is used ------------------------------------------------------------------------------------------------------

@@ -146,7 +146,12 @@ def test_peek_charges_nothing(quota: Quota) -> None:
         (["spend", "--by", "metod"], "choose from method, job"),
         (["spend", "--since", "yesterday"], "is not a duration"),
         (["settle", "1-1", "x"], "'x' is not a valid integer"),
-        (["exec", "videos.list"], "Missing argument 'COMMAND...'"),
+        (["exec", "videos.list"], "no command to run; write: quota exec METHOD -- COMMAND"),
+        (["exec", "videos.list", "--"], "no command to run; write: quota exec METHOD -- COMMAND"),
+        (["exec", "videos.list", "touch", "ran"], "Got unexpected extra arguments (touch ran)"),
+        (["exec", "videos.list", "touch", "--", "ran"], "Got unexpected extra argument (touch)"),
+        (["exec", "--", "touch", "ran"], "Missing argument 'METHOD'"),
+        (["exec", "videos.list", "--job", "--", "touch", "ran"], "requires an argument"),
         (["costs", "serch.list"], "did you mean 'search.list'?"),
     ],
 )
@@ -188,6 +193,29 @@ def test_exec_charges_then_returns_the_commands_status(quota: Quota) -> None:
     done = quota("exec", "videos.list", "--", sys.executable, "-c", "print('ran', flush=True); raise SystemExit(7)")
     assert (done.returncode, done.stdout) == (7, "ran\n")
     assert quota.json("spend")["total_units"] == 1
+
+
+@pytest.mark.parametrize(
+    "ours",
+    [
+        ["videos.list", "--job", "J", "--region", "R", "--units", "7"],
+        ["--job=J", "videos.list", "--region=R", "--units=7"],
+        ["--region", "R", "--units", "7", "--job", "J", "videos.list"],
+    ],
+)
+def test_exec_takes_its_options_before_the_first_dashes_and_none_after_them(quota: Quota, ours: list[str]) -> None:
+    theirs = ["--job", "other", "--help", "--", "-x"]
+    done = quota("exec", *ours, "--", sys.executable, "-c", "import sys; print(sys.argv[1:])", *theirs)
+    assert (done.returncode, done.stdout) == (0, f"{theirs}\n"), done.stderr
+    (row,) = quota.json("spend", "--by", "method,job,region")["rows"]
+    assert row == {"method": "videos.list", "job": "J", "region": "R", "charges": 1, "units": 7}
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc to read what a process ignores")
+def test_exec_hands_its_command_the_signals_as_a_shell_does(quota: Quota) -> None:
+    done = quota("exec", "videos.list", "--", "grep", "SigIgn", "/proc/self/status")
+    ignored = int(done.stdout.split()[1], 16)
+    assert [s.name for s in (signal.SIGPIPE, signal.SIGXFSZ) if ignored >> (s - 1) & 1] == []
 
 
 def test_exec_does_not_run_what_is_refused(quota: Quota) -> None:

@@ -154,7 +154,7 @@ def test_what_would_go_on_for_ever_fails_as_well(args: list[str], monkeypatch: p
             "quota: bucket '\\udcff' of project 'main' is not closed; closed: none\n",
         ),
         (
-            ["exec", "videos.list", "", "x"],
+            ["exec", "videos.list", "--", "", "x"],
             2,
             "quota: no command to run; write: quota exec METHOD -- COMMAND; see `quota exec --help`\n",
         ),
