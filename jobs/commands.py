@@ -22,6 +22,7 @@ from quota.cli import (
     log_to_stderr,
     print_json,
     print_rich,
+    say,
     unprinted,
 )
 
@@ -73,7 +74,7 @@ def _print_report(report: RunReport, as_json: bool) -> None:
     if as_json:
         print_json(report.as_json())
     else:
-        click.echo(sentence)
+        say(sentence)
     unprinted(sentence)
 
 
@@ -174,9 +175,9 @@ def search(words: tuple[str, ...], region: str | None, limit: int, as_json: bool
         print_json({"words": " ".join(words), "region": region, "videos": rows})
         return
     for video in found:
-        click.echo(_found_line(video))
+        say(_found_line(video))
     if not found:
-        click.echo("nothing found", err=True)
+        say("nothing found", err=True)
 
 
 def _found_line(video: Found) -> str:
@@ -213,7 +214,7 @@ def emulate(port: int, recorded: str | None, allocation: Any, quota_units: int) 
             raise quota.UsageError(str(error)) from error
         except OSError as error:
             raise quota.UsageError(f"--port {port}: {error.strerror or error}; choose another one") from error
-        emulator.serve_forever(ready=click.echo)
+        emulator.serve_forever(ready=say)
 
 
 @click.command("demo")
@@ -251,9 +252,9 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
 
                     print_rich(render_status(read_status(session)))
                     requests = upstream.usage()["requests"]
-                    click.echo(f"upstream counted {requests} requests, the ledger charged {report.attempts}")
+                    say(f"upstream counted {requests} requests, the ledger charged {report.attempts}")
         if keep and not as_json:
-            click.echo(f"kept: {config}")
+            say(f"kept: {config}")
     click.get_current_context().exit(report.exit_status)
 
 
@@ -391,7 +392,7 @@ class _Lines:
     def ended(self, outcome: RegionOutcome) -> None:
         line = _region_line(self.job, outcome)
         if line is not None:
-            click.echo(line, err=True)
+            say(line, err=True)
 
 
 class _Live(_Lines):

@@ -329,10 +329,10 @@ def _shown(value: object) -> str:
 def log_schedule() -> None:
     """Send the log to stderr: each line with the time in UTC, without secrets. QUOTA_LOG=debug adds everything else."""
     from quota.cli import quiet_libraries
-    from quota.redact import install
+    from quota.redact import LineFormatter, install
 
     handler = logging.StreamHandler()
-    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter = LineFormatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime
     handler.setFormatter(formatter)
     level = os.environ.get("QUOTA_LOG", "").upper() or "WARNING"

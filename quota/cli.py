@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quota.errors import ConfigError, LedgerError, QuotaError, Refused
+from quota.tables import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,7 +152,7 @@ def _decide(config: str | None, as_json: bool, call: dict[str, Any], *, commit: 
     if as_json:
         print_json(decision.as_json())
     elif decision.admitted:
-        click.echo(decision.sentence() + (f"; id {decision.id}" if decision.id else ""))
+        say(decision.sentence() + (f"; id {decision.id}" if decision.id else ""))
     else:
         fail(decision.sentence())
     unprinted(f"the charge stands, its id is {decision.id}" if decision.id else "")
@@ -199,7 +200,7 @@ def _settle(charge_id: str, units: int, credential: str | None, config: str | No
 
     with quota.open(config) as session:
         before = session.budget(credential).settle(charge_id, units)
-    click.echo(f"{before.method} {charge_id}: counts {units} units now, {before.units} before")
+    say(f"{before.method} {charge_id}: counts {units} units now, {before.units} before")
 
 
 class BeforeCommand(click.Command):
@@ -363,7 +364,7 @@ def spend(by: str, since: str, credential: str | None, as_json: bool, config: st
     elif spending.rows:
         print_rich(render_spending(spending))
     else:
-        click.echo(f"nothing was charged in the last {since}")
+        say(f"nothing was charged in the last {since}")
 
 
 @cli.command()
@@ -391,7 +392,7 @@ def reopen(bucket: str, because: str, credential: str | None, config: str | None
             f"bucket {bucket[:80]!r} of project {project!r} is not closed; closed: {', '.join(known) or 'none'}"
         )
     logging.getLogger("quota").info("bucket_reopened project=%s bucket=%s because=%r", project, bucket, because)
-    click.echo(f"bucket {bucket} of project {project} is open again: {because}")
+    say(f"bucket {bucket} of project {project} is open again: {because}")
 
 
 # -- configuration and prices ------------------------------------------------------------------------------------------
@@ -438,8 +439,9 @@ def costs(method: str | None, book: str | None, credential: str | None, as_json:
     width = max(map(len, names))
     for name in names:
         price = chosen.price(name)
-        click.echo(f"{name:<{width}}  {price.units:>6,}  {price.bucket}")
-    click.echo(f"cost book {chosen.name}, read on {chosen.read_on} from\n{chosen.source}")
+        say(f"{name:<{width}}  {price.units:>6,}  {price.bucket}")
+    say(f"cost book {chosen.name}, read on {chosen.read_on} from")
+    say(chosen.source)
 
 
 @cli.command()
@@ -462,7 +464,7 @@ def init(path: str, force: bool) -> None:
         raise QuotaError(f"{path} is there already; name another file, or --force to replace it") from None
     except OSError as error:
         raise QuotaError(f"{path} cannot be written: {error.strerror}") from None
-    click.echo(f"wrote {path}; set your key and project in it, then: quota check --config {path}")
+    say(f"wrote {path}; set your key and project in it, then: quota check --config {path}")
 
 
 @cli.command()
@@ -487,10 +489,10 @@ def check(as_json: bool, config: str | None) -> None:
         print_json({"config": source, "findings": [{f: getattr(x, f) for f in fields} for x in findings]})
     else:
         for finding in findings:
-            click.echo(str(finding), err=finding.level == "error")
+            say(str(finding), err=finding.level == "error")
         if not wrong:
             warnings = f", {len(findings)} warning{'s' if len(findings) > 1 else ''}" if findings else ""
-            click.echo(f"{source}: no errors{warnings}")
+            say(f"{source}: no errors{warnings}")
     if wrong:
         click.get_current_context().exit(ConfigError.exit_status)
 
@@ -528,10 +530,21 @@ def prove_(as_json: bool) -> None:
 
 
 def print_json(data: object, indent: int | None = 2) -> None:
-    """One JSON document on stdout; without `indent` on one line."""
+    """One JSON document on stdout; without `indent` on one line. It is UTF-8, as JSON must be: where stdout has another
+    encoding it is ASCII, with escapes. What would move a terminal's cursor is escaped everywhere.
+    """
     import json
 
-    click.echo(json.dumps(data, indent=indent, ensure_ascii=False))
+    plain = (getattr(sys.stdout, "encoding", None) or "").lower() not in ("utf-8", "utf8")
+    text = json.dumps(data, indent=indent, ensure_ascii=plain)
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+    click.echo(text)
+
+
+def say(line: str, *, err: bool = False) -> None:
+    """One line for people, whatever is quoted in it."""
+    click.echo(printable(line), err=err)
 
 
 def print_rich(renderable: Any) -> None:
@@ -545,9 +558,7 @@ def fail(message: str) -> None:
     """One line on stderr, without secrets and control characters; of what is very long, the beginning and the end."""
     from quota.redact import redact
 
-    line = " ".join(redact(message).splitlines())
-    if not line.isprintable():
-        line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
+    line = printable(" ".join(redact(message).splitlines()))
     if len(line) > MAX_LINE:
         line = f"{line[: MAX_LINE - 200]}...{line[-197:]}"
     click.echo(f"quota: {line}", err=True)
@@ -560,13 +571,15 @@ def log_to_stderr() -> None:
     """
     import logging
 
-    from quota.redact import install
+    from quota.redact import LineFormatter, install
 
     level = os.environ.get("QUOTA_LOG", "").lower()
     if level not in ("", *LOG_LEVELS):
         raise click.UsageError(f"QUOTA_LOG={level[:40]!r}: choose from {', '.join(LOG_LEVELS)}")
+    handler = logging.StreamHandler()
     form = "%(asctime)s %(levelname)s %(name)s %(message)s" if level else "quota: %(message)s"
-    logging.basicConfig(level=(level or "warning").upper(), format=form)
+    handler.setFormatter(LineFormatter(form))
+    logging.basicConfig(level=(level or "warning").upper(), handlers=[handler])
     install()
     quiet_libraries()
 

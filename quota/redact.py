@@ -10,6 +10,8 @@ import logging
 import re
 from urllib.parse import quote
 
+from quota.tables import printable
+
 REDACTED = "[redacted]"
 
 MIN_SECRET_LENGTH = 8
@@ -86,6 +88,15 @@ class RedactingFilter(logging.Filter):
             if isinstance(value, str) and name not in _PLAIN_FIELDS:
                 record.__dict__[name] = redact(value)
         return True
+
+
+class LineFormatter(logging.Formatter):
+    """A record on one line without control sequences; one with a traceback on as many as that has."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        traced = record.exc_text or record.stack_info
+        return "\n".join(map(printable, text.split("\n"))) if traced else printable(text)
 
 
 _FORMATTER = logging.Formatter()

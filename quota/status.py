@@ -10,6 +10,7 @@ from quota.budget import read_entries
 from quota.clock import rfc3339, utc
 from quota.ledger import NEVER
 from quota.limits import HOUR_MS, Calendar, paced_until
+from quota.tables import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -208,28 +209,33 @@ _FIELD_OF: dict[str, Callable[[Entry], str]] = {
 def render_status(status: Status) -> RenderableType:
     """A table for each credential."""
     from rich.console import Group
-    from rich.text import Text
 
     where = "shared by every machine that reaches it" if status.shared else "shared by this machine only"
-    parts: list[RenderableType] = [Text(f"ledger {status.ledger}, {where}", overflow="fold")]
+    parts: list[RenderableType] = [_line(f"ledger {status.ledger}, {where}")]
     for credential in status.credentials:
-        parts.append(Text())
-        parts.append(Text(f"{credential.name}: project {credential.project}, {credential.api}", style="bold"))
+        parts.append(_line(""))
+        parts.append(_line(f"{credential.name}: project {credential.project}, {credential.api}", "bold"))
         parts.append(_limit_table(credential, status.at_ms))
         for zone, edge_ms in {(row.zone, row.resets_ms): None for row in credential.limits}:
             soon = spell(edge_ms - status.at_ms)
-            parts.append(Text(f"upstream resets {_clock(edge_ms, zone)} {zone} ({_clock(edge_ms)} here), in {soon}"))
+            parts.append(_line(f"upstream resets {_clock(edge_ms, zone)} {zone} ({_clock(edge_ms)} here), in {soon}"))
         for row in credential.limits:
             if row.state.carried_units:
-                parts.append(Text(_carried(row), style="yellow"))
+                parts.append(_line(_carried(row), "yellow"))
         if credential.owed_units:
             line = f"{credential.owed_units} units drawn without the ledger are owed; the next charge repays them"
-            parts.append(Text(line, style="yellow"))
+            parts.append(_line(line, "yellow"))
         for x in credential.exhausted:
             until = "until upstream grants quota" if x.until_ms == NEVER else f"until {_clock(x.until_ms)}"
             line = f"bucket {x.bucket} is closed {until}: upstream said {x.evidence!r} at {_clock(x.since_ms)}"
-            parts.append(Text(line, style="red"))
+            parts.append(_line(line, "red"))
     return Group(*parts)
+
+
+def _line(text: str, style: str = "") -> RenderableType:
+    from rich.text import Text
+
+    return Text(printable(text), style, overflow="fold")
 
 
 def _carried(row: LimitRow) -> str:
@@ -334,7 +340,8 @@ def tables(
     without: Sequence[int] = (),
 ) -> list[RenderableType]:
     """One table for ever less width: first with less space between its columns, then folded between words, then
-    without the columns that `without` lists, one after the other."""
+    without the columns that `without` lists, one after the other. Whatever is in them is shown as text."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     found: list[RenderableType] = []
     for left_out in range(len(without) + 1):
         kept = [n for n in range(len(columns)) if n not in without[:left_out]]

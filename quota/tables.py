@@ -241,6 +241,13 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
 
 def one_line(value: object) -> str:
     """Text without control characters, whatever it was; of what is very long, the beginning and the end."""
-    text = str(value)
-    text = text if text.isprintable() else repr(text)[1:-1]
+    text = printable(str(value))
     return text if len(text) <= 400 else f"{text[:199]}...{text[-198:]}"
+
+
+def printable(text: str) -> str:
+    """`text` as one line that moves no cursor: escapes stand for line ends, control sequences, changes of direction.
+
+    For whatever is shown and was written by others: a ledger's log, upstream, a file.
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from quota import redact as redact_module
-from quota.redact import REDACTED, RedactingFilter, install, redact, register
+from quota.redact import REDACTED, LineFormatter, RedactingFilter, install, redact, register
 
 
 @pytest.fixture(autouse=True)
@@ -120,3 +121,15 @@ def test_installing_twice_puts_one_filter_on_each_root_handler() -> None:
         for known in [*root.handlers, logging.lastResort]:
             for installed in [f for f in (known.filters if known else []) if isinstance(f, RedactingFilter)]:
                 known.removeFilter(installed)  # type: ignore[union-attr]
+
+
+def test_a_log_line_is_one_line_and_a_traceback_keeps_its_own() -> None:
+    record = logging.makeLogRecord({"msg": "said %s", "args": ("\x1b[31m\x9bred\nquota: all is well",)})
+    assert LineFormatter("quota: %(message)s").format(record) == r"quota: said \x1b[31m\x9bred\nquota: all is well"
+    try:
+        raise ValueError("\x1b[31m")
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    lines = LineFormatter().format(record).split("\n")
+    assert "Traceback (most recent call last):" in lines
+    assert lines[-1] == r"ValueError: \x1b[31m"

@@ -1,0 +1,136 @@
+"""What is printed is text whatever others wrote: no control sequence reaches a terminal, and JSON is JSON anywhere."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from quota.ledger import NEVER, Exhaustion, open_ledger
+from support.commands import QUOTA, Quota
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from support.servers import RedisServer
+
+ODD = "\x1b[31m\x9b2J\u202ex\ny\x7f"
+"""Red, clear the screen, right to left, a second line, delete."""
+
+BOOK = """
+api = "youtube"
+source = "the vendor's table\\u001b[31m\\u009b2J\\u202e\\nquota: all is well"
+read_on = 2026-11-21
+buckets.units = { quota = 10_000, resets = { calendar = "day", zone = "America/Los_Angeles" } }
+default = { get = 1, other = 50 }
+methods = { "search.list" = 100, "videos.list" = 1 }
+"""
+CONFIG = """
+[ledger]
+url = "{url}"
+[credentials.main]
+api = "./book\\u001b[31m\\u202e.toml"
+[jobs.trending]
+fetch = "trending"
+schedule = "every 45m"
+"""
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def quota(request: pytest.FixtureRequest, tmp_path: Path) -> Quota:
+    """A ledger in which another program wrote whatever it liked."""
+    quota = Quota(tmp_path)
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    else:
+        server: RedisServer = request.getfixturevalue("redis_server")
+        url = server.url
+        with redis.Redis(port=server.port) as client:
+            client.flushall()
+    (tmp_path / "book\x1b[31m\u202e.toml").write_text(BOOK, encoding="utf-8")
+    quota.configure(CONFIG.format(url=url))
+    quota("charge", "videos.list")
+    with closing(open_ledger(url)) as ledger:
+        now_ms = ledger.now_ms()
+        ledger.exhaust("main", Exhaustion(f"other{ODD}", now_ms, now_ms + 3_600_000, f"no{ODD}", ODD))
+        ledger.exhaust("main", Exhaustion("search", now_ms, NEVER, f"no{ODD}", ODD))
+    if request.param == "sqlite":
+        with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as db:
+            row = ("main", now_ms, 9, 5, 5, f"b{ODD}", f"m{ODD}", f"j{ODD}", f"r{ODD}", ODD)
+            db.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+    else:
+        with redis.Redis(port=server.port) as client:
+            fields = {"u": f"b{ODD}=5", "m": f"m{ODD}", "j": f"j{ODD}", "g": f"r{ODD}", "t": ODD}
+            client.xadd("quota:{main}:log", fields, id=f"{now_ms}-9")  # type: ignore[arg-type]  # of its own stubs
+    quota.env["THE_ID"] = f"{now_ms}-9"
+    return quota
+
+
+COMMANDS = [
+    ["status"],
+    ["status", "--json"],
+    ["spend", "--by", "method,job,region,run,bucket"],
+    ["spend", "--by", "job,region", "--json"],
+    ["settle", "ID", "3"],
+    ["refund", "ID"],
+    ["reopen", f"other{ODD}", "--because", f"it{ODD}"],
+    ["reopen", "search", "--because", f"it{ODD}"],
+    ["reopen", "units", "--because", "not closed"],
+    ["charge", "videos.list", "--json"],
+    ["charge", f"m{ODD}", "--units", "1"],
+    ["costs"],
+    ["costs", "--json"],
+    ["check"],
+    ["check", "--json"],
+    ["plan"],
+    ["plan", "--json"],
+    ["init", f"new{ODD}.toml"],
+]
+
+
+@pytest.mark.parametrize("args", COMMANDS, ids=lambda args: " ".join(args[:2]).encode("ascii", "replace").decode())
+def test_no_control_sequence_reaches_the_terminal(quota: Quota, args: list[str]) -> None:
+    done = quota(*(quota.env["THE_ID"] if arg == "ID" else arg for arg in args))
+    assert done.returncode in (0, 1, 2), done.stderr
+    said = done.stdout + done.stderr
+    assert said
+    assert [char for char in said if not char.isprintable() and char != "\n"] == []
+    assert "quota: all is well" not in said.splitlines()
+    if "--json" in args:
+        json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "cp1252", "ascii", "shift_jis"])
+@pytest.mark.parametrize(
+    "args",
+    [["status"], ["spend", "--by", "job,region"], ["charge", "videos.list"], ["check"], ["costs"]],
+    ids=lambda args: args[0],
+)
+def test_json_is_json_whatever_the_encoding_of_stdout(tmp_path: Path, args: list[str], encoding: str) -> None:
+    quota = Quota(tmp_path)
+    quota.configure(
+        '[credentials.main]\napi = "youtube-v3"\n'
+        '[[credentials.main.limits]]\nname = "jour é € 東京 😀"\nunits = 500\nwindow = "24h"\n'
+    )
+    charged = quota("charge", "search.list", "--job", "nuit é € 東京 😀", "--region", "日本")
+    assert charged.returncode == 0, charged.stderr
+    done = subprocess.run(
+        [*QUOTA, *args, "--json"],
+        cwd=quota.folder,
+        env={**quota.env, "PYTHONIOENCODING": encoding},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.decode("utf-8"))
+    if args[0] == "spend":
+        assert said["rows"] == [{"job": "nuit é € 東京 😀", "region": "日本", "charges": 1, "units": 100}]
+    if args[0] == "status":
+        assert said["credentials"][0]["limits"][0]["name"] == "jour é € 東京 😀"
+    if args[0] == "charge":
+        assert said["limits"][0]["name"] == "jour é € 東京 😀"
