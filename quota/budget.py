@@ -24,12 +24,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from quota.arguments import MAX_NUMBER, text, whole, whole_clock
 from quota.clock import host_clock, utc
 from quota.decision import Decision, LimitState
 from quota.errors import CostExceedsLimit, LedgerError, UnknownCharge, UsageError
 from quota.events import warn
 from quota.labels import Tokens, current_labels
-from quota.ledger import NEVER, NOTHING_SEEN, Ask, Charge, Question
+from quota.ledger import MOST_READ, NEVER, NOTHING_SEEN, Ask, Charge, Question
 from quota.limits import DAY_MS, Calendar, paced_units, paced_until
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from quota.memory import Memory
     from quota.outage import Allowance
     from quota.spending import Spend
-
-READ_CHUNK = 1_000
 
 MOST_LOSSES = 5
 """So often in one decision a ledger may turn out to have lost something."""
@@ -117,8 +116,8 @@ class Budget:
         self.limits = tuple(limits)
         self.ledger = ledger
         self._leave = leave or {}
-        self._clock = clock or host_clock
-        self._jitter_ms = jitter_ms
+        self._clock = host_clock if clock is None else whole_clock(clock)
+        self._jitter_ms = whole(jitter_ms, "ms: the jitter", 0, MAX_NUMBER)
         self._plans: dict[tuple[str, int | None, str | None, str], _Plan] = {}
         self.tokens = tokens or Tokens()
         self.allowance = allowance
@@ -156,11 +155,13 @@ class Budget:
     def charge_attempt(self, method: str, verb: str) -> Decision:
         """`charge` for a call on its way out: a method the book does not have costs its default for the HTTP verb."""
         book = self.book
+        method, verb = text(method, "method"), text(verb, "verb")
         if book.canonical(method) in book.methods:
             return self._decide(method, None, None, None, None, commit=True)
         price = book.default_price(verb)
         _warn_default_price(book.name, method, price.units)
-        return self._decide(method, price.units, price.bucket, None, None, commit=True)
+        units = whole(price.units, _A_CHARGE, 1, MAX_UNITS)
+        return self._decide(method, units, price.bucket, None, None, commit=True)
 
     def refund(self, charge_id: str) -> Charge | Entry:
         """Give back a charge whose request provably never left this machine. The charge as it stood before."""
@@ -171,8 +172,8 @@ class Budget:
 
         Returns the charge as it stood before. Raises UnknownCharge for an id that is unknown or has left the log.
         """
-        if not 0 <= units <= MAX_UNITS:
-            raise UsageError(f"{units} units: settle a charge to 0 (a refund) or more, up to {MAX_UNITS}")
+        charge_id = text(charge_id, "charge")
+        units = whole(units, "units: what a charge counts, 0 after a refund,", 0, MAX_UNITS)
         before: Charge | Entry | None = None
         number = charge_id.removeprefix(ALLOWANCE_ID)
         if self.allowance is not None and number != charge_id and number.isascii() and number.isdigit():
@@ -187,7 +188,7 @@ class Budget:
 
     def usage(self, job: str | None = None) -> tuple[LimitState, ...]:
         """Every limit as it stands now. Charges nothing; a `job` sees its own, lower numbers."""
-        plan, question, verdict = self._look(job or "")
+        plan, question, verdict = self._look(text(job or "", "job"))
         return _states(plan, question, verdict)
 
     def carried(self) -> tuple[Carry, ...]:
@@ -236,6 +237,10 @@ class Budget:
             labelled = current_labels()
             job = labelled[0] if job is None else job
             region = labelled[1] if region is None else region
+        if units is not None:  # before anything is looked up by it: True is 1 there
+            units = whole(units, _A_CHARGE, 1, MAX_UNITS)
+        if not type(method) is type(job) is type(region) is str:
+            method, job, region = text(method, "method"), text(job, "job"), text(region, "region")
         key = (method, units, bucket, job)
         plan = self._plans.get(key) or self._make_plan(key)
         _check_name("region", region)
@@ -278,9 +283,7 @@ class Budget:
         _check_name("job", job)
         if units is None:
             price = self.book.price(method, utc(self._clock()).date())
-            units, bucket = price.units, price.bucket
-        elif not isinstance(units, int) or not 1 <= units <= MAX_UNITS:
-            raise UsageError(f"{units} units: a charge is a whole number from 1 to {MAX_UNITS}")
+            units, bucket = whole(price.units, _A_CHARGE, 1, MAX_UNITS), price.bucket
         method = self.book.canonical(method)
         _check_name("method", method, least=1)
         if bucket is None:
@@ -304,7 +307,7 @@ class Budget:
         self, method: str, units: int, bucket: str, limits: tuple[Limit, ...], costs: tuple[int, ...], job: str
     ) -> _Plan:
         leave = self._leave.get(job, {})
-        leaves = tuple(leave.get(limit.name, 0) for limit in limits)
+        leaves = tuple(whole(leave.get(limit.name, 0), "units: what a job leaves", 0, MAX_NUMBER) for limit in limits)
         caps = tuple(cap(limit, left, cost, None) for limit, left, cost in zip(limits, leaves, costs, strict=True))
         closed_by = self.book.closed_by(method, bucket) if method else ()
         return _Plan(method, units, bucket, closed_by, limits, leaves, caps, costs, any(x.paced for x in limits))
@@ -448,6 +451,8 @@ class Budget:
 MAX_UNITS = 10**9
 """The dearest single charge. Sums of a whole log of them stay exact in Lua's and JSON's 53-bit integers."""
 
+_A_CHARGE = "units: a charge"
+
 
 def cap(limit: Limit, leave_units: int, cost_units: int, now_ms: int | None) -> int:
     """The number a limit is held to for one call: the enforced one, lowered by what the job leaves for others and, at
@@ -466,7 +471,7 @@ def cap(limit: Limit, leave_units: int, cost_units: int, now_ms: int | None) -> 
 
 def read_entries(ledger: Ledger, project: str, since_ms: int, until_ms: int) -> Iterator[Entry]:
     """The log's entries with since_ms <= ms <= until_ms, in order, read in bounded chunks."""
-    after = (since_ms - 1, NEVER)
+    after = (since_ms - 1, NEVER) if since_ms > 0 else (0, 0)
     size = 10  # most refusals are explained by the first few entries
     while True:
         chunk = ledger.read(project, after, until_ms, size)
@@ -474,7 +479,7 @@ def read_entries(ledger: Ledger, project: str, since_ms: int, until_ms: int) -> 
         if len(chunk) < size:
             return
         after = (chunk[-1].ms, chunk[-1].seq)
-        size = min(size * 10, READ_CHUNK)
+        size = min(size * 10, MOST_READ)
 
 
 def _merged(leaving: Iterable[tuple[int, int]], carried: list[tuple[int, int]]) -> Iterable[tuple[int, int]]:

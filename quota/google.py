@@ -38,6 +38,7 @@ from googleapiclient.discovery_cache import get_static_doc
 from googleapiclient.errors import HttpError
 from googleapiclient.http import HttpRequest
 
+from quota.arguments import seconds
 from quota.errors import ConfigError, UsageError
 from quota.metering import Hosts, Meter, is_loopback
 from quota.redact import redact, register
@@ -75,6 +76,7 @@ def service(
     place of `key`. One service serves any number of threads; close it, or use it in a `with` block.
     Raises ConfigError for an API the installed client does not describe, and for an endpoint that is no URL.
     """
+    timeout_s = seconds(timeout_s, "timeout_s")
     text = get_static_doc(api, version)
     if text is None:
         raise ConfigError(f"the installed Google client has no description of {api!r} {version!r}; check both names")

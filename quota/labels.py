@@ -9,6 +9,8 @@ from itertools import count
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from quota.arguments import text
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -23,7 +25,7 @@ def current_labels() -> tuple[str, str]:
 @contextmanager
 def labels(*, job: str = "", region: str = "") -> Iterator[None]:
     """Say who spends inside this block: charges made in it carry this job and region unless they name their own."""
-    token = _labels.set((job, region))
+    token = _labels.set((text(job, "job"), text(region, "region")))
     try:
         yield
     finally:

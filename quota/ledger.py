@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
+from quota.arguments import whole
 from quota.errors import ConfigError
 from quota.limits import HOUR_MS
 
@@ -87,6 +88,9 @@ NEVER = 2**53 - 1
 LATEST_MS = 10**14
 """No time that is stored is later: beyond it a sum with a window has no date."""
 
+
+MOST_READ = 1_000
+"""So many entries `Ledger.read` gives at once, and no more."""
 
 Id = tuple[int, int]
 """An entry's place in the log: its time in ms, then its number within that millisecond."""
@@ -271,7 +275,8 @@ def kept_ms(asks: Sequence[Ask]) -> int:
 
 
 class Ledger(Protocol):
-    """Where charges live. Every method raises LedgerError, and nothing else, when the storage cannot answer.
+    """Where charges live. Every method raises LedgerError, and nothing else, when the storage cannot answer; UsageError
+    for a number that is none.
 
     Safe to use from several threads and after a fork.
     """
@@ -305,7 +310,7 @@ class Ledger(Protocol):
         ...
 
     def read(self, project: str, after: Id, until_ms: int, count: int) -> Sequence[Entry]:
-        """At most `count` (1 to 1,000) entries with (ms, seq) > `after` and ms <= `until_ms`, in time order."""
+        """At most `count` (1 to MOST_READ) entries with (ms, seq) > `after` and ms <= `until_ms`, in time order."""
         ...
 
     def carry(self, project: str, epoch: str, carries: Sequence[Carry]) -> str:
@@ -344,6 +349,25 @@ class Ledger(Protocol):
     def close(self) -> None:
         """Let go of files and connections. May be called twice."""
         ...
+
+
+def checked_range(after: Id, until_ms: int, count: int) -> tuple[Id, int, int]:
+    """The arguments of `Ledger.read`, each a whole number. Raises UsageError."""
+    ms, seq = (whole(part, "in an id: that", 0, NEVER) for part in after)
+    return (
+        (ms, seq),
+        whole(until_ms, "ms: a time", 0, NEVER),
+        whole(count, "entries: how many are read at once", 1, MOST_READ),
+    )
+
+
+def checked_exhaustion(exhaustion: Exhaustion) -> Exhaustion:
+    """The argument of `Ledger.exhaust`, its times whole numbers that can be read again. Raises UsageError."""
+    since_ms, until_ms = exhaustion.since_ms, exhaustion.until_ms
+    return exhaustion._replace(
+        since_ms=whole(since_ms, "ms: a time", 0, LATEST_MS - 1),
+        until_ms=NEVER if until_ms == NEVER else whole(until_ms, "ms: a time", 0, LATEST_MS - 1),
+    )
 
 
 def open_ledger(url: str, *, clock: Callable[[], int] | None = None) -> Ledger:

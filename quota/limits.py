@@ -10,6 +10,9 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from quota.arguments import MAX_NUMBER, whole
+from quota.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
@@ -54,8 +57,7 @@ class Sliding:
     window_ms: int
 
     def __post_init__(self) -> None:
-        if self.window_ms < 1:
-            raise ValueError(f"a sliding window of {self.window_ms} ms is not a window")
+        object.__setattr__(self, "window_ms", whole(self.window_ms, "ms: a sliding window", 1, MAX_NUMBER))
 
     @property
     def name(self) -> str:
@@ -237,10 +239,11 @@ class Limit:
     paced: bool = False
 
     def __post_init__(self) -> None:
-        if self.limit_units < 1:
-            raise ValueError(f"limit {self.name!r} would enforce {self.limit_units}: nothing could ever be admitted")
+        for numbers, least in (("limit_units", 1), ("quota_units", 1), ("headroom_units", 0)):
+            number = whole(getattr(self, numbers), f"{numbers} of limit {self.name!r}: that", least, MAX_NUMBER)
+            object.__setattr__(self, numbers, number)
         if self.paced and not isinstance(self.view.window, Calendar):
-            raise ValueError(f"limit {self.name!r} has no reset to pace towards: its window slides")
+            raise UsageError(f"limit {self.name!r} has no reset to pace towards: its window slides")
 
     @property
     def narrow(self) -> bool:

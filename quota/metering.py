@@ -16,6 +16,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from quota.arguments import text
 from quota.budget import Budget
 from quota.clock import rfc3339
 from quota.errors import QuotaError, Refused
@@ -47,7 +48,7 @@ class Meter:
         Raises Refused when the budget has no room for it, and what `Budget.charge_attempt` raises. In every case of
         an error nothing was charged and nothing may be sent.
         """
-        name = self.budget.book.canonical(method)
+        name = self.budget.book.canonical(text(method, "method"))
         if len(name) > MAX_NAME_LENGTH or not name.isprintable():
             # What is on its way out is charged, whatever it is called.
             name = "".join(char if char.isprintable() else "?" for char in name)[-MAX_NAME_LENGTH:]

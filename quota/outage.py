@@ -28,6 +28,8 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from quota.arguments import MAX_NUMBER, whole, whole_clock
+from quota.clock import host_clock
 from quota.errors import LedgerError
 from quota.events import warn
 from quota.ledger import LATEST_MS, Charge
@@ -63,9 +65,9 @@ class Allowance:
     """
 
     def __init__(self, path: str, max_cost_units: int, allowance_units: int, clock: Callable[[], int]) -> None:
-        self.max_cost_units = max_cost_units
-        self.allowance_units = allowance_units
-        self._clock = clock
+        self.max_cost_units = whole(max_cost_units, "units: the dearest call of an allowance", 1, MAX_NUMBER)
+        self.allowance_units = whole(allowance_units, "units: an allowance", 1, MAX_NUMBER)
+        self._clock = clock if clock is host_clock else whole_clock(clock)
         self._path = path
         self._file = SqliteFile(
             path,

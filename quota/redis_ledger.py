@@ -39,6 +39,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
+from quota.arguments import MAX_NUMBER, text, whole, whole_clock
 from quota.clock import elapsed_s
 from quota.errors import ConfigError, LedgerError
 from quota.ledger import (
@@ -50,6 +51,8 @@ from quota.ledger import (
     Entry,
     Exhaustion,
     Verdict,
+    checked_exhaustion,
+    checked_range,
     kept_ms,
 )
 from quota.limits import Sliding
@@ -94,7 +97,7 @@ class RedisLedger:
 
     def __init__(self, url: str, *, clock: Callable[[], int] | None = None) -> None:
         self.label = _label(url)
-        self._clock = clock
+        self._clock = None if clock is None else whole_clock(clock)
         self._url = url
         self._connect = _connector(url, self.label)
         self._connected: redis.Redis | Connections | None = None
@@ -166,14 +169,17 @@ class RedisLedger:
         return str(self._script("carry", project, args))
 
     def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
+        units = whole(units, "units: what a charge counts", 0, MAX_NUMBER)
         reply = self._script("settle", project, [charge_id, units, *(view.name for view in views)])
         return self._read(_entry, [charge_id, *reply]) if reply else None
 
     def read(self, project: str, after: tuple[int, int], until_ms: int, count: int) -> Sequence[Entry]:
+        after, until_ms, count = checked_range(after, until_ms, count)
         since = f"{after[0] + 1}-0" if after[1] == NEVER else f"({after[0]}-{after[1]}"
         return [self._read(_entry, row) for row in self._script("read", project, [since, until_ms, count])]
 
     def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:
+        exhaustion = checked_exhaustion(exhaustion)
         record = f"{exhaustion.until_ms} {exhaustion.since_ms} " + json.dumps(
             {"bucket": exhaustion.bucket, "evidence": exhaustion.evidence, "reported_by": exhaustion.reported_by}
         )
@@ -192,6 +198,7 @@ class RedisLedger:
         return bool(self._ask("HDEL", _keys(project)[1], f"closed:{bucket}"))
 
     def claim(self, project: str, name: str, ttl_ms: int) -> bool:
+        name, ttl_ms = text(name, "claim"), whole(ttl_ms, "ms: the life of a claim", 1, LATEST_MS)
         key, token = f"{_keys(project)[0].removesuffix(':log')}:claim:{name}", os.urandom(8).hex()
         if self._ask("SET", key, token, "NX", "PX", str(ttl_ms)):
             return True

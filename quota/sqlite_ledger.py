@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quota.arguments import MAX_NUMBER, text, whole, whole_clock
 from quota.clock import host_clock
 from quota.ledger import (
     CLOCK_SLACK_MS,
@@ -18,6 +19,8 @@ from quota.ledger import (
     Entry,
     Exhaustion,
     Verdict,
+    checked_exhaustion,
+    checked_range,
     parts_text,
     read_parts,
     root_of,
@@ -67,7 +70,7 @@ class SqliteLedger:
             version=SCHEMA_VERSION,
             lost_then="what this machine has seen of it counts on",
         )
-        self._clock = clock or host_clock
+        self._clock = host_clock if clock is None else whole_clock(clock)
         self._sums: dict[View, tuple[str, tuple[str, ...]]] = {}
 
     def now_ms(self) -> int:
@@ -301,6 +304,7 @@ class SqliteLedger:
         return self._file.transact(work, write=True)
 
     def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
+        units = whole(units, "units: what a charge counts", 0, MAX_NUMBER)
         ms, seq = (int(part) for part in charge_id.split("-"))
 
         def work(db: sqlite3.Connection) -> Entry | None:
@@ -331,6 +335,8 @@ class SqliteLedger:
         return self._file.transact(work, write=True)
 
     def read(self, project: str, after: Id, until_ms: int, count: int) -> Sequence[Entry]:
+        after, until_ms, count = checked_range(after, until_ms, count)
+
         def work(db: sqlite3.Connection) -> list[Entry]:
             rows = db.execute(
                 f"SELECT {_COLUMNS} FROM charges"  # noqa: S608  # a constant
@@ -342,6 +348,8 @@ class SqliteLedger:
         return self._file.transact(work, write=False)
 
     def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:
+        exhaustion = checked_exhaustion(exhaustion)
+
         def work(db: sqlite3.Connection) -> Exhaustion:
             standing = self._exhaustions(db, project).get(exhaustion.bucket)
             if standing is not None and standing.until_ms > self._clock():
@@ -376,6 +384,8 @@ class SqliteLedger:
         return self._file.transact(lambda db: db.execute(sql, (project, bucket)).rowcount, write=True) > 0
 
     def claim(self, project: str, name: str, ttl_ms: int) -> bool:
+        name, ttl_ms = text(name, "claim"), whole(ttl_ms, "ms: the life of a claim", 1, LATEST_MS)
+
         def work(db: sqlite3.Connection) -> bool:
             now_ms = self._clock()
             db.execute("DELETE FROM claims WHERE project = ? AND until_ms <= ?", (project, now_ms))

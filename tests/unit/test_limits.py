@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from quota.errors import UsageError
 from quota.limits import (
     DAY_MS,
     HOUR_MS,
@@ -73,7 +74,7 @@ def test_writing_a_duration_and_reading_it_back_changes_nothing(duration_ms: int
 
 def test_a_sliding_window_lasts_at_least_a_millisecond() -> None:
     assert Sliding(1).longest_ms == 1
-    with pytest.raises(ValueError, match="a sliding window of 0 ms is not a window"):
+    with pytest.raises(UsageError, match="0 ms: a sliding window is a whole number from 1"):
         Sliding(0)
 
 
@@ -294,7 +295,7 @@ def test_a_call_counts_once_unless_it_was_refunded(count: Count, units: int, cos
 
 def test_a_limit_enforces_at_least_one() -> None:
     view = View(Selector(("units",)), DAY)
-    with pytest.raises(ValueError, match="limit 'day' would enforce 0: nothing could ever be admitted"):
+    with pytest.raises(UsageError, match="0 limit_units of limit 'day': that is a whole number from 1"):
         Limit("day", 0, view, 10, 10)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quota.budget import Budget, cap
-from quota.errors import ConfigError, CostExceedsLimit
+from quota.errors import ConfigError, CostExceedsLimit, UsageError
 from quota.ledger import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View, paced_units, paced_until
 from quota.session import Session
@@ -202,7 +202,7 @@ def test_pacing_elsewhere_is_one_line(tmp_path: Path, state_dir: Path, window: s
 
 
 def test_a_paced_sliding_limit_cannot_be_made() -> None:
-    with pytest.raises(ValueError, match="no reset to pace towards"):
+    with pytest.raises(UsageError, match="no reset to pace towards"):
         Limit("day", 10, View(Selector(), Sliding(DAY_MS)), 10, 0, paced=True)
 
 

@@ -1,0 +1,234 @@
+"""Every number and every name at every public door: what it cannot be is one line, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import enum
+from decimal import Decimal
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from quota.budget import Budget
+from quota.clock import host_clock
+from quota.costs import Price
+from quota.errors import UnknownCharge, UsageError
+from quota.google import service
+from quota.labels import labels
+from quota.ledger import NEVER, Exhaustion, open_ledger
+from quota.limits import DAY_MS, Limit, Selector, Sliding, View
+from quota.metering import Meter
+from quota.outage import Allowance
+from support.books import BOOK
+
+from .conftest import limit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .conftest import Setup
+
+
+class Whole:
+    """A whole number that is no int: as numpy's."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __index__(self) -> int:
+        return self.value
+
+    def __eq__(self, other: object) -> bool:
+        return self.value == other
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+
+class Size(enum.IntEnum):
+    ONE = 1
+
+
+class Verb(enum.StrEnum):
+    VIDEOS = "videos.list"
+
+
+class Rude:
+    """Nothing that a message could quote."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no words\nfor it")
+
+
+NO_NUMBERS = [
+    True,
+    False,
+    1.0,
+    33.4,
+    float("nan"),
+    float("inf"),
+    Decimal(1),
+    Fraction(1),
+    "1",
+    b"1",
+    None,
+    [],
+    {},
+    -1,
+    2**63,
+    10**5_000,
+    Rude(),
+]
+NUMBERS = [1, Whole(1), Size.ONE]
+
+NUMBER_DOORS: dict[str, Callable[[Setup, Any], object]] = {
+    "charge": lambda s, n: s.budget().charge("videos.list", units=n),
+    "peek": lambda s, n: s.budget().peek("videos.list", units=n),
+    "spend": lambda s, n: s.budget().spend("videos.list", units=n).__enter__(),
+    "settle": lambda s, n: s.budget().settle(str(s.budget().charge("videos.list").id), n),
+    "settle an unknown charge": lambda s, n: settle_unknown(s.budget(), n),
+    "jitter": lambda s, n: s.budget(jitter_ms=n),
+    "leave": lambda s, n: s.budget(leave={"job": {"day": n}}).charge("videos.list", job="job"),
+    "price": lambda s, n: priced(s, n).charge("videos.list"),
+    "default price": lambda s, n: priced(s, n).charge_attempt("unknown.list", "GET"),
+    "clock": lambda s, n: clocked(s, n).peek("videos.list"),
+    "limit": lambda s, n: s.budget(Limit("day", n, VIEW, 500, 0)).peek("videos.list"),
+    "quota": lambda s, n: Limit("day", 500, VIEW, n, 0),
+    "headroom": lambda s, n: Limit("day", 500, VIEW, 500, n),
+    "window": lambda s, n: Sliding(n),
+    "allowance's cost": lambda s, n: Allowance("/nowhere/allowance.db", n, 50, host_clock),
+    "allowance": lambda s, n: Allowance("/nowhere/allowance.db", 1, n, host_clock),
+    "ledger's clock": lambda s, n: open_ledger("sqlite://", clock=lambda: n).now_ms(),
+    "redis's clock": lambda s, n: open_ledger("redis://127.0.0.1:1/0", clock=lambda: n).now_ms(),
+    "claim": lambda s, n: s.ledger.claim(s.project, "work", n),
+    "read after": lambda s, n: s.ledger.read(s.project, (n, 0), NEVER, 10),
+    "read after number": lambda s, n: s.ledger.read(s.project, (0, n), NEVER, 10),
+    "read until": lambda s, n: s.ledger.read(s.project, (0, 0), n, 10),
+    "read count": lambda s, n: s.ledger.read(s.project, (0, 0), NEVER, n),
+    "ledger's settle": lambda s, n: s.ledger.settle(s.project, str(s.budget().charge("videos.list").id), n, ()),
+    "exhausted since": lambda s, n: s.ledger.exhaust(s.project, Exhaustion("units", n, NEVER, "", "")),
+    "exhausted until": lambda s, n: s.ledger.exhaust(s.project, Exhaustion("units", 1, n, "", "")),
+}
+NONE_IS_AN_ANSWER = ("charge", "peek", "spend")
+
+VIEW = View(Selector(buckets=("units",)), Sliding(DAY_MS))
+
+
+def priced(setup: Setup, units: Any) -> Budget:
+    budget = setup.budget()
+    price = BOOK.methods["videos.list"][0]._replace(units=units)
+    budget.book = BOOK._replace(
+        methods={**BOOK.methods, "videos.list": (price,)}, default_get=Price(units, "units", price.since)
+    )
+    return budget
+
+
+def settle_unknown(budget: Budget, units: Any) -> None:
+    with pytest.raises(UnknownCharge):
+        budget.settle("1-1", units)
+
+
+def clocked(setup: Setup, now_ms: Any) -> Budget:
+    return Budget(
+        credential="main", project="p", book=BOOK, limits=[limit(500)], ledger=setup.ledger, clock=lambda: now_ms
+    )
+
+
+def says_what_it_needs(error: UsageError) -> bool:
+    said = str(error)
+    return said.isprintable() and len(said) < 250 and "whole number" in said
+
+
+@pytest.mark.parametrize("door", NUMBER_DOORS)
+def test_what_is_no_whole_number_is_one_line_and_leaves_nothing_behind(setup: Setup, door: str) -> None:
+    for number in NO_NUMBERS:
+        if number is None and door in NONE_IS_AN_ANSWER:
+            continue
+        with pytest.raises(UsageError) as refused:
+            NUMBER_DOORS[door](setup, number)
+        assert says_what_it_needs(refused.value), (number, refused.value)
+    entries = setup.ledger.read(setup.project, (0, 0), NEVER, 1_000)
+    assert all(type(entry.units) is int and entry.units == 1 for entry in entries)
+    assert setup.ledger.exhaustions(setup.project) == []
+    assert setup.budget().charge("videos.list", units=1).admitted
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: type(number).__name__)
+@pytest.mark.parametrize("door", NUMBER_DOORS)
+def test_what_stands_for_a_whole_number_is_one(setup: Setup, door: str, number: Any) -> None:
+    NUMBER_DOORS[door](setup, number)
+    assert all(type(entry.units) is int for entry in setup.ledger.read(setup.project, (0, 0), NEVER, 1_000))
+
+
+def test_a_number_that_equals_another_is_not_taken_for_it(setup: Setup) -> None:
+    """True == 1 == 1.0, also as a key of what was worked out before."""
+    budget = setup.budget()
+    assert budget.charge("videos.list", units=1).admitted
+    for number in (True, 1.0, Decimal(1)):
+        with pytest.raises(UsageError, match="a whole number from 1"):
+            budget.charge("videos.list", units=number)  # type: ignore[arg-type]
+    assert budget.charge("videos.list", units=1).admitted
+
+
+def test_after_an_argument_that_was_refused_every_call_goes_on(setup: Setup) -> None:
+    budget = setup.budget()
+    with pytest.raises(UsageError):
+        budget.charge("videos.list", units=True)
+    charged = budget.charge("videos.list")
+    with pytest.raises(UsageError):
+        budget.settle(str(charged.id), 33.4)  # type: ignore[arg-type]
+    assert budget.settle(str(charged.id), 3).units == 1
+    assert [state.used_units for state in budget.usage()] == [3]
+
+
+# -- names, and numbers that may have a fraction -----------------------------------------------------------------------
+
+NO_NAMES = [5, True, b"DE", ["DE"], {"DE"}, 1.5, Rude()]
+
+TIMEOUTS = [True, 0, -1, float("nan"), float("inf"), 10**400, "60", b"60", None, [], Rude()]
+
+
+@pytest.mark.parametrize("timeout_s", TIMEOUTS, ids=lambda value: type(value).__name__)
+def test_what_is_no_number_of_seconds_is_one_line(setup: Setup, timeout_s: Any) -> None:
+    with pytest.raises(UsageError, match="is not a number of seconds above 0") as refused:
+        service(setup.budget(), timeout_s=timeout_s)
+    said = str(refused.value)
+    assert (said.isprintable(), len(said) < 200) == (True, True)
+
+
+@pytest.mark.parametrize("timeout_s", [1, 0.5, Decimal("2.5"), Fraction(1, 3)])
+def test_seconds_may_be_any_number(setup: Setup, timeout_s: Any) -> None:
+    service(setup.budget(), timeout_s=timeout_s).close()
+
+
+NAME_DOORS: dict[str, Callable[[Setup, Any], object]] = {
+    "method": lambda s, name: s.budget().charge(name),
+    "method and units": lambda s, name: s.budget().charge(name, units=1),
+    "peeked method": lambda s, name: s.budget().peek(name),
+    "method of an attempt": lambda s, name: Meter(s.budget()).attempt(name, "GET"),
+    "verb of an attempt": lambda s, name: Meter(s.budget()).attempt("videos.list", name),
+    "job": lambda s, name: s.budget().charge("videos.list", job=name),
+    "region": lambda s, name: s.budget().charge("videos.list", region=name),
+    "job of labels": lambda s, name: labels(job=name).__enter__(),
+    "region of labels": lambda s, name: labels(region=name).__enter__(),
+    "job of usage": lambda s, name: s.budget().usage(name),
+    "refund": lambda s, name: s.budget().refund(name),
+    "settle": lambda s, name: s.budget().settle(name, 1),
+    "claim": lambda s, name: s.ledger.claim(s.project, name, 1),
+}
+
+
+@pytest.mark.parametrize("door", NAME_DOORS)
+def test_what_is_no_name_is_one_line_and_leaves_nothing_behind(setup: Setup, door: str) -> None:
+    for name in NO_NAMES:
+        with pytest.raises(UsageError) as refused:
+            NAME_DOORS[door](setup, name)
+        said = str(refused.value)
+        assert (said.isprintable(), len(said) < 200, "is not a str" in said) == (True, True, True)
+    assert setup.ledger.read(setup.project, (0, 0), NEVER, 10) == []
+
+
+def test_a_name_by_inheritance_is_a_name(setup: Setup) -> None:
+    assert setup.budget().charge(Verb.VIDEOS, job=Verb.VIDEOS, region=Verb.VIDEOS).admitted
+    (entry,) = setup.ledger.read(setup.project, (0, 0), NEVER, 10)
+    assert (entry.method, entry.job, entry.region) == ("videos.list",) * 3
