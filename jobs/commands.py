@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from jobs.job import RegionOutcome, RunReport
     from jobs.store import Found, Place
+    from quota.session import Session
 
 
 @click.command("run")
@@ -48,17 +49,28 @@ def run(job: str, regions: tuple[str, ...], fail_on_refusal: bool, as_json: bool
     Example: quota run trending
              quota run trending --region DE --region FR --json
     """
-    import quota
     from jobs.runner import run_job
 
     log_to_stderr()
-    with interruptible() as stop, quota.open(config) as session, _watching(job) as watcher:
+    with interruptible() as stop, _configured(config) as session, _watching(job) as watcher:
         report = run_job(session, job, regions=regions, stop=stop, watcher=watcher)
     _print_report(report, as_json)
     status = report.exit_status
     if fail_on_refusal and report.refused and not status:
         status = REFUSED_STATUS
     click.get_current_context().exit(status)
+
+
+@contextmanager
+def _configured(config: str | None) -> Iterator[Session]:
+    """A session over a configuration file. The built-in one has no key to call the API with."""
+    import quota
+    from quota.settings import NO_FILE
+
+    with quota.open(config) as session:
+        if session.settings.path is None:
+            raise quota.ConfigError(f"{NO_FILE}; run `quota init`, or name a file with --config")
+        yield session
 
 
 def _print_report(report: RunReport, as_json: bool) -> None:
@@ -90,10 +102,9 @@ def schedule(config: str | None) -> None:
     Example: quota schedule
              quota schedule --config /etc/quota.toml
     """
-    import quota
     from jobs.schedule import log_schedule, run_schedule
 
-    with interruptible() as stop, quota.open(config) as session:
+    with interruptible() as stop, _configured(config) as session:
         log_schedule()
         run_schedule(session, stop=stop)
     # A supervisor's SIGTERM is the regular way to end it; Ctrl-C is reported as everywhere else.
@@ -131,7 +142,7 @@ def plan(
         raise quota.UsageError(f"--start {start!r}: write a day, for example 2026-11-01") from None
     if first_day is not None and not 1970 < first_day.year < 9999:  # it looks some days further, and no year is 10000
         raise quota.UsageError(f"--start {start!r}: a plan begins in a year from 1971 to 9998")
-    with quota.open(config) as session:
+    with _configured(config) as session:
         state = EMPTY if from_empty or first_day else read_state(session)
         answer = make_plan(
             session.settings,

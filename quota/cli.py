@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quota.decision import Decision
+    from quota.session import Session
 
 REFUSED_STATUS = Refused.exit_status
 WATCH_S = 2
@@ -147,6 +148,7 @@ def _decide(config: str | None, as_json: bool, call: dict[str, Any], *, commit: 
     import quota
 
     with quota.open(config) as session:
+        _say_built_in(session, err=as_json)
         budget = session.budget(call.pop("credential"))
         decision = (budget.charge if commit else budget.peek)(**call)
     if as_json:
@@ -157,6 +159,14 @@ def _decide(config: str | None, as_json: bool, call: dict[str, Any], *, commit: 
         fail(decision.sentence())
     unprinted(f"the charge stands, its id is {decision.id}" if decision.id else "")
     click.get_current_context().exit(decision_status(decision))
+
+
+def _say_built_in(session: Session, *, err: bool) -> None:
+    """Whoever forgot the configuration, or runs from another folder, is charging another budget than they think."""
+    from quota.settings import BUILT_IN_NOTICE
+
+    if session.settings.path is None:
+        say(f"quota: {BUILT_IN_NOTICE}" if err else BUILT_IN_NOTICE, err=err)
 
 
 def decision_status(decision: Decision) -> int:
@@ -238,6 +248,7 @@ def exec_(method: str, command: list[str], config: str | None, credential: str |
     if not command or not command[0]:
         raise click.UsageError("no command to run; write: quota exec METHOD -- COMMAND...")
     with quota.open(config) as session:
+        _say_built_in(session, err=True)
         budget = session.budget(credential)
         decision = budget.charge(method, **call)
         if not decision.admitted:
@@ -290,6 +301,8 @@ def status(watch: bool, as_json: bool, config: str | None) -> None:
     from quota.status import read_status, render_status
 
     with quota.open(config) as session:
+        if as_json:
+            _say_built_in(session, err=True)
         if watch and as_json:
             _repeat(lambda: print_json(read_status(session).as_json(), indent=None))
             return

@@ -44,6 +44,8 @@ DEFAULT_HEADROOM_PERCENT = 5
 DEFAULT_MISFIRE_GRACE_MS = 10 * MINUTE_MS
 LONGEST_MISFIRE_GRACE_MS = 7 * DAY_MS
 BUILT_IN = "built-in configuration"
+NO_FILE = "no quota.toml was found"
+BUILT_IN_NOTICE = f"{NO_FILE}: this is the {BUILT_IN}; `quota init` writes one"
 
 
 class Unavailable(NamedTuple):

@@ -10,6 +10,7 @@ from quota.budget import read_entries
 from quota.clock import rfc3339, utc
 from quota.ledger import NEVER
 from quota.limits import HOUR_MS, Calendar, paced_until
+from quota.settings import BUILT_IN_NOTICE
 from quota.tables import printable
 
 if TYPE_CHECKING:
@@ -59,11 +60,12 @@ class CredentialRow:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Everything `quota status` knows, read at `at_ms` by the ledger's clock."""
+    """Everything `quota status` knows, read at `at_ms` by the ledger's clock. `built_in`: no file was found."""
 
     at_ms: int
     ledger: str
     shared: bool
+    built_in: bool
     credentials: tuple[CredentialRow, ...]
 
     def as_json(self) -> dict[str, object]:
@@ -99,7 +101,7 @@ def read_status(session: Session) -> Status:
         )
         for name, settings in session.settings.credentials.items()
     )
-    return Status(at_ms, ledger.label, ledger.shared, rows)
+    return Status(at_ms, ledger.label, ledger.shared, session.settings.path is None, rows)
 
 
 def _limit_rows(budget: Budget, at_ms: int) -> Iterable[LimitRow]:
@@ -211,7 +213,8 @@ def render_status(status: Status) -> RenderableType:
     from rich.console import Group
 
     where = "shared by every machine that reaches it" if status.shared else "shared by this machine only"
-    parts: list[RenderableType] = [_line(f"ledger {status.ledger}, {where}")]
+    parts: list[RenderableType] = [_line(BUILT_IN_NOTICE, "yellow")] if status.built_in else []
+    parts += [_line(f"ledger {status.ledger}, {where}")]
     for credential in status.credentials:
         parts.append(_line(""))
         parts.append(_line(f"{credential.name}: project {credential.project}, {credential.api}", "bold"))

@@ -232,6 +232,7 @@ def test_exec_does_not_run_what_is_refused(quota: Quota) -> None:
 
 
 def test_exec_gives_back_a_charge_whose_command_could_not_start(quota: Quota) -> None:
+    quota.configure(SMALL)
     done = quota("exec", "search.list", "--", "no-such-command")
     assert "the charge was given back" in one_line(done, 127)
     assert quota.json("spend")["total_units"] == 0
@@ -368,6 +369,7 @@ def test_watching_ends_when_its_reader_goes_away(quota: Quota) -> None:
 @pytest.mark.parametrize("where", [">&-", "> /dev/full", "<&- >&-"])
 @pytest.mark.parametrize("command", ["status", "status --json", "costs", "--help", "--version", "check"])
 def test_a_stdout_that_cannot_be_written_is_one_line(quota: Quota, command: str, where: str) -> None:
+    quota.configure(SMALL)
     assert one_line(quota.shell(f"quota {command} {where}"), 1).startswith("stdout cannot be written: ")
 
 
@@ -567,3 +569,33 @@ def test_a_refused_charge_loads_nothing_it_does_not_need(quota: Quota) -> None:
     heavy = ("redis", "googleapiclient", "httplib2", "google.auth", "apscheduler", "tenacity", "rich", "logging.config")
     assert not {name for name in modules if name.startswith(heavy)}
     assert not {"importlib.metadata", "asyncio", "ssl", "jobs"} & modules
+
+
+# -- without a configuration file --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("args", [["charge", "videos.list"], ["peek", "videos.list"], ["status"]])
+def test_without_a_configuration_file_the_first_line_says_so(quota: Quota, args: list[str]) -> None:
+    notice = "no quota.toml was found: this is the built-in configuration; `quota init` writes one"
+    done = quota(*args)
+    first, *more = done.stdout.splitlines()
+    assert (done.returncode, done.stderr, " ".join([first, more[0]])[: len(notice)]) == (0, "", notice)
+    assert more
+    in_json = quota(*args, "--json")
+    assert one_line(in_json, 0) == notice
+    json.loads(in_json.stdout)
+    quota.configure(SMALL)
+    assert "quota.toml" not in quota(*args).stdout
+    assert quota(*args, "--json").stderr == ""
+
+
+def test_without_a_configuration_file_exec_says_so_on_stderr(quota: Quota) -> None:
+    done = quota("exec", "videos.list", "--", "echo", "ran")
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert one_line(done, 0).startswith("no quota.toml was found")
+
+
+@pytest.mark.parametrize("args", [["run", "trending"], ["run", "trending", "--json"], ["schedule"], ["plan"]])
+def test_without_a_configuration_file_no_job_runs(quota: Quota, args: list[str]) -> None:
+    assert one_line(quota(*args), 78) == "no quota.toml was found; run `quota init`, or name a file with --config"
+    assert "missing.toml: cannot be read" in one_line(quota(*args, "--config", "missing.toml"), 78)
