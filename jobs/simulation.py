@@ -20,8 +20,8 @@ from jobs.job import attempt_of, load_fetch
 from jobs.rounds import in_order
 from quota.budget import read_entries
 from quota.labels import Tokens
-from quota.ledger import KEEP_MS, NEVER, Ask, Charge, Question
-from quota.limits import DAY_MS, MINUTE_MS, Calendar
+from quota.ledger import KEEP_MS, NEVER, Charge, Question, kept_ms
+from quota.limits import DAY_MS, MINUTE_MS
 from quota.session import Session
 from quota.settings import LedgerSettings
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from quota.budget import Budget
     from quota.decision import Decision
     from quota.ledger import Carry, Entry, Exhaustion
-    from quota.limits import Limit
     from quota.settings import JobSettings, Settings
 
 
@@ -266,12 +265,11 @@ class _Simulation:
         tokens = Tokens()
         for project, entries in state.entries.items():
             limits = next(c.limits for c in self.session.settings.credentials.values() if c.project == project)
-            for number, entry in enumerate(entries):
+            keep_ms = kept_ms(limit.view.window for limit in limits)
+            for entry in entries:
                 self.now_ms = entry.ms
-                # The first one says which windows there will be, so that the log is kept for the longest.
-                asks = [_sure(limit, entry) for limit in limits] if not number else []
                 charge = Charge(entry.units, entry.bucket, entry.method, entry.job, entry.region, tokens.next())
-                ledger.decide(Question(project, charge, asks, (), entry.ms), commit=True)
+                ledger.decide(Question(project, charge, (), (), entry.ms, keep_ms=keep_ms), commit=True)
         self.now_ms = start_ms
         for project, carries in state.carried.items():
             if carries:
@@ -335,14 +333,6 @@ class _Simulation:
             place.pending, place.cursor, place.completed_at_ms = False, None, at_ms
             job.totals.passes[place.name] += 1
         return None
-
-
-def _sure(limit: Limit, entry: Entry) -> Ask:
-    """What an old charge adds to a limit, without the question whether it fits."""
-    view = limit.view
-    counts = view.selector.counts(entry.bucket, entry.method, entry.job)
-    edges = view.window.edges(entry.ms) if isinstance(view.window, Calendar) else None
-    return Ask(view, NEVER, view.selector.cost(entry.units) if counts else 0, edges)
 
 
 def _until(decision: Decision) -> int:

@@ -6,10 +6,10 @@
 -- it knows. An epoch's name begins with that of the log's first, "FIRST" or "FIRST/EPOCH": it tells another log from a copy
 -- of this one.
 --
--- KEYS  1 log   2 state   3 amended     (see charge.lua; only the state is written)
+-- KEYS  1 log   2 state   3 amended     (see charge.lua; only the state is written, and all live as long)
 -- ARGV  1 now_ms     0 = the server's clock
 --       2 epoch      a name for the new epoch: unique, without spaces or /
---       3 keep_ms    the state lives at least as long from now on, and as long as a carry counts
+--       3 keep_ms    as in charge.lua; the keys also live as long as a carry counts
 --       then five for each carry
 --         view       as in charge.lua
 --         epoch      the ledger as it was before the loss
@@ -138,10 +138,14 @@ for at = FIRST_CARRY, #ARGV, CARRY_SIZE do
   end
 end
 
+local kept_ms = math.max(keep_ms, tonumber(redis.call('HGET', state, 'keep_ms') or 0))
+redis.call('HSET', state, 'keep_ms', int(kept_ms))
 if changed then
   epoch = epoch and string.match(epoch, '^[^/]*') .. '/' .. new_epoch or new_epoch
   redis.call('HSET', state, 'epoch', epoch, 'carried_ms', int(carried_ms))
-  local live_ms = math.max(keep_ms, carried_ms + KEEP_SLACK_MS - now_ms)
-  if redis.call('PTTL', state) < live_ms then redis.call('PEXPIRE', state, int(live_ms)) end
+end
+local live_ms = math.max(kept_ms, carried_ms + KEEP_SLACK_MS - now_ms)
+for _, key in ipairs(KEYS) do
+  if redis.call('PTTL', key) < live_ms then redis.call('PEXPIRE', key, int(live_ms)) end
 end
 return epoch

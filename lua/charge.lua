@@ -20,7 +20,8 @@
 --       5 method   6 job   7 region
 --       8 token         unique to this attempt, without spaces, @ or /
 --       9 retry_age_ms  -1 on the first try of this call; on a repeat after a lost answer, the age of the first try
---      10 keep_ms       how long the log must be kept for these windows; the longest ever asked for counts
+--      10 keep_ms       how long the log must be kept: for the longest window of all limits that the caller knows of,
+--                       whether it asks about them here or not. The longest that anybody named counts
 --      11 jitter_ms     added to the end of an exhaustion, so that machines do not come back all at once
 --      12 closed_by     names whose exhaustion closes this call, comma-joined (may be empty)
 --      13 seen          what the caller has seen of this ledger: its epoch, then ids of the log, spaces between. Empty =
@@ -378,6 +379,7 @@ if #dirty > 0 and (another_second or keep_ms > kept_ms or log_is_new or not know
     end
     redis.call('HDEL', state, 'carried_ms')
   end
-  for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, int(kept_ms)) end
+  local live_ms = math.max(kept_ms, carried_ms + KEEP_SLACK_MS - now_ms)
+  for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, int(live_ms)) end
 end
 return reply

@@ -6,15 +6,18 @@
 -- KEYS  1 log   2 state   3 amended     (see charge.lua)
 -- ARGV  1 now_ms    0 = the server's clock
 --       2 machine   name of the machine's journal
---       3 keep_ms   lifetime for keys that have none yet
+--       3 keep_ms   as in charge.lua
 --       then six for each charge, at most 100, their numbers rising: number, u, method, job, region, token
 -- Reply how many were appended
 
 local log, state, amended = KEYS[1], KEYS[2], KEYS[3]
-local clock_ms, machine, keep_ms = tonumber(ARGV[1]), ARGV[2], ARGV[3]
+local clock_ms, machine, keep_ms = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
 local FIRST_CHARGE, CHARGE_SIZE = 4, 6
 
 -- Looked through before anything is written: half of a journal could not be sent again.
+if not (clock_ms and keep_ms and keep_ms >= 1) then
+  return redis.error_reply('ERR repay.lua: now_ms and keep_ms (1 or more) are numbers')
+end
 for at = FIRST_CHARGE, #ARGV, CHARGE_SIZE do
   local number, u = tonumber(ARGV[at]), ARGV[at + 1] or ''
   if not (number and ARGV[at + 5] and (string.find(u, '^%d+$') or string.find(u, '=%d+$'))) then
@@ -53,10 +56,11 @@ if appended > 0 then
     redis.call('DEL', amended)
     redis.call('HSET', state, 'cut_ms', string.format('%.0f', lost_ms))
   end
+  local kept_ms = string.format('%.0f', math.max(keep_ms, tonumber(redis.call('HGET', state, 'keep_ms') or 0)))
   redis.call('HSET', state, 'last', string.format('%.0f-%.0f', last_ms, last_seq),
-    'repaid:' .. machine, string.format('%.0f', repaid))
-  for _, key in ipairs({ log, state }) do
-    if redis.call('PTTL', key) < 0 then redis.call('PEXPIRE', key, keep_ms) end
+    'repaid:' .. machine, string.format('%.0f', repaid), 'keep_ms', kept_ms)
+  for _, key in ipairs(KEYS) do
+    if redis.call('PTTL', key) < tonumber(kept_ms) then redis.call('PEXPIRE', key, kept_ms) end
   end
 end
 return appended

@@ -30,7 +30,7 @@ from quota.decision import Decision, LimitState
 from quota.errors import CostExceedsLimit, LedgerError, UnknownCharge, UsageError
 from quota.events import warn
 from quota.labels import Tokens, current_labels
-from quota.ledger import MOST_READ, NEVER, NOTHING_SEEN, Ask, Charge, Question
+from quota.ledger import MOST_READ, NEVER, NOTHING_SEEN, Ask, Charge, Question, kept_ms
 from quota.limits import DAY_MS, Calendar, paced_units, paced_until
 
 if TYPE_CHECKING:
@@ -115,6 +115,8 @@ class Budget:
         self.book = book
         self.limits = tuple(limits)
         self.ledger = ledger
+        # Credentials of one project have the same limits: these are all of the configuration's.
+        self._keep_ms = kept_ms(limit.view.window for limit in self.limits)
         self._leave = leave or {}
         self._clock = host_clock if clock is None else whole_clock(clock)
         self._jitter_ms = whole(jitter_ms, "ms: the jitter", 0, MAX_NUMBER)
@@ -247,7 +249,7 @@ class Budget:
         charge = Charge(plan.units, plan.bucket, plan.method, job, region, self.tokens.next() if commit else "")
         try:
             if self.allowance is not None:
-                self.allowance.repay(self.project, self.ledger)
+                self.allowance.repay(self.project, self.ledger, self._keep_ms)
             question, verdict = self._ask(plan, charge, commit=commit)
             return self._decision(plan, question, verdict, commit=commit)
         except LedgerError as error:
@@ -262,7 +264,9 @@ class Budget:
             caller_ms = self._clock()
             asks = plan.asks_at(caller_ms)
             seen = NOTHING_SEEN if memory is None else memory.seen()
-            question = Question(self.project, charge, asks, plan.closed_by, caller_ms, self._jitter_ms, seen)
+            question = Question(
+                self.project, charge, asks, plan.closed_by, caller_ms, self._jitter_ms, seen, self._keep_ms
+            )
             verdict = self.ledger.decide(question, commit=commit)
             if verdict.outcome == "clock" and clock_tries < 1:
                 clock_tries += 1
@@ -270,7 +274,7 @@ class Budget:
                 behind_tries += 1
                 if behind_tries > MOST_LOSSES:
                     raise LedgerError(f"ledger {self.ledger.label} loses what it is told; see its server's log")
-                memory.make_good(self.ledger, verdict, self.tokens.next())
+                memory.make_good(self.ledger, verdict, self.tokens.next(), self._keep_ms)
                 if commit:  # the lost question may yet arrive, and must not be taken for this one
                     charge = charge._replace(token=self.tokens.next())
             else:

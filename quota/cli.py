@@ -491,10 +491,10 @@ def check(as_json: bool, config: str | None) -> None:
       quota check --config quota.toml
     """
     import quota
-    from quota.lint import lint
+    from quota.lint import lint, young_windows
 
     with quota.open(config) as session:
-        findings = lint(session.settings)
+        findings = [*lint(session.settings), *young_windows(session)]
         source = session.settings.source
     wrong = [finding for finding in findings if finding.level == "error"]
     if as_json:

@@ -18,3 +18,9 @@ CREATE TABLE draws (
     repaid  INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX draws_of_project ON draws (project, ms);
+
+-- The longest window of any configuration that drew for a project: a draw is kept for twice as long. Only grows.
+CREATE TABLE windows (
+    project    TEXT    PRIMARY KEY,
+    longest_ms INTEGER NOT NULL
+) WITHOUT ROWID;

@@ -27,17 +27,18 @@ from quota.errors import ConfigError
 from quota.limits import HOUR_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from quota.limits import Edges, View
+    from quota.limits import Edges, View, Window
 
 CLOCK_SLACK_MS = 5_000
 """How far a caller's clock may run ahead of the ledger's before its question is answered "clock"."""
 
 KEEP_MS = 49 * HOUR_MS
 KEEP_SLACK_MS = 25 * HOUR_MS
-"""The log is kept for the longest window ever asked about and 25 h more (a long day, should the clock go back), at
-least 49 h. Who asks about a longer window later starts with what is there."""
+"""The log is kept for the longest window that any writer named and 25 h more (a long day, should the clock go back), at
+least 49 h. Every write names the longest window of all limits of its configuration, whichever of them count the charge:
+see `kept_ms`. Who joins with a longer window later starts with what is there: see `Ledger.whole_after_ms`."""
 
 LEDGER_SCHEMES = ("sqlite", "redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
 """The kinds of URL that a ledger can have: the embedded one's, then Redis'."""
@@ -253,7 +254,8 @@ def root_of(epoch: str) -> str:
 class Question(NamedTuple):
     """Everything one decision needs. `caller_ms` is the caller's clock: the second witness beside the ledger's own.
 
-    `seen` is what the caller's machine has seen of this ledger: in that epoch, charges with these ids.
+    `seen` is what the caller's machine has seen of this ledger: in that epoch, charges with these ids. `keep_ms` is how
+    long the log must be kept: `kept_ms` of all limits that the caller knows of, not only of those asked about.
     """
 
     project: str
@@ -263,15 +265,12 @@ class Question(NamedTuple):
     caller_ms: int
     jitter_ms: int = 0
     seen: Seen = NOTHING_SEEN
-
-    @property
-    def keep_ms(self) -> int:
-        return kept_ms(self.asks)
+    keep_ms: int = KEEP_MS
 
 
-def kept_ms(asks: Sequence[Ask]) -> int:
-    """How long the log must be kept for these limits."""
-    return max(KEEP_MS, KEEP_SLACK_MS + max((ask.view.window.longest_ms for ask in asks), default=0))
+def kept_ms(windows: Iterable[Window]) -> int:
+    """How long the log must be kept for these windows."""
+    return max(KEEP_MS, KEEP_SLACK_MS + max((window.longest_ms for window in windows), default=0))
 
 
 class Ledger(Protocol):
@@ -295,10 +294,11 @@ class Ledger(Protocol):
         """
         ...
 
-    def repay(self, project: str, machine: str, charges: Sequence[tuple[int, Charge]]) -> None:
+    def repay(self, project: str, machine: str, charges: Sequence[tuple[int, Charge]], keep_ms: int = KEEP_MS) -> None:
         """Append what a machine spent while this ledger could not answer: at most 100 charges, numbers rising.
 
-        Unconditional, and once: numbers up to the last one repaid by `machine` are ignored. Dated now.
+        Unconditional, and once: numbers up to the last one repaid by `machine` are ignored. Dated now. `keep_ms` as in
+        a question.
         """
         ...
 
@@ -313,13 +313,17 @@ class Ledger(Protocol):
         """At most `count` (1 to MOST_READ) entries with (ms, seq) > `after` and ms <= `until_ms`, in time order."""
         ...
 
-    def carry(self, project: str, epoch: str, carries: Sequence[Carry]) -> str:
-        """Count what this ledger has lost; the epoch that holds from now on.
+    def carry(self, project: str, epoch: str, carries: Sequence[Carry], keep_ms: int = KEEP_MS) -> str:
+        """Count what this ledger has lost; the epoch that holds from now on. `keep_ms` as in a question.
 
         Merged by view and lost epoch, as `Carry.with_report` says: one that was reported already changes nothing, so
         that it may be repeated. If that changes anything, or the ledger has no epoch yet, `epoch` begins (after the
         root's name and a slash, where there is one: see `root_of`).
         """
+        ...
+
+    def whole_after_ms(self, project: str) -> int:
+        """The log has every charge that is newer than this; of older ones some were let go of. 0: of none."""
         ...
 
     def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:

@@ -1,4 +1,5 @@
-"""What is well formed but unwise in a configuration: the findings of `quota check`. Changes nothing, contacts nobody.
+"""What is well formed but unwise in a configuration: the findings of `quota check`. Changes nothing, and contacts
+nobody but the ledger, in `young_windows`.
 
 An `error` will refuse work or spend too much for certain; a `warning` may be meant. What a command would reject at its
 start is rejected by that command's own code: the ledger is opened, and each job's fetch function imported.
@@ -11,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from quota.errors import ConfigError
+from quota.clock import rfc3339
+from quota.errors import ConfigError, LedgerError
 from quota.limits import DAY_MS, Calendar
 from quota.redact import redact
 from quota.settings import read_key, state_folder
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from quota.costs import Bucket, CostBook
     from quota.limits import Limit
+    from quota.session import Session
     from quota.settings import CredentialSettings, JobSettings, Settings
 
 Level = Literal["error", "warning"]
@@ -262,6 +265,30 @@ def _limited_jobs(credential: CredentialSettings, settings: Settings) -> Iterato
                     f"credentials.{credential.name}.limits[{index}].jobs",
                     f"no job {name!r} is configured for this credential",
                     f"ignore this if scripts charge under that name; {nearest(name, known)}",
+                )
+
+
+def young_windows(session: Session) -> Iterator[Finding]:
+    """The limits over whose windows the ledger's log does not reach back; of a ledger that does not answer, none."""
+    from quota.status import exact_from
+
+    url = session.settings.ledger.url
+    if url.startswith("sqlite:") and not os.path.exists(url.removeprefix("sqlite:///")):  # asking would make it
+        return
+    for credential in session.settings.credentials.values():
+        try:
+            since_ms, now_ms = session.ledger.whole_after_ms(credential.project), session.ledger.now_ms()
+        except LedgerError:
+            return
+        for index, limit in enumerate(credential.limits):
+            exact_ms = exact_from(limit.view.window, since_ms, now_ms)
+            if exact_ms is not None:
+                yield Finding(
+                    "warning",
+                    f"credentials.{credential.name}.limits[{index}]",
+                    f"limit {limit.name!r} counts since {rfc3339(since_ms)}, exact from {rfc3339(exact_ms)}: no window "
+                    "was so long before, and the ledger has let go of what is older",
+                    "until then leave as much more headroom as was spent before",
                 )
 
 

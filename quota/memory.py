@@ -221,8 +221,9 @@ class Memory:
             views = {*self._records, *(ask.view.name for ask in asks)}
             self._cells = {view: cells for view, cells in self._cells.items() if view in views}
 
-    def make_good(self, ledger: Ledger, verdict: Verdict, new_epoch: str) -> None:
-        """Tell a ledger that is behind what it has lost, as far as anybody on this machine has seen it.
+    def make_good(self, ledger: Ledger, verdict: Verdict, new_epoch: str, keep_ms: int) -> None:
+        """Tell a ledger that is behind what it has lost, as far as anybody on this machine has seen it. `keep_ms` as in
+        a question.
 
         Raises LedgerError. May be repeated: the ledger merges reports of one loss.
         """
@@ -256,7 +257,9 @@ class Memory:
             ]
             for carry in lost:
                 merge(carries, carry, now_ms)
-            epoch = ledger.carry(self._project, new_epoch, list(carries.values())) if carries else verdict.epoch
+            epoch = verdict.epoch
+            if carries:
+                epoch = ledger.carry(self._project, new_epoch, list(carries.values()), keep_ms)
             self._begin(epoch)
             self._carries = carries
             self._earlier = {r for r in seen | earlier if root_of(r.epoch) != root and (r.view, r.epoch) in carries}

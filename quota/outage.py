@@ -74,7 +74,7 @@ class Allowance:
             "allowance",
             schema="journal.sql",
             application_id=APPLICATION_ID,
-            version=1,
+            version=2,
             lost_then="what it owes is forgotten then",
             durable=True,
         )
@@ -111,8 +111,13 @@ class Allowance:
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 row,
             ).lastrowid
-            # No window reaches these any more, so neither the allowance nor the ledger has a use for them.
-            db.execute("DELETE FROM draws WHERE project = ? AND ms <= ?", (project, now_ms - 2 * longest_ms))
+            # No window reaches these any more, so neither the allowance nor the ledger has a use for them: not the
+            # longest of any configuration that draws here.
+            known = db.execute("SELECT longest_ms FROM windows WHERE project = ?", (project,)).fetchone() or (0,)
+            kept_ms = max(longest_ms, sound(known, until=1)[0])
+            if known != (kept_ms,):
+                db.execute("REPLACE INTO windows VALUES (?, ?)", (project, kept_ms))
+            db.execute("DELETE FROM draws WHERE project = ? AND ms <= ?", (project, now_ms - 2 * kept_ms))
             return Drawn(number, left_units - charge.units)
 
         drawn = self._file.transact(work, write=commit)
@@ -172,8 +177,9 @@ class Allowance:
             return 0
         return owed[0]
 
-    def repay(self, project: str, ledger: Ledger) -> None:
-        """Hand the ledger what was drawn, once: it remembers the last number repaid by this journal.
+    def repay(self, project: str, ledger: Ledger, keep_ms: int) -> None:
+        """Hand the ledger what was drawn, once: it remembers the last number repaid by this journal. `keep_ms` is how
+        long it must keep it: see `quota.ledger.kept_ms`.
 
         Costs next to nothing where nothing is owed. Raises LedgerError while the ledger still cannot answer, and never
         because of the journal: a debt that cannot be read is no reason to refuse calls that the ledger can decide.
@@ -183,11 +189,11 @@ class Allowance:
         if looked_ms is not None and 0 <= now_ms - looked_ms < LOOK_AGAIN_MS:
             return
         if os.path.exists(self._path):
-            self._repay(project, ledger)
+            self._repay(project, ledger, keep_ms)
             self._say_used(project)
         self._looked_ms[project] = now_ms
 
-    def _repay(self, project: str, ledger: Ledger) -> None:
+    def _repay(self, project: str, ledger: Ledger, keep_ms: int) -> None:
         after, more = 0, True
         while more:
             unpaid = partial(self._unpaid, project=project, after=after)
@@ -200,7 +206,7 @@ class Allowance:
             if not rows:
                 return
             after = rows[-1][0]
-            ledger.repay(project, machine, [(row[0], Charge(*row[1:])) for row in rows])
+            ledger.repay(project, machine, [(row[0], Charge(*row[1:])) for row in rows], keep_ms)
             try:
                 self._mark_repaid(project, after)
             except LedgerError as error:  # they are sent again later, which changes nothing

@@ -53,7 +53,6 @@ from quota.ledger import (
     Verdict,
     checked_exhaustion,
     checked_range,
-    kept_ms,
 )
 from quota.limits import Sliding
 from quota.redis_connection import Connections
@@ -116,7 +115,6 @@ class RedisLedger:
 
     def decide(self, question: Question, *, commit: bool) -> Verdict:
         charge = question.charge
-        keep_ms, of_limits = _of_limits(tuple(question.asks))
         args: list[str | int] = [
             0 if self._clock is None else self._clock(),
             question.caller_ms,
@@ -127,11 +125,11 @@ class RedisLedger:
             charge.region,
             charge.token,
             -1,
-            keep_ms,
+            question.keep_ms,
             question.jitter_ms,
             ",".join(question.closed_by),
             " ".join([question.seen.epoch, *(f"{ms}-{seq}" for ms, seq in question.seen.ids)]),
-            *of_limits,
+            *_of_limits(tuple(question.asks)),
         ]
         reply = self._charge(_keys(question.project), args)
         return self._read(lambda reply: _verdict(question, reply), reply)
@@ -156,14 +154,14 @@ class RedisLedger:
 
     # -- corrections and reading -------------------------------------------------------------------------------------
 
-    def repay(self, project: str, machine: str, charges: Sequence[tuple[int, Charge]]) -> None:
-        args: list[str | int] = [0 if self._clock is None else self._clock(), machine, KEEP_MS]
+    def repay(self, project: str, machine: str, charges: Sequence[tuple[int, Charge]], keep_ms: int = KEEP_MS) -> None:
+        args: list[str | int] = [0 if self._clock is None else self._clock(), machine, keep_ms]
         for number, charge in charges:
             args += (number, _units(charge), charge.method, charge.job, charge.region, charge.token)
         self._script("repay", project, args)
 
-    def carry(self, project: str, epoch: str, carries: Sequence[Carry]) -> str:
-        args: list[str | int] = [0 if self._clock is None else self._clock(), epoch, KEEP_MS]
+    def carry(self, project: str, epoch: str, carries: Sequence[Carry], keep_ms: int = KEEP_MS) -> str:
+        args: list[str | int] = [0 if self._clock is None else self._clock(), epoch, keep_ms]
         for carry in carries:
             args += (carry.view, *carry.words())
         return str(self._script("carry", project, args))
@@ -177,6 +175,9 @@ class RedisLedger:
         after, until_ms, count = checked_range(after, until_ms, count)
         since = f"{after[0] + 1}-0" if after[1] == NEVER else f"({after[0]}-{after[1]}"
         return [self._read(_entry, row) for row in self._script("read", project, [since, until_ms, count])]
+
+    def whole_after_ms(self, project: str) -> int:
+        return self._read(int, self._ask("HGET", _keys(project)[1], "cut_ms") or 0)
 
     def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:
         exhaustion = checked_exhaustion(exhaustion)
@@ -333,14 +334,12 @@ def _units(charge: Charge) -> str | int:
 
 
 @lru_cache(maxsize=256)
-def _of_limits(asks: tuple[Ask, ...]) -> tuple[int, tuple[str, ...]]:
-    """How long the log must be kept for these limits, and the four arguments of each. A budget asks about the same ones
-    for hours.
-    """
+def _of_limits(asks: tuple[Ask, ...]) -> tuple[str, ...]:
+    """The four arguments of each limit. A budget asks about the same ones for hours."""
     words: list[str | int] = []
     for ask in asks:
         words += (ask.view.name, ask.cap_units, ask.cost_units, _span(ask))
-    return kept_ms(asks), tuple(map(str, words))
+    return tuple(map(str, words))
 
 
 def _span(ask: Ask) -> str | int:

@@ -1,9 +1,8 @@
 -- The embedded ledger. One file serves many processes of one machine (WAL).
--- A file of an older version gets what is new when it is opened.
 -- Times are milliseconds since 1970. An id is (ms, seq): the charge's time, then its place within that millisecond.
 
 -- The log: every admitted charge, in time order.
-CREATE TABLE IF NOT EXISTS charges (
+CREATE TABLE charges (
     project       TEXT    NOT NULL,
     ms            INTEGER NOT NULL,
     seq           INTEGER NOT NULL,
@@ -18,7 +17,7 @@ CREATE TABLE IF NOT EXISTS charges (
 ) WITHOUT ROWID;
 
 -- The running total of one limit: the sum over the selected charges with tail <= id <= head.
-CREATE TABLE IF NOT EXISTS views (
+CREATE TABLE views (
     project  TEXT    NOT NULL,
     name     TEXT    NOT NULL,       -- what it counts and its window: buckets|methods|jobs|window
     total    INTEGER NOT NULL,
@@ -31,7 +30,7 @@ CREATE TABLE IF NOT EXISTS views (
 ) WITHOUT ROWID;
 
 -- Buckets that upstream itself said are empty.
-CREATE TABLE IF NOT EXISTS exhaustions (
+CREATE TABLE exhaustions (
     project     TEXT    NOT NULL,
     bucket      TEXT    NOT NULL,
     since_ms    INTEGER NOT NULL,
@@ -42,7 +41,7 @@ CREATE TABLE IF NOT EXISTS exhaustions (
 ) WITHOUT ROWID;
 
 -- The last number that each machine's journal has repaid.
-CREATE TABLE IF NOT EXISTS repaid (
+CREATE TABLE repaid (
     project TEXT    NOT NULL,
     machine TEXT    NOT NULL,
     number  INTEGER NOT NULL,
@@ -50,23 +49,25 @@ CREATE TABLE IF NOT EXISTS repaid (
 ) WITHOUT ROWID;
 
 -- Work that one of several processes took on, by name, until others may take it again.
-CREATE TABLE IF NOT EXISTS claims (
+CREATE TABLE claims (
     project  TEXT    NOT NULL,
     name     TEXT    NOT NULL,
     until_ms INTEGER NOT NULL,
     PRIMARY KEY (project, name)
 ) WITHOUT ROWID;
 
--- What names this ledger since its first charge, or since its last loss was made good; and until when any carry counts.
-CREATE TABLE IF NOT EXISTS epochs (
+-- What every decision knows of a project beside its newest charge.
+CREATE TABLE projects (
     project    TEXT    PRIMARY KEY,
-    epoch      TEXT    NOT NULL,
-    carried_ms INTEGER NOT NULL
+    epoch      TEXT    NOT NULL,     -- names this ledger since its first charge, or since its last loss was made good
+    carried_ms INTEGER NOT NULL,     -- until when any carry counts
+    keep_ms    INTEGER NOT NULL,     -- how long charges are kept: the longest that any writer named
+    trimmed_ms INTEGER NOT NULL      -- charges up to this time were let go of
 ) WITHOUT ROWID;
 
 -- What was lost with an earlier epoch, as far as any machine remembers: added to the view, part by part, until it would
 -- have expired.
-CREATE TABLE IF NOT EXISTS losses (
+CREATE TABLE losses (
     project  TEXT    NOT NULL,
     view     TEXT    NOT NULL,
     epoch    TEXT    NOT NULL,       -- the one that was lost
@@ -78,10 +79,4 @@ CREATE TABLE IF NOT EXISTS losses (
     kept_since_ms INTEGER NOT NULL,  -- of what came after this
     since_ms      INTEGER NOT NULL,  -- it holds what came after this
     PRIMARY KEY (project, view, epoch)
-) WITHOUT ROWID;
-
--- How long a project's log is kept. Only grows.
-CREATE TABLE IF NOT EXISTS keeping (
-    project TEXT    PRIMARY KEY,
-    keep_ms INTEGER NOT NULL
 ) WITHOUT ROWID;

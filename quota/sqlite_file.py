@@ -48,7 +48,6 @@ class SqliteFile:
     """A file in WAL mode with a schema of its own; "" is a database in memory.
 
     `schema` names a script shipped with this package, `application_id` marks the file as ours, `version` its format.
-    The schema's statements do nothing where their table is there already: an older file gets what is new in it.
     `lost_then` says what becomes of its content if a damaged file is moved away. `durable` waits for the disk at every
     commit; else a crash of the machine, not of a process, may lose the last.
     Opened at the first transaction. Safe to share between threads and after a fork; every failure is a LedgerError.
@@ -176,6 +175,11 @@ class SqliteFile:
             raise LedgerError(
                 f"{self.label} was written by a newer quota-ledger (its version {version}, ours {self._version}): "
                 "upgrade this machine"
+            )
+        if version < self._version:
+            raise LedgerError(
+                f"{self.label} was written by an older quota-ledger (its version {version}, ours {self._version}); "
+                f"{self._instead} ({self._lost_then})"
             )
         return version
 

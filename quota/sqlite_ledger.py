@@ -12,6 +12,7 @@ from quota.arguments import MAX_NUMBER, text, whole, whole_clock
 from quota.clock import host_clock
 from quota.ledger import (
     CLOCK_SLACK_MS,
+    KEEP_MS,
     KEEP_SLACK_MS,
     LATEST_MS,
     NEVER,
@@ -38,15 +39,15 @@ if TYPE_CHECKING:
 State = tuple[int, int, int, int, int, int]
 """A view as it is stored: total, tail (ms, seq), head (ms, seq), gone_ms. See schema.sql."""
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 APPLICATION_ID = 0x51_4C_47_31
 """Marks an SQLite file as a ledger ("QLG1")."""
 
 TRIM_AT_ONCE = 10_000
 
 _HEAD = (
-    "SELECT ms, seq, epoch, carried_ms, EXISTS (SELECT 1 FROM exhaustions WHERE project = charges.project)"
-    " FROM charges LEFT JOIN epochs USING (project)"
+    "SELECT ms, seq, epoch, carried_ms, keep_ms, EXISTS (SELECT 1 FROM exhaustions WHERE project = charges.project)"
+    " FROM charges LEFT JOIN projects USING (project)"
     " WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1"
 )
 
@@ -85,7 +86,7 @@ class SqliteLedger:
         project, charge = question.project, question.charge
         clock_ms = self._clock()
         now_ms = min(clock_ms, question.caller_ms + CLOCK_SLACK_MS)
-        last, epoch, carried_ms, any_closed = self._head(db, project)
+        last, epoch, carried_ms, keep_ms, any_closed = self._head(db, project)
         if question.caller_ms > clock_ms + CLOCK_SLACK_MS or not _edges_fit(question.asks, now_ms):
             return Verdict("clock", None, clock_ms, last, (), epoch=epoch)
         seen = question.seen
@@ -108,6 +109,8 @@ class SqliteLedger:
                 fits = False
         if exhaustion is not None or not fits or not commit:
             if commit:  # what was read is not read again
+                if question.keep_ms > keep_ms:
+                    self._set_project(db, project, epoch, carried_ms, question.keep_ms)
                 for ask, view, state in zip(question.asks, views, stored, strict=True):
                     if view != state:
                         self._save(db, project, ask.view, view)
@@ -116,33 +119,41 @@ class SqliteLedger:
 
         at = _following(last, clock_ms)
         self._append(db, project, at, charge)
-        if not epoch:
-            epoch = charge.token
-            db.execute("REPLACE INTO epochs VALUES (?, ?, 0)", (project, epoch))
+        if not epoch or question.keep_ms > keep_ms:
+            epoch, keep_ms = epoch or charge.token, max(keep_ms, question.keep_ms)
+            self._set_project(db, project, epoch, carried_ms, keep_ms)
         for i, (ask, (total, tail_ms, tail_seq, _, _, gone_ms)) in enumerate(zip(question.asks, views, strict=True)):
             used[i] += ask.cost_units
             self._save(db, project, ask.view, (total + ask.cost_units, tail_ms, tail_seq, *at, gone_ms))
         if at[0] // MINUTE_MS != last[0] // MINUTE_MS:
-            self._trim(db, project, now_ms, question.keep_ms)
+            self._trim(db, project, now_ms, keep_ms)
         return Verdict("admitted", f"{at[0]}-{at[1]}", now_ms, at, tuple(used), None, epoch, carried)
 
-    def _head(self, db: sqlite3.Connection, project: str) -> tuple[Id, str, int, int]:
-        """The newest entry, the epoch, until when any carry counts, and whether any exhaustion may stand (0 or 1).
+    def _head(self, db: sqlite3.Connection, project: str) -> tuple[Id, str, int, int, int]:
+        """The newest entry, the epoch (empty before the first charge), until when any carry counts, how long charges
+        are kept, and whether any exhaustion may stand (0 or 1).
 
         One query, where there is an entry.
         """
         row = db.execute(_HEAD, (project,)).fetchone()
         if row is None:
-            begun = db.execute("SELECT epoch, carried_ms FROM epochs WHERE project = ?", (project,)).fetchone()
-            row = (0, 0, *(begun or (None, None)), 1)
-        ms, seq, epoch, carried_ms, any_closed = row
-        if epoch is None:  # before the first charge, or in a file of an older version
-            epoch, carried_ms = "", 0
-        if not (type(ms) is type(seq) is type(carried_ms) is int and type(epoch) is str):
-            sound((ms, seq, carried_ms, epoch), until=3)
+            sql = "SELECT epoch, carried_ms, keep_ms FROM projects WHERE project = ?"
+            row = (0, 0, *(db.execute(sql, (project,)).fetchone() or ("", 0, 0)), 1)
+        ms, seq, epoch, carried_ms, keep_ms, any_closed = row
+        if epoch is None:
+            epoch, carried_ms, keep_ms = "", 0, 0
+        if not (type(ms) is type(seq) is type(carried_ms) is type(keep_ms) is int and type(epoch) is str):
+            sound((ms, seq, carried_ms, keep_ms, epoch), until=4)
         if not 0 <= ms < LATEST_MS or seq < 0:
             raise DamagedError("a charge in the far future")
-        return (ms, seq), epoch, carried_ms, any_closed
+        return (ms, seq), epoch, carried_ms, keep_ms, any_closed
+
+    def _set_project(self, db: sqlite3.Connection, project: str, epoch: str, carried_ms: int, keep_ms: int) -> None:
+        db.execute(
+            "INSERT INTO projects VALUES (?, ?, ?, ?, 0) ON CONFLICT (project) DO UPDATE"
+            " SET epoch = excluded.epoch, carried_ms = excluded.carried_ms, keep_ms = excluded.keep_ms",
+            (project, epoch, carried_ms, keep_ms),
+        )
 
     def _is_behind(self, db: sqlite3.Connection, question: Question, last: Id, epoch: str) -> bool:
         """Whether this ledger lacks what was seen of it."""
@@ -234,11 +245,6 @@ class SqliteLedger:
 
     def _trim(self, db: sqlite3.Connection, project: str, now_ms: int, keep_ms: int) -> None:
         """Forget what no window can reach any more, a bounded number of charges at a time."""
-        row = db.execute("SELECT keep_ms FROM keeping WHERE project = ?", (project,)).fetchone()
-        if row is None or row[0] < keep_ms:
-            db.execute("REPLACE INTO keeping VALUES (?, ?)", (project, keep_ms))
-        else:
-            keep_ms = row[0]
         newest_gone = db.execute(
             "SELECT MAX(ms) FROM (SELECT ms FROM charges WHERE project = ? AND ms < ? ORDER BY ms, seq LIMIT ?)",
             (project, now_ms - keep_ms, TRIM_AT_ONCE),
@@ -247,15 +253,24 @@ class SqliteLedger:
             db.execute("DELETE FROM charges WHERE project = ? AND ms <= ?", (project, newest_gone))
             # A view that still counts some of it could not take it off later: it is rebuilt at its next use.
             db.execute("DELETE FROM views WHERE project = ? AND tail_ms <= ?", (project, newest_gone))
+            db.execute("UPDATE projects SET trimmed_ms = MAX(trimmed_ms, ?) WHERE project = ?", (newest_gone, project))
+
+    def whole_after_ms(self, project: str) -> int:
+        sql = "SELECT trimmed_ms FROM projects WHERE project = ?"
+        return self._file.transact(
+            lambda db: sound(db.execute(sql, (project,)).fetchone() or (0,), until=1)[0], write=False
+        )
 
     # -- corrections and reading -------------------------------------------------------------------------------------
 
-    def repay(self, project: str, machine: str, charges: Sequence[tuple[int, Charge]]) -> None:
+    def repay(self, project: str, machine: str, charges: Sequence[tuple[int, Charge]], keep_ms: int = KEEP_MS) -> None:
         def work(db: sqlite3.Connection) -> None:
             row = db.execute(
                 "SELECT number FROM repaid WHERE project = ? AND machine = ?", (project, machine)
             ).fetchone()
-            at = self._head(db, project)[0]
+            at, epoch, carried_ms, kept_ms, _ = self._head(db, project)
+            if keep_ms > kept_ms:
+                self._set_project(db, project, epoch, carried_ms, keep_ms)
             for number, charge in charges:
                 if row is None or number > row[0]:
                     at = _following(at, self._clock())
@@ -266,9 +281,9 @@ class SqliteLedger:
 
         self._file.transact(work, write=True)
 
-    def carry(self, project: str, epoch: str, carries: Sequence[Carry]) -> str:
+    def carry(self, project: str, epoch: str, carries: Sequence[Carry], keep_ms: int = KEEP_MS) -> str:
         def work(db: sqlite3.Connection) -> str:
-            _, current, carried_ms, _ = self._head(db, project)
+            _, current, carried_ms, kept_ms, _ = self._head(db, project)
             db.execute(
                 "DELETE FROM losses WHERE project = ? AND until_ms <= ?", (project, self._clock() - KEEP_SLACK_MS)
             )
@@ -295,10 +310,12 @@ class SqliteLedger:
                         ),
                     )
             if current and not changed:
+                if keep_ms > kept_ms:
+                    self._set_project(db, project, current, carried_ms, keep_ms)
                 return current
             carried_ms = max([carried_ms, *(carry.until_ms for carry in carries)])
             begun = f"{root_of(current)}/{epoch}" if current else epoch
-            db.execute("REPLACE INTO epochs VALUES (?, ?, ?)", (project, begun, carried_ms))
+            self._set_project(db, project, begun, carried_ms, max(keep_ms, kept_ms))
             return begun
 
         return self._file.transact(work, write=True)

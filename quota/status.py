@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from quota.budget import Budget
     from quota.decision import LimitState
     from quota.ledger import Entry, Exhaustion, Ledger
-    from quota.limits import Limit
+    from quota.limits import Limit, Window
     from quota.session import Session
 
 SPEND_FIELDS = ("method", "job", "region", "run", "hour", "bucket")
@@ -35,7 +35,8 @@ class LimitRow:
     """One limit now. `next_capacity_ms`: when it has more, because its oldest charge leaves or its pace gives more out
     (None: nothing is used). `state.limit_units` is the limit's number, or what its pace has given out of it so far.
 
-    `resets_ms` is when upstream itself starts counting anew, at an edge of a calendar in `zone`.
+    `resets_ms` is when upstream itself starts counting anew, at an edge of a calendar in `zone`. Where the log does not
+    reach back over the window, it counts since `counts_since_ms` and is exact from `exact_from_ms` on.
     """
 
     limit: Limit
@@ -43,6 +44,8 @@ class LimitRow:
     next_capacity_ms: int | None
     resets_ms: int
     zone: str
+    counts_since_ms: int
+    exact_from_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,7 @@ def read_status(session: Session) -> Status:
 
 
 def _limit_rows(budget: Budget, at_ms: int) -> Iterable[LimitRow]:
+    counts_since_ms = budget.ledger.whole_after_ms(budget.project)
     for limit, state in zip(budget.limits, budget.usage(), strict=True):
         window, selector = limit.view.window, limit.view.selector
         bucket = budget.book.buckets.get(selector.buckets[0]) if selector.buckets else None
@@ -122,7 +126,21 @@ def _limit_rows(budget: Budget, at_ms: int) -> Iterable[LimitRow]:
             leaves_ms = [] if oldest is None else [oldest.ms + window.window_ms]
             leaves_ms += [state.carried_next_ms] if state.carried_units else []
             next_ms = min(leaves_ms, default=at_ms)
-        yield LimitRow(limit, state, next_ms if state.used_units else None, resets_ms, calendar.zone)
+        exact_from_ms = exact_from(window, counts_since_ms, at_ms)
+        next_capacity_ms = next_ms if state.used_units else None
+        yield LimitRow(limit, state, next_capacity_ms, resets_ms, calendar.zone, counts_since_ms, exact_from_ms)
+
+
+def exact_from(window: Window, whole_after_ms: int, at_ms: int) -> int | None:
+    """When a log that is whole after a time reaches back over the window; None if it does at `at_ms`.
+
+    It keeps what the longest window needs of all that any configuration of the project has named: one that is longer
+    than all before it starts with what is there.
+    """
+    if isinstance(window, Calendar):
+        return window.edges(whole_after_ms)[1] if window.edges(at_ms)[0] <= whole_after_ms else None
+    exact_ms = whole_after_ms + window.window_ms
+    return exact_ms if exact_ms > at_ms else None
 
 
 _UTC_DAY = Calendar("day", "UTC")
@@ -139,6 +157,11 @@ def _limit_json(row: LimitRow) -> dict[str, object]:
         "used_units": row.state.used_units,
         "remaining_units": row.state.remaining_units,
         **({"carried_units": row.state.carried_units} if row.state.carried_units else {}),
+        **(
+            {"counts_since": rfc3339(row.counts_since_ms), "exact_from": rfc3339(row.exact_from_ms)}
+            if row.exact_from_ms is not None
+            else {}
+        ),
         "next_capacity_at": None if row.next_capacity_ms is None else rfc3339(row.next_capacity_ms),
         "resets_at": rfc3339(row.resets_ms),
     }
@@ -225,6 +248,10 @@ def render_status(status: Status) -> RenderableType:
         for row in credential.limits:
             if row.state.carried_units:
                 parts.append(_line(_carried(row), "yellow"))
+        for row in credential.limits:
+            if row.exact_from_ms is not None:
+                since, exact = _date(row.counts_since_ms), _date(row.exact_from_ms)
+                parts.append(_line(f"{row.limit.name}: counts since {since}, exact from {exact}", "yellow"))
         if credential.owed_units:
             line = f"{credential.owed_units} units drawn without the ledger are owed; the next charge repays them"
             parts.append(_line(line, "yellow"))
@@ -415,6 +442,11 @@ def _clock(at_ms: int, zone: str | None = None) -> str:
     from zoneinfo import ZoneInfo
 
     return utc(at_ms).astimezone(ZoneInfo(zone) if zone else None).strftime("%a %H:%M")
+
+
+def _date(at_ms: int) -> str:
+    """`Sun 22 Nov 09:00`, in the local zone."""
+    return utc(at_ms).astimezone().strftime("%a %d %b %H:%M")
 
 
 def spell(duration_ms: int) -> str:

@@ -20,7 +20,7 @@ from contract.conftest import limit
 from jobs.job import Page
 from jobs.store import Store
 from quota.budget import Budget
-from quota.ledger import Charge, Exhaustion, open_ledger
+from quota.ledger import KEEP_MS, Charge, Exhaustion, open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
 from quota.outage import Allowance
 from quota.sqlite_file import PAGE_BYTES
@@ -162,7 +162,7 @@ def rows(path: Path, *tables: str) -> dict[str, int]:
 def test_the_embedded_ledger(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     year = Year(f"sqlite:///{path}", claim_ms=2 * HOUR_MS)
-    tables = ("charges", "views", "exhaustions", "repaid", "claims", "keeping")
+    tables = ("charges", "views", "exhaustions", "repaid", "claims", "projects")
 
     def measure() -> dict[str, int]:
         return {"file": file_bytes(path), "wal": wal_bytes(path), **rows(path, *tables)}
@@ -178,7 +178,7 @@ def test_the_embedded_ledger(tmp_path: Path) -> None:
         exhaustions=2,
         repaid=MACHINES,
         claims=CALLS_A_DAY // 2,
-        keeping=1,
+        projects=1,
     )
     year.check_it_was_one()
     year.ledger.close()
@@ -227,7 +227,7 @@ def test_the_journal_of_the_allowance(tmp_path: Path) -> None:
             drawn += 1
         assert drawn in (0, 5)
         if dice.random() < 0.5:
-            allowance.repay("p", ledger)
+            allowance.repay("p", ledger, KEEP_MS)
 
     check_a_year(
         day,

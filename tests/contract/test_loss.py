@@ -13,8 +13,8 @@ import pytest
 import redis
 
 from contract.conftest import limit
-from quota.budget import Budget, read_entries
-from quota.ledger import NEVER, Carry, Charge, Question, open_ledger
+from quota.budget import Budget
+from quota.ledger import KEEP_MS, NEVER, Carry, Charge, Question, open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
 from quota.memory import Memory, close_memory, memory_path, open_memory
 from quota.slots import SLOT_BYTES, Slots
@@ -429,7 +429,7 @@ def test_what_is_left_after_a_loss_is_not_forgotten_by_a_process_that_ends_then(
         Question("p", Charge(1, "units", "m", "", "", "t"), (), (), site.now_ms, 0, machine.memory.seen()), commit=False
     )
     assert verdict.outcome == "behind"
-    machine.memory.make_good(machine.ledger, verdict, "e2")
+    machine.memory.make_good(machine.ledger, verdict, "e2", KEEP_MS)
     machine.stop()
     site.empty()
     machine.start()
@@ -536,8 +536,8 @@ def test_a_ledger_that_keeps_losing_what_it_is_told_is_unavailable(site: Site) -
     charge(budget, 8)
     carry = budget.ledger.carry
 
-    def losing(project: str, epoch: str, carries: list[Carry]) -> str:
-        told = carry(project, epoch, carries)
+    def losing(project: str, epoch: str, carries: list[Carry], keep_ms: int) -> str:
+        told = carry(project, epoch, carries, keep_ms)
         site.empty()
         return told
 
@@ -816,26 +816,3 @@ def test_settling_leaves_what_is_carried_alone(site: Site) -> None:
         credential="main", project="p", book=BOOK, limits=(), ledger=budget.ledger, clock=lambda: site.now_ms
     ).settle(admitted.id, 3)
     assert [state.used_units for state in budget.usage()] == [7, 7]
-
-
-def test_a_ledger_of_an_older_version_gets_what_is_new(tmp_path: Path) -> None:
-    """A file as version 1 wrote it: without epochs and losses."""
-    import sqlite3
-
-    path = tmp_path / "ledger.db"
-    ledger = open_ledger(f"sqlite:///{path}", clock=lambda: NOW)
-    budget = Budget(credential="main", project="p", book=BOOK, limits=(limit(100),), ledger=ledger, clock=lambda: NOW)
-    charge(budget, 5)
-    ledger.close()
-    with sqlite3.connect(path) as db:
-        db.executescript("DROP TABLE epochs; DROP TABLE losses; PRAGMA user_version = 1")
-    db.close()
-    ledger = open_ledger(f"sqlite:///{path}", clock=lambda: NOW)
-    memory = Memory(str(tmp_path / "seen" / "p"), "p")
-    budget = Budget(
-        credential="main", project="p", book=BOOK, limits=(limit(100),), ledger=ledger, clock=lambda: NOW, memory=memory
-    )
-    assert charge(budget) == 6
-    assert len(list(read_entries(ledger, "p", 0, NEVER))) == 6
-    ledger.close()
-    memory.close()

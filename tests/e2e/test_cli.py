@@ -458,11 +458,15 @@ def test_an_allowance_in_another_files_place_names_its_own_remedy(quota: Quota) 
     assert "url" not in said
 
 
-def test_a_ledger_file_from_a_newer_version(quota: Quota) -> None:
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [(99, "a newer quota-ledger"), (3, "an older quota-ledger (its version 3, ours 4); move it away")],
+)
+def test_a_ledger_file_from_another_version(quota: Quota, version: int, says: str) -> None:
     with sqlite3.connect(_ledger(quota)) as db:
-        db.execute("PRAGMA user_version = 99")
+        db.execute(f"PRAGMA user_version = {version}")
     db.close()
-    assert "newer quota-ledger" in one_line(quota("charge", "videos.list"), 69)
+    assert says in one_line(quota("charge", "videos.list"), 69)
 
 
 def test_a_ledger_file_that_another_process_holds(quota: Quota) -> None:

@@ -113,11 +113,12 @@ LEDGER_COLUMNS = {
     "charges": ("project", "ms", "seq", "units", "charged_units", "bucket", "method", "job", "region", "token"),
     "views": ("total", "tail_ms", "tail_seq", "head_ms", "head_seq", "gone_ms", "name"),
     "exhaustions": ("bucket", "since_ms", "until_ms", "evidence", "reported_by"),
-    "keeping": ("keep_ms",),
+    "projects": ("epoch", "carried_ms", "keep_ms", "trimmed_ms"),
 }
 JOURNAL_COLUMNS = {
     "draws": ("ms", "units", "bucket", "method", "job", "region", "token", "repaid", "number"),
     "machine": ("id",),
+    "windows": ("longest_ms",),
 }
 
 
