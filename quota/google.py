@@ -36,7 +36,7 @@ from google.auth.credentials import with_scopes_if_required
 from googleapiclient.discovery import build_from_document
 from googleapiclient.discovery_cache import get_static_doc
 from googleapiclient.errors import HttpError
-from googleapiclient.http import HttpRequest
+from googleapiclient.http import BatchHttpRequest, HttpRequest
 
 from quota.arguments import seconds
 from quota.errors import ConfigError, UsageError
@@ -122,7 +122,27 @@ _sending: ContextVar[HttpRequest | None] = ContextVar("quota_sending", default=N
 
 
 class MeteredRequest(HttpRequest):  # type: ignore[misc]  # the client ships no types
-    """A request that says, while it is being sent, which API method it is. `*_next` copies keep that knowledge."""
+    """A request that says, while it is being sent, which API method it is. `*_next` copies keep that knowledge.
+
+    It goes out on a metered Http or not at all: see `_check_metered`.
+    """
+
+    @property
+    def http(self) -> Any:
+        """What it is sent on, unless a call names another."""
+        return self.__dict__["http"]  # where the client's own `to_json` looks for it
+
+    @http.setter
+    def http(self, http: Any) -> None:
+        _check_metered(http, self.uri)
+        self.__dict__["http"] = http
+
+    @staticmethod
+    def from_json(s: str, http: Any, postproc: Any) -> HttpRequest:
+        """As the client's own, on a metered Http."""
+        request = HttpRequest.from_json(s, http, postproc)
+        _check_metered(http, request.uri)
+        return request
 
     def execute(self, http: Any = None, num_retries: int = 0) -> Any:
         """As the client's own; every attempt, also each of `num_retries`, is charged.
@@ -139,8 +159,7 @@ class MeteredRequest(HttpRequest):  # type: ignore[misc]  # the client ships no 
 
     @contextlib.contextmanager
     def _sending(self, http: Any) -> Iterator[None]:
-        if http is not None and not isinstance(getattr(http, "http", http), MeteredHttp):
-            raise UsageError("execute(http=...) would pass the budget by: leave it out, threads may share one service")
+        _check_metered(self.http if http is None else http, self.uri)
         token = _sending.set(self)
         try:
             yield
@@ -149,6 +168,33 @@ class MeteredRequest(HttpRequest):  # type: ignore[misc]  # the client ships no 
             raise
         finally:
             _sending.reset(token)
+
+
+def _check_metered(http: Any, uri: str) -> None:
+    """Raises UsageError for an Http that does not charge what goes to `uri`."""
+    for _ in range(MOST_WRAPPINGS):
+        if isinstance(http, MeteredHttp) or http is None:
+            break
+        http = getattr(http, "http", None)
+    if not isinstance(http, MeteredHttp) or not http.meters(uri):
+        raise UsageError("this http would pass the budget by: leave it out, threads may share one service")
+
+
+MOST_WRAPPINGS = 5
+"""So many Http objects may wrap each other, as those do that add a key."""
+
+_send_batch = BatchHttpRequest._execute
+
+
+def _send_checked_batch(self: Any, http: Any, order: Any, requests: Any) -> Any:
+    if any(isinstance(requests[name], MeteredRequest) for name in order):
+        _check_metered(http, self._batch_uri)
+    return _send_batch(self, http, order, requests)
+
+
+# A batch is built without the service and asks none of its requests what to be sent on, so there is no gentler place to
+# stop one that is told to pass the budget by. Batches of other services' requests go on as ever.
+BatchHttpRequest._execute = _send_checked_batch
 
 
 class _Routes:
@@ -222,11 +268,15 @@ class _Gate:
         self._meter = meter
         self._waiting = threading.local()
 
-    def keeps_key(self, uri: str) -> bool:
-        """Whether the API key may go there: to the API, and not in the clear where the API is encrypted."""
+    def serves(self, uri: str) -> bool:
+        """Whether that is a place of the API."""
         parts = urlsplit(uri)
         place = (parts.hostname or "", parts.port or _default_port(parts.scheme))
-        return (place in self._hosts or place in self._also) and (parts.scheme == "https" or not self._secure)
+        return place in self._hosts or place in self._also
+
+    def keeps_key(self, uri: str) -> bool:
+        """Whether the API key may go there: to the API, and not in the clear where the API is encrypted."""
+        return self.serves(uri) and (uri[:6].lower() == "https:" or not self._secure)
 
     def charge(self, place: tuple[str, int], verb: str, url: str, headers: Mapping[str, Any], body: Any) -> list[_Sent]:
         """Charge one request that leaves now; empty for what is no call of this API. Raises Refused."""
@@ -426,6 +476,10 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
                 del pool[name]
         self._gate.answered(response, content)
         return response, _digestible(response, content)
+
+    def meters(self, uri: str) -> bool:
+        """Whether what goes to `uri` is charged here."""
+        return self._gate.serves(uri)
 
     # -- a pool of connections for each thread -------------------------------------------------------------------------
 

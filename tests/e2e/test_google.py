@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import http.client
 import io
 import json
@@ -20,9 +22,10 @@ from typing import Any
 import httplib2
 import pytest
 from google.oauth2.credentials import Credentials
+from google_auth_httplib2 import AuthorizedHttp
 from googleapiclient.discovery_cache import get_static_doc
 from googleapiclient.errors import BatchError, HttpError
-from googleapiclient.http import MediaInMemoryUpload, MediaIoBaseDownload
+from googleapiclient.http import BatchHttpRequest, HttpRequest, MediaInMemoryUpload, MediaIoBaseDownload
 
 import quota
 from jobs.emulator import Emulator
@@ -414,12 +417,123 @@ def test_a_ledger_that_cannot_answer_lets_nothing_out(upstream: Emulator, tmp_pa
     broken.close()
 
 
-def test_another_http_object_would_pass_the_budget_by(upstream: Emulator, connect: Connect) -> None:
+def batch_of(batch: Any, *requests: Any) -> Any:
+    for request in requests:
+        batch.add(request)
+    return batch
+
+
+def plain_http(youtube: Any) -> Any:
+    """An Http with the same key that no budget knows of, as a careless program would make one for each thread."""
+    return AuthorizedHttp(youtube._http.credentials, http=httplib2.Http())
+
+
+def replaced(request: Any, http: Any) -> Any:
+    request.http = http
+    return request
+
+
+def service_on(youtube: Any, http: Any) -> Any:
+    youtube = copy.copy(youtube)
+    youtube._http = http
+    return youtube
+
+
+def download(request: Any, http: Any) -> Any:
+    loader = MediaIoBaseDownload(io.BytesIO(), request)
+    loader._request.http = http
+    return loader.next_chunk()
+
+
+def upload(youtube: Any, http: Any) -> Any:
+    media = MediaInMemoryUpload(b"x", mimetype="video/mp4", resumable=True)
+    return youtube.videos().insert(part="snippet", body={}, media_body=media).next_chunk(http=http)
+
+
+def mixed(youtube: Any, http: Any) -> Any:
+    """A batch goes out on its first request's Http."""
+    uri = f"{youtube._baseUrl}videos?part=id&id=x"
+    return batch_of(
+        youtube.new_batch_http_request(), HttpRequest(http, HttpRequest.null_postproc, uri), popular(youtube)
+    )
+
+
+WAYS_AROUND: dict[str, Callable[[Any, Any], Any]] = {
+    "execute(http=)": lambda y, http: popular(y).execute(http=http),
+    "execute(http=) with retries": lambda y, http: popular(y).execute(http=http, num_retries=3),
+    "next_chunk(http=)": upload,
+    "request.http": lambda y, http: replaced(popular(y), http).execute(),
+    "a copy's http": lambda y, http: replaced(copy.copy(popular(y)), http).execute(),
+    "the next page's http": lambda y, http: replaced(
+        y.videos().list_next(popular(y), {"nextPageToken": "t"}), http
+    ).execute(),
+    "setattr": lambda y, http: setattr(popular(y), "http", http),
+    "batch.execute(http=)": lambda y, http: batch_of(y.new_batch_http_request(), popular(y)).execute(http=http),
+    "a batch built by hand": lambda y, http: batch_of(
+        BatchHttpRequest(batch_uri=y._rootDesc["rootUrl"] + "batch"), popular(y)
+    ).execute(http=http),
+    "a batch of a copied service": lambda y, http: batch_of(copy.copy(y).new_batch_http_request(), popular(y)).execute(
+        http=http
+    ),
+    "a batch that begins with another's request": lambda y, http: mixed(y, http).execute(),
+    "the service's Http": lambda y, http: popular(service_on(y, http)).execute(),
+    "a download's Http": lambda y, http: download(y.captions().download(id="x"), http),
+    "from_json": lambda y, http: type(popular(y)).from_json(popular(y).to_json(), http, HttpRequest.null_postproc),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_AROUND)
+def test_another_http_object_would_pass_the_budget_by(
+    upstream: Emulator, ledger: Ledger, connect: Connect, way: str
+) -> None:
     youtube = connect(upstream.address)
-    with pytest.raises(UsageError, match="leave it out"):
-        popular(youtube).execute(http=httplib2.Http())
-    popular(youtube).execute(http=youtube._http)
-    assert upstream.usage()["requests"] == 1
+    for other in (httplib2.Http(), plain_http(youtube), AuthorizedHttp(youtube._http.credentials)):
+        with pytest.raises(UsageError, match="would pass the budget by") as refused:
+            WAYS_AROUND[way](youtube, other)
+        assert str(refused.value).isprintable()
+    assert (upstream.usage()["requests"], spent(ledger)) == (0, 0)
+
+
+@pytest.mark.parametrize("way", WAYS_AROUND)
+def test_a_metered_http_object_may_be_named(upstream: Emulator, ledger: Ledger, connect: Connect, way: str) -> None:
+    """The service's own, or one that wraps it: what left was charged."""
+    youtube = connect(upstream.address)
+    for other in (youtube._http, AuthorizedHttp(youtube._http.credentials, http=youtube._http.http)):
+        with contextlib.suppress(HttpError):  # nobody has such a caption
+            WAYS_AROUND[way](youtube, other)
+    assert spent(ledger) == sum(upstream.usage()["units"].values())
+
+
+def test_a_metered_http_of_another_place_meters_nothing_here(upstream: Emulator, connect: Connect) -> None:
+    """It would take the calls for somebody else's."""
+    youtube, elsewhere = connect(upstream.address), connect("http://127.0.0.1:9")
+    with pytest.raises(UsageError, match="would pass the budget by"):
+        popular(youtube).execute(http=elsewhere._http)
+    assert upstream.usage()["requests"] == 0
+
+
+def test_requests_of_other_apis_keep_their_own_http(upstream: Emulator, connect: Connect) -> None:
+    """What is no request of a metered service is none of our business, in a batch neither."""
+    connect(upstream.address)
+    first, second = httplib2.Http(), httplib2.Http()
+    plain = HttpRequest(first, HttpRequest.null_postproc, f"{upstream.address}/elsewhere")
+    with pytest.raises(HttpError):
+        batch_of(BatchHttpRequest(batch_uri=f"{upstream.address}/elsewhere"), plain).execute()
+    plain.http = second
+    with pytest.raises(HttpError):
+        plain.execute()
+    first.close()
+    second.close()
+    assert upstream.usage()["requests"] == 2
+
+
+def test_a_request_saved_and_read_again_is_charged(upstream: Emulator, ledger: Ledger, connect: Connect) -> None:
+    youtube = connect(upstream.address)
+    saved = popular(youtube).to_json()
+    for kind in (HttpRequest, type(popular(youtube))):
+        kind.from_json(saved, youtube._http, HttpRequest.null_postproc).execute()
+    assert charged(ledger) == {"videos.list": 2}
+    assert upstream.usage()["requests"] == 2
 
 
 # -- what upstream says about quota ------------------------------------------------------------------------------------
