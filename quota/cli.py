@@ -486,15 +486,17 @@ def init(path: str, force: bool) -> None:
 def check(as_json: bool, config: str | None) -> None:
     """Lint the configuration: what cannot work, and what will surprise. Errors: exit 78.
 
+    It also asks the ledger whether it answers; if not, that is a warning.
+
     \b
     Example:
       quota check --config quota.toml
     """
     import quota
-    from quota.lint import lint, young_windows
+    from quota.lint import ask_ledger, lint, young_windows
 
     with quota.open(config) as session:
-        findings = [*lint(session.settings), *young_windows(session)]
+        findings = [*lint(session.settings), *ask_ledger(session.settings), *young_windows(session)]
         source = session.settings.source
     wrong = [finding for finding in findings if finding.level == "error"]
     if as_json:

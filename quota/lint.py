@@ -1,5 +1,8 @@
-"""What is well formed but unwise in a configuration: the findings of `quota check`. Changes nothing, and contacts
-nobody but the ledger, in `young_windows`.
+"""What is well formed but unwise in a configuration: the findings of `quota check`. Changes nothing.
+
+    lint             what the configuration itself says; contacts nobody
+    ask_ledger       whether the ledger it names answers
+    young_windows    which limits that ledger does not yet count in full
 
 An `error` will refuse work or spend too much for certain; a `warning` may be meant. What a command would reject at its
 start is rejected by that command's own code: the ledger is opened, and each job's fetch function imported.
@@ -50,11 +53,55 @@ def lint(settings: Settings) -> list[Finding]:
         findings += _limits(credential)
         findings += _limited_jobs(credential, settings)
         findings += _key(credential)
+        findings += _project(credential)
     findings += _shared_keys(settings)
     for job in settings.jobs.values():
         findings += _job(job, settings.credentials[job.credential])
     findings += _fetches(settings)
     return sorted(findings, key=lambda finding: finding.level)  # "error" < "warning"; the sort is stable
+
+
+def ask_ledger(settings: Settings) -> list[Finding]:
+    """A warning if the ledger does not answer what every decision asks first. A file that is not there is not made."""
+    from quota.budget import Budget
+    from quota.ledger import open_ledger
+
+    url = settings.ledger.url
+    if url.startswith("sqlite:"):
+        file = Path(url.removeprefix("sqlite:///"))
+        there = next(path for path in (file, *file.parents) if os.path.lexists(path) or path == path.parent)
+        if there != file and not there.is_dir():
+            return [_unasked(url, f"{one_line(there)} is no folder", "correct the path")]
+        if not os.access(there, os.W_OK | os.X_OK * (there != file), effective_ids=_EFFECTIVE):
+            return [_unasked(url, f"this user may not write to {one_line(there)}", "correct the path, or its owner")]
+        if there != file:
+            return []
+    try:
+        ledger = open_ledger(url)
+    except ConfigError:  # `lint` says so
+        return []
+    try:
+        for credential in {c.project: c for c in settings.credentials.values()}.values():
+            Budget(
+                credential=credential.name,
+                project=credential.project,
+                book=credential.book,
+                limits=credential.limits,
+                ledger=ledger,
+            ).usage()
+    except LedgerError as error:
+        message, _, remedy = str(error).partition("; ")
+        return [Finding("warning", "ledger.url", message, remedy or "no call is admitted until it does")]
+    finally:
+        ledger.close()
+    return []
+
+
+_EFFECTIVE = os.access in os.supports_effective_ids
+
+
+def _unasked(url: str, why: str, remedy: str) -> Finding:
+    return Finding("warning", "ledger.url", f"ledger {one_line(url)} cannot be opened: {why}", remedy)
 
 
 # -- ledger and store --------------------------------------------------------------------------------------------------
@@ -333,6 +380,21 @@ def _shared_keys(settings: Settings) -> Iterator[Finding]:
                 "as one",
                 f"give both the same project, for example {other.project!r}",
             )
+
+
+EXAMPLE_PROJECT = "my-project"
+"""What `quota init` writes."""
+
+
+def _project(credential: CredentialSettings) -> Iterator[Finding]:
+    if credential.project == EXAMPLE_PROJECT:
+        yield Finding(
+            "warning",
+            f"credentials.{credential.name}.project",
+            f"still {EXAMPLE_PROJECT!r}, as `quota init` wrote it: others who share this ledger and left it so spend "
+            "the same budget",
+            "name it after the project of your key",
+        )
 
 
 # -- jobs --------------------------------------------------------------------------------------------------------------

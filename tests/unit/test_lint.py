@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import socket
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from quota.lint import Finding, lint
+import quota
+from quota.lint import Finding, ask_ledger, lint
 from quota.settings import load_settings
 from support.users import not_root
+
+if TYPE_CHECKING:
+    from support.servers import RedisServer
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "config" / "quota.toml"
 
@@ -78,7 +84,11 @@ def test_a_folder_that_cannot_even_be_looked_for_is_not_there(tmp_path: Path) ->
 
 def test_the_example_has_no_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("YOUTUBE_API_KEY", "k")
-    assert findings(tmp_path, EXAMPLE.read_text(encoding="utf-8")) == []
+    text = EXAMPLE.read_text(encoding="utf-8")
+    (finding,) = findings(tmp_path, text)
+    assert (finding.level, finding.location) == ("warning", "credentials.main.project")
+    assert "still 'my-project'" in finding.message
+    assert findings(tmp_path, text.replace("my-project", "a-project-of-mine")) == []
 
 
 def test_without_a_file_only_the_missing_key_is_said() -> None:
@@ -335,3 +345,58 @@ def test_a_fetch_function_is_looked_for_beside_the_configuration(tmp_path: Path)
 def test_errors_come_first(tmp_path: Path) -> None:
     found = findings(tmp_path, GOOD.replace("env:LINT_KEY", "env:NO_KEY").replace("leave = 500", "leave = 9_500"))
     assert [finding.level for finding in found] == ["error", "error", "warning"]
+
+
+# -- the ledger itself -------------------------------------------------------------------------------------------------
+
+
+ALONE = '[credentials.main]\napi = "youtube-v3"\n[credentials.two]\napi = "gmail-v1"\n'
+
+
+def asked(tmp_path: Path, url: str) -> list[str]:
+    return list(map(str, ask_ledger(load_settings(_written(tmp_path, f'[ledger]\nurl = "{url}"\n' + ALONE)))))
+
+
+def test_a_ledger_that_answers_has_no_finding(tmp_path: Path, redis_server: RedisServer) -> None:
+    assert asked(tmp_path, redis_server.url) == []
+    assert asked(tmp_path, "sqlite:///ledger.db") == []
+    assert asked(tmp_path, "sqlite:///new/folder/ledger.db") == []
+    assert not (tmp_path / "ledger.db").exists(), "asking makes nothing"
+    assert not (tmp_path / "new").exists()
+    with quota.open(tmp_path / "quota.toml") as session:
+        session.budget("main").charge("videos.list")
+    assert asked(tmp_path, "sqlite:///new/folder/ledger.db") == []
+
+
+def test_a_server_that_does_not_answer_is_one_warning(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        (line,) = asked(tmp_path, f"redis://:s3cret@127.0.0.1:{port}/0")
+        assert line.startswith(f"warning: ledger.url: ledger redis://127.0.0.1:{port}/0 did not answer within")
+    (line,) = asked(tmp_path, f"redis://127.0.0.1:{port}/0")
+    assert line.startswith(f"warning: ledger.url: ledger redis://127.0.0.1:{port}/0 cannot be reached; ")
+
+
+def test_a_file_that_is_no_ledger_is_one_warning(tmp_path: Path) -> None:
+    (tmp_path / "ledger.db").write_text("nothing of the kind")
+    (line,) = asked(tmp_path, "sqlite:///ledger.db")
+    assert "is not an SQLite database; move it away" in line
+    (line,) = asked(tmp_path, "sqlite:///ledger.db/beside.db")
+    assert line.endswith("ledger.db is no folder; correct the path")
+
+
+def test_a_folder_or_file_that_may_not_be_written_is_one_warning(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as name:  # another user may not enter pytest's own
+        folder = Path(name, "shut")
+        folder.mkdir()
+        for url in (f"sqlite:///{folder}/ledger.db", f"sqlite:///{folder}/a/b/ledger.db"):
+            settings = load_settings(_written(tmp_path, f'[ledger]\nurl = "{url}"\n' + ALONE))
+            Path(name).chmod(0o755)
+            folder.chmod(0o555)
+            with not_root():
+                (finding,) = ask_ledger(settings)
+            assert finding.message == f"ledger {url} cannot be opened: this user may not write to {folder}"
+
+
+def test_an_address_that_lint_rejects_is_not_asked(tmp_path: Path) -> None:
+    assert asked(tmp_path, "redis://h:99999/0") == []
