@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from jobs.job import Page, first_attempt
+from quota.arguments import texts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +17,9 @@ PAGE_ITEMS = 50
 
 
 @first_attempt("channels.list")
-def fetch(client: Any, region: str, cursor: Cursor | None, *, store: Store, ids: Sequence[str] | None = None) -> Page:
+def fetch(
+    client: Any, region: str, cursor: Cursor | None, *, store: Store, ids: str | Sequence[str] | None = None
+) -> Page:
     """The next channels: of `ids`, or else of those in the store's newest rankings of the region.
 
     Without any there is nothing to ask, and nothing is charged. The cursor is the last id done, not a position: the
@@ -26,7 +29,7 @@ def fetch(client: Any, region: str, cursor: Cursor | None, *, store: Store, ids:
     if ids is None:
         wanted = store.channels_ranked(region, after, PAGE_ITEMS)
     else:
-        wanted = sorted({name for name in ids if name > after})[:PAGE_ITEMS]
+        wanted = sorted({name for name in texts(ids, "ids:") if name > after})[:PAGE_ITEMS]
     if not wanted:
         return Page()
     answer = (

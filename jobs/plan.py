@@ -16,6 +16,7 @@ from jobs.fitting import Change, smallest_changes
 from jobs.job import attempt_of, load_fetch
 from jobs.simulation import EMPTY, SLOT_MS, Outcome, Refusal, Spent, State, simulate
 from jobs.triggers import ticks
+from quota.arguments import texts
 from quota.clock import rfc3339, utc
 from quota.errors import UsageError
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit
@@ -146,7 +147,7 @@ def make_plan(
     first_day: date | None = None,
     from_midnight: bool = False,
     state: State = EMPTY,
-    may_be_refused: Sequence[str] = (),
+    may_be_refused: str | Sequence[str] = (),
     find_changes: bool = True,
 ) -> Plan:
     """Simulate the schedule from `now_ms` over what is left of the day and `days` whole ones, by upstream's calendar.
@@ -157,6 +158,7 @@ def make_plan(
     """
     if not 1 <= days <= LONGEST_DAYS:
         raise UsageError(f"--days {days}: a plan covers 1 to {LONGEST_DAYS} days")
+    may_be_refused = texts(may_be_refused, "job")
     unknown = [name for name in may_be_refused if name not in settings.jobs]
     if unknown:
         from quota.tables import nearest, show

@@ -34,6 +34,7 @@ import quota
 from jobs.failure import Failure, judge
 from jobs.job import Page, RegionOutcome, RunReport, attempt_of, load_fetch, wants_store
 from jobs.store import Place, Store, StoreError
+from quota.arguments import texts
 from quota.clock import host_clock
 from quota.ledger import CLOCK_SLACK_MS
 
@@ -83,7 +84,7 @@ def run_job(
     session: Session,
     name: str,
     *,
-    regions: Sequence[str] = (),
+    regions: str | Sequence[str] = (),
     in_turn: bool = False,
     stop: Callable[[], int] = lambda: 0,
     watcher: Watcher | None = None,
@@ -100,7 +101,7 @@ def run_job(
     a fetch function that cannot be used. What goes wrong later is in the report.
     """
     job = _job(session, name)
-    chosen = _regions(job, regions)
+    chosen = _regions(job, texts(regions, "region"))
     most = len(chosen)
     if in_turn:
         chosen = _regions(job, ())

@@ -60,12 +60,15 @@ def text(value: object, what: str) -> str:
 def texts(value: str | Iterable[str], what: str) -> tuple[str, ...]:
     """`value` as a tuple of names. A lone str is one name, not its characters."""
     if isinstance(value, str):
-        return (text(value, what),)
+        value = (value,)
     try:
         names = tuple(value)
     except TypeError:
-        raise UsageError(f"{what} {_shown(value)}: a str, or several in a list, is needed") from None
-    return tuple(text(name, what) for name in names)
+        raise UsageError(f"{what} {_shown(value)} is not a str, and not several of them in a list") from None
+    names = tuple(text(name, what) for name in names)
+    if "" in names:
+        raise UsageError(f"{what} '' is a name without characters")
+    return names
 
 
 def _shown(value: object) -> str:

@@ -31,7 +31,7 @@ from quota.errors import CostExceedsLimit, LedgerError, UnknownCharge, UsageErro
 from quota.events import warn
 from quota.labels import Tokens, current_labels
 from quota.ledger import MOST_READ, NEVER, NOTHING_SEEN, Ask, Charge, Question, kept_ms
-from quota.limits import DAY_MS, Calendar, paced_units, paced_until
+from quota.limits import DAY_MS, Calendar, Limit, paced_units, paced_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from quota.costs import CostBook
     from quota.decision import Reason
     from quota.ledger import Carry, Entry, Ledger, Verdict
-    from quota.limits import Edges, Limit, View
+    from quota.limits import Edges, View
     from quota.memory import Memory
     from quota.outage import Allowance
     from quota.spending import Spend
@@ -101,7 +101,7 @@ class Budget:
         credential: str,
         project: str,
         book: CostBook,
-        limits: Sequence[Limit],
+        limits: Limit | Sequence[Limit],
         ledger: Ledger,
         leave: Mapping[str, Mapping[str, int]] | None = None,
         clock: Callable[[], int] | None = None,
@@ -113,7 +113,7 @@ class Budget:
         self.credential = credential
         self.project = project
         self.book = book
-        self.limits = tuple(limits)
+        self.limits = (limits,) if isinstance(limits, Limit) else tuple(limits)
         self.ledger = ledger
         # Credentials of one project have the same limits: these are all of the configuration's.
         self._keep_ms = kept_ms(limit.view.window for limit in self.limits)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, NamedTuple
 
+from quota.arguments import texts
 from quota.errors import ConfigError, UnknownMethod
 from quota.limits import DAY_MS, Calendar, Sliding, Window, parse_duration
 from quota.tables import Table, nearest, one_line, parse_toml, read_toml, show
@@ -33,7 +35,8 @@ class Price(NamedTuple):
     since: date
 
 
-class Pool(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Pool:
     """Upstream's own name for a pool, as its error bodies give it, and what to close when it runs out.
 
     `marks` are looked for in an error's `quota_limit`, `quota_metric` and message; `methods` are those that stop.
@@ -44,6 +47,10 @@ class Pool(NamedTuple):
     name: str
     marks: tuple[str, ...]
     methods: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "marks", texts(self.marks, "marks of a pool:"))
+        object.__setattr__(self, "methods", texts(self.methods, "methods of a pool:"))
 
 
 class CostBook(NamedTuple):

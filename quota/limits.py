@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from quota.arguments import MAX_NUMBER, whole
+from quota.arguments import MAX_NUMBER, texts, whole
 from quota.errors import UsageError
 
 if TYPE_CHECKING:
@@ -163,12 +163,18 @@ def _period_start(calendar: Calendar, at_ms: int, *, later: int = 0) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Which charges a limit counts, and whether by their units or one for each call. An empty field selects all."""
+    """Which charges a limit counts, and whether by their units or one for each call. An empty field selects all, a lone
+    str that one.
+    """
 
     buckets: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
     count: Count = "units"
+
+    def __post_init__(self) -> None:
+        for names in ("buckets", "methods", "jobs"):
+            object.__setattr__(self, names, texts(getattr(self, names), f"{names} of a limit:"))
 
     def counts(self, bucket: str, method: str, job: str) -> bool:
         """Whether a charge of this bucket, method and job is one this limit counts."""

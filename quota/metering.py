@@ -14,19 +14,20 @@ from __future__ import annotations
 import logging
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from quota.arguments import text
+from quota.arguments import text, texts
 from quota.budget import Budget
 from quota.clock import rfc3339
-from quota.errors import QuotaError, Refused
+from quota.errors import QuotaError, Refused, UsageError
 from quota.labels import current_labels, machine_name
 from quota.ledger import NEVER, Exhaustion
 from quota.limits import Calendar
+from quota.tables import show
 from quota.upstream import UpstreamError, classify
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from quota.decision import Decision
 
@@ -57,14 +58,15 @@ class Meter:
             raise Refused(decision)
         return Attempt(self.budget, decision)
 
-    def attempts(self, calls: Iterable[tuple[str, str]]) -> list[Attempt]:
-        """Charge several (method, verb) that travel in one request: all of them, or none.
+    def attempts(self, calls: tuple[str, str] | Iterable[tuple[str, str]]) -> list[Attempt]:
+        """Charge several (method, verb) that travel in one request, or a lone pair: all of them, or none.
 
         When one is refused those before it are given back.
         """
+        pairs: Iterable[Any] = [calls] if isinstance(calls, tuple) and calls and isinstance(calls[0], str) else calls
         charged: list[Attempt] = []
         try:
-            for method, verb in calls:
+            for method, verb in pairs:
                 charged.append(self.attempt(method, verb))
         except BaseException:
             for attempt in charged:
@@ -166,11 +168,11 @@ def _charged_at_ms(decision: Decision) -> int:
 class Hosts:
     """Which hosts are metered: names as `api.example.com`, which means any port, or `127.0.0.1:8765`.
 
-    Loopback's names (`localhost`, `127.0.0.1`, `::1`) are one host.
+    Loopback's names (`localhost`, `127.0.0.1`, `::1`) are one host. Raises UsageError for what is no name of a host.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._known = {_split_host(name) for name in names}
+    def __init__(self, names: str | Iterable[str]) -> None:
+        self._known = {_split_host(name) for name in texts(names, "host")}
 
     def __contains__(self, host_port: tuple[str, int | None]) -> bool:
         host, port = _host(host_port[0]), host_port[1]
@@ -190,7 +192,11 @@ def _host(name: str) -> str:
 def _split_host(name: str) -> tuple[str, int | None]:
     from urllib.parse import urlsplit
 
-    parts = urlsplit(f"//{name}")
-    if not parts.hostname or parts.path or parts.query:
-        raise ValueError(f"{name!r} is not a host; write for example 'api.example.com' or '127.0.0.1:8765'")
-    return _host(parts.hostname), parts.port
+    try:
+        parts = urlsplit(f"//{name}")
+        host, port = parts.hostname, parts.port
+    except ValueError:  # a port that none can be, half a pair of brackets
+        host = port = None
+    if not host or parts.path or parts.query:
+        raise UsageError(f"{show(name)} is not a host; write for example 'api.example.com' or '127.0.0.1:8765'")
+    return _host(host), port

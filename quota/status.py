@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from quota.arguments import texts
 from quota.budget import read_entries
 from quota.clock import rfc3339, utc
 from quota.ledger import NEVER
@@ -205,8 +206,9 @@ class Spending:
         }
 
 
-def read_spending(ledger: Ledger, projects: Iterable[str], by: Sequence[str], since_ms: int) -> Spending:
+def read_spending(ledger: Ledger, projects: str | Iterable[str], by: str | Iterable[str], since_ms: int) -> Spending:
     """What the log of these projects holds since `since_ms`, corrections applied. Raises LedgerError."""
+    projects, by = texts(projects, "project"), texts(by, "field")
     until_ms = ledger.now_ms()
     sums: dict[tuple[str, ...], tuple[int, int]] = {}
     for project in dict.fromkeys(projects):
@@ -215,7 +217,7 @@ def read_spending(ledger: Ledger, projects: Iterable[str], by: Sequence[str], si
             charges, units = sums.get(key, (0, 0))
             sums[key] = (charges + 1, units + entry.units)
     rows = sorted(((key, *counts) for key, counts in sums.items()), key=lambda row: (-row[2], row[0]))
-    return Spending(since_ms, until_ms, tuple(by), tuple(rows))
+    return Spending(since_ms, until_ms, by, tuple(rows))
 
 
 _FIELD_OF: dict[str, Callable[[Entry], str]] = {

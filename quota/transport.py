@@ -20,10 +20,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
+from quota.arguments import text, texts
+from quota.errors import UsageError
 from quota.metering import Attempt, Hosts, Meter
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterable, Iterator
 
     import httpx
     import requests
@@ -39,10 +41,15 @@ MAX_PEEK_BYTES = 64 * 1024
 
 
 class _Gate:
-    def __init__(self, budget: Budget, method: MethodOf, hosts: Sequence[str]) -> None:
+    def __init__(self, budget: Budget, method: MethodOf, hosts: str | Iterable[str]) -> None:
+        if not callable(method):
+            method = text(method, "method")
+        names = texts(hosts, "host")
+        if not names:
+            raise UsageError("no host is named, so nothing would be charged; name the API's")
         self._meter = Meter(budget)
         self._method = method
-        self._hosts = Hosts(hosts)
+        self._hosts = Hosts(names)
 
     def charge(self, verb: str, url: str) -> Attempt | None:
         """The charged attempt; None for a host that is not metered. Raises Refused."""
@@ -57,10 +64,10 @@ class _Gate:
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-def requests_adapter(budget: Budget, method: MethodOf, *, hosts: Sequence[str], **options: Any) -> HTTPAdapter:
+def requests_adapter(budget: Budget, method: MethodOf, *, hosts: str | Iterable[str], **options: Any) -> HTTPAdapter:
     """An adapter for `requests.Session.mount`. `options` are HTTPAdapter's own, except `max_retries`, which is 0.
 
-    `hosts` are the metered ones: `api.example.com` (any port) or `127.0.0.1:8765`.
+    `hosts` are the metered ones, one or several: `api.example.com` (any port) or `127.0.0.1:8765`.
     """
     from requests.adapters import HTTPAdapter
 
@@ -168,11 +175,11 @@ class _PeekedBody(io.RawIOBase):
 
 
 def httpx_transport(
-    budget: Budget, method: MethodOf, *, hosts: Sequence[str], inner: httpx.BaseTransport | None = None
+    budget: Budget, method: MethodOf, *, hosts: str | Iterable[str], inner: httpx.BaseTransport | None = None
 ) -> httpx.BaseTransport:
     """A transport for `httpx.Client`, over `inner` (default: a plain `httpx.HTTPTransport`).
 
-    `hosts` are the metered ones: `api.example.com` (any port) or `127.0.0.1:8765`.
+    `hosts` are the metered ones, one or several: `api.example.com` (any port) or `127.0.0.1:8765`.
     """
     import httpx
 
@@ -229,7 +236,7 @@ def httpx_transport(
 
 
 def httpx_async_transport(
-    budget: Budget, method: MethodOf, *, hosts: Sequence[str], inner: httpx.AsyncBaseTransport | None = None
+    budget: Budget, method: MethodOf, *, hosts: str | Iterable[str], inner: httpx.AsyncBaseTransport | None = None
 ) -> httpx.AsyncBaseTransport:
     """The same for `httpx.AsyncClient`. The ledger is asked on a worker thread, so that the event loop goes on."""
     import httpx

@@ -1,0 +1,196 @@
+"""Every argument that takes several: a lone one is one, and never its characters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from jobs import channels
+from jobs.plan import make_plan
+from jobs.runner import run_job
+from quota.budget import Budget
+from quota.costs import Pool
+from quota.errors import ConfigError, UsageError
+from quota.ledger import NEVER
+from quota.limits import DAY_MS, Limit, Selector, Sliding, View
+from quota.metering import Hosts, Meter
+from quota.settings import load_settings
+from quota.sqlite_ledger import SqliteLedger
+from quota.status import read_spending
+from quota.transport import httpx_async_transport, httpx_transport, requests_adapter
+from support.books import BOOK
+from support.local import LocalSession
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+CONFIGURATION = """
+[credentials.main]
+api = "youtube-v3"
+[[credentials.main.limits]]
+name = "day"
+units = 500
+window = "24h"
+{limit}
+[jobs.trending]
+fetch = "trending"
+schedule = "every 12h"
+{job}
+[jobs.channels]
+fetch = "channels"
+{options}
+"""
+
+DAY = Sliding(DAY_MS)
+FIVE_HUNDRED = Limit("day", 500, View(Selector(), DAY), 500, 0)
+
+
+@pytest.fixture
+def ledger() -> Iterator[SqliteLedger]:
+    ledger = SqliteLedger("sqlite://")
+    yield ledger
+    ledger.close()
+
+
+def make_budget(ledger: SqliteLedger, limits: Any = FIVE_HUNDRED) -> Budget:
+    return Budget(credential="main", project="p", book=BOOK, limits=limits, ledger=ledger)
+
+
+@pytest.fixture
+def session(state_dir: Path) -> Iterator[LocalSession]:
+    (state_dir.parent / "quota.toml").write_text(
+        CONFIGURATION.format(limit="", job='regions = ["DE", "US"]', options="")
+    )
+    with LocalSession(load_settings()) as session:
+        yield session
+
+
+# -- a lone str is one name --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", ["buckets", "methods", "jobs"])
+def test_a_limit_that_selects_one_name_selects_it_whole(field: str) -> None:
+    charge = {"buckets": ("units", "", ""), "methods": ("", "search.list", ""), "jobs": ("", "", "backfill")}[field]
+    name = "".join(charge)
+    alone, listed = Selector(**{field: name}), Selector(**{field: [name]})  # type: ignore[arg-type]
+    assert alone == listed == Selector(**{field: (name,)})  # type: ignore[arg-type]
+    assert View(alone, DAY).name == View(listed, DAY).name
+    assert alone.counts(*charge)
+    piece = tuple(part[1:3] for part in charge)  # a piece of the name, which is none
+    assert not alone.counts(*piece)
+
+
+def test_a_lone_limit_is_held(ledger: SqliteLedger) -> None:
+    budget = make_budget(ledger, Limit("day", 1, View(Selector(), DAY), 1, 0))
+    assert [budget.charge("videos.list").admitted for _ in range(2)] == [True, False]
+
+
+def test_a_pool_closes_the_one_method_it_names() -> None:
+    pool = Pool("search", "SearchList", "search.list")  # type: ignore[arg-type]
+    assert (pool.marks, pool.methods) == (("SearchList",), ("search.list",))
+    book = BOOK._replace(pools=(pool,))
+    assert book.closed_by("search.list", "units") == ("units", "search")
+    assert book.closed_by("list", "units") == ("units",)
+
+
+def test_a_lone_pair_is_one_call(ledger: SqliteLedger) -> None:
+    assert len(Meter(make_budget(ledger)).attempts(("videos.list", "GET"))) == 1
+    assert [entry.method for entry in ledger.read("p", (0, 0), NEVER, 10)] == ["videos.list"]
+
+
+def test_one_project_by_one_field_is_what_is_read(ledger: SqliteLedger) -> None:
+    make_budget(ledger).charge("videos.list")
+    assert read_spending(ledger, "p", "method", 0).rows == ((("videos.list",), 1, 1),)
+
+
+def test_a_run_of_one_region_is_of_that_region(session: LocalSession) -> None:
+    assert [region.region for region in run_job(session, "trending", regions="DE").regions] == ["DE"]
+
+
+def test_a_plan_lets_one_job_be_refused(session: LocalSession) -> None:
+    assert make_plan(session.settings, 1_793_000_000_000, days=1, may_be_refused="trending").fits
+
+
+def test_one_id_of_a_channel_is_asked_for_whole() -> None:
+    asked: list[str] = []
+
+    class Client:
+        def channels(self) -> Client:
+            return self
+
+        def list(self, **parameters: Any) -> Client:
+            asked.append(parameters["id"])
+            return self
+
+        def execute(self) -> dict[str, Any]:
+            return {"items": []}
+
+    channels.fetch(Client(), "", None, store=None, ids="UC-one")  # type: ignore[arg-type]
+    assert asked == ["UC-one"]
+
+
+GATES: list[Callable[..., Any]] = [requests_adapter, httpx_transport, httpx_async_transport]
+
+
+@pytest.mark.parametrize("hosts", ["localhost", ["localhost"], ("localhost",), {"localhost"}, iter(["localhost"])])
+def test_a_lone_host_is_one_host(hosts: Any) -> None:
+    assert ("localhost", 80) in Hosts(hosts)
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("hosts", [[], "", (), None, 80, [80], b"localhost", [b"localhost"], ["http://x"], "[::1"])
+def test_hosts_that_would_meter_nothing_are_an_error(
+    ledger: SqliteLedger, gate: Callable[..., Any], hosts: Any
+) -> None:
+    with pytest.raises(UsageError, match="host") as refused:
+        gate(make_budget(ledger), "videos.list", hosts=hosts)
+    assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_a_method_of_a_client_is_a_name_or_a_function(ledger: SqliteLedger, gate: Callable[..., Any]) -> None:
+    with pytest.raises(UsageError, match="method"):
+        gate(make_budget(ledger), ["videos.list"], hosts="localhost")
+
+
+@pytest.mark.parametrize("names", [None, 5, [5], [None], [""], "", [b"x"]])
+def test_names_that_are_none_are_an_error(ledger: SqliteLedger, names: Any) -> None:
+    for take in (
+        lambda: Selector(buckets=names),
+        lambda: Selector(methods=names),
+        lambda: Selector(jobs=names),
+        lambda: Pool("search", names, ()),
+        lambda: Pool("search", (), names),
+        lambda: read_spending(ledger, names, "method", 0),
+        lambda: read_spending(ledger, "p", names, 0),
+    ):
+        with pytest.raises(UsageError) as refused:
+            take()
+        assert str(refused.value).isprintable()
+
+
+# -- in the configuration ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("place", "line", "said"),
+    [
+        ("limit", 'methods = "search.list"', "limits[0].methods: a string where an array of strings is needed"),
+        ("limit", 'jobs = "trending"', "limits[0].jobs: a string where an array of strings is needed"),
+        ("job", 'regions = "DE"', "jobs.trending.regions: a string where an array of strings is needed"),
+    ],
+)
+def test_an_array_in_the_configuration_is_written_as_one(state_dir: Path, place: str, line: str, said: str) -> None:
+    lines = {"limit": "", "job": "", "options": "", place: line}
+    (state_dir.parent / "quota.toml").write_text(CONFIGURATION.format(**lines))
+    with pytest.raises(ConfigError) as refused:
+        load_settings()
+    assert said in str(refused.value)
+
+
+def test_a_bucket_in_the_configuration_may_stand_alone(state_dir: Path) -> None:
+    (state_dir.parent / "quota.toml").write_text(CONFIGURATION.format(limit='bucket = "units"', job="", options=""))
+    (limit,) = load_settings().credentials["main"].limits
+    assert limit.view.selector.buckets == ("units",)
