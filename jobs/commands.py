@@ -169,10 +169,13 @@ def plan(
 def search(words: tuple[str, ...], region: str | None, limit: int, as_json: bool, config: str | None) -> None:
     """Search the local store for videos that have all WORDS in title, description, channel or tags.
 
-    It costs no quota. Best match first, each with its newest rank in every region; accents and case do not matter.
+    It costs no quota. Best match first, each with its newest rank in every region. Accents and case do not matter.
+    WORD* is whatever begins with it. Punctuation and emoji part words and are not looked for: rock-n-roll is those
+    three in a row. A script without spaces (Chinese, Japanese, Korean, Thai) is found inside longer text.
 
     \b
     Example: quota search music video --region DE
+             quota search 東京 'foot*'
     """
     import quota
     from jobs.store import Store

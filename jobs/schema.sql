@@ -26,6 +26,10 @@ CREATE TABLE videos (
     definition       TEXT,                    -- hd or sd
     has_caption      INTEGER,                 -- 0 or 1
     is_licensed      INTEGER,                 -- 0 or 1
+    title_words       TEXT,                   -- these four: the text as the search reads it, where that differs; see
+    description_words TEXT,                   -- `videos_words`. Whoever else changes a text sets its words to null
+    channel_words     TEXT,
+    tags_words        TEXT,
     first_seen_ms    INTEGER NOT NULL,
     refreshed_ms     INTEGER NOT NULL
 );
@@ -78,27 +82,42 @@ CREATE TABLE places (
     PRIMARY KEY (job, region)
 ) WITHOUT ROWID;
 
--- Words in titles, descriptions, channel titles and tags. Accents do not matter: "cafe" finds "café".
--- The text itself stays in `videos`; the triggers keep the index in step with it.
+-- The words of a video: its texts, with the words apart where a script writes none (`fulltext.py` writes them so).
+CREATE VIEW videos_words AS
+SELECT id,
+    ifnull(title_words, title) AS title,
+    ifnull(description_words, description) AS description,
+    ifnull(channel_words, channel_title) AS channel_title,
+    ifnull(tags_words, tags) AS tags
+FROM videos;
+
+-- The index over them. Accents do not matter: "cafe" finds "café". A mark that is no accent is part of its word (M*): the
+-- vowels of Hindi and Thai are such marks. The text itself stays in `videos`; the triggers, which use nothing but SQL so
+-- that any program may write, keep the index in step with it.
 CREATE VIRTUAL TABLE videos_text USING fts5 (
     title, description, channel_title, tags,
-    content = 'videos', content_rowid = 'id',
-    tokenize = 'unicode61 remove_diacritics 2'
+    content = 'videos_words', content_rowid = 'id',
+    tokenize = "unicode61 remove_diacritics 2 categories 'L* M* N* Co'"
 );
 CREATE TRIGGER videos_text_insert AFTER INSERT ON videos BEGIN
     INSERT INTO videos_text (rowid, title, description, channel_title, tags)
-    VALUES (new.id, new.title, new.description, new.channel_title, new.tags);
+    SELECT * FROM videos_words WHERE id = new.id;
 END;
 CREATE TRIGGER videos_text_delete AFTER DELETE ON videos BEGIN
     INSERT INTO videos_text (videos_text, rowid, title, description, channel_title, tags)
-    VALUES ('delete', old.id, old.title, old.description, old.channel_title, old.tags);
+    VALUES ('delete', old.id, ifnull(old.title_words, old.title), ifnull(old.description_words, old.description),
+        ifnull(old.channel_words, old.channel_title), ifnull(old.tags_words, old.tags));
 END;
-CREATE TRIGGER videos_text_update AFTER UPDATE OF title, description, channel_title, tags ON videos
-WHEN (new.title, new.description, new.channel_title, new.tags)
-    IS NOT (old.title, old.description, old.channel_title, old.tags)
+CREATE TRIGGER videos_text_update AFTER UPDATE OF
+    title, description, channel_title, tags, title_words, description_words, channel_words, tags_words ON videos
+WHEN (new.title, new.description, new.channel_title, new.tags,
+        new.title_words, new.description_words, new.channel_words, new.tags_words)
+    IS NOT (old.title, old.description, old.channel_title, old.tags,
+        old.title_words, old.description_words, old.channel_words, old.tags_words)
 BEGIN
     INSERT INTO videos_text (videos_text, rowid, title, description, channel_title, tags)
-    VALUES ('delete', old.id, old.title, old.description, old.channel_title, old.tags);
+    VALUES ('delete', old.id, ifnull(old.title_words, old.title), ifnull(old.description_words, old.description),
+        ifnull(old.channel_words, old.channel_title), ifnull(old.tags_words, old.tags));
     INSERT INTO videos_text (rowid, title, description, channel_title, tags)
-    VALUES (new.id, new.title, new.description, new.channel_title, new.tags);
+    SELECT * FROM videos_words WHERE id = new.id;
 END;

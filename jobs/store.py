@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import quota
+from jobs.fulltext import indexed, query
 from jobs.rounds import in_order
 from quota.clock import host_clock, rfc3339
 from quota.sqlite_file import statements
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from jobs.job import Cursor, Page
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 APPLICATION_ID = 0x766964A1
 """Marks the file as ours: a version number alone would let any other program's database pass."""
 
@@ -44,7 +45,6 @@ DELETE_PER_SWEEP = 20_000
 LEAST_FREE_BYTES = 4_000_000
 """What a full page may need on its way through the write-ahead log into the file, and some more."""
 
-MAX_SEARCH_WORDS = 32
 MAX_SEARCH_ROWS = 1_000
 MAX_IDS_READ = 50
 
@@ -164,6 +164,11 @@ class Store:
             raise StoreError(
                 f"store {self.path} has schema version {version}, written by a newer quota-ledger; "
                 f"this one reads up to {SCHEMA_VERSION}: upgrade it"
+            )
+        if version < SCHEMA_VERSION:
+            raise StoreError(
+                f"store {self.path} has schema version {version}, of an older quota-ledger, and this one reads only "
+                f"{SCHEMA_VERSION}: move it away, the next runs fetch what they need"
             )
         # Of text that a damaged file no longer holds in UTF-8, as much as can be read.
         db.text_factory = lambda raw: raw.decode("utf-8", "replace")
@@ -366,15 +371,13 @@ class Store:
     def search(self, words: str, region: str | None = None, limit: int = 20) -> list[Found]:
         """Videos whose title, description, channel or tags have all these words, best match first.
 
-        Case and accents do not matter. `region`: only videos ranked there at some time. The words are never read as
-        query syntax. Raises UsageError for no words, too many, or a limit that is none.
+        Case and accents do not matter, and `word*` is whatever begins with it; no word is read as query syntax beyond
+        that. `region`: only videos ranked there at some time. Raises UsageError for no words, too many, or a limit that
+        is none.
         """
-        terms = _text(words).replace("\0", " ").split()
-        if not 1 <= len(terms) <= MAX_SEARCH_WORDS:
-            raise quota.UsageError(f"search for 1 to {MAX_SEARCH_WORDS} words, not {len(terms)}")
+        phrases = query(_text(words))
         if not 1 <= limit <= MAX_SEARCH_ROWS:
             raise quota.UsageError(f"--limit {limit}: show 1 to {MAX_SEARCH_ROWS} videos")
-        query = " ".join('"' + term.replace('"', '""') + '"' for term in terms)
         with self._reading():
             rows = self._db.execute(
                 # A word in the title says more than one in the description.
@@ -383,7 +386,7 @@ class Store:
                 " AND (:region IS NULL OR EXISTS"
                 " (SELECT 1 FROM rankings r WHERE r.video_id = v.video_id AND r.region = :region))"
                 " ORDER BY bm25(videos_text, 10, 1, 4, 4), v.view_count DESC, v.video_id LIMIT :limit",
-                {"query": query, "region": _text_or_none(region), "limit": limit},
+                {"query": phrases, "region": _text_or_none(region), "limit": limit},
             ).fetchall()
             return [
                 Found(
@@ -519,6 +522,7 @@ def _is_time(value: object) -> bool:
 _VIDEO_COLUMNS = """
     video_id title description channel_id channel_title category_id published_at tags default_language audio_language
     live_broadcast thumbnail_url view_count like_count comment_count duration definition has_caption is_licensed
+    title_words description_words channel_words tags_words
     first_seen_ms refreshed_ms
 """
 _CHANNEL_COLUMNS = """
@@ -543,17 +547,21 @@ _UPSERT_CHANNEL = _upsert("channels", _CHANNEL_COLUMNS)
 
 def _video(video: Mapping[str, Any], now_ms: int) -> tuple[object, ...]:
     snippet, statistics, details = (_part(video, name) for name in ("snippet", "statistics", "contentDetails"))
+    title, description, channel_title = (
+        _text_or_none(snippet.get(name)) for name in ("title", "description", "channelTitle")
+    )
     tags = snippet.get("tags")
+    # Not in \u escapes: the index reads this text too.
+    tags = _text(json.dumps([str(tag) for tag in tags], ensure_ascii=False)) if isinstance(tags, list) else None
     return (
         _text(video["id"]),
-        _text_or_none(snippet.get("title")),
-        _text_or_none(snippet.get("description")),
+        title,
+        description,
         _text_or_none(snippet.get("channelId")),
-        _text_or_none(snippet.get("channelTitle")),
+        channel_title,
         _text_or_none(snippet.get("categoryId")),
         _text_or_none(snippet.get("publishedAt")),
-        # Not in \u escapes: the index reads this text too.
-        _text(json.dumps([str(tag) for tag in tags], ensure_ascii=False)) if isinstance(tags, list) else None,
+        tags,
         _text_or_none(snippet.get("defaultLanguage")),
         _text_or_none(snippet.get("defaultAudioLanguage")),
         _text_or_none(snippet.get("liveBroadcastContent")),
@@ -565,6 +573,7 @@ def _video(video: Mapping[str, Any], now_ms: int) -> tuple[object, ...]:
         _text_or_none(details.get("definition")),
         _flag(details.get("caption")),
         _flag(details.get("licensedContent")),
+        *(_words(text) for text in (title, description, channel_title, tags)),
         now_ms,
         now_ms,
     )
@@ -604,6 +613,14 @@ def _text(text: str) -> str:
 
 def _text_or_none(value: object) -> str | None:
     return _text(value) if isinstance(value, str) else None
+
+
+def _words(text: str | None) -> str | None:
+    """The text as the index reads it, where that is not the text itself."""
+    if text is None:
+        return None
+    words = indexed(text)
+    return None if words == text else words
 
 
 def _count(value: object) -> int | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sqlite3
 import subprocess
 import sys
+import unicodedata
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,11 @@ import pytest
 
 import quota
 from jobs.job import Page
-from jobs.store import APPLICATION_ID, Place, Store, StoreError
+from jobs.store import APPLICATION_ID, SCHEMA_VERSION, Place, Store, StoreError
 
 DAY_MS = 86_400_000
+UNSPACED = "[\u0e00-\u0eff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7a3]"
+"""Thai, Lao, Kana, Han, Hangul."""
 
 
 def video(name: str, **snippet: Any) -> dict[str, Any]:
@@ -207,6 +211,12 @@ def found(store: Store, words: str, **options: Any) -> list[str]:
     return [video.video_id for video in store.search(words, **options)]
 
 
+def check_index(store: Store) -> None:
+    """Raise sqlite3.DatabaseError if the index is not what the texts say."""
+    with closing(sqlite3.connect(store.path)) as db:
+        db.execute("INSERT INTO videos_text (videos_text, rank) VALUES ('integrity-check', 1)")
+
+
 def test_search_looks_into_titles_descriptions_channels_and_tags_without_accents(store: Store) -> None:
     keep(
         store,
@@ -232,8 +242,7 @@ def test_the_index_follows_changes_and_deletions(store: Store, clock: Clock) -> 
     clock.now_ms += 31 * DAY_MS
     store.sweep()
     assert found(store, "after") == []
-    with closing(sqlite3.connect(store.path)) as db:
-        db.execute("INSERT INTO videos_text (videos_text, rank) VALUES ('integrity-check', 1)")
+    check_index(store)
 
 
 @pytest.mark.parametrize(
@@ -262,13 +271,100 @@ def test_no_input_is_query_syntax(store: Store, words: str) -> None:
     assert isinstance(found(store, words), list)
 
 
+@pytest.mark.parametrize(
+    ("title", "inside", "missing"),
+    [
+        ("東京タワーから見る夜景", ["東京", "タワー", "夜景", "見る", "京"], ["京東", "タワ夜"]),
+        ("AKB48東京ライブ2026", ["AKB48", "東京", "akb48東京", "2026", "ライブ"], ["AKB", "東京2026"]),
+        ("我和我的祖国", ["祖国", "我的"], ["的我"]),
+        ("𠮷野家へ", ["𠮷野", "𠮷"], ["吉野"]),
+        ("佐々木さん〆切", ["佐々木", "〆切"], ["佐木"]),
+        ("서울에서 먹방", ["서울", "먹방", "에서 먹"], ["울서"]),
+        ("เที่ยวกรุงเทพวันนี้ดีมาก", ["กรุงเทพ", "วันนี้", "ดี"], ["ดา", "ทเ"]),
+        ("ສະບາຍດີຊາວໂລກ", ["ສະບາຍດີ", "ຊາວ"], ["ດີສະ"]),
+        ("សួស្តីពិភពលោក", ["ពិភព", "លោក"], ["ពភព"]),
+        ("မင်္ဂလာပါကမ္ဘာ", ["ကမ္ဘာ", "လာ"], ["ကဘ"]),
+        ("ㄅㄆㄇ注音", ["ㄆㄇ", "注音"], ["ㄅㄇ"]),
+        ("हिन्दी दिल", ["हिन्दी", "दिल", "दि*"], ["दल", "हद"]),  # the vowels are part of the word
+    ],
+)
+def test_a_word_is_found_inside_a_script_without_spaces(
+    store: Store, title: str, inside: list[str], missing: list[str]
+) -> None:
+    keep(store, Page(videos=[video("a", title=title), video("b", description=title), video("c", tags=["x", title])]))
+    assert [word for word in inside if sorted(found(store, word)) != ["a", "b", "c"]] == []
+    assert [word for word in missing if found(store, word)] == []
+    check_index(store)
+
+
+@pytest.mark.parametrize(
+    ("written", "asked"),
+    [
+        ("\uff26\uff35\uff2c\uff2c \uff37\uff29\uff24\uff34\uff28", "full width"),
+        ("ｶﾞﾝﾊﾞﾚ", "ガンバレ"),
+        ("か\u3099んば", "がん"),
+        ("\u1109\u1165\u110b\u116e\u11af에서", "서울"),
+        ("ﬁne ① ㌔", "fine 1 キロ"),
+        ("Cafe\u0301", "café"),
+        ("Z\u0351a\u0300l\u030ag\u0327o\u0328", "zalgo"),
+        ("שָׁלוֹם", "שלום"),
+        ("مُحَمَّد", "محمد"),
+        ("Top 1\ufe0f\u20e3 ™\ufe0f", "1 tm"),
+    ],
+)
+def test_one_word_in_two_forms_of_unicode_is_one_word(store: Store, written: str, asked: str) -> None:
+    keep(store, Page(videos=[video("a", title=written), video("b", title=f"{asked} {asked}")]))
+    assert sorted(found(store, asked)) == ["a", "b"]
+    assert found(store, written)
+    check_index(store)
+
+
+def test_a_star_at_the_end_of_a_word_is_whatever_begins_with_it(store: Store) -> None:
+    keep(store, Page(videos=[video("a", title="Tokyo Drift"), video("b", title="東京都"), video("c", title="to")]))
+    assert sorted(found(store, "tok*")) == ["a"]
+    assert sorted(found(store, "t* drift")) == ["a"]
+    assert sorted(found(store, "\uff54\uff4f\uff0a")) == ["a", "c"]
+    assert (found(store, "東京*"), found(store, "東京")) == (["b"], ["b"])
+    assert found(store, "t*o") == found(store, "*kyo") == found(store, "*") == []
+
+
+def test_punctuation_parts_words_and_is_not_looked_for(store: Store) -> None:
+    keep(store, Page(videos=[video("a", title="Don't rock-n-roll! 🔥"), video("b", title="rock", tags=["n roll"])]))
+    assert found(store, "don\u2019t") == found(store, "rock-n-roll") == found(store, "🔥 rock.n!!! -- roll") == ["a"]
+    assert sorted(found(store, "rock n roll")) == ["a", "b"]
+    assert found(store, "🔥") == []
+
+
+def test_a_title_of_a_million_marks_is_stored_at_once(store: Store) -> None:
+    """To sort the marks of one letter would take minutes."""
+    marks = "\u0e48\u0e38" * 500_000
+    keep(store, Page(videos=[video("a", title=f"abc {marks}"), video("b", description=f"กรุง{marks}")]))
+    assert (found(store, "abc"), found(store, "กรุง")) == (["a"], ["b"])
+    assert rows(store, "SELECT title FROM videos WHERE video_id = 'a'") == [(f"abc {marks}",)]
+    check_index(store)
+
+
+def test_any_program_may_write_what_the_index_is_made_of(store: Store) -> None:
+    """The triggers need no function of ours."""
+    keep(store, Page(videos=[video("a", title="東京")]))
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
+        other.execute("UPDATE videos SET title = 'Oslo', title_words = NULL")
+        assert (found(store, "oslo"), found(store, "東京")) == (["a"], [])
+        check_index(store)
+        other.execute("DELETE FROM videos")
+    assert found(store, "oslo") == []
+    check_index(store)
+
+
 def test_words_are_and_ed_and_operators_are_words(store: Store) -> None:
     keep(store, Page(videos=[video("a", title="cats or dogs"), video("b", title="cats")]))
     assert found(store, "cats OR dogs") == ["a"]
     assert found(store, "cats !!!") in ([], ["a", "b"], ["b", "a"])
 
 
-@pytest.mark.parametrize(("words", "limit"), [("", 20), ("  ", 20), ("a " * 33, 20), ("a", 0), ("a", 1_001)])
+@pytest.mark.parametrize(
+    ("words", "limit"), [("", 20), ("  ", 20), ("a " * 33, 20), ("東" * 501, 20), ("a", 0), ("a", 1_001)]
+)
 def test_a_search_that_cannot_be_right_is_a_usage_error(store: Store, words: str, limit: int) -> None:
     with pytest.raises(quota.UsageError):
         store.search(words, limit=limit)
@@ -348,6 +444,14 @@ def test_a_newer_schema_is_refused(store: Store, tmp_path: Path) -> None:
     assert "schema version 7" in refusal(tmp_path / "videos.db")
 
 
+def test_an_older_schema_is_refused_and_left_alone(store: Store, tmp_path: Path) -> None:
+    keep(store, Page(videos=[video("a")]))
+    with closing(sqlite3.connect(store.path)) as db:
+        db.execute("PRAGMA user_version = 1")
+    assert "schema version 1, of an older quota-ledger" in refusal(tmp_path / "videos.db")
+    assert count(store, "videos") == 1
+
+
 def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "other.db"
     with closing(sqlite3.connect(path)) as db:
@@ -404,7 +508,7 @@ def test_a_full_disk_keeps_nothing_half_written(store: Store) -> None:
 
 def test_the_store_is_marked_as_ours_with_its_version(store: Store) -> None:
     assert rows(store, "PRAGMA application_id") == [(APPLICATION_ID,)]
-    assert rows(store, "PRAGMA user_version") == [(1,)]
+    assert rows(store, "PRAGMA user_version") == [(SCHEMA_VERSION,)]
     assert rows(store, "PRAGMA journal_mode") == [("wal",)]
 
 
@@ -425,6 +529,32 @@ def test_recorded_titles_come_back_intact(store: Store, shared_data: Path) -> No
         sent |= {item["id"]: item["snippet"]["title"] for item in items}
         keep(store, Page(videos=items), region=path.name[23:25])
     assert dict(rows(store, "SELECT video_id, title FROM videos")) == sent
+
+
+def test_any_two_characters_of_a_script_without_spaces_are_found_where_they_stand(
+    store: Store, shared_data: Path
+) -> None:
+    """Each pair of Thai, Han, Kana or Hangul in the recorded answers, held against a plain look at the texts.
+
+    Spaces and punctuation between the two do not matter.
+    """
+    texts: dict[str, list[str]] = {}
+    for path in sorted((shared_data / "recorded").rglob("*.json")):
+        answer = json.loads(path.read_text(encoding="utf-8"))
+        items = [item for item in answer.get("items", []) if isinstance(item.get("id"), str) and "snippet" in item]
+        keep(store, Page(videos=items))
+        for item in items:
+            about = {"title": "", "description": "", "channelTitle": "", "tags": []} | item["snippet"]
+            fields = [about["title"], about["description"], about["channelTitle"], " ".join(about["tags"])]
+            texts[item["id"]] = [
+                re.sub(r"[^\w\u0e00-\u0eff\u3099\u309a]+", "", unicodedata.normalize("NFKC", field)) for field in fields
+            ]
+    every = "\n".join(field for fields in texts.values() for field in fields)
+    pairs = set(re.findall(f"(?=({UNSPACED}{{2}}))", every))
+    assert len(pairs) > 500
+    for pair in sorted(pairs):
+        standing = sorted(video_id for video_id, fields in texts.items() if any(pair in field for field in fields))
+        assert (pair, sorted(found(store, pair, limit=1_000))) == (pair, standing)
 
 
 # -- damaged rows ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,84 @@
+"""Text as the search reads it: written into the index and asked of it in the same form.
+
+    indexed(text)      the text with its words apart, for the index
+    query(words)       what to ask of the index, from what a user typed
+
+The index cuts text into words at spaces and punctuation, and several scripts write whole sentences without either. Each
+of their characters stands as a word of its own here, and what was one word is asked for as a phrase: 東京 is found
+inside 東京タワー. The forms that Unicode calls compatible are one: full width and half width, ligatures, a letter with
+its accent in one code point or in two.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from quota.errors import UsageError
+
+MAX_INDEXED = 100_000
+"""Characters of one text that a search looks into: several times what upstream lets anybody write."""
+
+MAX_WORDS = 32
+MAX_CHARACTERS = 500
+"""In one search. A phrase is as dear as it is long: over a store that repeats its characters, 400 took five seconds."""
+
+_UNSPACED = re.compile(
+    "["
+    "\u0e00-\u0eff"  # Thai, Lao
+    "\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f"  # Myanmar
+    "\u1780-\u17ff"  # Khmer
+    "\u1950-\u19df\u1a20-\u1aaf\uaa80-\uaadf"  # Tai Le, New Tai Lue, Tai Tham, Tai Viet
+    "\u1100-\u11ff\ua960-\ua97f\uac00-\ud7ff"  # Hangul: spaced, but its particles are not
+    "\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3031-\u303c\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # Han
+    "\u3040-\u318f\u31a0-\u31bf\u31f0-\u31ff"  # Kana, Bopomofo
+    "\ua000-\ua4cf"  # Yi
+    "\U0001aff0-\U0001b16f\U00020000-\U0003ffff"  # more Kana and Han
+    "]+"
+)
+"""Text of a script that does not say where a word ends."""
+
+_ACCENTS = re.compile(
+    "["
+    "\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f"  # any script's
+    "\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"  # Hebrew points
+    "\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06dc\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed"  # Arabic vowels
+    "\ufe00-\ufe0f\U000e0100-\U000e01ef"  # variants of a glyph: the heart in colour or not
+    "]+"
+)
+"""Marks that may be left out without making another word. The vowel signs of Hindi or Thai may not."""
+
+_THIRTY_MARKS = re.compile(r"[^\w\s\x00-\x7f]{30}")
+
+
+def indexed(text: str) -> str:
+    """The text with its words apart. The index itself folds case, and the accents of composed letters."""
+    text = text[:MAX_INDEXED]
+    if text.isascii():
+        return text
+    return _UNSPACED.sub(lambda run: f" {' '.join(run[0])} ", _ACCENTS.sub("", _compatible(text)))
+
+
+def query(words: str) -> str:
+    """What `words` ask of the index: all of them, `word*` being whatever begins with it.
+
+    Nothing else in them is read as its query language. Raises UsageError for no words, or too many.
+    """
+    text = _compatible(words.replace("\0", " "))
+    terms = text.split()
+    if not 1 <= len(terms) <= MAX_WORDS:
+        raise UsageError(f"search for 1 to {MAX_WORDS} words, not {len(terms)}")
+    if len(text) > MAX_CHARACTERS:
+        raise UsageError(f"search for at most {MAX_CHARACTERS} characters, not {len(text)}")
+    return " ".join(map(_phrase, terms))
+
+
+def _phrase(term: str) -> str:
+    start = term.rstrip("*")
+    return '"' + indexed(start).replace('"', '""') + ('"' if start == term else '"*')
+
+
+def _compatible(text: str) -> str:
+    """Normal form NFKC. To sort the marks of one letter takes the square of their number, and upstream may send a
+    million: Unicode's stream-safe form parts them, with a mark that counts as an accent here."""
+    return unicodedata.normalize("NFKC", _THIRTY_MARKS.sub("\\g<0>\u034f", text))
