@@ -352,13 +352,16 @@ def _watch(render: Callable[[], Any]) -> None:
 def spend(by: str, since: str, credential: str | None, as_json: bool, config: str | None) -> None:
     """Who spent it: charges and units, dearest first.
 
+    The ledger keeps charges for as long as the longest window needs them, at least 49 hours. Where that is less than
+    was asked for, a line says since when.
+
     \b
     Example:
-      quota spend --by job,region --since 7d
+      quota spend --by job,region --since 2d
     """
     import quota
     from quota.limits import parse_duration
-    from quota.status import SPEND_FIELDS, read_spending, render_spending
+    from quota.status import SPEND_FIELDS, read_spending, render_spending, weekday
 
     fields = [field.strip() for field in by.split(",")]
     for field in fields:
@@ -374,10 +377,14 @@ def spend(by: str, since: str, credential: str | None, as_json: bool, config: st
         spending = read_spending(session.ledger, [c.project for c in chosen], fields, start_ms)
     if as_json:
         print_json(spending.as_json())
-    elif spending.rows:
+        return
+    cut = spending.since_ms > start_ms
+    if spending.rows:
         print_rich(render_spending(spending))
     else:
-        say(f"nothing was charged in the last {since}")
+        say(f"nothing was charged {f'since {weekday(spending.since_ms)}' if cut else f'in the last {since}'}")
+    if cut:
+        say(f"since {weekday(spending.since_ms)}, not {since}: the ledger keeps no charge that no window needs")
 
 
 @cli.command()

@@ -36,15 +36,16 @@ class LimitRow:
     """One limit now. `next_capacity_ms`: when it has more, because its oldest charge leaves or its pace gives more out
     (None: nothing is used). `state.limit_units` is the limit's number, or what its pace has given out of it so far.
 
-    `resets_ms` is when upstream itself starts counting anew, at an edge of a calendar in `zone`. Where the log does not
-    reach back over the window, it counts since `counts_since_ms` and is exact from `exact_from_ms` on.
+    `resets_ms` is when upstream itself starts counting anew what the limit counts, at an edge of a calendar in `zone`;
+    None where upstream has no calendar. Where the log does not reach back over the window, it counts since
+    `counts_since_ms` and is exact from `exact_from_ms` on.
     """
 
     limit: Limit
     state: LimitState
     next_capacity_ms: int | None
-    resets_ms: int
-    zone: str
+    resets_ms: int | None
+    zone: str | None
     counts_since_ms: int
     exact_from_ms: int | None
 
@@ -112,14 +113,13 @@ def _limit_rows(budget: Budget, at_ms: int) -> Iterable[LimitRow]:
     counts_since_ms = budget.ledger.whole_after_ms(budget.project)
     for limit, state in zip(budget.limits, budget.usage(), strict=True):
         window, selector = limit.view.window, limit.view.selector
-        bucket = budget.book.buckets.get(selector.buckets[0]) if selector.buckets else None
-        upstream = (bucket or budget.book.main_bucket).window
-        calendar = next(w for w in (window, upstream, _UTC_DAY) if isinstance(w, Calendar))
-        resets_ms = calendar.edges(at_ms)[1]
+        upstream = {b.window for name, b in budget.book.buckets.items() if name in (selector.buckets or (name,))}
+        calendar = upstream.pop() if len(upstream) == 1 else None
+        resets_ms, zone = (calendar.edges(at_ms)[1], calendar.zone) if isinstance(calendar, Calendar) else (None, None)
         if isinstance(window, Calendar):
             edges, now_units = window.edges(at_ms), state.limit_units
             more = limit.paced and now_units < limit.limit_units
-            next_ms = paced_until(limit.limit_units, edges, now_units + 1) if more else resets_ms
+            next_ms = paced_until(limit.limit_units, edges, now_units + 1) if more else edges[1]
         else:
             entries = read_entries(budget.ledger, budget.project, at_ms - window.window_ms + 1, NEVER)
             counted = (e for e in entries if e.units and selector.counts(e.bucket, e.method, e.job))
@@ -129,7 +129,7 @@ def _limit_rows(budget: Budget, at_ms: int) -> Iterable[LimitRow]:
             next_ms = min(leaves_ms, default=at_ms)
         exact_from_ms = exact_from(window, counts_since_ms, at_ms)
         next_capacity_ms = next_ms if state.used_units else None
-        yield LimitRow(limit, state, next_capacity_ms, resets_ms, calendar.zone, counts_since_ms, exact_from_ms)
+        yield LimitRow(limit, state, next_capacity_ms, resets_ms, zone, counts_since_ms, exact_from_ms)
 
 
 def exact_from(window: Window, whole_after_ms: int, at_ms: int) -> int | None:
@@ -142,9 +142,6 @@ def exact_from(window: Window, whole_after_ms: int, at_ms: int) -> int | None:
         return window.edges(whole_after_ms)[1] if window.edges(at_ms)[0] <= whole_after_ms else None
     exact_ms = whole_after_ms + window.window_ms
     return exact_ms if exact_ms > at_ms else None
-
-
-_UTC_DAY = Calendar("day", "UTC")
 
 
 def _limit_json(row: LimitRow) -> dict[str, object]:
@@ -164,7 +161,7 @@ def _limit_json(row: LimitRow) -> dict[str, object]:
             else {}
         ),
         "next_capacity_at": None if row.next_capacity_ms is None else rfc3339(row.next_capacity_ms),
-        "resets_at": rfc3339(row.resets_ms),
+        "resets_at": None if row.resets_ms is None else rfc3339(row.resets_ms),
     }
 
 
@@ -182,7 +179,10 @@ def _exhaustion_json(exhaustion: Exhaustion) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """Charges summed by some of SPEND_FIELDS: rows of (values of `by`, charges, units), dearest first."""
+    """Charges summed by some of SPEND_FIELDS: rows of (values of `by`, charges, units), dearest first.
+
+    All charges since `since_ms`, which is later than was asked where a log does not reach back so far.
+    """
 
     since_ms: int
     until_ms: int
@@ -207,11 +207,15 @@ class Spending:
 
 
 def read_spending(ledger: Ledger, projects: str | Iterable[str], by: str | Iterable[str], since_ms: int) -> Spending:
-    """What the log of these projects holds since `since_ms`, corrections applied. Raises LedgerError."""
-    projects, by = texts(projects, "project"), texts(by, "field")
+    """What was charged to these projects since `since_ms`, corrections applied, or since all of their logs are whole.
+    Raises LedgerError.
+    """
+    by, names = texts(by, "field"), list(dict.fromkeys(texts(projects, "project")))
     until_ms = ledger.now_ms()
     sums: dict[tuple[str, ...], tuple[int, int]] = {}
-    for project in dict.fromkeys(projects):
+    whole_after_ms = max((ledger.whole_after_ms(project) for project in names), default=0)
+    since_ms = max(since_ms, whole_after_ms + 1 if whole_after_ms else 0)
+    for project in names:
         for entry in read_entries(ledger, project, since_ms, NEVER):
             key = tuple(_FIELD_OF[field](entry) for field in by)
             charges, units = sums.get(key, (0, 0))
@@ -245,6 +249,8 @@ def render_status(status: Status) -> RenderableType:
         parts.append(_line(f"{credential.name}: project {credential.project}, {credential.api}", "bold"))
         parts.append(_limit_table(credential, status.at_ms))
         for zone, edge_ms in {(row.zone, row.resets_ms): None for row in credential.limits}:
+            if edge_ms is None:
+                continue
             soon = spell(edge_ms - status.at_ms)
             parts.append(_line(f"upstream resets {_clock(edge_ms, zone)} {zone} ({_clock(edge_ms)} here), in {soon}"))
         for row in credential.limits:
@@ -252,7 +258,7 @@ def render_status(status: Status) -> RenderableType:
                 parts.append(_line(_carried(row), "yellow"))
         for row in credential.limits:
             if row.exact_from_ms is not None:
-                since, exact = _date(row.counts_since_ms), _date(row.exact_from_ms)
+                since, exact = weekday(row.counts_since_ms), weekday(row.exact_from_ms)
                 parts.append(_line(f"{row.limit.name}: counts since {since}, exact from {exact}", "yellow"))
         if credential.owed_units:
             line = f"{credential.owed_units} units drawn without the ledger are owed; the next charge repays them"
@@ -446,7 +452,7 @@ def _clock(at_ms: int, zone: str | None = None) -> str:
     return utc(at_ms).astimezone(ZoneInfo(zone) if zone else None).strftime("%a %H:%M")
 
 
-def _date(at_ms: int) -> str:
+def weekday(at_ms: int) -> str:
     """`Sun 22 Nov 09:00`, in the local zone."""
     return utc(at_ms).astimezone().strftime("%a %d %b %H:%M")
 

@@ -1,0 +1,104 @@
+"""What was spent, and since when the log can say so; when upstream starts counting anew, and where it never does."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from quota.ledger import KEEP_MS, open_ledger
+from quota.limits import DAY_MS, HOUR_MS
+from quota.session import Session
+from quota.settings import load_settings
+from quota.status import read_spending, read_status
+from support.commands import Quota
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from contract.conftest import Setup
+
+
+def test_a_spending_says_since_when_the_log_is_whole(setup: Setup) -> None:
+    budget = setup.budget()
+    begun_ms = setup.now_ms
+    for _ in range(120):
+        assert budget.charge("videos.list").admitted
+        setup.now_ms += HOUR_MS
+    spending = read_spending(setup.ledger, [setup.project], ["method"], setup.now_ms - 7 * DAY_MS)
+    assert begun_ms < spending.since_ms <= setup.now_ms - KEEP_MS + 2 * HOUR_MS
+    since = sum(begun_ms + hour * HOUR_MS >= spending.since_ms for hour in range(120))
+    assert spending.rows == ((("videos.list",), since, since),)
+    recent_ms = setup.now_ms - 10 * HOUR_MS
+    assert read_spending(setup.ledger, [setup.project], [], recent_ms).since_ms == recent_ms, "that is there"
+
+
+def test_a_log_that_let_go_of_nothing_answers_for_all_that_was_asked(setup: Setup) -> None:
+    setup.budget().charge("videos.list")
+    since_ms = setup.now_ms - 300 * DAY_MS
+    assert read_spending(setup.ledger, [setup.project], [], since_ms).since_ms == since_ms
+
+
+def test_several_projects_are_summed_over_the_same_time(setup: Setup) -> None:
+    budget = setup.budget()
+    setup.project += "-other"
+    other = setup.budget()
+    for _ in range(120):
+        assert budget.charge("videos.list").admitted
+        setup.now_ms += HOUR_MS
+    setup.now_ms -= 100 * HOUR_MS
+    assert other.charge("videos.list").admitted
+    setup.now_ms += 100 * HOUR_MS
+    projects = [budget.project, other.project]
+    both = read_spending(setup.ledger, projects, [], setup.now_ms - 7 * DAY_MS)
+    assert both.since_ms == read_spending(setup.ledger, projects[:1], [], setup.now_ms - 7 * DAY_MS).since_ms
+    assert read_spending(setup.ledger, projects[1:], [], setup.now_ms - 7 * DAY_MS).total_units == 1
+    assert both.total_units == read_spending(setup.ledger, projects[:1], [], setup.now_ms - 7 * DAY_MS).total_units
+
+
+def test_the_command_says_so_in_one_line(ledger_url: str, tmp_path: Path) -> None:
+    quota = Quota(tmp_path)
+    quota.configure(f'[ledger]\nurl = "{ledger_url}"\n[credentials.main]\napi = "youtube-v3"\n')
+    end_ms = time.time_ns() // 1_000_000
+    now_ms = end_ms - 100 * HOUR_MS
+
+    with closing(open_ledger(ledger_url, clock=lambda: now_ms)) as ledger:
+        session = Session(load_settings(tmp_path / "quota.toml"), clock=lambda: now_ms)
+        session._ledger = ledger
+        while now_ms < end_ms:
+            assert session.budget().charge("videos.list").admitted
+            now_ms += HOUR_MS
+    asked = quota("spend", "--since", "7d")
+    assert asked.returncode == 0, asked.stderr
+    assert ", not 7d: the ledger keeps no charge that no window needs" in asked.stdout.splitlines()[-1]
+    assert "not 24h" not in quota("spend").stdout
+    spent = quota.json("spend", "--since", "7d")
+    assert spent["since"] > spent["until"].replace(spent["until"][:10], "0000-00-00")
+    assert 48 <= spent["total_units"] <= 51
+
+
+RESETS = [
+    ("youtube-v3", '"24h"', True),
+    ("youtube-v3", '{ calendar = "day", zone = "UTC" }', True),
+    ("youtube-v3", '{ calendar = "day", zone = "America/Los_Angeles" }', True),
+    ("youtube-v3", '{ calendar = "month", zone = "Europe/Berlin" }', True),
+    ("gmail-v1", '"24h"', False),
+    ("gmail-v1", '"1m"', False),
+    ("gmail-v1", '{ calendar = "day", zone = "UTC" }', False),
+]
+
+
+@pytest.mark.parametrize(("api", "window", "resets"), RESETS)
+def test_a_reset_is_upstreams_own_or_none(state_dir: Path, tmp_path: Path, api: str, window: str, resets: bool) -> None:
+    quota = Quota(tmp_path)
+    quota.configure(
+        f'[credentials.main]\napi = "{api}"\n[[credentials.main.limits]]\nname = "it"\nunits = 100\nwindow = {window}\n'
+    )
+    midnight_ms = 1_795_334_400_000  # on the Pacific coast, 08:00 in UTC
+    with Session(load_settings(), clock=lambda: midnight_ms - 1) as session:
+        (row,) = read_status(session).credentials[0].limits
+    assert (row.resets_ms, row.zone) == ((midnight_ms, "America/Los_Angeles") if resets else (None, None))
+    assert (quota.json("status")["credentials"][0]["limits"][0]["resets_at"] is not None) is resets
+    assert ("upstream resets" in quota("status").stdout) is resets
