@@ -475,7 +475,7 @@ def cap(limit: Limit, leave_units: int, cost_units: int, now_ms: int | None) -> 
 
 def read_entries(ledger: Ledger, project: str, since_ms: int, until_ms: int) -> Iterator[Entry]:
     """The log's entries with since_ms <= ms <= until_ms, in order, read in bounded chunks."""
-    after = (since_ms - 1, NEVER) if since_ms > 0 else (0, 0)
+    after, until_ms = (since_ms - 1, NEVER) if since_ms > 0 else (0, 0), max(until_ms, 0)
     size = 10  # most refusals are explained by the first few entries
     while True:
         chunk = ledger.read(project, after, until_ms, size)

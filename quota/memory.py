@@ -52,7 +52,7 @@ from quota.records import (
     span_of,
     without,
 )
-from quota.slots import NUMBERS, Slots
+from quota.slots import SLOTS, Slots
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,6 +83,8 @@ class Memory:
         self.path = path
         self._project = project
         self._slots: Slots | None = None
+        self._own: Slots | None = None  # the same, where one of them is ours
+        self._full = False
         self._begin_process()
         _all.add(self)
 
@@ -139,9 +141,9 @@ class Memory:
                 self._newest, self._units, self._at_ms = last, units, now_ms
                 self._others = ()
                 self._seen = Seen(epoch, (last,))
-                if self._slots is not None:
+                if self._own is not None:
                     try:
-                        self._slots.write_head(last, now_ms, units)
+                        self._own.write_head(last, now_ms, units)
                     except OSError as error:
                         self._give_up(error)
             return self._newest[0] >= self._read_from_ms
@@ -211,7 +213,7 @@ class Memory:
         self._records.update((record.view, record) for record in self._asked())
         for ask in asks:
             self._records.pop(ask.view.name, None)
-        self._asks = asks[:NUMBERS]
+        self._asks = asks
         if now_ms >= self._tidy_at_ms:
             self._tidy_at_ms = now_ms + TIDY_EVERY_MS
             since_ms = now_ms - KEEP_SLACK_MS
@@ -302,12 +304,16 @@ class Memory:
         self._started = True
         if self._slots is not None:  # a forked child's parent's
             self._slots.close()
-            self._slots = None
+            self._slots = self._own = None
         self._begin("")
         if self.path is not None:
             try:
                 _make_room(self.path)
                 self._slots = Slots(self.path)
+                if self._slots.writable:
+                    self._own = self._slots
+                else:
+                    self._warn(f"more than {SLOTS} processes use it at once")
                 own = self._slots.own()
                 self._recall(own and Slot.read(*own))
             except OSError as error:
@@ -375,28 +381,42 @@ class Memory:
 
     def _write(self, *, clear: bool = False) -> None:
         """Note all that is known. `clear`: what processes that are gone have noted stands in our slot now."""
-        if self._slots is None:
+        if self._own is None:
             return
-        text = self._slot().text([(ask.view.name, span_of(ask)) for ask in self._asks])
+        slot = self._slot()
+        text = slot.text([(ask.view.name, span_of(ask)) for ask in self._asks])
         try:
-            self._slots.write(self._newest, self._tag, self._at_ms, self._units[:NUMBERS], text)
+            lines = self._own.write(self._newest, self._tag, self._at_ms, self._units, text)
             if clear:
-                self._slots.clear_abandoned()
+                self._own.clear_abandoned()
         except OSError as error:
             self._give_up(error)
+            return
+        # Cells come last: without theirs, units only count longer.
+        needed = 1 + len(self._asks) + len(slot.records) + len(slot.carries)
+        if lines < needed and not self._full:
+            self._full = True
+            warn(
+                "memory_full path=%s: what was seen of %d limits does not fit; have fewer, or shorter names",
+                self.path,
+                needed - lines,
+            )
 
-    def _give_up(self, error: Exception) -> None:
+    def _give_up(self, error: OSError) -> None:
         """The file cannot be used: from now on this process remembers for itself alone."""
-        warn("memory_unusable path=%s: %s; what this process sees of its ledger ends with it", self.path, error)
-        slots, self._slots = self._slots, None
+        self._warn(error.strerror or error)
+        slots, self._slots, self._own = self._slots, None, None
         if slots is not None:
             with contextlib.suppress(OSError):
                 slots.close()
 
+    def _warn(self, why: object) -> None:
+        warn("memory_unusable path=%s: %s; what this process sees of its ledger ends with it", self.path, why)
+
     def close(self) -> None:
         """Give the slot back; what it holds stays. A later decision takes one again."""
         with self._lock:
-            slots, self._slots = self._slots, None
+            slots, self._slots, self._own = self._slots, None, None
             if slots is not None:
                 slots.close()
             self._started = False
