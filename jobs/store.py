@@ -19,8 +19,9 @@ import sqlite3
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import quota
 from jobs.fulltext import indexed, query
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from jobs.job import Cursor, Page
+
+T = TypeVar("T")
 
 SCHEMA_VERSION = 2
 APPLICATION_ID = 0x766964A1
@@ -130,6 +133,7 @@ class Store:
         self.path = _path(url)
         self.retention_ms = retention_ms
         self._clock = clock or host_clock
+        self._transacting = False
         if not create and not os.path.exists(self.path):
             raise StoreError(f"there is no store at {self.path} yet: `quota run JOB` makes it")
         try:
@@ -150,13 +154,7 @@ class Store:
         application, version, tables = self._identity()
         if (application, version, tables) == (0, 0, 0):
             self._switch_to_wal(busy_timeout_ms)
-            with self._transaction():
-                # Looked at again inside the transaction: two runs may have found the file empty.
-                if self._identity() == (0, 0, 0):
-                    for statement in statements(Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")):
-                        db.execute(statement)
-                    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            self._transact(self._make)
             application, version, tables = self._identity()
         if application != APPLICATION_ID:
             raise StoreError(f"store {self.path} is another program's database: give [store] url a file of its own")
@@ -174,6 +172,14 @@ class Store:
         db.text_factory = lambda raw: raw.decode("utf-8", "replace")
         # A commit may be lost with the power, but never half of it; losing it costs one page fetched again.
         db.execute("PRAGMA synchronous = NORMAL")
+
+    def _make(self, db: sqlite3.Connection) -> None:
+        # Looked at again inside the transaction: two runs may have found the file empty.
+        if self._identity() == (0, 0, 0):
+            for statement in statements(Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")):
+                db.execute(statement)
+            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _switch_to_wal(self, busy_timeout_ms: int) -> None:
         """Others may be making the same file just now, and SQLite waits for them everywhere but here."""
@@ -205,22 +211,29 @@ class Store:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """All of the block or nothing of it. IMMEDIATE: the lock is taken at the start, where waiting for it works."""
+    def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """All of `work` or nothing of it. IMMEDIATE: the lock is taken at the start, where waiting for it works.
+
+        Not as a context manager: an exception out of a signal handler may come before `__exit__` does anything, and
+        would leave the file locked.
+        """
         db = self._db
+        if self._transacting:
+            raise StoreError(f"store {self.path} is being written: a signal handler must not write it too")
         try:
-            db.execute("BEGIN IMMEDIATE")
+            self._transacting = True
             try:
-                yield db
+                db.execute("BEGIN IMMEDIATE")
+                result = work(db)
                 db.execute("COMMIT")
             except BaseException:
-                # A full disk may have rolled back already.
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
+                db.rollback()  # does nothing where a full disk has rolled back already
                 raise
+            return result
         except _FAILED as error:
             raise self._failure(error) from error
+        finally:
+            self._transacting = False
 
     def _failure(self, error: Exception) -> StoreError:
         name = "SQLITE_CORRUPT" if isinstance(error, UnicodeDecodeError) else getattr(error, "sqlite_errorname", "")
@@ -236,7 +249,8 @@ class Store:
 
         Which order that is stands at `jobs.rounds.in_order`.
         """
-        with self._transaction() as db:
+
+        def work(db: sqlite3.Connection) -> list[Place]:
             places = {region: self.place(job, region) for region in regions}
             # Of a damaged row nothing may stay: the next page would be added to it.
             afresh = [(job, region) for region, place in places.items() if place == Place(job, region)]
@@ -249,7 +263,9 @@ class Store:
                     if place.cursor is None:
                         db.execute(_AFRESH, (job, place.region))
                 places = {region: self.place(job, region) for region in regions}
-        return in_order(places.values())
+            return in_order(places.values())
+
+        return self._transact(work)
 
     def place(self, job: str, region: str) -> Place:
         """Where the job stands in the region; a place with nothing in it for a region never seen, or one whose row is
@@ -277,7 +293,8 @@ class Store:
         `started_at_ms` dates the pass if this is its first page. `finished` ends the pass.
         """
         now_ms = self._clock()
-        with self._transaction() as db:
+
+        def work(db: sqlite3.Connection) -> None:
             taken_at_ms = place.started_at_ms
             if taken_at_ms is None:
                 taken_at_ms = self._free_start(place, started_at_ms)
@@ -315,6 +332,8 @@ class Store:
                     place.region,
                 ),
             )
+
+        self._transact(work)
         return self.place(place.job, place.region)
 
     def _free_start(self, place: Place, started_at_ms: int) -> int:
@@ -328,11 +347,8 @@ class Store:
 
     def finish(self, place: Place) -> Place:
         """End a pass that needs no further page: the job asks for fewer than it did when the pass began."""
-        with self._transaction() as db:
-            db.execute(
-                "UPDATE places SET pending = 0, cursor = NULL, completed_at_ms = ? WHERE job = ? AND region = ?",
-                (self._clock(), place.job, place.region),
-            )
+        sql = "UPDATE places SET pending = 0, cursor = NULL, completed_at_ms = ? WHERE job = ? AND region = ?"
+        self._transact(lambda db: db.execute(sql, (self._clock(), place.job, place.region)))
         return self.place(place.job, place.region)
 
     def fail(self, place: Place, *, keep_place: bool) -> Place:
@@ -340,23 +356,29 @@ class Store:
 
         With `keep_place` the next round goes on from its cursor, else it begins afresh.
         """
-        with self._transaction() as db:
+
+        def work(db: sqlite3.Connection) -> None:
             db.execute(
                 "UPDATE places SET pending = 0, failed_at_ms = ? WHERE job = ? AND region = ?",
                 (self._clock(), place.job, place.region),
             )
             if not keep_place:
                 db.execute(_AFRESH, (place.job, place.region))
+
+        self._transact(work)
         return self.place(place.job, place.region)
 
     def restart(self, place: Place) -> Place:
         """Begin a pass again from its first page, without the rankings it has stored so far."""
-        with self._transaction() as db:
+
+        def work(db: sqlite3.Connection) -> None:
             db.execute(
                 "DELETE FROM rankings WHERE job = ? AND region = ? AND taken_at_ms = ?",
                 (place.job, place.region, place.started_at_ms),
             )
             db.execute(_AFRESH, (place.job, place.region))
+
+        self._transact(work)
         return self.place(place.job, place.region)
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -406,7 +428,7 @@ class Store:
             "SELECT job, region, rank, max(taken_at_ms) FROM rankings WHERE video_id = ? AND ifnull(region = ?, 1)"
             " GROUP BY job, region ORDER BY rank, region, job",
             (video_id, region),
-        )
+        ).fetchall()
         return tuple(Ranking(*row) for row in rows if _count(row[2]) is not None and _is_time(row[3]))
 
     def channels_ranked(self, region: str, after: str = "", count: int = MAX_IDS_READ) -> list[str]:
@@ -432,12 +454,12 @@ class Store:
         deleted = 0
         for delete in _DELETE_OLD:
             for _ in range(DELETE_PER_SWEEP // DELETE_AT_ONCE):
-                with self._transaction() as db:
-                    count = db.execute(delete, (cutoff_ms, DELETE_AT_ONCE)).rowcount
+                count = self._transact(partial(_delete, delete, cutoff_ms))
                 deleted += count
                 if count < DELETE_AT_ONCE:
                     break
-        with self._transaction() as db:
+
+        def begin_stale_afresh(db: sqlite3.Connection) -> None:
             stale = db.execute(
                 "SELECT job, region FROM places WHERE cursor IS NOT NULL AND started_at_ms < ?", (cutoff_ms,)
             ).fetchall()
@@ -447,7 +469,13 @@ class Store:
                 " AND max(ifnull(completed_at_ms, 0), ifnull(failed_at_ms, 0)) < ?",
                 (cutoff_ms,),
             )
+
+        self._transact(begin_stale_afresh)
         return deleted
+
+
+def _delete(sql: str, cutoff_ms: int, db: sqlite3.Connection) -> int:
+    return db.execute(sql, (cutoff_ms, DELETE_AT_ONCE)).rowcount
 
 
 _AFRESH = (

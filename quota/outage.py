@@ -159,7 +159,8 @@ class Allowance:
         )
 
         def work(db: sqlite3.Connection) -> list[Charge]:
-            return [Charge(*sound(row, until=1)) for row in db.execute(sql, (project, len(run), run))]
+            rows = db.execute(sql, (project, len(run), run)).fetchall()
+            return [Charge(*sound(row, until=1)) for row in rows]
 
         return self._file.transact(work, write=False) if os.path.exists(self._path) else []
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from quota.errors import LedgerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
 T = TypeVar("T")
 R = TypeVar("R", bound="tuple[object, ...]")
@@ -24,6 +24,9 @@ PAGE_BYTES = 2048
 """A decision changes two pages, and each is written whole: smaller ones than SQLite's own 4096 save 5% of its time. A
 charge with the longest names still fits into a quarter of one, so that none spills over.
 """
+
+_UNPREPARED = -1
+"""No file's number: the connection is not ready to be used."""
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
@@ -74,7 +77,8 @@ class SqliteFile:
         self._synchronous = "FULL" if durable else "NORMAL"
         self._lock = threading.RLock()
         self._db: sqlite3.Connection | None = None
-        self._inode = 0
+        self._inode = _UNPREPARED
+        self._turn = 0  # counts how often a connection was let go of
         _open.add(self)
 
     def transact(self, work: Callable[[sqlite3.Connection], T], *, write: bool) -> T:
@@ -82,22 +86,29 @@ class SqliteFile:
 
         SQLite's own busy handler backs off to 100 ms and starves under contention, so the waiting is ours: short and
         jittered, until the deadline. `work` may run again, from the start.
+
+        A signal handler may raise anywhere in here: its exception ends the transaction and goes on as it came. Or it
+        may ask a question itself, in the middle of this one: that ends ours, and we begin again when it is answered.
         """
         deadline = time.monotonic() + DEADLINE_S
         with self._lock:
             while True:
+                turn = self._turn
                 try:
                     db = self._connection()
-                    db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+                    # Not as a context manager: an exception may come before `__exit__` does anything.
                     try:
+                        db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
                         result = work(db)
                         db.execute("COMMIT")
                     except BaseException:
-                        if db.in_transaction:
-                            db.execute("ROLLBACK")
+                        if self._db is db:
+                            db.rollback()  # does nothing where nothing was begun, or all is committed
                         raise
                     return result
                 except sqlite3.Error as error:
+                    if self._turn != turn:
+                        continue
                     if _code(error) in _BUSY and time.monotonic() < deadline:
                         import random  # late: most processes meet no other one
 
@@ -109,42 +120,69 @@ class SqliteFile:
                     # a damaged length asks for more memory than there is.
                     raise LedgerError(self._damaged()) from error
                 except OSError as error:
+                    if error.errno is None:  # not the system's: the TimeoutError of a signal handler
+                        raise
                     raise LedgerError(f"{self.label}: {error.strerror}; check its folder") from error
 
     def close(self) -> None:
         """Close the file. May be called twice; a later transaction opens it again."""
         with self._lock:
-            if self._db is not None:
-                self._db.close()
-            self._db = None
+            self._let_go()
 
-    def _before_fork(self) -> None:
+    def _held_over_fork(self) -> Generator[None, None, None]:
         """Wait for the transaction under way, and let go of the file: both sides open it again when they need it."""
-        self._lock.acquire()
-        if self.path:
-            self.close()
+        with self._lock:
+            if self.path:
+                self._let_go()
+            yield
 
-    def _after_fork(self) -> None:
-        self._lock.release()
+    def _let_go(self) -> None:
+        """Close the connection. Who is in the middle of a transaction on it, which only a signal handler of the same
+        thread can find, gets an error at the next statement, and begins again.
+        """
+        self._turn += 1
+        db, self._db = self._db, None
+        if db is not None:
+            _end(db)
 
     def _connection(self) -> sqlite3.Connection:
-        if self._db is not None:
+        db = self._db
+        if db is not None:
             if self._inode == _inode(self.path):
-                return self._db
-            # Deleted or replaced: what is written to the old file nobody else would ever see.
-            self._db.close()
-            self._db = None
+                if not db.in_transaction:
+                    return db
+                if not self.path:
+                    return self._moved(db)
+            # Deleted or replaced: what is written to the old file nobody else would ever see. Or something has left a
+            # transaction there: a signal handler interrupted it, and asks us.
+            self._let_go()
         if self.path:
             _make_private(self.path)
         inode = _inode(self.path)
-        db = sqlite3.connect(self.path or ":memory:", timeout=0, isolation_level=None, check_same_thread=False)
+        self._inode = _UNPREPARED
+        self._db = db = self._connect()
         try:
             self._prepare(db)
         except BaseException:
-            db.close()
+            if self._db is db:
+                self._db = None
+            _end(db)
             raise
-        self._db, self._inode = db, inode
+        self._inode = inode
         return db
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.path or ":memory:", timeout=0, isolation_level=None, check_same_thread=False)
+
+    def _moved(self, db: sqlite3.Connection) -> sqlite3.Connection:
+        """`_let_go` for what is only in memory, which would end with its connection: it moves to another."""
+        self._turn += 1
+        db.rollback()
+        moved = self._connect()
+        db.backup(moved)
+        self._db = moved
+        db.close()
+        return moved
 
     def _prepare(self, db: sqlite3.Connection) -> None:
         db.execute("BEGIN")
@@ -205,18 +243,34 @@ class SqliteFile:
         return f"{self.label} is damaged; move it away ({self._lost_then})"
 
 
-_held: list[SqliteFile] = []
+_held: list[Generator[None, None, None]] = []
 
 
 def _hold_all() -> None:
-    for file in list(_open):
-        file._before_fork()
-        _held.append(file)
+    _hold(list(_open))
+
+
+def _hold(files: list[SqliteFile]) -> None:
+    """Hold these files until `_release_all`. A fork is not stopped by an exception out of a signal handler, and so
+    neither is this.
+    """
+    try:
+        while files:
+            _held.append(files[-1]._held_over_fork())
+            next(_held[-1])
+            files.pop()
+    finally:
+        if files:
+            _hold(files)
 
 
 def _release_all() -> None:
-    while _held:
-        _held.pop()._after_fork()
+    try:
+        while _held:
+            _held.pop().close()
+    finally:
+        if _held:
+            _release_all()
 
 
 if hasattr(os, "register_at_fork"):
@@ -232,6 +286,16 @@ def statements(script: str) -> list[str]:
             found.append(pending)
             pending = ""
     return found
+
+
+def _end(db: sqlite3.Connection) -> None:
+    """Close a connection, and first its transaction: to close alone keeps the lock while a statement is unfinished."""
+    try:
+        db.rollback()
+    except sqlite3.Error:
+        pass  # closed already
+    finally:
+        db.close()
 
 
 def _code(error: sqlite3.Error) -> int:

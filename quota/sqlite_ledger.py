@@ -359,7 +359,7 @@ class SqliteLedger:
                 f"SELECT {_COLUMNS} FROM charges"  # noqa: S608  # a constant
                 " WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) ORDER BY ms, seq LIMIT ?",
                 (project, after[0], until_ms, *after, count),
-            )
+            ).fetchall()
             return [_entry(row) for row in rows]
 
         return self._file.transact(work, write=False)
@@ -393,7 +393,7 @@ class SqliteLedger:
         rows = db.execute(
             "SELECT bucket, since_ms, until_ms, evidence, reported_by FROM exhaustions WHERE project = ? ORDER BY 1",
             (project,),
-        )
+        ).fetchall()
         return {row[0]: _exhaustion(row) for row in rows}
 
     def reopen(self, project: str, bucket: str) -> bool:

@@ -18,6 +18,7 @@ import pytest
 import quota
 from jobs.job import Page
 from jobs.store import APPLICATION_ID, SCHEMA_VERSION, Place, Store, StoreError
+from support.interrupts import Interrupted, at_every_place, interrupt
 
 DAY_MS = 86_400_000
 UNSPACED = "[\u0e00-\u0eff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7a3]"
@@ -613,3 +614,48 @@ def test_a_damaged_schema_is_a_damaged_file(tmp_path: Path) -> None:
     )
     with pytest.raises(StoreError, match="the file is damaged"):
         Store(str(path), retention_ms=1)
+
+
+# -- interrupted -------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_interrupted_anywhere_is_stored_whole_or_not_at_all(store: Store) -> None:
+    """By an exception out of a signal handler; and no other process finds the file locked."""
+    pages = 0
+
+    def keep_a_page() -> None:
+        nonlocal pages
+        pages += 1
+        page = Page(videos=[video(f"{pages} {n}") for n in range(2)], cursor={"page": pages}, ranked=True)
+        keep(store, page)
+
+    for error in at_every_place(interrupt, keep_a_page):
+        assert error is None or isinstance(error, Interrupted)
+        with closing(sqlite3.connect(store.path, timeout=0, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            kept = other.execute("SELECT count(*), max(rank) FROM rankings").fetchone()
+            place = store.place("t", "DE")
+            assert kept == (2 * place.pages, 2 * place.pages or None)
+            assert other.execute("SELECT count(*) FROM videos").fetchone() == (2 * place.pages,)
+    assert pages > 50
+    assert place.pages > 10
+
+
+def test_a_handler_that_writes_into_the_store_it_interrupted_is_told_so(store: Store) -> None:
+    def keep_a_page() -> None:
+        keep(store, Page(videos=[video("a")], cursor={"page": 2}))
+
+    keep_a_page()
+    refused = []
+
+    def sweep() -> None:
+        try:
+            store.sweep()
+        except StoreError as error:
+            refused.append(str(error))
+
+    for error in at_every_place(sweep, keep_a_page):
+        assert error is None
+    assert len(set(refused)) == 1
+    assert "a signal handler must not write it too" in refused[0]
+    assert rows(store, "SELECT count(*) FROM videos") == [(1,)]
