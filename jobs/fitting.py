@@ -169,7 +169,7 @@ class _Search:
                 x.name for x in main.limits if not x.narrow and bucket in x.view.selector.buckets
             ]
             room = min((limits[name] - job.leave.get(name, 0) for name in names), default=0)
-            cheapest = main.book.cheapest_units(bucket)
+            cheapest = main.book.at(self.outcome.start_ms).cheapest_units(bucket)
             return [
                 replace(job, leave={name: job.leave.get(name, 0) + more for name in names})
                 for more in _steps(max(0, room - cheapest))
@@ -206,6 +206,7 @@ class _Search:
     def _wants_too_much(self, settings: Settings) -> bool:
         """Whether some 24 hours want more of a limit over 24 hours than it holds: then there is nothing to simulate."""
         for credential in {c.project: c for c in settings.credentials.values()}.values():
+            book = credential.book.at(self.outcome.start_ms)
             for limit in credential.limits:
                 window, selector = limit.view.window, limit.view.selector
                 if not isinstance(window, Sliding) or window.window_ms != DAY_MS:
@@ -218,7 +219,6 @@ class _Search:
                         continue
                     units_a_pass = 0
                     for step in pass_steps(job, self.fetches[job.name]):
-                        book = credential.book
                         method = book.canonical(step.method or "unknown")
                         price = book.price(method) if method in book.methods else book.default_get
                         if selector.counts(price.bucket, method, job.name):

@@ -209,13 +209,15 @@ class _Job:
 
     __slots__ = ("budget", "calls", "knows", "name", "regions", "spent", "steps", "totals", "wanted")
 
-    def __init__(self, job: JobSettings, budget: Budget, fetch: Fetch, places: Mapping[str, Place]) -> None:
+    def __init__(
+        self, job: JobSettings, budget: Budget, fetch: Fetch, places: Mapping[str, Place], start_ms: int
+    ) -> None:
         self.name = job.name
         self.budget = budget
         self.steps = pass_steps(job, fetch)
         self.regions = {name: _Region(name, places.get(name), self.steps) for name in job.regions or ("",)}
         self.totals = JobTotals(passes=dict.fromkeys(self.regions, 0))
-        book = budget.book
+        book = budget.book.at(start_ms)
         self.calls: list[tuple[str, int | None, Spent, int]] = []
         known: dict[str, tuple[str, int | None, Spent, int]] = {}
         self.wanted: dict[str, tuple[Spent, int, int]] = {}
@@ -255,7 +257,7 @@ class _Simulation:
         for job in settings.jobs.values():
             fetch = (fetches or {}).get(job.name) or load_fetch(job.fetch, job.options, folder)
             places = {place.region: place for place in state.places.get(job.name, ())}
-            self.jobs[job.name] = _Job(job, self.session.budget(job.credential), fetch, places)
+            self.jobs[job.name] = _Job(job, self.session.budget(job.credential), fetch, places, start_ms)
         self.refused_until: dict[tuple[Any, ...], tuple[int, str | None]] = {}
         self.refusals: list[Refusal] = []
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quota.arguments import MAX_NUMBER, text, whole, whole_clock
-from quota.clock import host_clock, utc
+from quota.clock import host_clock
 from quota.decision import Decision, LimitState
 from quota.errors import CostExceedsLimit, LedgerError, UnknownCharge, UsageError
 from quota.events import warn
@@ -51,6 +51,10 @@ ALLOWANCE_ID = "allowance-"
 """Begins the id of a charge that the local allowance let through."""
 
 
+class _PriceChanged(Exception):  # noqa: N818 - no error: the plan is made anew
+    """A plan was made when its call cost something else."""
+
+
 @dataclass(slots=True)
 class _Plan:
     """What one kind of call asks of each limit that counts it: computed once, reused for every decision."""
@@ -64,21 +68,31 @@ class _Plan:
     caps: tuple[int, ...]
     costs: tuple[int, ...]
     paced: bool
+    priced: tuple[int, int]
+    """Since and until when the call costs that."""
     held: tuple[int, int, tuple[Ask, ...]] = (0, 0, ())
     """The asks last made, and since and until when they are the same."""
 
     def asks_at(self, now_ms: int) -> tuple[Ask, ...]:
-        """What is asked of each limit at `now_ms`: the same until the next edge of a calendar, unless it is paced."""
+        """What is asked of each limit at `now_ms`: the same until the next edge of a calendar, unless it is paced.
+
+        Raises _PriceChanged when the call costs something else by then.
+        """
         since_ms, until_ms, asks = self.held
         if not since_ms <= now_ms < until_ms:
+            self.check_price(now_ms)
             each = zip(self.limits, self.caps_at(now_ms), self.costs, strict=True)
             asks = tuple(Ask(limit.view, cap, cost, _edges(limit.view, now_ms)) for limit, cap, cost in each)
             if not self.paced:
                 edges = [ask.edges for ask in asks if ask.edges is not None]
-                since_ms = max((edge[0] for edge in edges), default=0)
-                until_ms = min((edge[1] for edge in edges), default=NEVER)
+                since_ms = max([self.priced[0], *(edge[0] for edge in edges)])
+                until_ms = min([self.priced[1], *(edge[1] for edge in edges)])
                 self.held = (since_ms, until_ms, asks)  # in one piece: threads share the plan
         return asks
+
+    def check_price(self, now_ms: int) -> None:
+        if not self.priced[0] <= now_ms < self.priced[1]:
+            raise _PriceChanged
 
     def caps_at(self, now_ms: int) -> tuple[int, ...]:
         """What each limit is held to at `now_ms`. `caps` is that without pacing; most plans need no more."""
@@ -248,12 +262,17 @@ class Budget:
         _check_name("region", region)
         charge = Charge(plan.units, plan.bucket, plan.method, job, region, self.tokens.next() if commit else "")
         try:
-            if self.allowance is not None:
-                self.allowance.repay(self.project, self.ledger, self._keep_ms)
-            question, verdict = self._ask(plan, charge, commit=commit)
-            return self._decision(plan, question, verdict, commit=commit)
-        except LedgerError as error:
-            return self._unanswered(plan, charge, str(error), commit=commit)
+            try:
+                if self.allowance is not None:
+                    self.allowance.repay(self.project, self.ledger, self._keep_ms)
+                question, verdict = self._ask(plan, charge, commit=commit)
+                return self._decision(plan, question, verdict, commit=commit)
+            except LedgerError as error:
+                plan.check_price(self._clock())
+                return self._unanswered(plan, charge, str(error), commit=commit)
+        except _PriceChanged:  # since the plan was made, which a process that lives long does once
+            self._plans.pop(key, None)
+            return self._decide(method, units, bucket, job, region, commit=commit)
 
     def _ask(self, plan: _Plan, charge: Charge, *, commit: bool) -> tuple[Question, Verdict]:
         """One question to the ledger, and its answer. Asked again with a fresh clock if ours proved wrong, and when
@@ -285,17 +304,19 @@ class Budget:
     def _make_plan(self, key: tuple[str, int | None, str | None, str]) -> _Plan:
         method, units, bucket, job = key
         _check_name("job", job)
+        priced = (0, NEVER)
         if units is None:
-            price = self.book.price(method, utc(self._clock()).date())
+            price, priced = self.book.price_at(method, self._clock())
             units, bucket = whole(price.units, _A_CHARGE, 1, MAX_UNITS), price.bucket
         method = self.book.canonical(method)
         _check_name("method", method, least=1)
-        if bucket is None:
-            known = self.book.methods.get(method)
-            bucket = known[-1].bucket if known else self.book.main_bucket.name
+        if bucket is None and method in self.book.methods:
+            price, priced = self.book.price_at(method, self._clock())
+            bucket = price.bucket
+        bucket = bucket or self.book.main_bucket.name
         limits = tuple(x for x in self.limits if x.view.selector.counts(bucket, method, job))
         costs = tuple(limit.view.selector.cost(units) for limit in limits)
-        plan = self._plan(method, units, bucket, limits, costs, job)
+        plan = self._plan(method, units, bucket, limits, costs, job, priced)
         for limit, cap_units, cost_units in zip(limits, plan.caps, costs, strict=True):
             if cost_units > cap_units:
                 left = f" after leaving {limit.limit_units - cap_units}" if cap_units < limit.limit_units else ""
@@ -308,13 +329,22 @@ class Budget:
         return plan
 
     def _plan(
-        self, method: str, units: int, bucket: str, limits: tuple[Limit, ...], costs: tuple[int, ...], job: str
+        self,
+        method: str,
+        units: int,
+        bucket: str,
+        limits: tuple[Limit, ...],
+        costs: tuple[int, ...],
+        job: str,
+        priced: tuple[int, int] = (0, NEVER),
     ) -> _Plan:
         leave = self._leave.get(job, {})
         leaves = tuple(whole(leave.get(limit.name, 0), "units: what a job leaves", 0, MAX_NUMBER) for limit in limits)
         caps = tuple(cap(limit, left, cost, None) for limit, left, cost in zip(limits, leaves, costs, strict=True))
         closed_by = self.book.closed_by(method, bucket) if method else ()
-        return _Plan(method, units, bucket, closed_by, limits, leaves, caps, costs, any(x.paced for x in limits))
+        return _Plan(
+            method, units, bucket, closed_by, limits, leaves, caps, costs, any(x.paced for x in limits), priced
+        )
 
     def _decision(self, plan: _Plan, question: Question, verdict: Verdict, *, commit: bool) -> Decision:
         states = _states(plan, question, verdict)

@@ -425,7 +425,7 @@ def reopen(bucket: str, because: str, credential: str | None, config: str | None
 @json_option
 @config_option
 def costs(method: str | None, book: str | None, credential: str | None, as_json: bool, config: str | None) -> None:
-    """The cost book: what each API method costs, from which bucket.
+    """The cost book: what each API method costs today, from which bucket, and from when it costs something else.
 
     \b
     Example:
@@ -433,16 +433,21 @@ def costs(method: str | None, book: str | None, credential: str | None, as_json:
       quota costs --book youtube-v3-buckets
     """
     import quota
+    from quota.clock import host_clock
     from quota.costs import load_book
+    from quota.ledger import NEVER
 
     if book is not None:
         chosen = load_book(book)
     else:
         with quota.open(config) as session:
             chosen = session.credential(credential).book
+    known, chosen = chosen, chosen.at(host_clock())
     if method is not None:
         chosen.price(method)
     names = [chosen.canonical(method)] if method is not None else sorted(chosen.methods)
+    changes_ms = {name: known.price_at(name, host_clock())[1][1] for name in names}
+    coming = {name: known.price_at(name, at_ms)[0] for name, at_ms in changes_ms.items() if at_ms != NEVER}
     if as_json:
         print_json(
             {
@@ -450,7 +455,18 @@ def costs(method: str | None, book: str | None, credential: str | None, as_json:
                 "source": chosen.source,
                 "read_on": chosen.read_on.isoformat(),
                 "methods": [
-                    {"method": name, "units": chosen.price(name).units, "bucket": chosen.price(name).bucket}
+                    {
+                        "method": name,
+                        "units": chosen.price(name).units,
+                        "bucket": chosen.price(name).bucket,
+                        "next": {
+                            "units": coming[name].units,
+                            "bucket": coming[name].bucket,
+                            "since": coming[name].since.isoformat(),
+                        }
+                        if name in coming
+                        else None,
+                    }
                     for name in names
                 ],
             }
@@ -459,7 +475,8 @@ def costs(method: str | None, book: str | None, credential: str | None, as_json:
     width = max(map(len, names))
     for name in names:
         price = chosen.price(name)
-        say(f"{name:<{width}}  {price.units:>6,}  {price.bucket}")
+        later = f"; {coming[name].units:,} {coming[name].bucket} from {coming[name].since}" if name in coming else ""
+        say(f"{name:<{width}}  {price.units:>6,}  {price.bucket}{later}")
     say(f"cost book {chosen.name}, read on {chosen.read_on} from")
     say(chosen.source)
 

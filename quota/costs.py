@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quota.arguments import texts
 from quota.errors import ConfigError, UnknownMethod
+from quota.ledger import NEVER
 from quota.limits import DAY_MS, Calendar, Sliding, Window, parse_duration
 from quota.tables import Table, nearest, one_line, parse_toml, read_toml, show
 
@@ -80,7 +81,7 @@ class CostBook(NamedTuple):
         return method.removeprefix(f"{self.api}.")
 
     def price(self, method: str, on: date | None = None) -> Price:
-        """The price of `method` on a day (default: the newest price).
+        """The price of `method` on a day of the book's zone (default: the newest price; see `at`).
 
         Raises UnknownMethod, with the nearest known name, for a method the book does not have.
         """
@@ -90,6 +91,35 @@ class CostBook(NamedTuple):
         if on is None:
             return prices[-1]
         return next((price for price in reversed(prices) if price.since <= on), prices[0])
+
+    def price_at(self, method: str, at_ms: int) -> tuple[Price, tuple[int, int]]:
+        """The price of `method` at a moment, and since and until when it is that (0 and NEVER where nothing changes).
+
+        It changes at midnight of the book's own zone. Raises UnknownMethod.
+        """
+        price = self.price(method)
+        prices = self.methods[self.canonical(method)]
+        if len(prices) == 1:
+            return price, (0, NEVER)
+        starts_ms = [0, *(self._midnight_ms(price.since) for price in prices[1:]), NEVER]
+        newest = max(n for n in range(len(prices)) if n == 0 or starts_ms[n] <= at_ms)
+        return prices[newest], (starts_ms[newest], starts_ms[newest + 1])
+
+    def at(self, at_ms: int) -> CostBook:
+        """This book with the prices of one moment: those that were, and those to come, are left out."""
+        return self._replace(methods={method: (self.price_at(method, at_ms)[0],) for method in self.methods})
+
+    @property
+    def zone(self) -> str:
+        """By whose midnight its prices change: upstream's, where that counts by the calendar."""
+        window = self.main_bucket.window
+        return window.zone if isinstance(window, Calendar) else "UTC"
+
+    def _midnight_ms(self, day: date) -> int:
+        from datetime import datetime
+        from zoneinfo import ZoneInfo
+
+        return int(datetime(day.year, day.month, day.day, tzinfo=ZoneInfo(self.zone)).timestamp()) * 1000
 
     def default_price(self, verb: str) -> Price:
         """The price of a method the book does not have, by its HTTP verb. Meant to be on the dear side."""
@@ -101,7 +131,7 @@ class CostBook(NamedTuple):
         return (bucket, *(name for name in pools if name != bucket))
 
     def cheapest_units(self, bucket: str) -> int:
-        """The units of the cheapest call that is charged to a bucket."""
+        """The units of the cheapest call that is charged to a bucket, by the newest prices; see `at`."""
         prices = [prices[-1] for prices in self.methods.values()] + [self.default_get, self.default_other]
         return min((price.units for price in prices if price.bucket == bucket), default=1)
 

@@ -11,11 +11,11 @@ start is rejected by that command's own code: the ledger is opened, and each job
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from quota.clock import rfc3339
+from quota.clock import host_clock, rfc3339
 from quota.errors import ConfigError, LedgerError
 from quota.limits import DAY_MS, Calendar
 from quota.redact import redact
@@ -47,7 +47,12 @@ class Finding:
 
 
 def lint(settings: Settings) -> list[Finding]:
-    """Everything there is to say about these settings, errors first, otherwise in the file's order."""
+    """All there is to say about these settings, by today's prices: errors first, otherwise in the file's order."""
+    books = {id(c.book): c.book for c in settings.credentials.values()}
+    today = {key: book.at(host_clock()) for key, book in books.items()}
+    settings = replace(
+        settings, credentials={name: replace(c, book=today[id(c.book)]) for name, c in settings.credentials.items()}
+    )
     findings = [*_opening(settings.ledger.url), *_ledger(settings), *_store(settings)]
     for credential in settings.credentials.values():
         findings += _limits(credential)

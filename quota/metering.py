@@ -29,6 +29,7 @@ from quota.upstream import UpstreamError, classify
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from quota.costs import CostBook
     from quota.decision import Decision
 
 _log = logging.getLogger("quota")
@@ -108,7 +109,7 @@ class Attempt:
         self._closed = True
         if status < 400:
             return None
-        error = classify(status, body, method=self.decision.method, book=self._budget.book)
+        error = classify(status, body, method=self.decision.method, book=self._book())
         if error.bucket is not None:
             try:
                 self._close(error, error.bucket)
@@ -146,6 +147,10 @@ class Attempt:
             self.decision.id,
             error.message,
         )
+
+    def _book(self) -> CostBook:
+        """The prices by which it was charged."""
+        return self._budget.book.at(_charged_at_ms(self.decision))
 
     def _reset_after(self, bucket: str, at_ms: int) -> int:
         """When upstream starts counting `bucket` anew. A pool that is no bucket of the book follows the main one."""

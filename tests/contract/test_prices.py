@@ -1,0 +1,239 @@
+"""A price that changes on a day, in a process that lives on."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from click.testing import CliRunner
+
+from quota.cli import cli
+from quota.costs import parse_book
+from quota.errors import CostExceedsLimit, LedgerError
+from quota.ledger import NEVER
+from quota.limits import Calendar, Limit, Selector, View
+from quota.lint import lint
+from quota.metering import Meter
+from quota.outage import Allowance
+from quota.settings import load_settings
+
+from .conftest import limit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from quota.ledger import Question, Verdict
+
+    from .conftest import Setup
+
+UPLOAD = "videos.insert"  # 1,600 until 2025-12-03, 100 from 2025-12-04
+
+
+def at(text: str, zone: str = "America/Los_Angeles") -> int:
+    return round(datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone)).timestamp() * 1000)
+
+
+CHANGE_MS = at("2025-12-04 00:00:00")
+WINDOWS: list[list[Any]] = [
+    [limit(50_000)],
+    [Limit("day", 50_000, View(Selector(), Calendar("day", "America/Los_Angeles")), 50_000, 0)],
+    [Limit("day", 50_000, View(Selector(), Calendar("day", "UTC")), 50_000, 0, paced=True), limit(50_000)],
+    [],
+]
+
+
+@pytest.mark.parametrize("limits", WINDOWS, ids=["sliding", "calendar", "paced", "default"])
+def test_a_budget_that_lives_on_charges_the_price_of_the_day(setup: Setup, limits: list[Any]) -> None:
+    setup.now_ms = CHANGE_MS - 1
+    budget = setup.budget(*limits or [limit(50_000)])
+    costs = [budget.charge(UPLOAD).cost_units]
+    for setup.now_ms in (CHANGE_MS, CHANGE_MS + 1, CHANGE_MS + 86_400_000):
+        costs += [budget.peek(UPLOAD).cost_units, budget.charge(UPLOAD).cost_units]
+    assert costs == [1600, 100, 100, 100, 100, 100, 100]
+    assert [entry.units for entry in setup.ledger.read(setup.project, (0, 0), NEVER, 10)] == [1600, 100, 100, 100]
+
+
+def test_a_clock_that_goes_back_finds_the_old_price(setup: Setup) -> None:
+    budget = setup.budget(limit(50_000))
+    setup.now_ms = CHANGE_MS
+    assert budget.charge(UPLOAD).cost_units == 100
+    setup.now_ms = CHANGE_MS - 1
+    assert budget.peek(UPLOAD).cost_units == 1600
+
+
+def test_what_could_never_fit_fits_once_it_is_cheaper(setup: Setup) -> None:
+    budget = setup.budget(limit(500))
+    setup.now_ms = CHANGE_MS - 1
+    with pytest.raises(CostExceedsLimit):
+        budget.charge(UPLOAD)
+    setup.now_ms = CHANGE_MS
+    assert budget.charge(UPLOAD).admitted
+
+
+@pytest.mark.parametrize("zone", ["America/Los_Angeles", "Asia/Kolkata", "Pacific/Auckland", "UTC"])
+def test_it_changes_at_midnight_of_the_books_own_zone(setup: Setup, zone: str) -> None:
+    book = parse_book(
+        f"""
+        api = "x"
+        source = "the tests"
+        read_on = 2026-11-01
+        buckets.units = {{ quota = 100, resets = {{ calendar = "month", zone = "{zone}" }} }}
+        buckets.more = {{ quota = 100, resets = "1h" }}
+        default = {{ get = 1, other = 1 }}
+        [methods]
+        "a.list" = [
+            {{ units = 1 }},
+            {{ units = 2, since = 2026-03-08 }},
+            {{ units = 3, bucket = "more", since = 2026-03-09 }},
+        ]
+        """,
+        "zoned",
+    )
+    budget = setup.budget(limit(500, buckets=()))
+    budget.book = book
+    found = []
+    for day in ("2026-03-08", "2026-03-09"):
+        for setup.now_ms in (at(day, zone) - 1, at(day, zone)):
+            found.append(budget.charge("a.list").cost_units)
+    assert found == [1, 2, 2, 3]
+    assert setup.ledger.read(setup.project, (0, 0), NEVER, 10)[-1].bucket == "more"
+    assert budget.charge("a.list", units=9).admitted
+    assert setup.ledger.read(setup.project, (0, 0), NEVER, 10)[-1].bucket == "more"
+    assert book.zone == zone
+
+
+def test_without_a_calendar_it_changes_at_midnight_utc() -> None:
+    book = parse_book(
+        """
+        api = "x"
+        source = "the tests"
+        read_on = 2026-11-01
+        buckets.units = { quota = 100, resets = "1m" }
+        default = { get = 1, other = 1 }
+        methods."a.list" = [{ units = 1 }, { units = 2, since = 2026-03-08 }]
+        """,
+        "sliding",
+    )
+    change_ms = at("2026-03-08", "UTC")
+    assert book.price_at("a.list", change_ms - 1) == (book.methods["a.list"][0], (0, change_ms))
+    assert book.price_at("a.list", change_ms) == (book.methods["a.list"][1], (change_ms, NEVER))
+    assert book.at(change_ms - 1).price("a.list").units == 1
+
+
+class Away:
+    """A ledger that cannot be asked."""
+
+    def __init__(self, ledger: Any) -> None:
+        self._ledger = ledger
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ledger, name)
+
+    def decide(self, question: Question, *, commit: bool) -> Verdict:
+        raise LedgerError("away")
+
+    def repay(self, *args: Any) -> None:
+        raise LedgerError("away")
+
+
+def test_the_allowance_goes_by_the_price_of_the_day_too(setup: Setup, tmp_path: Path) -> None:
+    """Also while a debt is owed, whose repaying fails before the ledger is asked anything."""
+    allowance = Allowance(str(tmp_path / "allowance.db"), 100, 1_000, lambda: setup.now_ms)
+    budget = setup.budget(limit(50_000), allowance=allowance)
+    budget.ledger = Away(setup.ledger)  # type: ignore[assignment]
+    setup.now_ms = CHANGE_MS - 1
+    assert budget.charge("videos.list").source == "allowance"
+    assert budget.charge(UPLOAD).reason == "ledger-unavailable"
+    setup.now_ms = CHANGE_MS + 20_000
+    assert [budget.charge(UPLOAD).cost_units, budget.charge(UPLOAD).source] == [100, "allowance"]
+    allowance.close()
+
+
+def test_a_price_that_stands_costs_nothing_to_look_up(setup: Setup) -> None:
+    """What one kind of call asks is made once, however often it is asked, and once more when its price changes."""
+    setup.now_ms = CHANGE_MS - 10
+    budget = setup.budget(limit(50_000))
+    asked = []
+    whole = budget.book.price_at
+    budget.book = _Counting(budget.book, asked)
+    for setup.now_ms in range(CHANGE_MS - 10, CHANGE_MS + 10):
+        budget.peek(UPLOAD)
+    assert len(asked) == 2
+    assert whole(UPLOAD, CHANGE_MS)[0].units == 100
+
+
+class _Counting:
+    def __init__(self, book: Any, asked: list[str]) -> None:
+        self._book, self._asked = book, asked
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "price_at":
+            self._asked.append(name)
+        return getattr(self._book, name)
+
+
+def test_an_exhaustion_closes_the_bucket_that_was_charged(setup: Setup) -> None:
+    book = parse_book(
+        """
+        api = "x"
+        source = "the tests"
+        read_on = 2026-11-01
+        buckets.units = { quota = 100, resets = { calendar = "day", zone = "UTC" } }
+        buckets.uploads = { quota = 100, resets = { calendar = "day", zone = "UTC" } }
+        default = { get = 1, other = 1 }
+        methods."a.add" = [{ units = 1 }, { units = 1, bucket = "uploads", since = 2099-01-01 }]
+        """,
+        "later",
+    )
+    budget = setup.budget(limit(500, buckets=()))
+    budget.book = book
+    body = b'{"error": {"message": "Spent.", "errors": [{"reason": "quotaExceeded"}]}}'
+    Meter(budget).attempt("a.add", "POST").answered(403, body)
+    assert [closed.bucket for closed in setup.ledger.exhaustions(setup.project)] == ["units"]
+
+
+def test_a_configuration_is_judged_by_the_prices_of_today(state_dir: Path) -> None:
+    """A price of the far future makes no limit too small today."""
+    (state_dir.parent / "book.toml").write_text(
+        """
+        api = "x"
+        source = "the tests"
+        read_on = 2026-11-01
+        buckets.units = { quota = 1_000, resets = { calendar = "day", zone = "UTC" } }
+        default = { get = 1, other = 1 }
+        methods."a.add" = [{ units = 1 }, { units = 700, since = 2099-01-01 }]
+        """
+    )
+    (state_dir.parent / "quota.toml").write_text(
+        """
+        [credentials.main]
+        api = "./book.toml"
+        endpoint = "http://127.0.0.1:1"
+        limits = [
+            { name = "adds", methods = ["a.add"], units = 500, window = "24h" },
+            { name = "day", units = 900, window = { calendar = "day", zone = "UTC" } },
+        ]
+        """
+    )
+    assert [str(finding) for finding in lint(load_settings()) if "costs" in finding.message] == []
+
+
+def test_the_cost_book_is_shown_with_the_prices_to_come(state_dir: Path) -> None:
+    (state_dir.parent / "book.toml").write_text(
+        """
+        api = "x"
+        source = "the tests"
+        read_on = 2026-11-01
+        buckets.units = { quota = 1_000, resets = { calendar = "day", zone = "UTC" } }
+        default = { get = 1, other = 1 }
+        methods."a.add" = [{ units = 3 }, { units = 700, since = 2099-01-01 }]
+        """
+    )
+    shown = CliRunner().invoke(cli, ["costs", "--book", "./book.toml"])
+    assert "a.add       3  units; 700 units from 2099-01-01" in shown.output
+    (method,) = json.loads(CliRunner().invoke(cli, ["costs", "--book", "./book.toml", "--json"]).output)["methods"]
+    later = {"units": 700, "bucket": "units", "since": "2099-01-01"}
+    assert method == {"method": "a.add", "units": 3, "bucket": "units", "next": later}
