@@ -28,6 +28,14 @@ if TYPE_CHECKING:
     Line = tuple[AbstractConnection, Callable[[], object]]
 
 
+_pack: Callable[[tuple[str | bytes, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]  # its stub is wrong
+"""A command as the server reads it. Every word must be text or bytes, never a number.
+
+hiredis (3.5 and before) makes text of a number itself, and does not look whether that failed. A signal handler may
+raise just there, and then the interpreter crashes.
+"""
+
+
 class Connections:
     """As much of redis-py's client as a ledger uses. Safe to use from several threads and after a fork."""
 
@@ -35,15 +43,15 @@ class Connections:
         self._make = make
         self._idle: list[Line] = []  # threads share it without a lock: append and pop are atomic
 
-    def execute_command(self, *command: str | int) -> Any:
+    def execute_command(self, *command: str) -> Any:
         """The server's reply, as it came. Raises what redis-py raises."""
-        packed = hiredis.pack_command(command)  # type: ignore[arg-type]  # its stub knows one word only
+        words = _pack(command)
         idle = self._idle
         line = _pop(idle) or self._connect()
         connection = line[0]
         answered = False
         try:
-            connection.send_packed_command([packed])
+            connection.send_packed_command([words])
             reply = connection.read_response()
             answered = True
         except ResponseError:  # an answer too
@@ -72,6 +80,16 @@ class Connections:
         except BaseException:
             connection.disconnect()
             raise
+
+
+class Packer:
+    """Packs what redis-py itself asks while it connects, for example SELECT with the database's number."""
+
+    def pack(self, *command: str | bytes | float) -> list[bytes]:
+        first, *rest = command
+        # The driver's name of a command may be two words.
+        words = first.split() if isinstance(first, (str, bytes)) else [str(first)]
+        return [_pack((*words, *(word if isinstance(word, (str, bytes)) else str(word) for word in rest)))]
 
 
 def _pop(idle: list[Line]) -> Line | None:

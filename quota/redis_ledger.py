@@ -55,7 +55,7 @@ from quota.ledger import (
     checked_range,
 )
 from quota.limits import Sliding
-from quota.redis_connection import Connections
+from quota.redis_connection import Connections, Packer
 from quota.scripts import script
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class RedisLedger:
         self._url = url
         self._connect = _connector(url, self.label)
         self._connected: redis.Redis | Connections | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may ask while its thread connects
         _made.add(self)
 
     def now_ms(self) -> int:
@@ -115,18 +115,18 @@ class RedisLedger:
 
     def decide(self, question: Question, *, commit: bool) -> Verdict:
         charge = question.charge
-        args: list[str | int] = [
-            0 if self._clock is None else self._clock(),
-            question.caller_ms,
-            1 if commit else 0,
+        args = [
+            self._now(),
+            str(question.caller_ms),
+            "1" if commit else "0",
             _units(charge),
             charge.method,
             charge.job,
             charge.region,
             charge.token,
-            -1,
-            question.keep_ms,
-            question.jitter_ms,
+            "-1",
+            str(question.keep_ms),
+            str(question.jitter_ms),
             ",".join(question.closed_by),
             " ".join([question.seen.epoch, *(f"{ms}-{seq}" for ms, seq in question.seen.ids)]),
             *_of_limits(tuple(question.asks)),
@@ -134,13 +134,13 @@ class RedisLedger:
         reply = self._charge(_keys(question.project), args)
         return self._read(lambda reply: _verdict(question, reply), reply)
 
-    def _charge(self, keys: Sequence[str], args: list[str | int]) -> Any:
+    def _charge(self, keys: Sequence[str], args: list[str]) -> Any:
         """Run charge.lua to a verdict. A repeat after a lost answer says so, and so never charges twice."""
         started = elapsed_s()
         repeat = False
         for _ in range(MOST_PARTS):
             if repeat:
-                args[8] = int((elapsed_s() - started) * 1000)
+                args[8] = str(int((elapsed_s() - started) * 1000))
             try:
                 reply = self._run("charge", keys, args)
             except _FAILED as error:
@@ -155,26 +155,26 @@ class RedisLedger:
     # -- corrections and reading -------------------------------------------------------------------------------------
 
     def repay(self, project: str, machine: str, charges: Sequence[tuple[int, Charge]], keep_ms: int = KEEP_MS) -> None:
-        args: list[str | int] = [0 if self._clock is None else self._clock(), machine, keep_ms]
+        args = [self._now(), machine, str(keep_ms)]
         for number, charge in charges:
-            args += (number, _units(charge), charge.method, charge.job, charge.region, charge.token)
+            args += (str(number), _units(charge), charge.method, charge.job, charge.region, charge.token)
         self._script("repay", project, args)
 
     def carry(self, project: str, epoch: str, carries: Sequence[Carry], keep_ms: int = KEEP_MS) -> str:
-        args: list[str | int] = [0 if self._clock is None else self._clock(), epoch, keep_ms]
+        args = [self._now(), epoch, str(keep_ms)]
         for carry in carries:
             args += (carry.view, *carry.words())
         return str(self._script("carry", project, args))
 
     def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
         units = whole(units, "units: what a charge counts", 0, MAX_NUMBER)
-        reply = self._script("settle", project, [charge_id, units, *(view.name for view in views)])
+        reply = self._script("settle", project, [charge_id, str(units), *(view.name for view in views)])
         return self._read(_entry, [charge_id, *reply]) if reply else None
 
     def read(self, project: str, after: tuple[int, int], until_ms: int, count: int) -> Sequence[Entry]:
         after, until_ms, count = checked_range(after, until_ms, count)
         since = f"{after[0] + 1}-0" if after[1] == NEVER else f"({after[0]}-{after[1]}"
-        return [self._read(_entry, row) for row in self._script("read", project, [since, until_ms, count])]
+        return [self._read(_entry, row) for row in self._script("read", project, [since, str(until_ms), str(count)])]
 
     def whole_after_ms(self, project: str) -> int:
         return self._read(int, self._ask("HGET", _keys(project)[1], "cut_ms") or 0)
@@ -184,9 +184,8 @@ class RedisLedger:
         record = f"{exhaustion.until_ms} {exhaustion.since_ms} " + json.dumps(
             {"bucket": exhaustion.bucket, "evidence": exhaustion.evidence, "reported_by": exhaustion.reported_by}
         )
-        now_ms = 0 if self._clock is None else self._clock()
         # An upstream's day ends well within that lifetime, and every call that is refused for it begins another.
-        reply = self._script("exhaust", project, [now_ms, exhaustion.bucket, record, KEEP_MS])
+        reply = self._script("exhaust", project, [self._now(), exhaustion.bucket, record, str(KEEP_MS)])
         return self._read(_exhaustion, reply)
 
     def exhaustions(self, project: str) -> Sequence[Exhaustion]:
@@ -208,21 +207,35 @@ class RedisLedger:
 
     # -- the connection ----------------------------------------------------------------------------------------------
 
-    def _command(self, *command: str | int) -> Any:
+    # Every word of a command is text already: see `quota.redis_connection`.
+
+    def _command(self, *command: str) -> Any:
         client = self._connected
         if client is None:
             with self._lock:
                 client = self._connected = self._connected or self._connect()
-        return client.execute_command(*command)
+        try:
+            return client.execute_command(*command)
+        except _FAILED:
+            raise
+        except BaseException:
+            # Out of a signal handler. A cluster's pools may keep a connection whose answer nobody has read.
+            if not isinstance(client, Connections):
+                self._connected = None
+            raise
 
-    def _run(self, name: str, keys: Sequence[str], args: Sequence[str | int]) -> Any:
+    def _run(self, name: str, keys: Sequence[str], args: Sequence[str]) -> Any:
         text, sha = script(name)
         try:
-            return self._command("EVALSHA", sha, len(keys), *keys, *args)
+            return self._command("EVALSHA", sha, str(len(keys)), *keys, *args)
         except NoScriptError:
-            return self._command("EVAL", text, len(keys), *keys, *args)
+            return self._command("EVAL", text, str(len(keys)), *keys, *args)
 
-    def _script(self, name: str, project: str, args: Sequence[str | int]) -> Any:
+    def _now(self) -> str:
+        """The time that the scripts go by: "0" for the server's own."""
+        return "0" if self._clock is None else str(self._clock())
+
+    def _script(self, name: str, project: str, args: Sequence[str]) -> Any:
         """Run a script that may be repeated freely: it reads, or sets what is absolute."""
         return self._repeat(lambda: self._run(name, _keys(project), args))
 
@@ -306,7 +319,7 @@ def _start_over() -> None:
     """In a forked child: connect anew."""
     for ledger in list(_made):
         _left_to_parent.extend((ledger._connected, ledger._connect))
-        ledger._connected, ledger._lock = None, threading.Lock()
+        ledger._connected, ledger._lock = None, threading.RLock()
         ledger._connect = _connector(ledger._url, ledger.label)
 
 
@@ -328,9 +341,9 @@ def _keys(project: str) -> tuple[str, str, str]:
     return f"quota:{{{project}}}:log", f"quota:{{{project}}}:state", f"quota:{{{project}}}:amended"
 
 
-def _units(charge: Charge) -> str | int:
+def _units(charge: Charge) -> str:
     """The field `u` of an entry."""
-    return charge.units if charge.bucket == DEFAULT_BUCKET else f"{charge.bucket}={charge.units}"
+    return str(charge.units) if charge.bucket == DEFAULT_BUCKET else f"{charge.bucket}={charge.units}"
 
 
 @lru_cache(maxsize=256)
@@ -447,8 +460,11 @@ def _connector(url: str, label: str) -> Callable[[], redis.Redis | Connections]:
             in_path, option = _databases(url)
             options["db"] = int(option or in_path or 0)
             sentinel = Sentinel(nodes, sentinel_kwargs=_options({}, SENTINEL_TIMEOUT_S), **options)
-            return partial(sentinel.master_for, service)
-        options = {"protocol": 2, **_options(parse_url(url))}
+            # The driver's client is not used, only its pool, which knows how to make a connection to the primary.
+            return partial(
+                Connections, sentinel.master_for(service, command_packer=Packer()).connection_pool.make_connection
+            )
+        options = {**_options(parse_url(url)), "command_packer": Packer()}
         options.pop("max_connections", None)  # there are as many as threads that ask at once
         make = partial(options.pop("connection_class", redis.Connection), **options)
         make()  # an option that it does not know shows here
@@ -463,7 +479,7 @@ def _connector(url: str, label: str) -> Callable[[], redis.Redis | Connections]:
 
 def _options(given: dict[str, Any], timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     """The url's options over our timeouts; but the driver's own retries would charge the same call twice."""
-    options = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, **given}
+    options = {"protocol": 2, "socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, **given}
     options.pop("retry_on_error", None)
     options.pop("retry_on_timeout", None)
     return {**options, "decode_responses": True, "encoding_errors": "replace", "retry": Retry(NoBackoff(), 0)}

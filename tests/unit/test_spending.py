@@ -1,0 +1,159 @@
+"""`budget.spend` as a decorator: on what runs when it is called, and on nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import types
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from quota.budget import Budget
+from quota.errors import Refused, UsageError
+from quota.ledger import NEVER
+from quota.limits import DAY_MS, Limit, Selector, Sliding, View
+from quota.sqlite_ledger import SqliteLedger
+from support.books import BOOK
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+
+@pytest.fixture
+def budget() -> Iterator[Budget]:
+    ledger = SqliteLedger("sqlite://")
+    limit = Limit("day", 2, View(Selector(), Sliding(DAY_MS)), 2, 0)
+    yield Budget(credential="main", project="p", book=BOOK, limits=[limit], ledger=ledger)
+    ledger.close()
+
+
+def charges(budget: Budget) -> int:
+    return len(budget.ledger.read("p", (0, 0), NEVER, 10))
+
+
+async def coroutine(*args: Any) -> int:
+    return len(args)
+
+
+async def async_generator(*args: Any) -> AsyncIterator[int]:
+    yield len(args)
+
+
+def generator(*args: Any) -> Iterator[int]:
+    yield len(args)
+
+
+@types.coroutine
+def old_coroutine(*args: Any) -> Any:
+    yield len(args)
+
+
+def function(*args: Any) -> int:
+    return len(args)
+
+
+class Asked:
+    def __call__(self, *args: Any) -> int:
+        return len(args)
+
+    def method(self, *args: Any) -> int:
+        return len(args)
+
+    async def later(self, *args: Any) -> int:
+        return len(args)
+
+
+class AskedLater:
+    async def __call__(self, *args: Any) -> int:
+        return len(args)
+
+
+class AskedBitByBit:
+    def __call__(self, *args: Any) -> Iterator[int]:
+        yield len(args)
+
+
+RUN_LATER: dict[str, Any] = {
+    "coroutine function": coroutine,
+    "async generator function": async_generator,
+    "generator function": generator,
+    "generator-based coroutine": old_coroutine,
+    "partial of a coroutine function": functools.partial(coroutine, 1),
+    "partial of a partial": functools.partial(functools.partial(async_generator, 1), 2),
+    "partial of a callable": functools.partial(AskedLater(), 1),
+    "coroutine method": Asked().later,
+    "callable with a coroutine": AskedLater(),
+    "callable with a generator": AskedBitByBit(),
+    "static coroutine": staticmethod(coroutine),
+    "class coroutine": classmethod(coroutine),
+}
+NO_FUNCTIONS: dict[str, Any] = {
+    "static method": staticmethod(function),
+    "class method": classmethod(function),
+    "class": Asked,
+    "property": property(function),
+    "name": "function",
+    "nothing": None,
+}
+RUN_AT_ONCE: dict[str, Callable[..., Any]] = {
+    "function": function,
+    "lambda": lambda *args: len(args),
+    "partial": functools.partial(function),
+    "callable": Asked(),
+    "method": Asked().method,
+    "builtin": max,
+}
+
+
+@pytest.mark.parametrize("kind", RUN_LATER)
+def test_what_runs_later_than_it_is_called_is_an_error_at_decoration(budget: Budget, kind: str) -> None:
+    """It would be charged without being run, and no longer be known for what it is."""
+    with pytest.raises(UsageError, match=r"runs later than it is called.*with budget\.spend") as refused:
+        budget.spend("videos.list")(RUN_LATER[kind])
+    assert str(refused.value).isprintable()
+    assert charges(budget) == 0
+
+
+@pytest.mark.parametrize("kind", NO_FUNCTIONS)
+def test_what_is_no_function_is_an_error_at_decoration(budget: Budget, kind: str) -> None:
+    with pytest.raises(UsageError, match=r"spend below @(static|class)method|spend decorates functions") as refused:
+        budget.spend("videos.list")(NO_FUNCTIONS[kind])
+    assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("kind", RUN_AT_ONCE)
+def test_what_runs_when_it_is_called_is_charged_for_each_call(budget: Budget, kind: str) -> None:
+    spending = budget.spend("videos.list")(RUN_AT_ONCE[kind])
+    assert charges(budget) == 0
+    assert [spending(1, 2), spending(1, 2)] == [2, 2]
+    with pytest.raises(Refused):
+        spending(1, 2)
+    assert charges(budget) == 2
+
+
+def test_below_staticmethod_and_classmethod_it_is_charged(budget: Budget) -> None:
+    class Client:
+        @staticmethod
+        @budget.spend("videos.list")
+        def fetch(region: str) -> str:
+            return region
+
+        @classmethod
+        @budget.spend("videos.list")
+        def name(cls) -> str:
+            return cls.__name__
+
+    assert (Client.fetch("DE"), Client.name()) == ("DE", "Client")
+    assert charges(budget) == 2
+
+
+def test_inside_what_runs_later_it_charges_when_that_runs(budget: Budget) -> None:
+    async def fetch() -> str:
+        with budget.spend("videos.list") as decision:
+            return str(decision.id)
+
+    waiting = fetch()
+    assert charges(budget) == 0
+    assert asyncio.run(waiting)
+    assert charges(budget) == 1
