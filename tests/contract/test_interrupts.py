@@ -6,13 +6,18 @@ own, thousands of times.
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import sqlite3
+import subprocess
 import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 
+import quota
 from contract.conftest import Setup, limit
 from quota import sqlite_file
 from quota.budget import read_entries
@@ -194,3 +199,124 @@ def _setup(ledger: Ledger) -> Setup:
     setup = Setup(ledger, project="p")
     setup.now_ms = host_clock()
     return setup
+
+
+# -- real signals ------------------------------------------------------------------------------------------------------
+
+INTERRUPTED = int(os.environ.get("QUOTA_TEST_INTERRUPTED", "400"))
+"""How many charges are interrupted on each ledger; `make soak` takes 20,000."""
+
+CHARGE = """
+import json, random, signal, sys, threading, time
+import quota
+
+config, how, seed, enough = sys.argv[1:]
+r = random.Random(int(seed))
+sys.unraisablehook = lambda _: None
+confirmed = interrupted = fired = 0
+armed = False
+
+class Interrupted(Exception): ...
+
+def handle(*_):
+    global confirmed, fired
+    if armed:
+        fired += 1
+        if how == "charges":
+            decision = budget.charge("videos.list")
+            assert (decision.admitted, decision.source) == (True, "ledger"), decision
+            confirmed += 1
+        else:
+            raise r.choice((Interrupted, KeyboardInterrupt, TimeoutError))
+
+def keep_interrupting():
+    while interrupted < int(enough):
+        time.sleep(r.uniform(0.00002, 0.001))
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+
+signal.signal(signal.SIGALRM, handle)
+with quota.open(config) as q:
+    budget = q.budget()
+    budget.charge("videos.list")
+    confirmed += 1
+    started = time.perf_counter()
+    for _ in range(20):
+        budget.charge("videos.list")
+        confirmed += 1
+    usual_s = (time.perf_counter() - started) / 20
+    if how == "nobody":
+        print("ready", flush=True)
+        threading.Thread(target=lambda: (sys.stdin.read(), globals().update(enough=0)), daemon=True).start()
+    elif how == "thread":
+        threading.Thread(target=keep_interrupting, daemon=True).start()
+    while interrupted < int(enough):
+        before, fired = fired, 0
+        try:
+            armed = True
+            if how in ("timer", "charges"):
+                signal.setitimer(signal.ITIMER_REAL, r.uniform(0.000002, usual_s))
+            decision = budget.charge("videos.list")
+            armed = False
+        except (Interrupted, KeyboardInterrupt, TimeoutError) as error:
+            armed = False
+            last = error  # as a notebook keeps it, with all its frames
+            interrupted += 1
+        else:
+            if decision.admitted:
+                assert decision.source == "ledger", decision
+                confirmed += 1
+                interrupted += how == "charges" and fired
+            else:  # the driver makes a lost connection of what is raised in its own handlers
+                assert fired and how != "charges", decision
+                interrupted += 1
+        if how == "nobody":
+            time.sleep(0.0005)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    print(json.dumps([confirmed, interrupted if how != "charges" else 0]))
+"""
+
+CONFIG = """
+[ledger]
+url = "{url}"
+[credentials.main]
+api = "youtube-v3"
+project = "p"
+[[credentials.main.limits]]
+name = "day"
+units = 100000000
+window = "24h"
+[[credentials.main.limits]]
+name = "pacific-day"
+units = 100000000
+window = {{ calendar = "day", zone = "America/Los_Angeles" }}
+"""
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no such signals there")
+@pytest.mark.parametrize("how", ["timer", "thread", "charges"])
+def test_charges_interrupted_by_signals_refuse_nobody_and_are_counted(
+    ledger_url: str, tmp_path: Path, state_dir: Path, how: str
+) -> None:
+    """In a process of its own, which must not crash; another one charges all the while, and is never refused."""
+    config = tmp_path / "quota.toml"
+    config.write_text(CONFIG.format(url=ledger_url))
+
+    def spawn(how: str, enough: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", CHARGE, str(config), how, "5", str(enough)]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+    with spawn("nobody", 1) as other, spawn(how, INTERRUPTED // 2 if how != "charges" else INTERRUPTED) as process:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+        said, complaint = process.communicate()
+        assert process.returncode == 0, complaint[-2000:]
+        theirs, complaint = other.communicate("")
+        assert other.returncode == 0, complaint[-2000:]
+    (confirmed, interrupted), (others, _) = json.loads(said), json.loads(theirs)
+    assert others > 20
+    with quota.open(config) as session:
+        used = [state.used_units for state in session.budget().usage()]
+        assert used == [counted(session.ledger, "p")] * 2
+    assert confirmed + others <= used[0] <= confirmed + others + interrupted
