@@ -30,7 +30,7 @@ from quota.decision import Decision, LimitState
 from quota.errors import CostExceedsLimit, LedgerError, UnknownCharge, UsageError
 from quota.events import warn
 from quota.labels import Tokens, current_labels
-from quota.ledger import MOST_READ, NEVER, NOTHING_SEEN, Ask, Charge, Question, kept_ms
+from quota.ledger import KEEP_SLACK_MS, MOST_READ, NEVER, NOTHING_SEEN, Ask, Charge, Question, kept_ms
 from quota.limits import DAY_MS, Calendar, Limit, paced_units, paced_until
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from quota.ledger import Carry, Entry, Ledger, Verdict
     from quota.limits import Edges, View
     from quota.memory import Memory
-    from quota.outage import Allowance
+    from quota.outage import Allowance, Repaid
     from quota.spending import Spend
 
 MOST_LOSSES = 5
@@ -192,8 +192,9 @@ class Budget:
         units = whole(units, "units: what a charge counts, 0 after a refund,", 0, MAX_UNITS)
         before: Charge | Entry | None = None
         number = charge_id.removeprefix(ALLOWANCE_ID)
-        if self.allowance is not None and number != charge_id and number.isascii() and number.isdigit():
-            before = self.allowance.settle(self.project, int(number[:15]), units)
+        if number != charge_id:
+            if self.allowance is not None and number.isascii() and number.isdigit() and len(number) <= 15:
+                before = self._settle_drawn(self.allowance, int(number), units)
         elif _is_id(charge_id):
             before = self.ledger.settle(self.project, charge_id, units, tuple(limit.view for limit in self.limits))
         if before is None:
@@ -201,6 +202,29 @@ class Budget:
                 f"project {self.project!r} has no charge {charge_id!r}; `quota spend` shows what the log still holds"
             )
         return before
+
+    def _settle_drawn(self, allowance: Allowance, number: int, units: int) -> Charge | Entry | None:
+        """Correct what the allowance let through: in its journal, or in the ledger once that was handed it."""
+        before: Charge | Entry | None = allowance.settle(self.project, number, units)
+        if before is None:
+            repaid = allowance.repaid(self.project, number)
+            before = None if repaid is None else self._settle_repaid(repaid._replace(units=units))
+            if before is not None:
+                allowance.note_settled(self.project, number, units)
+        return before
+
+    def _settle_repaid(self, repaid: Repaid) -> Entry | None:
+        """Correct in the ledger what it was handed for a draw; None where its log has it no more.
+
+        Of entries with its token the newest is the draw. One before it is the charge of the same call, whose answer was
+        lost: it counted because nobody knew better, and now somebody does.
+        """
+        views = tuple(limit.view for limit in self.limits)
+        log = read_entries(self.ledger, self.project, repaid.ms - KEEP_SLACK_MS, NEVER)
+        found = [entry for entry in log if entry.token == repaid.token]
+        for entry in found:
+            self.ledger.settle(self.project, entry.id, repaid.units if entry is found[-1] else 0, views)
+        return found[-1] if found else None
 
     def usage(self, job: str | None = None) -> tuple[LimitState, ...]:
         """Every limit as it stands now. Charges nothing; a `job` sees its own, lower numbers."""
@@ -264,7 +288,8 @@ class Budget:
         try:
             try:
                 if self.allowance is not None:
-                    self.allowance.repay(self.project, self.ledger, self._keep_ms)
+                    for corrected in self.allowance.repay(self.project, self.ledger, self._keep_ms):
+                        self._settle_repaid(corrected)
                 question, verdict = self._ask(plan, charge, commit=commit)
                 return self._decision(plan, question, verdict, commit=commit)
             except LedgerError as error:

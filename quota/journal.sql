@@ -15,7 +15,8 @@ CREATE TABLE draws (
     job     TEXT    NOT NULL,
     region  TEXT    NOT NULL,
     token   TEXT    NOT NULL,
-    repaid  INTEGER NOT NULL DEFAULT 0
+    repaid  INTEGER NOT NULL DEFAULT 0,
+    settled INTEGER NOT NULL DEFAULT 0  -- its units were corrected; the ledger may have been told others before
 );
 CREATE INDEX draws_of_project ON draws (project, ms);
 

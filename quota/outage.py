@@ -37,7 +37,7 @@ from quota.sqlite_file import SqliteFile, sound
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from quota.ledger import Ledger
 
@@ -57,6 +57,14 @@ class Drawn(NamedTuple):
     left_units: int
 
 
+class Repaid(NamedTuple):
+    """A draw that the ledger has been handed: it is found there by its token, not long before `ms` or after it."""
+
+    units: int
+    ms: int
+    token: str
+
+
 class Allowance:
     """The allowance of one machine. Safe to share between threads and after a fork.
 
@@ -74,7 +82,7 @@ class Allowance:
             "allowance",
             schema="journal.sql",
             application_id=APPLICATION_ID,
-            version=2,
+            version=3,
             lost_then="what it owes is forgotten then",
             durable=True,
         )
@@ -137,7 +145,7 @@ class Allowance:
         return drawn
 
     def settle(self, project: str, number: int, units: int) -> Charge | None:
-        """Correct a draw that is not repaid yet; the charge as it stood before, None if there is none."""
+        """Correct a draw that is not repaid yet; the charge as it stood before, None if there is none: see `repaid`."""
 
         def work(db: sqlite3.Connection) -> Charge | None:
             row = db.execute(
@@ -147,10 +155,26 @@ class Allowance:
             ).fetchone()
             if row is None:
                 return None
-            db.execute("UPDATE draws SET units = ? WHERE number = ?", (units, number))
+            db.execute("UPDATE draws SET units = ?, settled = 1 WHERE number = ?", (units, number))
             return Charge(*sound(row, until=1))
 
         return self._file.transact(work, write=True) if os.path.exists(self._path) else None
+
+    def repaid(self, project: str, number: int) -> Repaid | None:
+        """What the ledger was handed for a draw; None for one that is owed, or is not known (any more)."""
+
+        def work(db: sqlite3.Connection) -> Repaid | None:
+            row = db.execute(
+                "SELECT units, ms, token FROM draws WHERE project = ? AND number = ? AND repaid", (project, number)
+            ).fetchone()
+            return None if row is None else Repaid(*sound(row, until=2, most=LATEST_MS))
+
+        return self._file.transact(work, write=False) if os.path.exists(self._path) else None
+
+    def note_settled(self, project: str, number: int, units: int) -> None:
+        """A repaid draw counts so much now: the ledger knows, and this is for the allowance and its reports."""
+        sql = "UPDATE draws SET units = ? WHERE project = ? AND number = ? AND repaid"
+        self._file.transact(lambda db: db.execute(sql, (units, project, number)), write=True)
 
     def drawn_by(self, project: str, run: str) -> list[Charge]:
         """What this run drew, repaid or not, as it stands now."""
@@ -178,23 +202,29 @@ class Allowance:
             return 0
         return owed[0]
 
-    def repay(self, project: str, ledger: Ledger, keep_ms: int) -> None:
+    def repay(self, project: str, ledger: Ledger, keep_ms: int) -> Sequence[Repaid]:
         """Hand the ledger what was drawn, once: it remembers the last number repaid by this journal. `keep_ms` is how
         long it must keep it: see `quota.ledger.kept_ms`.
 
         Costs next to nothing where nothing is owed. Raises LedgerError while the ledger still cannot answer, and never
         because of the journal: a debt that cannot be read is no reason to refuse calls that the ledger can decide.
+
+        Returns the draws that were corrected before they were noted as repaid. The ledger may have been told what they
+        counted before that, and the caller has to settle them there.
         """
         now_ms = self._clock()
         looked_ms = self._looked_ms.get(project)
         if looked_ms is not None and 0 <= now_ms - looked_ms < LOOK_AGAIN_MS:
-            return
+            return ()
+        corrected: list[Repaid] = []
         if os.path.exists(self._path):
-            self._repay(project, ledger, keep_ms)
+            corrected = self._repay(project, ledger, keep_ms)
             self._say_used(project)
         self._looked_ms[project] = now_ms
+        return corrected
 
-    def _repay(self, project: str, ledger: Ledger, keep_ms: int) -> None:
+    def _repay(self, project: str, ledger: Ledger, keep_ms: int) -> list[Repaid]:
+        corrected: list[Repaid] = []
         after, more = 0, True
         while more:
             unpaid = partial(self._unpaid, project=project, after=after)
@@ -202,20 +232,21 @@ class Allowance:
                 machine, rows = self._file.transact(unpaid, write=False)
             except LedgerError as error:
                 self._warn(error)
-                return
+                return corrected
             more = len(rows) == REPAID_AT_ONCE
             if not rows:
-                return
+                return corrected
             after = rows[-1][0]
             ledger.repay(project, machine, [(row[0], Charge(*row[1:])) for row in rows], keep_ms)
             try:
-                self._mark_repaid(project, after)
+                corrected += self._mark_repaid(project, after)
             except LedgerError as error:  # they are sent again later, which changes nothing
                 self._warn(error)
             else:
                 units = sum(row[1] for row in rows)
                 self._drawn.pop((project, os.getpid()), None)
                 warn("debt_repaid project=%s charges=%d units=%d", project, len(rows), units)
+        return corrected
 
     def _say_used(self, project: str) -> None:
         """The end of an outage whose debt this process has not repaid; of a single draw all is said."""
@@ -229,9 +260,19 @@ class Allowance:
             self._warned = True
             warn("allowance_unreadable: %s", error)
 
-    def _mark_repaid(self, project: str, last: int) -> None:
-        sql = "UPDATE draws SET repaid = 1 WHERE project = ? AND number <= ?"
-        self._file.transact(lambda db: db.execute(sql, (project, last)), write=True)
+    def _mark_repaid(self, project: str, last: int) -> list[Repaid]:
+        """Those among them that were corrected meanwhile, or after a note "repaid" that was lost."""
+
+        def work(db: sqlite3.Connection) -> list[Repaid]:
+            found = db.execute(
+                "SELECT units, ms, token FROM draws WHERE project = ? AND number <= ? AND NOT repaid AND settled",
+                (project, last),
+            )
+            corrected = [Repaid(*sound(row, until=2, most=LATEST_MS)) for row in found]
+            db.execute("UPDATE draws SET repaid = 1 WHERE project = ? AND number <= ?", (project, last))
+            return corrected
+
+        return self._file.transact(work, write=True)
 
     def _unpaid(
         self, db: sqlite3.Connection, project: str, after: int

@@ -7,14 +7,14 @@ import os
 import sqlite3
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import quota
 from contract.conftest import limit
 from quota.budget import Budget, read_entries
-from quota.errors import UnknownCharge
+from quota.errors import LedgerError, UnknownCharge
 from quota.ledger import NEVER, Charge, open_ledger
 from quota.limits import DAY_MS
 from quota.outage import LOOK_AGAIN_MS, REPAID_AT_ONCE, Allowance
@@ -198,7 +198,7 @@ def test_repaying_does_not_renew_the_allowance(machine: Machine) -> None:
         assert budget.charge("videos.list", units=10).admitted, "a window later they do not"
 
 
-def test_a_draw_can_be_given_back_until_it_is_repaid(machine: Machine) -> None:
+def test_a_draw_can_be_given_back_before_and_after_it_is_repaid(machine: Machine) -> None:
     budget = machine.budget()
     with machine.cut_off():
         given_back, kept = budget.charge("videos.list", units=10).id, budget.charge("videos.list", units=10).id
@@ -206,10 +206,107 @@ def test_a_draw_can_be_given_back_until_it_is_repaid(machine: Machine) -> None:
         assert kept is not None
         assert budget.refund(given_back).units == 10
         assert budget.charge("videos.list", units=10).admitted
-    assert budget.charge("videos.list").limits[0].used_units == 21
-    for charge_id in (kept, "allowance-999", "allowance-x", "allowance-" + "9" * 40):
+    assert used_units(budget, charge=True) == 21
+    assert [budget.settle(kept, units).units for units in (4, 4, 0, 7)] == [10, 4, 4, 0]
+    assert used_units(budget) == 18
+    assert [entry.units for entry in read_entries(machine.ledger, "p", 0, NEVER)] == [0, 7, 10, 1]
+    assert budget.refund(given_back).units == 0
+    for charge_id in ("allowance-999", "allowance-x", "allowance-" + "9" * 40, "allowance-", "allowance--1"):
         with pytest.raises(UnknownCharge):
             budget.refund(charge_id)
+
+
+def test_what_is_given_back_renews_the_allowance_and_what_is_repaid_does_not(machine: Machine) -> None:
+    budget = machine.budget(allowance=20)
+    with machine.cut_off():
+        drawn = [str(budget.charge("videos.list", units=10).id) for _ in range(2)]
+    budget.charge("videos.list")
+    budget.refund(drawn[0])
+    with machine.cut_off():
+        assert [budget.charge("videos.list", units=10).admitted for _ in range(2)] == [True, False]
+
+
+def test_another_process_gives_a_repaid_draw_back(machine: Machine) -> None:
+    with machine.cut_off():
+        drawn = str(machine.budget().charge("videos.list", units=10).id)
+    machine.budget().charge("videos.list")
+    assert machine.budget().refund(drawn).units == 10
+    assert used_units(machine.budget()) == 1
+
+
+def test_a_draw_that_was_repaid_long_ago_is_known_as_long_as_the_log_has_it(machine: Machine) -> None:
+    budget = machine.budget()
+    with machine.cut_off():
+        drawn = str(budget.charge("videos.list", units=10).id)
+    budget.charge("videos.list")
+    machine.now_ms += DAY_MS + DAY_MS // 2
+    for _ in range(3):
+        machine.now_ms += 60_000
+        budget.charge("videos.list")
+    assert budget.refund(drawn).units == 10
+    for _ in range(9):
+        machine.now_ms += DAY_MS // 2
+        budget.charge("videos.list")
+    with pytest.raises(UnknownCharge):
+        budget.refund(drawn)
+
+
+def test_a_draw_repaid_twice_is_given_back_once(machine: Machine) -> None:
+    """The note that it is repaid is lost, and it is given back before it is sent again."""
+    budget = machine.budget()
+    with machine.cut_off():
+        drawn = str(budget.charge("videos.list", units=10).id)
+    budget.charge("videos.list")
+    with closing(sqlite3.connect(machine.journal)) as db:
+        db.execute("UPDATE draws SET repaid = 0")
+        db.commit()
+    assert budget.refund(drawn).units == 10
+    machine.now_ms += LOOK_AGAIN_MS
+    assert used_units(machine.budget(), charge=True) == 2
+    assert budget.refund(drawn).units == 0
+
+
+class Slow:
+    """A ledger that is handed a debt, while something else happens."""
+
+    def __init__(self, ledger: Ledger, meanwhile: Callable[[], object]) -> None:
+        self._ledger, self._meanwhile = ledger, meanwhile
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ledger, name)
+
+    def repay(self, *args: Any) -> None:
+        self._ledger.repay(*args)
+        self._meanwhile()
+
+
+def test_a_draw_given_back_while_it_is_repaid_counts_nothing(machine: Machine) -> None:
+    budget, other = machine.budget(), machine.budget()
+    with machine.cut_off():
+        drawn = str(budget.charge("videos.list", units=10).id)
+    budget.ledger = Slow(machine.ledger, lambda: other.refund(drawn))  # type: ignore[assignment]
+    assert used_units(budget, charge=True) == 1
+
+
+def test_the_charge_whose_answer_was_lost_is_given_back_with_its_draw(machine: Machine) -> None:
+    """It is the same call. Until somebody says that it never left, both count."""
+    budget = machine.budget()
+
+    class Lost(Slow):
+        def decide(self, *args: Any, **more: Any) -> Any:
+            machine.ledger.decide(*args, **more)
+            raise LedgerError("the answer is lost")
+
+    budget.ledger = Lost(machine.ledger, lambda: None)  # type: ignore[assignment]
+    drawn = str(budget.charge("videos.list", units=10).id)
+    budget.ledger = machine.ledger
+    assert used_units(budget, charge=True) == 21
+    assert budget.settle(drawn, 3).units == 10
+    assert used_units(budget) == 4
+
+
+def used_units(budget: Budget, *, charge: bool = False) -> int:
+    return budget.charge("videos.list").limits[0].used_units if charge else budget.usage()[0].used_units
 
 
 def test_without_an_allowance_every_call_is_refused(machine: Machine) -> None:
