@@ -106,6 +106,9 @@ end
 local epoch = redis.call('HGET', state, 'epoch')
 local carried_ms = tonumber(redis.call('HGET', state, 'carried_ms') or 0)
 local changed = not epoch
+-- Tried before anything is written: Redis takes nothing back when a script fails.
+local kept_ms = math.max(keep_ms, tonumber(redis.call('HGET', state, 'keep_ms') or 0))
+redis.call('PEXPIRE', state, int(math.max(kept_ms, redis.call('PTTL', state))))
 
 for at = FIRST_CARRY, #ARGV, CARRY_SIZE do
   local field, lost, parts, kept, last = 'carry:' .. ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
@@ -138,7 +141,6 @@ for at = FIRST_CARRY, #ARGV, CARRY_SIZE do
   end
 end
 
-local kept_ms = math.max(keep_ms, tonumber(redis.call('HGET', state, 'keep_ms') or 0))
 redis.call('HSET', state, 'keep_ms', int(kept_ms))
 if changed then
   epoch = epoch and string.match(epoch, '^[^/]*') .. '/' .. new_epoch or new_epoch

@@ -3,7 +3,10 @@
 -- Guarantee: one atomic step over all limits asked about. An admitted charge is in the log when this returns; a refusal
 -- and a peek change nothing but how far the views have read. The views read at most 1,000 log entries: where more must
 -- be read, progress is saved and the answer is MORE (ask again with the same arguments). Arguments that cannot be right
--- are an error, and nothing is charged.
+-- are an error, and nothing is written.
+--
+-- Redis takes nothing back when a script fails. So the log is written last; where it cannot be, the state is put back.
+-- Housekeeping comes after that, and may fail without a word.
 --
 -- KEYS  1 log      stream: one entry a charge, fields u m j g t (units, method, job, region, token)
 --       2 state    hash: last = the log's last id; keep_ms; cut_ms = up to here the log was trimmed or lost; retried;
@@ -58,6 +61,8 @@ local KEEP_SLACK_MS = 90000000 -- 25 h: should the clock go back, what has expir
 local MAX_SEQ = 9007199254740991
 local CHUNK, MOST_ENTRIES = 250, 1000
 local MOST_UNITS = 1000000000 -- for one charge: sums of a whole log stay exact in 53 bits
+local LATEST_MS = 100000000000000
+local MOST_LIMITS = 1000 -- and exhaustions: one command takes 8,000 words from a script
 local REPEAT_KEPT_MS, REPEATS_KEPT = 300000, 100
 
 local function int(n) return string.format('%.0f', n) end
@@ -67,7 +72,12 @@ local function wrong(what) return redis.error_reply('ERR charge.lua: ' .. what) 
 local clock_ms, units = tonumber(ARGV[1]), tonumber(string.match(u or '', '^%d+$') or string.match(u or '', '=(%d+)$'))
 if #KEYS ~= 3 or #ARGV < FIRST_LIMIT - 1 or (#ARGV - FIRST_LIMIT + 1) % LIMIT_SIZE ~= 0 then
   return wrong('3 keys and 13 arguments are needed, then 4 for each limit')
-elseif not (clock_ms and caller_ms and retry_age_ms and jitter_ms and keep_ms and keep_ms >= 1) then
+elseif (#ARGV - FIRST_LIMIT + 1) / LIMIT_SIZE > MOST_LIMITS then
+  return wrong('more than ' .. MOST_LIMITS .. ' limits')
+elseif not (clock_ms and caller_ms and retry_age_ms and jitter_ms and keep_ms) or not (
+  clock_ms >= 0 and clock_ms <= LATEST_MS and caller_ms >= 0 and caller_ms <= MAX_SEQ and retry_age_ms >= -1
+  and retry_age_ms <= MAX_SEQ and keep_ms >= 1 and keep_ms <= LATEST_MS and jitter_ms >= 0 and jitter_ms <= MAX_SEQ
+) then -- nan is neither
   return wrong('now_ms, caller_ms, retry_age_ms, keep_ms (1 or more) and jitter_ms are numbers')
 elseif not commit and ARGV[3] ~= '0' then
   return wrong('commit is 1 or 0')
@@ -102,9 +112,26 @@ local fields = { 'last', 'retried', 'keep_ms', 'cut_ms', 'epoch', 'carried_ms' }
 local closed_first = #fields + 1
 for name in string.gmatch(closed_by, '[^,]+') do fields[#fields + 1] = 'closed:' .. name end
 local closed_last = #fields
-for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do fields[#fields + 1] = ARGV[at] end
+if closed_last > MOST_LIMITS then return wrong('more than ' .. MOST_LIMITS .. ' names in closed_by') end
+for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do
+  local name, cap, cost, span = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), ARGV[at + 3]
+  local window_ms = tonumber(span)
+  if not (cap and cap >= -MAX_SEQ and cap <= MAX_SEQ and cost and cost >= 0 and cost <= MAX_SEQ) then
+    return wrong('cap and cost of ' .. name .. ' are numbers')
+  elseif commit and cost ~= units and not (cost == 1 and string.find(name, '|calls$')) then
+    return wrong('the cost of ' .. name .. ' is the units charged, or 1 where it counts calls')
+  elseif window_ms and not (window_ms >= 1 and window_ms <= keep_ms) then
+    return wrong('span of ' .. name .. ' is 1 to keep_ms')
+  elseif not window_ms and not string.find(span, '^%d+ %d+ %d+$') then
+    return wrong('span of ' .. name .. ' is a window in ms, or three edges')
+  end
+  fields[#fields + 1] = name
+end
 local known = redis.call('HMGET', state, unpack(fields))
-local function number(field) return tonumber(field or 0) or 0 end
+local function number(field)
+  local n = field and tonumber(field) or 0
+  return n >= 0 and n <= LATEST_MS and n or 0
+end
 local last, repeats, kept_ms, cut_ms = known[1], known[2], number(known[3]), number(known[4])
 local epoch, carried_ms = known[5] or '', number(known[6])
 if not last then
@@ -139,15 +166,15 @@ if seen ~= '' and seen ~= epoch .. ' ' .. last and not charged_before and is_beh
 end
 
 -- What a view counts of one entry. The view's name says what it selects; it is read only where others' entries are.
-local function names_of(list)
-  if list == '*' then return nil end
-  local set = {}
-  for name in string.gmatch(list .. ',', '([^,]*),') do
-    set[string.gsub(name, '%%(%x%x)', function(hex) return string.char(tonumber(hex, 16)) end)] = true
-  end
-  return set
-end
 local function counter(view)
+  local function names_of(list)
+    if list == '*' then return nil end
+    local set = {}
+    for name in string.gmatch(list .. ',', '([^,]*),') do
+      set[string.gsub(name, '%%(%x%x)', function(hex) return string.char(tonumber(hex, 16)) end)] = true
+    end
+    return set
+  end
   local buckets, methods, jobs, rest = string.match(view, '^([^|]*)|([^|]*)|([^|]*)|(.*)$')
   buckets, methods, jobs = names_of(buckets), names_of(methods), names_of(jobs)
   local calls = string.find(rest, '|calls', 1, true)
@@ -168,22 +195,15 @@ end
 -- Bring each view up to the log's end and drop what has left its window.
 local touched, more = 0, false
 local views = {}
-local dirty = {}
 for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do
-  local name, cap, cost, span = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), ARGV[at + 3]
-  if not (cap and cost and cost >= 0) then return wrong('cap and cost of ' .. name .. ' are numbers') end
-  if commit and cost ~= units and not (cost == 1 and string.find(name, '|calls$')) then
-    return wrong('the cost of ' .. name .. ' is the units charged, or 1 where it counts calls')
-  end
+  local name, span = ARGV[at], ARGV[at + 3]
   local stored = known[closed_last + 1 + (at - FIRST_LIMIT) / LIMIT_SIZE]
   local cutoff_ms -- entries at or before this are out of the window
   local window_ms = tonumber(span)
   if window_ms then
-    if not (window_ms >= 1 and window_ms <= keep_ms) then return wrong('span of ' .. name .. ' is 1 to keep_ms') end
     cutoff_ms = now_ms - window_ms
   else
     local previous, next_edge, next_but_one = string.match(span, '^(%d+) (%d+) (%d+)$')
-    if not previous then return wrong('span of ' .. name .. ' is a window in ms, or three edges') end
     previous, next_edge, next_but_one = tonumber(previous), tonumber(next_edge), tonumber(next_but_one)
     if now_ms < previous or now_ms >= next_but_one then return { 'CLOCK', '', int(clock_ms), last, '', epoch, '' } end
     cutoff_ms = (now_ms >= next_edge and next_edge or previous) - 1
@@ -241,27 +261,43 @@ for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do
       break
     end
   end
-  views[#views + 1] =
-    { name = name, total = total, tail = tail, head = head, gone_ms = gone_ms, stored = stored, cap = cap, cost = cost, carried = 0 }
+  views[#views + 1] = {
+    name = name, total = total, tail = tail, head = head, gone_ms = gone_ms, stored = stored,
+    cap = tonumber(ARGV[at + 1]), cost = tonumber(ARGV[at + 2]), carried = 0,
+  }
   if more then break end
 end
 
-local function save(view)
-  local text = int(view.total) .. ' ' .. view.tail .. ' ' .. view.head .. ' ' .. int(view.gone_ms)
+local dirty = {} -- what is to be set in the state: field, value, field, value
+local another_second = math.floor(last_ms / 1000) ~= math.floor(clock_ms / 1000)
+local live_ms = kept_ms
+local due = another_second or keep_ms > kept_ms or not known[1]
+
+local function put(view, total, head)
+  local text = int(total) .. ' ' .. view.tail .. ' ' .. head .. ' ' .. int(view.gone_ms)
   if text ~= view.stored then
+    view.stored = text
     dirty[#dirty + 1] = view.name
     dirty[#dirty + 1] = text
   end
 end
 local function flush()
-  if #dirty > 0 then redis.call('HSET', state, unpack(dirty)) end
+  if due then
+    kept_ms = math.max(kept_ms, keep_ms)
+    redis.call('HSET', state, 'keep_ms', int(kept_ms))
+    live_ms = math.max(kept_ms, carried_ms + KEEP_SLACK_MS - now_ms)
+    -- No key is made that would live for ever.
+    local lives = redis.pcall('PEXPIRE', state, int(live_ms))
+    if type(lives) == 'table' and not known[1] then redis.pcall('HDEL', state, 'keep_ms') end
+    for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, int(live_ms)) end
+  end
+  redis.call('HSET', state, unpack(dirty))
 end
 
 if more then
   -- Two limits may share a view, and the first of them has come further: it is written last.
-  for index = #views, 1, -1 do save(views[index]) end
+  for index = #views, 1, -1 do put(views[index], views[index].total, views[index].head) end
   flush()
-  if not known[1] then redis.call('PEXPIRE', state, int(keep_ms)) end
   return { 'MORE', '', int(now_ms), last, '', epoch, '' }
 end
 
@@ -313,73 +349,83 @@ for _, view in ipairs(views) do
   if not fits and reply[1] == 'ADMITTED' and not charged_before then reply[1] = 'REFUSED' end
 end
 
--- Append.
-local log_is_new = false
-if charged_before then
-  reply[2] = charged_before
-elseif commit and reply[1] == 'ADMITTED' then
-  local id = clock_ms > last_ms and int(clock_ms) .. '-0' or int(last_ms) .. '-' .. int(last_seq + 1)
-  if not redis.call('XADD', log, 'NOMKSTREAM', id, 'u', u, 'm', method, 'j', job, 'g', region, 't', token) then
-    redis.call('XADD', log, id, 'u', u, 'm', method, 'j', job, 'g', region, 't', token)
-    log_is_new = true
-    if known[1] then -- it was deleted or evicted: what the views counted of it still counts
-      redis.call('DEL', amended)
-      cut_ms = last_ms
-      dirty[#dirty + 1] = 'cut_ms'
-      dirty[#dirty + 1] = int(cut_ms)
-    end
-  end
-  for _, view in ipairs(views) do
-    view.total, view.head = view.total + view.cost, id
-  end
+-- Write: the state, and then the entry.
+if charged_before then reply[2] = charged_before end
+local id = commit and reply[1] == 'ADMITTED' and not charged_before
+if id then
+  id = clock_ms > last_ms and int(clock_ms) .. '-0' or int(last_ms) .. '-' .. int(last_seq + 1)
   dirty[#dirty + 1] = 'last'
   dirty[#dirty + 1] = id
   reply[2], reply[4] = id, id
+end
+for index, view in ipairs(views) do
+  local added = id and view.cost or 0
+  put(view, view.total + added, id or view.head)
+  reply[FIRST_USED - 1 + index] = int(view.total + view.carried + added)
+end
+if #dirty == 0 then return reply end
+flush()
+
+local log_is_new = false
+if id then
+  local refused
+  local there = redis.pcall('XADD', log, 'NOMKSTREAM', id, 'u', u, 'm', method, 'j', job, 'g', region, 't', token)
+  if not there then
+    live_ms = math.max(live_ms, carried_ms + KEEP_SLACK_MS - now_ms)
+    refused = redis.pcall('PEXPIRE', state, int(live_ms)) -- as it will be for the log
+  elseif type(there) == 'table' then
+    refused = there
+  end
+  if type(refused) == 'table' then
+    dirty = { 'last', last }
+    for _, view in ipairs(views) do put(view, view.total, view.head) end
+    redis.call('HSET', state, unpack(dirty))
+    return refused
+  end
+  if not there then
+    log_is_new = true
+    redis.call('XADD', log, id, 'u', u, 'm', method, 'j', job, 'g', region, 't', token)
+    redis.call('PEXPIRE', log, int(live_ms))
+    if known[1] then -- it was deleted or evicted: what the views counted of it still counts
+      cut_ms = last_ms
+      redis.call('HSET', state, 'cut_ms', int(cut_ms))
+    end
+  end
   if epoch == '' then
-    dirty[#dirty + 1] = 'epoch'
-    dirty[#dirty + 1] = token
+    redis.call('HSET', state, 'epoch', token)
     reply[6] = token
   end
 end
-for index, view in ipairs(views) do
-  save(view)
-  reply[FIRST_USED - 1 + index] = int(view.total + view.carried)
-end
-flush()
 
--- Once a second at most: the keys' lifetime, and a bounded piece of trimming. The log is kept for the longest window
--- ever asked about, whoever asked.
-local another_second = math.floor(last_ms / 1000) ~= math.floor(clock_ms / 1000)
-if #dirty > 0 and (another_second or keep_ms > kept_ms or log_is_new or not known[1]) then
-  if keep_ms > kept_ms then
-    kept_ms = keep_ms
-    redis.call('HSET', state, 'keep_ms', int(kept_ms))
-  end
+-- Housekeeping, once a second at most: a bounded piece of trimming. The log is kept for the longest window ever asked
+-- about, whoever asked. Where one of its parts cannot be done it is left undone: the charge stands.
+if not (due or log_is_new) then return reply end
+if log_is_new then redis.pcall('DEL', amended) end
+pcall(function()
   local first_kept = int(math.max(0, now_ms - kept_ms))
   local old = redis.call('XRANGE', log, '-', '(' .. first_kept, 'COUNT', CHUNK)
-  if #old > 0 then
-    for _, entry in ipairs(old) do redis.call('HDEL', amended, entry[1]) end
-    local ms, seq = split(old[#old][1])
-    redis.call('XTRIM', log, 'MINID', int(ms) .. '-' .. int(seq + 1))
-    redis.call('HSET', state, 'cut_ms', int(math.max(cut_ms, ms)))
-    -- Views that nobody has asked about for so long are of limits that are configured no more.
-    local kept = redis.call('HGETALL', state)
-    for at = 1, #kept, 2 do
-      local head_ms = string.match(kept[at + 1], '^%d+ %d+%-%d+ (%d+)%-%d+ %d+$')
-      if head_ms and tonumber(head_ms) <= ms then redis.call('HDEL', state, kept[at]) end
-    end
+  if #old == 0 then return end
+  local ms, seq = split(old[#old][1])
+  redis.call('XTRIM', log, 'MINID', int(ms) .. '-' .. int(seq + 1))
+  redis.call('HSET', state, 'cut_ms', int(math.max(cut_ms, ms)))
+  for _, entry in ipairs(old) do redis.call('HDEL', amended, entry[1]) end
+  -- Views that nobody has asked about for so long are of limits that are configured no more.
+  local kept = redis.call('HGETALL', state)
+  for at = 1, #kept, 2 do
+    local head_ms = string.match(kept[at + 1], '^%d+ %d+%-%d+ (%d+)%-%d+ %d+$')
+    if head_ms and tonumber(head_ms) <= ms then redis.call('HDEL', state, kept[at]) end
   end
-  local repeated_ms = tonumber(string.match(repeats or '', '@(%d+)')) -- the newest
-  if retry_age_ms < 0 and repeated_ms and clock_ms - repeated_ms >= REPEAT_KEPT_MS then
-    redis.call('HDEL', state, 'retried')
-  end
-  if carried_ms > 0 and carried_ms + KEEP_SLACK_MS <= now_ms then
+end)
+local repeated_ms = tonumber(string.match(repeats or '', '@(%d+)')) -- the newest
+if retry_age_ms < 0 and repeated_ms and clock_ms - repeated_ms >= REPEAT_KEPT_MS then
+  redis.pcall('HDEL', state, 'retried')
+end
+if carried_ms > 0 and carried_ms + KEEP_SLACK_MS <= now_ms then
+  pcall(function()
     for _, field in ipairs(redis.call('HKEYS', state)) do
       if string.find(field, '^carry:') then redis.call('HDEL', state, field) end
     end
     redis.call('HDEL', state, 'carried_ms')
-  end
-  local live_ms = math.max(kept_ms, carried_ms + KEEP_SLACK_MS - now_ms)
-  for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, int(live_ms)) end
+  end)
 end
 return reply

@@ -22,6 +22,9 @@ end
 
 local standing = redis.call('HGET', state, field)
 if standing and tonumber(string.match(standing, '^%d+')) > now_ms then return standing end
+local short = redis.call('PTTL', state) < keep_ms
+-- Tried before anything is written, where it does no harm: Redis takes nothing back when a script fails.
+if short then redis.call('PEXPIRE', state, keep_ms) end
 redis.call('HSET', state, field, record)
-if redis.call('PTTL', state) < keep_ms then redis.call('PEXPIRE', state, keep_ms) end
+if short then redis.call('PEXPIRE', state, keep_ms) end
 return record

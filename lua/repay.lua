@@ -40,6 +40,17 @@ last_ms, last_seq = tonumber(last_ms), tonumber(last_seq)
 local lost_ms = last_ms
 
 local repaid = tonumber(redis.call('HGET', state, 'repaid:' .. machine) or 0)
+-- What may fail is tried where it does no harm: Redis takes nothing back when a script fails.
+local kept_ms = string.format('%.0f', math.max(keep_ms, tonumber(redis.call('HGET', state, 'keep_ms') or 0)))
+local function set_lifetimes()
+  for _, key in ipairs(KEYS) do
+    if redis.call('PTTL', key) < tonumber(kept_ms) then redis.call('PEXPIRE', key, kept_ms) end
+  end
+end
+redis.call('PEXPIRE', amended, string.format('%.0f', math.max(tonumber(kept_ms), redis.call('PTTL', amended))))
+redis.call('HSET', state, 'keep_ms', kept_ms)
+set_lifetimes()
+
 local appended = 0
 for at = FIRST_CHARGE, #ARGV, CHARGE_SIZE do
   local number = tonumber(ARGV[at])
@@ -52,15 +63,12 @@ for at = FIRST_CHARGE, #ARGV, CHARGE_SIZE do
   end
 end
 if appended > 0 then
-  if log_is_lost then -- deleted or evicted: see cut_ms in charge.lua
-    redis.call('DEL', amended)
-    redis.call('HSET', state, 'cut_ms', string.format('%.0f', lost_ms))
-  end
-  local kept_ms = string.format('%.0f', math.max(keep_ms, tonumber(redis.call('HGET', state, 'keep_ms') or 0)))
   redis.call('HSET', state, 'last', string.format('%.0f-%.0f', last_ms, last_seq),
-    'repaid:' .. machine, string.format('%.0f', repaid), 'keep_ms', kept_ms)
-  for _, key in ipairs(KEYS) do
-    if redis.call('PTTL', key) < tonumber(kept_ms) then redis.call('PEXPIRE', key, kept_ms) end
+    'repaid:' .. machine, string.format('%.0f', repaid))
+  if log_is_lost then -- deleted or evicted: see cut_ms in charge.lua
+    redis.call('HSET', state, 'cut_ms', string.format('%.0f', lost_ms))
+    redis.pcall('DEL', amended)
   end
+  set_lifetimes()
 end
 return appended

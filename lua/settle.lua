@@ -1,15 +1,15 @@
 -- settle.lua: set what a charge counts, absolutely. A refund settles to 0.
 --
--- Guarantee: one atomic step; idempotent; never refused; the charge keeps its time and id. The views named are kept up
--- to date, all others are dropped and rebuilt from the log at their next use.
+-- Guarantee: one atomic step; idempotent; never refused; the charge keeps its time and id. All views are kept up to date.
+-- Nothing is written before all that may fail was tried.
 --
 -- KEYS  1 log   2 state   3 amended     (see charge.lua)
 -- ARGV  1 id       of the charge, as charge.lua gave it
 --       2 units    what it counts from now on, 0 or more
---       then the names of the views to keep
 -- Reply { u, m, j, g, t, units it counted until now }, or nothing ({}) for an id that is not in the log
 
 local log, state, amended = KEYS[1], KEYS[2], KEYS[3]
+local PIECE = 1000
 local id, units = ARGV[1], tonumber(string.match(ARGV[2] or '', '^%d+$'))
 if not units then return redis.error_reply('ERR settle.lua: units are a whole number, 0 or more') end
 
@@ -40,28 +40,29 @@ local function counts_as(n, calls)
   return n
 end
 
-local named = {}
-for at = 3, #ARGV do
-  local view = ARGV[at]
-  local stored = not named[view] and redis.call('HGET', state, view) -- two limits may share a view: once is enough
-  named[view] = true
-  local buckets, methods, jobs, rest = string.match(view, '^([^|]*)|([^|]*)|([^|]*)|(.*)$')
-  if stored and selects(buckets, bucket) and selects(methods, f[4]) and selects(jobs, f[6]) then
-    local total, tail, head, gone_ms = string.match(stored, '^(%-?%d+) (%S+) (%S+) (%d+)$')
-    if at_most(tail, id) and at_most(id, head) then
-      local calls = string.find(rest, '|calls', 1, true)
-      total = tonumber(total) + counts_as(units, calls) - counts_as(counted, calls)
-      redis.call('HSET', state, view, string.format('%.0f %s %s %s', total, tail, head, gone_ms))
+-- Views are the fields with three separators in their names; a bucket, a machine or a token may have them in its own.
+local views = {}
+local cursor = '0'
+repeat
+  local piece = redis.call('HSCAN', state, cursor, 'MATCH', '*|*|*|*', 'COUNT', PIECE)
+  cursor = piece[1]
+  for at = 1, #piece[2], 2 do
+    local view, stored = piece[2][at], piece[2][at + 1]
+    local buckets, methods, jobs, rest = string.match(view, '^([^|]*)|([^|]*)|([^|]*)|(.*)$')
+    local total, tail, head, gone_ms = string.match(stored, '^(%d+) (%d+%-%d+) (%d+%-%d+) (%d+)$')
+    if buckets and total and selects(buckets, bucket) and selects(methods, f[4]) and selects(jobs, f[6]) then
+      if at_most(tail, id) and at_most(id, head) then
+        local calls = string.find(rest, '|calls', 1, true)
+        total = tonumber(total) + counts_as(units, calls) - counts_as(counted, calls)
+        views[view] = string.format('%.0f %s %s %s', total, tail, head, gone_ms)
+      end
     end
   end
-end
--- Views are the fields with three separators in their names; a bucket or a machine may have one in its own.
-for _, field in ipairs(redis.call('HKEYS', state)) do
-  local view = string.find(field, '^[^|]*|[^|]*|[^|]*|.')
-  view = view and not string.find(field, '^closed:') and not string.find(field, '^carry:')
-  if view and not named[field] then redis.call('HDEL', state, field) end
-end
-redis.call('HSET', amended, id, string.format('%.0f', units))
+until cursor == '0'
+
 local ttl_ms = redis.call('PTTL', log)
 if ttl_ms > 0 then redis.call('PEXPIRE', amended, ttl_ms) end
+redis.call('HSET', amended, id, string.format('%.0f', units))
+if ttl_ms > 0 then redis.call('PEXPIRE', amended, ttl_ms) end
+for view, text in pairs(views) do redis.call('HSET', state, view, text) end
 return { f[2], f[4], f[6], f[8], f[10], string.format('%.0f', counted) }

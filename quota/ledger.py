@@ -305,7 +305,7 @@ class Ledger(Protocol):
     def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
         """Set what a charge counts, absolutely, keeping its time and id; the entry as it was before, None if unknown.
 
-        Idempotent and never refused. `views` are kept up to date; views not named are rebuilt at their next use.
+        Idempotent and never refused. `views` are kept up to date; others too, or they are rebuilt at their next use.
         """
         ...
 

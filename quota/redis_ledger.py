@@ -26,6 +26,7 @@ from redis.exceptions import (
     ClusterDownError,
     InvalidResponse,
     MasterDownError,
+    NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
@@ -168,7 +169,7 @@ class RedisLedger:
 
     def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
         units = whole(units, "units: what a charge counts", 0, MAX_NUMBER)
-        reply = self._script("settle", project, [charge_id, str(units), *(view.name for view in views)])
+        reply = self._script("settle", project, [charge_id, str(units)])  # it keeps all views up to date
         return self._read(_entry, [charge_id, *reply]) if reply else None
 
     def read(self, project: str, after: tuple[int, int], until_ms: int, count: int) -> Sequence[Entry]:
@@ -289,6 +290,8 @@ class RedisLedger:
             return f"{where} cannot save its data and takes no charge until it can; see the server's log"
         if said.startswith("BUSY") or "-BUSY " in said:
             return f"{where} is busy with another program's script; it goes on after that, or after SCRIPT KILL"
+        if isinstance(error, NoPermissionError) or "can't run this command" in said:
+            return f"{where} does not let this user run a command that the scripts need; see `Rights` in lua/README.md"
         if isinstance(error, (TryAgainError, ClusterDownError, MasterDownError)):
             return f"{where} is moving its data or choosing a primary; run again in a moment"
         if "WRONGTYPE " in said:

