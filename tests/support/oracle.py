@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from quota.ledger import CLOCK_SLACK_MS, NEVER
 from quota.limits import Calendar, Limit, Sliding, View
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 
 @dataclass
@@ -21,6 +22,8 @@ class Spent:
     bucket: str
     method: str
     job: str
+    known: dict[str, int] = field(default_factory=dict, repr=False)
+    """What each view counts of it, once it was asked."""
 
     @property
     def id(self) -> str:
@@ -35,16 +38,59 @@ class Answer:
     retry_at_ms: int | None = None
 
 
+@dataclass
+class Draw:
+    """One call that the allowance let through. What is corrected after it was repaid stays drawn."""
+
+    number: int
+    ms: int
+    units: int
+    spent: Spent
+    repaid: bool = False
+
+
+class Journal:
+    """One machine's allowance: at most so many units in any longest window, whoever draws. What is older than two of
+    the longest is forgotten.
+    """
+
+    def __init__(self, most_units: int, allowance_units: int) -> None:
+        self.most_units = most_units
+        self.allowance_units = allowance_units
+        self.draws: list[Draw] = []
+        self.numbers = 0
+        self.kept_ms = 0
+
+    def draw(self, spend: Spent, now_ms: int, longest_ms: int, *, commit: bool) -> tuple[bool, int]:
+        """Whether it is admitted, and what is left then."""
+        now_ms = max([now_ms, *(draw.ms for draw in self.draws)])
+        left_units = self.allowance_units - sum(d.units for d in self.draws if d.ms > now_ms - longest_ms)
+        if spend.units > min(left_units, self.most_units):
+            return False, 0
+        if commit:
+            self.numbers += 1
+            self.draws.append(Draw(self.numbers, now_ms, spend.units, spend))
+            self.kept_ms = max(self.kept_ms, 2 * longest_ms)
+            self.draws = [draw for draw in self.draws if draw.ms > now_ms - self.kept_ms]
+            left_units -= spend.units
+        return True, left_units
+
+    @property
+    def owed(self) -> list[Draw]:
+        return [draw for draw in self.draws if not draw.repaid]
+
+
 class Oracle:
     """One project's log. `answer` is given both clocks, as the ledger and its caller read them."""
 
     def __init__(self) -> None:
         self.log: list[Spent] = []
+        self.newest = (0, 0)
         self.closed: dict[str, int] = {}
 
     def used(self, view: View, now_ms: int) -> int:
-        cutoff_ms = cutoff(view, now_ms)
-        return sum(counted(view, spent) for spent in self.log if spent.ms > cutoff_ms)
+        first = bisect_right(self.log, cutoff(view, now_ms), key=lambda spent: spent.ms)
+        return sum(counted(view, spent) for spent in self.log[first:])
 
     def answer(
         self,
@@ -74,22 +120,22 @@ class Oracle:
         if not self._fits(limits, spend, now_ms, caller_ms):
             return Answer("refused", None, used, self._retry_at(limits, spend, now_ms, now_ms - caller_ms))
         if commit:
-            newest = max(((s.ms, s.seq) for s in self.log[-1:]), default=(0, 0))
-            spend.ms, spend.seq = (ledger_ms, 0) if ledger_ms > newest[0] else (newest[0], newest[1] + 1)
-            self.log.append(spend)
+            self.append(spend, ledger_ms)
             used = [u + counted(limit.view, spend) for u, (limit, _) in zip(used, limits, strict=True)]
         return Answer("admitted", spend.id if commit else None, used)
 
-    def settle(self, charge_id: str, units: int) -> bool:
-        for spent in self.log:
-            if spent.id == charge_id:
-                spent.units = units
-                return True
-        return False
+    def append(self, spend: Spent, ledger_ms: int) -> None:
+        """Dated now; ids never go back, whatever the clock does, nor when the log was emptied."""
+        newest = self.newest
+        spend.ms, spend.seq = (ledger_ms, 0) if ledger_ms > newest[0] else (newest[0], newest[1] + 1)
+        self.newest = (spend.ms, spend.seq)
+        self.log.append(spend)
 
-    def forget(self, before_ms: int) -> None:
-        """Drop what no window of the test reaches, only to keep the oracle's sums short."""
-        self.log = [spent for spent in self.log if spent.ms >= before_ms]
+    def trim(self, ids: Collection[str], until_ms: int) -> list[Spent]:
+        """Drop what a ledger has let go of: all up to `until_ms` but `ids`."""
+        gone = [spent for spent in self.log if spent.ms <= until_ms and spent.id not in ids]
+        self.log = self.log[len(gone) :]
+        return gone
 
     def _fits(self, limits: Sequence[tuple[Limit, int]], spend: Spent, now_ms: int, caller_ms: int) -> bool:
         """A pace goes by the caller's clock: it is the caller who lowers the limit."""
@@ -169,5 +215,9 @@ def cutoff(view: View, now_ms: int) -> int:
 
 
 def counted(view: View, spent: Spent) -> int:
-    selector = view.selector
-    return selector.cost(spent.units) if selector.counts(spent.bucket, spent.method, spent.job) else 0
+    units = spent.known.get(view.name)
+    if units is None:
+        selector = view.selector
+        counts = selector.counts(spent.bucket, spent.method, spent.job)
+        units = spent.known[view.name] = selector.cost(spent.units) if counts else 0
+    return units

@@ -2,24 +2,31 @@
 
     python -m support.random_operations LEDGER_URL SEED OPERATIONS       (in the folder `tests`)
 
-Three callers, whose limits differ and change and whose clocks are off by their own amount, charge, peek, refund and
-settle on one project, while the ledger's clock walks, jumps and steps back around both of the year's clock changes.
+Three callers, each with a configuration of 1 to 20 limits that changes and a clock that is off by its own amount,
+charge, peek, refund and settle on one project, and draw on one allowance while the ledger is away, which the next to
+reach it repays; the ledger's clock walks, jumps and steps back around both of the year's clock changes.
+
+What a ledger has let go of, it says (`whole_after_ms`), and that is held against the windows named until then: from
+there on the oracle counts what is left.
 """
 
 from __future__ import annotations
 
 import random
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quota.budget import Budget
+from quota.budget import ALLOWANCE_ID, Budget
 from quota.errors import CostExceedsLimit, UnknownCharge
-from quota.ledger import KEEP_MS, NEVER, Exhaustion, Ledger, open_ledger
+from quota.ledger import CLOCK_SLACK_MS, KEEP_MS, MOST_READ, NEVER, Exhaustion, Ledger, kept_ms, open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
+from quota.outage import Allowance
 from support.books import BOOK
-from support.oracle import Answer, Oracle, Spent, paced
+from support.oracle import Answer, Journal, Oracle, Spent, cutoff, paced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,32 +39,36 @@ LOS_ANGELES = "America/Los_Angeles"
 
 @dataclass(frozen=True)
 class Pace:
-    """How time passes in one run, so that the windows hold some hundred charges."""
+    """How time passes in one run, so that the windows, shortest first, hold some dozens to some hundred charges."""
 
     windows: tuple[Window, ...]
     steps_ms: tuple[int, ...]
     jumps_ms: tuple[int, ...]
-    longest_ms: int
 
 
 FAST = Pace(
     (Sliding(50), Sliding(300), Sliding(2_000), Calendar("hour", LOS_ANGELES)),
     (0, 0, 0, 1, 1, 2, 5, 30),
-    (400, 2_500, -1, -5, -60, -2_400, HOUR_MS, -HOUR_MS),
-    3 * HOUR_MS,
+    (400, 2_500, -1, -5, -60, -2_400, HOUR_MS, -HOUR_MS, 60 * HOUR_MS),
 )
 DAILY = Pace(
-    (Sliding(HOUR_MS), Sliding(DAY_MS), Calendar("day", LOS_ANGELES), Calendar("hour", "Australia/Lord_Howe")),
+    (Sliding(HOUR_MS), Calendar("hour", "Australia/Lord_Howe"), Sliding(DAY_MS), Calendar("day", LOS_ANGELES)),
     (0, 1, 1_000, 20_000, 60_000, 120_000),
     (DAY_MS, 3 * HOUR_MS, -1, -4_000, -60_000, -HOUR_MS, -5 * HOUR_MS, 26 * HOUR_MS, -20 * HOUR_MS),
-    DAY_MS + 25 * HOUR_MS,
 )
 MONTHLY = Pace(
-    (Sliding(7 * DAY_MS), Calendar("month", LOS_ANGELES), Calendar("day", "Europe/Berlin"), Sliding(DAY_MS)),
+    (
+        Sliding(DAY_MS),
+        Calendar("day", "Europe/Berlin"),
+        Sliding(7 * DAY_MS),
+        Sliding(30 * DAY_MS),
+        Calendar("month", LOS_ANGELES),
+    ),
     (0, 60_000, HOUR_MS, 3 * HOUR_MS),
-    (20 * DAY_MS, -HOUR_MS, -20 * HOUR_MS, 3 * DAY_MS),
-    33 * DAY_MS,
+    (20 * DAY_MS, -HOUR_MS, -20 * HOUR_MS, 3 * DAY_MS, 70 * DAY_MS),
 )
+NUMBERS_OF_LIMITS = (1, 1, 2, 2, 3, 4, 5, 8, 9, 11, 20)
+ALLOWANCE_UNITS, ALLOWANCE_MOST = 60, 7
 CLOCK_CHANGES = (datetime(2026, 3, 7, 20, tzinfo=UTC), datetime(2026, 10, 31, 20, tzinfo=UTC))
 
 
@@ -67,6 +78,12 @@ class Caller:
     leave: dict[str, dict[str, int]]
     skew_ms: int
     budget: Budget = field(init=False)
+    cut_off: Budget = field(init=False)
+    """The same while its ledger does not answer."""
+
+    @property
+    def windows(self) -> list[Window]:
+        return [limit.view.window for limit in self.limits]
 
 
 class DisagreementError(AssertionError):
@@ -78,33 +95,53 @@ class RandomOperations:
 
     def __init__(self, make_ledger: Callable[[Callable[[], int]], Ledger], seed: int) -> None:
         self.random = random.Random(seed)
-        self.pace = self.random.choice((FAST, FAST, DAILY, DAILY, MONTHLY))
+        self.pace = self.random.choice((FAST, DAILY, DAILY, MONTHLY, MONTHLY))
+        self.stretch = self.random.choice((1, 4, 4, 10))
+        self.in_use = 1  # so many of the windows: longer ones join later
         self.clock_ms = int(self.random.choice(CLOCK_CHANGES).timestamp() * 1000)
         self.latest_ms = self.clock_ms
         self.ledger = make_ledger(lambda: self.clock_ms)
         self.project = f"random-{seed}"
         self.oracle = Oracle()
         self.counts: dict[str, int] = {}
-        self._announce_windows()
+        self.folder = tempfile.TemporaryDirectory()
+        nowhere = Path(self.folder.name, "not-a-folder")
+        nowhere.touch()
+        self.away = open_ledger(f"sqlite:///{nowhere}/ledger.db")
+        path = str(Path(self.folder.name, "allowance.db"))
+        self.allowance = Allowance(path, ALLOWANCE_MOST, ALLOWANCE_UNITS, lambda: self.clock_ms)
+        self.journal = Journal(ALLOWANCE_MOST, ALLOWANCE_UNITS)
+        self.kept_ms = KEEP_MS  # or as long as any writer has named
+        self.trimmable_ms = 0  # up to here the ledger may have let go of charges,
+        self.whole_after_ms = 0  # and up to here it has
+        self.gone: list[Spent] = []
         self.callers = [self._new_caller() for _ in range(3)]
+
+    def close(self) -> None:
+        self.allowance.close()
+        self.folder.cleanup()
 
     def run(self, operations: int) -> dict[str, int]:
         for number in range(operations):
             self._walk_clock()
-            if number % 500 == 499:
-                self.oracle.forget(self.latest_ms - 2 * self.pace.longest_ms)
             caller = self.random.randrange(3)
             choice = self.random.random()
             if choice < 0.01:
+                self.in_use += self.random.random() < 0.4
                 self.callers[caller] = self._new_caller()
             elif choice < 0.03:
                 self._change_a_limit(self.callers[caller])
             elif choice < 0.05:
                 self._close_or_reopen()
-            elif choice < 0.17 and self.oracle.log:
+            elif choice < 0.15 and self.oracle.log:
                 self._correct(self.callers[caller])
+            elif choice < 0.16 and self.journal.owed:
+                self._correct_a_draw(self.callers[caller])
+            elif choice < 0.19:
+                self._draw(number, self.callers[caller], commit=choice < 0.185)
             else:
                 self._decide(number, self.callers[caller], commit=choice < 0.85)
+                self._compare_what_is_gone(number)
         return self.counts
 
     def _count(self, what: str) -> None:
@@ -113,21 +150,24 @@ class RandomOperations:
     def _walk_clock(self) -> None:
         pace = self.pace
         jump = self.random.random() < 0.004
-        self.clock_ms += self.random.choice(pace.jumps_ms if jump else pace.steps_ms)
+        self.clock_ms += self.random.choice(pace.jumps_ms) if jump else self.random.choice(pace.steps_ms) * self.stretch
         # A log is kept for the longest window and a long day: a clock further back than that has no history.
         self.clock_ms = max(self.clock_ms, self.latest_ms - 20 * HOUR_MS)
         self.latest_ms = max(self.latest_ms, self.clock_ms)
 
-    def _announce_windows(self) -> None:
-        """Ask about every window once: the log is kept for the longest that anybody has asked about."""
-        caller = Caller([Limit(w.name, 10**6, View(Selector(), w), 10**6, 0) for w in self.pace.windows], {}, 0)
-        self._rebuild(caller)
-        caller.budget.charge("videos.list")
-        spent = Spent(0, 0, 1, "units", "videos.list", "")
-        self.oracle.answer([], spent, (), self.clock_ms, self.clock_ms, commit=True)
+    def _compare_what_is_gone(self, number: int) -> None:
+        until_ms = self.ledger.whole_after_ms(self.project)
+        if until_ms == self.whole_after_ms:
+            return
+        if not self.whole_after_ms < until_ms < self.trimmable_ms:
+            raise DisagreementError(f"operation {number} at {self.clock_ms}: all up to {until_ms} was let go of")
+        self.whole_after_ms = until_ms
+        here = self.ledger.read(self.project, (until_ms - 1, NEVER), until_ms, MOST_READ)
+        self.gone = [*self.gone, *self.oracle.trim({entry.id for entry in here}, until_ms)][-200:]
+        self._count("trimmed")
 
     def _new_caller(self) -> Caller:
-        limits = [self._new_limit(i) for i in range(self.random.randrange(1, 5))]
+        limits = [self._new_limit(i) for i in range(self.random.choice(NUMBERS_OF_LIMITS))]
         leave = {"backfill": {limit.name: self.random.randrange(1, 90) for limit in limits[:1]}}
         caller = Caller(limits, leave, self.random.choice((0, 0, 0, 700, -1_500, -40_000, 4_999, 5_001)))
         self._rebuild(caller)
@@ -142,7 +182,7 @@ class RandomOperations:
             count=r.choice(("units", "units", "units", "calls")),
         )
         units = r.randrange(100, 900) if selector.count == "units" else r.randrange(2, 40)
-        window = r.choice(self.pace.windows)
+        window = r.choice(self.pace.windows[: self.in_use])
         pacing = isinstance(window, Calendar) and r.random() < 0.5
         return Limit(f"limit-{number}", units, View(selector, window), units + 10, 10, pacing)
 
@@ -154,14 +194,18 @@ class RandomOperations:
         self._rebuild(caller)
 
     def _rebuild(self, caller: Caller) -> None:
-        caller.budget = Budget(
-            credential="main",
-            project=self.project,
-            book=BOOK,
-            limits=caller.limits,
-            ledger=self.ledger,
-            leave=caller.leave,
-            clock=lambda: self.clock_ms + caller.skew_ms,
+        caller.budget, caller.cut_off = (
+            Budget(
+                credential="main",
+                project=self.project,
+                book=BOOK,
+                limits=caller.limits,
+                ledger=ledger,
+                leave=caller.leave,
+                clock=lambda: self.clock_ms + caller.skew_ms,
+                allowance=self.allowance,
+            )
+            for ledger in (self.ledger, self.away)
         )
 
     def _close_or_reopen(self) -> None:
@@ -176,7 +220,49 @@ class RandomOperations:
         if standing <= self.clock_ms:
             self.oracle.closed[bucket] = until_ms
 
+    def _draw(self, number: int, caller: Caller, *, commit: bool) -> None:
+        units = self.random.choice((1, 1, 2, 7, 8))
+        job = self.random.choice(("", "trending", "backfill"))
+        ask = caller.cut_off.charge if commit else caller.cut_off.peek
+        try:
+            got = ask("videos.list", units=units, job=job)
+        except CostExceedsLimit:
+            self._count("never fits")
+            return
+        longest_ms = max(window.longest_ms for window in caller.windows)
+        spent = Spent(0, 0, units, "units", "videos.list", job)
+        admitted, left_units = self.journal.draw(spent, self.clock_ms, longest_ms, commit=commit)
+        charge_id = f"{ALLOWANCE_ID}{self.journal.numbers}" if admitted and commit else None
+        self._count("drawn" if admitted else "not drawn")
+        if (got.admitted, got.id, got.remaining_units) != (admitted, charge_id, left_units):
+            raise DisagreementError(f"operation {number} at {self.clock_ms}: got {got}, want {left_units} left")
+
+    def _correct_a_draw(self, caller: Caller) -> None:
+        draw = self.random.choice(self.journal.owed)
+        units = self.random.choice((0, draw.spent.units + 3))
+        before = caller.budget.settle(f"{ALLOWANCE_ID}{draw.number}", units)
+        if before.units != draw.units:
+            raise DisagreementError(f"settle saw {before}, the oracle {draw}")
+        draw.units = draw.spent.units = units
+        self._count("draw settled")
+
+    def _repay(self, caller: Caller) -> None:
+        """What every question to the ledger begins with."""
+        for draw in self.journal.owed:
+            draw.repaid = True
+            self.oracle.append(draw.spent, self.clock_ms)
+            self.kept_ms = max(self.kept_ms, kept_ms(caller.windows))
+            self._count("repaid")
+
     def _correct(self, caller: Caller) -> None:
+        if self.gone and self.random.random() < 0.05:
+            gone = self.random.choice(self.gone)
+            try:
+                caller.budget.settle(gone.id, 0)
+            except UnknownCharge:
+                self._count("left the log")
+                return
+            raise DisagreementError(f"{gone}, which is gone, was settled")
         spent = self.random.choice(self.oracle.log[-200:])
         units = self.random.choice((0, 0, spent.units + self.random.randrange(5), spent.units // 2))
         if self.random.random() < 0.05:
@@ -186,16 +272,11 @@ class RandomOperations:
                 self._count("unknown charge")
                 return
             raise DisagreementError("an unknown charge was settled")
-        try:
-            before = caller.budget.settle(spent.id, units)
-        except UnknownCharge:
-            if spent.ms >= self.latest_ms - KEEP_MS:
-                raise
-            self._count("left the log")
-            return
+        before = caller.budget.settle(spent.id, units)
         if (before.units, before.method, before.job) != (spent.units, spent.method, spent.job):
             raise DisagreementError(f"settle saw {before}, the oracle {spent}")
-        self.oracle.settle(spent.id, units)
+        spent.units = units
+        spent.known.clear()
         self._count("settled")
 
     def _decide(self, number: int, caller: Caller, *, commit: bool) -> None:
@@ -216,6 +297,10 @@ class RandomOperations:
                 raise
             self._count("never fits")
             return
+        self._repay(caller)
+        now_ms = min(self.clock_ms, self.clock_ms + caller.skew_ms + CLOCK_SLACK_MS)
+        if any(cutoff(limit.view, now_ms) < self.whole_after_ms for limit, _ in applying):
+            self._count("joined later")
         want = self.oracle.answer(
             applying,
             Spent(0, 0, units, bucket, method, job),
@@ -224,6 +309,9 @@ class RandomOperations:
             self.clock_ms + caller.skew_ms,
             commit=commit,
         )
+        if commit and want.outcome == "admitted":
+            self.kept_ms = max(self.kept_ms, kept_ms(caller.windows))
+        self.trimmable_ms = max(self.trimmable_ms, now_ms - self.kept_ms)
         self._count(want.outcome)
         self._count(f"paced {want.outcome}" if any(limit.paced for limit, _ in applying) else "unpaced")
         caller_ms = self.clock_ms + caller.skew_ms
@@ -254,6 +342,7 @@ def main() -> None:
     url, seed, operations = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     run = RandomOperations(lambda clock: open_ledger(url, clock=clock), seed)
     print(f"seed {seed}: {run.run(operations)}")
+    run.close()
 
 
 if __name__ == "__main__":
