@@ -22,10 +22,10 @@ L is the limit's number after `cap`: a job may leave some of it to others, and a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.arguments import MAX_NUMBER, text, whole, whole_clock
-from quota.clock import host_clock
+from quota.clock import host_clock, rfc3339
 from quota.decision import Decision, LimitState
 from quota.errors import CostExceedsLimit, LedgerError, UnknownCharge, UsageError
 from quota.events import warn
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from quota.costs import CostBook
     from quota.decision import Reason
-    from quota.ledger import Carry, Entry, Ledger, Verdict
+    from quota.ledger import Carry, Entry, Exhaustion, Ledger, Verdict
     from quota.limits import Edges, View
     from quota.memory import Memory
     from quota.outage import Allowance, Repaid
@@ -100,6 +100,24 @@ class _Plan:
             return self.caps
         together = zip(self.limits, self.leaves, self.costs, strict=True)
         return tuple(cap(limit, leave, cost, now_ms) for limit, leave, cost in together)
+
+
+class Outlook(NamedTuple):
+    """How a budget stands at `at_ms`, the ledger's clock: each limit, and whether anything may leave at all.
+
+    `room_ms`, in the order of the limits: when one without room for the cheapest call that it counts has it again, None
+    where there is room. `closed` is upstream's "no more" for the main bucket; `full` is the refusal of that bucket's
+    cheapest call by the limits that count all its calls. Both may stand: `next_ms` is when neither does any more; None
+    when nothing stands, or for good. `dearest` is what a call of the dearest of the methods asked about would be told.
+    """
+
+    at_ms: int
+    states: tuple[LimitState, ...]
+    room_ms: tuple[int | None, ...]
+    closed: Exhaustion | None
+    full: Decision | None
+    next_ms: int | None
+    dearest: Decision | None
 
 
 class Budget:
@@ -230,6 +248,68 @@ class Budget:
         """Every limit as it stands now. Charges nothing; a `job` sees its own, lower numbers."""
         plan, question, verdict = self._look(text(job or "", "job"))
         return _states(plan, question, verdict)
+
+    def outlook(self, methods: Iterable[str] = ()) -> Outlook:
+        """How this budget stands, and what the dearest of these methods would be told. Charges nothing.
+
+        Raises LedgerError, also when this machine's clock and the ledger's do not agree.
+        """
+        book, main = self.book, self.book.main_bucket.name
+        # A limit that holds less than the cheapest call is an error of `quota check`; here it is full when used up.
+        costs = tuple(min(book.least_units(limit.view.selector), limit.limit_units) for limit in self.limits)
+        plan = self._plan("", book.cheapest_units(main), main, self.limits, costs, "")
+        question, verdict = self._ask(plan, Charge(0, main, "", "", "", ""), commit=False)
+        if verdict.outcome == "clock":
+            raise LedgerError(
+                f"ledger {self.ledger.label}: its clock reads {rfc3339(verdict.now_ms)}, and this machine's does not "
+                "agree: set this machine's clock"
+            )
+        room_ms = tuple(
+            self._room_at(plan, i, question, verdict, verdict.now_ms) if used + ask.cost_units > ask.cap_units else None
+            for i, (ask, used) in enumerate(zip(question.asks, verdict.used_units, strict=True))
+        )
+        full = self._full(plan, question, verdict)
+        closed, next_ms = verdict.exhaustion, full.retry_at_ms if full is not None else None
+        if closed is not None:
+            next_ms = None if closed.until_ms == NEVER else max(next_ms or 0, closed.until_ms + self._jitter_ms)
+        dearest = None
+        if closed is None and full is None:
+            known = [method for method in methods if book.canonical(method) in book.methods]
+            prices = {method: book.price_at(method, verdict.now_ms)[0] for method in known}
+            by_share = sorted(prices, key=lambda m: prices[m].units / book.buckets[prices[m].bucket].quota_units)
+            dearest = self._would_be_told(by_share[-1]) if by_share else None
+        return Outlook(verdict.now_ms, _states(plan, question, verdict), room_ms, closed, full, next_ms, dearest)
+
+    def _full(self, plan: _Plan, question: Question, verdict: Verdict) -> Decision | None:
+        """The refusal of a call by those of the limits asked about that count every call of its bucket, if they do."""
+        whole = [n for n, limit in enumerate(plan.limits) if not limit.narrow and _selects(limit, plan.bucket)]
+        asks = [question.asks[n] for n in whole]
+        used_units = [verdict.used_units[n] for n in whole]
+        if all(used + ask.cost_units <= ask.cap_units for ask, used in zip(asks, used_units, strict=True)):
+            return None
+        limits, costs = tuple(plan.limits[n] for n in whole), tuple(plan.costs[n] for n in whole)
+        return self._decision(
+            self._plan(plan.method, plan.units, plan.bucket, limits, costs, ""),
+            question._replace(asks=asks),
+            verdict._replace(
+                outcome="refused",
+                used_units=tuple(used_units),
+                exhaustion=None,
+                carried=tuple(verdict.carried[n] for n in whole) if verdict.carried else (),
+            ),
+            commit=False,
+        )
+
+    def _would_be_told(self, method: str) -> Decision | None:
+        """What `peek` would say of a method by the ledger alone; None for a call that can never be admitted."""
+        try:
+            plan = self._make_plan((method, None, None, ""))
+            question, verdict = self._ask(plan, Charge(plan.units, plan.bucket, plan.method, "", "", ""), commit=False)
+        except UsageError:
+            return None
+        except _PriceChanged:  # just now
+            return self._would_be_told(method)
+        return self._decision(plan, question, verdict, commit=False)
 
     def carried(self) -> tuple[Carry, ...]:
         """What the ledger counts, in any limit, for charges that it has lost."""
@@ -366,7 +446,7 @@ class Budget:
         leave = self._leave.get(job, {})
         leaves = tuple(whole(leave.get(limit.name, 0), "units: what a job leaves", 0, MAX_NUMBER) for limit in limits)
         caps = tuple(cap(limit, left, cost, None) for limit, left, cost in zip(limits, leaves, costs, strict=True))
-        closed_by = self.book.closed_by(method, bucket) if method else ()
+        closed_by = self.book.closed_by(method, bucket) if bucket else ()
         return _Plan(
             method, units, bucket, closed_by, limits, leaves, caps, costs, any(x.paced for x in limits), priced
         )
@@ -548,6 +628,11 @@ def _merged(leaving: Iterable[tuple[int, int]], carried: list[tuple[int, int]]) 
     from heapq import merge
 
     return merge(leaving, carried)
+
+
+def _selects(limit: Limit, bucket: str) -> bool:
+    """Whether calls of a bucket are among those a limit counts."""
+    return not limit.view.selector.buckets or bucket in limit.view.selector.buckets
 
 
 def _counted(view: View, entry: Entry) -> int:

@@ -286,20 +286,27 @@ def _become(command: list[str]) -> None:
 
 @cli.command()
 @click.option("--watch", is_flag=True, help="Show it again every two seconds, until Ctrl-C.")
+@click.option("--check", "checks", is_flag=True, help="Exit 75 if any credential is full or closed.")
 @json_option
 @config_option
-def status(watch: bool, as_json: bool, config: str | None) -> None:
-    """Per credential and limit: used, remaining, when more comes, what is closed.
+def status(watch: bool, checks: bool, as_json: bool, config: str | None) -> None:
+    """Per credential whether it is open, full or closed; per limit what is used.
+
+    OPEN: the cheapest call would be admitted now. FULL: by which limit, and until when. CLOSED: upstream itself said no
+    more. When the ledger does not answer, exit 69.
 
     \b
     Example:
       quota status
+      quota status --check > /dev/null || echo "not now"
       quota status --json | jq '.credentials[].limits[].remaining_units'
       quota status --watch --json     a line of JSON each time
     """
     import quota
     from quota.status import read_status, render_status
 
+    if watch and checks:
+        raise click.UsageError("--check ends with an exit status and --watch does not end: choose one")
     with quota.open(config) as session:
         if as_json:
             _say_built_in(session, err=True)
@@ -314,6 +321,8 @@ def status(watch: bool, as_json: bool, config: str | None) -> None:
         print_json(current.as_json())
     else:
         print_rich(render_status(current))
+    if checks:
+        click.get_current_context().exit(current.exit_status)
 
 
 def _repeat(show: Callable[[], None]) -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from quota.limits import Selector
+
 
 class Bucket(NamedTuple):
     """A pool that upstream itself counts, granting `quota_units` in each `window`.
@@ -134,6 +136,14 @@ class CostBook(NamedTuple):
         """The units of the cheapest call that is charged to a bucket, by the newest prices; see `at`."""
         prices = [prices[-1] for prices in self.methods.values()] + [self.default_get, self.default_other]
         return min((price.units for price in prices if price.bucket == bucket), default=1)
+
+    def least_units(self, selector: Selector) -> int:
+        """What the cheapest call that a selector counts adds to its limit."""
+        if selector.methods:
+            units = min(self.price(method).units for method in selector.methods)
+        else:
+            units = min(self.cheapest_units(bucket) for bucket in selector.buckets or self.buckets)
+        return selector.cost(units)
 
     def _unknown(self, method: str) -> str:
         hint = nearest(self.canonical(method), self.methods)

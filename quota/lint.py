@@ -147,7 +147,8 @@ def _ledger(settings: Settings) -> Iterator[Finding]:
         fits = [
             (_headroom(limit, book), limit)
             for limit in credential.limits
-            if _least(limit, book) <= outage.max_cost_units and any(_covers(limit, b, book) for b in book.buckets)
+            if book.least_units(limit.view.selector) <= outage.max_cost_units
+            and any(_covers(limit, b, book) for b in book.buckets)
         ]
         headroom, limit = min(fits, key=lambda fit: fit[0], default=(together, None))
         if limit is not None and together > headroom:
@@ -167,16 +168,6 @@ def _headroom(limit: Limit, book: CostBook) -> int:
     """What a limit leaves of upstream's quota: its own headroom, or what it stays below the cost book's number."""
     quotas = [book.buckets[bucket].quota_units for bucket in limit.view.selector.buckets]
     return max(limit.headroom_units, min(quotas, default=0) - limit.limit_units)
-
-
-def _least(limit: Limit, book: CostBook) -> int:
-    """What the cheapest call that a limit counts adds to it."""
-    selector = limit.view.selector
-    if selector.methods:
-        units = min(book.price(method).units for method in selector.methods)
-    else:
-        units = min(book.cheapest_units(bucket) for bucket in selector.buckets)
-    return selector.cost(units)
 
 
 def _covers(limit: Limit, bucket: str, book: CostBook) -> bool:
@@ -247,7 +238,7 @@ def _limits(credential: CredentialSettings) -> Iterator[Finding]:
 def _too_small(limit: Limit, book: CostBook, location: str) -> Iterator[Finding]:
     selector = limit.view.selector
     costs = {method: selector.cost(book.price(method).units) for method in selector.methods}
-    for what, units in (costs or {"the cheapest call": _least(limit, book)}).items():
+    for what, units in (costs or {"the cheapest call": book.least_units(limit.view.selector)}).items():
         if limit.limit_units < units:
             yield Finding(
                 "error",
@@ -409,7 +400,7 @@ def _job(job: JobSettings, credential: CredentialSettings) -> Iterator[Finding]:
     limits = {limit.name: limit for limit in credential.limits}
     for name, left in job.leave.items():
         limit = limits[name]
-        least = _least(limit, credential.book)
+        least = credential.book.least_units(limit.view.selector)
         if limit.limit_units - left < least <= limit.limit_units:
             yield Finding(
                 "error",

@@ -38,7 +38,9 @@ from quota.tables import Table, nearest, one_line, parse_toml, read_toml, show
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-BUILT_IN_FETCHES = ("trending", "search", "channels")
+BUILT_IN_FETCHES = {"trending": "videos.list", "search": "search.list", "channels": "channels.list"}
+"""The built-in jobs, each with the API method that it calls first."""
+
 DEFAULT_RETENTION_MS = 30 * DAY_MS
 DEFAULT_HEADROOM_PERCENT = 5
 DEFAULT_MISFIRE_GRACE_MS = 10 * MINUTE_MS

@@ -9,22 +9,25 @@ from typing import TYPE_CHECKING, NamedTuple
 from quota.arguments import texts
 from quota.budget import read_entries
 from quota.clock import rfc3339, utc
+from quota.errors import Refused
 from quota.ledger import NEVER
-from quota.limits import HOUR_MS, Calendar, paced_until
-from quota.settings import BUILT_IN_NOTICE
+from quota.limits import HOUR_MS, MINUTE_MS, SECOND_MS, Calendar, paced_until
+from quota.session import machine_jitter_ms
+from quota.settings import BUILT_IN_FETCHES, BUILT_IN_NOTICE
 from quota.tables import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.measure import Measurement
     from rich.padding import PaddingDimensions
 
-    from quota.budget import Budget
-    from quota.decision import LimitState
+    from quota.budget import Budget, Outlook
+    from quota.costs import CostBook
+    from quota.decision import Decision, LimitState
     from quota.ledger import Entry, Exhaustion, Ledger
-    from quota.limits import Limit, Window
+    from quota.limits import Limit, Selector, Window
     from quota.session import Session
 
 SPEND_FIELDS = ("method", "job", "region", "run", "hour", "bucket")
@@ -34,7 +37,9 @@ RUN_CHARS = 8
 @dataclass(frozen=True, slots=True)
 class LimitRow:
     """One limit now. `next_capacity_ms`: when it has more, because its oldest charge leaves or its pace gives more out
-    (None: nothing is used). `state.limit_units` is the limit's number, or what its pace has given out of it so far.
+    (None: nothing is used, or it has no end). `state.limit_units` is the limit's number, or what its pace has given out
+    of it so far. `room_ms`: when the cheapest call that it counts fits again (None: it fits). `shut`: upstream closed
+    all that it counts, so that nothing remains of it.
 
     `resets_ms` is when upstream itself starts counting anew what the limit counts, at an edge of a calendar in `zone`;
     None where upstream has no calendar. Where the log does not reach back over the window, it counts since
@@ -48,19 +53,31 @@ class LimitRow:
     zone: str | None
     counts_since_ms: int
     exact_from_ms: int | None
+    room_ms: int | None
+    shut: bool
 
 
 @dataclass(frozen=True, slots=True)
 class CredentialRow:
-    """One credential: its limits, the buckets upstream closed, and what this machine drew on its local allowance
-    while the ledger could not answer and has not repaid yet."""
+    """One credential: whether anything may leave, its limits, the buckets upstream closed, and what this machine drew
+    on its local allowance while the ledger could not answer and has not repaid yet. `shared_with` are the others of its
+    project: one budget.
+    """
 
+    outlook: Outlook
+    main_bucket: str
+    shared_with: tuple[str, ...]
     name: str
     project: str
     api: str
     owed_units: int
     limits: tuple[LimitRow, ...]
     exhausted: tuple[Exhaustion, ...]
+
+    @property
+    def open(self) -> bool:
+        """Whether the cheapest call of the main bucket may leave."""
+        return self.outlook.closed is None and self.outlook.full is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +90,11 @@ class Status:
     built_in: bool
     credentials: tuple[CredentialRow, ...]
 
+    @property
+    def exit_status(self) -> int:
+        """What `quota status --check` exits with: the worst over all credentials."""
+        return 0 if all(credential.open for credential in self.credentials) else Refused.exit_status
+
     def as_json(self) -> dict[str, object]:
         return {
             "at": rfc3339(self.at_ms),
@@ -82,6 +104,7 @@ class Status:
                     "name": credential.name,
                     "project": credential.project,
                     "api": credential.api,
+                    **_verdict_json(credential),
                     "limits": [_limit_json(row) for row in credential.limits],
                     **({"owed_units": credential.owed_units} if credential.owed_units else {}),
                     "exhausted": [_exhaustion_json(x) for x in credential.exhausted],
@@ -95,27 +118,39 @@ def read_status(session: Session) -> Status:
     """The status of every credential of a session. Raises LedgerError."""
     ledger = session.ledger
     at_ms = ledger.now_ms()
-    rows = tuple(
-        CredentialRow(
-            name,
-            settings.project,
-            settings.api,
-            session.budget(name).owed_units(),
-            tuple(_limit_rows(session.budget(name), at_ms)),
-            tuple(x for x in ledger.exhaustions(settings.project) if x.until_ms > at_ms),
+    credentials = session.settings.credentials
+    rows = []
+    for name, settings in credentials.items():
+        budget = session.budget(name)
+        jobs = [job for job in session.settings.jobs.values() if job.credential == name]
+        outlook = budget.outlook([BUILT_IN_FETCHES[job.fetch] for job in jobs if job.fetch in BUILT_IN_FETCHES])
+        # What is closed opens on each machine a little later than upstream's reset: so it does for the verdict.
+        exhausted = [x for x in ledger.exhaustions(settings.project) if x.until_ms + machine_jitter_ms() > at_ms]
+        rows.append(
+            CredentialRow(
+                outlook,
+                settings.book.main_bucket.name,
+                tuple(other for other, x in credentials.items() if other != name and x.project == settings.project),
+                name,
+                settings.project,
+                settings.api,
+                budget.owed_units(),
+                tuple(_limit_rows(budget, outlook, exhausted, at_ms)),
+                tuple(exhausted),
+            )
         )
-        for name, settings in session.settings.credentials.items()
-    )
-    return Status(at_ms, ledger.label, ledger.shared, session.settings.path is None, rows)
+    return Status(at_ms, ledger.label, ledger.shared, session.settings.path is None, tuple(rows))
 
 
-def _limit_rows(budget: Budget, at_ms: int) -> Iterable[LimitRow]:
+def _limit_rows(budget: Budget, outlook: Outlook, exhausted: Sequence[Exhaustion], at_ms: int) -> Iterable[LimitRow]:
     counts_since_ms = budget.ledger.whole_after_ms(budget.project)
-    for limit, state in zip(budget.limits, budget.usage(), strict=True):
+    closed = {x.bucket: x.until_ms for x in exhausted}
+    for limit, state, room_ms in zip(budget.limits, outlook.states, outlook.room_ms, strict=True):
         window, selector = limit.view.window, limit.view.selector
         upstream = {b.window for name, b in budget.book.buckets.items() if name in (selector.buckets or (name,))}
         calendar = upstream.pop() if len(upstream) == 1 else None
         resets_ms, zone = (calendar.edges(at_ms)[1], calendar.zone) if isinstance(calendar, Calendar) else (None, None)
+        next_ms: int | None
         if isinstance(window, Calendar):
             edges, now_units = window.edges(at_ms), state.limit_units
             more = limit.paced and now_units < limit.limit_units
@@ -127,9 +162,33 @@ def _limit_rows(budget: Budget, at_ms: int) -> Iterable[LimitRow]:
             leaves_ms = [] if oldest is None else [oldest.ms + window.window_ms]
             leaves_ms += [state.carried_next_ms] if state.carried_units else []
             next_ms = min(leaves_ms, default=at_ms)
+        next_ms = next_ms if state.used_units else None
+        opens_ms = _opens(budget.book, selector, closed)
+        if opens_ms is not None:
+            state = state._replace(remaining_units=0)
+            next_ms = room_ms = None if opens_ms == NEVER else max(opens_ms, room_ms or 0)
         exact_from_ms = exact_from(window, counts_since_ms, at_ms)
-        next_capacity_ms = next_ms if state.used_units else None
-        yield LimitRow(limit, state, next_capacity_ms, resets_ms, zone, counts_since_ms, exact_from_ms)
+        yield LimitRow(
+            limit,
+            state,
+            next_ms,
+            resets_ms,
+            zone,
+            counts_since_ms,
+            exact_from_ms,
+            room_ms,
+            opens_ms is not None,
+        )
+
+
+def _opens(book: CostBook, selector: Selector, closed: Mapping[str, int]) -> int | None:
+    """When the first of the calls that a selector counts may leave again, where upstream closed them all; else None."""
+    if selector.methods:
+        calls = [book.closed_by(method, book.price(method).bucket) for method in selector.methods]
+    else:
+        calls = [(bucket,) for bucket in selector.buckets or book.buckets]
+    untils_ms = [max((closed[name] for name in names if name in closed), default=None) for names in calls]
+    return None if None in untils_ms else min(until_ms for until_ms in untils_ms if until_ms is not None)
 
 
 def exact_from(window: Window, whole_after_ms: int, at_ms: int) -> int | None:
@@ -142,6 +201,16 @@ def exact_from(window: Window, whole_after_ms: int, at_ms: int) -> int | None:
         return window.edges(whole_after_ms)[1] if window.edges(at_ms)[0] <= whole_after_ms else None
     exact_ms = whole_after_ms + window.window_ms
     return exact_ms if exact_ms > at_ms else None
+
+
+def _verdict_json(credential: CredentialRow) -> dict[str, object]:
+    outlook = credential.outlook
+    return {
+        "open": credential.open,
+        "closed_by": None if outlook.closed is None else outlook.closed.bucket,
+        "full_by": None if outlook.full is None else outlook.full.refused_by,
+        "next_at": None if outlook.next_ms is None else rfc3339(outlook.next_ms),
+    }
 
 
 def _limit_json(row: LimitRow) -> dict[str, object]:
@@ -246,7 +315,9 @@ def render_status(status: Status) -> RenderableType:
     parts += [_line(f"ledger {status.ledger}, {where}")]
     for credential in status.credentials:
         parts.append(_line(""))
-        parts.append(_line(f"{credential.name}: project {credential.project}, {credential.api}", "bold"))
+        shared = f", one budget with {', '.join(credential.shared_with)}" if credential.shared_with else ""
+        parts.append(_line(f"{credential.name}: project {credential.project}, {credential.api}{shared}", "bold"))
+        parts.append(_line(_verdict(credential, status.at_ms), "bold green" if credential.open else "bold red"))
         parts.append(_limit_table(credential, status.at_ms))
         for zone, edge_ms in {(row.zone, row.resets_ms): None for row in credential.limits}:
             if edge_ms is None:
@@ -264,16 +335,60 @@ def render_status(status: Status) -> RenderableType:
             line = f"{credential.owed_units} units drawn without the ledger are owed; the next charge repays them"
             parts.append(_line(line, "yellow"))
         for x in credential.exhausted:
-            until = "until upstream grants quota" if x.until_ms == NEVER else f"until {_clock(x.until_ms)}"
-            line = f"bucket {x.bucket} is closed {until}: upstream said {x.evidence!r} at {_clock(x.since_ms)}"
-            parts.append(_line(line, "red"))
+            if x != credential.outlook.closed:
+                parts.append(_line(f"bucket {x.bucket} is {_closed(x, status.at_ms)}", "red"))
     return Group(*parts)
+
+
+def _counts_all_units(row: LimitRow, credential: CredentialRow) -> bool:
+    """Whether it counts every unit of the main bucket."""
+    selector = row.limit.view.selector
+    main = credential.main_bucket
+    return not row.limit.narrow and selector.count == "units" and main in (selector.buckets or (main,))
 
 
 def _line(text: str, style: str = "") -> RenderableType:
     from rich.text import Text
 
     return Text(printable(text), style, overflow="fold")
+
+
+def _verdict(credential: CredentialRow, at_ms: int) -> str:
+    """The first thing to know: whether anything may leave, else when it may again, and why."""
+    outlook = credential.outlook
+    if outlook.closed is not None:
+        later = outlook.full is not None and outlook.next_ms is not None and outlook.next_ms > outlook.closed.until_ms
+        then = f"; then full until {moment(outlook.next_ms, at_ms)}" if later and outlook.next_ms is not None else ""
+        return f"{_closed(outlook.closed, at_ms).replace('closed', 'CLOSED', 1)}{then}"
+    if outlook.full is not None:
+        until = "" if outlook.next_ms is None else f" until {moment(outlook.next_ms, at_ms)}"
+        return f"FULL{until}: {outlook.full.why()}"
+    main = [row.state.remaining_units for row in credential.limits if _counts_all_units(row, credential)]
+    units = f"{min(main):,} unit{'' if min(main) == 1 else 's'}" if main else "no limit counts its units"
+    return f"OPEN: {units}{_calls_left(outlook.dearest, min(main, default=0), at_ms)}"
+
+
+def _closed(x: Exhaustion, at_ms: int) -> str:
+    until = "it grants quota" if x.until_ms == NEVER else moment(x.until_ms, at_ms)
+    return f'closed by upstream until {until}: "{x.evidence}"'
+
+
+def _calls_left(dearest: Decision | None, units: int, at_ms: int) -> str:
+    """` = 94 searches`: what that is in calls of the dearest method of the credential's jobs."""
+    if dearest is None:
+        return ""
+    resource = dearest.method.partition(".")[0]
+    if not dearest.admitted:
+        until = "" if dearest.retry_at_ms is None else f" until {moment(dearest.retry_at_ms, at_ms)}"
+        return f", no {'searches' if resource == 'search' else dearest.method}{until}"
+    left = min(state.remaining_units // state.cost_units for state in dearest.limits) if dearest.limits else 0
+    if not dearest.limits or left == units:
+        return ""  # a unit a call
+    one = left == 1
+    what = (
+        ("search" if one else "searches") if resource == "search" else f"call{'' if one else 's'} of {dearest.method}"
+    )
+    return f"{' =' if left == units // dearest.cost_units else ','} {left:,} {what}"
 
 
 def _carried(row: LimitRow) -> str:
@@ -286,12 +401,18 @@ def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:
     paced = any(row.limit.paced for row in credential.limits)
     columns = [Column("limit"), Column("window"), Column("used", number=True)]
     columns += [Column("now", number=True)] if paced else []
-    columns += [Column("limit", number=True), Column("remaining", number=True), Column("next capacity")]
+    columns += [Column("limit", number=True), Column("remaining", number=True)]
+    again = any(row.room_ms is not None for row in credential.limits)  # of a limit with room nobody waits for more
+    columns += [Column("room again")] if again else []
     rows, styles = [], []
     for row in credential.limits:
         state = row.state
         styles.append(
-            "red" if not state.remaining_units else "yellow" if state.remaining_units * 10 < state.limit_units else ""
+            "red"
+            if row.shut or row.room_ms is not None
+            else "yellow"
+            if state.remaining_units * 10 < state.limit_units
+            else ""
         )
         rows.append(
             (
@@ -301,11 +422,11 @@ def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:
                 *([f"{state.limit_units:,}"] if paced else []),
                 f"{row.limit.limit_units:,}",
                 f"{state.remaining_units:,}",
-                "" if row.next_capacity_ms is None else f"in {spell(row.next_capacity_ms - at_ms)}",
+                *([] if not again else ["" if row.room_ms is None else f"in {spell(row.room_ms - at_ms)}"]),
             )
         )
     # Of little width the name has to stand for the window, and what is used and remains for the limit's number.
-    return FirstThatFits(tables(columns, rows, styles=styles, without=(1, len(columns) - 3)))
+    return FirstThatFits(tables(columns, rows, styles=styles, without=(1, 4 if paced else 3)))
 
 
 def render_spending(spending: Spending) -> RenderableType:
@@ -450,6 +571,16 @@ def _clock(at_ms: int, zone: str | None = None) -> str:
     from zoneinfo import ZoneInfo
 
     return utc(at_ms).astimezone(ZoneInfo(zone) if zone else None).strftime("%a %H:%M")
+
+
+def moment(at_ms: int, now_ms: int) -> str:
+    """`14:05` today, `Sun 08:00` in the coming days, `31 Dec 08:00` after that, in the local zone; less than a minute
+    ahead `14:05:07`. Rounded up: whoever comes back then is not early."""
+    step_ms = MINUTE_MS if at_ms - now_ms >= MINUTE_MS else SECOND_MS
+    at, now = utc(-(-at_ms // step_ms) * step_ms).astimezone(), utc(now_ms).astimezone()
+    days = (at.date() - now.date()).days
+    day = "" if not days else "%a " if 0 < days < 7 else "%d %b "
+    return at.strftime(f"{day}%H:%M" if step_ms == MINUTE_MS else f"{day}%H:%M:%S")
 
 
 def weekday(at_ms: int) -> str:

@@ -246,7 +246,9 @@ def test_status_prints_the_contracts_json(quota: Quota) -> None:
     status = quota.json("status")
     assert set(status) == {"at", "ledger", "credentials"}
     (credential,) = status["credentials"]
-    assert set(credential) == {"name", "project", "api", "limits", "exhausted"}
+    verdict = ("open", "closed_by", "full_by", "next_at")
+    assert set(credential) == {"name", "project", "api", *verdict, "limits", "exhausted"}
+    assert [credential[key] for key in verdict] == [True, None, None, None]
     day = credential["limits"][0]
     assert set(day) == {
         "name",

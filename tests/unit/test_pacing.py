@@ -228,6 +228,6 @@ def test_status_shows_todays_number_and_what_is_given_out_now(tmp_path: Path, st
         console.print(render_status(status))
     lines = shown.get().splitlines()
     header = next(index for index, line in enumerate(lines) if line.startswith("limit"))
-    assert lines[header].split() == ["limit", "window", "used", "now", "limit", "remaining", "next", "capacity"]
+    assert lines[header].split() == ["limit", "window", "used", "now", "limit", "remaining"]
     assert lines[header + 2].split()[2:6] == ["100", "1,500", "2,400", "1,400"]
     assert all(len(line) <= 80 for line in lines)

@@ -1,0 +1,321 @@
+"""The verdict that a status begins with, and its JSON, in every state a credential can be in."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import sqlite3
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rich.console import Console
+
+from jobs.job import attempt_of, load_fetch
+from quota.clock import rfc3339
+from quota.errors import LedgerError
+from quota.ledger import CLOCK_SLACK_MS, NEVER, Exhaustion
+from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
+from quota.session import Session
+from quota.settings import BUILT_IN_FETCHES, load_settings
+from quota.status import moment, read_status, render_status
+from support.commands import Quota, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TEN_MS = 1_795_255_200_000
+"""Saturday 21 November 2026, 10:00 UTC, 22 h before upstream's midnight."""
+
+MIDNIGHT_MS = TEN_MS + 22 * HOUR_MS
+SAID = "You have exceeded your quota."
+
+JOB = '[jobs.s]\nfetch = "search"\ncredential = "main"\noptions = { words = "x" }\n'
+DAY = '[[credentials.main.limits]]\nname = "day"\nunits = 500\nwindow = "24h"\n'
+NARROW = '[[credentials.main.limits]]\nname = "few"\nmethods = ["search.list"]\nunits = 300\nwindow = "1h"\n'
+PACED = (
+    '[[credentials.main.limits]]\nname = "pacific-day"\nunits = 9_600\npacing = true\n'
+    'window = { calendar = "day", zone = "America/Los_Angeles" }\n'
+)
+
+
+class Scene:
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url, self.path = url, folder / "quota.toml"
+        self.now_ms = TEN_MS
+        self._session: Session | None = None
+
+    def configure(self, text: str, api: str = "youtube-v3") -> Session:
+        head = f'[ledger]\nurl = "{self.url}"\n[credentials.main]\napi = "{api}"\nproject = "p"\n'
+        self.path.write_text(head + text, encoding="utf-8")
+        self.close()
+        self._session = Session(load_settings(self.path), clock=lambda: self.now_ms)
+        return self._session
+
+    @property
+    def session(self) -> Session:
+        assert self._session is not None
+        return self._session
+
+    def spend(self, calls: int, method: str = "search.list") -> None:
+        for _ in range(calls):
+            assert self.session.budget("main").charge(method).admitted
+
+    def shut(self, bucket: str, until_ms: int) -> None:
+        self.session.ledger.exhaust("p", Exhaustion(bucket, self.now_ms, until_ms, SAID, "host:1"))
+
+    def verdict(self, width: int = 200) -> str:
+        """The line after the credential's name."""
+        lines = self.lines(width)
+        return lines[next(n for n, line in enumerate(lines) if line.startswith("main: ")) + 1]
+
+    def lines(self, width: int = 200) -> list[str]:
+        console = Console(file=io.StringIO(), width=width, highlight=False)
+        console.print(render_status(read_status(self.session)))
+        return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+
+    def json(self) -> Any:
+        return read_status(self.session).as_json()["credentials"][0]  # type: ignore[index]
+
+    def fields(self) -> tuple[object, ...]:
+        return tuple(self.json()[name] for name in ("open", "closed_by", "full_by", "next_at"))
+
+    def remaining(self) -> dict[str, int]:
+        return {limit["name"]: limit["remaining_units"] for limit in self.json()["limits"]}
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+
+
+@pytest.fixture
+def scene(ledger_url: str, tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    monkeypatch.setattr("quota.session.machine_jitter_ms", lambda: 3_000)
+    monkeypatch.setattr("quota.status.machine_jitter_ms", lambda: 3_000)
+    monkeypatch.setenv("TZ", "UTC")
+    scene = Scene(ledger_url, tmp_path)
+    yield scene
+    scene.close()
+
+
+OPEN = (True, None, None, None)
+
+
+def test_open_says_how_many_calls_of_the_dearest_method_of_its_jobs(scene: Scene) -> None:
+    scene.configure(DAY)
+    scene.spend(1)
+    assert (scene.verdict(), scene.fields()) == ("OPEN: 400 units", OPEN)
+    scene.configure(DAY + JOB)
+    assert scene.verdict() == "OPEN: 400 units = 4 searches"
+    scene.spend(3)
+    assert scene.verdict() == "OPEN: 100 units = 1 search"
+    scene.spend(1, "videos.list")
+    retry_at = moment(TEN_MS + DAY_MS, TEN_MS)
+    assert scene.verdict() == f"OPEN: 99 units, no searches until {retry_at}", "one of the four has left by then"
+    assert read_status(scene.session).exit_status == 0
+
+
+def test_full_says_until_when_the_cheapest_call_fits(scene: Scene) -> None:
+    scene.configure(DAY + JOB)
+    scene.spend(4)
+    scene.now_ms += HOUR_MS
+    scene.spend(1)
+    free_ms = TEN_MS + DAY_MS
+    assert scene.verdict() == "FULL until Sun 10:00: limit 'day' has 500 of 500 units used"
+    assert scene.fields() == (False, None, "day", rfc3339(free_ms))
+    assert read_status(scene.session).exit_status == 75
+    assert any(line.split()[-4:] == ["0", "in", "23h", "00m"] for line in scene.lines() if line.startswith("day "))
+    peeked = scene.session.budget("main").peek("videos.list")
+    assert (peeked.admitted, peeked.retry_at_ms) == (False, free_ms)
+    scene.now_ms = free_ms
+    assert scene.fields() == OPEN
+
+
+def test_a_limit_that_holds_less_than_the_cheapest_call_is_full_when_it_is_used_up(scene: Scene) -> None:
+    scene.configure(DAY.replace("500", "3"), api="gmail-v1")
+    assert scene.fields() == OPEN
+
+
+def test_a_full_narrow_limit_leaves_the_others_open(scene: Scene) -> None:
+    scene.configure(DAY + NARROW + JOB)
+    scene.spend(1)
+    assert scene.verdict() == "OPEN: 400 units, 2 searches", "those two are not what 400 units are worth"
+    scene.spend(2)
+    assert (scene.verdict(), scene.fields()) == ("OPEN: 200 units, no searches until 11:00", OPEN)
+    (row,) = [line for line in scene.lines() if line.startswith("few ")]
+    assert row.split()[-4:] == ["0", "in", "1h", "00m"]
+
+
+def test_closed_says_by_whom_until_when_and_why_and_nothing_remains(scene: Scene) -> None:
+    scene.configure(DAY + NARROW + JOB)
+    scene.spend(1)
+    scene.shut("units", MIDNIGHT_MS)
+    assert scene.verdict() == f'CLOSED by upstream until Sun 08:00: "{SAID}"'
+    assert scene.fields() == (False, "units", None, rfc3339(MIDNIGHT_MS + 3_000))
+    assert scene.remaining() == {"day": 0, "few": 0}
+    assert [x["bucket"] for x in scene.json()["exhausted"]] == ["units"]
+    assert read_status(scene.session).exit_status == 75
+    scene.now_ms = MIDNIGHT_MS + 2_999
+    assert scene.fields()[:2] == (False, "units"), "this machine comes back a little later"
+    assert [x["bucket"] for x in scene.json()["exhausted"]] == ["units"]
+    scene.now_ms += 1
+    assert (scene.fields(), scene.json()["exhausted"]) == (OPEN, [])
+
+
+def test_closed_for_good_has_no_time(scene: Scene) -> None:
+    scene.configure(DAY)
+    scene.shut("units", NEVER)
+    assert scene.verdict() == f'CLOSED by upstream until it grants quota: "{SAID}"'
+    assert scene.fields() == (False, "units", None, None)
+    assert scene.json()["limits"][0]["next_capacity_at"] is None
+
+
+def test_closed_and_full_is_both_until_the_later(scene: Scene) -> None:
+    scene.configure(DAY)
+    scene.spend(5)
+    scene.shut("units", MIDNIGHT_MS)
+    assert scene.verdict() == f'CLOSED by upstream until Sun 08:00: "{SAID}"; then full until Sun 10:00'
+    assert scene.fields() == (False, "units", "day", rfc3339(TEN_MS + DAY_MS))
+
+
+@pytest.mark.parametrize("api", ["youtube-v3", "youtube-v3-buckets"])
+def test_a_pool_that_upstream_closed_leaves_the_rest_open(scene: Scene, api: str) -> None:
+    scene.configure(DAY + NARROW + JOB, api=api)
+    scene.shut("search", MIDNIGHT_MS)
+    assert (scene.verdict(), scene.fields()) == ("OPEN: 500 units, no searches until Sun 08:01", OPEN)
+    assert scene.remaining() == {"day": 500, "few": 0}, "all that the second counts is closed"
+    assert f'bucket search is closed by upstream until Sun 08:00: "{SAID}"' in scene.lines()
+
+
+def test_a_bucket_of_its_own_is_not_counted_in_units_of_another(scene: Scene) -> None:
+    scene.configure(JOB, api="youtube-v3-buckets")
+    scene.spend(3)
+    assert scene.verdict() == "OPEN: 9,500 units, 92 searches"
+    scene.spend(92)
+    assert scene.verdict() == "OPEN: 9,500 units, no searches until Sun 10:00"
+
+
+def test_a_paced_limit_is_full_until_its_pace_gives_more(scene: Scene) -> None:
+    scene.configure(PACED)
+    assert scene.verdict() == "OPEN: 2,000 units"
+    scene.session.budget("main").charge("videos.list", units=2_000)
+    assert scene.verdict() == (
+        "FULL until 10:00:09: limit 'pacific-day' has 2000 of 2000 units used, of 9600 by the end of the day"
+    )
+    assert scene.fields() == (False, None, "pacific-day", rfc3339(TEN_MS + 9_000))
+
+
+def test_credentials_of_one_project_say_that_they_are_one_budget(scene: Scene) -> None:
+    scene.configure(
+        DAY + '[credentials.two]\napi = "youtube-v3"\nproject = "p"\n[credentials.other]\napi = "gmail-v1"\n'
+    )
+    scene.spend(5)
+    lines = scene.lines()
+    assert "main: project p, youtube-v3, one budget with two" in lines
+    assert "two: project p, youtube-v3, one budget with main" in lines
+    assert "other: project other, gmail-v1" in lines
+    assert sum(line.startswith("FULL until Sun 10:00") for line in lines) == 2
+    status = read_status(scene.session)
+    assert [row.open for row in status.credentials] == [False, False, True]
+    assert status.exit_status == 75, "the worst of them"
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_every_state_fits_the_screen(scene: Scene, width: int) -> None:
+    for text in (DAY + NARROW + JOB, PACED + JOB, JOB):
+        scene.configure(text)
+        for state in ("open", "full", "closed"):
+            if state == "full":
+                while scene.session.budget("main").charge("search.list").admitted:
+                    pass
+            if state == "closed":
+                scene.shut("units", MIDNIGHT_MS)
+            lines = scene.lines(width)
+            assert max(map(len, lines)) <= width
+            assert not any("…" in line for line in lines)
+        scene.session.ledger.reopen("p", "units")
+        scene.now_ms += 2 * DAY_MS
+
+
+def test_a_clock_that_does_not_agree_is_one_line(scene: Scene) -> None:
+    scene.configure(DAY)
+    budget = scene.session.budget("main")
+    budget._clock = lambda: scene.now_ms + CLOCK_SLACK_MS + 1
+    with pytest.raises(
+        LedgerError, match=r"its clock reads 2026-11-21T10:00:00.000Z, and this machine's does not agree"
+    ):
+        read_status(scene.session)
+
+
+@pytest.mark.parametrize(
+    ("after_ms", "said"),
+    [
+        (7_000, "10:00:07"),
+        (59_001, "10:01:00"),
+        (MINUTE_MS, "10:01"),
+        (4 * HOUR_MS + 5 * MINUTE_MS - 1, "14:05"),
+        (14 * HOUR_MS, "Sun 00:00"),
+        (6 * DAY_MS, "Fri 10:00"),
+        (7 * DAY_MS, "28 Nov 10:00"),
+    ],
+)
+def test_a_moment_is_as_short_as_it_is_clear(monkeypatch: pytest.MonkeyPatch, after_ms: int, said: str) -> None:
+    import time
+
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    assert moment(TEN_MS + after_ms, TEN_MS) == said
+
+
+def test_each_built_in_job_is_known_by_the_method_it_calls_first() -> None:
+    options = {"search": {"words": "x"}}
+    assert {
+        name: attempt_of(load_fetch(name, options.get(name)), None) for name in BUILT_IN_FETCHES
+    } == BUILT_IN_FETCHES
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_check_exits_with_the_worst_over_all_credentials(tmp_path: Path) -> None:
+    quota = Quota(tmp_path)
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    quota.configure(
+        f'[ledger]\nurl = "{url}"\n[credentials.main]\napi = "youtube-v3"\n{DAY}[credentials.b]\napi = "gmail-v1"\n'
+    )
+    assert quota("status", "--check").returncode == 0
+    quota("charge", "videos.list", "--units", "500", "--credential", "main")
+    assert quota("status").returncode == 0
+    checked = quota("status", "--check")
+    assert (checked.returncode, checked.stderr, checked.stdout.count("FULL until")) == (75, "", 1)
+    assert quota.json("status", "--check", status=75)["credentials"][0]["open"] is False
+    assert "choose one" in one_line(quota("status", "--check", "--watch"), 2)
+    db = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
+    db.execute("UPDATE views SET total = -5, head_ms = 'x'")
+    db.execute("UPDATE charges SET ms = 'x'")
+    db.close()
+    one_line(quota("status", "--check"), 69)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    quota.configure(f'[ledger]\nurl = "redis://127.0.0.1:{port}/0"\n[credentials.main]\napi = "youtube-v3"\n')
+    assert "cannot be reached" in one_line(quota("status", "--check"), 69)
+
+
+def test_colour_is_for_a_terminal_only(tmp_path: Path) -> None:
+    quota = Quota(tmp_path)
+    quota.configure('[credentials.main]\napi = "youtube-v3"\n' + DAY)
+    quota("charge", "videos.list", "--units", "500")
+    assert "\x1b" not in quota("status").stdout
+    master, slave = os.openpty()
+    try:
+        import subprocess
+
+        from support.commands import QUOTA
+
+        env = {**quota.env, "TERM": "xterm"}
+        subprocess.run([*QUOTA, "status"], cwd=quota.folder, env=env, stdout=slave, stderr=slave, check=True)
+        assert b"\x1b[1;31mFULL until" in os.read(master, 100_000)
+    finally:
+        os.close(master)
+        os.close(slave)
