@@ -160,7 +160,7 @@ def read_state(session: Session) -> State:
         longest_ms = max((limit.view.window.longest_ms for limit in credential.limits), default=KEEP_MS)
         entries[credential.project] = list(read_entries(ledger, credential.project, now_ms - longest_ms, NEVER))
         carried[credential.project] = session.budget(credential.name).carried()
-        exhaustions[credential.project] = list(ledger.exhaustions(credential.project))
+        exhaustions[credential.project] = [x for x in ledger.exhaustions(credential.project) if not x.reopened_ms]
     places: dict[str, list[Place]] = {}
     if os.path.exists(settings.store.url.removeprefix("sqlite:///")):
         with Store(settings.store.url, retention_ms=settings.store.retention_ms, create=False) as store:

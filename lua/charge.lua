@@ -10,7 +10,7 @@
 --
 -- KEYS  1 log      stream: one entry a charge, fields u m j g t (units, method, job, region, token)
 --       2 state    hash: last = the log's last id; keep_ms; cut_ms = up to here the log was trimmed or lost; retried;
---                  closed:BUCKET; one field for each view: total, tail, head, gone_ms = the newest time dropped;
+--                  closed:BUCKET, reopened:BUCKET; one field for each view: total, tail, head, gone_ms = the newest time dropped;
 --                  epoch = the token of the first charge, until a loss begins a new one; carry:VIEW = what the ledger
 --                  lost (see carry.lua), carried_ms = until when any of that counts
 --       3 amended  hash: id -> the units a corrected charge counts now

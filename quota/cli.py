@@ -404,6 +404,8 @@ def spend(by: str, since: str, credential: str | None, as_json: bool, config: st
 def reopen(bucket: str, because: str, credential: str | None, config: str | None) -> None:
     """Lift an exhaustion that upstream reported. None there: exit 1.
 
+    The reason is kept, and `quota status` shows it, until upstream says no again.
+
     \b
     Example:
       quota reopen units --because "quota raised to 50,000 today"
@@ -411,17 +413,22 @@ def reopen(bucket: str, because: str, credential: str | None, config: str | None
     import logging
 
     import quota
+    from quota.redact import redact
+    from quota.tables import one_line
 
+    reason = one_line(redact(because)).strip()
+    if not reason:
+        raise click.UsageError("--because: say why")
     with quota.open(config) as session:
         project = session.credential(credential).project
-        lifted = bucket.isprintable() and session.ledger.reopen(project, bucket)
-        known = [x.bucket for x in session.ledger.exhaustions(project)]
+        lifted = bucket.isprintable() and session.ledger.reopen(project, bucket, reason)
+        known = [x.bucket for x in session.ledger.exhaustions(project) if not x.reopened_ms]
     if not lifted:
         raise QuotaError(
             f"bucket {bucket[:80]!r} of project {project!r} is not closed; closed: {', '.join(known) or 'none'}"
         )
-    logging.getLogger("quota").info("bucket_reopened project=%s bucket=%s because=%r", project, bucket, because)
-    say(f"bucket {bucket} of project {project} is open again: {because}")
+    logging.getLogger("quota").info("bucket_reopened project=%s bucket=%s because=%r", project, bucket, reason)
+    say(f"bucket {bucket} of project {project} is open again: {reason}")
 
 
 # -- configuration and prices ------------------------------------------------------------------------------------------

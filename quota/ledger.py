@@ -73,7 +73,8 @@ class Ask(NamedTuple):
 class Exhaustion(NamedTuple):
     """Upstream said "no more": a dated fact that closes one bucket for everybody until `until_ms`.
 
-    `until_ms` is NEVER for a project to which upstream grants nothing at all: no reset will reopen that.
+    `until_ms` is NEVER for a project to which upstream grants nothing at all: no reset will reopen that. One that was
+    lifted closes nothing any more: `reopened_ms` is when (0: it stands), `reopened_because` what was said to be why.
     """
 
     bucket: str
@@ -81,6 +82,8 @@ class Exhaustion(NamedTuple):
     until_ms: int
     evidence: str
     reported_by: str
+    reopened_ms: int = 0
+    reopened_because: str = ""
 
 
 NEVER = 2**53 - 1
@@ -327,15 +330,18 @@ class Ledger(Protocol):
         ...
 
     def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:
-        """Close a bucket; what stands afterwards. A bucket already closed stays as it is: a repeat extends nothing."""
+        """Close a bucket; what stands afterwards. A bucket already closed stays as it is: a repeat extends nothing.
+
+        What upstream said before the bucket was reopened does not close it again: that was known then.
+        """
         ...
 
     def exhaustions(self, project: str) -> Sequence[Exhaustion]:
-        """The recorded exhaustions, also those whose time has passed, by bucket name."""
+        """The recorded exhaustions, one a bucket, by its name: also those whose time has passed, and those lifted."""
         ...
 
-    def reopen(self, project: str, bucket: str) -> bool:
-        """Lift an exhaustion; False when there was none."""
+    def reopen(self, project: str, bucket: str, because: str = "") -> bool:
+        """Lift an exhaustion, keeping it with the reason until the bucket is closed again; False when none stood."""
         ...
 
     def claim(self, project: str, name: str, ttl_ms: int) -> bool:

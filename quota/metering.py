@@ -138,6 +138,10 @@ class Attempt:
         stands = ledger.exhaust(
             self._budget.project, Exhaustion(bucket, charged_ms, until_ms, error.message, reporter(self._job))
         )
+        if stands.reopened_ms:
+            # Said of a call that left before somebody reopened the bucket, knowing that.
+            _log.info("exhaustion_before_reopening bucket=%s charge=%s", bucket, self.decision.id)
+            return
         _log.warning(
             "bucket_closed project=%s bucket=%s until=%s method=%s charge=%s: %s",
             self._budget.project,

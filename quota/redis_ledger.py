@@ -192,11 +192,14 @@ class RedisLedger:
     def exhaustions(self, project: str) -> Sequence[Exhaustion]:
         reply = self._ask("HGETALL", _keys(project)[1])
         state: dict[str, str] = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
-        records = [record for field, record in sorted(state.items()) if field.startswith("closed:")]
-        return [self._read(_exhaustion, record) for record in records]
+        kinds = [(field.partition(":")[0], record) for field, record in state.items()]
+        lifted = [self._read(_exhaustion, record) for kind, record in kinds if kind == "reopened"]
+        closed = [self._read(_exhaustion, record) for kind, record in kinds if kind == "closed"]
+        known = {exhaustion.bucket: exhaustion for exhaustion in lifted + closed}  # of two, the one that stands
+        return [known[bucket] for bucket in sorted(known)]
 
-    def reopen(self, project: str, bucket: str) -> bool:
-        return bool(self._ask("HDEL", _keys(project)[1], f"closed:{bucket}"))
+    def reopen(self, project: str, bucket: str, because: str = "") -> bool:
+        return bool(self._script("reopen", project, [self._now(), text(bucket, "bucket"), json.dumps(because)]))
 
     def claim(self, project: str, name: str, ttl_ms: int) -> bool:
         name, ttl_ms = text(name, "claim"), whole(ttl_ms, "ms: the life of a claim", 1, LATEST_MS)
@@ -407,13 +410,19 @@ def _carries(asks: Sequence[Ask], text: str) -> tuple[tuple[Carry, ...], ...]:
 
 
 def _exhaustion(record: str) -> Exhaustion:
+    """From `UNTIL_MS SINCE_MS JSON`, of one that was lifted with a line `REOPENED_MS JSON` before it."""
+    lifted, _, record = record.rpartition("\n")
+    reopened_ms, _, because = lifted.partition(" ")
+    reopened = (int(reopened_ms), json.loads(because)) if lifted else (0, "")
     until_ms, since_ms, rest = record.split(" ", 2)
     data = json.loads(rest)
     texts = [data[name] for name in ("bucket", "evidence", "reported_by")]
     times = int(since_ms), int(until_ms)
+    if not 0 <= reopened[0] < LATEST_MS or not isinstance(reopened[1], str):
+        raise ValueError("reopened in the far future, or for a reason that is no text")
     if not all(isinstance(text, str) for text in texts) or not all(0 <= ms < LATEST_MS or ms == NEVER for ms in times):
         raise ValueError("an exhaustion of other types, or in the far future")
-    return Exhaustion(texts[0], *times, *texts[1:])
+    return Exhaustion(texts[0], *times, *texts[1:], *reopened)
 
 
 def _entry(row: Sequence[str]) -> Entry:

@@ -29,7 +29,7 @@ CREATE TABLE views (
     PRIMARY KEY (project, name)
 ) WITHOUT ROWID;
 
--- Buckets that upstream itself said are empty.
+-- Buckets that upstream itself said are empty. One that was reopened since is kept with the reason, and closes nothing.
 CREATE TABLE exhaustions (
     project     TEXT    NOT NULL,
     bucket      TEXT    NOT NULL,
@@ -37,6 +37,8 @@ CREATE TABLE exhaustions (
     until_ms    INTEGER NOT NULL,
     evidence    TEXT    NOT NULL,
     reported_by TEXT    NOT NULL,
+    reopened_ms INTEGER NOT NULL,    -- 0: it stands
+    reopened_because TEXT NOT NULL,
     PRIMARY KEY (project, bucket)
 ) WITHOUT ROWID;
 

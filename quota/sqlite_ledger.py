@@ -39,19 +39,21 @@ if TYPE_CHECKING:
 State = tuple[int, int, int, int, int, int]
 """A view as it is stored: total, tail (ms, seq), head (ms, seq), gone_ms. See schema.sql."""
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 APPLICATION_ID = 0x51_4C_47_31
 """Marks an SQLite file as a ledger ("QLG1")."""
 
 TRIM_AT_ONCE = 10_000
 
 _HEAD = (
-    "SELECT ms, seq, epoch, carried_ms, keep_ms, EXISTS (SELECT 1 FROM exhaustions WHERE project = charges.project)"
+    "SELECT ms, seq, epoch, carried_ms, keep_ms,"
+    " EXISTS (SELECT 1 FROM exhaustions WHERE project = charges.project AND reopened_ms = 0)"
     " FROM charges LEFT JOIN projects USING (project)"
     " WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1"
 )
 
 _CARRY = "view, epoch, parts, last_ms, last_seq, kept_units, kept_since_ms, since_ms"
+_EXHAUSTION = "bucket, since_ms, until_ms, evidence, reported_by, reopened_ms, reopened_because"
 _COLUMNS = "ms, seq, units, charged_units, bucket, method, job, region, token"
 
 
@@ -237,8 +239,9 @@ class SqliteLedger:
         if not closed_by:
             return None
         rows = db.execute(
-            "SELECT bucket, since_ms, until_ms, evidence, reported_by FROM exhaustions"  # noqa: S608  # placeholders only
-            f" WHERE project = ? AND bucket IN ({_marks(closed_by)}) AND until_ms + ? > ? ORDER BY until_ms DESC",
+            f"SELECT {_EXHAUSTION} FROM exhaustions"  # noqa: S608  # a constant, and placeholders
+            f" WHERE project = ? AND reopened_ms = 0 AND bucket IN ({_marks(closed_by)}) AND until_ms + ? > ?"
+            " ORDER BY until_ms DESC",
             (question.project, *closed_by, question.jitter_ms, now_ms),
         ).fetchone()
         return None if rows is None else _exhaustion(rows)
@@ -369,10 +372,13 @@ class SqliteLedger:
 
         def work(db: sqlite3.Connection) -> Exhaustion:
             standing = self._exhaustions(db, project).get(exhaustion.bucket)
-            if standing is not None and standing.until_ms > self._clock():
-                return standing
+            now_ms = self._clock()
+            if standing is not None and standing.until_ms > now_ms:
+                reopened_ms = standing.reopened_ms
+                if not reopened_ms or exhaustion.since_ms < reopened_ms <= now_ms:
+                    return standing
             db.execute(
-                "REPLACE INTO exhaustions VALUES (?, ?, ?, ?, ?, ?)",
+                "REPLACE INTO exhaustions VALUES (?, ?, ?, ?, ?, ?, 0, '')",
                 (
                     project,
                     exhaustion.bucket,
@@ -391,14 +397,18 @@ class SqliteLedger:
 
     def _exhaustions(self, db: sqlite3.Connection, project: str) -> dict[str, Exhaustion]:
         rows = db.execute(
-            "SELECT bucket, since_ms, until_ms, evidence, reported_by FROM exhaustions WHERE project = ? ORDER BY 1",
+            f"SELECT {_EXHAUSTION} FROM exhaustions WHERE project = ? ORDER BY 1",  # noqa: S608  # a constant
             (project,),
         ).fetchall()
         return {row[0]: _exhaustion(row) for row in rows}
 
-    def reopen(self, project: str, bucket: str) -> bool:
-        sql = "DELETE FROM exhaustions WHERE project = ? AND bucket = ?"
-        return self._file.transact(lambda db: db.execute(sql, (project, bucket)).rowcount, write=True) > 0
+    def reopen(self, project: str, bucket: str, because: str = "") -> bool:
+        sql = (
+            "UPDATE exhaustions SET reopened_ms = ?, reopened_because = ?"
+            " WHERE project = ? AND bucket = ? AND reopened_ms = 0"
+        )
+        values = (self._clock(), because, project, bucket)
+        return self._file.transact(lambda db: db.execute(sql, values).rowcount, write=True) > 0
 
     def claim(self, project: str, name: str, ttl_ms: int) -> bool:
         name, ttl_ms = text(name, "claim"), whole(ttl_ms, "ms: the life of a claim", 1, LATEST_MS)
@@ -426,9 +436,10 @@ def _entry(row: tuple[int, int, int, int, str, str, str, str, str]) -> Entry:
     return Entry(*row)
 
 
-def _exhaustion(row: tuple[str, int, int, str, str]) -> Exhaustion:
-    bucket, since_ms, until_ms, evidence, reported_by = row
-    sound((since_ms, 0 if until_ms == NEVER else until_ms, bucket, evidence, reported_by), until=2, most=LATEST_MS)
+def _exhaustion(row: tuple[str, int, int, str, str, int, str]) -> Exhaustion:
+    bucket, since_ms, until_ms, evidence, reported_by, reopened_ms, because = row
+    times = since_ms, 0 if until_ms == NEVER else until_ms, reopened_ms
+    sound((*times, bucket, evidence, reported_by, because), until=3, most=LATEST_MS)
     return Exhaustion(*row)
 
 

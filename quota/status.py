@@ -11,7 +11,7 @@ from quota.budget import read_entries
 from quota.clock import rfc3339, utc
 from quota.errors import Refused
 from quota.ledger import NEVER
-from quota.limits import HOUR_MS, MINUTE_MS, SECOND_MS, Calendar, paced_until
+from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Calendar, paced_until
 from quota.session import machine_jitter_ms
 from quota.settings import BUILT_IN_FETCHES, BUILT_IN_NOTICE
 from quota.tables import printable
@@ -125,7 +125,7 @@ def read_status(session: Session) -> Status:
         jobs = [job for job in session.settings.jobs.values() if job.credential == name]
         outlook = budget.outlook([BUILT_IN_FETCHES[job.fetch] for job in jobs if job.fetch in BUILT_IN_FETCHES])
         # What is closed opens on each machine a little later than upstream's reset: so it does for the verdict.
-        exhausted = [x for x in ledger.exhaustions(settings.project) if x.until_ms + machine_jitter_ms() > at_ms]
+        exhausted = [x for x in ledger.exhaustions(settings.project) if _ends(x) + machine_jitter_ms() > at_ms]
         rows.append(
             CredentialRow(
                 outlook,
@@ -142,9 +142,14 @@ def read_status(session: Session) -> Status:
     return Status(at_ms, ledger.label, ledger.shared, session.settings.path is None, tuple(rows))
 
 
+def _ends(x: Exhaustion) -> int:
+    """Until when it is shown: as long as it would hold. Of one for good that was lifted people read for a day."""
+    return x.reopened_ms + DAY_MS if x.reopened_ms and x.until_ms == NEVER else x.until_ms
+
+
 def _limit_rows(budget: Budget, outlook: Outlook, exhausted: Sequence[Exhaustion], at_ms: int) -> Iterable[LimitRow]:
     counts_since_ms = budget.ledger.whole_after_ms(budget.project)
-    closed = {x.bucket: x.until_ms for x in exhausted}
+    closed = {x.bucket: x.until_ms for x in exhausted if not x.reopened_ms}
     for limit, state, room_ms in zip(budget.limits, outlook.states, outlook.room_ms, strict=True):
         window, selector = limit.view.window, limit.view.selector
         upstream = {b.window for name, b in budget.book.buckets.items() if name in (selector.buckets or (name,))}
@@ -240,6 +245,7 @@ def _exhaustion_json(exhaustion: Exhaustion) -> dict[str, object]:
         "since": rfc3339(exhaustion.since_ms),
         "until": None if exhaustion.until_ms == NEVER else rfc3339(exhaustion.until_ms),
         "evidence": exhaustion.evidence,
+        **({"reopened_because": exhaustion.reopened_because} if exhaustion.reopened_ms else {}),
     }
 
 
@@ -335,7 +341,10 @@ def render_status(status: Status) -> RenderableType:
             line = f"{credential.owed_units} units drawn without the ledger are owed; the next charge repays them"
             parts.append(_line(line, "yellow"))
         for x in credential.exhausted:
-            if x != credential.outlook.closed:
+            if x.reopened_ms:
+                at = moment(x.reopened_ms, status.at_ms)
+                parts.append(_line(f'bucket {x.bucket} was reopened at {at}: {x.reopened_because} ("{x.evidence}")'))
+            elif x != credential.outlook.closed:
                 parts.append(_line(f"bucket {x.bucket} is {_closed(x, status.at_ms)}", "red"))
     return Group(*parts)
 
@@ -574,10 +583,12 @@ def _clock(at_ms: int, zone: str | None = None) -> str:
 
 
 def moment(at_ms: int, now_ms: int) -> str:
-    """`14:05` today, `Sun 08:00` in the coming days, `31 Dec 08:00` after that, in the local zone; less than a minute
-    ahead `14:05:07`. Rounded up: whoever comes back then is not early."""
-    step_ms = MINUTE_MS if at_ms - now_ms >= MINUTE_MS else SECOND_MS
-    at, now = utc(-(-at_ms // step_ms) * step_ms).astimezone(), utc(now_ms).astimezone()
+    """`14:05` today, `Sun 08:00` in the coming days, else `31 Dec 08:00`, in the local zone; less than a minute ahead
+    `14:05:07`. What is to come is rounded up: whoever comes back then is not early."""
+    ahead_ms = at_ms - now_ms
+    step_ms = SECOND_MS if 0 < ahead_ms < MINUTE_MS else MINUTE_MS
+    at = utc((at_ms + (step_ms - 1 if ahead_ms > 0 else 0)) // step_ms * step_ms).astimezone()
+    now = utc(now_ms).astimezone()
     days = (at.date() - now.date()).days
     day = "" if not days else "%a " if 0 < days < 7 else "%d %b "
     return at.strftime(f"{day}%H:%M" if step_ms == MINUTE_MS else f"{day}%H:%M:%S")

@@ -361,11 +361,48 @@ def test_a_repeat_never_extends_an_exhaustion(setup: Setup) -> None:
     assert list(setup.ledger.exhaustions(setup.project)) == [first]
 
 
-def test_reopening_lifts_it(setup: Setup) -> None:
-    setup.ledger.exhaust(setup.project, exhaustion(setup))
-    assert setup.ledger.reopen(setup.project, "units")
-    assert not setup.ledger.reopen(setup.project, "units")
+def test_reopening_lifts_it_and_keeps_why(setup: Setup) -> None:
+    stood = setup.ledger.exhaust(setup.project, exhaustion(setup))
+    setup.now_ms += 5
+    assert setup.ledger.reopen(setup.project, "units", 'raised to "50,000"\né 東京')
+    assert not setup.ledger.reopen(setup.project, "units", "again")
     assert setup.budget().charge("videos.list").admitted
+    lifted = stood._replace(reopened_ms=setup.now_ms, reopened_because='raised to "50,000"\né 東京')
+    assert list(setup.ledger.exhaustions(setup.project)) == [lifted]
+
+
+def test_what_upstream_said_before_the_reopening_does_not_close_it_again(setup: Setup) -> None:
+    """The answer to a call that left before may come after; one to a call that left later is news."""
+    before = exhaustion(setup)
+    setup.ledger.exhaust(setup.project, before)
+    setup.now_ms += 5
+    late = exhaustion(setup)
+    setup.now_ms += 5
+    setup.ledger.reopen(setup.project, "units", "raised")
+    reopened_ms = setup.now_ms
+    (lifted,) = setup.ledger.exhaustions(setup.project)
+    setup.now_ms += 5
+    for said in (before, late):
+        assert setup.ledger.exhaust(setup.project, said) == lifted
+    assert setup.budget().charge("videos.list").admitted
+    news = exhaustion(setup)._replace(since_ms=reopened_ms)
+    assert setup.ledger.exhaust(setup.project, news) == news, "in doubt it is"
+    assert list(setup.ledger.exhaustions(setup.project)) == [news], "and the reason did not hold"
+    assert not setup.budget().charge("videos.list").admitted
+    assert setup.ledger.reopen(setup.project, "units", "once more")
+
+
+def test_a_reopening_in_the_clocks_future_or_of_a_day_that_is_over_holds_nothing_open(setup: Setup) -> None:
+    setup.ledger.exhaust(setup.project, exhaustion(setup))
+    setup.ledger.reopen(setup.project, "units", "raised")
+    setup.now_ms -= 3 * HOUR_MS
+    news = exhaustion(setup)
+    assert setup.ledger.exhaust(setup.project, news) == news
+    setup.now_ms += 5
+    setup.ledger.reopen(setup.project, "units", "raised")
+    earlier = exhaustion(setup)._replace(since_ms=setup.now_ms - 1, until_ms=setup.now_ms + DAY_MS)
+    setup.now_ms += HOUR_MS
+    assert setup.ledger.exhaust(setup.project, earlier) == earlier
 
 
 def test_a_project_that_gets_nothing_is_told_so_without_a_time(setup: Setup) -> None:

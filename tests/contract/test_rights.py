@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 DAY = (ALL, 1_000, 1, DAY_MS)
-SCRIPTS = ("charge", "settle", "read", "exhaust", "carry", "repay")
+SCRIPTS = ("charge", "settle", "read", "exhaust", "reopen", "carry", "repay")
 TIDYING = {"del", "hdel", "hgetall", "hkeys", "xtrim"}
 """Without these a charge is still made."""
 
@@ -203,6 +203,12 @@ def exhaust(scripts: Limited) -> None:
     scripts.run("exhaust", scripts.now_ms, "units", f"{scripts.now_ms + 9} {scripts.now_ms} x", KEEP_MS)
 
 
+def reopen(scripts: Limited) -> None:
+    exhaust(scripts)
+    scripts.run("reopen", scripts.now_ms, "units", '"it is raised"')
+    exhaust(scripts)
+
+
 def carry(scripts: Limited) -> None:
     until_ms = scripts.now_ms + HOUR_MS
     kept = "0:0:9007199254740991"
@@ -217,6 +223,7 @@ DONE: dict[str, tuple[Callable[[Limited], None], int]] = {
     "settle": (settle, 4),
     "repay": (repay, 3),
     "exhaust": (exhaust, 0),
+    "reopen": (reopen, 0),
     "carry": (carry, 4),
     "read": (read, 0),
 }
@@ -251,7 +258,7 @@ def at_the_servers_time(scripts: Limited, name: str) -> None:
     DONE.get(name, (lambda scripts: scripts.charge(DAY), 0))[0](scripts)
 
 
-@pytest.mark.parametrize("name", ["charge", "exhaust", "carry", "repay"])
+@pytest.mark.parametrize("name", ["charge", "exhaust", "reopen", "carry", "repay"])
 def test_without_the_time_nothing_is_written(limited: Limited, name: str) -> None:
     with limited.without("time"), pytest.raises(redis.ResponseError, match="can't run this command"):
         at_the_servers_time(limited, name)
@@ -275,7 +282,7 @@ def test_each_command_is_needed_somewhere_here(limited: Limited) -> None:
             limited.charge(DAY)
             limited.client.delete(lost if work is not settle else "none")
             work(limited)
-    for name in ("charge", "exhaust", "carry", "repay"):
+    for name in ("charge", "exhaust", "reopen", "carry", "repay"):
         at_the_servers_time(limited, name)
     called = {name.removeprefix("cmdstat_") for name in limited.client.info("commandstats")}
     assert {command for name in SCRIPTS for command in commands_of(name)} <= called

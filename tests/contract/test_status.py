@@ -171,6 +171,29 @@ def test_closed_for_good_has_no_time(scene: Scene) -> None:
     assert scene.json()["limits"][0]["next_capacity_at"] is None
 
 
+def test_a_reopened_bucket_is_open_and_says_why_for_as_long_as_it_would_be_closed(scene: Scene) -> None:
+    scene.configure(DAY)
+    scene.shut("units", MIDNIGHT_MS)
+    scene.now_ms += HOUR_MS
+    assert scene.session.ledger.reopen("p", "units", "raised to 50,000")
+    assert (scene.verdict(), scene.fields(), scene.remaining()) == ("OPEN: 500 units", OPEN, {"day": 500})
+    assert f'bucket units was reopened at 11:00: raised to 50,000 ("{SAID}")' in scene.lines()
+    (known,) = scene.json()["exhausted"]
+    assert (known["bucket"], known["until"], known["reopened_because"]) == (
+        "units",
+        rfc3339(MIDNIGHT_MS),
+        "raised to 50,000",
+    )
+    scene.now_ms = MIDNIGHT_MS + 3_000
+    assert scene.json()["exhausted"] == []
+    scene.shut("units", NEVER)
+    assert "reopened_because" not in scene.json()["exhausted"][0]
+    scene.session.ledger.reopen("p", "units", "granted")
+    assert len(scene.json()["exhausted"]) == 1
+    scene.now_ms += DAY_MS + 3_000
+    assert scene.json()["exhausted"] == [], "what would hold for good is read for a day"
+
+
 def test_closed_and_full_is_both_until_the_later(scene: Scene) -> None:
     scene.configure(DAY)
     scene.spend(5)
@@ -251,6 +274,9 @@ def test_a_clock_that_does_not_agree_is_one_line(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("after_ms", "said"),
     [
+        (-DAY_MS, "20 Nov 10:00"),
+        (-1, "09:59"),
+        (0, "10:00"),
         (7_000, "10:00:07"),
         (59_001, "10:01:00"),
         (MINUTE_MS, "10:01"),

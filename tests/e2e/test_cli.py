@@ -18,6 +18,7 @@ import pytest
 
 from quota.cli import cli
 from quota.errors import LedgerError
+from quota.ledger import Exhaustion
 from quota.sqlite_ledger import SqliteLedger
 from support.commands import QUOTA, Quota, one_line
 from support.users import not_root
@@ -292,6 +293,24 @@ def test_spend_says_who_spent_it(quota: Quota) -> None:
 
 def test_reopening_what_is_open_is_exit_1(quota: Quota) -> None:
     assert "is not closed; closed: none" in one_line(quota("reopen", "units", "--because", "I know better"), 1)
+
+
+def test_the_reason_of_a_reopening_is_kept_without_secrets_and_a_plan_begins_open(quota: Quota) -> None:
+    quota.configure(SMALL + '[jobs.t]\nfetch = "trending"\nschedule = "every 12h"\n')
+    ledger = SqliteLedger(f"sqlite:///{quota.folder}/state/ledger.db")
+    now_ms = ledger.now_ms()
+    ledger.exhaust("p", Exhaustion("units", now_ms, now_ms + 50 * 3_600_000, "no more", "host:1"))
+    ledger.close()
+    assert quota("charge", "videos.list").returncode == 75
+    assert quota("plan", "--days", "1").returncode == 1
+    assert "say why" in one_line(quota("reopen", "units", "--because", " "), 2)
+    reopened = quota("reopen", "units", "--because", "raised,\nsee ?key=AIzaSyThisIsTheSecretOfTheTests_0123456")
+    assert reopened.stdout == r"bucket units of project p is open again: raised,\nsee ?key=[redacted]" + "\n"
+    (known,) = quota.json("status")["credentials"][0]["exhausted"]
+    assert known["reopened_because"] == r"raised,\nsee ?key=[redacted]"
+    assert quota("charge", "videos.list").returncode == 0
+    assert quota("plan", "--days", "1").returncode == 0
+    assert "is not closed; closed: none" in one_line(quota("reopen", "units", "--because", "again"), 1)
 
 
 def test_watching_ends_with_ctrl_c(quota: Quota) -> None:

@@ -112,7 +112,7 @@ def test_a_damaged_journal_decides_or_says_so(part: int, files: Files) -> None:
 LEDGER_COLUMNS = {
     "charges": ("project", "ms", "seq", "units", "charged_units", "bucket", "method", "job", "region", "token"),
     "views": ("total", "tail_ms", "tail_seq", "head_ms", "head_seq", "gone_ms", "name"),
-    "exhaustions": ("bucket", "since_ms", "until_ms", "evidence", "reported_by"),
+    "exhaustions": ("bucket", "since_ms", "until_ms", "evidence", "reported_by", "reopened_ms", "reopened_because"),
     "projects": ("epoch", "carried_ms", "keep_ms", "trimmed_ms"),
 }
 JOURNAL_COLUMNS = {
