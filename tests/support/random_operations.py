@@ -157,14 +157,17 @@ class RandomOperations:
 
     def _compare_what_is_gone(self, number: int) -> None:
         until_ms = self.ledger.whole_after_ms(self.project)
-        if until_ms == self.whole_after_ms:
+        log = self.oracle.log
+        if until_ms == self.whole_after_ms and (not log or log[0].ms > until_ms):
             return
-        if not self.whole_after_ms < until_ms < self.trimmable_ms:
+        if not self.whole_after_ms <= until_ms <= self.trimmable_ms:
             raise DisagreementError(f"operation {number} at {self.clock_ms}: all up to {until_ms} was let go of")
         self.whole_after_ms = until_ms
         here = self.ledger.read(self.project, (until_ms - 1, NEVER), until_ms, MOST_READ)
-        self.gone = [*self.gone, *self.oracle.trim({entry.id for entry in here}, until_ms)][-200:]
-        self._count("trimmed")
+        gone = self.oracle.trim({entry.id for entry in here}, until_ms)
+        if gone:
+            self.gone = [*self.gone, *gone][-200:]
+            self._count("trimmed")
 
     def _new_caller(self) -> Caller:
         limits = [self._new_limit(i) for i in range(self.random.choice(NUMBERS_OF_LIMITS))]
