@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from jobs.job import Page, first_attempt
+from jobs.job import Page, first_attempt, resources
 from quota.arguments import texts
 
 if TYPE_CHECKING:
@@ -38,4 +38,4 @@ def fetch(
         .execute()
     )
     more = len(wanted) == PAGE_ITEMS
-    return Page(channels=answer.get("items", []), cursor={"after": wanted[-1]} if more else None)
+    return Page(channels=resources(answer), cursor={"after": wanted[-1]} if more else None)

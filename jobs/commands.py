@@ -5,9 +5,11 @@ Only click is imported here, the rest where it is needed: this module is loaded 
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +29,7 @@ from quota.cli import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from jobs.job import RegionOutcome, RunReport
     from jobs.store import Found, Place
@@ -104,10 +106,10 @@ def schedule(config: str | None) -> None:
     """
     from jobs.schedule import log_schedule, run_schedule
 
-    with interruptible() as stop, _configured(config) as session:
+    # A supervisor's SIGTERM is the regular way to end it; Ctrl-C is reported as everywhere else.
+    with interruptible({signal.SIGTERM: 0}) as stop, _configured(config) as session:
         log_schedule()
         run_schedule(session, stop=stop)
-    # A supervisor's SIGTERM is the regular way to end it; Ctrl-C is reported as everywhere else.
     click.get_current_context().exit(128 + signal.SIGINT if stop() == signal.SIGINT else 0)
 
 
@@ -336,24 +338,55 @@ def _state_in(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def interruptible() -> Iterator[Callable[[], int]]:
-    """Inside the block the first SIGINT or SIGTERM only sets what the yielded function returns; a second one ends the
-    process at once, which is safe: what is stored is stored in transactions."""
+def interruptible(statuses: Mapping[int, int] | None = None) -> Iterator[Callable[[], int]]:
+    """Inside the block the first SIGINT or SIGTERM only sets what the yielded function returns, and begins a countdown:
+    a block that has not ended after END_WITHIN_S is abandoned, whatever it waits for. That is safe: what is stored is
+    stored in transactions. Later signals change nothing, so that one sent twice (by a terminal and by a wrapper) costs
+    no page. `statuses` are the exit statuses of an abandoned block, by signal, where they are not 128 and its number.
+    """
+    from jobs.runner import END_WITHIN_S
+
     seen: list[int] = []
-
-    def handle(number: int, _frame: object) -> None:
-        if seen:
-            if sys.stderr.isatty():
-                os.write(2, b"\x1b[?25h\n")  # show the cursor that a progress line may have hidden
-            os._exit(128 + number)
-        seen.append(number)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    over: list[bool] = []
+    # Python's handlers wait for the call in hand, which may be a name being looked up for a minute: the countdown is
+    # begun by the byte that the system's handler writes.
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = {number: signal.signal(number, lambda n, _: seen.append(n)) for number in _STOPPING}
+    woken_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a child's signals are not ours
+    _thread.start_new_thread(_count_down, (reading, over, END_WITHIN_S, statuses or {}))
     try:
         yield lambda: seen[0] if seen else 0
     finally:
+        over.append(True)
+        signal.set_wakeup_fd(woken_before)
+        os.close(writing)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+
+def _count_down(reading: int, over: list[bool], within_s: float, statuses: Mapping[int, int]) -> None:
+    """End the process `within_s` after the first of our signals, unless the block is over before."""
+    number = 0
+    while not number and (came := os.read(reading, 64)):
+        number = next((one for one in came if one in _STOPPING), 0)
+    until_s = time.monotonic() + within_s
+    while not over and time.monotonic() < until_s:
+        time.sleep(0.05)
+    if over:
+        os.close(reading)  # not before: a later signal is written, too
+        return
+    if sys.stderr.isatty():
+        os.write(2, b"\x1b[?25h\n")  # show the cursor that a progress line may have hidden
+    # In a thread of its own, because what the block waits for may be stderr.
+    line = f"interrupted; what was under way took over {within_s:g} s and was abandoned; what is stored stays"
+    _thread.start_new_thread(fail, (line,))
+    time.sleep(0.1)
+    os._exit(statuses.get(number, 128 + number))
 
 
 @contextmanager

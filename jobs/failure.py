@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from jobs.job import one_line
+from quota.errors import BadAnswer
 
 if TYPE_CHECKING:
     from quota.costs import CostBook
 
-Kind = Literal["exhausted", "transient", "config", "cursor", "region"]
+Kind = Literal["exhausted", "transient", "answer", "config", "cursor", "region"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Failure:
 
     exhausted   upstream's own quota has run out, in `bucket`: no further call of this run can succeed
     transient   worth another attempt
+    answer      upstream answered what nobody can use; the same call later may do better, and costs as much
     config      key, API or permissions are not set up: every call would fail alike
     cursor      upstream no longer knows the place to go on from
     region      this region's own trouble; the others may well succeed
@@ -37,7 +39,9 @@ def judge(error: Exception, *, method: str, book: CostBook) -> Failure:
     """
     if _is_any(error, (("googleapiclient.errors", "HttpError"),)):
         return _judge_answer(int(error.resp.status), error.content, method, book)  # type: ignore[attr-defined]
-    message = _shown(error)
+    message = _redacted(one_line(error))
+    if isinstance(error, BadAnswer):
+        return Failure("answer", _redacted(str(error)))
     if isinstance(error, (ConnectionError, TimeoutError)) or _is_any(error, _TRANSIENT):
         certificate = _is_any(error, (("ssl", "SSLCertVerificationError"),))
         return Failure("config" if certificate else "transient", message)
@@ -83,7 +87,7 @@ def _judge_answer(status: int, body: bytes, method: str, book: CostBook) -> Fail
             return Failure("region", message)
 
 
-def _shown(error: Exception) -> str:
+def _redacted(text: str) -> str:
     from quota.redact import redact
 
-    return redact(one_line(error))
+    return redact(text)

@@ -31,6 +31,11 @@ from quota.settings import BUILT_IN_FETCHES
 if TYPE_CHECKING:
     from pathlib import Path
 
+MAX_ID_LENGTH = 128
+"""Upstream's own have up to 34 characters. 50 of them travel in one URL."""
+
+MAX_CURSOR_CHARACTERS = 1_000_000
+
 Cursor = dict[str, Any]
 Fetch = Callable[..., "Page"]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,7 +46,8 @@ class Page:
     """What one step brought. `videos` and `channels` are the API's own resources, as it sent them.
 
     `ranked`: the videos stand in an order worth keeping (a chart); their ranks go on from the page before.
-    `cursor`: what the next step needs, any JSON object; None when the region has no more.
+    `cursor`: what the next step needs, any JSON object; None when the region has no more. A cursor that an earlier step
+    of the same pass had already ends the region: going on would never end.
     `complete` False: a step on the way to a page (ids found, videos still to be fetched); it is stored, so that a stop
     loses nothing, but does not count towards the job's `pages`.
     """
@@ -64,9 +70,26 @@ class Page:
         if self.cursor is None and not self.complete:
             raise ValueError("an incomplete step needs a cursor that says how to complete it")
         try:
-            json.dumps(self.cursor)
+            size = len(json.dumps(self.cursor))
         except (TypeError, ValueError) as error:
             raise ValueError(f"a page's cursor must be JSON: {error}") from error
+        if size > MAX_CURSOR_CHARACTERS:
+            raise ValueError(f"a page's cursor has {size:,} characters, over {MAX_CURSOR_CHARACTERS:,}")
+
+
+def resources(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The items of an upstream's list answer, each with an id. Raises BadAnswer where that is not what was sent."""
+    items: list[Mapping[str, Any]] = answer.get("items", [])
+    for item in items:
+        checked_id(item.get("id"))
+    return items
+
+
+def checked_id(value: object) -> str:
+    """An id as upstream sent it. Raises BadAnswer for what is none."""
+    if not isinstance(value, str) or not 1 <= len(value) <= MAX_ID_LENGTH:
+        raise quota.BadAnswer(f"upstream's answer has an item whose id is none: {_shown(value)}")
+    return value
 
 
 def _shown(value: object) -> str:

@@ -11,9 +11,10 @@ How a step may end, and what follows:
     refused by the budget           the run stops at once: outcome "stopped"
     upstream's quota has run out    the same
     trouble that may pass           up to ATTEMPTS attempts; then the region fails and keeps its place
+    an answer beyond its limits     the region fails and keeps its place
     the region's own trouble        the region fails; the others go on
     configuration, ledger, store    the run fails at once
-    SIGINT, SIGTERM                 the page in flight is stored, then the run stops
+    SIGINT, SIGTERM                 the page in flight is stored if it arrives within STOP_WITHIN_S, then the run stops
 
 A region that fails counts as covered by its round: were it left pending, the next runs would cover nothing else.
 """
@@ -52,6 +53,12 @@ LONGEST_WAIT_S = 4.0
 
 MAX_STEPS = 10
 """Steps in a row without a complete page, after which a fetch function is taken to be going round in circles."""
+
+STOP_WITHIN_S = 8.0
+"""How long the page in flight may take once told to stop."""
+
+END_WITHIN_S = 9.0
+"""How long a process may live once told to stop, whatever it waits for. Supervisors begin to kill after 10 s."""
 
 log = logging.getLogger("quota.jobs")
 
@@ -132,7 +139,7 @@ class _End:
 
 
 class _Interrupted(Exception):  # noqa: N818 - no error: it was asked for
-    """A signal came while waiting between two attempts."""
+    """A signal came, and there is no page to wait for any longer."""
 
 
 class _Run:
@@ -162,6 +169,7 @@ class _Run:
         self.fetch = fetch
         self.options = dict(job.options) | ({"store": store} if wants_store(fetch) else {})
         self.client: Any = None
+        self.told_s: float | None = None  # when it was told to stop, while a page was in flight
         self.since_ms = 0
         self.tokens_before = 0
         self.end: _End | None = None
@@ -208,8 +216,8 @@ class _Run:
         except quota.QuotaError as error:
             self.end = _End("failed", str(error), error.exit_status)
             return self._outcome("failed", str(error))
-        except _Interrupted:
-            self.end = _End("stopped", "interrupted")
+        except _Interrupted as interrupt:
+            self.end = _End("stopped", f"interrupted{interrupt}")
         return self._unfinished()
 
     def _pass(self) -> RegionOutcome:
@@ -227,9 +235,10 @@ class _Run:
                 steps = 0 if page.complete else steps + 1
                 if steps > MAX_STEPS:
                     raise RuntimeError(f"fetch made {steps} steps in a row without completing a page")
-            except (quota.QuotaError, _Interrupted, MemoryError):
-                raise
             except Exception as error:
+                ends_all = isinstance(error, (quota.QuotaError, _Interrupted, MemoryError))
+                if ends_all and not isinstance(error, quota.BadAnswer):
+                    raise
                 failure = self._judge(error, place)
                 log.debug("step_failed", exc_info=True, extra={"job": place.job, "region": place.region})
                 if failure.kind == "cursor" and inherited:
@@ -239,6 +248,8 @@ class _Run:
                 return self._give_up(place, failure, answered=hasattr(error, "resp"))
             inherited = False
             finished = page.cursor is None or (page.complete and place.pages + 1 >= self.job.pages)
+            if not finished and self.store.was_at(place, page.cursor):
+                return self._give_up(place, _CIRCLE, answered=True)
             self.here = self.store.keep(place, page, started_at_ms=started_at_ms, finished=finished)
             pages, items = self.added.get(place.region, (0, 0))
             self.added[place.region] = pages + page.complete, items + len(page.videos) + len(page.channels)
@@ -268,6 +279,9 @@ class _Run:
         page = retrying(lambda: self.fetch(self.client, place.region, copy.deepcopy(place.cursor), **self.options))
         if not isinstance(page, Page):
             raise TypeError(f"fetch returned {type(page).__name__}, not a jobs.job.Page")
+        items, most = len(page.videos) + len(page.channels), self.job.max_items
+        if items > most:
+            raise quota.BadAnswer(f"a page holds {items:,} items, over {most:,}; if it may, raise max_items")
         return page
 
     def _connect(self, place: Place) -> None:
@@ -286,7 +300,23 @@ class _Run:
         self.tokens_before = _number(self.session.tokens.next())
         book = self.budget.book
         version = re.search(r"\bv[0-9]\w*", book.name)
-        self.client = self.session.google(self.job.credential, book.api, version[0] if version else "v3")
+        self.client = self.session.google(
+            self.job.credential,
+            book.api,
+            version[0] if version else "v3",
+            max_body_mb=self.job.max_body_mb,
+            max_answer_s=self.job.max_answer_s,
+            max_items=self.job.max_items,
+            waiting=self._wait_for_answer,
+        )
+
+    def _wait_for_answer(self) -> None:
+        """Called again and again while an answer is awaited: once told to stop, that is not for long."""
+        if self.stop():
+            now_s = time.monotonic()
+            self.told_s = self.told_s or now_s
+            if now_s - self.told_s >= STOP_WITHIN_S:
+                raise _Interrupted(f"; the page in flight took over {STOP_WITHIN_S:g} s and was abandoned")
 
     def _judge(self, error: Exception, place: Place) -> Failure:
         method = attempt_of(self.fetch, place.cursor) or ""
@@ -317,6 +347,9 @@ class _Run:
                 return self._unfinished()
             case "config":
                 self.end = _End("failed", failure.message, quota.ConfigError.exit_status)
+                return self._outcome("failed", failure.message)
+            case "answer":
+                self.here = self.store.fail(place, keep_place=True)
                 return self._outcome("failed", failure.message)
             case "transient":
                 # What fails for a passing reason goes on where it stopped.
@@ -408,6 +441,9 @@ class _Run:
             if len(found) < asked:
                 log.warning("what this run spent is known only in part: %s", error)
         return found.values()
+
+
+_CIRCLE = Failure("region", "upstream names a page that this pass has fetched already; the next round begins afresh")
 
 
 def _refused(decision: Decision) -> _End:

@@ -41,9 +41,9 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.base import BaseTrigger
 
 import quota
+from jobs import runner
 from jobs.job import attempt_of, load_fetch, one_line
 from jobs.rounds import in_order
-from jobs.runner import run_job
 from jobs.store import Store
 from jobs.triggers import Tick, streams
 from quota.clock import host_clock, rfc3339, utc
@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 WORKERS = 32
 """At most so many jobs run at once. They mostly wait for the network."""
 
-STOP_WITHIN_S = 8.0
-"""How long the pages in flight may take once told to stop. Supervisors begin to kill after 10 s."""
+SAY_WITHIN_S = 0.5
+"""How long a run may take to end that gave up its page after STOP_WITHIN_S."""
 
 POLL_S = 0.1
 """How often the main thread looks whether it was told to stop, and a tick whether another process's run has ended."""
@@ -126,14 +126,14 @@ def _wait(scheduler: Any, stop: Callable[[], int]) -> None:
 def _finish(lanes: Sequence[_Lane], status: int) -> None:
     """Wait for the pages in flight, but not for ever: what is stored is stored in transactions, so that ending the
     process here, with `status`, loses no more than those pages."""
-    until_s = time.monotonic() + STOP_WITHIN_S
+    until_s = time.monotonic() + runner.STOP_WITHIN_S + SAY_WITHIN_S
     while time.monotonic() < until_s:
         if not any(lane.running for lane in lanes):
             return
         time.sleep(POLL_S / 4)
     for lane in lanes:
         if lane.running is not None:
-            _say("tick_abandoned", lane.running, level=logging.WARNING, why=f"its page took over {STOP_WITHIN_S:g} s")
+            _say("tick_abandoned", lane.running, level=logging.WARNING, why=f"it took over {runner.STOP_WITHIN_S:g} s")
     logging.shutdown()
     os._exit(status)
 
@@ -276,7 +276,7 @@ class _Lane:
     def _run(self, session: Session, tick: Tick) -> RunReport:
         """One run. While a `quota run` of the same job is under way on this machine, the tick waits for its end."""
         while True:
-            report = run_job(session, self.job.name, regions=tick.regions, in_turn=True, stop=self._stop)
+            report = runner.run_job(session, self.job.name, regions=tick.regions, in_turn=True, stop=self._stop)
             if report.outcome != "overlap" or self._stop() or self._late(tick):
                 return report
             time.sleep(POLL_S)

@@ -82,6 +82,20 @@ CREATE TABLE places (
     PRIMARY KEY (job, region)
 ) WITHOUT ROWID;
 
+-- Where the pass under way was already, as digests of its cursors: upstream that names a page again goes in circles.
+CREATE TABLE cursors (
+    job    TEXT NOT NULL,
+    region TEXT NOT NULL,
+    digest BLOB NOT NULL,
+    PRIMARY KEY (job, region, digest)
+) WITHOUT ROWID;
+CREATE TRIGGER cursors_of_a_pass_that_ended AFTER UPDATE OF cursor ON places WHEN new.cursor IS NULL BEGIN
+    DELETE FROM cursors WHERE job = new.job AND region = new.region;
+END;
+CREATE TRIGGER cursors_of_no_place AFTER DELETE ON places BEGIN
+    DELETE FROM cursors WHERE job = old.job AND region = old.region;
+END;
+
 -- The words of a video: its texts, with the words apart where a script writes none (`fulltext.py` writes them so).
 CREATE VIEW videos_words AS
 SELECT id,

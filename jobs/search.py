@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from jobs.job import Page, first_attempt
+from jobs.job import Page, checked_id, first_attempt, resources
 from jobs.trending import PAGE_ITEMS, PARTS
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ def fetch(
         .execute()
     )
     token = answer.get("nextPageToken")
-    ids = [item["id"]["videoId"] for item in answer.get("items", []) if "videoId" in item["id"]]
+    found = [item.get("id") for item in answer.get("items", [])]
+    # An id says of what it is; those of channels and playlists are left out.
+    ids = [checked_id(one["videoId"]) for one in found if isinstance(one, dict) and "videoId" in one]
     if ids:
         return Page(cursor={"ids": ids, "next": token}, complete=False)
     return Page(cursor={"token": token} if token else None)
@@ -56,7 +58,7 @@ def fetch(
 def _details(client: Any, cursor: Cursor) -> Page:
     ids, token = cursor["ids"], cursor["next"]
     answer = client.videos().list(part=PARTS, id=",".join(ids), maxResults=PAGE_ITEMS).execute()
-    found = {video["id"]: video for video in answer.get("items", [])}
+    found = {video["id"]: video for video in resources(answer)}
     # In the order of the search: upstream leaves out what was deleted since, and promises no order here.
     videos = [found[video_id] for video_id in ids if video_id in found]
     return Page(videos=videos, ranked=True, cursor={"token": token} if token else None)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 APPLICATION_ID = 0x766964A1
 """Marks the file as ours: a version number alone would let any other program's database pass."""
 
@@ -332,9 +332,22 @@ class Store:
                     place.region,
                 ),
             )
+            if not finished:
+                db.execute(
+                    "INSERT OR IGNORE INTO cursors VALUES (?, ?, ?)", (place.job, place.region, _digest(page.cursor))
+                )
 
         self._transact(work)
         return self.place(place.job, place.region)
+
+    def was_at(self, place: Place, cursor: Cursor | None) -> bool:
+        """Whether an earlier step of the pass under way, in this run or another, left this very cursor."""
+        with self._reading():
+            row = self._db.execute(
+                "SELECT 1 FROM cursors WHERE job = ? AND region = ? AND digest = ?",
+                (place.job, place.region, _digest(cursor)),
+            ).fetchone()
+        return row is not None
 
     def _free_start(self, place: Place, started_at_ms: int) -> int:
         """The pass's time, moved on where an earlier ranking has the very same: a clock may go back."""
@@ -535,6 +548,13 @@ def _place(
         and all(at_ms is None or _is_time(at_ms) for at_ms in times)
     )
     return Place(job, region, bool(pending), going_on, pages, items, ranks, *times) if right else None
+
+
+def _digest(cursor: Cursor | None) -> bytes:
+    """What tells one cursor from another, of a size that does not depend on it."""
+    import hashlib
+
+    return hashlib.blake2b(json.dumps(cursor).encode(), digest_size=8).digest()
 
 
 _TOO_MANY = 2**53

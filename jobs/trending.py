@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from jobs.job import Page, first_attempt
+from jobs.job import Page, first_attempt, resources
 
 if TYPE_CHECKING:
     from jobs.job import Cursor
@@ -30,4 +30,4 @@ def fetch(client: Any, region: str, cursor: Cursor | None, *, category: str | No
         .execute()
     )
     token = answer.get("nextPageToken")
-    return Page(videos=answer.get("items", []), ranked=True, cursor={"token": token} if token else None)
+    return Page(videos=resources(answer), ranked=True, cursor={"token": token} if token else None)

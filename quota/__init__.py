@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from quota.budget import Budget
     from quota.decision import Decision, LimitState
     from quota.errors import (
+        BadAnswer,
         ConfigError,
         CostExceedsLimit,
         LedgerError,
@@ -41,6 +42,7 @@ else:
 
 
 __all__ = [
+    "BadAnswer",
     "Budget",
     "ConfigError",
     "CostExceedsLimit",

@@ -7,6 +7,7 @@
     │   └── CostExceedsLimit            no waiting will ever make it fit
     ├── Refused                     75  the budget said no; carries the decision
     ├── LedgerError                 69  the ledger could not answer
+    ├── BadAnswer                    1  upstream's answer is too large, too slow, or not what the API promises
     └── UnknownCharge                1  no such charge, or it is too old to correct
 
 `exit_status` is what the command line exits with. None derives from OSError: the Google client retries those, with
@@ -51,6 +52,15 @@ class LedgerError(QuotaError):
     """The ledger could not answer, so nothing was admitted. `str(error)` names it and the remedy."""
 
     exit_status = 69
+
+
+class BadAnswer(QuotaError):
+    """Upstream's answer is too large, too slow, or not what the API promises. The attempt stays charged.
+
+    Raised only by a client that was given limits: those of jobs are, see `quota.google.service`.
+    """
+
+    exit_status = 1
 
 
 class UnknownCharge(QuotaError):

@@ -25,7 +25,7 @@ import select
 import threading
 from contextvars import ContextVar
 from email.parser import BytesParser
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPResponse
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -38,13 +38,14 @@ from googleapiclient.discovery_cache import get_static_doc
 from googleapiclient.errors import HttpError
 from googleapiclient.http import BatchHttpRequest, HttpRequest
 
+from quota.answers import AnswerLimits, LimitedResponse, Watch, checked
 from quota.arguments import seconds
 from quota.errors import ConfigError, UsageError
 from quota.metering import Hosts, Meter, is_loopback
 from quota.redact import redact, register
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from email.message import Message
 
     from googleapiclient.discovery import Resource
@@ -69,11 +70,19 @@ def service(
     endpoint: str | None = None,
     credentials: Any = None,
     timeout_s: float = TIMEOUT_S,
+    max_body_mb: int | None = None,
+    max_answer_s: float | None = None,
+    max_items: int | None = None,
+    waiting: Callable[[], None] | None = None,
 ) -> Resource:
     """A googleapiclient service that charges every HTTP attempt to `budget`.
 
     `endpoint` replaces the API's own root, for calls, batches and uploads alike. `credentials` (google-auth) take the
     place of `key`. One service serves any number of threads; close it, or use it in a `with` block.
+    `max_body_mb` (of 1,000,000 bytes, unpacked too), `max_answer_s` (from the first byte sent to the last received,
+    redirects included) and `max_items` (in any list of an answer) bound what upstream may send; None: no bound. With
+    any of them, an answer beyond it, or one that is not the JSON the API promises, raises quota.BadAnswer. `waiting`
+    is called several times a second while an answer is awaited; what it raises ends the request.
     Raises ConfigError for an API the installed client does not describe, and for an endpoint that is no URL.
     """
     timeout_s = seconds(timeout_s, "timeout_s")
@@ -84,7 +93,9 @@ def service(
     if endpoint is not None:
         document["rootUrl"] = document["mtlsRootUrl"] = _root(endpoint)
     root: str = document["rootUrl"]
-    http = MeteredHttp(Meter(budget), document, timeout_s=timeout_s)
+    limits = AnswerLimits(max_body_mb, max_answer_s, max_items).validated()
+    watch = Watch(limits, waiting) if any(limits) or waiting is not None else None
+    http = MeteredHttp(Meter(budget), document, timeout_s=timeout_s, watch=watch)
     authorized: Any = http
     if credentials is not None:
         scopes = list(document.get("auth", {}).get("oauth2", {}).get("scopes", {}))
@@ -126,6 +137,12 @@ class MeteredRequest(HttpRequest):  # type: ignore[misc]  # the client ships no 
 
     It goes out on a metered Http or not at all: see `_check_metered`.
     """
+
+    def __init__(self, http: Any, postproc: Any, *args: Any, **options: Any) -> None:
+        watch: Watch | None = getattr(getattr(http, "http", http), "watch", None)
+        if watch is not None and any(watch.limits):
+            postproc = checked(postproc, watch.limits)
+        super().__init__(http, postproc, *args, **options)
 
     @property
     def http(self) -> Any:
@@ -381,17 +398,25 @@ def _batched_answers(content_type: str, body: Any) -> Iterator[tuple[int, bytes,
 class _Connection(HTTPConnection):
     """Charges each request to the API, after connecting and before the first byte leaves.
 
-    A mixin in front of httplib2's connection classes; `gate` is set by the class that MeteredHttp makes of it.
+    A mixin in front of httplib2's connection classes; `gate`, `watch` and `timeout_s` are set by the class that
+    MeteredHttp makes of it.
     """
 
     gate: _Gate
+    watch: Watch | None
+    timeout_s: float
     spoiled = False
+    _answer: HTTPResponse | None = None
     _left = False
     _used = False
 
     def connect(self) -> None:
+        self.timeout = self._patience_s()
         super().connect()
         self._used = False
+
+    def _patience_s(self) -> float:
+        return self.timeout_s if self.watch is None else min(self.timeout_s, self.watch.left_s())
 
     def send(self, data: Any) -> None:
         self._left = True
@@ -410,6 +435,7 @@ class _Connection(HTTPConnection):
             self.close()
         if self.sock is None:
             self.connect()
+        self.sock.settimeout(self._patience_s())
         sent = self.gate.charge((self.host, self.port), method, url, headers or {}, body)
         self._left = False
         try:
@@ -423,6 +449,28 @@ class _Connection(HTTPConnection):
             self.close()
             raise
         self._used = True
+
+    def response_class(  # type: ignore[override]  # http.client calls it, as it would call the class
+        self, sock: Any, debuglevel: int = 0, method: str | None = None
+    ) -> HTTPResponse:
+        """The answer that is about to come."""
+        if self.watch is None:
+            self._answer = HTTPResponse(sock, method=method)
+        else:
+            self._answer = LimitedResponse(sock, timeout_s=self.timeout_s, watch=self.watch, method=method)
+        return self._answer
+
+    @property
+    def unread(self) -> bool:
+        """Whether an answer was begun and not read to its end: what is left of it must not answer the next request."""
+        answer = self._answer
+        return answer is not None and (answer.headers is None or not answer.isclosed())
+
+    def hang_up(self) -> None:
+        """Close the connection, and an answer that was begun, which would keep the socket open."""
+        if self._answer is not None:
+            self._answer.close()
+        self.close()
 
 
 def _readable(sock: Any) -> bool:
@@ -440,10 +488,14 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
     another's answer. They are closed by `close()`, or once their thread has ended.
     """
 
-    def __init__(self, meter: Meter, document: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, meter: Meter, document: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S, watch: Watch | None = None
+    ) -> None:
+        self.watch = watch
         self._gate = _Gate(meter, document)
+        of_each = {"gate": self._gate, "watch": watch, "timeout_s": timeout_s}
         self._types = {
-            scheme: type(f"Metered{parent.__name__}", (_Connection, parent), {"gate": self._gate})
+            scheme: type(f"Metered{parent.__name__}", (_Connection, parent), of_each)
             for scheme, parent in httplib2.SCHEME_TO_CONNECTION.items()
         }
         self._start_pool()
@@ -469,11 +521,12 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
         self._gate.forget()
         metered = self._types.get(uri.partition(":")[0].lower())
         try:
-            response, content = super().request(uri, method, body, headers, redirections, metered)
+            with contextlib.nullcontext() if self.watch is None else self.watch.request():
+                response, content = super().request(uri, method, body, headers, redirections, metered)
         finally:
             pool = self.connections
-            for name in [name for name, connection in pool.items() if connection.spoiled]:
-                del pool[name]
+            for name in [name for name, connection in pool.items() if connection.spoiled or connection.unread]:
+                pool.pop(name).hang_up()
         self._gate.answered(response, content)
         return response, _digestible(response, content)
 

@@ -45,6 +45,9 @@ DEFAULT_RETENTION_MS = 30 * DAY_MS
 DEFAULT_HEADROOM_PERCENT = 5
 DEFAULT_MISFIRE_GRACE_MS = 10 * MINUTE_MS
 LONGEST_MISFIRE_GRACE_MS = 7 * DAY_MS
+DEFAULT_MAX_BODY_MB = 16
+DEFAULT_MAX_ANSWER_S = 120
+DEFAULT_MAX_ITEMS = 10_000
 BUILT_IN = "built-in configuration"
 NO_FILE = "no quota.toml was found"
 BUILT_IN_NOTICE = f"{NO_FILE}: this is the {BUILT_IN}; `quota init` writes one"
@@ -90,7 +93,8 @@ class JobSettings:
     Without `regions` the job makes one pass that is not about a region. `schedule` is a cron line on the wall clock of
     `timezone`, or an interval ("every 45m"), see `quota.schedules`; None: run by hand. `stagger_ms` is how much later
     each region starts than the one before; 0: all in one tick. Up to `jitter_ms` are added to each start, and a tick
-    that could not start within `misfire_grace_ms` is not run.
+    that could not start within `misfire_grace_ms` is not run. `max_body_mb`, `max_answer_s` and `max_items` bound what
+    an answer may be, see `quota.google.service`; `max_items` also a page of a fetch function's own.
     """
 
     name: str
@@ -105,6 +109,9 @@ class JobSettings:
     timezone: str = "UTC"
     jitter_ms: int = 0
     misfire_grace_ms: int = DEFAULT_MISFIRE_GRACE_MS
+    max_body_mb: int = DEFAULT_MAX_BODY_MB
+    max_answer_s: int = DEFAULT_MAX_ANSWER_S
+    max_items: int = DEFAULT_MAX_ITEMS
 
 
 class StoreSettings(NamedTuple):
@@ -479,7 +486,8 @@ def _buckets(table: Table, book: CostBook, methods: tuple[str, ...]) -> tuple[st
 # -- jobs --------------------------------------------------------------------------------------------------------------
 
 _SCHEDULE_KEYS = ("timezone", "stagger", "jitter", "misfire_grace")
-_JOB_KEYS = ("credential", "fetch", "regions", "pages", "schedule", *_SCHEDULE_KEYS, "leave", "options")
+_ANSWER_KEYS = ("max_body_mb", "max_answer_s", "max_items")
+_JOB_KEYS = ("credential", "fetch", "regions", "pages", "schedule", *_SCHEDULE_KEYS, "leave", "options", *_ANSWER_KEYS)
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
@@ -507,6 +515,9 @@ def _job(name: str, row: Table, credentials: Mapping[str, CredentialSettings]) -
         stagger_ms=0,
         leave=_leave(row, credentials[credential]) if "leave" in row else {},
         options=_options(row.table("options", default={})),
+        max_body_mb=row.whole("max_body_mb", DEFAULT_MAX_BODY_MB, most=1_000),
+        max_answer_s=row.whole("max_answer_s", DEFAULT_MAX_ANSWER_S, most=3_600),
+        max_items=row.whole("max_items", DEFAULT_MAX_ITEMS, most=1_000_000),
     )
     return _scheduled(job, row)
 

@@ -77,19 +77,19 @@ class Table:
             raise self.error(f"{show(value)} is not one of these; {nearest(value, known)}", key)
         return value
 
-    def whole(self, key: str, default: Any = _REQUIRED, *, least: int = 1) -> int:
-        """A whole number, `least` or more."""
+    def whole(self, key: str, default: Any = _REQUIRED, *, least: int = 1, most: int = MAX_INTEGER) -> int:
+        """A whole number, from `least` to `most`."""
         value = self._take(key, default)
         if value is default:
             return default  # type: ignore[no-any-return]  # the caller's own value
-        return self.as_whole(value, key, least=least)
+        return self.as_whole(value, key, least=least, most=most)
 
-    def as_whole(self, value: object, key: str, *, least: int = 1) -> int:
+    def as_whole(self, value: object, key: str, *, least: int = 1, most: int = MAX_INTEGER) -> int:
         """`value`, which stands at `key`, as a whole number."""
         if not isinstance(value, int) or isinstance(value, bool):
             raise self._type_error(key, value, "a whole number")
-        if not least <= value <= MAX_INTEGER:
-            raise self.error(f"{show(value)} is not a whole number from {least} to {MAX_INTEGER}", key)
+        if not least <= value <= most:
+            raise self.error(f"{show(value)} is not a whole number from {least} to {most}", key)
         return value
 
     def flag(self, key: str, default: bool) -> bool:

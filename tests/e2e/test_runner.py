@@ -573,7 +573,9 @@ def fetch(client, region, cursor, *, store, letter="a"):
         ("return None", "TypeError: fetch returned NoneType, not a jobs.job.Page"),
         ("return Page(videos=[{}])", 'ValueError: each of a page\'s videos must be an object with an "id", not {}'),
         ("return Page(cursor={1: {2}})", "ValueError: a page's cursor must be JSON"),
-        ("return Page(cursor={'x': 1}, complete=False)", "without completing a page"),
+        ("return Page(cursor={'x': (cursor or {'x': 0})['x'] + 1}, complete=False)", "without completing a page"),
+        ("return Page(cursor={'x': 1}, complete=False)", "names a page that this pass has fetched already"),
+        ("return Page(cursor={'x': 'y' * 1_000_000})", "a page's cursor has 1,000,009 characters, over 1,000,000"),
     ],
 )
 def test_a_function_that_misbehaves_fails_its_region_in_one_line(bench: Bench, body: str, error: str) -> None:
@@ -733,19 +735,6 @@ def test_a_signal_lets_the_page_in_flight_be_stored(bench: Bench, number: signal
     assert bench.run().regions[0].pages == 1
 
 
-def test_a_second_interrupt_ends_the_run_at_once(bench: Bench) -> None:
-    bench.configure(regions=["US"])
-    bench.upstream.fault("hang", after=1, ms=20_000)
-    child = bench.start("run", "t")
-    bench.await_requests(2)
-    while child.poll() is None:
-        child.send_signal(signal.SIGINT)
-        time.sleep(0.05)
-    child.communicate()
-    assert child.returncode == 130
-    assert bench.count("rankings") == 50
-
-
 def test_a_signal_ends_the_wait_between_two_attempts(bench: Bench) -> None:
     bench.configure(regions=["US", "DE"])
     bench.upstream.fault("status", status=503, after=1, times=9)
@@ -758,6 +747,21 @@ def test_a_signal_ends_the_wait_between_two_attempts(bench: Bench) -> None:
     report = bench.run(stop=lambda: signals[0], watcher=Interrupts(), wait=wait_fixed(600))
     assert (report.outcome, report.exit_status, report.attempts) == ("stopped", 143, 2)
     assert outcomes(report) == {"US": "partial", "DE": "skipped"}
+
+
+def test_a_second_signal_while_it_waits_between_two_attempts_changes_nothing(bench: Bench) -> None:
+    """Nothing is in flight there: it ends at once at the first one."""
+    bench.configure(regions=["US", "DE"])
+    bench.upstream.fault("status", status=503, after=1, times=9)
+    child = bench.start("run", "t", "--json")
+    bench.await_requests(2)
+    child.send_signal(signal.SIGTERM)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=30)
+    assert (child.returncode in (130, 143), err) == (True, "t US: partial, 1 page, 50 items\n")
+    report = json.loads(out)
+    assert (report["outcome"], report["attempts"]) == ("stopped", bench.requests)
+    assert bench.count("rankings") == 50
 
 
 def test_two_runs_of_one_job_do_not_overlap(bench: Bench) -> None:

@@ -13,6 +13,7 @@ import quota
 
 def test_the_public_names_are_these() -> None:
     assert quota.__all__ == [
+        "BadAnswer",
         "Budget",
         "ConfigError",
         "CostExceedsLimit",

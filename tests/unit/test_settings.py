@@ -329,8 +329,17 @@ MISTAKES = [
         "leave = 500",
         "quux = true",
         "jobs.trending.quux: unknown key; known: credential, fetch, regions, pages, schedule, timezone, stagger, "
-        "jitter, misfire_grace, leave, options",
+        "jitter, misfire_grace, leave, options, max_body_mb, ...",
     ),
+    ("leave = 500", "max_body_md = 16", "jobs.trending.max_body_md: unknown key; did you mean 'max_body_mb'?"),
+    (
+        "leave = 500",
+        "max_body_mb = 1.5",
+        "jobs.trending.max_body_mb: a number with a fraction where a whole number is needed",
+    ),
+    ("leave = 500", "max_body_mb = 1_001", "jobs.trending.max_body_mb: 1001 is not a whole number from 1 to 1000"),
+    ("leave = 500", "max_answer_s = 0", "jobs.trending.max_answer_s: 0 is not a whole number from 1 to 3600"),
+    ("leave = 500", "max_items = true", "jobs.trending.max_items: a boolean where a whole number is needed"),
     ("retention =", '"re\\ntention" =', "store.'re\\ntention': unknown key; did you mean 'retention'?"),
     # Keys that are missing, values of the wrong type.
     ('api = "youtube-v3"\n', "", "credentials.main.api: missing; the key is required"),

@@ -1,0 +1,561 @@
+"""An upstream that is hostile or broken, over real HTTP, with the real client: bounded in memory, time and units."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import quota
+from jobs.job import RunReport
+from jobs.runner import Silent, run_job
+from support.commands import QUOTA, Quota
+from support.raw_http import RawServer, head, whole
+
+MB = 1_000_000
+VIDEO = {"id": "v1", "snippet": {"title": "T"}}
+PAGE = json.dumps({"items": [VIDEO]}).encode()
+MEMORY_KB = 300_000
+CONFIG = """
+[ledger]
+url = "sqlite:///ledger.db"
+[credentials.main]
+api = "youtube-v3"
+endpoint = "{address}"
+limits = [{{ name = "day", units = 9_500, window = "24h" }}]
+[jobs.j]
+fetch = "{fetch}"
+regions = {regions}
+pages = {pages}
+{more}
+[store]
+url = "sqlite:///videos.db"
+"""
+
+MEASURED = """
+import atexit, quota.cli
+def measure():
+    (peak,) = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
+    open("memory_kb", "w").write(peak)
+atexit.register(measure)
+quota.cli.main()
+"""
+
+Answer = Callable[[str], Iterable[bytes]]
+
+
+class Site:
+    """A configuration whose upstream sends what `answer` says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.quota = Quota(folder)
+        self.answer: Answer = lambda _: [whole(PAGE)]
+        self.server = RawServer(lambda target: self.answer(target))
+        self.configure()
+
+    def configure(
+        self, more: str = "", *, fetch: str = "trending", regions: tuple[str, ...] = ("US",), pages: int = 4
+    ) -> None:
+        if fetch == "search":
+            more += '\noptions = { words = "cats" }'
+        if fetch == "channels":
+            more += '\noptions = { ids = ["c1"] }'
+        text = CONFIG.format(
+            address=self.server.address, fetch=fetch, regions=json.dumps(regions), pages=pages, more=more
+        )
+        self.quota.configure(text)
+
+    def run(self, **options: Any) -> RunReport:
+        with quota.open(self.folder / "quota.toml") as session:
+            return run_job(session, "j", **options)
+
+    def fails(self, report: RunReport, attempts: int = 1) -> str:
+        """The one plain line of the only region, which failed at the cost of so many attempts."""
+        (region,) = report.regions
+        assert (report.outcome, region.outcome) == ("failed", "failed"), report
+        assert report.attempts == len(self.server.targets) == attempts
+        assert region.error is not None
+        assert region.error.isprintable()
+        assert not re.match(r"[A-Za-z]+(Error|Exception|Read)\b", region.error), region.error
+        return region.error
+
+    def measured(self) -> tuple[Any, int]:
+        """The report of `quota run` and the most memory that it took, in kB."""
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURED, "run", "j", "--json"],
+            cwd=self.folder,
+            env=self.quota.env,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        report = json.loads(done.stdout)
+        assert done.returncode == (report["outcome"] == "failed"), done
+        return report, int((self.folder / "memory_kb").read_text())
+
+    def start(self, *args: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*QUOTA, *args],
+            cwd=self.folder,
+            env=self.quota.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def arrived(self, number: int) -> None:
+        until(lambda: len(self.server.targets) >= number)
+
+    def stored(self) -> int:
+        with closing(sqlite3.connect(self.folder / "videos.db")) as db:
+            number: int = db.execute("SELECT count(*) FROM rankings").fetchone()[0]
+            return number
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen within 30 seconds"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def site(tmp_path: Path, state_dir: Path) -> Iterator[Site]:
+    site = Site(tmp_path)
+    with site.server:
+        yield site
+
+
+def page(number: int = 1, token: str | None = None) -> bytes:
+    items = [{"id": f"v{number}-{n}"} for n in range(3)]
+    return whole(json.dumps({"items": items} | ({"nextPageToken": token} if token else {})).encode())
+
+
+# -- too large ---------------------------------------------------------------------------------------------------------
+
+
+def bomb(megabytes: int) -> bytes:
+    """A gzip file of a few kilobytes that unpacks to so much, made without holding that."""
+    packing = zlib.compressobj(9, zlib.DEFLATED, 31)
+    return b"".join([*(packing.compress(bytes(MB)) for _ in range(megabytes)), packing.flush()])
+
+
+PIECE = b"x" * 65_536
+TOO_LARGE: dict[str, Iterable[bytes]] = {
+    "without an end": [head() + b"\r\n", *repeat(PIECE, 20_000)],
+    "in chunks": [head("Transfer-Encoding: chunked") + b"\r\n", *repeat(b"10000\r\n%s\r\n" % PIECE, 20_000)],
+    "in tiny chunks": [head("Transfer-Encoding: chunked") + b"\r\n", *repeat(b"2\r\nxx\r\n" * 8_000, 20_000)],
+    "of a size it says": [head("Content-Length: 5800000000") + b"\r\n", *repeat(PIECE, 20_000)],
+    "an error": [head("Content-Length: 99999999999", status="503 No") + b"\r\n", *repeat(PIECE, 20_000)],
+    "packed": [whole(bomb(600), "Content-Encoding: gzip")],
+    "packed by zlib": [whole(zlib.compress(bytes(50 * MB)), "Content-Encoding: deflate")],
+}
+
+
+@pytest.mark.parametrize("kind", TOO_LARGE)
+def test_a_body_beyond_its_bound_fails_the_region_in_bounded_memory(site: Site, kind: str) -> None:
+    bound = 2 if "tiny" in kind else 16
+    site.configure(f"max_body_mb = {bound}" if bound != 16 else "")
+    site.answer = lambda _: TOO_LARGE[kind]
+    report, memory_kb = site.measured()
+    assert memory_kb < MEMORY_KB
+    assert (report["attempts"], len(site.server.targets)) == (1, 1)
+    error = f"upstream's answer is larger than {bound} MB; if it may be, raise max_body_mb"
+    assert report["regions"][0]["error"] == error
+
+
+FULL = 15_900_000
+
+
+def filled(start: str, piece: str, end: str) -> bytes:
+    """As many pieces as a body may hold."""
+    return (start + piece * (FULL // len(piece.encode()) - 1) + end).encode()
+
+
+MUCH = {
+    "objects": filled('{"items":[', '{"a":0},', "{}]}"),
+    "objects as many as may be": filled('{"items":[{"id":"v1","snippet":{"tags":[', '{"a":0},' + " " * 24, "0]}}]}"),
+    "arrays": filled('{"items":[{"id":"v1","snippet":{"tags":[', "[0],", "0]}}]}"),
+    "numbers": filled('{"items":[{"id":"v1","snippet":{"tags":[', "1234,", "0]}}]}"),
+    "long names": filled('{"items":[{"id":"v1","snippet":{"tags":["', "x" * 15 + '","', '"]}}]}'),
+    "objects of fifty": filled('{"items":[', '{"id":"v12345678901234567890123456789012345678"},', '{"id":"v"}]}'),
+    "a wide title": filled('{"items":[{"id":"v1","snippet":{"title":"\U0001f600', "xyz ", '"}}]}'),
+    "an escaped title": filled('{"items":[{"id":"v1","snippet":{"title":"', "\\u6771", '"}}]}'),
+    "a title": filled('{"items":[{"id":"v1","snippet":{"title":"', "xyz ", '"}}]}'),
+}
+
+
+@pytest.mark.parametrize("kind", MUCH)
+def test_a_body_within_its_bound_takes_bounded_memory_whatever_it_holds(site: Site, kind: str) -> None:
+    """What parses into most: small values, escapes, one character that makes a text four times as wide."""
+    site.answer = lambda _: [whole(MUCH[kind])]
+    report, memory_kb = site.measured()
+    assert memory_kb < MEMORY_KB
+    assert report["attempts"] == 1
+    error = report["regions"][0]["error"]
+    assert error is None or error.startswith("upstream's answer ")
+
+
+def test_a_body_at_its_bound_is_stored(site: Site) -> None:
+    site.configure("max_body_mb = 1", pages=1)
+    text = json.dumps({"items": [VIDEO]})
+    for size, outcome in ((MB, "done"), (MB + 1, "failed")):
+        body = (text + " " * (size - len(text))).encode()
+        for packed in (whole(body), whole(gzip.compress(body), "Content-Encoding: gzip")):
+            site.answer = lambda _, packed=packed: [packed]  # type: ignore[misc]
+            assert site.run().outcome == outcome
+
+
+# -- too slow ----------------------------------------------------------------------------------------------------------
+
+
+def dripped(start: bytes, server: RawServer, piece: bytes = b" ") -> Iterator[bytes]:
+    """All at once what comes before the drops, which never end."""
+    yield start
+    while not server.stopping.is_set():
+        server.pause(0.05)
+        yield piece
+
+
+DRIPS = {
+    "a body": (head("Content-Length: 9999999") + b"\r\n{", b" "),
+    "a body without an end": (head() + b"\r\n{", b" "),
+    "chunks": (head("Transfer-Encoding: chunked") + b"\r\n", b"1\r\n \r\n"),
+    "a chunk's size": (head("Transfer-Encoding: chunked") + b"\r\n", b"0"),
+    "trailers": (head("Transfer-Encoding: chunked") + b"\r\n0\r\n", b"a: b\r\n"),
+    "a packed body": (head("Content-Length: 9999999", "Content-Encoding: gzip") + b"\r\n" + gzip.compress(PAGE), b"\0"),
+    "a status line": (b"HTTP/1.1 200 O", b"K"),
+    "a header": (head() + b"X-A: ", b"a"),
+    "interim answers": (b"", head(status="100 Continue") + b"\r\n"),
+    "an error": (head("Content-Length: 9999999", status="503 No") + b"\r\n{", b" "),
+    "nothing": (b"", b""),
+}
+
+
+@pytest.mark.parametrize("kind", DRIPS)
+def test_an_answer_has_a_deadline_however_it_drips(site: Site, kind: str) -> None:
+    start, piece = DRIPS[kind]
+    site.configure("max_answer_s = 1")
+    site.answer = lambda _: dripped(start, site.server, piece)
+    error = site.fails(site.run())
+    assert error == "upstream's answer was not complete after 1 s; if it may be, raise max_answer_s"
+
+
+def test_redirects_share_one_deadline(site: Site) -> None:
+    def answer(target: str) -> Iterator[bytes]:
+        site.server.pause(0.4)
+        yield whole(b"", "Location: /youtube/v3/videos?x=1", status="302 Found")
+
+    site.configure("max_answer_s = 1")
+    site.answer = answer
+    report = site.run()
+    assert "not complete after 1 s" in str(report.regions[0].error)
+    assert len(site.server.targets) <= 3
+
+
+def test_a_region_that_failed_keeps_its_place_and_the_others_go_on(site: Site) -> None:
+    def answer(target: str) -> Iterable[bytes]:
+        if "regionCode=US" in target and "pageToken" in target:
+            return dripped(head() + b"\r\n{", site.server)
+        return [page(1, None if "pageToken" in target else "t1")]
+
+    site.configure("max_answer_s = 1", regions=("US", "DE"))
+    site.answer = answer
+    report = site.run()
+    assert [(r.region, r.outcome, r.pages, r.units) for r in report.regions] == [
+        ("US", "failed", 1, 2),
+        ("DE", "done", 2, 2),
+    ]
+    site.answer = lambda _: [page(2)]
+    again = site.run()
+    assert [(r.region, r.outcome, r.pages, r.units) for r in again.regions] == [
+        ("US", "done", 1, 1),
+        ("DE", "done", 1, 1),
+    ]
+
+
+# -- not what the API promises -----------------------------------------------------------------------------------------
+
+HTML = b"<!DOCTYPE html><html><body><h1>Sign in to the network</h1></body></html>"
+SHAPES = {
+    "html": (whole(HTML, "Content-Type: text/html"), "answered with text/html where a JSON object belongs"),
+    "empty": (whole(b"", "Content-Type: application/json"), "answered with an empty body where a JSON object belongs"),
+    "no text": (whole(b"\xff\xfe\x00"), "answered with text where a JSON object belongs"),
+    "cut": (whole(PAGE[:-3], "Content-Type: application/json"), "answered with application/json where a JSON object"),
+    "deep": (whole(b"[" * 100_000), "where a JSON object belongs"),
+    "a number too long": (whole(b'{"items": ' + b"9" * 5_000 + b"}"), "where a JSON object belongs"),
+    "an array": (whole(b"[]"), "answered with a JSON array where"),
+    "null": (whole(b"null"), "answered with a JSON null where"),
+    "a number": (whole(b"5"), "answered with a JSON number where"),
+    "a string": (whole(b'"x"'), "where a JSON object belongs"),
+    "items: a number": (whole(b'{"items": 5}'), "items that are no list of objects"),
+    "items: null": (whole(b'{"items": null}'), "items that are no list of objects"),
+    "items: an object": (whole(b'{"items": {"id": "v1"}}'), "items that are no list of objects"),
+    "items: texts": (whole(b'{"items": ["v1"]}'), "items that are no list of objects"),
+    "an item without an id": (whole(b'{"items": [{}]}'), "an item whose id is none: None"),
+    "an id that is a number": (whole(b'{"items": [{"id": 5}]}'), "an item whose id is none: 5"),
+    "an id that is long": (whole(b'{"items": [{"id": "%s"}]}' % (b"x" * 129)), "an item whose id is none"),
+    "a token that is a number": (whole(b'{"items": [], "nextPageToken": 5}'), "a nextPageToken that is none"),
+    "a token that is long": (whole(b'{"nextPageToken": "%s"}' % (b"x" * 9_000)), "a nextPageToken that is none"),
+    "no gzip": (whole(HTML, "Content-Encoding: gzip"), "does not unpack as gzip"),
+    "cut gzip": (whole(gzip.compress(HTML)[:-9], "Content-Encoding: gzip"), "does not unpack as gzip"),
+}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_an_answer_that_is_none_is_one_plain_line(site: Site, kind: str) -> None:
+    answer, line = SHAPES[kind]
+    site.answer = lambda _: [answer]
+    assert line in site.fails(site.run())
+
+
+@pytest.mark.parametrize("fetch", ["search", "channels"])
+@pytest.mark.parametrize("kind", ["html", "empty", "an array", "items: texts", "a token that is a number"])
+def test_the_other_jobs_say_it_as_plainly(site: Site, fetch: str, kind: str) -> None:
+    site.configure(fetch=fetch)
+    site.answer = lambda _: [SHAPES[kind][0]]
+    assert SHAPES[kind][1] in site.fails(site.run())
+
+
+@pytest.mark.parametrize("item", ["5", '{"id": 5}', '{"id": {"videoId": 5}}', '{"id": {"videoId": ""}}', "{}", "null"])
+def test_a_search_result_of_any_shape_is_a_video_or_left_out_or_one_plain_line(site: Site, item: str) -> None:
+    site.configure(fetch="search")
+    site.answer = lambda _: [whole(b'{"items": [%s]}' % item.encode())]
+    report = site.run()
+    if report.outcome == "failed":
+        site.fails(report)
+    assert len(site.server.targets) == 1
+
+
+def test_a_page_of_too_many_items_is_not_stored(site: Site) -> None:
+    body = json.dumps({"items": [{"id": f"v{n}"} for n in range(10_001)]}).encode()
+    site.answer = lambda _: [whole(body)]
+    assert site.fails(site.run()) == "upstream's answer holds 10,001 items, over 10,000; if it may, raise max_items"
+    assert site.stored() == 0
+    site.configure("max_items = 10_001")
+    assert site.run().regions[0].items == site.stored() == 10_001
+
+
+def test_a_page_of_a_function_of_ones_own_has_the_same_bound(site: Site) -> None:
+    (site.folder / "many.py").write_text(
+        "from jobs.job import Page\n"
+        "def fetch(client, region, cursor):\n"
+        "    return Page(videos=[{'id': str(n)} for n in range(11)])\n"
+    )
+    site.configure("max_items = 10", fetch="many:fetch")
+    report = site.run()
+    assert report.regions[0].error == "a page holds 11 items, over 10; if it may, raise max_items"
+
+
+# -- in circles --------------------------------------------------------------------------------------------------------
+
+
+def tokens(*following: str) -> Answer:
+    """Page after page, each naming the next; the last of them names itself for ever."""
+
+    def answer(target: str) -> Iterable[bytes]:
+        asked = re.search("pageToken=([a-z]+)", target)
+        at = 0 if asked is None else following.index(asked[1]) + 1
+        return [page(at, following[min(at, len(following) - 1)])]
+
+    return answer
+
+
+CIRCLE = "upstream names a page that this pass has fetched already; the next round begins afresh"
+
+
+def test_a_token_that_is_repeated_ends_the_region_at_once(site: Site) -> None:
+    site.configure(pages=1_000)
+    site.answer = tokens("a")
+    assert site.fails(site.run(), attempts=2) == CIRCLE
+
+
+def test_any_earlier_token_counts(site: Site) -> None:
+    following = {"": "a", "a": "b", "b": "c", "c": "a"}
+
+    def answer(target: str) -> Iterable[bytes]:
+        asked = re.search("pageToken=([a-z]+)", target)
+        return [page(len(site.server.targets), following[asked[1] if asked else ""])]
+
+    site.configure(pages=1_000)
+    site.answer = answer
+    assert site.fails(site.run(), attempts=4) == CIRCLE
+
+
+def test_the_tokens_of_a_pass_are_known_to_the_runs_that_follow(site: Site) -> None:
+    following = {"": "a", "a": "b", "b": "c", "c": "a"}
+
+    def answer(target: str) -> Iterable[bytes]:
+        asked = re.search("pageToken=([a-z]+)", target)
+        return [page(len(site.server.targets), following[asked[1] if asked else ""])]
+
+    class Stops(Silent):
+        told = 0
+
+        def page(self, place: Any) -> None:
+            self.told = signal.SIGTERM
+
+    site.configure(pages=1_000)
+    site.answer = answer
+    for _ in range(3):
+        watcher = Stops()
+        assert site.run(watcher=watcher, stop=lambda: watcher.told).outcome == "stopped"  # noqa: B023  # used at once
+    assert site.run().regions[0].error == CIRCLE
+    assert len(site.server.targets) == 4
+    # A round that begins afresh may use the same tokens, and so may one after a round that was done.
+    site.answer = tokens("a", "b", "c")
+    site.configure(pages=3)
+    assert [site.run().outcome for _ in range(2)] == ["done", "done"]
+
+
+def test_a_circle_that_the_job_never_enters_is_none(site: Site) -> None:
+    site.configure(pages=2)
+    site.answer = tokens("a")
+    assert site.run().outcome == "done"
+
+
+def test_a_search_in_circles_ends(site: Site) -> None:
+    site.configure(fetch="search", pages=1_000)
+    found = json.dumps({"items": [{"id": {"videoId": "v1"}}], "nextPageToken": "a"}).encode()
+    site.answer = lambda target: [whole(found) if "/search" in target else page()]
+    assert site.fails(site.run(), attempts=3) == CIRCLE
+
+
+# -- told to stop ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drip", ["a body", "a header", "nothing"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_page_that_does_not_arrive_is_abandoned_and_stays_charged(
+    site: Site, monkeypatch: pytest.MonkeyPatch, drip: str, number: int
+) -> None:
+    monkeypatch.setattr("jobs.runner.STOP_WITHIN_S", 0.3)
+    start, piece = DRIPS[drip]
+    site.answer = lambda target: dripped(start, site.server, piece) if "pageToken" in target else [page(1, "t")]
+    report = site.run(stop=lambda: number if len(site.server.targets) == 2 else 0)
+    assert (report.outcome, report.exit_status, report.attempts) == ("stopped", 128 + number, 2)
+    assert report.why == "interrupted; the page in flight took over 0.3 s and was abandoned"
+    assert (report.regions[0].outcome, report.regions[0].cursor) == ("partial", {"token": "t"})
+    assert site.stored() == 3
+    site.answer = lambda _: [page(2)]
+    assert site.run().regions[0].pages == 1
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_run_that_is_told_to_stop_ends_in_time_whatever_comes(site: Site, number: int, status: int) -> None:
+    """Also told twice, and by a signal of each kind."""
+    start, piece = DRIPS["a body"]
+    site.answer = lambda _: dripped(start, site.server, piece)
+    child = site.start("run", "j", "--json")
+    site.arrived(1)
+    started = time.monotonic()
+    child.send_signal(number)
+    time.sleep(0.1)
+    child.send_signal(number)
+    child.send_signal(signal.SIGTERM)
+    out, err = child.communicate(timeout=30)
+    assert (child.returncode, err) == (status, "")
+    assert 7 < time.monotonic() - started < 20
+    report = json.loads(out)
+    assert (report["outcome"], report["attempts"], report["units"]) == ("stopped", 1, 1)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_page_that_arrives_in_time_is_stored_however_often_it_is_told(site: Site, count: int) -> None:
+    def answer(target: str) -> Iterator[bytes]:
+        site.server.pause(1)
+        yield page(1, "t")
+
+    site.answer = answer
+    child = site.start("run", "j", "--json")
+    site.arrived(1)
+    for _ in range(count):
+        child.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    out, _ = child.communicate(timeout=30)
+    assert child.returncode == 130
+    assert json.loads(out)["regions"][0]["pages"] == 1
+    assert site.stored() == 3
+
+
+BUSY = """
+import sqlite3
+from jobs.job import Page
+
+def fetch(client, region, cursor):
+    open("in-the-call", "w").close()
+    sqlite3.connect("locked.db", timeout=60).execute("BEGIN IMMEDIATE")
+    return Page()
+"""
+
+
+@pytest.mark.parametrize(("command", "status"), [("run j", 143), ("schedule", 0)])
+def test_a_call_that_no_signal_interrupts_is_abandoned_too(site: Site, command: str, status: int) -> None:
+    """A fetch function waits inside a C library, where Python's own signal handlers do not come to run."""
+    (site.folder / "busy.py").write_text(BUSY)
+    site.configure('schedule = "every 6d"\nmisfire_grace = "6d"', fetch="busy:fetch")
+    with closing(sqlite3.connect(site.folder / "locked.db")) as db:
+        db.execute("BEGIN IMMEDIATE")
+        child = site.start(*command.split())
+        until((site.folder / "in-the-call").exists)
+        started = time.monotonic()
+        child.send_signal(signal.SIGTERM)
+        _, err = child.communicate(timeout=40)
+    assert child.returncode == status
+    assert 7 < time.monotonic() - started < 25
+    assert "abandoned" in err.splitlines()[-1]
+    assert "Traceback" not in err
+
+
+# -- in one's own code -------------------------------------------------------------------------------------------------
+
+
+def test_without_limits_a_client_is_as_it_was(site: Site) -> None:
+    """In a program of one's own: no bound and no check that was not asked for."""
+    many = whole(json.dumps({"items": [{"id": n} for n in range(10_001)], "more": "x" * 17 * MB}).encode())
+    with quota.open(site.folder / "quota.toml") as session:
+        client = session.google()
+        site.answer = lambda _: [many]
+        assert len(client.videos().list(part="id").execute()["items"]) == 10_001
+        site.answer = lambda _: [whole(HTML)]
+        assert client.videos().list(part="id").execute() == HTML.decode()
+
+
+def test_with_limits_it_raises_and_goes_on(site: Site) -> None:
+    slow = DRIPS["chunks"][0]
+    answers: dict[str, Answer] = {
+        "over 2;": lambda _: [page()],
+        "larger than 1 MB": lambda _: [whole(bytes(MB + 1))],
+        "after 2 s": lambda _: dripped(slow, site.server),
+    }
+    with quota.open(site.folder / "quota.toml") as session:
+        client = session.google(max_body_mb=1, max_answer_s=2, max_items=2)
+        for said, answer in answers.items():
+            site.answer = answer
+            with pytest.raises(quota.BadAnswer, match=said):
+                client.videos().list(part="id").execute()
+            site.answer = lambda _: [whole(PAGE)]
+            assert client.videos().list(part="id").execute() == {"items": [VIDEO]}
+        assert session.budget().usage()[0].used_units == len(site.server.targets) == 6
+
+
+@pytest.mark.parametrize("value", [0, -1, True, "16", float("nan"), 10**9])
+@pytest.mark.parametrize("name", ["max_body_mb", "max_answer_s", "max_items"])
+def test_a_limit_that_is_none_is_refused(site: Site, name: str, value: Any) -> None:
+    with quota.open(site.folder / "quota.toml") as session, pytest.raises(quota.UsageError, match=name):
+        session.google(**{name: value})
