@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from jobs.job import RegionOutcome, RunReport
+    from jobs.runner import Watcher
     from jobs.store import Found, Place
     from quota.session import Session
 
@@ -40,9 +41,12 @@ if TYPE_CHECKING:
 @click.argument("job")
 @click.option("--region", "regions", multiple=True, metavar="R", help="Only this region of the job; may be repeated.")
 @click.option("--fail-on-refusal", is_flag=True, help=f"Exit with {REFUSED_STATUS} when the budget stopped the run.")
+@click.option("--quiet", is_flag=True, help="Print what went wrong or was refused, nothing else.")
 @json_option
 @config_option
-def run(job: str, regions: tuple[str, ...], fail_on_refusal: bool, as_json: bool, config: str | None) -> None:
+def run(
+    job: str, regions: tuple[str, ...], fail_on_refusal: bool, quiet: bool, as_json: bool, config: str | None
+) -> None:
     """Run one tick of JOB: fetch its regions until done or refused.
 
     A run that is refused stops at once, keeps what it fetched and its place, and the next one goes on from there.
@@ -50,13 +54,14 @@ def run(job: str, regions: tuple[str, ...], fail_on_refusal: bool, as_json: bool
     \b
     Example: quota run trending
              quota run trending --region DE --region FR --json
+             quota run trending --quiet      # for cron, which sends by mail what is printed
     """
     from jobs.runner import run_job
 
     log_to_stderr()
-    with interruptible() as stop, _configured(config) as session, _watching(job) as watcher:
+    with interruptible() as stop, _configured(config) as session, _watching(job, quiet) as watcher:
         report = run_job(session, job, regions=regions, stop=stop, watcher=watcher)
-    _print_report(report, as_json)
+    _print_report(report, as_json, quiet)
     status = report.exit_status
     if fail_on_refusal and report.refused and not status:
         status = REFUSED_STATUS
@@ -75,7 +80,8 @@ def _configured(config: str | None) -> Iterator[Session]:
         yield session
 
 
-def _print_report(report: RunReport, as_json: bool) -> None:
+def _print_report(report: RunReport, as_json: bool, quiet: bool = False) -> None:
+    """`quiet`: of a run that is done nothing, of one that failed its errors, of any other why it did not go on."""
     from quota.clock import host_clock
     from quota.errors import LedgerError
 
@@ -84,6 +90,8 @@ def _print_report(report: RunReport, as_json: bool) -> None:
             fail(f"{_named(report.job, region.region)}: {_printable(region.error)}")
     if report.outcome == "failed" or report.exit_status == LedgerError.exit_status:
         fail(f"{report.job}: {_printable(report.why)}")
+    if quiet and (report.outcome == "done" or (report.outcome == "failed" and not as_json)):
+        return
     sentence = _printable(report.sentence(host_clock()))
     if as_json:
         print_json(report.as_json())
@@ -486,7 +494,12 @@ class _Live(_Lines):
 
 
 @contextmanager
-def _watching(job: str) -> Iterator[_Lines]:
+def _watching(job: str, quiet: bool = False) -> Iterator[Watcher]:
+    if quiet:
+        from jobs.runner import Silent
+
+        yield Silent()
+        return
     if not sys.stderr.isatty():
         yield _Lines(job)
         return

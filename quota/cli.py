@@ -240,7 +240,7 @@ def exec_(method: str, command: list[str], config: str | None, credential: str |
 
     \b
     Example:
-      quota exec search.list -- curl -sf "$URL"
+      quota exec search.list -- ./search.sh DE
       quota exec search.list --job nightly -- ./search.sh --region DE
     """
     import quota

@@ -15,18 +15,20 @@ from typing import Any
 import pytest
 
 from jobs.emulator import Emulator
+from quota.cli import cli
 from quota.schedules import parse_schedule
 from support.commands import Quota
 
 ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 DEPLOY = ROOT / "config" / "deploy"
 INSTALLED = "/opt/quota/bin/quota"
 
 
-def crontab() -> tuple[dict[str, str], list[tuple[str, str]]]:
+def crontab(text: str = "") -> tuple[dict[str, str], list[tuple[str, str]]]:
     """The settings and the (time, command) lines."""
     settings, lines = {}, []
-    for line in (DEPLOY / "crontab").read_text(encoding="utf-8").splitlines():
+    for line in (text or (DEPLOY / "crontab").read_text(encoding="utf-8")).splitlines():
         if not line or line.startswith("#"):
             continue
         if match := re.fullmatch(r"([A-Z_]+)=(.*)", line):
@@ -53,8 +55,8 @@ def units(name: str) -> dict[str, list[str]]:
 def test_the_crontab_lines_are_times_and_commands_that_run(tmp_path: Path) -> None:
     settings, lines = crontab()
     assert [command for _, command in lines] == [
-        "quota run trending",
-        "quota run concerts --region DE --region FR",
+        "quota run trending --quiet",
+        "quota run concerts --region DE --region FR --quiet",
         "quota schedule",
     ]
     for when, _ in lines:
@@ -76,8 +78,63 @@ def test_the_crontab_lines_are_times_and_commands_that_run(tmp_path: Path) -> No
         env["QUOTA_CONFIG"] = str(tmp_path / "quota.toml")
         for _, command in lines[:2]:
             # As cron starts it: by sh, in another folder.
-            subprocess.run(["/bin/sh", "-c", command], cwd="/", env=env, check=True, capture_output=True, timeout=60)
+            done = subprocess.run(
+                ["/bin/sh", "-c", command], cwd="/", env=env, capture_output=True, timeout=60, check=True
+            )
+            assert done.stdout + done.stderr == b"", "cron would send it as mail"
         assert upstream.usage()["by_method"] == {"videos.list": 3, "search.list": 2}
+
+
+def test_the_readmes_crontab_runs_and_keeps_the_key_out_of_the_command(tmp_path: Path) -> None:
+    (block,) = re.findall(r"^```\n([^`]*\* \* \*[^`]*)^```", README, flags=re.MULTILINE)
+    settings, ((when, command),) = crontab(block)
+    assert parse_schedule(when)
+    assert list(settings) == ["YOUTUBE_API_KEY", "QUOTA_CONFIG"]
+    with Emulator() as upstream:
+        quota = Quota(tmp_path)
+        config = quota.configure(
+            f'[credentials.main]\napi = "youtube-v3"\nendpoint = "{upstream.address}"\nkey = "env:YOUTUBE_API_KEY"\n'
+            '[jobs.trending]\nfetch = "trending"\nregions = ["US"]\npages = 1\n'
+        )
+        env = {**quota.env, "PYTHONPATH": str(ROOT), "YOUTUBE_API_KEY": "a-key-for-tests", "QUOTA_CONFIG": str(config)}
+        command = command.replace("/path/to/.venv/bin/quota", f"{shlex.quote(sys.executable)} -m quota.cli")
+        done = subprocess.run(["/bin/sh", "-c", command], cwd="/", env=env, capture_output=True, timeout=60, check=True)
+        assert done.stdout + done.stderr == b""
+        assert upstream.usage()["requests"] == 1
+
+
+def examples() -> dict[str, str]:
+    """Every text with examples in it: pages, files to paste, and the help of each command."""
+    texts = {path.name: path.read_text(encoding="utf-8") for path in DEPLOY.iterdir()}
+    texts |= {
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+        for path in ROOT.glob("**/*.md")
+        if ".venv" not in path.parts
+    }
+    texts |= {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "config").glob("*.toml")}
+    context = cli.make_context("quota", ["status"], resilient_parsing=True)
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        assert command is not None
+        texts[f"quota {name} --help"] = command.help or ""
+    return texts
+
+
+IN_A_COMMAND = (
+    r"\w*(KEY|TOKEN|SECRET|PASSWORD)=\S+ +\S*[a-z/]",  # set for one command: the shell that cron starts shows it
+    r"--from-literal",
+    r"(curl|wget|http) .*(key=|\$URL|\$KEY|[Aa]uthorization)",
+    r"redis-cli .*(-a |--pass )",
+    r"--(key|token|password)[ =]",
+)
+
+
+@pytest.mark.parametrize("name", examples())
+def test_no_example_puts_a_secret_into_a_command(name: str) -> None:
+    """`ps` shows every command to every user of the machine."""
+    for line in examples()[name].splitlines():
+        code = line.split("   (")[0]  # what stands behind in brackets is said about the line
+        assert not [shape for shape in IN_A_COMMAND if re.search(shape, code)], line
 
 
 @pytest.mark.parametrize(

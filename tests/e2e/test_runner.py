@@ -652,6 +652,47 @@ def test_an_option_that_a_built_in_job_does_not_have_is_a_configuration_error() 
     assert callable(load_fetch("channels", {"ids": ["UC1"]}))
 
 
+# -- what it prints ----------------------------------------------------------------------------------------------------
+
+
+def test_a_quiet_run_prints_what_went_wrong_or_was_refused_and_nothing_else(bench: Bench) -> None:
+    command = Quota(bench.folder)
+    bench.configure(units=4, regions=["US", "XX", "DE"], pages=1)
+    assert len(command("run", "t", "--region", "US").stdout.splitlines()) == 1
+    done = command("run", "t", "--region", "DE", "--quiet")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert command("run", "t", "--region", "DE", "--quiet", "--json").stdout == ""
+
+    failed = command("run", "t", "--region", "XX", "--quiet")
+    assert (failed.returncode, failed.stdout) == (1, "")
+    (line,) = failed.stderr.splitlines()
+    assert line.startswith("quota: t: upstream said 400 (invalidRegionCode)")
+
+    refused = command("run", "t", "--region", "US", "--quiet")
+    assert (refused.returncode, refused.stderr) == (0, "")
+    (line,) = refused.stdout.splitlines()
+    assert line.startswith("t: stopped after 0 pages (0 units): limit 'day' has 4 of 4 units used; next: US page 1 at ")
+    assert json.loads(command("run", "t", "--quiet", "--json").stdout)["outcome"] == "stopped"
+    assert bench.requests == 4
+
+
+def test_a_quiet_run_on_a_terminal_is_quiet_too(bench: Bench) -> None:
+    bench.configure(regions=["US"], pages=1)
+    screen, terminal = os.openpty()
+    child = subprocess.Popen(
+        [*QUOTA, "run", "t", "--quiet"],
+        cwd=bench.folder,
+        env=child_env(Quota(bench.folder).env),
+        stdout=terminal,
+        stderr=terminal,
+    )
+    assert child.wait(30) == 0
+    os.write(terminal, b"the end\n")
+    assert os.read(screen, 1_000) == b"the end\r\n"
+    os.close(terminal)
+    os.close(screen)
+
+
 # -- the other built-in jobs -------------------------------------------------------------------------------------------
 
 
