@@ -315,10 +315,11 @@ url = "sqlite:///videos.db"
 
 def _demo_config(folder: Path, address: str, units: int) -> Path:
     import quota
+    from quota.folders import make_folder
 
     config = folder / "quota.toml"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         if config.exists() and not config.read_text(encoding="utf-8").startswith("# Written by `quota demo`"):
             raise quota.UsageError(f"--keep {folder}: it holds a quota.toml of yours; name another folder")
         config.write_text(_DEMO_CONFIG.format(address=address, units=units), encoding="utf-8")

@@ -28,6 +28,7 @@ import re
 import threading
 import time
 import zlib
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -55,7 +56,7 @@ from quota.records import (
 from quota.slots import SLOTS, Slots
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from quota.ledger import Ask, Carry, Id, Ledger, Verdict
@@ -71,6 +72,10 @@ TIDY_EVERY_MS = 60_000
 
 FORGET_AFTER_DAYS = 400
 """A file that nobody has written for so long, longer than any window in use, is removed."""
+
+
+_HANDLES = frozenset(("path", "_project", "_slots", "_own", "_full", "_lock", "_started", "_changing", "_late"))
+"""What of a Memory is not what it knows."""
 
 
 class Memory:
@@ -92,6 +97,8 @@ class Memory:
         """As it is made, and again in a forked child: its parent's slot is not its own."""
         self._lock = threading.RLock()
         self._started = False
+        self._changing = False  # by this thread, if it holds the lock: then a signal handler asks in the middle of that
+        self._late: list[tuple[Sequence[Ask], Verdict]] = []  # what such handlers saw, noted once the change is over
         self._begin("")
 
     def _begin(self, epoch: str) -> None:
@@ -122,30 +129,57 @@ class Memory:
         if time.monotonic() < self._look_at_s:
             return self._seen
         with self._lock:
-            if not self._started:
-                self._start()
-            self._look()
-            self._say()
+            if not self._changing:
+                self._change(self._see)
             return self._seen
+
+    def _see(self) -> None:
+        if not self._started:
+            self._start()
+            self._started = True
+        self._look()
+        self._say()
+        self._look_at_s = time.monotonic() + LOOK_EVERY_S
+
+    def _change(self, work: Callable[[], object]) -> None:
+        """Do `work` whole, or, where a signal handler raises in the middle of it, nothing of it."""
+        known = [(name, value) for name, value in vars(self).items() if name not in _HANDLES]
+        before = {name: value.copy() if isinstance(value, (dict, set)) else value for name, value in known}
+        try:
+            self._changing = True
+            work()
+        except BaseException:
+            vars(self).update(before)
+            raise
+        finally:
+            self._changing = False
 
     def note(self, asks: Sequence[Ask], verdict: Verdict) -> bool:
         """Remember what a decision showed. Whether it is time to `read_log`."""
         _, _, now_ms, last, units, _, epoch, carried = verdict
         with self._lock:
+            if self._changing:
+                self._late.append((asks, verdict))
+                return False
             other = epoch != self._epoch or carried != self._carried or not _same_views(asks, self._asks)
             if other or now_ms >= self._tidy_at_ms:
-                self._note_all(asks, verdict)
+                self._change(partial(self._note_all, asks, verdict))
             elif last >= self._newest:  # else another thread has seen more
                 if carried:
                     units = _without_carried(verdict)
-                self._newest, self._units, self._at_ms = last, units, now_ms
-                self._others = ()
-                self._seen = Seen(epoch, (last,))
-                if self._own is not None:
-                    try:
+                try:
+                    self._changing = True
+                    self._newest, self._units, self._at_ms = last, units, now_ms
+                    self._others = ()
+                    self._seen = Seen(epoch, (last,))
+                    if self._own is not None:
                         self._own.write_head(last, now_ms, units)
-                    except OSError as error:
-                        self._give_up(error)
+                except OSError as error:
+                    self._give_up(error)
+                finally:
+                    self._changing = False
+            if self._late:
+                self.note(*self._late.pop(0))
             return self._newest[0] >= self._read_from_ms
 
     def _note_all(self, asks: Sequence[Ask], verdict: Verdict) -> None:
@@ -171,15 +205,19 @@ class Memory:
     def read_log(self, ledger: Ledger) -> None:
         """Note what is in the cells of time that are over. Where the ledger cannot answer, a minute later will do."""
         with self._lock:
-            self._read_from_ms = self._newest[0] + TIDY_EVERY_MS
-            for ask in self._asks:
-                if self._newest[0] >= cell_end(ask, self._cells):
-                    try:
-                        self._cells[ask.view.name] = self._read_cells(ledger, ask.view)
-                    except LedgerError:
-                        return
-            self._read_from_ms = self._cell_end()
-            self._write()
+            if not self._changing:
+                self._change(partial(self._read_log, ledger))
+
+    def _read_log(self, ledger: Ledger) -> None:
+        self._read_from_ms = self._newest[0] + TIDY_EVERY_MS
+        for ask in self._asks:
+            if self._newest[0] >= cell_end(ask, self._cells):
+                try:
+                    self._cells[ask.view.name] = self._read_cells(ledger, ask.view)
+                except LedgerError:
+                    return
+        self._read_from_ms = self._cell_end()
+        self._write()
 
     def _cell_end(self) -> int:
         """How new an entry must be to end a cell of anything that was asked."""
@@ -229,50 +267,55 @@ class Memory:
 
         Raises LedgerError. May be repeated: the ledger merges reports of one loss.
         """
+        with self._lock:
+            if self._changing:
+                raise LedgerError(f"ledger {ledger.label} has lost something, and a signal handler cannot make it good")
+            self._change(partial(self._make_good, ledger, verdict, new_epoch, keep_ms))
+
+    def _make_good(self, ledger: Ledger, verdict: Verdict, new_epoch: str, keep_ms: int) -> None:
         now_ms = verdict.now_ms
         since_ms = now_ms - KEEP_SLACK_MS  # should the clock go back, what has expired counts again
-        with self._lock:
-            slots = [*self._read_slots(), self._slot(*self._asked())]
-            live = [(slot, record) for slot in slots for record in slot.records if record.until_ms > since_ms]
-            cells = {epoch: best_cells(slots, epoch) for epoch in {slot.epoch for slot in slots}}
-            seen = {placed(record, cells[slot.epoch]) for slot, record in live if record.epoch == slot.epoch}
-            earlier = {record for slot, record in live if record.epoch != slot.epoch}
-            root = root_of(verdict.epoch)
-            came_back = {
-                record: _here(ledger, self._project, as_of(record, now_ms))
-                for record in earlier
-                if root_of(record.epoch) == root
-            }
-            carries: dict[tuple[str, str], Carry] = {}
-            for slot in slots:
-                # Only where a record stands beside its carry: without one, what came back was taken off before.
-                back = {(r.view, r.epoch): came_back[r] for r in slot.records if r in came_back}
-                for carry in slot.carries:
-                    if carry.until_ms > since_ms:
-                        here = back.get((carry.view, carry.epoch))
-                        merge(carries, carry if here is None else without(carry, here, now_ms), now_ms)
-            left = {record: self._left(ledger, root, record) for record in seen}
-            lost = [
-                carry_of(record, here, _here(ledger, self._project, as_of(here, now_ms)))
-                for record, here in left.items()
-                if here.units < record.units
-            ]
-            for carry in lost:
-                merge(carries, carry, now_ms)
-            epoch = verdict.epoch
-            if carries:
-                epoch = ledger.carry(self._project, new_epoch, list(carries.values()), keep_ms)
-            self._begin(epoch)
-            self._carries = carries
-            self._earlier = {r for r in seen | earlier if root_of(r.epoch) != root and (r.view, r.epoch) in carries}
-            for here in sorted([*left.values(), *came_back.values()], key=_last):
-                if here.units > 0:
-                    self._records[here.view] = here._replace(epoch=epoch)
-                    self._newest = max(self._newest, here.last)
-            self._at_ms = now_ms
-            self._compared_ms = max(slot.at_ms for slot in slots)
-            self._write(clear=True)
-            self._say()
+        slots = [*self._read_slots(), self._slot(*self._asked())]
+        live = [(slot, record) for slot in slots for record in slot.records if record.until_ms > since_ms]
+        cells = {epoch: best_cells(slots, epoch) for epoch in {slot.epoch for slot in slots}}
+        seen = {placed(record, cells[slot.epoch]) for slot, record in live if record.epoch == slot.epoch}
+        earlier = {record for slot, record in live if record.epoch != slot.epoch}
+        root = root_of(verdict.epoch)
+        came_back = {
+            record: _here(ledger, self._project, as_of(record, now_ms))
+            for record in earlier
+            if root_of(record.epoch) == root
+        }
+        carries: dict[tuple[str, str], Carry] = {}
+        for slot in slots:
+            # Only where a record stands beside its carry: without one, what came back was taken off before.
+            back = {(r.view, r.epoch): came_back[r] for r in slot.records if r in came_back}
+            for carry in slot.carries:
+                if carry.until_ms > since_ms:
+                    here = back.get((carry.view, carry.epoch))
+                    merge(carries, carry if here is None else without(carry, here, now_ms), now_ms)
+        left = {record: self._left(ledger, root, record) for record in seen}
+        lost = [
+            carry_of(record, here, _here(ledger, self._project, as_of(here, now_ms)))
+            for record, here in left.items()
+            if here.units < record.units
+        ]
+        for carry in lost:
+            merge(carries, carry, now_ms)
+        epoch = verdict.epoch
+        if carries:
+            epoch = ledger.carry(self._project, new_epoch, list(carries.values()), keep_ms)
+        self._begin(epoch)
+        self._carries = carries
+        self._earlier = {r for r in seen | earlier if root_of(r.epoch) != root and (r.view, r.epoch) in carries}
+        for here in sorted([*left.values(), *came_back.values()], key=_last):
+            if here.units > 0:
+                self._records[here.view] = here._replace(epoch=epoch)
+                self._newest = max(self._newest, here.last)
+        self._at_ms = now_ms
+        self._compared_ms = max(slot.at_ms for slot in slots)
+        self._write(clear=True)
+        self._say()
         views = {carry.view for carry in lost if carry.until_ms > now_ms}
         of_views = [[carry for carry in carries.values() if carry.view == view] for view in views]
         sums = [(sum(c.units_at(now_ms) for c in some), max(c.until_ms for c in some)) for some in of_views]
@@ -301,10 +344,9 @@ class Memory:
 
     def _start(self) -> None:
         """In a new process: get a slot of its own, and go on from what this machine's processes have noted."""
-        self._started = True
-        if self._slots is not None:  # a forked child's parent's
-            self._slots.close()
-            self._slots = self._own = None
+        slots, self._slots, self._own = self._slots, None, None
+        if slots is not None:  # a forked child's parent's, or what an interrupted start has left
+            slots.close()
         self._begin("")
         if self.path is not None:
             try:
@@ -344,7 +386,6 @@ class Memory:
 
     def _look(self) -> None:
         """See what the other processes of this machine have seen."""
-        self._look_at_s = time.monotonic() + LOOK_EVERY_S
         if self._slots is None:
             return
         try:
@@ -404,6 +445,8 @@ class Memory:
 
     def _give_up(self, error: OSError) -> None:
         """The file cannot be used: from now on this process remembers for itself alone."""
+        if error.errno is None:  # not the system's: the TimeoutError of a signal handler
+            raise error
         self._warn(error.strerror or error)
         slots, self._slots, self._own = self._slots, None, None
         if slots is not None:
@@ -476,7 +519,10 @@ def _make_room(path: str) -> None:
     if os.path.exists(path):
         return
     folder = os.path.dirname(path)
-    os.makedirs(folder, mode=0o700, exist_ok=True)
+    if not os.path.isdir(folder):
+        from quota.folders import make_folder  # late: a machine needs it once
+
+        make_folder(folder)
     for entry in os.scandir(folder):
         with contextlib.suppress(FileNotFoundError):  # another process is as tidy
             if time.time() - entry.stat().st_mtime > FORGET_AFTER_DAYS * 86_400:
@@ -486,7 +532,7 @@ def _make_room(path: str) -> None:
 # -- one memory for each file ------------------------------------------------------------------------------------------
 
 _open: dict[str, tuple[Memory, int]] = {}
-_open_lock = threading.Lock()
+_open_lock = threading.RLock()  # a signal handler may open a session while its thread does
 
 
 def open_memory(path: str, project: str) -> Memory:

@@ -175,8 +175,12 @@ def open_session(config: str | Path | None = None, *, clock: Callable[[], int] |
 def make_state_folder() -> Path:
     """The state folder, made readable by this user alone if it was not there."""
     folder = state_folder()
+    if os.path.isdir(folder):
+        return folder
+    from quota.folders import make_folder  # late: a machine needs it once
+
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(

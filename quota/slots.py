@@ -69,7 +69,7 @@ class Slots:
             if any(data) and _CHECKSUM.unpack(data) != (FORMAT,):
                 raise OSError(0, "another version of quota-ledger wrote it; delete it")
             self._own = self._claim()
-        except OSError:
+        except BaseException:
             os.close(self._fd)
             raise
         self.writable = self._own is not None

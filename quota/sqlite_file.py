@@ -315,7 +315,9 @@ def _inode(path: str) -> int:
 def _make_private(path: str) -> None:
     """Create the file for this user only; SQLite gives its side files the same mode."""
     folder = os.path.dirname(path)
-    if folder:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+    if folder and not os.path.isdir(folder):
+        from quota.folders import make_folder  # late: a machine needs it once
+
+        make_folder(folder)
     if not os.path.exists(path):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))

@@ -13,12 +13,14 @@ import pytest
 import redis
 
 from contract.conftest import limit
+from quota import memory
 from quota.budget import Budget
 from quota.ledger import KEEP_MS, NEVER, Carry, Charge, Question, open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
 from quota.memory import Memory, close_memory, memory_path, open_memory
 from quota.slots import SLOT_BYTES, Slots
 from support.books import BOOK
+from support.interrupts import Interrupted, at_place
 from support.losses import Machine, RedisPlace, SqlitePlace
 from support.servers import RedisServer
 from support.users import not_root
@@ -816,3 +818,49 @@ def test_settling_leaves_what_is_carried_alone(site: Site) -> None:
         credential="main", project="p", book=BOOK, limits=(), ledger=budget.ledger, clock=lambda: site.now_ms
     ).settle(admitted.id, 3)
     assert [state.used_units for state in budget.usage()] == [7, 7]
+
+
+# -- interrupted -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("handler", ["raises", "times out", "charges"])
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_memory_interrupted_anywhere_forgets_nothing(site: Site, lost: bool, handler: str) -> None:
+    """By a signal handler, in a process's first decision, or where a loss is made good: what was seen counts on."""
+    admitted = 0
+
+    def handle() -> None:
+        nonlocal admitted
+        if handler == "raises":
+            raise Interrupted
+        if handler == "times out":
+            raise TimeoutError
+        admitted += budget.charge("videos.list").admitted
+
+    number, more = 0, True
+    while more:
+        site.empty()
+        name = f"m{number}"
+        before = site.machine(name)
+        charge(before.budget(limit(1_000)), 3)
+        if not lost:
+            before.stop()
+        else:
+            site.empty()
+        machine = before if lost else site.machine(name)
+        budget, admitted, interrupted = machine.budget(limit(1_000)), 3, 0
+        try:
+            more = at_place(number, handle, lambda: charge(budget), within=(memory.__file__,))  # noqa: B023
+            admitted += 1
+        except (Interrupted, TimeoutError):
+            interrupted = 1
+        used = charge(budget)
+        admitted += 1
+        assert used - admitted in range(interrupted + 1)
+        machine.stop()
+        site.empty()
+        again = site.machine(name)
+        assert charge(again.budget(limit(1_000))) == used + 1
+        again.stop()
+        number += 3
+    assert number > 60

@@ -1,0 +1,105 @@
+"""Every folder that is made belongs to this user alone, at every level, whatever the umask says."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+import quota
+from quota.clock import host_clock
+from quota.folders import make_folder
+from quota.ledger import Charge, open_ledger
+from quota.limits import DAY_MS
+from quota.memory import Memory
+from quota.outage import Allowance
+from quota.session import make_state_folder
+from support.commands import Quota
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o077], autouse=True)
+def _umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+def modes(base: Path) -> dict[str, int]:
+    """Of all folders below."""
+    return {str(p.relative_to(base)): stat.S_IMODE(p.stat().st_mode) for p in base.rglob("*") if p.is_dir()}
+
+
+def of_a_ledger(folder: Path) -> None:
+    with closing(open_ledger(f"sqlite:///{folder}/ledger.db")) as ledger:
+        ledger.claim("p", "anything", 1_000)
+
+
+def of_a_journal(folder: Path) -> None:
+    with closing(Allowance(f"{folder}/allowance.db", 1, 50, host_clock)) as allowance:
+        allowance.draw("p", Charge(1, "units", "videos.list", "", "", "token"), DAY_MS, commit=True)
+
+
+def of_a_memory(folder: Path) -> None:
+    with closing(Memory(f"{folder}/seen/p-1", "p")) as memory:
+        memory.seen()
+
+
+def of_the_state(folder: Path) -> None:
+    os.environ["QUOTA_STATE_DIR"] = str(folder)
+    assert make_state_folder() == folder
+
+
+def of_a_session(folder: Path) -> None:
+    os.environ["QUOTA_STATE_DIR"] = str(folder)
+    with quota.open() as session:
+        assert session.budget().charge("videos.list").admitted
+
+
+def of_a_command(folder: Path) -> None:
+    done = Quota(folder.parents[1])("charge", "videos.list", QUOTA_STATE_DIR=str(folder))
+    assert done.returncode == 0, done.stderr
+
+
+def of_the_demo(folder: Path) -> None:
+    done = Quota(folder.parents[1])("demo", "--keep", str(folder))
+    assert done.returncode == 0, done.stderr
+
+
+MADE_BY = (make_folder, of_a_ledger, of_a_journal, of_a_memory, of_the_state, of_a_session, of_a_command, of_the_demo)
+
+
+@pytest.mark.parametrize("make", MADE_BY)
+def test_every_folder_is_private_and_one_that_is_there_is_left_alone(
+    state_dir: Path, tmp_path: Path, make: object
+) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there").chmod(0o755)
+    make(tmp_path / "there" / "above" / "folder")  # type: ignore[operator]
+    found = modes(tmp_path)
+    assert found.pop("there") == 0o755
+    assert "there/above/folder" in found
+    assert set(found.values()) == {0o700}
+    (tmp_path / "there" / "above" / "folder").chmod(0o750)
+    make(tmp_path / "there" / "above" / "folder")  # type: ignore[operator]
+    assert modes(tmp_path)["there/above/folder"] == 0o750
+
+
+def test_what_is_no_folder_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "folder"):
+        with pytest.raises(OSError, match="file"):
+            make_folder(path)
+
+
+def test_relative_paths_and_such_with_slashes_at_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_folder("a/b/")
+    make_folder("a/c/../d")
+    assert set(modes(tmp_path)) == {"a", "a/b", "a/c", "a/d"}
