@@ -283,7 +283,7 @@ def test_without_a_state_folder_that_may_be_written_runs_of_a_job_are_still_kept
     assert work() == ["stopped", "overlap"]
     if lock == "none":
         next((machine.folder / "state").glob("run-t-*.lock")).unlink()
-    machine.allow("state", 0o555, 0o600 if lock == "private" else 0o444)
+    machine.allow("state", 0o555, 0o000 if lock == "private" else 0o444)
     machine.allow("ledger", 0o777, 0o666)
     machine.allow("store", 0o777, 0o666)
     assert machine.as_nobody(work) == ["stopped", "overlap"]

@@ -1,7 +1,8 @@
-"""Root may read and write everything, so what is forbidden is tried as somebody else."""
+"""Root may read and write everything, so what is forbidden is tried without that right."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -9,17 +10,40 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-NOBODY = 65534
+_VERSION_3 = 0x20080522
+_OVERRIDES = 1 << 1 | 1 << 2 | 1 << 3
+"""CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH and CAP_FOWNER: what lets root pass by the modes of files."""
 
 
 @contextmanager
 def not_root() -> Iterator[None]:
-    """Inside the block this process is not root. What it imports must be loaded before."""
-    root = os.geteuid() == 0
-    if root:
-        os.seteuid(NOBODY)
+    """Inside the block the modes of files and folders count for root as for anybody else. For this thread; a command
+    that it starts has root's rights again.
+
+    It stays the same user, so that it may go on reading a checkout in a folder of root's own.
+    """
+    rights = _rights() if os.geteuid() == 0 else None
+    if rights is not None:
+        _set_rights([rights[0] & ~_OVERRIDES, *rights[1:]])
     try:
         yield
     finally:
-        if root:
-            os.seteuid(0)
+        if rights is not None:
+            _set_rights(rights)
+
+
+def _rights() -> list[int]:
+    """Effective, permitted and inheritable capabilities, 32 at a time."""
+    words = (ctypes.c_uint32 * 6)()
+    _call("capget", words)
+    return list(words)
+
+
+def _set_rights(rights: list[int]) -> None:
+    _call("capset", (ctypes.c_uint32 * 6)(*rights))
+
+
+def _call(name: str, words: ctypes.Array[ctypes.c_uint32]) -> None:
+    head = (ctypes.c_uint32 * 2)(_VERSION_3, 0)
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(head, words):
+        raise OSError(ctypes.get_errno(), name)
