@@ -135,7 +135,7 @@ class RandomOperations:
                 self._close_or_reopen()
             elif choice < 0.15 and self.oracle.log:
                 self._correct(self.callers[caller])
-            elif choice < 0.16 and self.journal.owed:
+            elif choice < 0.16 and self.journal.draws:
                 self._correct_a_draw(self.callers[caller])
             elif choice < 0.19:
                 self._draw(number, self.callers[caller], commit=choice < 0.185)
@@ -241,12 +241,21 @@ class RandomOperations:
             raise DisagreementError(f"operation {number} at {self.clock_ms}: got {got}, want {left_units} left")
 
     def _correct_a_draw(self, caller: Caller) -> None:
-        draw = self.random.choice(self.journal.owed)
-        units = self.random.choice((0, draw.spent.units + 3))
-        before = caller.budget.settle(f"{ALLOWANCE_ID}{draw.number}", units)
-        if before.units != draw.units:
+        """In the journal while it is owed, then in the ledger while that has it."""
+        draw = self.random.choice(self.journal.draws)
+        units = self.random.choice((0, draw.units + 3))
+        there = not draw.repaid or any(spent is draw.spent for spent in self.oracle.log)
+        try:
+            before = caller.budget.settle(f"{ALLOWANCE_ID}{draw.number}", units)
+        except UnknownCharge:
+            if there:
+                raise
+            self._count("draw left the log")
+            return
+        if before.units != draw.spent.units or not there:
             raise DisagreementError(f"settle saw {before}, the oracle {draw}")
         draw.units = draw.spent.units = units
+        draw.spent.known.clear()
         self._count("draw settled")
 
     def _repay(self, caller: Caller) -> None:
