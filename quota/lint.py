@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -23,7 +24,7 @@ from quota.settings import read_key, state_folder
 from quota.tables import nearest, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from quota.costs import Bucket, CostBook
     from quota.limits import Limit
@@ -54,14 +55,18 @@ def lint(settings: Settings) -> list[Finding]:
         settings, credentials={name: replace(c, book=today[id(c.book)]) for name, c in settings.credentials.items()}
     )
     findings = [*_opening(settings.ledger.url), *_ledger(settings), *_store(settings)]
+    jobs: dict[str, dict[str, None]] = {}
+    for job in settings.jobs.values():
+        jobs.setdefault(job.credential, {})[job.name] = None
     for credential in settings.credentials.values():
         findings += _limits(credential)
-        findings += _limited_jobs(credential, settings)
+        findings += _limited_jobs(credential, jobs.get(credential.name, {}))
         findings += _key(credential)
         findings += _project(credential)
     findings += _shared_keys(settings)
+    limits = {c.name: {limit.name: limit for limit in c.limits} for c in settings.credentials.values()}
     for job in settings.jobs.values():
-        findings += _job(job, settings.credentials[job.credential])
+        findings += _job(job, limits[job.credential], settings.credentials[job.credential].book)
     findings += _fetches(settings)
     return sorted(findings, key=lambda finding: finding.level)  # "error" < "warning"; the sort is stable
 
@@ -173,14 +178,15 @@ def _headroom(limit: Limit, book: CostBook) -> int:
 def _covers(limit: Limit, bucket: str, book: CostBook) -> bool:
     """Whether a limit counts every call that is charged to a bucket, whoever makes it."""
     selector = limit.view.selector
+    if bucket not in selector.buckets or selector.jobs:
+        return False
     charged = {method for method, prices in book.methods.items() if prices[-1].bucket == bucket}
     if selector.count == "calls" and any(book.price(method).units > 1 for method in charged):
         return False
     # A method that the book does not know is charged by its defaults, and no list of methods selects that.
-    named = not selector.methods or (
+    return not selector.methods or (
         charged <= set(selector.methods) and bucket not in (book.default_get.bucket, book.default_other.bucket)
     )
-    return bucket in selector.buckets and named and not selector.jobs
 
 
 def _store(settings: Settings) -> Iterator[Finding]:
@@ -298,17 +304,23 @@ def _uncovered(bucket: Bucket, credential: CredentialSettings) -> Iterator[Findi
         )
 
 
-def _limited_jobs(credential: CredentialSettings, settings: Settings) -> Iterator[Finding]:
-    known = [job.name for job in settings.jobs.values() if job.credential == credential.name]
+def _limited_jobs(credential: CredentialSettings, known: Mapping[str, None]) -> Iterator[Finding]:
+    hints = MOST_HINTS
     for index, limit in enumerate(credential.limits):
         for name in limit.view.selector.jobs:
             if name not in known:
+                hints -= 1
+                near = nearest(name, known if hints >= 0 else islice(known, 12))
                 yield Finding(
                     "warning",
                     f"credentials.{credential.name}.limits[{index}].jobs",
                     f"no job {name!r} is configured for this credential",
-                    f"ignore this if scripts charge under that name; {nearest(name, known)}",
+                    f"ignore this if scripts charge under that name; {near}",
                 )
+
+
+MOST_HINTS = 20
+"""So many unknown names are each compared with all that are known. A list of more was not written by hand."""
 
 
 def young_windows(session: Session) -> Iterator[Finding]:
@@ -396,11 +408,10 @@ def _project(credential: CredentialSettings) -> Iterator[Finding]:
 # -- jobs --------------------------------------------------------------------------------------------------------------
 
 
-def _job(job: JobSettings, credential: CredentialSettings) -> Iterator[Finding]:
-    limits = {limit.name: limit for limit in credential.limits}
+def _job(job: JobSettings, limits: Mapping[str, Limit], book: CostBook) -> Iterator[Finding]:
     for name, left in job.leave.items():
         limit = limits[name]
-        least = credential.book.least_units(limit.view.selector)
+        least = book.least_units(limit.view.selector)
         if limit.limit_units - left < least <= limit.limit_units:
             yield Finding(
                 "error",

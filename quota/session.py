@@ -10,10 +10,10 @@ from quota.clock import host_clock
 from quota.errors import ConfigError, UsageError
 from quota.labels import Tokens, machine_name
 from quota.settings import Settings, load_settings, state_folder
-from quota.tables import nearest, one_line, show
+from quota.tables import listed, nearest, one_line, show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from types import TracebackType
 
@@ -40,6 +40,9 @@ class Session:
         self._budgets: dict[str, Budget] = {}
         self._memories: dict[str, Memory] = {}
         self._services: list[Any] = []
+        self._leaves: dict[str, dict[str, Mapping[str, int]]] = {}
+        for job in settings.jobs.values():
+            self._leaves.setdefault(job.credential, {})[job.name] = job.leave
 
     @property
     def run(self) -> str:
@@ -63,7 +66,7 @@ class Session:
         credentials = self.settings.credentials
         if name is None:
             if len(credentials) > 1:
-                raise UsageError(f"which credential? {self.settings.source} has {', '.join(credentials)}; name one")
+                raise UsageError(f"which credential? {self.settings.source} has {listed(credentials)}; name one")
             return next(iter(credentials.values()))
         if name not in credentials:
             raise UsageError(f"{self.settings.source} has no credential {show(name)}; {nearest(name, credentials)}")
@@ -74,14 +77,13 @@ class Session:
         chosen = self.credential(credential)
         budget = self._budgets.get(chosen.name)
         if budget is None:
-            jobs = self.settings.jobs.values()
             budget = Budget(
                 credential=chosen.name,
                 project=chosen.project,
                 book=chosen.book,
                 limits=chosen.limits,
                 ledger=self.ledger,
-                leave={job.name: job.leave for job in jobs if job.credential == chosen.name},
+                leave=self._leaves.get(chosen.name),
                 clock=self._clock,
                 jitter_ms=machine_jitter_ms(),
                 tokens=self.tokens,

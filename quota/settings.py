@@ -33,7 +33,7 @@ from quota.limits import (
     Window,
     format_duration,
 )
-from quota.tables import Table, nearest, one_line, parse_toml, read_toml, show
+from quota.tables import Table, listed, nearest, one_line, parse_toml, read_toml, show
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -300,19 +300,20 @@ def _credentials(table: Table, folder: Path) -> dict[str, CredentialSettings]:
     rows = table.tables(_CREDENTIAL_KEYS)
     if not rows:
         raise table.error(f"at least one is needed; {_A_CREDENTIAL}")
-    books: dict[str, CostBook] = {}
+    books: dict[str, tuple[CostBook, tuple[Limit, ...]]] = {}
     credentials: dict[str, CredentialSettings] = {}
+    first_of: dict[str, CredentialSettings] = {}
     limited: dict[str, str] = {}
     for name, row in rows.items():
         row.check_name(name)
         credential = _credential(name, row, folder, books)
-        for other in credentials.values():
-            if other.project == credential.project and other.book != credential.book:
-                raise row.error(
-                    f"credential {other.name!r} of the same project {other.project!r} has api {other.api!r}: "
-                    "one project has one cost book; give them the same api, or different projects",
-                    "api",
-                )
+        other = first_of.setdefault(credential.project, credential)
+        if other.book is not credential.book and other.book != credential.book:
+            raise row.error(
+                f"credential {other.name!r} of the same project {other.project!r} has api {other.api!r}: "
+                "one project has one cost book; give them the same api, or different projects",
+                "api",
+            )
         if "limits" in row:
             first = limited.setdefault(credential.project, name)
             if first != name:
@@ -329,14 +330,17 @@ def _credentials(table: Table, folder: Path) -> dict[str, CredentialSettings]:
     }
 
 
-def _credential(name: str, row: Table, folder: Path, books: dict[str, CostBook]) -> CredentialSettings:
+def _credential(
+    name: str, row: Table, folder: Path, books: dict[str, tuple[CostBook, tuple[Limit, ...]]]
+) -> CredentialSettings:
     api = row.text("api")
     if api not in books:
         try:
-            books[api] = load_book(api, folder)
+            book = load_book(api, folder)
         except ConfigError as error:
             raise row.error(str(error), "api") from None
-    book = books[api]
+        books[api] = book, default_limits(book)
+    book, its_limits = books[api]
     project = row.check_name(row.text("project", name), "project")
     endpoint = row.text("endpoint", None)
     if endpoint is not None and not _is_address(endpoint):
@@ -349,7 +353,7 @@ def _credential(name: str, row: Table, folder: Path, books: dict[str, CostBook])
         project=project,
         key_ref=_key_ref(row, folder) if "key" in row else None,
         endpoint=None if endpoint is None else endpoint.rstrip("/"),
-        limits=_limits(row, book) if "limits" in row else default_limits(book),
+        limits=_limits(row, book) if "limits" in row else its_limits,
     )
 
 
@@ -492,12 +496,18 @@ _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def _jobs(table: Table, credentials: Mapping[str, CredentialSettings]) -> dict[str, JobSettings]:
-    return {row.check_label(name): _job(name, row, credentials) for name, row in table.tables(_JOB_KEYS).items()}
+    left: dict[tuple[str, int], dict[str, int]] = {}
+    return {row.check_label(name): _job(name, row, credentials, left) for name, row in table.tables(_JOB_KEYS).items()}
 
 
-def _job(name: str, row: Table, credentials: Mapping[str, CredentialSettings]) -> JobSettings:
+def _job(
+    name: str,
+    row: Table,
+    credentials: Mapping[str, CredentialSettings],
+    left: dict[tuple[str, int], dict[str, int]],
+) -> JobSettings:
     if "credential" not in row and len(credentials) > 1:
-        raise row.error(f"missing; name one of these: {', '.join(credentials)}", "credential")
+        raise row.error(f"missing; name one of these: {listed(credentials)}", "credential")
     credential = row.text("credential", next(iter(credentials)))
     if credential not in credentials:
         raise row.error(f"there is no credential {show(credential)}; {nearest(credential, credentials)}", "credential")
@@ -513,7 +523,7 @@ def _job(name: str, row: Table, credentials: Mapping[str, CredentialSettings]) -
         pages=row.whole("pages", 1),
         schedule=None,
         stagger_ms=0,
-        leave=_leave(row, credentials[credential]) if "leave" in row else {},
+        leave=_leave(row, credentials[credential], left) if "leave" in row else {},
         options=_options(row.table("options", default={})),
         max_body_mb=row.whole("max_body_mb", DEFAULT_MAX_BODY_MB, most=1_000),
         max_answer_s=row.whole("max_answer_s", DEFAULT_MAX_ANSWER_S, most=3_600),
@@ -568,15 +578,21 @@ def _scheduled(job: JobSettings, row: Table) -> JobSettings:
     )
 
 
-def _leave(row: Table, credential: CredentialSettings) -> dict[str, int]:
-    """Units by limit name; a bare number stands for every limit of the main bucket that counts all its calls."""
+def _leave(row: Table, credential: CredentialSettings, left: dict[tuple[str, int], dict[str, int]]) -> dict[str, int]:
+    """Units by limit name; a bare number stands for every limit of the main bucket that counts all its calls.
+
+    `left` holds what such a number meant for the jobs before: many jobs of many limits leave the same.
+    """
     value = row.value("leave")
     if not isinstance(value, dict):
         units = row.as_whole(value, "leave", least=0)
-        main = credential.book.main_bucket.name
-        return {x.name: units for x in credential.limits if not x.narrow and main in x.view.selector.buckets}
+        key = (credential.name, units)
+        if key not in left:
+            main = credential.book.main_bucket.name
+            left[key] = {x.name: units for x in credential.limits if not x.narrow and main in x.view.selector.buckets}
+        return left[key]
     table = row.table("leave")
-    names = [limit.name for limit in credential.limits]
+    names = dict.fromkeys(limit.name for limit in credential.limits)
     for name, _ in table.items():
         if name not in names:
             raise table.error(f"credential {credential.name!r} has no such limit; {nearest(name, names)}", name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from quota.errors import ConfigError
@@ -104,9 +105,11 @@ class Table:
         value = self._take(key, ())
         if not isinstance(value, list | tuple) or any(not isinstance(item, str) or not item for item in value):
             raise self._type_error(key, value, "an array of strings")
+        seen: set[str] = set()
         for index, item in enumerate(value):
-            if item in value[:index]:
+            if item in seen:
                 raise self.error(f"{show(item)} stands there twice", key, index)
+            seen.add(item)
         if key in self and not value:
             raise self.error("an empty array selects nothing; remove the key or name something", key)
         return tuple(value)
@@ -204,8 +207,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name[:100], names, n=1, cutoff=0.5)
     if near:
         return f"did you mean {near[0]!r}?"
-    listed = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-    return f"known: {listed}" if names else "none is known"
+    return f"known: {listed(names)}" if names else "none is known"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a message: all of them, or the first dozen."""
+    first = list(islice(names, 13))
+    return ", ".join(first[:12]) + (", ..." if len(first) > 12 else "")
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -1,0 +1,169 @@
+"""A configuration four times as long costs four times as much to read and to judge: counted, not timed."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from quota.lint import lint
+from quota.session import Session
+from quota.settings import Settings, load_settings
+from quota.tables import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import FrameType
+
+SMALL, TIMES = 90, 4
+MAIN = '[credentials.main]\napi = "youtube-v3"\nkey = "file:/nowhere"\n'
+
+
+def lines(form: str, n: int) -> str:
+    return "".join(form.format(i=i, j=i + 1) for i in range(n))
+
+
+def names(n: int) -> str:
+    return ", ".join(f'"name-{i}"' for i in range(n))
+
+
+LIMITS = '[[credentials.main.limits]]\nname = "l{i}"\nunits = 500\nwindow = "{j}h"\n'
+NARROW = '[[credentials.main.limits]]\nname = "l{i}"\nunits = 500\nwindow = "24h"\njobs = ["unknown-{i}"]\n'
+JOBS = '[jobs.j{i}]\nfetch = "trending"\n'
+LEAVING = JOBS + "leave = {j}\n"
+
+CONFIGURATIONS: dict[str, Callable[[int], str]] = {
+    "credentials": lambda n: lines('[credentials.c{i}]\napi = "youtube-v3"\nkey = "file:/nowhere-{i}"\n', n),
+    "credentials of one project": lambda n: lines(
+        '[credentials.c{i}]\napi = "youtube-v3"\nproject = "p"\nkey = "file:/nowhere-{i}"\n', n
+    ),
+    "credentials with limits": lambda n: lines(
+        '[credentials.c{i}]\napi = "youtube-v3"\n[[credentials.c{i}.limits]]\nname = "day"\nunits = 500\n'
+        'window = "24h"\n',
+        n,
+    ),
+    "credentials with a job each": lambda n: lines(
+        '[credentials.c{i}]\napi = "youtube-v3"\n[jobs.j{i}]\ncredential = "c{i}"\nfetch = "trending"\n', n
+    ),
+    "jobs": lambda n: MAIN + lines(JOBS, n),
+    "jobs that leave the same": lambda n: MAIN + lines(LIMITS, n) + lines(JOBS + "leave = 5\n", 8),
+    "jobs that leave different numbers": lambda n: MAIN + lines(LEAVING, n),
+    "scheduled jobs": lambda n: MAIN + lines(JOBS + 'schedule = "every 45m"\n', n),
+    "limits": lambda n: MAIN + lines(LIMITS, n),
+    "limits for unknown jobs, among many jobs": lambda n: MAIN + lines(NARROW, 4 * n) + lines(JOBS, 4 * n),
+    "a job that leaves of each limit": lambda n: (
+        MAIN + lines(LIMITS, n) + JOBS.format(i=0) + "[jobs.j0.leave]\n" + lines("l{i} = 1\n", n)
+    ),
+    "a limit for many jobs": lambda n: (
+        MAIN
+        + LIMITS.format(i=0, j=1)
+        + f"jobs = [{names(4 * n)}]\n"
+        + lines("[jobs.name-{i}]\nfetch='trending'\n", 4 * n)
+    ),
+    "regions": lambda n: MAIN + JOBS.format(i=0) + f"regions = [{names(8 * n)}]\n",
+}
+
+
+def steps(work: Callable[[], object]) -> int:
+    """How many steps of the interpreter it takes, without those of reading TOML, which would hide ours."""
+    count = 0
+
+    def step(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        count += event == "opcode"
+        return step
+
+    def call(frame: FrameType, event: str, argument: Any) -> Any:
+        if "tomllib" in frame.f_code.co_filename:
+            return None
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        return step
+
+    before = sys.gettrace()
+    sys.settrace(call)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def growth(work: Callable[[int], Callable[[], object]]) -> float:
+    """How many times as many steps four times as much takes: 4 where the growth is linear, 16 where it is quadratic."""
+    work(SMALL)()  # what is done once for a process
+    small, large = (steps(work(n)) for n in (SMALL, SMALL * TIMES))
+    return large / small
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], Settings]:
+    monkeypatch.setenv("QUOTA_STATE_DIR", str(tmp_path / "state"))
+    made = 0
+
+    def load(kind: str, n: int) -> Settings:
+        nonlocal made
+        path = tmp_path / f"{made}.toml"
+        made += 1
+        path.write_text(CONFIGURATIONS[kind](n))
+        return load_settings(path)
+
+    return load
+
+
+@pytest.mark.parametrize("kind", CONFIGURATIONS)
+def test_reading_grows_with_the_length(load: Callable[[str, int], Settings], kind: str) -> None:
+    assert growth(lambda n: lambda: load(kind, n)) < TIMES * 1.2
+
+
+@pytest.mark.parametrize("kind", CONFIGURATIONS)
+def test_judging_grows_with_the_length(load: Callable[[str, int], Settings], kind: str) -> None:
+    def judging(n: int) -> Callable[[], object]:
+        settings = load(kind, n)
+        return lambda: lint(settings)
+
+    assert growth(judging) < TIMES * 1.2
+
+
+@pytest.mark.parametrize("kind", ["credentials with a job each", "credentials"])
+def test_all_budgets_of_a_session_grow_with_the_length(load: Callable[[str, int], Settings], kind: str) -> None:
+    def opening(n: int) -> Callable[[], object]:
+        settings = load(kind, n)
+
+        def work() -> None:
+            with Session(settings) as session:
+                for name in settings.credentials:
+                    session.budget(name)
+
+        return work
+
+    assert growth(opening) < TIMES * 1.2
+
+
+class Compared(str):
+    """A name that counts what is compared with it: `in` takes no steps of the interpreter."""
+
+    __slots__ = ()
+    times = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.times += 1
+        return str.__eq__(self, str(other))
+
+    __hash__ = str.__hash__
+
+
+def test_each_name_of_an_array_is_compared_with_few_others() -> None:
+    def compared(n: int) -> int:
+        Compared.times = 0
+        Table({"regions": [Compared(f"name-{i}") for i in range(n)]}, "test").texts("regions")
+        return Compared.times
+
+    assert compared(1_000) < 1_000
+
+
+def test_messages_name_a_dozen_of_many(load: Callable[[str, int], Settings]) -> None:
+    settings = load("credentials", 500)
+    with pytest.raises(Exception, match=r"c10, c11, \.\.\.; name one"), Session(settings) as session:
+        session.budget()
