@@ -9,8 +9,10 @@
 -- Housekeeping comes after that, and may fail without a word.
 --
 -- KEYS  1 log      stream: one entry a charge, fields u m j g t (units, method, job, region, token)
---       2 state    hash: last = the log's last id; keep_ms; cut_ms = up to here the log was trimmed or lost; retried;
---                  closed:BUCKET, reopened:BUCKET; one field for each view: total, tail, head, gone_ms = the newest time dropped;
+--       2 state    hash: last = the log's last id; keep_ms; cut_ms = up to here the log was trimmed or lost;
+--                  repeat:TOKEN = when its repeat was answered; swept = how far housekeeping has come;
+--                  closed:BUCKET, reopened:BUCKET; one field for each view: total, tail, head, gone_ms = the newest time
+--                  dropped;
 --                  epoch = the token of the first charge, until a loss begins a new one; carry:VIEW = what the ledger
 --                  lost (see carry.lua), carried_ms = until when any of that counts
 --       3 amended  hash: id -> the units a corrected charge counts now
@@ -63,7 +65,7 @@ local CHUNK, MOST_ENTRIES = 250, 1000
 local MOST_UNITS = 1000000000 -- for one charge: sums of a whole log stay exact in 53 bits
 local LATEST_MS = 100000000000000
 local MOST_LIMITS = 1000 -- and exhaustions: one command takes 8,000 words from a script
-local REPEAT_KEPT_MS, REPEATS_KEPT = 300000, 100
+local REPEAT_KEPT_MS = 300000
 
 local function int(n) return string.format('%.0f', n) end
 
@@ -108,11 +110,11 @@ local function before(a, b)
 end
 
 -- One read fetches everything the decision needs.
-local fields = { 'last', 'retried', 'keep_ms', 'cut_ms', 'epoch', 'carried_ms' }
+local fields = { 'last', 'repeat:' .. token, 'keep_ms', 'cut_ms', 'epoch', 'carried_ms' }
 local closed_first = #fields + 1
 for name in string.gmatch(closed_by, '[^,]+') do fields[#fields + 1] = 'closed:' .. name end
 local closed_last = #fields
-if closed_last > MOST_LIMITS then return wrong('more than ' .. MOST_LIMITS .. ' names in closed_by') end
+if closed_last - closed_first >= MOST_LIMITS then return wrong('more than ' .. MOST_LIMITS .. ' names in closed_by') end
 for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do
   local name, cap, cost, span = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), ARGV[at + 3]
   local window_ms = tonumber(span)
@@ -132,7 +134,7 @@ local function number(field)
   local n = field and tonumber(field) or 0
   return n >= 0 and n <= LATEST_MS and n or 0
 end
-local last, repeats, kept_ms, cut_ms = known[1], known[2], number(known[3]), number(known[4])
+local last, repeated, kept_ms, cut_ms = known[1], known[2], number(known[3]), number(known[4])
 local epoch, carried_ms = known[5] or '', number(known[6])
 if not last then
   local newest = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)
@@ -319,19 +321,13 @@ if carried_ms > now_ms then
 end
 
 -- The token of a repeat stays behind for a first try that is still under way.
-if commit and retry_age_ms < 0 and repeats and string.find(repeats, ' ' .. token .. '@', 1, true) then
+if commit and retry_age_ms < 0 and repeated then
   reply[1] = 'REPEAT'
   return reply
 end
 if commit and retry_age_ms >= 0 then
-  local kept, n = ' ' .. token .. '@' .. int(clock_ms), 1
-  for known_token, ms in string.gmatch(repeats or '', ' (%S-)@(%d+)') do
-    if n < REPEATS_KEPT and clock_ms - tonumber(ms) < REPEAT_KEPT_MS and known_token ~= token then
-      kept, n = kept .. ' ' .. known_token .. '@' .. ms, n + 1
-    end
-  end
-  dirty[#dirty + 1] = 'retried'
-  dirty[#dirty + 1] = kept
+  dirty[#dirty + 1] = fields[2]
+  dirty[#dirty + 1] = int(clock_ms)
 end
 
 -- Compare.
@@ -397,35 +393,37 @@ if id then
   end
 end
 
--- Housekeeping, once a second at most: a bounded piece of trimming. The log is kept for the longest window ever asked
--- about, whoever asked. Where one of its parts cannot be done it is left undone: the charge stands.
-if not (due or log_is_new) then return reply end
+-- Housekeeping, once a second at most and with each repeat: a bounded piece of trimming and of sweeping. Where it cannot
+-- be done it is left undone: the charge stands.
+if not (due or log_is_new or retry_age_ms >= 0) then return reply end
 if log_is_new then redis.pcall('DEL', amended) end
+-- The log is kept for the longest window ever asked about, whoever asked.
+local gone_ms = now_ms - kept_ms
 pcall(function()
-  local first_kept = int(math.max(0, now_ms - kept_ms))
-  local old = redis.call('XRANGE', log, '-', '(' .. first_kept, 'COUNT', CHUNK)
+  local old = redis.call('XRANGE', log, '-', '(' .. int(math.max(0, gone_ms)), 'COUNT', CHUNK)
   if #old == 0 then return end
   local ms, seq = split(old[#old][1])
   redis.call('XTRIM', log, 'MINID', int(ms) .. '-' .. int(seq + 1))
   redis.call('HSET', state, 'cut_ms', int(math.max(cut_ms, ms)))
   for _, entry in ipairs(old) do redis.call('HDEL', amended, entry[1]) end
-  -- Views that nobody has asked about for so long are of limits that are configured no more.
-  local kept = redis.call('HGETALL', state)
-  for at = 1, #kept, 2 do
-    local head_ms = string.match(kept[at + 1], '^%d+ %d+%-%d+ (%d+)%-%d+ %d+$')
-    if head_ms and tonumber(head_ms) <= ms then redis.call('HDEL', state, kept[at]) end
-  end
 end)
-local repeated_ms = tonumber(string.match(repeats or '', '@(%d+)')) -- the newest
-if retry_age_ms < 0 and repeated_ms and clock_ms - repeated_ms >= REPEAT_KEPT_MS then
-  redis.pcall('HDEL', state, 'retried')
-end
-if carried_ms > 0 and carried_ms + KEEP_SLACK_MS <= now_ms then
-  pcall(function()
-    for _, field in ipairs(redis.call('HKEYS', state)) do
-      if string.find(field, '^carry:') then redis.call('HDEL', state, field) end
+-- Of the state: repeats whose first tries have long failed, what was carried and has expired, and views that nobody has
+-- asked about for so long, of limits that are configured no more.
+pcall(function()
+  local from = redis.call('HGET', state, 'swept') or '0'
+  local piece = redis.call('HSCAN', state, string.match(from, '^%d+$') or '0', 'COUNT', CHUNK)
+  for at = 1, #piece[2], 2 do
+    local field, value, old = piece[2][at], piece[2][at + 1], false
+    if string.find(field, '^repeat:') then
+      old = math.abs(clock_ms - (tonumber(value) or 0)) >= REPEAT_KEPT_MS
+    elseif string.find(field, '^carry:') or field == 'carried_ms' then
+      old = carried_ms + KEEP_SLACK_MS <= now_ms
+    else
+      local head_ms = tonumber(string.match(value, '^%d+ %d+%-%d+ (%d+)%-%d+ %d+$'))
+      old = head_ms and head_ms <= gone_ms
     end
-    redis.call('HDEL', state, 'carried_ms')
-  end)
-end
+    if old then redis.call('HDEL', state, field) end
+  end
+  if piece[1] ~= from then redis.call('HSET', state, 'swept', piece[1]) end
+end)
 return reply

@@ -12,11 +12,14 @@
 
 local log, state, amended = KEYS[1], KEYS[2], KEYS[3]
 local clock_ms, machine, keep_ms = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
-local FIRST_CHARGE, CHARGE_SIZE = 4, 6
+local FIRST_CHARGE, CHARGE_SIZE, MOST_CHARGES = 4, 6, 100
 
 -- Looked through before anything is written: half of a journal could not be sent again.
 if not (clock_ms and keep_ms and keep_ms >= 1) then
   return redis.error_reply('ERR repay.lua: now_ms and keep_ms (1 or more) are numbers')
+end
+if #ARGV >= FIRST_CHARGE + MOST_CHARGES * CHARGE_SIZE then
+  return redis.error_reply('ERR repay.lua: more than ' .. MOST_CHARGES .. ' charges')
 end
 for at = FIRST_CHARGE, #ARGV, CHARGE_SIZE do
   local number, u = tonumber(ARGV[at]), ARGV[at + 1] or ''

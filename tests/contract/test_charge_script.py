@@ -80,7 +80,7 @@ class Scripts:
             pipe.execute()
 
     def tokens_kept(self) -> list[str]:
-        return [pair.partition("@")[0] for pair in (self.client.hget(STATE, "retried") or "").split()]
+        return sorted(field.removeprefix("repeat:") for field, _ in self.client.hscan_iter(STATE, "repeat:*"))
 
 
 @pytest.fixture
@@ -276,26 +276,55 @@ def test_a_repeat_in_several_parts_leaves_its_token_with_the_verdict(scripts: Sc
     assert scripts.tokens_kept() == ["x"]
 
 
-def test_tokens_are_few_and_the_newest_stay(scripts: Scripts) -> None:
-    for number in range(150):
+def test_every_repeat_is_remembered_however_many_there_are(scripts: Scripts) -> None:
+    """All originals arrive late, the first of them behind 400 repeats."""
+    tokens = [f"r{number}" for number in range(400)]
+    for token in tokens:
         scripts.now_ms += 1
-        scripts.charge(attempt=f"r{number}", retry_age_ms=5)
-    assert scripts.tokens_kept() == [f"r{number}" for number in range(149, 49, -1)]
-    assert scripts.charge(attempt="r50")[0] == "REPEAT"
-    assert scripts.charge(attempt="r49")[0] == "ADMITTED"
+        assert scripts.charge(attempt=token, retry_age_ms=5)[0] == "ADMITTED"
+    assert {scripts.charge(attempt=token)[0] for token in tokens} == {"REPEAT"}
+    assert scripts.used() == scripts.client.xlen(LOG) == 400
 
 
 def test_tokens_older_than_five_minutes_are_forgotten(scripts: Scripts) -> None:
     scripts.charge(attempt="old", retry_age_ms=5)
     scripts.now_ms += RETRY_KEPT_MS - 1
     scripts.charge(attempt="young", retry_age_ms=5)
-    assert scripts.tokens_kept() == ["young", "old"]
+    assert scripts.tokens_kept() == ["old", "young"]
     scripts.now_ms += 1
     scripts.charge(attempt="new", retry_age_ms=5)
     assert scripts.tokens_kept() == ["new", "young"]
     scripts.now_ms += RETRY_KEPT_MS
     scripts.charge()
-    assert scripts.tokens_kept() == [], "no repeat is needed for that: every decision would read them"
+    assert scripts.tokens_kept() == [], "no repeat is needed for that"
+
+
+def test_a_clock_that_was_far_ahead_leaves_no_token_behind(scripts: Scripts) -> None:
+    scripts.now_ms += 365 * DAY_MS
+    scripts.charge(attempt="ahead", retry_age_ms=5)
+    scripts.now_ms = NOW
+    scripts.charge()
+    assert scripts.tokens_kept() == []
+
+
+def test_sweeping_is_bounded_and_keeps_up(scripts: Scripts) -> None:
+    """5,000 repeats within a second: each later second sweeps a piece of them, and nothing that still counts."""
+    with scripts.client.pipeline(transaction=False) as pipe:
+        for number in range(5_000):
+            words = scripts.arguments(attempt=f"r{number}", retry_age_ms=0)
+            pipe.eval(script("charge")[0], 3, *KEYS, *map(str, words))
+        pipe.execute()
+    assert len(scripts.tokens_kept()) == 5_000
+    scripts.now_ms += RETRY_KEPT_MS
+    scripts.to_verdict((ALL, 10**6, 1, DAY_MS), attempt="kept", retry_age_ms=5)
+    left = [len(scripts.tokens_kept())]
+    while left[-1] > 1:
+        scripts.now_ms += 1_000
+        scripts.to_verdict((ALL, 10**6, 1, DAY_MS))
+        left.append(len(scripts.tokens_kept()))
+        assert left[-2] - left[-1] < 600, "a piece at a time"
+        assert len(left) < 100
+    assert scripts.tokens_kept() == ["kept"]
 
 
 def test_behind_a_thousand_newer_charges_a_repeat_counts_as_spent_again(scripts: Scripts) -> None:
@@ -412,7 +441,7 @@ def test_sums_are_exact_beyond_32_bits_and_a_moment_before_the_epoch_is_the_epoc
         ("span", {}, (ALL, 10, 1, f"{NOW} {NOW + 1}")),
         ("span", {}, (ALL, 10, 1, KEEP_MS + 1)),
         ("the view last", {}, ("last", 10, 1, DAY_MS)),
-        ("the view retried", {}, ("retried", 10, 1, DAY_MS)),
+        ("the view repeat:t", {}, ("repeat:t", 10, 1, DAY_MS)),
         ("the view units", {}, ("units|24h", 10, 1, DAY_MS)),
         ("4 for each limit", {}, (ALL, 10, 1)),
     ],

@@ -73,7 +73,16 @@ def _damage(r: Input, client: redis.Redis) -> tuple[object, ...]:
         if kind < 0.6:
             if r.random() < 0.3:
                 put = r.choice(VIEWS)
-            others = (b"last", b"retried", b"keep_ms", b"cut_ms", b"closed:units", b"closed:x", b"reopened:x")
+            others = (
+                b"last",
+                b"repeat:t1",
+                b"swept",
+                b"keep_ms",
+                b"cut_ms",
+                b"closed:units",
+                b"closed:x",
+                b"reopened:x",
+            )
             carries = (b"epoch", b"carried_ms", b"carry:units|*|*|24h")
             field = r.choice([*fields, *others, *carries])
             client.hset(STATE, field, put)

@@ -194,7 +194,7 @@ class RandomScripts:
             spent, token = self._new()
             asks = self._asks(spent.method)
             self._check(asks, spent, self._call(asks, spent, token, commit=True, age_ms=5), commit=True)
-        if self.client.hexists(KEYS[1], "retried"):
+        if self.client.hexists(KEYS[1], f"repeat:{token}"):
             late = self._call(asks, spent, token, commit=True, age_ms=-1)
             assert (late[0], late[1]) == ("REPEAT", "")
             self._count("late")

@@ -1,0 +1,213 @@
+"""Every number in the scripts and their twins at which something ends, and what comes one beyond it."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+import quota.redis_ledger
+import quota.sqlite_ledger
+from contract.conftest import limit
+from contract.test_charge_script import ALL, KEEP_MS, LOG, NOW, STATE, Scripts, scripts
+from contract.test_redis_ledger import calls, opened, server
+from quota.budget import Budget
+from quota.errors import LedgerError
+from quota.ledger import NEVER, Charge, open_ledger
+from quota.limits import DAY_MS, MINUTE_MS
+from support.books import BOOK
+from support.proxy import Proxy
+
+if TYPE_CHECKING:
+    from support.servers import RedisServer
+
+__all__ = ["scripts", "server"]  # fixtures
+
+BOUNDS = {
+    "CLOCK_SLACK_MS": "a caller so far ahead is answered; one more millisecond is CLOCK",
+    "KEEP_SLACK_MS": "what has expired so long ago is swept; a millisecond less and it stays",
+    "MAX_SEQ": "numbers up to it are exact; more is an error",
+    "CHUNK": "so many entries are trimmed, or fields swept, at once; the rest a second later",
+    "MOST_ENTRIES": "so many are read by one call; more is MORE. A repeat further back counts as spent again",
+    "MOST_UNITS": "the dearest charge; more is an error",
+    "LATEST_MS": "the latest time; more is an error",
+    "MOST_LIMITS": "so many limits, and names in closed_by, in one call; more is an error",
+    "REPEAT_KEPT_MS": "a repeat is remembered for so long",
+    "MOST_CHARGES": "so many are repaid by one call; more is an error",
+    "PIECE": "settle.lua reads so many fields at once, and then the next",
+}
+"""The bounds of the scripts, and what happens at one more. Other capitals are places in ARGV."""
+
+PLACES = {"FIRST_LIMIT", "LIMIT_SIZE", "FIRST_USED", "FIRST_CARRY", "CARRY_SIZE", "FIRST_CHARGE", "CHARGE_SIZE"}
+
+
+def test_every_bound_of_the_scripts_is_listed_here() -> None:
+    text = "".join(path.read_text() for path in (Path(__file__).parents[2] / "lua").glob("*.lua"))
+    names = {name for line in re.findall(r"^local ([A-Z_, ]+) =", text, re.MULTILINE) for name in line.split(", ")}
+    assert names - PLACES == BOUNDS.keys()
+    # A bound without a name would not be found by the line above.
+    assert set(re.findall(r"'COUNT', (\w+)", text)) <= {"CHUNK", "MOST_ENTRIES", "PIECE", "room", "count", "1"}
+
+
+# -- the scripts -------------------------------------------------------------------------------------------------------
+
+
+def views(count: int) -> list[object]:
+    return [word for n in range(count) for word in (f"units|m{n}|*|24h", 10, 1, DAY_MS)]
+
+
+def test_a_thousand_limits_are_decided_at_once_and_one_more_is_an_error(scripts: Scripts) -> None:
+    assert scripts.charge(tuple(views(1_000)))[0] == "ADMITTED"
+    with pytest.raises(redis.ResponseError, match=r"charge.lua: more than 1000 limits"):
+        scripts.charge(tuple(views(1_001)))
+    assert scripts.client.xlen(LOG) == 1
+
+
+def test_a_thousand_names_close_a_call_and_one_more_is_an_error(scripts: Scripts) -> None:
+    scripts.run("exhaust", NOW, "b999", f"{NOW + 5} {NOW} x", KEEP_MS)
+    names = [f"b{n}" for n in range(1_001)]
+    assert scripts.charge((ALL, 10, 1, DAY_MS), closed_by=",".join(names[:1_000]))[0] == "EXHAUSTED"
+    with pytest.raises(redis.ResponseError, match=r"charge.lua: more than 1000 names"):
+        scripts.charge((ALL, 10, 1, DAY_MS), closed_by=",".join(names))
+    assert scripts.client.xlen(LOG) == 0
+
+
+@pytest.mark.parametrize(("ahead_ms", "outcome"), [(5_000, "ADMITTED"), (5_001, "CLOCK")])
+def test_how_far_a_caller_may_be_ahead(scripts: Scripts, ahead_ms: int, outcome: str) -> None:
+    assert scripts.charge((ALL, 10, 1, DAY_MS), caller_ms=NOW + ahead_ms)[0] == outcome
+
+
+def test_a_hundred_debts_are_repaid_at_once_and_one_more_is_an_error(scripts: Scripts) -> None:
+    debts = [(number, 1, "videos.list", "", "", f"m{number}") for number in range(1, 102)]
+    with pytest.raises(redis.ResponseError, match=r"repay.lua: more than 100 charges"):
+        scripts.run("repay", NOW, "m", KEEP_MS, *[word for debt in debts for word in debt])
+    assert not scripts.client.exists(LOG)
+    assert scripts.run("repay", NOW, "m", KEEP_MS, *[word for debt in debts[:100] for word in debt]) == 100
+    assert scripts.used() == 100
+
+
+@pytest.mark.parametrize("count", [0, 1_001, "all", ""])
+def test_reading_none_or_more_than_a_thousand_is_an_error(scripts: Scripts, count: object) -> None:
+    scripts.fill(1)
+    assert len(scripts.run("read", "-", "+", 1_000)) == 1
+    with pytest.raises(redis.ResponseError, match=r"read.lua: count is 1 to 1000"):
+        scripts.run("read", "-", "+", count)
+
+
+def test_what_was_carried_is_swept_25_hours_after_it_expired(scripts: Scripts) -> None:
+    until_ms, slack_ms = NOW + 10, 25 * 60 * MINUTE_MS
+    scripts.run("carry", NOW, "e2", KEEP_MS, ALL, "e1", f"5:{until_ms}", "0:0:9007199254740991", "1-0")
+    for after_ms, kept in ((slack_ms - 1, True), (slack_ms, False)):
+        scripts.now_ms = until_ms + after_ms
+        scripts.charge(keep_ms=KEEP_MS + after_ms)  # a longer one is housekeeping's time
+        assert scripts.client.hexists(STATE, f"carry:{ALL}") == scripts.client.hexists(STATE, "carried_ms") == kept
+
+
+def test_a_correction_reaches_every_view_however_many_fields_there_are(scripts: Scripts) -> None:
+    charge_id = scripts.charge((ALL, 10, 1, DAY_MS))[1]
+    scripts.client.hset(STATE, mapping={f"repeat:r{n}": NOW for n in range(3_000)})
+    scripts.run("settle", charge_id, 7)
+    assert scripts.used() == 7
+
+
+# -- their twins -------------------------------------------------------------------------------------------------------
+
+
+def test_a_log_longer_than_may_be_read_in_one_question_is_read_on_by_the_next(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quota.redis_ledger, "MOST_PARTS", 2)
+    with opened(server.url, 10**6) as (budget, ledger):
+        others = Budget(credential="w", project="p", book=BOOK, limits=(), ledger=ledger)
+        for _ in range(2_500):
+            others.charge("videos.list")
+        refused = budget.charge("videos.list")
+        assert (refused.reason, refused.id) == ("ledger-unavailable", None)
+        assert "run again, it goes on from there" in refused.detail
+        assert budget.charge("videos.list").limits[0].used_units == 2_501
+
+
+@pytest.mark.parametrize("url", ["sqlite", "redis"])
+def test_more_projects_and_questions_than_are_kept_in_mind(server: RedisServer, url: str) -> None:
+    """Keys and arguments are kept for 256 of them."""
+    ledger = open_ledger(server.url if url == "redis" else "sqlite://")
+    try:
+        for number in [*range(257), 0]:
+            budget = Budget(
+                credential="c", project=f"p{number}", book=BOOK, limits=(limit(1_000 + number),), ledger=ledger
+            )
+            decision = budget.charge("videos.list")
+            assert decision.limits[0].limit_units == 1_000 + number
+        assert decision.limits[0].used_units == 2
+    finally:
+        ledger.close()
+
+
+def test_the_embedded_ledger_trims_a_bounded_number_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quota.sqlite_ledger, "TRIM_AT_ONCE", 10)
+    now_ms = [NOW]
+    ledger = open_ledger("sqlite://", clock=lambda: now_ms[0])
+    budget = Budget(
+        credential="c", project="p", book=BOOK, limits=(limit(10**6),), ledger=ledger, clock=lambda: now_ms[0]
+    )
+    left = []
+    try:
+        for _ in range(25):
+            budget.charge("videos.list")
+            now_ms[0] += 1
+        now_ms[0] += KEEP_MS
+        for _ in range(4):
+            assert budget.charge("videos.list").admitted
+            left.append(len(ledger.read("p", (0, 0), now_ms[0], 1_000)))
+            now_ms[0] += MINUTE_MS
+    finally:
+        ledger.close()
+    assert left == [16, 7, 3, 4]
+
+
+def test_a_debt_larger_than_one_call_is_refused_as_a_whole(server: RedisServer) -> None:
+    """The allowance sends 100 at a time; who sends more is told so."""
+    debts = [(number, Charge(1, "units", "videos.list", "", "", f"m{number}")) for number in range(1, 102)]
+    with opened(server.url) as (budget, ledger):
+        with pytest.raises(LedgerError, match="more than 100 charges"):
+            ledger.repay("p", "m", debts)
+        ledger.repay("p", "m", debts[:100])
+        ledger.repay("p", "m", debts[100:])
+        assert budget.usage()[0].used_units == 101
+
+
+# -- repeats -----------------------------------------------------------------------------------------------------------
+
+
+def test_originals_that_arrive_after_150_repeats_charge_nothing(server: RedisServer) -> None:
+    """Each first try is held on its way; its repeat is answered; then all of the first tries arrive."""
+    first_try = b"\r\n$2\r\n-1\r\n"
+    with Proxy(server.port) as proxy, opened(proxy.url, 10**6) as (budget, ledger):
+        assert budget.charge("videos.list").admitted
+        with redis.Redis(port=server.port) as client:
+            client.config_resetstat()
+        proxy.fail("hold-request", match=first_try, times=150)
+
+        def work() -> None:
+            for _ in range(10):
+                budget.charge("videos.list")
+
+        threads = [Thread(target=work) for _ in range(15)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        repeats = calls(server)
+        assert repeats >= 100, "else the machine is too busy for this"
+        assert proxy.release() == 150
+        deadline = time.monotonic() + 20
+        while calls(server) < repeats + 150 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert calls(server) >= repeats + 150, "all of them did arrive"
+        tokens = [entry.token for entry in ledger.read("p", (0, 0), NEVER, 1_000)]
+    assert len(tokens) == len(set(tokens)) > 100, "each was charged once"
