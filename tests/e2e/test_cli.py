@@ -19,7 +19,7 @@ import pytest
 from quota.cli import cli
 from quota.errors import LedgerError
 from quota.ledger import Exhaustion
-from quota.sqlite_ledger import SqliteLedger
+from quota.sqlite_ledger import SCHEMA_VERSION, SqliteLedger
 from support.commands import QUOTA, Quota, one_line
 from support.users import not_root
 
@@ -481,7 +481,7 @@ def test_an_allowance_in_another_files_place_names_its_own_remedy(quota: Quota) 
 
 @pytest.mark.parametrize(
     ("version", "says"),
-    [(99, "a newer quota-ledger"), (3, "an older quota-ledger (its version 3, ours 4); move it away")],
+    [(99, "a newer quota-ledger"), (3, f"an older quota-ledger (its version 3, ours {SCHEMA_VERSION}); move it away")],
 )
 def test_a_ledger_file_from_another_version(quota: Quota, version: int, says: str) -> None:
     with sqlite3.connect(_ledger(quota)) as db:
