@@ -254,7 +254,7 @@ class Budget:
 
         Raises LedgerError, also when this machine's clock and the ledger's do not agree.
         """
-        book, main = self.book, self.book.main_bucket.name
+        book, main = self.book.at(self._clock()), self.book.main_bucket.name
         # A limit that holds less than the cheapest call is an error of `quota check`; here it is full when used up.
         costs = tuple(min(book.least_units(limit.view.selector), limit.limit_units) for limit in self.limits)
         plan = self._plan("", book.cheapest_units(main), main, self.limits, costs, "")
@@ -275,7 +275,7 @@ class Budget:
         dearest = None
         if closed is None and full is None:
             known = [method for method in methods if book.canonical(method) in book.methods]
-            prices = {method: book.price_at(method, verdict.now_ms)[0] for method in known}
+            prices = {method: book.price(method) for method in known}
             by_share = sorted(prices, key=lambda m: prices[m].units / book.buckets[prices[m].bucket].quota_units)
             dearest = self._would_be_told(by_share[-1]) if by_share else None
         return Outlook(verdict.now_ms, _states(plan, question, verdict), room_ms, closed, full, next_ms, dearest)

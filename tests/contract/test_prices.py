@@ -175,6 +175,16 @@ class _Counting:
         return getattr(self._book, name)
 
 
+def test_how_a_budget_stands_goes_by_the_price_of_the_day(setup: Setup) -> None:
+    """A limit that counts uploads alone is full as long as the cheapest of them does not fit."""
+    budget = setup.budget(limit(2_000, methods=("videos.insert",)))
+    setup.now_ms = CHANGE_MS - 10
+    budget.charge(UPLOAD)
+    assert budget.outlook().room_ms[0] is not None
+    setup.now_ms = CHANGE_MS
+    assert budget.outlook().room_ms[0] is None
+
+
 def test_an_exhaustion_closes_the_bucket_that_was_charged(setup: Setup) -> None:
     book = parse_book(
         """
