@@ -631,8 +631,8 @@ def test_a_selector_counts_in_the_ledger_what_it_counts_in_python(server: RedisS
         View(
             Selector(
                 buckets=tuple(r.sample(ODD_NAMES[:-1], r.choice((0, 1, 3)))),
-                methods=tuple(r.sample(ODD_NAMES, r.choice((0, 1, 3, 8)))),
-                jobs=tuple(r.sample(ODD_NAMES, r.choice((0, 0, 1, 5)))),
+                methods=tuple(r.sample(ODD_NAMES[:-1], r.choice((0, 1, 3, 8)))),
+                jobs=tuple(r.sample(ODD_NAMES[:-1], r.choice((0, 0, 1, 5)))),
                 count=r.choice(("units", "calls")),
             ),
             Sliding(DAY_MS),
@@ -824,6 +824,7 @@ def test_every_server_at_hand_decides_alike(executable: str) -> None:
     try:
         run = RandomOperations(lambda clock: open_ledger(own.url, clock=clock), 11)
         run.run(400)
+        run.close()
         run.ledger.close()
         with redis.Redis(port=own.port, decode_responses=True) as client:
             RandomScripts(client, 12).run(300)
