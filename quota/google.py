@@ -25,6 +25,7 @@ import select
 import threading
 from contextvars import ContextVar
 from email.parser import BytesParser
+from functools import partial
 from http.client import HTTPConnection, HTTPResponse
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -166,25 +167,25 @@ class MeteredRequest(HttpRequest):  # type: ignore[misc]  # the client ships no 
 
         Raises quota.Refused, at once and without a retry, when the budget has no room.
         """
-        with self._sending(http):
-            return super().execute(http=http, num_retries=num_retries)
+        return self._sent(http, partial(super().execute, http=http, num_retries=num_retries))
 
     def next_chunk(self, http: Any = None, num_retries: int = 0) -> Any:
         """As the client's own: opening the upload is charged, its chunks are free."""
-        with self._sending(http):
-            return super().next_chunk(http=http, num_retries=num_retries)
+        return self._sent(http, partial(super().next_chunk, http=http, num_retries=num_retries))
 
-    @contextlib.contextmanager
-    def _sending(self, http: Any) -> Iterator[None]:
+    def _sent(self, http: Any, send: Callable[[], Any]) -> Any:
         _check_metered(self.http if http is None else http, self.uri)
-        token = _sending.set(self)
+        before = _sending.get()
+        # Nothing stands before the `try`, and no context manager around it: a signal handler may raise between any
+        # two steps, and what is sent next would be charged as this call.
         try:
-            yield
+            _sending.set(self)
+            return send()
         except HttpError as error:
             error.uri = redact(str(error.uri))  # it is part of the error's text
             raise
         finally:
-            _sending.reset(token)
+            _sending.set(before)
 
 
 def _check_metered(http: Any, uri: str) -> None:

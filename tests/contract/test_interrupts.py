@@ -13,6 +13,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import pytest
@@ -320,3 +321,21 @@ def test_charges_interrupted_by_signals_refuse_nobody_and_are_counted(
         used = [state.used_units for state in session.budget().usage()]
         assert used == [counted(session.ledger, "p")] * 2
     assert confirmed + others <= used[0] <= confirmed + others + interrupted
+
+
+def test_a_request_interrupted_anywhere_is_not_taken_for_the_next_one() -> None:
+    """What is sent says which method it is: said for longer, the next batch would be charged as one call of it."""
+    from quota import google
+
+    budget = _setup(open_ledger("sqlite://")).budget()
+    kept: list[Exception] = []
+    interrupted = 0
+    with closing(google.service(budget, key="k", endpoint="http://127.0.0.1:9")) as youtube:
+        request = youtube.videos().list(part="id", id="a")
+        for error in islice(at_every_place(interrupt, request.execute), 60):
+            assert error is not None
+            kept = [error]
+            interrupted += isinstance(error, Interrupted)
+            assert google._sending.get() is None
+    assert len(kept) == 1
+    assert interrupted > 20
