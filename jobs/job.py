@@ -259,7 +259,7 @@ def _import(module_name: str, name: str, folder: Path | None) -> object:
     except Exception as error:
         import logging
 
-        logging.getLogger("quota.jobs").debug("fetch %s does not import", name, exc_info=True)
+        logging.getLogger("quota.jobs").debug("fetch_not_imported fetch=%s folder=%s", name, folder, exc_info=True)
         missing = (
             isinstance(error, ModuleNotFoundError) and error.name and (module_name + ".").startswith(error.name + ".")
         )

@@ -37,6 +37,7 @@ from jobs.job import Page, RegionOutcome, RunReport, attempt_of, load_fetch, wan
 from jobs.store import Place, Store, StoreError
 from quota.arguments import texts
 from quota.clock import host_clock
+from quota.events import line
 from quota.ledger import CLOCK_SLACK_MS
 
 if TYPE_CHECKING:
@@ -240,7 +241,10 @@ class _Run:
                 if ends_all and not isinstance(error, quota.BadAnswer):
                     raise
                 failure = self._judge(error, place)
-                log.debug("step_failed", exc_info=True, extra={"job": place.job, "region": place.region})
+                trouble = line(
+                    "step_failed", job=place.job, region=place.region, page=place.pages + 1, kind=failure.kind
+                )
+                log.debug("%s", trouble, exc_info=True)
                 if failure.kind == "cursor" and inherited:
                     # Upstream forgot the place that an earlier run left: its pages are of no use without the rest.
                     self.here, inherited = self.store.restart(place), False
@@ -254,7 +258,17 @@ class _Run:
             pages, items = self.added.get(place.region, (0, 0))
             self.added[place.region] = pages + page.complete, items + len(page.videos) + len(page.channels)
             self.watcher.page(self.here)
-            log.debug("page_stored", extra={"job": place.job, "region": place.region, "page": self.here.pages})
+            _debug(
+                "page_stored",
+                job=place.job,
+                region=place.region,
+                page=place.pages + 1,
+                complete=page.complete,
+                items=len(page.videos) + len(page.channels),
+                items_of_pass=self.here.items,
+                took_ms=self.clock() - started_at_ms,
+                finished=finished,
+            )
             if finished:
                 return self._outcome("done")
         # The job asks for fewer pages than it did when this pass began.
@@ -271,7 +285,7 @@ class _Run:
             stop=stop_after_attempt(ATTEMPTS),
             wait=self.wait or wait_exponential_jitter(initial=1, max=LONGEST_WAIT_S, jitter=1),
             retry=retry_if_exception(lambda error: self._worth_retrying(error, place)),
-            before_sleep=lambda state: self.watcher.retry(place, *self._trouble(state, place)),
+            before_sleep=lambda state: self._say_retry(state, place),
             sleep=self._sleep,
             reraise=True,
         )
@@ -327,8 +341,11 @@ class _Run:
             return False
         return self._judge(error, place).kind == "transient"
 
-    def _trouble(self, state: Any, place: Place) -> tuple[str, float]:
-        return self._judge(state.outcome.exception(), place).message, state.next_action.sleep
+    def _say_retry(self, state: Any, place: Place) -> None:
+        message, wait_s = self._judge(state.outcome.exception(), place).message, state.next_action.sleep
+        number, wait_ms = state.attempt_number, round(wait_s * 1_000)
+        _debug("attempt_failed", job=place.job, region=place.region, attempt=number, wait_ms=wait_ms, why=message)
+        self.watcher.retry(place, message, wait_s)
 
     def _sleep(self, seconds: float) -> None:
         """Wait between two attempts, in short pieces: a signal ends the wait."""
@@ -388,6 +405,19 @@ class _Run:
     def _report(self, outcomes: list[RegionOutcome], left: Place | None) -> RunReport:
         units, attempts = self._spent()
         regions = tuple(replace(o, units=units.get(o.region, 0)) for o in outcomes)
+        run, job = self.session.run, self.job.name
+        for one in regions:
+            _debug(
+                "region_ended",
+                run=run,
+                job=job,
+                region=one.region,
+                outcome=one.outcome,
+                pages=one.pages,
+                items=one.items,
+                units=one.units,
+                why=one.error,
+            )
         failed = [o for o in regions if o.outcome == "failed"]
         end = self.end or _End("failed" if failed else "done", _count_failed(failed, regions) if failed else "")
         status = end.exit_status
@@ -395,6 +425,17 @@ class _Run:
             status = quota.QuotaError.exit_status
         if self.stop():
             status = 128 + self.stop()
+        _debug(
+            "run_ended",
+            run=run,
+            job=job,
+            outcome=end.outcome,
+            regions=len(regions),
+            units=sum(units.values()),
+            attempts=attempts,
+            status=status,
+            why=end.why,
+        )
         return RunReport(
             run=self.session.run,
             job=self.job.name,
@@ -439,7 +480,8 @@ class _Run:
             found.update((entry.token, entry) for entry in log_of_all if entry.token.startswith(run))
         except quota.LedgerError as error:
             if len(found) < asked:
-                log.warning("what this run spent is known only in part: %s", error)
+                known = line("spending_known_in_part", run=run, job=self.job.name, attempts=asked, known=len(found))
+                log.warning("%s: %s", known, error)
         return found.values()
 
 
@@ -455,6 +497,12 @@ def _count_failed(failed: Sequence[RegionOutcome], regions: Sequence[RegionOutco
     if len(regions) == 1:
         return failed[0].error or ""
     return f"{len(failed)} of {len(regions)} regions failed ({', '.join(o.region for o in failed)})"
+
+
+def _debug(event: str, **fields: object) -> None:
+    """A line of the log for QUOTA_LOG=debug."""
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug("%s", line(event, **fields))
 
 
 def _number(token: str) -> int:
@@ -522,7 +570,7 @@ def _lock_file(store_url: str, job: str) -> int:
             descriptor = _opened(Path(store_url.partition(":///")[2]).parent / name)
         except quota.ConfigError:
             raise error from None
-        log.warning("lock_beside_store: %s", error)
+        log.warning("%s: %s", line("lock_beside_store", job=job), error)
         return descriptor
 
 

@@ -25,7 +25,6 @@ nobody claimed it: a restart at the wrong moment does not lose a daily job its d
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -47,6 +46,7 @@ from jobs.rounds import in_order
 from jobs.store import Store
 from jobs.triggers import Tick, streams
 from quota.clock import host_clock, rfc3339, utc
+from quota.events import line
 from quota.limits import HOUR_MS
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ class _Lane:
                 _say("tick_failed", self.running, level=logging.ERROR, why=str(error))
             except Exception as error:
                 _say("tick_failed", self.running, level=logging.ERROR, why=one_line(error))
-                log.debug("tick_failed", exc_info=True)
+                log.debug("tick_traceback job=%s run=%s", self.job.name, self.running.name, exc_info=True)
 
     def _tick(self, tick: Tick) -> None:
         if self._late(tick):
@@ -312,18 +312,11 @@ class _Lane:
 
 
 def _say(event: str, tick: Tick | None = None, *, level: int = logging.INFO, **fields: object) -> None:
-    """One line: the event's stable name, then its fields, those that are None left out."""
+    """One line of the log, see `quota.events.line`."""
     if tick is not None:
         named = {"job": tick.job, "region": ",".join(tick.regions) or None, "at": rfc3339(tick.at_ms)}
         fields = {**named, **fields}
-    log.log(level, "%s", " ".join([event, *(f"{k}={_shown(v)}" for k, v in fields.items() if v is not None)]))
-
-
-def _shown(value: object) -> str:
-    """A value without spaces as it is, any other as a JSON string: one line, one way to read it."""
-    text = str(value)
-    plain = text.isprintable() and not set(text) & set(' "=\\') and text
-    return text if plain else json.dumps(text, ensure_ascii=not text.isprintable())
+    log.log(level, "%s", line(event, **fields))
 
 
 def log_schedule() -> None:

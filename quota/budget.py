@@ -682,7 +682,7 @@ def _warn_default_price(book: str, method: str, units: int) -> None:
     if (book, method) not in _warned and len(_warned) < 1_000:
         _warned.add((book, method))
         warn(
-            "cost book %r has no method %r: charged %d units, its default; add the method to the book",
+            "default_price book=%s method=%s units=%d: the cost book has no such method; add it",
             book,
             method,
             units,

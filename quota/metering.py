@@ -20,6 +20,7 @@ from quota.arguments import text, texts
 from quota.budget import Budget
 from quota.clock import rfc3339
 from quota.errors import QuotaError, Refused, UsageError
+from quota.events import line
 from quota.labels import current_labels, machine_name
 from quota.ledger import NEVER, Exhaustion
 from quota.limits import Calendar
@@ -82,8 +83,19 @@ class Attempt:
     def __init__(self, budget: Budget, decision: Decision) -> None:
         self.decision = decision
         self._budget = budget
-        self._job = current_labels()[0]
+        self._job, region = current_labels()
         self._closed = False
+        if _log.isEnabledFor(logging.DEBUG):
+            charged = line(
+                "attempt_charged",
+                job=self._job,
+                region=region,
+                method=decision.method,
+                units=decision.cost_units,
+                charge=decision.id,
+                remaining=decision.remaining_units,
+            )
+            _log.debug("%s", charged)
 
     def never_left(self) -> None:
         """Give the charge back: no byte of the attempt left this machine. Never raises a QuotaError.
@@ -107,6 +119,8 @@ class Attempt:
         if self._closed:
             return None
         self._closed = True
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("%s", line("attempt_answered", charge=self.decision.id, status=status, bytes=len(body)))
         if status < 400:
             return None
         error = classify(status, body, method=self.decision.method, book=self._book())

@@ -258,7 +258,7 @@ class Allowance:
     def _warn(self, error: LedgerError) -> None:
         if not self._warned:
             self._warned = True
-            warn("allowance_unreadable: %s", error)
+            warn("allowance_unreadable path=%s: %s", self._path, error)
 
     def _mark_repaid(self, project: str, last: int) -> list[Repaid]:
         """Those among them that were corrected meanwhile, or after a note "repaid" that was lost."""

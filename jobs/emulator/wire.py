@@ -146,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
             outcome = Outcome(rejected.reply)
         except Exception as error:  # one bad request must not end a session of development
             # Only the kind of error: its text might quote a key.
-            _log.error("the emulator failed on %s: %s", request.path, type(error).__name__)
+            _log.error("emulator_failed path=%s error=%s", request.path, type(error).__name__)
             outcome = Outcome(replies.internal_error())
         self._act(outcome)
 
