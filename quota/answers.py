@@ -194,7 +194,10 @@ def checked(postproc: Callable[[Any, Any], Any], limits: AnswerLimits) -> Callab
             answer = postproc(response, content)
         except (ValueError, RecursionError):
             answer = content
-        _check_page(answer, limits, str(response.get("content-type", "")))
+        # The client hands on as it came what it cannot read.
+        if answer == (content.decode() if isinstance(answer, str) and isinstance(content, bytes) else content):
+            raise _no_object(_unparsed(content, str(response.get("content-type", ""))))
+        _check_page(answer, limits)
         return answer
 
     return check
@@ -206,12 +209,9 @@ def _values(content: bytes | str) -> int:
     return text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
-def _check_page(answer: object, limits: AnswerLimits, content_type: str) -> None:
+def _check_page(answer: object, limits: AnswerLimits) -> None:
     if not isinstance(answer, dict):
-        kind = _KINDS.get(type(answer), "a JSON number")
-        if isinstance(answer, str | bytes):
-            kind = _readable(content_type) if answer else "an empty body"
-        raise BadAnswer(f"upstream answered with {kind} where a JSON object belongs; check endpoint and proxies")
+        raise _no_object(_KINDS.get(type(answer), "a JSON number"))
     for name, value in answer.items():
         if limits.max_items is not None and isinstance(value, list) and len(value) > limits.max_items:
             raise BadAnswer(
@@ -221,11 +221,22 @@ def _check_page(answer: object, limits: AnswerLimits, content_type: str) -> None
     items, token = answer.get("items", []), answer.get("nextPageToken")
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise BadAnswer("upstream's answer has items that are no list of objects; check endpoint and proxies")
-    if token is not None and (not isinstance(token, str) or len(token) > MAX_TOKEN_LENGTH):
+    if token is not None and not (isinstance(token, str) and len(token) <= MAX_TOKEN_LENGTH and token.isprintable()):
         raise BadAnswer("upstream's answer has a nextPageToken that is none; check endpoint and proxies")
 
 
-_KINDS = {list: "a JSON array", bool: "a JSON boolean", type(None): "a JSON null"}
+_KINDS = {list: "a JSON array", bool: "a JSON boolean", str: "a JSON string", type(None): "a JSON null"}
+
+
+def _no_object(kind: str) -> BadAnswer:
+    return BadAnswer(f"upstream answered with {kind} where a JSON object belongs; check endpoint and proxies")
+
+
+def _unparsed(content: bytes | str, content_type: str) -> str:
+    """What a body is that is no JSON: what upstream calls it, unless it calls it JSON."""
+    if not content:
+        return "an empty body"
+    return "unreadable JSON" if "json" in content_type.lower() else _readable(content_type)
 
 
 def _readable(text: str) -> str:
