@@ -380,7 +380,7 @@ def test_a_journal_that_cannot_be_read_stops_no_call_and_admits_none(
         assert budget.charge("videos.list", units=10).remaining_units == 10
         assert budget.owed_units() == 0
         assert [r.message.partition(":")[0] for r in caplog.records if "unreadable" in r.message] == [
-            "allowance_unreadable"
+            f"allowance_unreadable path={machine.journal}"
         ]
         with machine.cut_off():
             refused = budget.charge("videos.list")
