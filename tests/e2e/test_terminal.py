@@ -59,6 +59,8 @@ def quota(request: pytest.FixtureRequest, tmp_path: Path) -> Quota:
         now_ms = ledger.now_ms()
         ledger.exhaust("main", Exhaustion(f"other{ODD}", now_ms, now_ms + 3_600_000, f"no{ODD}", ODD))
         ledger.exhaust("main", Exhaustion("search", now_ms, NEVER, f"no{ODD}", ODD))
+        ledger.exhaust("main", Exhaustion(f"third{ODD}", now_ms, NEVER, f"no{ODD}", ODD))
+        assert ledger.reopen("main", f"third{ODD}", f"it{ODD}")
     if request.param == "sqlite":
         with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as db:
             row = ("main", now_ms, 9, 5, 5, f"b{ODD}", f"m{ODD}", f"j{ODD}", f"r{ODD}", ODD)

@@ -24,7 +24,7 @@ OPTIONS = {
     "refund": ("--credential", "--config"),
     "settle": ("--credential", "--config"),
     "exec": ("--units", "--credential", "--job", "--region", "--config"),
-    "status": ("--json", "--config"),
+    "status": ("--check", "--json", "--config"),
     "spend": ("--by", "--since", "--credential", "--json", "--config"),
     "reopen": ("--because", "--credential", "--config"),
     "costs": ("--book", "--credential", "--json", "--config"),
@@ -55,7 +55,7 @@ VALUES = {
     "--may-be-refused": ("trending", "other", "\udcff"),
     "--limit": ("1", "0", "1000", "1001", "9" * 30),
 }
-FLAGS = ("--json", "--force", "--fail-on-refusal", "--from-empty")
+FLAGS = ("--json", "--check", "--force", "--fail-on-refusal", "--from-empty")
 WORDS = (
     "videos.list", "youtube.search.list", "search", "trending", "other", "main", "US", "DE", "units", "quota.toml",
     "1795233255077-0", "allowance-1", "day,job", "method", "hour", "7d", "2026-11-01", "9999-12-31", "0001-01-01",
