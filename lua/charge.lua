@@ -9,10 +9,10 @@
 -- Housekeeping comes after that, and may fail without a word.
 --
 -- KEYS  1 log      stream: one entry a charge, fields u m j g t (units, method, job, region, token)
---       2 state    hash: last = the log's last id; keep_ms; cut_ms = up to here the log was trimmed or lost;
+--       2 state    hash: last = the log's last id; keep_ms; cut_ms = up to here the log, or its corrections, were trimmed or lost;
 --                  repeat:TOKEN = when its repeat was answered; swept = how far housekeeping has come;
 --                  closed:BUCKET, reopened:BUCKET; one field for each view: total, tail, head, gone_ms = the newest time
---                  dropped;
+--                  dropped; corrected = 1 while `amended` must be there; looked_ms = when the server was last looked at;
 --                  epoch = the token of the first charge, until a loss begins a new one; carry:VIEW = what the ledger
 --                  lost (see carry.lua), carried_ms = until when any of that counts
 --       3 amended  hash: id -> the units a corrected charge counts now
@@ -48,6 +48,7 @@
 --       epoch       of this ledger; empty before its first charge
 --       carried     a line for each limit, "EPOCH PARTS KEPT LAST EPOCH ..." (see carry.lua); empty if nothing is
 --       used...     for each limit, in the order asked, including this charge if it was admitted and what is carried
+--       Behind them, once a day: the server's maxmemory-policy if that lets it drop our keys, "?" if it may not be seen
 
 local log, state, amended = KEYS[1], KEYS[2], KEYS[3]
 local caller_ms = tonumber(ARGV[2])
@@ -66,6 +67,7 @@ local MOST_UNITS = 1000000000 -- for one charge: sums of a whole log stay exact 
 local LATEST_MS = 100000000000000
 local MOST_LIMITS = 1000 -- and exhaustions: one command takes 8,000 words from a script
 local REPEAT_KEPT_MS = 300000
+local LOOK_EVERY_MS = 86400000
 
 local function int(n) return string.format('%.0f', n) end
 
@@ -110,7 +112,7 @@ local function before(a, b)
 end
 
 -- One read fetches everything the decision needs.
-local fields = { 'last', 'repeat:' .. token, 'keep_ms', 'cut_ms', 'epoch', 'carried_ms' }
+local fields = { 'last', 'repeat:' .. token, 'keep_ms', 'cut_ms', 'epoch', 'carried_ms', 'corrected' }
 local closed_first = #fields + 1
 for name in string.gmatch(closed_by, '[^,]+') do fields[#fields + 1] = 'closed:' .. name end
 local closed_last = #fields
@@ -135,12 +137,21 @@ local function number(field)
   return n >= 0 and n <= LATEST_MS and n or 0
 end
 local last, repeated, kept_ms, cut_ms = known[1], known[2], number(known[3]), number(known[4])
-local epoch, carried_ms = known[5] or '', number(known[6])
-if not last then
+local epoch, carried_ms, corrected = known[5] or '', number(known[6]), known[7] == '1'
+local dirty = {} -- what is to be set in the state: field, value, field, value
+if not last then -- before the first charge, or the state was evicted: it is made again from the other two
   local newest = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)
   last = newest[1] and newest[1][1] or '0-0'
+  kept_ms = math.max(kept_ms, redis.call('PTTL', log))
+  corrected = redis.call('EXISTS', amended) == 1
+  if corrected then dirty = { 'corrected', '1' } end
 end
 local last_ms, last_seq = split(last)
+-- Without its corrections the log says too much, and what has left a window can no longer be told from it.
+if corrected and redis.call('EXISTS', amended) == 0 then
+  corrected, cut_ms = false, math.max(cut_ms, last_ms)
+  dirty = { 'corrected', '0', 'cut_ms', int(cut_ms) }
+end
 
 -- A repeat of a call whose answer was lost: if the first try did arrive, its charge is the answer.
 local charged_before
@@ -180,7 +191,6 @@ local function counter(view)
   local buckets, methods, jobs, rest = string.match(view, '^([^|]*)|([^|]*)|([^|]*)|(.*)$')
   buckets, methods, jobs = names_of(buckets), names_of(methods), names_of(jobs)
   local calls = string.find(rest, '|calls', 1, true)
-  local any_amended = redis.call('EXISTS', amended) == 1
   return function(entry)
     local f = entry[2]
     local bucket, units = string.match(f[2], '^(.*)=(%d+)$')
@@ -188,7 +198,7 @@ local function counter(view)
     if buckets and not buckets[bucket] then return 0 end
     if methods and not methods[f[4]] then return 0 end
     if jobs and not jobs[f[6]] then return 0 end
-    units = math.max(0, tonumber(any_amended and redis.call('HGET', amended, entry[1]) or units))
+    units = math.max(0, tonumber(corrected and redis.call('HGET', amended, entry[1]) or units))
     if calls then return units > 0 and 1 or 0 end
     return units
   end
@@ -222,12 +232,21 @@ for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do
   if not total and not string.find(name, '^[^|]*|[^|]*|[^|]*|.') then
     return wrong('the view ' .. name .. ' is not BUCKETS|METHODS|JOBS|WINDOW')
   end
-  -- Where the log lacks a part of this window, the view knows more than the log: its sum stands until that part is out
-  -- of the window, and is then taken afresh.
+  -- Where the log lacks a part of this window, or its corrections, the view knows more than the log: its sum stands until
+  -- that part is out of the window, and is then taken afresh.
   local whole = cut_ms <= cutoff_ms
   -- Missing, or the clock went back behind what was dropped, or all that it counts has expired, or the log no longer
   -- has what it would have to drop: start afresh.
-  if not total or gone_ms > cutoff_ms or head_ms <= cutoff_ms or (whole and tail_ms <= cut_ms) then
+  local afresh = not total or head_ms <= cutoff_ms
+  if not afresh and (gone_ms > cutoff_ms or (whole and tail_ms <= cut_ms)) then
+    afresh = not known[1] or redis.call('EXISTS', log) == 1
+    if not afresh then -- it was deleted or evicted, and nobody has charged since
+      whole, cut_ms = false, math.max(cut_ms, last_ms)
+      dirty[#dirty + 1] = 'cut_ms'
+      dirty[#dirty + 1] = int(cut_ms)
+    end
+  end
+  if afresh then
     total, tail_ms, gone_ms = 0, cutoff_ms + 1, cutoff_ms
     tail, head = int(tail_ms) .. '-0', int(cutoff_ms) .. '-' .. int(MAX_SEQ)
   end
@@ -245,6 +264,9 @@ for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do
     touched = touched + #entries
     if #entries < room then head = last end
   end
+  if tail_ms <= cutoff_ms and not whole then
+    tail_ms, tail = cutoff_ms + 1, int(cutoff_ms + 1) .. '-0'
+  end
   while not more and tail_ms <= cutoff_ms do
     local room = math.min(CHUNK, MOST_ENTRIES - touched)
     if room == 0 then more = true break end
@@ -258,7 +280,7 @@ for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do
     touched = touched + #entries
     if #entries < room then
       -- The next one to drop, so that nothing is read again before its time.
-      local live = whole and redis.call('XRANGE', log, int(cutoff_ms + 1), '+', 'COUNT', 1)[1]
+      local live = redis.call('XRANGE', log, int(cutoff_ms + 1), '+', 'COUNT', 1)[1]
       tail = live and live[1] or int(cutoff_ms + 1) .. '-0'
       break
     end
@@ -270,7 +292,6 @@ for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do
   if more then break end
 end
 
-local dirty = {} -- what is to be set in the state: field, value, field, value
 local another_second = math.floor(last_ms / 1000) ~= math.floor(clock_ms / 1000)
 local live_ms = kept_ms
 local due = another_second or keep_ms > kept_ms or not known[1]
@@ -396,7 +417,13 @@ end
 -- Housekeeping, once a second at most and with each repeat: a bounded piece of trimming and of sweeping. Where it cannot
 -- be done it is left undone: the charge stands.
 if not (due or log_is_new or retry_age_ms >= 0) then return reply end
-if log_is_new then redis.pcall('DEL', amended) end
+if log_is_new and type(redis.pcall('DEL', amended)) ~= 'table' then redis.call('HSET', state, 'corrected', '0') end
+if math.abs(clock_ms - number(redis.call('HGET', state, 'looked_ms'))) >= LOOK_EVERY_MS then
+  redis.call('HSET', state, 'looked_ms', int(clock_ms))
+  local info = redis.pcall('INFO', 'memory')
+  local policy = type(info) == 'string' and string.match(info, 'maxmemory_policy:(%S+)') or '?'
+  if policy ~= 'noeviction' then reply[#reply + 1] = policy end
+end
 -- The log is kept for the longest window ever asked about, whoever asked.
 local gone_ms = now_ms - kept_ms
 pcall(function()
@@ -406,6 +433,7 @@ pcall(function()
   redis.call('XTRIM', log, 'MINID', int(ms) .. '-' .. int(seq + 1))
   redis.call('HSET', state, 'cut_ms', int(math.max(cut_ms, ms)))
   for _, entry in ipairs(old) do redis.call('HDEL', amended, entry[1]) end
+  if corrected and redis.call('EXISTS', amended) == 0 then redis.call('HSET', state, 'corrected', '0') end
 end)
 -- Of the state: repeats whose first tries have long failed, what was carried and has expired, and views that nobody has
 -- asked about for so long, of limits that are configured no more.

@@ -70,7 +70,7 @@ if appended > 0 then
     'repaid:' .. machine, string.format('%.0f', repaid))
   if log_is_lost then -- deleted or evicted: see cut_ms in charge.lua
     redis.call('HSET', state, 'cut_ms', string.format('%.0f', lost_ms))
-    redis.pcall('DEL', amended)
+    if type(redis.pcall('DEL', amended)) ~= 'table' then redis.call('HSET', state, 'corrected', '0') end
   end
   set_lifetimes()
 end

@@ -19,7 +19,17 @@ if not entry or entry[1] ~= id then return {} end
 local f = entry[2]
 local bucket, charged = string.match(f[2], '^(.*)=(%d+)$')
 if not bucket then bucket, charged = 'units', f[2] end
-local counted = tonumber(redis.call('HGET', amended, id) or charged)
+local amended_units = redis.call('HGET', amended, id)
+local counted = tonumber(amended_units or charged)
+local known = redis.call('HMGET', state, 'last', 'corrected', 'cut_ms')
+local cut_ms, lost_ms = tonumber(known[3]) or 0, nil
+if known[1] and known[2] == '1' and redis.call('EXISTS', amended) == 0 then -- see charge.lua
+  lost_ms = tonumber(string.match(known[1], '^%d+'))
+  cut_ms = math.max(cut_ms, lost_ms)
+end
+-- What the views count of it: if a correction of it may have been lost nobody knows, and it may be nothing.
+local in_views = counted
+if not amended_units and tonumber(string.match(id, '^%d+')) <= cut_ms then in_views = 0 end
 
 local function split(text)
   local ms, seq = string.match(text, '^(%d+)-(%d+)$')
@@ -53,7 +63,7 @@ repeat
     if buckets and total and selects(buckets, bucket) and selects(methods, f[4]) and selects(jobs, f[6]) then
       if at_most(tail, id) and at_most(id, head) then
         local calls = string.find(rest, '|calls', 1, true)
-        total = tonumber(total) + counts_as(units, calls) - counts_as(counted, calls)
+        total = tonumber(total) + counts_as(units, calls) - counts_as(in_views, calls)
         views[view] = string.format('%.0f %s %s %s', total, tail, head, gone_ms)
       end
     end
@@ -62,7 +72,9 @@ until cursor == '0'
 
 local ttl_ms = redis.call('PTTL', log)
 if ttl_ms > 0 then redis.call('PEXPIRE', amended, ttl_ms) end
+if lost_ms then redis.call('HSET', state, 'cut_ms', string.format('%.0f', cut_ms)) end
 redis.call('HSET', amended, id, string.format('%.0f', units))
+if known[1] then redis.call('HSET', state, 'corrected', '1') end
 if ttl_ms > 0 then redis.call('PEXPIRE', amended, ttl_ms) end
 for view, text in pairs(views) do redis.call('HSET', state, view, text) end
 return { f[2], f[4], f[6], f[8], f[10], string.format('%.0f', counted) }

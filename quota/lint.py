@@ -99,6 +99,13 @@ def ask_ledger(settings: Settings) -> list[Finding]:
                 limits=credential.limits,
                 ledger=ledger,
             ).usage()
+        if ledger.shared:
+            from quota.redis_ledger import RedisLedger, evicts
+
+            assert isinstance(ledger, RedisLedger)  # noqa: S101  # the only kind that is shared
+            policy = ledger.eviction_policy(credential.project)
+            if policy != "noeviction":
+                return [Finding("warning", "ledger.url", *evicts(policy))]
     except LedgerError as error:
         message, _, remedy = str(error).partition("; ")
         return [Finding("warning", "ledger.url", message, remedy or "no call is admitted until it does")]

@@ -43,6 +43,7 @@ from redis.sentinel import Sentinel
 from quota.arguments import MAX_NUMBER, text, whole, whole_clock
 from quota.clock import elapsed_s
 from quota.errors import ConfigError, LedgerError
+from quota.events import warn
 from quota.ledger import (
     DEFAULT_BUCKET,
     KEEP_MS,
@@ -55,7 +56,7 @@ from quota.ledger import (
     checked_exhaustion,
     checked_range,
 )
-from quota.limits import Sliding
+from quota.limits import DAY_MS, Sliding
 from quota.redis_connection import Connections, Packer
 from quota.scripts import script
 
@@ -79,6 +80,9 @@ SENTINEL_TIMEOUT_S = 0.1
 MOST_PARTS = 5_000
 """In how many parts of 1,000 entries a question may be answered, before it is called unanswered."""
 
+BEFORE_USED = 7
+"""So many words stand before the numbers in a reply of charge.lua."""
+
 _FAILED = (RedisError, RedisClusterException)
 """Everything the driver raises; the second does not derive from the first."""
 
@@ -101,6 +105,7 @@ class RedisLedger:
         self._url = url
         self._connect = _connector(url, self.label)
         self._connected: redis.Redis | Connections | None = None
+        self._say_evicts_at_s = 0.0
         self._lock = threading.RLock()  # a signal handler may ask while its thread connects
         _made.add(self)
 
@@ -133,6 +138,8 @@ class RedisLedger:
             *_of_limits(tuple(question.asks)),
         ]
         reply = self._charge(_keys(question.project), args)
+        if isinstance(reply, list) and len(reply) > BEFORE_USED + len(question.asks):
+            self._say_evicts(str(reply.pop()))
         return self._read(lambda reply: _verdict(question, reply), reply)
 
     def _charge(self, keys: Sequence[str], args: list[str]) -> Any:
@@ -152,6 +159,35 @@ class RedisLedger:
             if not isinstance(reply, list) or reply[:1] != ["MORE"]:
                 return reply
         raise LedgerError(f"ledger {self.label} is still reading its log; run again, it goes on from there")
+
+    def _say_evicts(self, policy: str) -> None:
+        """One line a day for each server, whichever project found it out; for each process, if the claim is dropped."""
+        if elapsed_s() < self._say_evicts_at_s:
+            return
+        self._say_evicts_at_s = elapsed_s() + DAY_MS / 1000
+        try:
+            first = self._command("SET", "quota:claim:eviction", policy, "NX", "PX", str(DAY_MS))
+        except _FAILED:
+            first = True
+        if first:
+            warn("ledger_evicts ledger=%s: %s; %s", self.label, *evicts(policy))
+
+    def eviction_policy(self, project: str) -> str:
+        """The server's maxmemory-policy; "?" where it may not be seen."""
+        try:
+            said = self._command("EVAL", "return redis.call('INFO', 'memory')", "1", _keys(project)[0])
+            return str(re.findall(r"maxmemory_policy:(\S+)", str(said))[0])
+        except (ResponseError, IndexError):
+            pass
+        except _FAILED as error:
+            raise LedgerError(self._explain(error)) from error
+        try:
+            said = self._command("CONFIG", "GET", "maxmemory-policy")
+            return str(said["maxmemory-policy"] if isinstance(said, dict) else said[1])
+        except (ResponseError, LookupError):
+            return "?"
+        except _FAILED as error:
+            raise LedgerError(self._explain(error)) from error
 
     # -- corrections and reading -------------------------------------------------------------------------------------
 
@@ -331,6 +367,16 @@ def _start_over() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_start_over)
+
+
+def evicts(policy: str) -> tuple[str, str]:
+    """What is wrong with a server of this maxmemory-policy, and what to do."""
+    if policy == "?":
+        return "its maxmemory-policy could not be seen", "let this user run INFO, or see to it that it is noeviction"
+    return (
+        f"its maxmemory-policy is {policy}: when its memory is full it drops charges and grants them again",
+        "set it to noeviction",
+    )
 
 
 def _may_repeat(error: Exception, started: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -224,6 +225,104 @@ def test_an_evicted_state_is_made_again_from_the_log(scripts: Scripts) -> None:
     assert reply[1] == f"{NOW}-3", "ids go on from the log's last"
 
 
+def test_lost_corrections_give_no_budget_back(scripts: Scripts) -> None:
+    """Each refund would be taken off twice: once when it was made, and again when its charge leaves the window."""
+    day = (ALL, 10, 1, DAY_MS)
+    for number in range(10):
+        charge_id = scripts.charge(day)[1]
+        if number < 4:
+            scripts.run("settle", charge_id, 0)
+        scripts.now_ms += HOUR_MS
+    assert scripts.used() == 6
+    scripts.client.delete(AMENDED)
+    scripts.now_ms = NOW + DAY_MS + 3 * HOUR_MS + 1  # the refunded ones have left
+    assert scripts.used() == 6
+    assert [scripts.charge(day)[0] for _ in range(5)] == ["ADMITTED"] * 4 + ["REFUSED"]
+    scripts.now_ms = NOW + DAY_MS + 9 * HOUR_MS - 1
+    assert scripts.charge(day)[0] == "REFUSED", "the sum stands until what was lost is out of the window"
+    scripts.now_ms += 1
+    assert scripts.used() == 4
+    charge_id = scripts.charge(day)[1]
+    scripts.run("settle", charge_id, 0)
+    assert scripts.used() == 4
+    scripts.now_ms += DAY_MS
+    assert scripts.used() == 0, "and it is exact again"
+
+
+@pytest.mark.parametrize("units", [0, 1, 3])
+def test_a_correction_after_lost_ones_gives_nothing_back_either(scripts: Scripts, units: int) -> None:
+    """Nobody knows any more what its charge counted: perhaps nothing."""
+    day = (ALL, 10, 1, DAY_MS)
+    first = scripts.charge(day)[1]
+    scripts.charge(day)
+    scripts.run("settle", first, 0)
+    scripts.client.delete(AMENDED)
+    for _ in range(2):
+        scripts.run("settle", first, units)
+        assert scripts.used() == 1 + units
+    later = scripts.charge(day, attempt="later")[1]
+    scripts.now_ms += 1
+    newer = scripts.charge(day)[1]
+    scripts.run("settle", newer, 0)
+    assert scripts.used() == 2 + units
+    assert later != newer
+
+
+def test_corrections_that_were_trimmed_are_not_taken_for_lost_ones(scripts: Scripts) -> None:
+    scripts.run("settle", scripts.charge((ALL, 10, 1, DAY_MS))[1], 0)
+    assert scripts.client.hget(STATE, "corrected") == "1"
+    scripts.now_ms += KEEP_MS + 1_000
+    scripts.charge((ALL, 10, 1, DAY_MS))
+    assert (scripts.client.hget(STATE, "corrected"), scripts.client.exists(AMENDED)) == ("0", 0)
+    cut_ms = scripts.client.hget(STATE, "cut_ms")
+    scripts.now_ms += 1_000
+    scripts.charge((ALL, 10, 1, DAY_MS))
+    assert scripts.client.hget(STATE, "cut_ms") == cut_ms
+
+
+def test_an_evicted_state_forgets_no_longer_window(scripts: Scripts) -> None:
+    """The log's own lifetime says how long it was to be kept, when others than those who need it come first."""
+    month = ("*|*|*|720h", 3, 1, 30 * DAY_MS)
+    for _ in range(3):
+        scripts.charge(month, keep_ms=31 * DAY_MS)
+    scripts.client.delete(STATE)
+    for _ in range(4):
+        scripts.now_ms += 3 * DAY_MS
+        scripts.charge((ALL, 10, 1, DAY_MS))
+    assert scripts.charge(month, keep_ms=31 * DAY_MS)[0] == "REFUSED"
+
+
+LOSSES = [(LOG,), (AMENDED,), (STATE,), (LOG, AMENDED)]
+
+
+@pytest.mark.parametrize("lost", LOSSES, ids=lambda keys: "+".join(key.split(":")[-1] for key in keys))
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_key_is_evicted_no_window_holds_more_than_its_number(
+    scripts: Scripts, lost: tuple[str, ...], seed: int
+) -> None:
+    """Charges, refunds and clocks at random, and every now and then the keys are gone."""
+    r = random.Random(seed)
+    counted: dict[str, int] = {}
+    admitted = 0
+    for _ in range(500):
+        scripts.now_ms += r.choice((1, 600_000, HOUR_MS, 3 * HOUR_MS))
+        units = r.choice((1, 2, 9))
+        reply = scripts.to_verdict((ALL, 40, units, DAY_MS), u=units)[0]
+        if reply[0] == "ADMITTED":
+            admitted += 1
+            counted[reply[1]] = units
+        window = [i for i in counted if int(i.split("-")[0]) > scripts.now_ms - DAY_MS]
+        assert sum(counted[i] for i in window) <= 40
+        if window and r.random() < 0.3:
+            charge_id = r.choice(window)
+            units = r.choice((0, counted[charge_id]))
+            if scripts.run("settle", charge_id, units):
+                counted[charge_id] = units
+        if r.random() < 0.02:
+            scripts.client.delete(*lost)
+    assert admitted > 100
+
+
 def test_the_longest_window_ever_asked_for_sets_the_lifetime_even_within_one_second(scripts: Scripts) -> None:
     """Two jobs of one cron minute: the second one's window is longer."""
     scripts.charge((ALL, 10, 1, DAY_MS))
@@ -360,7 +459,7 @@ def test_a_correction_keeps_every_view_up_to_date_and_takes_nothing_else_for_one
     before = scripts.client.hgetall(STATE)
     scripts.run("settle", charge_id, 3)
     after = scripts.client.hgetall(STATE)
-    assert {field for field in after if after[field] != before[field]} == {ALL}
+    assert {field for field in after if after[field] != before.get(field)} == {ALL, "corrected"}
     assert (scripts.used(), scripts.used(CALLS)) == (4, 2)
     scripts.run("settle", charge_id, 0)
     assert (scripts.used(), scripts.used(CALLS)) == (1, 1)

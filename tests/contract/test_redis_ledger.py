@@ -24,6 +24,7 @@ from quota.budget import Budget
 from quota.errors import ConfigError, LedgerError, UnknownCharge
 from quota.ledger import NEVER, Ask, Charge, Exhaustion, Question, Verdict, open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Selector, Sliding, View
+from quota.memory import Memory
 from quota.redact import redact
 from quota.redis_ledger import RedisLedger
 from support.books import BOOK
@@ -896,3 +897,85 @@ def test_parent_and_child_charge_after_a_fork(server: RedisServer) -> None:
 def test_a_ledger_is_of_the_contracts_shape(server: RedisServer) -> None:
     ledger = RedisLedger(server.url)
     assert (ledger.shared, ledger.label) == (True, server.url)
+
+
+# -- servers that may drop what is kept there --------------------------------------------------------------------------
+
+
+def test_a_server_that_may_drop_our_keys_is_said_once_a_day(
+    own_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whichever process and project finds out; and a decision stays one round trip."""
+    with redis.Redis(port=own_server.port) as client:
+        client.config_set("maxmemory-policy", "volatile-lru")
+        for _ in range(3):
+            with opened(own_server.url) as (budget, ledger):
+                other = Budget(credential="o", project="other", book=BOOK, limits=(limit(9),), ledger=ledger)
+                assert budget.charge("search.list").limits[0].used_units % 100 == 0
+                assert other.charge("videos.list").admitted
+        said = f"ledger_evicts ledger={own_server.url}: its maxmemory-policy is volatile-lru: when its memory is full"
+        assert [line[: len(said)] for line in caplog.messages] == [said]
+        client.config_resetstat()
+        with opened(own_server.url) as (budget, _):
+            budget.charge("search.list")
+        asked = {name for name in client.info("commandstats") if "client" not in name and "hello" not in name}
+        assert not asked & {"cmdstat_info|memory", "cmdstat_set", "cmdstat_config|get"}
+        client.delete("quota:claim:eviction")
+        client.hset("quota:{p}:state", "looked_ms", time.time_ns() // 1_000_000 - DAY_MS)
+        time.sleep(1.01)  # housekeeping's next second
+        with opened(own_server.url) as (budget, _):
+            budget.charge("search.list")
+        assert len(caplog.messages) == 2
+
+
+def test_a_policy_that_may_not_be_seen_is_said_too(own_server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    with redis.Redis(port=own_server.port) as client:
+        client.acl_setuser("some", enabled=True, nopass=True, keys="*", commands=["+@all", "-info", "-config"])
+    with opened(own_server.url.replace("://", "://some:any@")) as (budget, ledger):
+        assert budget.charge("search.list").admitted
+        assert isinstance(ledger, RedisLedger)
+        assert ledger.eviction_policy("p") == "?"
+    assert ["its maxmemory-policy could not be seen; let this user run INFO" in line for line in caplog.messages] == [
+        True
+    ]
+
+
+def test_where_info_is_forbidden_the_configuration_is_asked(own_server: RedisServer) -> None:
+    with redis.Redis(port=own_server.port) as client:
+        client.acl_setuser("some", enabled=True, nopass=True, keys="*", commands=["+@all", "-info"])
+    with opened(own_server.url.replace("://", "://some:any@")) as (_, ledger):
+        assert isinstance(ledger, RedisLedger)
+        assert ledger.eviction_policy("p") == "noeviction"
+
+
+def test_a_server_that_keeps_everything_is_no_event(own_server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    with opened(own_server.url) as (budget, _):
+        assert budget.charge("search.list").admitted
+    assert caplog.messages == []
+
+
+def test_what_is_evicted_under_memory_pressure_is_not_granted_again(own_server: RedisServer) -> None:
+    """A machine that remembers, and a server that drops whatever has a lifetime."""
+    with redis.Redis(port=own_server.port) as client, opened(own_server.url) as (budget, ledger):
+        budget = Budget(
+            credential="main", project="p", book=BOOK, limits=(limit(500),), ledger=ledger, memory=Memory(None, "p")
+        )
+        admitted = 0
+        for _ in range(12):
+            for number in range(50):
+                decision = budget.charge("videos.list", units=1)
+                admitted += decision.admitted
+                if decision.admitted and number == 40:
+                    budget.refund(str(decision.id))
+                    admitted -= 1
+            used = client.info("memory")["used_memory"]
+            client.config_set("maxmemory-policy", "volatile-lru")
+            client.config_set("maxmemory", used + 60_000)
+            for number in range(300):
+                with suppress(redis.ResponseError):
+                    client.set(f"other:{number}", "x" * 1_000, ex=1_000)
+            client.config_set("maxmemory", 0)
+            for key in client.scan_iter("other:*"):
+                client.delete(key)
+        assert client.info("stats")["evicted_keys"] > 12
+    assert 300 < admitted <= 500

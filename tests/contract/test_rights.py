@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 DAY = (ALL, 1_000, 1, DAY_MS)
 SCRIPTS = ("charge", "settle", "read", "exhaust", "reopen", "carry", "repay")
-TIDYING = {"del", "hdel", "hscan", "xtrim"}
+TIDYING = {"del", "hdel", "hscan", "info", "xtrim"}
 """Without these a charge is still made."""
 
 

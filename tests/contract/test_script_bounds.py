@@ -37,6 +37,7 @@ BOUNDS = {
     "MOST_UNITS": "the dearest charge; more is an error",
     "LATEST_MS": "the latest time; more is an error",
     "MOST_LIMITS": "so many limits, and names in closed_by, in one call; more is an error",
+    "LOOK_EVERY_MS": "the server's policy is looked at so often",
     "REPEAT_KEPT_MS": "a repeat is remembered for so long",
     "MOST_CHARGES": "so many are repaid by one call; more is an error",
     "PIECE": "settle.lua reads so many fields at once, and then the next",
