@@ -418,12 +418,13 @@ end
 -- be done it is left undone: the charge stands.
 if not (due or log_is_new or retry_age_ms >= 0) then return reply end
 if log_is_new and type(redis.pcall('DEL', amended)) ~= 'table' then redis.call('HSET', state, 'corrected', '0') end
-if math.abs(clock_ms - number(redis.call('HGET', state, 'looked_ms'))) >= LOOK_EVERY_MS then
+pcall(function()
+  if math.abs(clock_ms - number(redis.call('HGET', state, 'looked_ms'))) < LOOK_EVERY_MS then return end
   redis.call('HSET', state, 'looked_ms', int(clock_ms))
   local info = redis.pcall('INFO', 'memory')
   local policy = type(info) == 'string' and string.match(info, 'maxmemory_policy:(%S+)') or '?'
   if policy ~= 'noeviction' then reply[#reply + 1] = policy end
-end
+end)
 -- The log is kept for the longest window ever asked about, whoever asked.
 local gone_ms = now_ms - kept_ms
 pcall(function()

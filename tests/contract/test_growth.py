@@ -204,7 +204,7 @@ def test_the_shared_ledger(redis_server: RedisServer) -> None:
 
         log = LOG_DAYS * CALLS_A_DAY
         check_a_year(
-            year.day, measure, memory=10 * KB + log * CHARGE_BYTES_REDIS, log=log, state=10 + MACHINES, amended=log
+            year.day, measure, memory=10 * KB + log * CHARGE_BYTES_REDIS, log=log, state=13 + MACHINES, amended=log
         )
         year.check_it_was_one()
         year.ledger.close()
