@@ -54,7 +54,7 @@ def run(
     \b
     Example: quota run trending
              quota run trending --region DE --region FR --json
-             quota run trending --quiet      # for cron, which sends by mail what is printed
+             quota run trending --quiet    # for cron, which mails what is printed
     """
     from jobs.runner import run_job
 

@@ -6,6 +6,7 @@ import json
 import shutil
 import sqlite3
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,12 @@ NUMBERS = ("pending", "pages", "items", "ranks", "started_at_ms", "completed_at_
 @pytest.fixture
 def _upstream(tmp_path: Path, state_dir: Path) -> Any:
     """Always one video or channel, and a next page."""
+    pages = count()
 
     def serve(request: Arrived) -> Answer:
         found: Any = {"videoId": "v1"} if "/search" in request.target else "v1"
         item = {"id": found, "snippet": {"title": "live", "channelId": "c1"}, "statistics": {"viewCount": "7"}}
-        return Answer(200, json.dumps({"items": [item], "nextPageToken": "t"}).encode())
+        return Answer(200, json.dumps({"items": [item], "nextPageToken": f"t{next(pages)}"}).encode())
 
     with PlainServer(serve) as server:
         (tmp_path / "key").write_text("a-key")

@@ -38,16 +38,16 @@ class LocalResource:
         self._budget, self._resource = budget, resource
 
     def list(self, **parameters: Any) -> LocalRequest:
-        return LocalRequest(self._budget, self._resource)
+        return LocalRequest(self._budget, self._resource, int(parameters.get("pageToken") or 0))
 
 
 class LocalRequest:
-    def __init__(self, budget: Budget, resource: str) -> None:
-        self._budget, self._resource = budget, resource
+    def __init__(self, budget: Budget, resource: str, page: int) -> None:
+        self._budget, self._resource, self._page = budget, resource, page
 
     def execute(self) -> dict[str, Any]:
         decision = self._budget.charge(f"{self._resource}.list")
         if not decision.admitted:
             raise Refused(decision)
         found: dict[str, Any] = {"id": {"videoId": "v1"}} if self._resource == "search" else {"id": "v1"}
-        return {"items": [found], "nextPageToken": "next"}
+        return {"items": [found], "nextPageToken": str(self._page + 1)}
