@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from jobs.job import Page, first_attempt, resources
 from quota.arguments import texts
+from quota.jobs.job import Page, first_attempt, resources
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jobs.job import Cursor
-    from jobs.store import Store
+    from quota.jobs.job import Cursor
+    from quota.jobs.store import Store
 
 PAGE_ITEMS = 50
 

@@ -31,9 +31,9 @@ from quota.cli import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from jobs.job import RegionOutcome, RunReport
-    from jobs.runner import Watcher
-    from jobs.store import Found, Place
+    from quota.jobs.job import RegionOutcome, RunReport
+    from quota.jobs.runner import Watcher
+    from quota.jobs.store import Found, Place
     from quota.session import Session
 
 
@@ -56,7 +56,7 @@ def run(
              quota run trending --region DE --region FR --json
              quota run trending --quiet    # for cron, which mails what is printed
     """
-    from jobs.runner import run_job
+    from quota.jobs.runner import run_job
 
     log_to_stderr()
     with interruptible() as stop, _configured(config) as session, _watching(job, quiet) as watcher:
@@ -112,7 +112,7 @@ def schedule(config: str | None) -> None:
     Example: quota schedule
              quota schedule --config /etc/quota.toml
     """
-    from jobs.schedule import log_schedule, run_schedule
+    from quota.jobs.schedule import log_schedule, run_schedule
 
     # A supervisor's SIGTERM is the regular way to end it; Ctrl-C is reported as everywhere else.
     with interruptible({signal.SIGTERM: 0}) as stop, _configured(config) as session:
@@ -142,9 +142,9 @@ def plan(
     from datetime import date
 
     import quota
-    from jobs.plan import make_plan, render_plan
-    from jobs.simulation import EMPTY, read_state
     from quota.clock import host_clock
+    from quota.jobs.plan import make_plan, render_plan
+    from quota.jobs.simulation import EMPTY, read_state
 
     try:
         first_day = None if start is None else date.fromisoformat(start)
@@ -188,7 +188,7 @@ def search(words: tuple[str, ...], region: str | None, limit: int, as_json: bool
              quota search 東京 'foot*'
     """
     import quota
-    from jobs.store import Store
+    from quota.jobs.store import Store
 
     with quota.open(config) as session:
         settings = session.settings.store
@@ -225,7 +225,7 @@ def emulate(port: int, recorded: str | None, allocation: Any, quota_units: int) 
     Example: quota emulate --port 8765 --quota 100
     """
     import quota
-    from jobs.emulator import Emulator
+    from quota.jobs.emulator import Emulator
 
     if not 0 <= port <= 65_535:
         raise quota.UsageError(f"--port {port}: a port is a number from 0 to 65535")
@@ -257,8 +257,8 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
     import tempfile
 
     import quota
-    from jobs.emulator import Emulator
-    from jobs.runner import run_job
+    from quota.jobs.emulator import Emulator
+    from quota.jobs.runner import run_job
     from quota.tables import MAX_INTEGER
 
     if not 1 <= units <= MAX_INTEGER:
@@ -353,7 +353,7 @@ def interruptible(statuses: Mapping[int, int] | None = None) -> Iterator[Callabl
     stored in transactions. Later signals change nothing, so that one sent twice (by a terminal and by a wrapper) costs
     no page. `statuses` are the exit statuses of an abandoned block, by signal, where they are not 128 and its number.
     """
-    from jobs.runner import END_WITHIN_S
+    from quota.jobs.runner import END_WITHIN_S
 
     seen: list[int] = []
     over: list[bool] = []
@@ -497,7 +497,7 @@ class _Live(_Lines):
 @contextmanager
 def _watching(job: str, quiet: bool = False) -> Iterator[Watcher]:
     if quiet:
-        from jobs.runner import Silent
+        from quota.jobs.runner import Silent
 
         yield Silent()
         return

@@ -6,8 +6,8 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from jobs.job import one_line
 from quota.errors import BadAnswer
+from quota.jobs.job import one_line
 
 if TYPE_CHECKING:
     from quota.costs import CostBook

@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from jobs.simulation import pass_steps, simulate
-from jobs.triggers import streams, ticks
+from quota.jobs.simulation import pass_steps, simulate
+from quota.jobs.triggers import streams, ticks
 from quota.limits import DAY_MS, MINUTE_MS, Sliding, format_duration
 from quota.schedules import Cron, Every, parse_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from jobs.job import Fetch
-    from jobs.simulation import Outcome, State
+    from quota.jobs.job import Fetch
+    from quota.jobs.simulation import Outcome, State
     from quota.limits import Limit
     from quota.settings import JobSettings, Settings
 

@@ -9,7 +9,7 @@ A fetch function makes one call to the API and returns. It holds no state and ne
 stores the page together with the moved cursor, retries what is worth a retry, and stops the run when the budget says
 no. If it has a parameter called `store`, it is given the local store to read from.
 
-    from jobs.job import Page, first_attempt
+    from quota.jobs.job import Page, first_attempt
 
     @first_attempt("videos.list")
     def fetch(client, region, cursor):
@@ -224,7 +224,7 @@ def load_fetch(name: str, options: Mapping[str, Any] | None = None, folder: Path
     `options` are the job's own; the function must accept them. Raises ConfigError, one line, if it cannot be used.
     """
     if name in BUILT_IN_FETCHES:
-        module_name, function = f"jobs.{name}", "fetch"
+        module_name, function = f"quota.jobs.{name}", "fetch"
     else:
         module_name, colon, function = name.partition(":")
         if not colon or not module_name or not function:

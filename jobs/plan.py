@@ -12,13 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jobs.fitting import Change, smallest_changes
-from jobs.job import attempt_of, load_fetch
-from jobs.simulation import EMPTY, SLOT_MS, Outcome, Refusal, Spent, State, simulate
-from jobs.triggers import ticks
 from quota.arguments import texts
 from quota.clock import rfc3339, utc
 from quota.errors import UsageError
+from quota.jobs.fitting import Change, smallest_changes
+from quota.jobs.job import attempt_of, load_fetch
+from quota.jobs.simulation import EMPTY, SLOT_MS, Outcome, Refusal, Spent, State, simulate
+from quota.jobs.triggers import ticks
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit
 from quota.status import Column, FirstThatFits, tables
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-    from jobs.job import Fetch
+    from quota.jobs.job import Fetch
     from quota.settings import CredentialSettings, Settings
 
 DEFAULT_DAYS = 7
@@ -79,7 +79,7 @@ class JobPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The answer. `changes` are single changes of which each makes it fit; see `jobs.fitting`."""
+    """The answer. `changes` are single changes of which each makes it fit; see `quota.jobs.fitting`."""
 
     start_ms: int
     until_ms: int

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Standing(Protocol):
-    """What the order is made from: where one region stands. `jobs.store.Place` is one."""
+    """What the order is made from: where one region stands. `quota.jobs.store.Place` is one."""
 
     @property
     def pending(self) -> bool: ...

@@ -32,19 +32,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import quota
-from jobs.failure import Failure, judge
-from jobs.job import Page, RegionOutcome, RunReport, attempt_of, load_fetch, wants_store
-from jobs.store import Place, Store, StoreError
 from quota.arguments import texts
 from quota.clock import host_clock
 from quota.events import line
+from quota.jobs.failure import Failure, judge
+from quota.jobs.job import Page, RegionOutcome, RunReport, attempt_of, load_fetch, wants_store
+from quota.jobs.store import Place, Store, StoreError
 from quota.ledger import CLOCK_SLACK_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from jobs.job import Fetch, Outcome, RunOutcome
     from quota import Budget, Decision, Session
+    from quota.jobs.job import Fetch, Outcome, RunOutcome
     from quota.ledger import Charge, Entry
     from quota.settings import JobSettings
 
@@ -292,7 +292,7 @@ class _Run:
         # A copy for each attempt: whatever a failed one did to it is forgotten.
         page = retrying(lambda: self.fetch(self.client, place.region, copy.deepcopy(place.cursor), **self.options))
         if not isinstance(page, Page):
-            raise TypeError(f"fetch returned {type(page).__name__}, not a jobs.job.Page")
+            raise TypeError(f"fetch returned {type(page).__name__}, not a quota.jobs.job.Page")
         items, most = len(page.videos) + len(page.channels), self.job.max_items
         if items > most:
             raise quota.BadAnswer(f"a page holds {items:,} items, over {most:,}; if it may, raise max_items")

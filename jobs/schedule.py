@@ -3,8 +3,8 @@
     run_schedule    the door: run until told to stop
     _Lane           one job's ticks, one at a time
 
-APScheduler keeps the time: it wakes up when the next tick of a stream (see `jobs.triggers`) is due. What a tick goes
-through from there:
+APScheduler keeps the time: it wakes up when the next tick of a stream (see `quota.jobs.triggers`) is due. What a
+tick goes through from there:
 
     its lane        ticks of one job never run beside each other: they queue. Of one stream only the newest waits
     late            past the job's misfire_grace it is not run at all
@@ -40,21 +40,21 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.base import BaseTrigger
 
 import quota
-from jobs import runner
-from jobs.job import attempt_of, load_fetch, one_line
-from jobs.rounds import in_order
-from jobs.store import Store
-from jobs.triggers import Tick, streams
 from quota.clock import host_clock, rfc3339, utc
 from quota.events import line
+from quota.jobs import runner
+from quota.jobs.job import attempt_of, load_fetch, one_line
+from quota.jobs.rounds import in_order
+from quota.jobs.store import Store
+from quota.jobs.triggers import Tick, streams
 from quota.limits import HOUR_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from jobs.job import Fetch, RunReport
-    from jobs.triggers import Stream
     from quota import Decision, Session
+    from quota.jobs.job import Fetch, RunReport
+    from quota.jobs.triggers import Stream
     from quota.settings import JobSettings
 
 WORKERS = 32

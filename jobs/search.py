@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from jobs.job import Page, checked_id, first_attempt, resources
-from jobs.trending import PAGE_ITEMS, PARTS
+from quota.jobs.job import Page, checked_id, first_attempt, resources
+from quota.jobs.trending import PAGE_ITEMS, PARTS
 
 if TYPE_CHECKING:
-    from jobs.job import Cursor
+    from quota.jobs.job import Cursor
 
 
 def _attempt(cursor: Cursor | None) -> str:

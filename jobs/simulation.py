@@ -5,9 +5,9 @@
     State           where it begins: a live ledger and store, or nothing
     simulate        run ticks in their order; what was spent, wanted and refused
 
-A simulated tick follows the rules of `jobs.runner`: a round over all regions, in the order of `jobs.rounds`; the first
-refusal ends it; what is left stays pending, with its place, for the next one. It takes no time, and upstream always
-answers: no errors, no retries, and as many pages as the job asks for.
+A simulated tick follows the rules of `quota.jobs.runner`: a round over all regions, in the order of
+`quota.jobs.rounds`; the first refusal ends it; what is left stays pending, with its place, for the next one. It takes
+no time, and upstream always answers: no errors, no retries, and as many pages as the job asks for.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jobs.channels import PAGE_ITEMS as CHANNELS_A_CALL
-from jobs.job import attempt_of, load_fetch
-from jobs.rounds import in_order
 from quota.budget import read_entries
+from quota.jobs.channels import PAGE_ITEMS as CHANNELS_A_CALL
+from quota.jobs.job import attempt_of, load_fetch
+from quota.jobs.rounds import in_order
 from quota.labels import Tokens
 from quota.ledger import KEEP_MS, NEVER, Charge, Question, kept_ms
 from quota.limits import DAY_MS, MINUTE_MS
@@ -28,11 +28,11 @@ from quota.settings import LedgerSettings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from jobs.job import Fetch
-    from jobs.store import Place
-    from jobs.triggers import Tick
     from quota.budget import Budget
     from quota.decision import Decision
+    from quota.jobs.job import Fetch
+    from quota.jobs.store import Place
+    from quota.jobs.triggers import Tick
     from quota.ledger import Carry, Entry, Exhaustion
     from quota.settings import JobSettings, Settings
 
@@ -151,7 +151,7 @@ def read_state(session: Session) -> State:
     """The live state of a session's ledger and store. Raises LedgerError and StoreError; changes neither."""
     import os
 
-    from jobs.store import Store
+    from quota.jobs.store import Store
 
     settings, ledger = session.settings, session.ledger
     now_ms = ledger.now_ms()
@@ -192,7 +192,7 @@ def simulate(
 
 
 class _Region:
-    """Where one job stands in one region: a `jobs.rounds.Standing` that is cheap to move. `cursor` is a step."""
+    """Where one job stands in one region: a `quota.jobs.rounds.Standing` that is cheap to move. `cursor` is a step."""
 
     __slots__ = ("completed_at_ms", "cursor", "failed_at_ms", "name", "pending")
 

@@ -24,15 +24,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import quota
-from jobs.fulltext import indexed, query
-from jobs.rounds import in_order
 from quota.clock import host_clock, rfc3339
+from quota.jobs.fulltext import indexed, query
+from quota.jobs.rounds import in_order
 from quota.sqlite_file import statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from jobs.job import Cursor, Page
+    from quota.jobs.job import Cursor, Page
 
 T = TypeVar("T")
 
@@ -247,7 +247,7 @@ class Store:
     def begin(self, job: str, regions: Sequence[str]) -> list[Place]:
         """The regions that a run covers, in its order; with nothing left over, this begins a new round over all.
 
-        Which order that is stands at `jobs.rounds.in_order`.
+        Which order that is stands at `quota.jobs.rounds.in_order`.
         """
 
         def work(db: sqlite3.Connection) -> list[Place]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from jobs.job import Page, first_attempt, resources
+from quota.jobs.job import Page, first_attempt, resources
 
 if TYPE_CHECKING:
-    from jobs.job import Cursor
+    from quota.jobs.job import Cursor
 
 PARTS = "snippet,statistics,contentDetails"
 PAGE_ITEMS = 50

@@ -1,5 +1,5 @@
 """The upstream emulator: YouTube Data API v3 on loopback. `Emulator` is the door; `server.py` tells what it counts."""
 
-from jobs.emulator.server import Emulator
+from quota.jobs.emulator.server import Emulator
 
 __all__ = ["Emulator"]

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobs.emulator import replies
-from jobs.emulator.data import Catalogue, etag, uploads_playlist
-from jobs.emulator.replies import Json, Rejected, Reply
-from jobs.emulator.words import CATEGORIES, REGIONS
+from quota.jobs.emulator import replies
+from quota.jobs.emulator.data import Catalogue, etag, uploads_playlist
+from quota.jobs.emulator.replies import Json, Rejected, Reply
+from quota.jobs.emulator.words import CATEGORIES, REGIONS
 
 MAX_IDS = 50
 MAX_PAGE = 50

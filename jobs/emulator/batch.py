@@ -8,8 +8,8 @@ from email.message import Message
 from email.parser import HeaderParser
 from http import HTTPStatus
 
-from jobs.emulator import replies
-from jobs.emulator.replies import Rejected, Reply
+from quota.jobs.emulator import replies
+from quota.jobs.emulator.replies import Rejected, Reply
 
 MAX_BATCHED_CALLS = 1_000
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from jobs.emulator.words import DESCRIPTIONS, LANGUAGES, NAMES, REGIONS, TAGS, TITLES
+from quota.jobs.emulator.words import DESCRIPTIONS, LANGUAGES, NAMES, REGIONS, TAGS, TITLES
 
 Json = dict[str, Any]
 T = TypeVar("T")

@@ -31,15 +31,15 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlencode
 
-from jobs.emulator import replies
-from jobs.emulator.api import Api, Call, is_upload, method_of
-from jobs.emulator.batch import BatchedCall, compose_batch, parse_batch, split_multipart
-from jobs.emulator.data import GeneratedCatalogue, RecordedCatalogue
-from jobs.emulator.faults import CHUNK, ENVELOPE, KINDS, REPLY_KINDS, Fault, FaultQueue
-from jobs.emulator.replies import Json, Rejected, Reply
-from jobs.emulator.uploads import Uploads
-from jobs.emulator.usage import UNKNOWN, Allocation, Charge, Meter
-from jobs.emulator.wire import Outcome, Request, Server, encode_body, make_request
+from quota.jobs.emulator import replies
+from quota.jobs.emulator.api import Api, Call, is_upload, method_of
+from quota.jobs.emulator.batch import BatchedCall, compose_batch, parse_batch, split_multipart
+from quota.jobs.emulator.data import GeneratedCatalogue, RecordedCatalogue
+from quota.jobs.emulator.faults import CHUNK, ENVELOPE, KINDS, REPLY_KINDS, Fault, FaultQueue
+from quota.jobs.emulator.replies import Json, Rejected, Reply
+from quota.jobs.emulator.uploads import Uploads
+from quota.jobs.emulator.usage import UNKNOWN, Allocation, Charge, Meter
+from quota.jobs.emulator.wire import Outcome, Request, Server, encode_body, make_request
 
 __all__ = ["Allocation", "Emulator", "Fault"]
 

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jobs.emulator import replies
-from jobs.emulator.api import Call
-from jobs.emulator.replies import Json, Rejected, Reply
+from quota.jobs.emulator import replies
+from quota.jobs.emulator.api import Call
+from quota.jobs.emulator.replies import Json, Rejected, Reply
 
 _MAX_SESSIONS = 1_000
 _RANGE = re.compile(r"bytes (?:([0-9]{1,15})-([0-9]{1,15})|\*)/([0-9]{1,15}|\*)")

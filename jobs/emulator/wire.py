@@ -16,9 +16,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from jobs.emulator import replies
-from jobs.emulator.faults import Fault
-from jobs.emulator.replies import Rejected, Reply
+from quota.jobs.emulator import replies
+from quota.jobs.emulator.faults import Fault
+from quota.jobs.emulator.replies import Rejected, Reply
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 _GZIP_ABOVE_BYTES = 1024

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-from jobs.plan import make_plan
+from quota.jobs.plan import make_plan
 from quota.settings import load_settings
 
 DAY = date(2026, 11, 23)

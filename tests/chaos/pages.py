@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from chaos.scene import PAGE_ITEMS
-from jobs.job import Page, first_attempt
+from quota.jobs.job import Page, first_attempt
 
 if TYPE_CHECKING:
     from chaos.journal import Journal
-    from jobs.job import Cursor
+    from quota.jobs.job import Cursor
 
 journal: Journal | None = None
 """The worker's; set before its first tick."""

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from jobs.emulator import Emulator
+from quota.jobs.emulator import Emulator
 
 
 class WritingEmulator(Emulator):

@@ -26,11 +26,11 @@ import quota
 from chaos import pages
 from chaos.journal import Journal, NotedSession, NotedWarnings
 from chaos.scene import CHEAP, DEAR, HEAL_S, JOB, KEY, REGIONS
-from jobs.runner import Silent, run_job
+from quota.jobs.runner import Silent, run_job
 from quota.settings import load_settings
 
 if TYPE_CHECKING:
-    from jobs.store import Place
+    from quota.jobs.store import Place
 
 DEAR_SHARE = 0.04
 """Of the plain charges, how many are dear: more than they get."""

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from contract.conftest import limit
-from jobs.job import Page
-from jobs.store import Store
 from quota.budget import Budget
+from quota.jobs.job import Page
+from quota.jobs.store import Store
 from quota.ledger import KEEP_MS, Charge, Exhaustion, open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
 from quota.outage import Allowance

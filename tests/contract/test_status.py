@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
-from jobs.job import attempt_of, load_fetch
 from quota.clock import rfc3339
 from quota.errors import LedgerError
+from quota.jobs.job import attempt_of, load_fetch
 from quota.ledger import CLOCK_SLACK_MS, NEVER, Exhaustion
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from quota.session import Session

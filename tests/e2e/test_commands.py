@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from jobs.emulator import Emulator
 from quota.clock import rfc3339
+from quota.jobs.emulator import Emulator
 from quota.limits import DAY_MS
 from support.commands import QUOTA, Quota, one_line
 
@@ -261,7 +261,7 @@ def test_a_search_that_finds_nothing_says_so(quota: Quota, upstream: Emulator) -
 
 def test_titles_cannot_steer_the_terminal(quota: Quota, upstream: Emulator) -> None:
     source = r"""
-from jobs.job import Page
+from quota.jobs.job import Page
 def fetch(client, region, cursor):
     return Page(videos=[{"id": "a", "snippet": {"title": "boo\x1b[2J\x07\nsecond line"}}])
 """

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from jobs.emulator import Emulator
 from quota.cli import cli
+from quota.jobs.emulator import Emulator
 from quota.schedules import parse_schedule
 from support.commands import Quota
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import quota
-from jobs.emulator import Emulator
-from jobs.runner import run_job
 from quota.budget import read_entries
+from quota.jobs.emulator import Emulator
+from quota.jobs.runner import run_job
 from quota.ledger import NEVER
 from support.commands import Quota, one_line
 from support.users import not_root

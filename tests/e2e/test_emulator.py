@@ -23,9 +23,9 @@ from googleapiclient.discovery import build_from_document
 from googleapiclient.errors import HttpError
 from googleapiclient.http import MediaInMemoryUpload, build_http
 
-from jobs.emulator import Emulator
-from jobs.emulator.api import decode_token, encode_token
-from jobs.emulator.replies import Rejected
+from quota.jobs.emulator import Emulator
+from quota.jobs.emulator.api import decode_token, encode_token
+from quota.jobs.emulator.replies import Rejected
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHARED_DATA = Path(os.environ.get("QUOTA_SHARED_DATA", REPOSITORY.parent / "shared" / "data"))
@@ -1103,8 +1103,7 @@ def test_settings_are_checked_where_they_are_given(bad: dict[str, Any]) -> None:
 
 
 def test_importing_the_emulator_imports_no_client_and_no_cli() -> None:
-    script = (
-        "import sys, jobs.emulator; print(sorted({'googleapiclient', 'click', 'quota', 'httplib2'} & set(sys.modules)))"
-    )
+    unwanted = {"googleapiclient", "click", "quota.budget", "httplib2"}
+    script = f"import sys, quota.jobs.emulator; print(sorted({unwanted} & set(sys.modules)))"
     ran = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"

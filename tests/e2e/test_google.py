@@ -28,11 +28,11 @@ from googleapiclient.errors import BatchError, HttpError
 from googleapiclient.http import BatchHttpRequest, HttpRequest, MediaInMemoryUpload, MediaIoBaseDownload
 
 import quota
-from jobs.emulator import Emulator
 from quota.budget import Budget
 from quota.costs import load_book
 from quota.errors import ConfigError, Refused, UsageError
 from quota.google import MeteredHttp, service
+from quota.jobs.emulator import Emulator
 from quota.ledger import NEVER, Entry, Ledger
 from quota.limits import DAY_MS, Limit, Selector, Sliding, View
 from quota.metering import Meter

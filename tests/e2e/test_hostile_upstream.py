@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 import quota
-from jobs.job import RunReport
-from jobs.runner import Silent, run_job
+from quota.jobs.job import RunReport
+from quota.jobs.runner import Silent, run_job
 from support.commands import QUOTA, Quota
 from support.raw_http import RawServer, head, whole
 
@@ -355,7 +355,7 @@ def test_a_page_of_too_many_items_is_not_stored(site: Site) -> None:
 
 def test_a_page_of_a_function_of_ones_own_has_the_same_bound(site: Site) -> None:
     (site.folder / "many.py").write_text(
-        "from jobs.job import Page\n"
+        "from quota.jobs.job import Page\n"
         "def fetch(client, region, cursor):\n"
         "    return Page(videos=[{'id': str(n)} for n in range(11)])\n"
     )
@@ -446,7 +446,7 @@ def test_a_search_in_circles_ends(site: Site) -> None:
 def test_a_page_that_does_not_arrive_is_abandoned_and_stays_charged(
     site: Site, monkeypatch: pytest.MonkeyPatch, drip: str, number: int
 ) -> None:
-    monkeypatch.setattr("jobs.runner.STOP_WITHIN_S", 0.3)
+    monkeypatch.setattr("quota.jobs.runner.STOP_WITHIN_S", 0.3)
     start, piece = DRIPS[drip]
     site.answer = lambda target: dripped(start, site.server, piece) if "pageToken" in target else [page(1, "t")]
     report = site.run(stop=lambda: number if len(site.server.targets) == 2 else 0)
@@ -497,7 +497,7 @@ def test_a_page_that_arrives_in_time_is_stored_however_often_it_is_told(site: Si
 
 BUSY = """
 import sqlite3
-from jobs.job import Page
+from quota.jobs.job import Page
 
 def fetch(client, region, cursor):
     open("in-the-call", "w").close()

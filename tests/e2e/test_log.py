@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jobs.emulator import Emulator
+from quota.jobs.emulator import Emulator
 from support.commands import Quota
 
 if TYPE_CHECKING:

@@ -32,9 +32,9 @@ import redis
 from tenacity import wait_none
 
 import quota
-from jobs.emulator import Emulator
-from jobs.runner import run_job
 from quota.budget import read_entries
+from quota.jobs.emulator import Emulator
+from quota.jobs.runner import run_job
 from quota.ledger import NEVER
 from quota.status import read_status
 from support.commands import Quota
@@ -42,7 +42,7 @@ from support.commands import Quota
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jobs.job import RunReport
+    from quota.jobs.job import RunReport
     from quota.ledger import Entry
     from support.servers import RedisServer
 
@@ -194,7 +194,7 @@ def any_of_ours(frame, what, _):
     global seen
     name = frame.f_globals.get("__name__") or ""
     # The store takes nine of ten calls, to put a page's texts together.
-    if what == "call" and name.startswith(("quota.", "jobs.")) and name != "jobs.store":
+    if what == "call" and name.startswith("quota.") and name != "quota.jobs.store":
         seen += 1
         if seen == nth:
             os.kill(os.getpid(), 9)
@@ -240,15 +240,15 @@ STEPS = [
     Step("after the ledger's commit, before the request", "return", "quota.metering:Meter.attempt", 3, 3, 2),
     Step("with the request sent", "return", "quota.google:_Connection.send", 3, 3, 2),
     Step("with the answer's head read", "return", "http.client:HTTPResponse.begin", 3, 3, 2),
-    Step("after the answer, before the store", "call", "jobs.store:Store.keep", 3, 3, 2),
-    Step("in the store's transaction", "call", "jobs.store:_video", 2 * ITEMS + 20, 3, 2),
-    Step("with the page stored, its place not", "return", "jobs.store:_video", 3 * ITEMS, 3, 2, "json:dumps"),
-    Step("after the store's commit", "return", "jobs.store:Store.keep", 3, 3, 3),
-    Step("after a region's last page", "return", "jobs.store:Store.keep", 2, 2, 2),
-    Step("before the report", "call", "jobs.runner:_Run._report", 1, 4, 4),
-    Step("in the report's reading", "call", "jobs.runner:_Run._report", 1, 4, 4, "quota.budget:read_entries"),
-    Step("before the report is printed", "call", "jobs.commands:_print_report", 1, 4, 4),
-    Step("after the report", "return", "jobs.commands:_print_report", 1, 4, 4),
+    Step("after the answer, before the store", "call", "quota.jobs.store:Store.keep", 3, 3, 2),
+    Step("in the store's transaction", "call", "quota.jobs.store:_video", 2 * ITEMS + 20, 3, 2),
+    Step("with the page stored, its place not", "return", "quota.jobs.store:_video", 3 * ITEMS, 3, 2, "json:dumps"),
+    Step("after the store's commit", "return", "quota.jobs.store:Store.keep", 3, 3, 3),
+    Step("after a region's last page", "return", "quota.jobs.store:Store.keep", 2, 2, 2),
+    Step("before the report", "call", "quota.jobs.runner:_Run._report", 1, 4, 4),
+    Step("in the report's reading", "call", "quota.jobs.runner:_Run._report", 1, 4, 4, "quota.budget:read_entries"),
+    Step("before the report is printed", "call", "quota.jobs.commands:_print_report", 1, 4, 4),
+    Step("after the report", "return", "quota.jobs.commands:_print_report", 1, 4, 4),
 ]
 IN_SQLITE = [
     Step("with a new ledger half made", "return", "quota.sqlite_file:statements", 2, 0, 0),
@@ -435,7 +435,7 @@ def test_sixteen_processes_at_once_draw_exactly_the_allowance_and_repay_it_once(
 
 
 STORING = """
-from jobs.store import Store
+from quota.jobs.store import Store
 with Store("videos.db", retention_ms=10**12) as store:
     for _ in range(3):
         assert [place.region for place in store.begin(sys.argv[1], ["DE"])] == ["DE"]
@@ -445,7 +445,7 @@ with Store("videos.db", retention_ms=10**12) as store:
 def test_sixteen_processes_at_once_make_one_store(tmp_path: Path) -> None:
     with Emulator() as upstream:
         machine = Machine(tmp_path, "", upstream)
-        ended = all_at_once(machine, WAITING.replace("import quota,", "import jobs.store, quota,") + STORING, "t")
+        ended = all_at_once(machine, WAITING.replace("import quota,", "import quota.jobs.store, quota,") + STORING, "t")
     assert [(status, err) for status, _, err in ended] == [(0, "")] * CROWD
     assert machine.rows("SELECT job, region, pending FROM places") == [("t", "DE", 1)]
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jobs.emulator import Emulator
 from quota.cli import cli
+from quota.jobs.emulator import Emulator
 from support.commands import Quota
 
 if TYPE_CHECKING:

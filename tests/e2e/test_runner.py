@@ -18,16 +18,16 @@ import pytest
 from tenacity import wait_fixed, wait_none
 
 import quota
-from jobs.emulator import Emulator
-from jobs.job import RunReport, load_fetch
-from jobs.runner import ATTEMPTS, Silent, run_job
+from quota.jobs.emulator import Emulator
+from quota.jobs.job import RunReport, load_fetch
+from quota.jobs.runner import ATTEMPTS, Silent, run_job
 from support.commands import QUOTA, Quota
 from support.servers import RedisServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from jobs.store import Place
+    from quota.jobs.store import Place
 
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
@@ -121,7 +121,7 @@ pages = {pages}
     def write_fetch(self, source: str) -> str:
         """A fetch function of one's own beside the configuration; its name for the configuration."""
         module = f"own_fetch_{next(_numbers)}"
-        (self.folder / f"{module}.py").write_text("from jobs.job import Page, first_attempt\n" + source)
+        (self.folder / f"{module}.py").write_text("from quota.jobs.job import Page, first_attempt\n" + source)
         return f"{module}:fetch"
 
     def start(self, *args: str) -> subprocess.Popen[str]:
@@ -570,7 +570,7 @@ def fetch(client, region, cursor, *, store, letter="a"):
     [
         ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
         ("raise ValueError('key=AIza' + 'x' * 35)", "ValueError: key=[redacted]"),
-        ("return None", "TypeError: fetch returned NoneType, not a jobs.job.Page"),
+        ("return None", "TypeError: fetch returned NoneType, not a quota.jobs.job.Page"),
         ("return Page(videos=[{}])", 'ValueError: each of a page\'s videos must be an object with an "id", not {}'),
         ("return Page(cursor={1: {2}})", "ValueError: a page's cursor must be JSON"),
         ("return Page(cursor={'x': (cursor or {'x': 0})['x'] + 1}, complete=False)", "without completing a page"),

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from jobs.emulator import Emulator
-from jobs.triggers import ticks
 from quota.clock import rfc3339
+from quota.jobs.emulator import Emulator
+from quota.jobs.triggers import ticks
 from quota.settings import load_settings
 from support.commands import QUOTA, Quota, one_line
 from support.servers import RedisServer, free_port
@@ -32,8 +32,8 @@ KEY = "a-secret-key-for-the-scheduler"
 # A page that takes PAGE_S seconds, and a line in `trace` when it begins and ends.
 FETCH = """
 import os, time
-from jobs.job import Page, first_attempt
-from jobs.trending import fetch as trending
+from quota.jobs.job import Page, first_attempt
+from quota.jobs.trending import fetch as trending
 
 def note(text):
     with open(os.environ["QUOTA_STATE_DIR"] + "-trace", "a") as file:
@@ -343,7 +343,7 @@ def test_the_page_in_flight_is_stored_and_nothing_is_fetched_twice(
 def test_a_page_that_does_not_end_is_abandoned(tmp_path: Path, upstream: Emulator, start: Any) -> None:
     machine = Machine(tmp_path / "one")
     machine.configure(upstream.address, SLOW % 60)
-    code = "import jobs.runner, quota.cli; jobs.runner.STOP_WITHIN_S = 0.5; quota.cli.main()"
+    code = "import quota.jobs.runner, quota.cli; jobs.runner.STOP_WITHIN_S = 0.5; quota.cli.main()"
     scheduler = start(machine, "-c", code)
     scheduler.until("tick_started")
     while not (machine.folder / "state-trace").exists():

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
-from jobs.emulator import Emulator
+from quota.jobs.emulator import Emulator
 from support.commands import Quota
 
 if TYPE_CHECKING:

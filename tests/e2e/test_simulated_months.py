@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from jobs.emulator import Emulator
-from jobs.runner import run_job
-from jobs.simulation import Refusal, read_state, simulate
-from jobs.triggers import ticks
 from quota.budget import read_entries
+from quota.jobs.emulator import Emulator
+from quota.jobs.runner import run_job
+from quota.jobs.simulation import Refusal, read_state, simulate
+from quota.jobs.triggers import ticks
 from quota.ledger import NEVER
 from quota.limits import DAY_MS, Calendar
 from quota.session import Session
@@ -267,7 +267,7 @@ def test_work_outside_a_bucket_has_no_part_in_its_shares(state_dir: Path, tmp_pa
     of them to others is not held back, and one that fills the searches leaves `units` untouched."""
     config = tmp_path / "quota.toml"
     (tmp_path / "only_searches.py").write_text(
-        "from jobs.job import Page, first_attempt\n"
+        "from quota.jobs.job import Page, first_attempt\n"
         '@first_attempt("search.list")\n'
         "def fetch(client, region, cursor):\n"
         "    client.search().list().execute()\n"

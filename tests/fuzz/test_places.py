@@ -16,9 +16,9 @@ from tenacity import wait_none
 import quota
 from fuzz.generate import damaged, mutated, text, value
 from fuzz.inputs import PARTS, Input, check_line, every
-from jobs.commands import _found_line, _printable
-from jobs.runner import ATTEMPTS, run_job
-from jobs.store import Store, StoreError
+from quota.jobs.commands import _found_line, _printable
+from quota.jobs.runner import ATTEMPTS, run_job
+from quota.jobs.store import Store, StoreError
 from quota.limits import DAY_MS
 from support.plain_http import Answer, Arrived, PlainServer
 

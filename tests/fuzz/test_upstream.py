@@ -15,11 +15,11 @@ from tenacity import wait_none
 import quota
 from fuzz.generate import ODD_TEXT, damaged, mutated, nested, text, value
 from fuzz.inputs import PARTS, Input, check_line, every
-from jobs.commands import _printable
-from jobs.failure import _judge_answer
-from jobs.runner import ATTEMPTS, run_job
 from quota.costs import load_book
 from quota.google import _batched_answers
+from quota.jobs.commands import _printable
+from quota.jobs.failure import _judge_answer
+from quota.jobs.runner import ATTEMPTS, run_job
 from quota.redact import RedactingFilter, redact, register
 from quota.upstream import MAX_MESSAGE_LENGTH, Kind, classify
 from support.plain_http import Answer, Arrived, PlainServer

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from jobs import channels
-from jobs.plan import make_plan
-from jobs.runner import run_job
 from quota.budget import Budget
 from quota.costs import Pool
 from quota.errors import ConfigError, UsageError
+from quota.jobs import channels
+from quota.jobs.plan import make_plan
+from quota.jobs.runner import run_job
 from quota.ledger import NEVER
 from quota.limits import DAY_MS, Limit, Selector, Sliding, View
 from quota.metering import Hosts, Meter

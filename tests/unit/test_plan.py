@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from jobs.fitting import first_that_fits, slower
-from jobs.job import load_fetch
-from jobs.plan import make_plan, render_plan
-from jobs.rounds import in_order
-from jobs.simulation import State, pass_steps, simulate, step_at
-from jobs.store import Place
-from jobs.triggers import ticks
 from quota.errors import CostExceedsLimit, UsageError
+from quota.jobs.fitting import first_that_fits, slower
+from quota.jobs.job import load_fetch
+from quota.jobs.plan import make_plan, render_plan
+from quota.jobs.rounds import in_order
+from quota.jobs.simulation import State, pass_steps, simulate, step_at
+from quota.jobs.store import Place
+from quota.jobs.triggers import ticks
 from quota.limits import DAY_MS
 from quota.settings import JobSettings, load_settings
 from support.commands import Quota, one_line
@@ -23,7 +23,7 @@ from support.commands import Quota, one_line
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from jobs.plan import Plan
+    from quota.jobs.plan import Plan
     from quota.settings import Settings
 
 MONDAY = date(2026, 11, 23)
@@ -52,7 +52,7 @@ regions = ["cats", "dogs", "birds", "fish", "frogs", "bats", "owls"]
 schedule = "every 45m"
 """
 KEYWORDS_PY = """
-from jobs.job import Page, first_attempt
+from quota.jobs.job import Page, first_attempt
 
 @first_attempt("search.list")
 def fetch(client, region, cursor):

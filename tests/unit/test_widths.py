@@ -9,8 +9,8 @@ from datetime import date
 import pytest
 from rich.console import Console, RenderableType
 
-from jobs.plan import make_plan, render_plan
 from quota.budget import Budget
+from quota.jobs.plan import make_plan, render_plan
 from quota.ledger import open_ledger
 from quota.session import Session
 from quota.settings import load_settings
