@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quota.cli import (
+from quota.cli.commands import (
     REFUSED_STATUS,
     config_option,
     fail,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from quota.jobs.job import RegionOutcome, RunReport
     from quota.jobs.runner import Watcher
-    from quota.jobs.store import Found, Place
+    from quota.jobs.store.store import Found, Place
     from quota.session import Session
 
 
@@ -72,7 +72,7 @@ def run(
 def _configured(config: str | None) -> Iterator[Session]:
     """A session over a configuration file. The built-in one has no key to call the API with."""
     import quota
-    from quota.settings import NO_FILE
+    from quota.settings.load import NO_FILE
 
     with quota.open(config) as session:
         if session.settings.path is None:
@@ -82,7 +82,7 @@ def _configured(config: str | None) -> Iterator[Session]:
 
 def _print_report(report: RunReport, as_json: bool, quiet: bool = False) -> None:
     """`quiet`: of a run that is done nothing, of one that failed its errors, of any other why it did not go on."""
-    from quota.clock import host_clock
+    from quota.common.clock import host_clock
     from quota.errors import LedgerError
 
     for region in report.regions:
@@ -112,7 +112,7 @@ def schedule(config: str | None) -> None:
     Example: quota schedule
              quota schedule --config /etc/quota.toml
     """
-    from quota.jobs.schedule import log_schedule, run_schedule
+    from quota.jobs.schedule.scheduler import log_schedule, run_schedule
 
     # A supervisor's SIGTERM is the regular way to end it; Ctrl-C is reported as everywhere else.
     with interruptible({signal.SIGTERM: 0}) as stop, _configured(config) as session:
@@ -142,9 +142,9 @@ def plan(
     from datetime import date
 
     import quota
-    from quota.clock import host_clock
-    from quota.jobs.plan import make_plan, render_plan
-    from quota.jobs.simulation import EMPTY, read_state
+    from quota.common.clock import host_clock
+    from quota.jobs.plan.plan import make_plan, render_plan
+    from quota.jobs.plan.simulation import EMPTY, read_state
 
     try:
         first_day = None if start is None else date.fromisoformat(start)
@@ -188,7 +188,7 @@ def search(words: tuple[str, ...], region: str | None, limit: int, as_json: bool
              quota search 東京 'foot*'
     """
     import quota
-    from quota.jobs.store import Store
+    from quota.jobs.store.store import Store
 
     with quota.open(config) as session:
         settings = session.settings.store
@@ -259,7 +259,7 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
     import quota
     from quota.jobs.emulator import Emulator
     from quota.jobs.runner import run_job
-    from quota.tables import MAX_INTEGER
+    from quota.settings.toml import MAX_INTEGER
 
     if not 1 <= units <= MAX_INTEGER:
         raise quota.UsageError(f"--units {units}: enforce 1 or more, up to {MAX_INTEGER}")
@@ -315,7 +315,7 @@ url = "sqlite:///videos.db"
 
 def _demo_config(folder: Path, address: str, units: int) -> Path:
     import quota
-    from quota.folders import make_folder
+    from quota.common.folders import make_folder
 
     config = folder / "quota.toml"
     try:

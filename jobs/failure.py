@@ -69,7 +69,7 @@ def _is_any(error: Exception, classes: tuple[tuple[str, str], ...]) -> bool:
 
 
 def _judge_answer(status: int, body: bytes, method: str, book: CostBook) -> Failure:
-    from quota.upstream import classify
+    from quota.clients.upstream_errors import classify
 
     said = classify(status, body, method=method, book=book)
     reason = f" ({said.reason})" if said.reason else ""
@@ -88,6 +88,6 @@ def _judge_answer(status: int, body: bytes, method: str, book: CostBook) -> Fail
 
 
 def _redacted(text: str) -> str:
-    from quota.redact import redact
+    from quota.common.redact import redact
 
     return redact(text)

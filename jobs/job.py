@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import quota
-from quota.clock import rfc3339
-from quota.settings import BUILT_IN_FETCHES
+from quota.common.clock import rfc3339
+from quota.settings.load import BUILT_IN_FETCHES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -224,7 +224,7 @@ def load_fetch(name: str, options: Mapping[str, Any] | None = None, folder: Path
     `options` are the job's own; the function must accept them. Raises ConfigError, one line, if it cannot be used.
     """
     if name in BUILT_IN_FETCHES:
-        module_name, function = f"quota.jobs.{name}", "fetch"
+        module_name, function = f"quota.jobs.fetches.{name}", "fetch"
     else:
         module_name, colon, function = name.partition(":")
         if not colon or not module_name or not function:
@@ -280,7 +280,7 @@ def _check_signature(fetch: Fetch, name: str, options: dict[str, Any]) -> None:
     open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in signature.parameters.values())
     unknown = next((option for option in options if option not in signature.parameters), None)
     if unknown is not None and not open_ended:
-        from quota.tables import nearest, show
+        from quota.settings.toml import nearest, show
 
         raise quota.ConfigError(f"fetch = {name!r:.100} has no option {show(unknown)}; {nearest(unknown, known)}")
     given = options | ({"store": None} if "store" in signature.parameters else {})

@@ -33,20 +33,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import quota
 from quota.arguments import texts
-from quota.clock import host_clock
-from quota.events import line
+from quota.common.clock import host_clock
+from quota.common.log import line
 from quota.jobs.failure import Failure, judge
 from quota.jobs.job import Page, RegionOutcome, RunReport, attempt_of, load_fetch, wants_store
-from quota.jobs.store import Place, Store, StoreError
-from quota.ledger import CLOCK_SLACK_MS
+from quota.jobs.store.store import Place, Store, StoreError
+from quota.ledger.contract import CLOCK_SLACK_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from quota import Budget, Decision, Session
     from quota.jobs.job import Fetch, Outcome, RunOutcome
-    from quota.ledger import Charge, Entry
-    from quota.settings import JobSettings
+    from quota.ledger.contract import Charge, Entry
+    from quota.settings.load import JobSettings
 
 ATTEMPTS = 4
 LONGEST_WAIT_S = 4.0
@@ -468,7 +468,7 @@ class _Run:
     def _charges(self) -> Iterable[Charge | Entry]:
         """The charges of this run, and maybe others. What was drawn and repaid stands in both books and counts once."""
         from quota.budget import read_entries
-        from quota.ledger import NEVER
+        from quota.ledger.contract import NEVER
 
         project, run = self.budget.project, self.session.run
         asked = _number(self.session.tokens.next()) - self.tokens_before - 1
@@ -516,7 +516,7 @@ def _number(token: str) -> int:
 def _job(session: Session, name: str) -> JobSettings:
     jobs = session.settings.jobs
     if name not in jobs:
-        from quota.tables import nearest, show
+        from quota.settings.toml import nearest, show
 
         raise quota.UsageError(f"{session.settings.source} has no job {show(name)}; {nearest(name, jobs)}")
     return jobs[name]

@@ -1,1 +1,1 @@
-"""Lua scripts, one atomic operation a file. Read them through `quota.scripts`."""
+"""Lua scripts, one atomic operation a file. Read them through `quota.ledger.redis_scripts`."""

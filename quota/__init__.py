@@ -3,7 +3,7 @@
 What is named here is imported when it is first used: the command must answer Ctrl-C before all that is loaded.
 """
 
-from quota.labels import labels  # at once: later, the module of that name would stand here
+from quota.attribution import labels  # at once: later, the module of that name would stand here
 
 TYPE_CHECKING = False  # `typing` takes longer to import than all of this
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@
     Decision    the answer (quota.decision): admitted, or refused by which limit, what remains, when to come back
 
 `Budget._decide` is the one place that decides; `charge` and `peek` are thin views of it. The comparison itself is the
-ledger's, because it must be atomic with the charge: see `quota.ledger` for its four steps.
+ledger's, because it must be atomic with the charge: see `quota.ledger.contract` for its four steps.
 
 The arithmetic, for a limit of L units over a window, of which U are used, and a call that costs C:
 
@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.arguments import MAX_NUMBER, text, whole, whole_clock
-from quota.clock import host_clock, rfc3339
+from quota.attribution import Tokens, current_labels
+from quota.common.clock import host_clock, rfc3339
+from quota.common.log import warn
 from quota.decision import Decision, LimitState
 from quota.errors import CostExceedsLimit, LedgerError, UnknownCharge, UsageError
-from quota.events import warn
-from quota.labels import Tokens, current_labels
-from quota.ledger import KEEP_SLACK_MS, MOST_READ, NEVER, NOTHING_SEEN, Ask, Charge, Question, kept_ms
+from quota.ledger.contract import KEEP_SLACK_MS, MOST_READ, NEVER, NOTHING_SEEN, Ask, Charge, Question, kept_ms
 from quota.limits import DAY_MS, Calendar, Limit, paced_units, paced_until
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
     from quota.costs import CostBook
     from quota.decision import Reason
-    from quota.ledger import Carry, Entry, Exhaustion, Ledger, Verdict
+    from quota.ledger.contract import Carry, Entry, Exhaustion, Ledger, Verdict
     from quota.limits import Edges, View
-    from quota.memory import Memory
-    from quota.outage import Allowance, Repaid
+    from quota.recovery.allowance import Allowance, Repaid
+    from quota.recovery.high_water_mark import Memory
     from quota.spending import Spend
 
 MOST_LOSSES = 5

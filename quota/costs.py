@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quota.arguments import texts
 from quota.errors import ConfigError, UnknownMethod
-from quota.ledger import NEVER
+from quota.ledger.contract import NEVER
 from quota.limits import DAY_MS, Calendar, Sliding, Window, parse_duration
-from quota.tables import Table, nearest, one_line, parse_toml, read_toml, show
+from quota.settings.toml import Table, nearest, one_line, parse_toml, read_toml, show
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -166,14 +166,14 @@ def load_book(name: str, folder: Path | None = None) -> CostBook:
     known = book_names()
     if name not in known:
         raise ConfigError(f"there is no cost book {show(name)}; {nearest(name, known)}")
-    from quota.resources import read_text
+    from quota.common.resources import read_text
 
     return parse_book(read_text("quota.config", f"costs/{name}.toml"), name)
 
 
 def book_names() -> list[str]:
     """The cost books that are shipped, sorted."""
-    from quota.resources import list_names
+    from quota.common.resources import list_names
 
     return sorted(name.removesuffix(".toml") for name in list_names("quota.config", "costs") if name.endswith(".toml"))
 

@@ -1,13 +1,13 @@
 """The answer to "may this call leave now?": the same from every ledger and every door.
 
-Named tuples, like the values of `quota.ledger`, and for the same reason: each decision makes some.
+Named tuples, like the values of `quota.ledger.contract`, and for the same reason: each decision makes some.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from quota.clock import rfc3339, utc
+from quota.common.clock import rfc3339, utc
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -57,7 +57,7 @@ class LedgerError(QuotaError):
 class BadAnswer(QuotaError):
     """Upstream's answer is too large, too slow, or not what the API promises. The attempt stays charged.
 
-    Raised only by a client that was given limits: those of jobs are, see `quota.google.service`.
+    Raised only by a client that was given limits: those of jobs are, see `quota.clients.google.service`.
     """
 
     exit_status = 1

@@ -5,22 +5,22 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from quota.attribution import Tokens, machine_name
 from quota.budget import Budget
-from quota.clock import host_clock
+from quota.common.clock import host_clock
 from quota.errors import ConfigError, UsageError
-from quota.labels import Tokens, machine_name
-from quota.settings import Settings, load_settings, state_folder
-from quota.tables import listed, nearest, one_line, show
+from quota.settings.load import Settings, load_settings, state_folder
+from quota.settings.toml import listed, nearest, one_line, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
     from types import TracebackType
 
-    from quota.ledger import Ledger
-    from quota.memory import Memory
-    from quota.outage import Allowance
-    from quota.settings import CredentialSettings
+    from quota.ledger.contract import Ledger
+    from quota.recovery.allowance import Allowance
+    from quota.recovery.high_water_mark import Memory
+    from quota.settings.load import CredentialSettings
 
 JITTER_MS = 60_000
 
@@ -53,7 +53,7 @@ class Session:
     def ledger(self) -> Ledger:
         """The one ledger of this session, opened when first asked for."""
         if self._ledger is None:
-            from quota.ledger import open_ledger
+            from quota.ledger.contract import open_ledger
 
             url = self.settings.ledger.url
             if url.startswith(f"sqlite:///{state_folder()}{os.sep}"):
@@ -98,7 +98,7 @@ class Session:
         if self.settings.ledger.url == "sqlite://":
             return None
         if project not in self._memories:
-            from quota.memory import memory_path, open_memory
+            from quota.recovery.high_water_mark import memory_path, open_memory
 
             self._memories[project] = open_memory(memory_path(state_folder(), self.ledger.label, project), project)
         return self._memories[project]
@@ -107,7 +107,7 @@ class Session:
         """What this machine may spend while the ledger cannot answer, where the configuration allows any."""
         allowed = self.settings.ledger.unavailable
         if self._allowance is None and allowed is not None:
-            from quota.outage import Allowance
+            from quota.recovery.allowance import Allowance
 
             path = str(state_folder() / "allowance.db")
             clock = self._clock or host_clock
@@ -119,8 +119,8 @@ class Session:
         chosen = self.credential(credential)
         if chosen.key_ref is None:
             return None
-        from quota.redact import install, register
-        from quota.settings import read_key
+        from quota.common.redact import install, register
+        from quota.settings.load import read_key
 
         secret = read_key(chosen.key_ref)
         register(secret)
@@ -130,10 +130,10 @@ class Session:
     def google(self, credential: str | None = None, api: str = "youtube", version: str = "v3", **options: Any) -> Any:
         """A `googleapiclient` service whose every HTTP attempt is charged to the credential's budget.
 
-        A refusal is raised as `quota.Refused` from `execute()`. `options` go to `quota.google.service`. It lives as
-        long as the session.
+        A refusal is raised as `quota.Refused` from `execute()`. `options` go to `quota.clients.google.service`. It
+        lives as long as the session.
         """
-        from quota.google import service
+        from quota.clients.google import service
 
         chosen = self.credential(credential)
         options.setdefault("endpoint", chosen.endpoint)
@@ -150,7 +150,7 @@ class Session:
         ledger, self._ledger = self._ledger, None
         self._budgets.clear()
         while self._memories:
-            from quota.memory import close_memory
+            from quota.recovery.high_water_mark import close_memory
 
             close_memory(self._memories.popitem()[1])
         if ledger is not None:
@@ -179,7 +179,7 @@ def make_state_folder() -> Path:
     folder = state_folder()
     if os.path.isdir(folder):
         return folder
-    from quota.folders import make_folder  # late: a machine needs it once
+    from quota.common.folders import make_folder  # late: a machine needs it once
 
     try:
         make_folder(folder)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quota.arguments import texts
 from quota.budget import read_entries
-from quota.clock import rfc3339, utc
+from quota.common.clock import rfc3339, utc
 from quota.errors import Refused
-from quota.ledger import NEVER
+from quota.ledger.contract import NEVER
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Calendar, paced_until
 from quota.session import machine_jitter_ms
-from quota.settings import BUILT_IN_FETCHES, BUILT_IN_NOTICE
-from quota.tables import printable
+from quota.settings.load import BUILT_IN_FETCHES, BUILT_IN_NOTICE
+from quota.settings.toml import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from quota.budget import Budget, Outlook
     from quota.costs import CostBook
     from quota.decision import Decision, LimitState
-    from quota.ledger import Entry, Exhaustion, Ledger
+    from quota.ledger.contract import Entry, Exhaustion, Ledger
     from quota.limits import Limit, Selector, Window
     from quota.session import Session
 

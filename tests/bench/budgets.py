@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quota.budget import Budget
-from quota.clock import host_clock
+from quota.common.clock import host_clock
 from quota.decision import Decision
-from quota.ledger import Charge
+from quota.ledger.contract import Charge
 from quota.limits import DAY_MS, Calendar, Limit, Selector, Sliding, View
-from quota.outage import Allowance
+from quota.recovery.allowance import Allowance
 from support.books import BOOK
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from quota.decision import Decision
-    from quota.ledger import Ledger
+    from quota.ledger.contract import Ledger
 
 PLENTY = 10**9
 CHEAP, DEAR = "videos.list", "search.list"
@@ -53,7 +53,7 @@ def budget(ledger: Ledger, project: str, limits: Sequence[Limit], *, clock: Call
 
 def guarded(ledger: Ledger, project: str, limits: Sequence[Limit], folder: Path) -> Budget:
     """As a session makes it: with what remembers the ledger, and what answers while the ledger cannot."""
-    from quota.memory import Memory  # not above: an earlier revision, as in `bench.before`, has none
+    from quota.recovery.high_water_mark import Memory  # not above: an earlier revision, as in `bench.before`, has none
 
     return Budget(
         credential="main",

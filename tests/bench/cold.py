@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NOTHING = ("-c", "pass")
-SCRIPT = "import sys\nfrom quota.command import main\nsys.exit(main())\n"
+SCRIPT = "import sys\nfrom quota.cli.entry import main\nsys.exit(main())\n"
 """What pip installs as the command `quota`."""
 
 FULL = """

@@ -30,15 +30,15 @@ from bench.budgets import (
 from bench.peers import REDIS_PEERS
 from bench.race import Contestant, race
 from bench.report import Bar, Report
-from quota.ledger import open_ledger
-from quota.redis_ledger import TIMEOUT_S
+from quota.ledger.contract import open_ledger
+from quota.ledger.redis_ledger import TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from bench.before import Before
-    from quota.ledger import Ledger, Question, Verdict
+    from quota.ledger.contract import Ledger, Question, Verdict
     from support.servers import RedisServer
 
 NOTHING = "return 1"

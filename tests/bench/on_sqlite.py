@@ -24,14 +24,14 @@ from bench.budgets import (
 from bench.peers import pyrate_sqlite
 from bench.race import Contestant, race
 from bench.report import Bar, Report
-from quota.ledger import open_ledger
+from quota.ledger.contract import open_ledger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from bench.before import Before
-    from quota.ledger import Ledger
+    from quota.ledger.contract import Ledger
 
 DAY_UNITS = 9_500
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-from quota.jobs.plan import make_plan
-from quota.settings import load_settings
+from quota.jobs.plan.plan import make_plan
+from quota.settings.load import load_settings
 
 DAY = date(2026, 11, 23)
 SIZES = (100, 1_000)

@@ -20,14 +20,14 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from quota.labels import Tokens
+from quota.attribution import Tokens
 from quota.session import Session
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from quota.budget import Budget
-    from quota.settings import Settings
+    from quota.settings.load import Settings
 
 
 def now_ms() -> int:

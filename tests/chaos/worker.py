@@ -27,10 +27,10 @@ from chaos import pages
 from chaos.journal import Journal, NotedSession, NotedWarnings
 from chaos.scene import CHEAP, DEAR, HEAL_S, JOB, KEY, REGIONS
 from quota.jobs.runner import Silent, run_job
-from quota.settings import load_settings
+from quota.settings.load import load_settings
 
 if TYPE_CHECKING:
-    from quota.jobs.store import Place
+    from quota.jobs.store.store import Place
 
 DEAR_SHARE = 0.04
 """Of the plain charges, how many are dear: more than they get."""

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from quota.budget import Budget
-from quota.ledger import Ledger, open_ledger
+from quota.ledger.contract import Ledger, open_ledger
 from quota.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.books import BOOK
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from quota.attribution import labels
 from quota.budget import Budget
-from quota.clock import host_clock
+from quota.clients.google import service
+from quota.clients.metering import Meter
+from quota.common.clock import host_clock
 from quota.costs import Price
 from quota.errors import UnknownCharge, UsageError
-from quota.google import service
-from quota.labels import labels
-from quota.ledger import NEVER, Exhaustion, open_ledger
+from quota.ledger.contract import NEVER, Exhaustion, open_ledger
 from quota.limits import DAY_MS, Limit, Selector, Sliding, View
-from quota.metering import Meter
-from quota.outage import Allowance
+from quota.recovery.allowance import Allowance
 from support.books import BOOK
 
 from .conftest import limit

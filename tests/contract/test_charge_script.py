@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
+from quota.ledger.redis_scripts import script
 from quota.limits import DAY_MS, HOUR_MS
-from quota.scripts import script
 from support.random_scripts import RandomScripts
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ import pytest
 
 from contract.conftest import limit
 from quota.budget import Budget
-from quota.clock import elapsed_s
-from quota.ledger import CLOCK_SLACK_MS, open_ledger
+from quota.common.clock import elapsed_s
+from quota.ledger.contract import CLOCK_SLACK_MS, open_ledger
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Calendar, Limit, Selector, View
 from support.books import BOOK
 
 if TYPE_CHECKING:
-    from quota.ledger import Ledger
+    from quota.ledger.contract import Ledger
 
 NOW = 1_793_000_000_000
 UNITS = 60

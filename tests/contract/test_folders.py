@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 import quota
-from quota.clock import host_clock
-from quota.folders import make_folder
-from quota.ledger import Charge, open_ledger
+from quota.common.clock import host_clock
+from quota.common.folders import make_folder
+from quota.ledger.contract import Charge, open_ledger
 from quota.limits import DAY_MS
-from quota.memory import Memory
-from quota.outage import Allowance
+from quota.recovery.allowance import Allowance
+from quota.recovery.high_water_mark import Memory
 from quota.session import make_state_folder
 from support.commands import Quota
 

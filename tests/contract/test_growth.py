@@ -18,12 +18,12 @@ import redis
 
 from contract.conftest import limit
 from quota.budget import Budget
+from quota.common.sqlite_file import PAGE_BYTES
 from quota.jobs.job import Page
-from quota.jobs.store import Store
-from quota.ledger import KEEP_MS, Charge, Exhaustion, open_ledger
+from quota.jobs.store.store import Store
+from quota.ledger.contract import KEEP_MS, Charge, Exhaustion, open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
-from quota.outage import Allowance
-from quota.sqlite_file import PAGE_BYTES
+from quota.recovery.allowance import Allowance
 from support.books import BOOK
 
 if TYPE_CHECKING:

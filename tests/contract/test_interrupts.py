@@ -20,19 +20,19 @@ import pytest
 
 import quota
 from contract.conftest import Setup, limit
-from quota import sqlite_file
 from quota.budget import read_entries
-from quota.clock import host_clock
+from quota.common import sqlite_file
+from quota.common.clock import host_clock
 from quota.errors import LedgerError
-from quota.ledger import NEVER, Charge, open_ledger
+from quota.ledger.contract import NEVER, Charge, open_ledger
 from quota.limits import DAY_MS
-from quota.outage import Allowance
+from quota.recovery.allowance import Allowance
 from support.interrupts import Interrupted, at_every_place, interrupt
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from quota.ledger import Ledger
+    from quota.ledger.contract import Ledger
 
 
 @pytest.fixture(autouse=True)
@@ -325,7 +325,7 @@ def test_charges_interrupted_by_signals_refuse_nobody_and_are_counted(
 
 def test_a_request_interrupted_anywhere_is_not_taken_for_the_next_one() -> None:
     """What is sent says which method it is: said for longer, the next batch would be charged as one call of it."""
-    from quota import google
+    from quota.clients import google
 
     budget = _setup(open_ledger("sqlite://")).budget()
     kept: list[Exception] = []

@@ -13,7 +13,7 @@ import pytest
 from contract.conftest import limit
 from quota.budget import Budget, read_entries
 from quota.errors import UnknownCharge, UsageError
-from quota.ledger import KEEP_MS, NEVER, Exhaustion, open_ledger
+from quota.ledger.contract import KEEP_MS, NEVER, Exhaustion, open_ledger
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 from support.books import BOOK
 

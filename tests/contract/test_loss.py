@@ -13,12 +13,12 @@ import pytest
 import redis
 
 from contract.conftest import limit
-from quota import memory
 from quota.budget import Budget
-from quota.ledger import KEEP_MS, NEVER, Carry, Charge, Question, open_ledger
+from quota.ledger.contract import KEEP_MS, NEVER, Carry, Charge, Question, open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
-from quota.memory import Memory, close_memory, memory_path, open_memory
-from quota.slots import SLOT_BYTES, Slots
+from quota.recovery import high_water_mark as memory
+from quota.recovery.high_water_mark import Memory, close_memory, memory_path, open_memory
+from quota.recovery.watermark_file import SLOT_BYTES, Slots
 from support.books import BOOK
 from support.interrupts import Interrupted, at_place
 from support.losses import Machine, RedisPlace, SqlitePlace
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
     from pathlib import Path
 
-    from quota.ledger import Entry, Id
+    from quota.ledger.contract import Entry, Id
     from support.losses import Place
 
 NOW = 1_793_000_000_000
@@ -688,7 +688,7 @@ def _note_and_rest(path: str, at_ms: int, noted: Event, over: Event) -> None:
 
 def test_a_clock_set_back_makes_nobody_compare_for_ever(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """What another process noted in an earlier epoch, before it rested, is dated later than all that comes now."""
-    monkeypatch.setattr("quota.memory.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("quota.recovery.high_water_mark.LOOK_EVERY_S", 0.0)
     machine = site.machine()
     charge(machine.budget(limit(100)), 5)
     context = multiprocessing.get_context("fork")

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import quota.slots
+import quota.recovery.watermark_file
 from contract.conftest import limit
 from quota.budget import Budget
-from quota.ledger import open_ledger
+from quota.ledger.contract import open_ledger
 from quota.limits import DAY_MS, HOUR_MS
-from quota.memory import Memory
-from quota.slots import Slots
+from quota.recovery.high_water_mark import Memory
+from quota.recovery.watermark_file import Slots
 from support.books import BOOK
 
 if TYPE_CHECKING:
@@ -116,10 +116,10 @@ def test_what_does_not_fit_into_a_slot_is_said(
     assert budget.charge("search.list", units=10).admitted
     (memory,) = scene.opened
     text = memory._slot().text([(ask.view.name, DAY_MS) for ask in memory._asks])
-    head = quota.slots._head_of(len(memory._units)).size + 4
+    head = quota.recovery.watermark_file._head_of(len(memory._units)).size + 4
     cells = sum(len(line) + 1 for line in text.splitlines() if line.count("\t") == 2)
     assert cells
-    monkeypatch.setattr(quota.slots, "SLOT_BYTES", head + len(text) - cells - (not room))
+    monkeypatch.setattr(quota.recovery.watermark_file, "SLOT_BYTES", head + len(text) - cells - (not room))
     scene.now_ms += 60_000
     assert not budget.charge("search.list", units=1).admitted
     said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
@@ -133,7 +133,7 @@ def test_a_process_that_finds_no_slot_reads_those_of_the_others(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It cannot write what it sees; what the others saw it holds against the ledger like everybody."""
-    monkeypatch.setattr(quota.slots, "SLOTS", 1)
+    monkeypatch.setattr(quota.recovery.watermark_file, "SLOTS", 1)
     first = scene.budget(*_limits(9))
     for _ in range(10):
         assert first.charge("videos.list").admitted

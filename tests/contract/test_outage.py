@@ -15,9 +15,9 @@ import quota
 from contract.conftest import limit
 from quota.budget import Budget, read_entries
 from quota.errors import LedgerError, UnknownCharge
-from quota.ledger import NEVER, Charge, open_ledger
+from quota.ledger.contract import NEVER, Charge, open_ledger
 from quota.limits import DAY_MS
-from quota.outage import LOOK_AGAIN_MS, REPAID_AT_ONCE, Allowance
+from quota.recovery.allowance import LOOK_AGAIN_MS, REPAID_AT_ONCE, Allowance
 from support.books import BOOK
 from support.servers import RedisServer
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from quota.ledger import Ledger
+    from quota.ledger.contract import Ledger
 
     Outage = AbstractContextManager[None]
 

@@ -10,22 +10,22 @@ from zoneinfo import ZoneInfo
 import pytest
 from click.testing import CliRunner
 
-from quota.cli import cli
+from quota.cli.commands import cli
+from quota.clients.metering import Meter
 from quota.costs import parse_book
 from quota.errors import CostExceedsLimit, LedgerError
-from quota.ledger import NEVER
+from quota.ledger.contract import NEVER
 from quota.limits import Calendar, Limit, Selector, View
-from quota.lint import lint
-from quota.metering import Meter
-from quota.outage import Allowance
-from quota.settings import load_settings
+from quota.recovery.allowance import Allowance
+from quota.settings.lint import lint
+from quota.settings.load import load_settings
 
 from .conftest import limit
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from quota.ledger import Question, Verdict
+    from quota.ledger.contract import Question, Verdict
 
     from .conftest import Setup
 

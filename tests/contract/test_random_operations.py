@@ -6,13 +6,13 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from quota.ledger import open_ledger
+from quota.ledger.contract import open_ledger
 from support.random_operations import RandomOperations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quota.ledger import Ledger
+    from quota.ledger.contract import Ledger
 
 OPERATIONS = int(os.environ.get("QUOTA_TEST_OPERATIONS", "5000"))
 SEEDS = 10

@@ -19,8 +19,8 @@ import redis
 
 from contract.conftest import limit
 from quota.budget import Budget
-from quota.ledger import open_ledger
-from quota.redis_connection import Connections
+from quota.ledger.contract import open_ledger
+from quota.ledger.redis_connection import Connections
 from support.books import BOOK
 from support.proxy import Proxy
 from support.servers import RedisServer

@@ -21,12 +21,12 @@ import redis
 
 from contract.conftest import limit
 from quota.budget import Budget
+from quota.common.redact import redact
 from quota.errors import ConfigError, LedgerError, UnknownCharge
-from quota.ledger import NEVER, Ask, Charge, Exhaustion, Question, Verdict, open_ledger
+from quota.ledger.contract import NEVER, Ask, Charge, Exhaustion, Question, Verdict, open_ledger
+from quota.ledger.redis_ledger import RedisLedger
 from quota.limits import DAY_MS, HOUR_MS, Selector, Sliding, View
-from quota.memory import Memory
-from quota.redact import redact
-from quota.redis_ledger import RedisLedger
+from quota.recovery.high_water_mark import Memory
 from support.books import BOOK
 from support.plain_http import Answer, PlainServer
 from support.proxy import Kind, Proxy
@@ -38,7 +38,7 @@ from support.servers import RedisServer, executables, free_port, redis_executabl
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from quota.ledger import Ledger
+    from quota.ledger.contract import Ledger
 
 PASSWORD = "s3cret-p%40ss"  # noqa: S105  # what the tests look for in every output
 SPELLINGS = (PASSWORD, "s3cret-p@ss", "s3cret")

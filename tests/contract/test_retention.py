@@ -12,10 +12,10 @@ import redis
 import quota
 from contract.conftest import limit
 from quota.budget import Budget, read_entries
-from quota.clock import host_clock
-from quota.ledger import KEEP_MS, KEEP_SLACK_MS, NEVER, Carry, Charge, Exhaustion, open_ledger
+from quota.common.clock import host_clock
+from quota.ledger.contract import KEEP_MS, KEEP_SLACK_MS, NEVER, Carry, Charge, Exhaustion, open_ledger
 from quota.limits import DAY_MS, HOUR_MS, SECOND_MS, Calendar, Limit, Selector, Sliding, View
-from quota.outage import Allowance
+from quota.recovery.allowance import Allowance
 from quota.status import exact_from
 from support.books import BOOK
 from support.commands import Quota

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-import quota.redis_ledger
-import quota.sqlite_ledger
+import quota.ledger.redis_ledger
+import quota.ledger.sqlite_ledger
 from contract.conftest import limit
 from contract.test_charge_script import ALL, KEEP_MS, LOG, NOW, STATE, Scripts, scripts
 from contract.test_redis_ledger import calls, opened, server
 from quota.budget import Budget
 from quota.errors import LedgerError
-from quota.ledger import NEVER, Charge, open_ledger
+from quota.ledger.contract import NEVER, Charge, open_ledger
 from quota.limits import DAY_MS, MINUTE_MS
 from support.books import BOOK
 from support.proxy import Proxy
@@ -122,7 +122,7 @@ def test_a_correction_reaches_every_view_however_many_fields_there_are(scripts: 
 def test_a_log_longer_than_may_be_read_in_one_question_is_read_on_by_the_next(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quota.redis_ledger, "MOST_PARTS", 2)
+    monkeypatch.setattr(quota.ledger.redis_ledger, "MOST_PARTS", 2)
     with opened(server.url, 10**6) as (budget, ledger):
         others = Budget(credential="w", project="p", book=BOOK, limits=(), ledger=ledger)
         for _ in range(2_500):
@@ -150,7 +150,7 @@ def test_more_projects_and_questions_than_are_kept_in_mind(server: RedisServer, 
 
 
 def test_the_embedded_ledger_trims_a_bounded_number_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quota.sqlite_ledger, "TRIM_AT_ONCE", 10)
+    monkeypatch.setattr(quota.ledger.sqlite_ledger, "TRIM_AT_ONCE", 10)
     now_ms = [NOW]
     ledger = open_ledger("sqlite://", clock=lambda: now_ms[0])
     budget = Budget(

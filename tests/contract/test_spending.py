@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.ledger import KEEP_MS, open_ledger
+from quota.ledger.contract import KEEP_MS, open_ledger
 from quota.limits import DAY_MS, HOUR_MS
 from quota.session import Session
-from quota.settings import load_settings
+from quota.settings.load import load_settings
 from quota.status import read_spending, read_status
 from support.commands import Quota
 

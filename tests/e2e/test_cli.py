@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from quota.cli import cli
+from quota.cli.commands import cli
 from quota.errors import LedgerError
-from quota.ledger import Exhaustion
-from quota.sqlite_ledger import SCHEMA_VERSION, SqliteLedger
+from quota.ledger.contract import Exhaustion
+from quota.ledger.sqlite_ledger import SCHEMA_VERSION, SqliteLedger
 from support.commands import QUOTA, Quota, one_line
 from support.users import not_root
 
@@ -338,7 +338,7 @@ command.load()()
 """
 
 
-@pytest.mark.parametrize("module", ["click", "quota.settings", "quota.status"])
+@pytest.mark.parametrize("module", ["click", "quota.settings.load", "quota.status"])
 def test_an_interrupt_before_the_command_has_loaded_is_quiet(quota: Quota, module: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", STARTED.format(module=module)],
@@ -381,7 +381,7 @@ def test_watching_in_json_is_a_line_each_time(quota: Quota) -> None:
 def test_watching_ends_when_its_reader_goes_away(quota: Quota) -> None:
     assert (
         quota.shell(
-            "timeout 20 bash -c 'exec \"$0\" -m quota.cli status --watch' " + sys.executable + " | true"
+            "timeout 20 bash -c 'exec \"$0\" -m quota.cli.commands status --watch' " + sys.executable + " | true"
         ).returncode
         == 0
     )
@@ -570,7 +570,7 @@ def test_a_cheap_call_goes_on_within_the_allowance_and_is_repaid(quota: Quota) -
 
 MODULES = """
 import json, sys
-from quota.cli import _main
+from quota.cli.commands import _main
 sys.argv[1:] = {args!r}
 status = _main()
 print(json.dumps(sorted(sys.modules)), file=sys.stderr)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from quota.clock import rfc3339
+from quota.common.clock import rfc3339
 from quota.jobs.emulator import Emulator
 from quota.limits import DAY_MS
 from support.commands import QUOTA, Quota, one_line

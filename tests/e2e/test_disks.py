@@ -20,7 +20,7 @@ import quota
 from quota.budget import read_entries
 from quota.jobs.emulator import Emulator
 from quota.jobs.runner import run_job
-from quota.ledger import NEVER
+from quota.ledger.contract import NEVER
 from support.commands import Quota, one_line
 from support.users import not_root
 

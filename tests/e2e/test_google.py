@@ -29,14 +29,14 @@ from googleapiclient.http import BatchHttpRequest, HttpRequest, MediaInMemoryUpl
 
 import quota
 from quota.budget import Budget
+from quota.clients.google import MeteredHttp, service
+from quota.clients.metering import Meter
 from quota.costs import load_book
 from quota.errors import ConfigError, Refused, UsageError
-from quota.google import MeteredHttp, service
 from quota.jobs.emulator import Emulator
-from quota.ledger import NEVER, Entry, Ledger
+from quota.ledger.contract import NEVER, Entry, Ledger
+from quota.ledger.sqlite_ledger import SqliteLedger
 from quota.limits import DAY_MS, Limit, Selector, Sliding, View
-from quota.metering import Meter
-from quota.sqlite_ledger import SqliteLedger
 from support.plain_http import Answer, Arrived, PlainServer
 
 KEY = "AIza-the-secret-of-these-tests"
@@ -748,8 +748,8 @@ FORKED = """
 import os, sys
 from quota.budget import Budget
 from quota.costs import load_book
-from quota.google import MeteredHttp, service
-from quota.ledger import open_ledger
+from quota.clients.google import MeteredHttp, service
+from quota.ledger.contract import open_ledger
 ledger = open_ledger(sys.argv[2])
 budget = Budget(credential="main", project="p", book=load_book("youtube-v3"), limits=[], ledger=ledger)
 with service(budget, endpoint=sys.argv[1], key="some-key-or-other") as youtube:
@@ -777,7 +777,7 @@ def test_a_forked_child_does_not_read_its_parents_answers(upstream: Emulator, le
 
 def test_nothing_imports_the_client_before_a_service_is_made() -> None:
     code = (
-        "import sys, quota, quota.metering, quota.upstream, quota.redact, quota.transport, quota.session\n"
+        "import sys, quota, quota.clients.metering, quota.clients.upstream_errors, quota.common.redact, quota.clients.requests, quota.session\n"
         "print(sys.modules.keys() & {'googleapiclient', 'httplib2', 'google.auth', 'requests', 'urllib3', 'httpx'})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

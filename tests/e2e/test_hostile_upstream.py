@@ -46,12 +46,12 @@ url = "sqlite:///videos.db"
 """
 
 MEASURED = """
-import atexit, quota.cli
+import atexit, quota.cli.commands
 def measure():
     (peak,) = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
     open("memory_kb", "w").write(peak)
 atexit.register(measure)
-quota.cli.main()
+quota.cli.commands.main()
 """
 
 Answer = Callable[[str], Iterable[bytes]]

@@ -38,7 +38,7 @@ def test_every_line_of_the_log_begins_with_a_name_and_carries_values() -> None:
     assert len(found) > 15
     for place, call in found.items():
         texts = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-        # "%s" is for what `quota.events.line` made, which takes a name and values.
+        # "%s" is for what `quota.common.log.line` made, which takes a name and values.
         assert texts, place
         assert texts[0] in ("%s", "%s: %s") or re.match(r"[a-z]+(_[a-z]+)+( [a-z_]+=%[sdr])+(: |$|;)", texts[0]), place
         assert not [keyword for keyword in call.keywords if keyword.arg == "extra"], f"{place}: no formatter shows it"

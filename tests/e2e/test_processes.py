@@ -35,7 +35,7 @@ import quota
 from quota.budget import read_entries
 from quota.jobs.emulator import Emulator
 from quota.jobs.runner import run_job
-from quota.ledger import NEVER
+from quota.ledger.contract import NEVER
 from quota.status import read_status
 from support.commands import Quota
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from quota.jobs.job import RunReport
-    from quota.ledger import Entry
+    from quota.ledger.contract import Entry
     from support.servers import RedisServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -186,7 +186,7 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path, state_dir: Path) -> 
 
 KILLED = """
 import os, sys
-from quota.cli import main
+from quota.cli.commands import main
 event, where, nth, then = sys.argv[1:5]
 nth, seen = int(nth), 0
 (module, function), (then_module, then_function) = where.split(":"), then.split(":")
@@ -194,7 +194,7 @@ def any_of_ours(frame, what, _):
     global seen
     name = frame.f_globals.get("__name__") or ""
     # The store takes nine of ten calls, to put a page's texts together.
-    if what == "call" and name.startswith("quota.") and name != "quota.jobs.store":
+    if what == "call" and name.startswith("quota.") and name != "quota.jobs.store.store":
         seen += 1
         if seen == nth:
             os.kill(os.getpid(), 9)
@@ -233,32 +233,49 @@ class Step(NamedTuple):
 
 # In the order in which a tick takes them. The third page is the first of the second region.
 STEPS = [
-    Step("with a new store half made", "return", "quota.sqlite_file:statements", 1, 0, 0),
+    Step("with a new store half made", "return", "quota.common.sqlite_file:statements", 1, 0, 0),
     Step("before the first decision", "call", "quota.budget:Budget._decide", 1, 0, 0),
-    Step("with the first charge made, and not all of it noted", "call", "quota.memory:Memory.read_log", 1, 1, 0),
-    Step("before a charge", "call", "quota.metering:Meter.attempt", 3, 2, 2),
-    Step("after the ledger's commit, before the request", "return", "quota.metering:Meter.attempt", 3, 3, 2),
-    Step("with the request sent", "return", "quota.google:_Connection.send", 3, 3, 2),
+    Step(
+        "with the first charge made, and not all of it noted",
+        "call",
+        "quota.recovery.high_water_mark:Memory.read_log",
+        1,
+        1,
+        0,
+    ),
+    Step("before a charge", "call", "quota.clients.metering:Meter.attempt", 3, 2, 2),
+    Step("after the ledger's commit, before the request", "return", "quota.clients.metering:Meter.attempt", 3, 3, 2),
+    Step("with the request sent", "return", "quota.clients.google:_Connection.send", 3, 3, 2),
     Step("with the answer's head read", "return", "http.client:HTTPResponse.begin", 3, 3, 2),
-    Step("after the answer, before the store", "call", "quota.jobs.store:Store.keep", 3, 3, 2),
-    Step("in the store's transaction", "call", "quota.jobs.store:_video", 2 * ITEMS + 20, 3, 2),
-    Step("with the page stored, its place not", "return", "quota.jobs.store:_video", 3 * ITEMS, 3, 2, "json:dumps"),
-    Step("after the store's commit", "return", "quota.jobs.store:Store.keep", 3, 3, 3),
-    Step("after a region's last page", "return", "quota.jobs.store:Store.keep", 2, 2, 2),
+    Step("after the answer, before the store", "call", "quota.jobs.store.store:Store.keep", 3, 3, 2),
+    Step("in the store's transaction", "call", "quota.jobs.store.store:_video", 2 * ITEMS + 20, 3, 2),
+    Step(
+        "with the page stored, its place not", "return", "quota.jobs.store.store:_video", 3 * ITEMS, 3, 2, "json:dumps"
+    ),
+    Step("after the store's commit", "return", "quota.jobs.store.store:Store.keep", 3, 3, 3),
+    Step("after a region's last page", "return", "quota.jobs.store.store:Store.keep", 2, 2, 2),
     Step("before the report", "call", "quota.jobs.runner:_Run._report", 1, 4, 4),
-    Step("in the report's reading", "call", "quota.jobs.runner:_Run._report", 1, 4, 4, "quota.budget:read_entries"),
+    Step(
+        "in the report's reading",
+        "call",
+        "quota.jobs.runner:_Run._report",
+        1,
+        4,
+        4,
+        "quota.ledger.contract:read_entries",
+    ),
     Step("before the report is printed", "call", "quota.jobs.commands:_print_report", 1, 4, 4),
     Step("after the report", "return", "quota.jobs.commands:_print_report", 1, 4, 4),
 ]
 IN_SQLITE = [
-    Step("with a new ledger half made", "return", "quota.sqlite_file:statements", 2, 0, 0),
-    Step("in the ledger's transaction", "return", "quota.sqlite_ledger:SqliteLedger._append", 3, 2, 2),
+    Step("with a new ledger half made", "return", "quota.common.sqlite_file:statements", 2, 0, 0),
+    Step("in the ledger's transaction", "return", "quota.ledger.sqlite_ledger:SqliteLedger._append", 3, 2, 2),
 ]
 # The decisions are one peek and then the charges.
 IN_REDIS = [
     Step(
         "with the charge sent, its answer unread",
-        *("call", "quota.redis_ledger:RedisLedger.decide", 4, 3, 2),
+        *("call", "quota.ledger.redis_ledger:RedisLedger.decide", 4, 3, 2),
         then="redis.connection:AbstractConnection.read_response",
     ),
 ]
@@ -345,7 +362,7 @@ def test_a_repayment_killed_before_its_note_is_not_made_twice(machine: Machine) 
         assert [session.budget().charge("videos.list").source for _ in range(3)] == ["allowance"] * 3
     machine.ledger = ledger
     machine.configure(unavailable="{ max_cost = 1, allowance = 5 }")
-    killed_at(machine, Step("", "call", "quota.outage:Allowance._mark_repaid", 1, 3, 0))
+    killed_at(machine, Step("", "call", "quota.recovery.allowance:Allowance._mark_repaid", 1, 3, 0))
     assert machine.units() == 3
     assert machine.tick().outcome == "done"
     assert machine.units() == 3 + PAGES * len(REGIONS)
@@ -358,12 +375,12 @@ def test_a_repayment_killed_before_its_note_is_not_made_twice(machine: Machine) 
 # Everything is imported before the starting shot, so that the processes meet where they open their files.
 WAITING = """
 import sys
-import quota, quota.cli, quota.budget, quota.limits, quota.outage, quota.session, quota.settings
-import quota.sqlite_file, quota.sqlite_ledger, quota.redis_ledger, quota.upstream
+import quota, quota.cli.commands, quota.budget, quota.limits, quota.recovery.allowance, quota.session, quota.settings.load
+import quota.common.sqlite_file, quota.ledger.sqlite_ledger, quota.ledger.redis_ledger, quota.clients.upstream_errors
 print("ready", flush=True)
 sys.stdin.readline()
 """
-BY_COMMAND = WAITING + "quota.cli.main()"
+BY_COMMAND = WAITING + "quota.cli.commands.main()"
 IN_PYTHON = """
 import json
 times = int(sys.argv[1])
@@ -435,7 +452,7 @@ def test_sixteen_processes_at_once_draw_exactly_the_allowance_and_repay_it_once(
 
 
 STORING = """
-from quota.jobs.store import Store
+from quota.jobs.store.store import Store
 with Store("videos.db", retention_ms=10**12) as store:
     for _ in range(3):
         assert [place.region for place in store.begin(sys.argv[1], ["DE"])] == ["DE"]
@@ -445,7 +462,9 @@ with Store("videos.db", retention_ms=10**12) as store:
 def test_sixteen_processes_at_once_make_one_store(tmp_path: Path) -> None:
     with Emulator() as upstream:
         machine = Machine(tmp_path, "", upstream)
-        ended = all_at_once(machine, WAITING.replace("import quota,", "import quota.jobs.store, quota,") + STORING, "t")
+        ended = all_at_once(
+            machine, WAITING.replace("import quota,", "import quota.jobs.store.store, quota,") + STORING, "t"
+        )
     assert [(status, err) for status, _, err in ended] == [(0, "")] * CROWD
     assert machine.rows("SELECT job, region, pending FROM places") == [("t", "DE", 1)]
 

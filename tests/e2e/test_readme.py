@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.cli import cli
+from quota.cli.commands import cli
 from quota.jobs.emulator import Emulator
 from support.commands import Quota
 

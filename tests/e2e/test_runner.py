@@ -27,7 +27,7 @@ from support.servers import RedisServer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from quota.jobs.store import Place
+    from quota.jobs.store.store import Place
 
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
@@ -256,7 +256,7 @@ def test_a_refused_tick_loads_no_client_scheduler_or_driver(bench: Bench) -> Non
     bench.charge("videos.list")
     script = """
 import sys
-from quota.cli import cli
+from quota.cli.commands import cli
 cli.main(["run", "t"], standalone_mode=False)
 heavy = ("googleapiclient", "httplib2", "google.auth", "apscheduler", "redis", "requests", "httpx", "rich", "tenacity")
 print([name for name in sys.modules if name in heavy or name.startswith(("googleapiclient.", "redis."))])
@@ -822,7 +822,7 @@ def test_a_disk_that_fills_up_fails_the_run_and_keeps_its_place(bench: Bench) ->
     script = """
 import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
-from quota.cli import main
+from quota.cli.commands import main
 main()
 """
     done = subprocess.run(

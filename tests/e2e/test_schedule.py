@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from quota.clock import rfc3339
+from quota.common.clock import rfc3339
 from quota.jobs.emulator import Emulator
-from quota.jobs.triggers import ticks
-from quota.settings import load_settings
+from quota.jobs.schedule.ticks import ticks
+from quota.settings.load import load_settings
 from support.commands import QUOTA, Quota, one_line
 from support.servers import RedisServer, free_port
 
@@ -33,7 +33,7 @@ KEY = "a-secret-key-for-the-scheduler"
 FETCH = """
 import os, time
 from quota.jobs.job import Page, first_attempt
-from quota.jobs.trending import fetch as trending
+from quota.jobs.fetches.trending import fetch as trending
 
 def note(text):
     with open(os.environ["QUOTA_STATE_DIR"] + "-trace", "a") as file:
@@ -343,7 +343,7 @@ def test_the_page_in_flight_is_stored_and_nothing_is_fetched_twice(
 def test_a_page_that_does_not_end_is_abandoned(tmp_path: Path, upstream: Emulator, start: Any) -> None:
     machine = Machine(tmp_path / "one")
     machine.configure(upstream.address, SLOW % 60)
-    code = "import quota.jobs.runner, quota.cli; jobs.runner.STOP_WITHIN_S = 0.5; quota.cli.main()"
+    code = "import quota.jobs.runner, quota.cli.commands; jobs.runner.STOP_WITHIN_S = 0.5; quota.cli.commands.main()"
     scheduler = start(machine, "-c", code)
     scheduler.until("tick_started")
     while not (machine.folder / "state-trace").exists():
@@ -407,10 +407,10 @@ def test_a_refused_tick_imports_no_client(tmp_path: Path, upstream: Emulator, st
     machine.configure(upstream.address, '[jobs.t]\nfetch = "trending"\nschedule = "every 1s"', units=1)
     machine.quota.json("charge", "videos.list")
     code = (
-        "import atexit, sys, quota.cli\n"
+        "import atexit, sys, quota.cli.commands\n"
         "heavy = {'googleapiclient', 'httplib2', 'google.auth', 'tenacity', 'redis', 'rich'}\n"
         "atexit.register(lambda: open('loaded', 'w').write(' '.join(sorted(heavy & set(sys.modules)))))\n"
-        "quota.cli.main()"
+        "quota.cli.commands.main()"
     )
     scheduler = start(machine, "-c", code)
     scheduler.until("tick_refused", 2)

@@ -16,20 +16,20 @@ import redis
 
 from quota.budget import read_entries
 from quota.jobs.emulator import Emulator
+from quota.jobs.plan.simulation import Refusal, read_state, simulate
 from quota.jobs.runner import run_job
-from quota.jobs.simulation import Refusal, read_state, simulate
-from quota.jobs.triggers import ticks
-from quota.ledger import NEVER
+from quota.jobs.schedule.ticks import ticks
+from quota.ledger.contract import NEVER
 from quota.limits import DAY_MS, Calendar
 from quota.session import Session
-from quota.settings import load_settings
+from quota.settings.load import load_settings
 from support.local import LocalSession
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from quota.ledger import Entry
+    from quota.ledger.contract import Entry
     from support.servers import RedisServer
 
 DAYS = int(os.environ.get("QUOTA_TEST_DAYS", "3"))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from quota.ledger import NEVER, Exhaustion, open_ledger
+from quota.ledger.contract import NEVER, Exhaustion, open_ledger
 from support.commands import QUOTA, Quota
 
 if TYPE_CHECKING:

@@ -18,12 +18,12 @@ import pytest
 import requests
 
 from quota.budget import Budget
+from quota.clients.requests import MAX_PEEK_BYTES, httpx_async_transport, httpx_transport, requests_adapter
 from quota.costs import load_book
 from quota.errors import Refused
-from quota.ledger import NEVER, Entry, Ledger
+from quota.ledger.contract import NEVER, Entry, Ledger
+from quota.ledger.sqlite_ledger import SqliteLedger
 from quota.limits import DAY_MS, Limit, Selector, Sliding, View
-from quota.sqlite_ledger import SqliteLedger
-from quota.transport import MAX_PEEK_BYTES, httpx_async_transport, httpx_transport, requests_adapter
 from support.plain_http import Answer, Arrived, PlainServer
 
 SPENT = json.dumps({"error": {"message": "Out of quota.", "errors": [{"reason": "quotaExceeded"}]}}).encode()

@@ -11,9 +11,9 @@ import pytest
 import quota
 from fuzz.generate import ODD_TEXT, text
 from fuzz.inputs import PARTS, Input, check_line, every
-from quota.cli import _main
+from quota.cli.commands import _main
 from quota.jobs.job import Page
-from quota.jobs.store import Store
+from quota.jobs.store.store import Store
 from quota.limits import DAY_MS
 
 STATUSES = (0, 1, 2, 69, 75, 78)

@@ -12,8 +12,8 @@ from fuzz.generate import damaged, mutated, text, to_toml, toml_value
 from fuzz.inputs import PARTS, Input, check_line, every
 from quota.costs import load_book
 from quota.errors import ConfigError
-from quota.lint import lint
-from quota.settings import default_limits, load_settings
+from quota.settings.lint import lint
+from quota.settings.load import default_limits, load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ from fuzz.generate import damaged, mutated, text, value
 from fuzz.inputs import PARTS, Input, check_line, every
 from quota.jobs.commands import _found_line, _printable
 from quota.jobs.runner import ATTEMPTS, run_job
-from quota.jobs.store import Store, StoreError
+from quota.jobs.store.store import Store, StoreError
 from quota.limits import DAY_MS
 from support.plain_http import Answer, Arrived, PlainServer
 

@@ -15,13 +15,13 @@ from tenacity import wait_none
 import quota
 from fuzz.generate import ODD_TEXT, damaged, mutated, nested, text, value
 from fuzz.inputs import PARTS, Input, check_line, every
+from quota.clients.google import _batched_answers
+from quota.clients.upstream_errors import MAX_MESSAGE_LENGTH, Kind, classify
+from quota.common.redact import RedactingFilter, redact, register
 from quota.costs import load_book
-from quota.google import _batched_answers
 from quota.jobs.commands import _printable
 from quota.jobs.failure import _judge_answer
 from quota.jobs.runner import ATTEMPTS, run_job
-from quota.redact import RedactingFilter, redact, register
-from quota.upstream import MAX_MESSAGE_LENGTH, Kind, classify
 from support.plain_http import Answer, Arrived, PlainServer
 
 BOOKS = [load_book("youtube-v3"), load_book("youtube-v3-buckets")]

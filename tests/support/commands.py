@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-QUOTA = [sys.executable, "-m", "quota.cli"]
+QUOTA = [sys.executable, "-m", "quota.cli.commands"]
 
 
 class Quota:
@@ -38,7 +38,7 @@ class Quota:
 
     def shell(self, script: str) -> subprocess.CompletedProcess[str]:
         """What a shell makes of `script`, in which `quota` is the command."""
-        prefix = f'set -o pipefail; quota() {{ "{sys.executable}" -m quota.cli "$@"; }}; '
+        prefix = f'set -o pipefail; quota() {{ "{sys.executable}" -m quota.cli.commands "$@"; }}; '
         return subprocess.run(
             ["bash", "-c", prefix + script],
             cwd=self.folder,

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import redis
 
 from quota.budget import Budget
-from quota.ledger import open_ledger
-from quota.memory import Memory
+from quota.ledger.contract import open_ledger
+from quota.recovery.high_water_mark import Memory
 from support.books import BOOK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quota.ledger import Ledger
+    from quota.ledger.contract import Ledger
     from quota.limits import Limit
 
 

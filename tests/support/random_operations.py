@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 
 from quota.budget import ALLOWANCE_ID, Budget
 from quota.errors import CostExceedsLimit, UnknownCharge
-from quota.ledger import CLOCK_SLACK_MS, KEEP_MS, MOST_READ, NEVER, Exhaustion, Ledger, kept_ms, open_ledger
+from quota.ledger.contract import CLOCK_SLACK_MS, KEEP_MS, MOST_READ, NEVER, Exhaustion, Ledger, kept_ms, open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
-from quota.outage import Allowance
+from quota.recovery.allowance import Allowance
 from support.books import BOOK
 from support.oracle import Answer, Journal, Oracle, Spent, cutoff, paced
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import redis
 
-from quota.scripts import script
+from quota.ledger.redis_scripts import script
 
 WINDOWS_MS = (40, 300, 2_500)
 SLACK_MS = 400

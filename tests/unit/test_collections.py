@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quota.budget import Budget
+from quota.clients.metering import Hosts, Meter
+from quota.clients.requests import httpx_async_transport, httpx_transport, requests_adapter
 from quota.costs import Pool
 from quota.errors import ConfigError, UsageError
-from quota.jobs import channels
-from quota.jobs.plan import make_plan
+from quota.jobs.fetches import channels
+from quota.jobs.plan.plan import make_plan
 from quota.jobs.runner import run_job
-from quota.ledger import NEVER
+from quota.ledger.contract import NEVER
+from quota.ledger.sqlite_ledger import SqliteLedger
 from quota.limits import DAY_MS, Limit, Selector, Sliding, View
-from quota.metering import Hosts, Meter
-from quota.settings import load_settings
-from quota.sqlite_ledger import SqliteLedger
+from quota.settings.load import load_settings
 from quota.status import read_spending
-from quota.transport import httpx_async_transport, httpx_transport, requests_adapter
 from support.books import BOOK
 from support.local import LocalSession
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from quota.lint import lint
 from quota.session import Session
-from quota.settings import Settings, load_settings
-from quota.tables import Table
+from quota.settings.lint import lint
+from quota.settings.load import Settings, load_settings
+from quota.settings.toml import Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,8 +11,8 @@ import pytest
 import redis
 
 import quota
-from quota.lint import Finding, ask_ledger, lint
-from quota.settings import load_settings
+from quota.settings.lint import Finding, ask_ledger, lint
+from quota.settings.load import load_settings
 from support.servers import RedisServer
 from support.users import not_root
 

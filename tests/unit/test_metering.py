@@ -13,14 +13,14 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from quota.attribution import labels
 from quota.budget import Budget
+from quota.clients.metering import Hosts, Meter, is_loopback
 from quota.costs import load_book, parse_book
 from quota.errors import LedgerError, Refused, UsageError
-from quota.labels import labels
-from quota.ledger import NEVER, Exhaustion, Ledger
+from quota.ledger.contract import NEVER, Exhaustion, Ledger
+from quota.ledger.sqlite_ledger import SqliteLedger
 from quota.limits import DAY_MS, Limit, Selector, Sliding, View
-from quota.metering import Hosts, Meter, is_loopback
-from quota.sqlite_ledger import SqliteLedger
 
 
 def pacific(text: str) -> int:

@@ -9,10 +9,10 @@ import pytest
 
 from quota.budget import Budget, cap
 from quota.errors import ConfigError, CostExceedsLimit, UsageError
-from quota.ledger import open_ledger
+from quota.ledger.contract import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View, paced_units, paced_until
 from quota.session import Session
-from quota.settings import load_settings
+from quota.settings.load import load_settings
 from quota.status import read_status
 from support.books import BOOK
 

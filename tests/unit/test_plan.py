@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quota.errors import CostExceedsLimit, UsageError
-from quota.jobs.fitting import first_that_fits, slower
 from quota.jobs.job import load_fetch
-from quota.jobs.plan import make_plan, render_plan
-from quota.jobs.rounds import in_order
-from quota.jobs.simulation import State, pass_steps, simulate, step_at
-from quota.jobs.store import Place
-from quota.jobs.triggers import ticks
+from quota.jobs.plan.plan import make_plan, render_plan
+from quota.jobs.plan.simulation import State, pass_steps, simulate, step_at
+from quota.jobs.plan.suggestions import first_that_fits, slower
+from quota.jobs.rotation import in_order
+from quota.jobs.schedule.ticks import ticks
+from quota.jobs.store.store import Place
 from quota.limits import DAY_MS
-from quota.settings import JobSettings, load_settings
+from quota.settings.load import JobSettings, load_settings
 from support.commands import Quota, one_line
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from quota.jobs.plan import Plan
-    from quota.settings import Settings
+    from quota.jobs.plan.plan import Plan
+    from quota.settings.load import Settings
 
 MONDAY = date(2026, 11, 23)
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from quota import redact as redact_module
-from quota.redact import REDACTED, LineFormatter, RedactingFilter, install, redact, register
+from quota.common import redact as redact_module
+from quota.common.redact import REDACTED, LineFormatter, RedactingFilter, install, redact, register
 
 
 @pytest.fixture(autouse=True)

@@ -11,12 +11,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import quota
-from quota import settings as settings_module
 from quota.errors import ConfigError, UsageError
-from quota.ledger import NEVER
+from quota.ledger.contract import NEVER
 from quota.limits import DAY_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
-from quota.settings import Unavailable, _settings, find_config, load_settings, read_key, state_folder
-from quota.tables import parse_toml
+from quota.settings import load as settings_module
+from quota.settings.load import Unavailable, _settings, find_config, load_settings, read_key, state_folder
+from quota.settings.toml import parse_toml
 from support.users import not_root
 
 PACIFIC_DAY = Calendar("day", "America/Los_Angeles")

@@ -11,9 +11,9 @@ import pytest
 
 from quota.budget import Budget
 from quota.errors import Refused, UsageError
-from quota.ledger import NEVER
+from quota.ledger.contract import NEVER
+from quota.ledger.sqlite_ledger import SqliteLedger
 from quota.limits import DAY_MS, Limit, Selector, Sliding, View
-from quota.sqlite_ledger import SqliteLedger
 from support.books import BOOK
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import pytest
 
 import quota
 from quota.jobs.job import Page
-from quota.jobs.store import APPLICATION_ID, SCHEMA_VERSION, Place, Store, StoreError
+from quota.jobs.store.store import APPLICATION_ID, SCHEMA_VERSION, Place, Store, StoreError
 from support.interrupts import Interrupted, at_every_place, interrupt
 
 DAY_MS = 86_400_000
@@ -108,7 +108,7 @@ def test_a_killed_process_leaves_neither_a_page_without_its_place_nor_the_revers
     script = """
 import os, signal, sys
 from quota.jobs.job import Page
-from quota.jobs.store import Store
+from quota.jobs.store.store import Store
 store = Store(sys.argv[1], retention_ms=1)
 place = store.place("t", "DE")
 def die(statement):
@@ -411,8 +411,8 @@ def test_what_was_not_refreshed_within_the_retention_is_deleted_and_nothing_else
 
 
 def test_one_sweep_is_bounded_and_the_next_goes_on(store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quota.jobs.store.DELETE_AT_ONCE", 3)
-    monkeypatch.setattr("quota.jobs.store.DELETE_PER_SWEEP", 6)
+    monkeypatch.setattr("quota.jobs.store.store.DELETE_AT_ONCE", 3)
+    monkeypatch.setattr("quota.jobs.store.store.DELETE_PER_SWEEP", 6)
     keep(store, Page(videos=[video(f"v{i}") for i in range(10)]), finished=True)
     clock.now_ms += 31 * DAY_MS
     assert [store.sweep(), store.sweep(), store.sweep()] == [6, 4, 0]

@@ -16,10 +16,10 @@ import pytest
 from apscheduler.triggers.combining import OrTrigger
 from apscheduler.triggers.cron import CronTrigger
 
-from quota.jobs.triggers import Stream, Tick, streams, ticks
+from quota.jobs.schedule.ticks import Stream, Tick, streams, ticks
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
-from quota.schedules import Cron, Every, parse_schedule
-from quota.settings import JobSettings
+from quota.settings.load import JobSettings
+from quota.settings.schedules import Cron, Every, parse_schedule
 
 LA, BERLIN = "America/Los_Angeles", "Europe/Berlin"
 ROOT = Path(__file__).resolve().parents[2]
@@ -326,8 +326,8 @@ def test_a_thousand_jobs_over_a_week_are_seconds() -> None:
 
 def test_reading_a_schedule_imports_no_scheduler() -> None:
     code = (
-        "import sys; from quota.schedules import Cron, parse_schedule\n"
-        "import quota.jobs.triggers\n"
+        "import sys; from quota.settings.schedules import Cron, parse_schedule\n"
+        "import quota.jobs.schedule.ticks\n"
         "assert isinstance(parse_schedule('*/30 * * * *', 'Europe/Berlin'), Cron)\n"
         "assert not {'apscheduler', 'tzlocal', 'zoneinfo'} & set(sys.modules), sys.modules.keys()"
     )

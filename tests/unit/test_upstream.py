@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from quota.clients.upstream_errors import MAX_BODY_BYTES, MAX_MESSAGE_LENGTH, classify
+from quota.common.redact import register
 from quota.costs import load_book
-from quota.redact import register
-from quota.upstream import MAX_BODY_BYTES, MAX_MESSAGE_LENGTH, classify
 
 POOL = load_book("youtube-v3")
 BUCKETS = load_book("youtube-v3-buckets")

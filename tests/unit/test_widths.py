@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console, RenderableType
 
 from quota.budget import Budget
-from quota.jobs.plan import make_plan, render_plan
-from quota.ledger import open_ledger
+from quota.jobs.plan.plan import make_plan, render_plan
+from quota.ledger.contract import open_ledger
 from quota.session import Session
-from quota.settings import load_settings
+from quota.settings.load import load_settings
 from quota.status import read_spending, read_status, render_spending, render_status
 
 NOW_MS = 1_795_255_200_000

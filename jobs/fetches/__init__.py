@@ -1,0 +1,1 @@
+"""The built-in fetch functions: each makes one call for one region."""

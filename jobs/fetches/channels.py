@@ -1,0 +1,41 @@
+"""The built-in job `channels`: details of channels, up to 50 for 1 unit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from quota.arguments import texts
+from quota.jobs.job import Page, first_attempt, resources
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quota.jobs.job import Cursor
+    from quota.jobs.store.store import Store
+
+PAGE_ITEMS = 50
+
+
+@first_attempt("channels.list")
+def fetch(
+    client: Any, region: str, cursor: Cursor | None, *, store: Store, ids: str | Sequence[str] | None = None
+) -> Page:
+    """The next channels: of `ids`, or else of those in the store's newest rankings of the region.
+
+    Without any there is nothing to ask, and nothing is charged. The cursor is the last id done, not a position: the
+    rankings may change between two runs.
+    """
+    after = str(cursor["after"]) if cursor else ""
+    if ids is None:
+        wanted = store.channels_ranked(region, after, PAGE_ITEMS)
+    else:
+        wanted = sorted({name for name in texts(ids, "ids:") if name > after})[:PAGE_ITEMS]
+    if not wanted:
+        return Page()
+    answer = (
+        client.channels()
+        .list(part="snippet,statistics,contentDetails", id=",".join(wanted), maxResults=PAGE_ITEMS)
+        .execute()
+    )
+    more = len(wanted) == PAGE_ITEMS
+    return Page(channels=resources(answer), cursor={"after": wanted[-1]} if more else None)

@@ -1,0 +1,1 @@
+"""Whether the configured schedule fits the budget: a simulation of the coming days."""

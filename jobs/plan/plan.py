@@ -1,0 +1,446 @@
+"""Will the configured schedule fit into the budget? `make_plan` simulates it; `render_plan` draws the answer.
+
+    Plan        the answer: what each limit gives out hour by hour, what is refused, what would fit
+    LimitPlan   one limit: what the schedule needs of it, and each day
+    JobPlan     one job: its ticks, and the first one that is refused
+
+A schedule fits when no tick is refused. Jobs that are meant to live on what others leave can be excepted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quota.arguments import texts
+from quota.common.clock import rfc3339, utc
+from quota.errors import UsageError
+from quota.jobs.job import attempt_of, load_fetch
+from quota.jobs.plan.simulation import EMPTY, SLOT_MS, Outcome, Refusal, Spent, State, simulate
+from quota.jobs.plan.suggestions import Change, smallest_changes
+from quota.jobs.schedule.ticks import ticks
+from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit
+from quota.status import Column, FirstThatFits, tables
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from datetime import date
+
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    from quota.jobs.job import Fetch
+    from quota.settings.load import CredentialSettings, Settings
+
+DEFAULT_DAYS = 7
+LONGEST_DAYS = 92
+
+
+@dataclass(frozen=True, slots=True)
+class DayPlan:
+    """One day of one limit in its zone. `hours` are the units (or calls) it counts in each, 23 to 25 of them.
+
+    `left_units` is what is left of it in the end; None for a limit whose window is no day, and for a day whose end the
+    plan does not reach. `dry_ms` is when it first refused a tick that day.
+    """
+
+    start_ms: int
+    hours: tuple[int, ...]
+    used_units: int
+    left_units: int | None
+    refused_ticks: int
+    dry_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LimitPlan:
+    """One limit. `needs_units` is the most that the ticks of 24 hours would take of it if nothing were refused."""
+
+    project: str
+    limit: Limit
+    zone: str
+    needs_units: int
+    days: tuple[DayPlan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """One job. `refused_ticks` met a refusal, at the start or on the way; `refused_regions` is what they left undone,
+    for a later tick. `passes` is how often each region gets done."""
+
+    name: str
+    ticks: int
+    refused_ticks: int
+    refused_regions: int
+    first_refused_ms: int | None
+    first_refused_by: str | None
+    passes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The answer. `changes` are single changes of which each makes it fit; see `quota.jobs.plan.suggestions`."""
+
+    start_ms: int
+    until_ms: int
+    zone: str
+    fits: bool
+    limits: tuple[LimitPlan, ...]
+    jobs: tuple[JobPlan, ...]
+    refusals: tuple[Refusal, ...]
+    changes: tuple[Change, ...]
+    notes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, object]:
+        """The plan under the names that the command line prints."""
+        return {
+            "from": rfc3339(self.start_ms),
+            "until": rfc3339(self.until_ms),
+            "fits": self.fits,
+            "ticks": sum(job.ticks for job in self.jobs),
+            "refused_ticks": sum(job.refused_ticks for job in self.jobs),
+            "refused_regions": sum(job.refused_regions for job in self.jobs),
+            "limits": [
+                {
+                    "project": row.project,
+                    "name": row.limit.name,
+                    "window": row.limit.view.window.name,
+                    "limit_units": row.limit.limit_units,
+                    "paced": row.limit.paced,
+                    "needs_units_per_day": row.needs_units,
+                    "days": [
+                        {
+                            "from": rfc3339(day.start_ms),
+                            "hours": list(day.hours),
+                            "used_units": day.used_units,
+                            "left_units": day.left_units,
+                            "refused_ticks": day.refused_ticks,
+                            "dry_at": None if day.dry_ms is None else rfc3339(day.dry_ms),
+                        }
+                        for day in row.days
+                    ],
+                }
+                for row in self.limits
+            ],
+            "jobs": [
+                {
+                    "job": job.name,
+                    "ticks": job.ticks,
+                    "refused_ticks": job.refused_ticks,
+                    "refused_regions": job.refused_regions,
+                    "first_refused_at": None if job.first_refused_ms is None else rfc3339(job.first_refused_ms),
+                    "first_refused_by": job.first_refused_by,
+                    "passes": dict(job.passes),
+                }
+                for job in self.jobs
+            ],
+            "changes": [change.as_json() for change in self.changes],
+            "notes": list(self.notes),
+        }
+
+
+def make_plan(
+    settings: Settings,
+    now_ms: int,
+    *,
+    days: int = DEFAULT_DAYS,
+    first_day: date | None = None,
+    from_midnight: bool = False,
+    state: State = EMPTY,
+    may_be_refused: str | Sequence[str] = (),
+    find_changes: bool = True,
+) -> Plan:
+    """Simulate the schedule from `now_ms` over what is left of the day and `days` whole ones, by upstream's calendar.
+
+    `first_day` begins at that day's midnight instead, `from_midnight` at the next one. The jobs named in
+    `may_be_refused` do not decide whether it fits. Raises UsageError for a job that does not exist or a span that is
+    too long, and ConfigError and UsageError where a run of one of the jobs would.
+    """
+    if not 1 <= days <= LONGEST_DAYS:
+        raise UsageError(f"--days {days}: a plan covers 1 to {LONGEST_DAYS} days")
+    may_be_refused = texts(may_be_refused, "job")
+    unknown = [name for name in may_be_refused if name not in settings.jobs]
+    if unknown:
+        from quota.settings.toml import nearest, show
+
+        raise UsageError(f"{settings.source} has no job {show(unknown[0])}; {nearest(unknown[0], settings.jobs)}")
+    zone = _zone(next(iter(settings.credentials.values())), None)
+    calendar = Calendar("day", zone)
+    start_ms = calendar.edges(now_ms)[1] if from_midnight else now_ms
+    if first_day is not None:
+        start_ms = _midnight(first_day, zone)
+    # A plan that begins at a midnight covers just its days, another one also the rest of its first.
+    until_ms = start_ms if calendar.edges(start_ms)[0] == start_ms else calendar.edges(start_ms)[1]
+    for _ in range(days):
+        until_ms = calendar.edges(until_ms)[1]
+    folder = None if settings.path is None else settings.path.absolute().parent
+    fetches = {job.name: load_fetch(job.fetch, job.options, folder) for job in settings.jobs.values()}
+    coming = ticks(settings.jobs.values(), start_ms, until_ms)
+    outcome = simulate(settings, coming, start_ms, until_ms, state=state, fetches=fetches)
+    fits = all(refusal.job in may_be_refused for refusal in outcome.refusals)
+    changes: tuple[Change, ...] = ()
+    notes = _notes(settings, fetches)
+    if not fits and find_changes:
+        changes, more = smallest_changes(settings, outcome, state, fetches, may_be_refused)
+        notes += more
+    return Plan(
+        start_ms=start_ms,
+        until_ms=until_ms,
+        zone=zone,
+        fits=fits,
+        limits=tuple(_limit_plans(settings, outcome, state)),
+        jobs=tuple(_job_plans(settings, outcome)),
+        refusals=tuple(outcome.refusals),
+        changes=changes,
+        notes=tuple(notes),
+    )
+
+
+def _midnight(day: date, zone: str) -> int:
+    from datetime import datetime
+    from zoneinfo import ZoneInfo
+
+    return int(datetime(day.year, day.month, day.day, tzinfo=ZoneInfo(zone)).timestamp()) * 1000
+
+
+def _zone(credential: CredentialSettings, limit: Limit | None) -> str:
+    """Where the days of a limit begin: where its window says, else where upstream's do."""
+    book = credential.book
+    windows = [book.main_bucket.window]
+    if limit is not None:
+        windows = [limit.view.window, *(book.buckets[name].window for name in limit.view.selector.buckets), *windows]
+    return next((window.zone for window in windows if isinstance(window, Calendar)), "UTC")
+
+
+def _notes(settings: Settings, fetches: Mapping[str, Fetch]) -> list[str]:
+    """What the answer rests on and a reader might not expect."""
+    notes = []
+    by_hand = [job.name for job in settings.jobs.values() if job.schedule is None]
+    if by_hand:
+        notes.append(f"without a schedule, so not in the plan: {_some(by_hand)}")
+    silent = [job.name for job in settings.jobs.values() if attempt_of(fetches[job.name], None) is None]
+    if silent:
+        notes.append(f"reckoned as one call of the default price a page, for want of @first_attempt: {_some(silent)}")
+    own = [job.name for job in settings.jobs.values() if ":" in job.fetch and job.name not in silent]
+    if own:
+        notes.append(f"reckoned as one call of their first method a page: {_some(own)}")
+    return notes
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _job_plans(settings: Settings, outcome: Outcome) -> Iterable[JobPlan]:
+    refused: dict[str, list[Refusal]] = {}
+    for refusal in outcome.refusals:
+        refused.setdefault(refusal.job, []).append(refusal)
+    for job in settings.jobs.values():
+        if job.schedule is None:
+            continue
+        totals, mine = outcome.jobs[job.name], refused.get(job.name, [])
+        first = mine[0] if mine else None
+        yield JobPlan(
+            name=job.name,
+            ticks=totals.ticks,
+            refused_ticks=len(mine),
+            refused_regions=sum(refusal.regions for refusal in mine),
+            first_refused_ms=None if first is None else first.at_ms,
+            first_refused_by=None if first is None else first.limit,
+            passes=totals.passes,
+        )
+
+
+def _limit_plans(settings: Settings, outcome: Outcome, state: State) -> Iterable[LimitPlan]:
+    projects = {credential.project: credential for credential in settings.credentials.values()}
+    project_of = {job.name: settings.credentials[job.credential].project for job in settings.jobs.values()}
+    whole_days = max(1, (outcome.until_ms - outcome.start_ms) // DAY_MS)
+    for project, credential in projects.items():
+        spent = [*outcome.spent, *_before(project, state)]
+        for limit in credential.limits:
+            needs = _counted(limit, project, outcome.wanted)
+            refusals = [r for r in outcome.refusals if r.limit == limit.name and project_of[r.job] == project]
+            slots, zone = _counted(limit, project, spent), _zone(credential, limit)
+            yield LimitPlan(
+                project,
+                limit,
+                zone,
+                max((needs.get(day, 0) for day in range(whole_days)), default=0),
+                tuple(_days(limit, zone, slots, refusals, outcome)),
+            )
+
+
+def _before(project: str, state: State) -> list[Spent]:
+    """What the live log holds from before the plan."""
+    found: dict[tuple[str, str, str], Spent] = {}
+    for entry in state.entries.get(project, ()):
+        key = (entry.bucket, entry.method, entry.job)
+        spent = found.setdefault(key, Spent(project, *key))
+        spent.add(entry.ms // SLOT_MS, entry.units, min(entry.units, 1))
+    return list(found.values())
+
+
+def _counted(limit: Limit, project: str, spent: Iterable[Spent]) -> dict[int, int]:
+    """What a limit counts of it: units or calls, by slot or day."""
+    selector = limit.view.selector
+    total: dict[int, int] = {}
+    for row in spent:
+        if row.project == project and selector.counts(row.bucket, row.method, row.job):
+            for when, units in (row.calls if selector.count == "calls" else row.units).items():
+                total[when] = total.get(when, 0) + units
+    return total
+
+
+def _days(
+    limit: Limit, zone: str, slots: Mapping[int, int], refusals: Sequence[Refusal], outcome: Outcome
+) -> Iterable[DayPlan]:
+    calendar = Calendar("day", zone)
+    start_ms = calendar.edges(outcome.start_ms)[0]
+    window = limit.view.window
+    daily = window.period == "day" if isinstance(window, Calendar) else window.window_ms == DAY_MS
+    while start_ms < outcome.until_ms:
+        end_ms = calendar.edges(start_ms)[1]
+        hours = tuple(
+            sum(slots.get(slot, 0) for slot in range(at_ms // SLOT_MS, min(at_ms + HOUR_MS, end_ms) // SLOT_MS))
+            for at_ms in range(start_ms, end_ms, HOUR_MS)
+        )
+        used = sum(hours)
+        refused = [refusal.at_ms for refusal in refusals if start_ms <= refusal.at_ms < end_ms]
+        left = max(0, limit.limit_units - used) if daily and end_ms <= outcome.until_ms else None
+        yield DayPlan(start_ms, hours, used, left, len(refused), refused[0] if refused else None)
+        start_ms = end_ms
+
+
+# -- how it looks ------------------------------------------------------------------------------------------------------
+
+MOST_JOBS_SHOWN = 12
+_BARS = " ▁▂▃▄▅▆▇█"
+
+
+def render_plan(plan: Plan) -> RenderableType:
+    """The plan for people: a chart for each group of limits that count the same, then what is refused
+    and what would fit."""
+    from rich.console import Group
+    from rich.text import Text
+
+    refused = sum(job.refused_ticks for job in plan.jobs)
+    total = sum(job.ticks for job in plan.jobs)
+    span = f"{_when(plan.start_ms, plan.zone)} to {_when(plan.until_ms, plan.zone)} {plan.zone}"
+    regions = sum(job.refused_regions for job in plan.jobs)
+    if plan.fits:
+        verdict = Text(f"fits: {total:,} ticks, {refused:,} refused", style="bold green")
+    else:
+        verdict = Text(
+            f"does not fit: of {total:,} ticks {refused:,} are refused, leaving {regions:,} regions for later ones",
+            style="bold red",
+        )
+    parts: list[RenderableType] = [Text(span), verdict]
+    groups: dict[tuple[object, ...], list[LimitPlan]] = {}
+    for row in plan.limits:
+        groups.setdefault((row.project, row.limit.view.selector, row.zone), []).append(row)
+    several = len({row.project for row in plan.limits}) > 1
+    unused = []
+    for rows in groups.values():
+        if any(row.needs_units or any(day.used_units for day in row.days) for row in rows):
+            parts += [Text(), *_chart(rows, several=several)]
+        else:
+            unused += [_name(row, several=several) for row in rows]
+    if unused:
+        parts += [Text(), Text(f"not used: {', '.join(unused)}", overflow="fold")]
+    if refused:
+        parts += [Text(), _refused_jobs(plan)]
+    if plan.changes:
+        parts += [Text(), Text("any one of these makes it fit:", style="bold")]
+        parts += [Text(f"  {change.sentence()}", overflow="fold") for change in plan.changes]
+    if plan.notes:
+        parts.append(Text())
+    parts += [Text(note, overflow="fold", style="dim") for note in plan.notes]
+    return Group(*parts)
+
+
+def _chart(rows: Sequence[LimitPlan], *, several: bool) -> Iterable[RenderableType]:
+    """One line a day, one column an hour, as high as the hour's share of the busiest one."""
+    from rich.text import Text
+
+    for row in rows:
+        what = "calls" if row.limit.view.selector.count == "calls" else "units"
+        name = _name(row, several=several)
+        pace = ", paced" if row.limit.paced else ""
+        needs = f"needs {row.needs_units:,} {what} a day, holds {row.limit.limit_units:,}"
+        style = (
+            "bold" if row.needs_units <= row.limit.limit_units or row.limit.view.window.longest_ms < DAY_MS else "red"
+        )
+        yield Text(f"{name} ({row.limit.view.window.name}{pace}): {needs}", style=style, overflow="fold")
+    numbers = [f"{units:,}" for row in rows for day in row.days for units in (day.used_units, day.left_units or 0)]
+    tight = 1 + max(map(len, ["used", *numbers]))
+    yield FirstThatFits(
+        [
+            _days_drawn(rows, "%a %d %b", 10),
+            _days_drawn(rows, "%a %d %b", tight),
+            _days_drawn(rows, "%a %d", tight),
+            _days_drawn(rows, "%a %d", tight, dry=False),
+            _days_drawn(rows, "%a %d", tight, dry=False, left=False),
+        ]
+    )
+
+
+def _days_drawn(rows: Sequence[LimitPlan], pattern: str, width: int, *, dry: bool = True, left: bool = True) -> Text:
+    """The lines of a chart: days in that pattern, numbers that wide, with what is left and when it runs dry or not."""
+    from rich.text import Text
+
+    first = rows[0]
+    most = max((units for day in first.days for units in day.hours), default=0)
+    dates = [_in(day.start_ms, first.zone, pattern) for day in first.days]
+    of_date = 1 + max(map(len, dates), default=0)
+    heads = f"{'used':>{width}}" + (f"{'left':>{width}}" if left else "")
+    lines = [Text(f"{'':<{of_date}}{'0     6     12    18':<26}{heads}", style="dim")]
+    for index, day in enumerate(first.days):
+        same = [row.days[index] for row in rows]
+        line = Text(f"{dates[index]:<{of_date}}")
+        for units in day.hours:
+            line.append(_BARS[-(-units * 8 // most) if most else 0])
+        line.append(f"{'':<{26 - len(day.hours)}}{day.used_units:>{width},}")
+        lefts = [other.left_units for other in same if other.left_units is not None]
+        if left:
+            line.append(f"{f'{min(lefts):,}' if lefts else '':>{width}}")
+        dries = [other.dry_ms for other in same if other.dry_ms is not None]
+        if dries and dry:
+            line.append(f"  dry at {_in(min(dries), first.zone, '%H:%M')}", style="red")
+        lines.append(line)
+    return Text("\n").join(lines)
+
+
+def _name(row: LimitPlan, *, several: bool) -> str:
+    return f"{row.project}: {row.limit.name}" if several else row.limit.name
+
+
+def _refused_jobs(plan: Plan) -> RenderableType:
+    counts = [Column(heading, number=True) for heading in ("ticks", "refused", "regions left")]
+    columns = [Column("job"), *counts, Column("first refused"), Column("by")]
+    rows = []
+    refused = sorted((job for job in plan.jobs if job.refused_ticks), key=lambda job: job.first_refused_ms or 0)
+    for job in refused[:MOST_JOBS_SHOWN]:
+        assert job.first_refused_ms is not None  # noqa: S101  # it was refused
+        rows.append(
+            (
+                job.name,
+                f"{job.ticks:,}",
+                f"{job.refused_ticks:,}",
+                f"{job.refused_regions:,}",
+                _when(job.first_refused_ms, plan.zone),
+                job.first_refused_by or "",
+            )
+        )
+    if len(refused) > MOST_JOBS_SHOWN:
+        rows.append((f"and {len(refused) - MOST_JOBS_SHOWN} more", "", "", "", "", ""))
+    return FirstThatFits(tables(columns, rows, without=(5, 3)))
+
+
+def _in(at_ms: int, zone: str, pattern: str) -> str:
+    from zoneinfo import ZoneInfo
+
+    return utc(at_ms).astimezone(ZoneInfo(zone)).strftime(pattern)
+
+
+def _when(at_ms: int, zone: str) -> str:
+    return _in(at_ms, zone, "%a %d %b %H:%M")

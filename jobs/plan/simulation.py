@@ -1,0 +1,342 @@
+"""The configured schedule, run ahead of time: the real decision code over a ledger in memory, with a clock that jumps.
+
+    Step            one call of a pass, as far as the budget is concerned
+    pass_steps      the calls that one pass of one region makes: the model of each fetch function
+    State           where it begins: a live ledger and store, or nothing
+    simulate        run ticks in their order; what was spent, wanted and refused
+
+A simulated tick follows the rules of `quota.jobs.runner`: a round over all regions, in the order of
+`quota.jobs.rotation`; the first refusal ends it; what is left stays pending, with its place, for the next one. It takes
+no time, and upstream always answers: no errors, no retries, and as many pages as the job asks for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from quota.attribution import Tokens
+from quota.budget import read_entries
+from quota.jobs.fetches.channels import PAGE_ITEMS as CHANNELS_A_CALL
+from quota.jobs.job import attempt_of, load_fetch
+from quota.jobs.rotation import in_order
+from quota.ledger.contract import KEEP_MS, NEVER, Charge, Question, kept_ms
+from quota.limits import DAY_MS, MINUTE_MS
+from quota.session import Session
+from quota.settings.load import LedgerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from quota.budget import Budget
+    from quota.decision import Decision
+    from quota.jobs.job import Fetch
+    from quota.jobs.schedule.ticks import Tick
+    from quota.jobs.store.store import Place
+    from quota.ledger.contract import Carry, Entry, Exhaustion
+    from quota.settings.load import JobSettings, Settings
+
+
+class Step(NamedTuple):
+    """One call. `method` None: the fetch function does not say, and the book's cheapest reading price is assumed."""
+
+    method: str | None
+    completes_page: bool
+
+
+# -- what a pass costs -------------------------------------------------------------------------------------------------
+
+
+def pass_steps(job: JobSettings, fetch: Fetch) -> tuple[Step, ...]:
+    """The calls of one pass over one region, at most: upstream may have fewer pages than the job asks for.
+
+    A function of one's own is taken to make the call it names, once a page.
+    """
+    if job.fetch == "search":
+        return (Step("search.list", False), Step("videos.list", True)) * job.pages
+    pages = job.pages
+    if job.fetch == "channels" and "ids" in job.options:
+        ids = job.options["ids"]
+        wanted = len(set(ids)) if isinstance(ids, (list, tuple)) else 1
+        pages = min(pages, -(-wanted // CHANNELS_A_CALL))
+    return (Step(attempt_of(fetch, None), True),) * pages
+
+
+def step_at(steps: Sequence[Step], place: Place) -> int:
+    """Where in the pass a place from the store goes on."""
+    if not place.begun or place.cursor is None:
+        return 0
+    pages, index = 0, 0
+    while index < len(steps) and pages < place.pages:
+        pages += steps[index].completes_page
+        index += 1
+    # Only the search stops between two steps of one page.
+    return index + 1 if "ids" in place.cursor and index < len(steps) and not steps[index].completes_page else index
+
+
+# -- what comes out ----------------------------------------------------------------------------------------------------
+
+
+SLOT_MS = 15 * MINUTE_MS
+"""What was spent is summed over these: no time zone's days or hours begin at any other times."""
+
+
+@dataclass(slots=True)
+class Spent:
+    """Units and calls of one method of one job: those charged, by slot since the epoch, or those that its ticks would
+    make with nothing refused, by the day since the start."""
+
+    project: str
+    bucket: str
+    method: str
+    job: str
+    units: dict[int, int] = field(default_factory=dict)
+    calls: dict[int, int] = field(default_factory=dict)
+
+    def add(self, when: int, units: int, calls: int = 1) -> None:
+        self.units[when] = self.units.get(when, 0) + units
+        self.calls[when] = self.calls.get(when, 0) + calls
+
+
+class Refusal(NamedTuple):
+    """A tick that met a refusal. `regions` are those it left; `started` is False when nothing of it was done.
+
+    `limit` is the one that refused, when the budget was last asked for such a call.
+    """
+
+    at_ms: int
+    job: str
+    limit: str | None
+    regions: int
+    started: bool
+
+
+@dataclass(slots=True)
+class JobTotals:
+    """One job's part: its ticks, and how often each region was completed."""
+
+    ticks: int = 0
+    passes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a simulation saw. With `stopped_early` it ended at its first refusal, and the rest is not known."""
+
+    start_ms: int
+    until_ms: int
+    spent: list[Spent]
+    wanted: list[Spent]
+    refusals: list[Refusal]
+    jobs: dict[str, JobTotals]
+    stopped_early: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Where a simulation begins: what the ledger holds, and what it counts though it lost it; which buckets are closed;
+    where each job stands.
+    """
+
+    entries: Mapping[str, Sequence[Entry]] = field(default_factory=dict)
+    carried: Mapping[str, Sequence[Carry]] = field(default_factory=dict)
+    exhaustions: Mapping[str, Sequence[Exhaustion]] = field(default_factory=dict)
+    places: Mapping[str, Sequence[Place]] = field(default_factory=dict)
+
+
+EMPTY = State()
+
+
+def read_state(session: Session) -> State:
+    """The live state of a session's ledger and store. Raises LedgerError and StoreError; changes neither."""
+    import os
+
+    from quota.jobs.store.store import Store
+
+    settings, ledger = session.settings, session.ledger
+    now_ms = ledger.now_ms()
+    entries, carried, exhaustions = {}, {}, {}
+    for credential in settings.credentials.values():
+        longest_ms = max((limit.view.window.longest_ms for limit in credential.limits), default=KEEP_MS)
+        entries[credential.project] = list(read_entries(ledger, credential.project, now_ms - longest_ms, NEVER))
+        carried[credential.project] = session.budget(credential.name).carried()
+        exhaustions[credential.project] = [x for x in ledger.exhaustions(credential.project) if not x.reopened_ms]
+    places: dict[str, list[Place]] = {}
+    if os.path.exists(settings.store.url.removeprefix("sqlite:///")):
+        with Store(settings.store.url, retention_ms=settings.store.retention_ms, create=False) as store:
+            for job in settings.jobs.values():
+                places[job.name] = [store.place(job.name, region) for region in job.regions or ("",)]
+    return State(entries, carried, exhaustions, places)
+
+
+# -- the simulation ----------------------------------------------------------------------------------------------------
+
+
+def simulate(
+    settings: Settings,
+    ticks: Iterable[Tick],
+    start_ms: int,
+    until_ms: int,
+    *,
+    state: State = EMPTY,
+    fetches: Mapping[str, Fetch] | None = None,
+    stop_at_refusal: Callable[[str], bool] = lambda job: False,
+) -> Outcome:
+    """Run ticks, given in their order, from `start_ms` to `until_ms`.
+
+    `stop_at_refusal` is asked with the job's name at each refusal; True ends the simulation there. `fetches` are the
+    fetch functions by job, where they are loaded already. Raises ConfigError for one that does not load, and
+    UsageError for a call whose cost no limit can ever hold, as the run itself would.
+    """
+    return _Simulation(settings, start_ms, until_ms, state, fetches).run(ticks, stop_at_refusal)
+
+
+class _Region:
+    """Where one job stands in one region: a `quota.jobs.rotation.Standing` that is cheap to move. `cursor` is a
+    step."""
+
+    __slots__ = ("completed_at_ms", "cursor", "failed_at_ms", "name", "pending")
+
+    def __init__(self, name: str, place: Place | None, steps: Sequence[Step]) -> None:
+        self.name = name
+        self.pending = place is not None and place.pending
+        self.cursor = (step_at(steps, place) or None) if place is not None else None
+        self.completed_at_ms = None if place is None else place.completed_at_ms
+        self.failed_at_ms = None if place is None else place.failed_at_ms
+
+
+class _Job:
+    """One job's constants and its place."""
+
+    __slots__ = ("budget", "calls", "knows", "name", "regions", "spent", "steps", "totals", "wanted")
+
+    def __init__(
+        self, job: JobSettings, budget: Budget, fetch: Fetch, places: Mapping[str, Place], start_ms: int
+    ) -> None:
+        self.name = job.name
+        self.budget = budget
+        self.steps = pass_steps(job, fetch)
+        self.regions = {name: _Region(name, places.get(name), self.steps) for name in job.regions or ("",)}
+        self.totals = JobTotals(passes=dict.fromkeys(self.regions, 0))
+        book = budget.book.at(start_ms)
+        self.calls: list[tuple[str, int | None, Spent, int]] = []
+        known: dict[str, tuple[str, int | None, Spent, int]] = {}
+        self.wanted: dict[str, tuple[Spent, int, int]] = {}
+        for step in self.steps:
+            method = book.canonical(step.method or "unknown")
+            if method not in known:
+                price = book.price(method) if method in book.methods else book.default_get
+                units = None if method in book.methods else price.units
+                spent, wanted = (Spent(budget.project, price.bucket, method, job.name) for _ in range(2))
+                known[method] = (method, units, spent, price.units)
+                self.wanted[method] = (wanted, 0, 0)
+            self.calls.append(known[method])
+            so_far, units_a_pass, calls = self.wanted[method]
+            self.wanted[method] = (so_far, units_a_pass + known[method][3], calls + 1)
+        self.spent = [call[2] for call in known.values()]
+        # Jobs that the budget cannot tell apart are refused alike, so one refusal answers for all of them.
+        selected = any(limit.view.selector.jobs for limit in budget.limits)
+        self.knows = (budget.project, budget.credential, tuple(sorted(job.leave.items())), job.name if selected else "")
+
+
+class _Simulation:
+    def __init__(
+        self,
+        settings: Settings,
+        start_ms: int,
+        until_ms: int,
+        state: State,
+        fetches: Mapping[str, Fetch] | None,
+    ) -> None:
+        self.now_ms = start_ms
+        self.start_ms, self.until_ms = start_ms, until_ms
+        in_memory = replace(settings, ledger=LedgerSettings("sqlite://", None))
+        self.session = Session(in_memory, clock=lambda: self.now_ms)
+        self._replay(state)
+        folder = None if settings.path is None else settings.path.absolute().parent
+        self.jobs: dict[str, _Job] = {}
+        for job in settings.jobs.values():
+            fetch = (fetches or {}).get(job.name) or load_fetch(job.fetch, job.options, folder)
+            places = {place.region: place for place in state.places.get(job.name, ())}
+            self.jobs[job.name] = _Job(job, self.session.budget(job.credential), fetch, places, start_ms)
+        self.refused_until: dict[tuple[Any, ...], tuple[int, str | None]] = {}
+        self.refusals: list[Refusal] = []
+
+    def _replay(self, state: State) -> None:
+        """Give the ledger in memory the live log, each charge at its own time, and what upstream closed."""
+        ledger, start_ms = self.session.ledger, self.now_ms
+        tokens = Tokens()
+        for project, entries in state.entries.items():
+            limits = next(c.limits for c in self.session.settings.credentials.values() if c.project == project)
+            keep_ms = kept_ms(limit.view.window for limit in limits)
+            for entry in entries:
+                self.now_ms = entry.ms
+                charge = Charge(entry.units, entry.bucket, entry.method, entry.job, entry.region, tokens.next())
+                ledger.decide(Question(project, charge, (), (), entry.ms, keep_ms=keep_ms), commit=True)
+        self.now_ms = start_ms
+        for project, carries in state.carried.items():
+            if carries:
+                ledger.carry(project, tokens.next(), carries)
+        for project, exhaustions in state.exhaustions.items():
+            for exhaustion in exhaustions:
+                ledger.exhaust(project, exhaustion)
+
+    def run(self, ticks: Iterable[Tick], stop_at_refusal: Callable[[str], bool]) -> Outcome:
+        stopped = False
+        try:
+            for tick in ticks:
+                self.now_ms = tick.at_ms
+                refusal = self._tick(self.jobs[tick.job], tick)
+                if refusal is not None:
+                    self.refusals.append(refusal)
+                    if stop_at_refusal(tick.job):
+                        stopped = True
+                        break
+        finally:
+            self.session.close()
+        jobs = list(self.jobs.values())
+        return Outcome(
+            self.start_ms,
+            self.until_ms,
+            [spent for job in jobs for spent in job.spent],
+            [wanted for job in jobs for wanted, _, _ in job.wanted.values()],
+            self.refusals,
+            {job.name: job.totals for job in jobs},
+            stopped,
+        )
+
+    def _tick(self, job: _Job, tick: Tick) -> Refusal | None:
+        at_ms = tick.at_ms
+        slot, day = at_ms // SLOT_MS, (at_ms - self.start_ms) // DAY_MS
+        places = list(job.regions.values())
+        most = len(tick.regions) or len(places)
+        job.totals.ticks += 1
+        for wanted, units_a_pass, calls in job.wanted.values():
+            wanted.add(day, units_a_pass * most, calls * most)
+        if not any(place.pending for place in places):
+            for place in places:
+                place.pending = True
+        todo = in_order(places)[:most]
+        started = False
+        for done, place in enumerate(todo):
+            for index in range(place.cursor or 0, len(job.calls)):
+                method, units, spent, _ = job.calls[index]
+                # A refusal's time is exact and no charge makes it earlier: until then the answer is known.
+                key = (method, *job.knows)
+                until_ms, refused_by = self.refused_until.get(key, (0, None))
+                if at_ms < until_ms:
+                    return Refusal(at_ms, job.name, refused_by, len(todo) - done, started)
+                decision = job.budget.charge(method, units=units, job=job.name, region=place.name)
+                if not decision.admitted:
+                    self.refused_until[key] = (_until(decision), decision.refused_by)
+                    return Refusal(at_ms, job.name, decision.refused_by, len(todo) - done, started)
+                started = True
+                spent.add(slot, decision.cost_units)
+                place.cursor = index + 1
+            place.pending, place.cursor, place.completed_at_ms = False, None, at_ms
+            job.totals.passes[place.name] += 1
+        return None
+
+
+def _until(decision: Decision) -> int:
+    return NEVER if decision.retry_at_ms is None else decision.retry_at_ms

@@ -1,0 +1,343 @@
+"""What would make a schedule fit: the smallest changes of one setting, each verified by simulating it.
+
+For the jobs that take most of the limits that refuse: a longer interval, fewer pages, fewer regions, less left for
+others. Where no single job's setting is enough, the same change of all jobs of the credential.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from quota.jobs.plan.simulation import pass_steps, simulate
+from quota.jobs.schedule.ticks import streams, ticks
+from quota.limits import DAY_MS, MINUTE_MS, Sliding, format_duration
+from quota.settings.schedules import Cron, Every, parse_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from quota.jobs.job import Fetch
+    from quota.jobs.plan.simulation import Outcome, State
+    from quota.limits import Limit
+    from quota.settings.load import JobSettings, Settings
+
+MOST_JOBS = 5
+"""Jobs that are looked at one by one, those that want most first."""
+
+MOST_SIMULATIONS = 60
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One setting of one job (`job` None: of all jobs of `credential`), before and after, as the file spells it."""
+
+    job: str | None
+    credential: str
+    setting: str
+    before: str
+    after: str
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "job": self.job,
+            "credential": self.credential,
+            "setting": self.setting,
+            "before": self.before,
+            "after": self.after,
+        }
+
+    def sentence(self) -> str:
+        """`searches: schedule = "every 103m" instead of "every 45m"`."""
+        whose = self.job if self.job is not None else f"every job of {self.credential}"
+        if self.setting in ("regions", "ticks a day"):
+            return f"{whose}: {self.after} {self.setting} instead of {self.before}"
+        return f"{whose}: {self.setting} = {self.after} instead of {self.before}"
+
+
+def smallest_changes(
+    settings: Settings,
+    outcome: Outcome,
+    state: State,
+    fetches: Mapping[str, Fetch],
+    may_be_refused: Sequence[str],
+) -> tuple[tuple[Change, ...], list[str]]:
+    """The changes that make `outcome` one without refusals, and notes on what could not be found."""
+    search = _Search(settings, outcome, state, fetches, may_be_refused)
+    changes = search.single()
+    notes = []
+    if not changes:
+        changes = search.together()
+        if changes:
+            notes.append("no change of a single job makes it fit")
+        else:
+            notes.append("no single change of interval, pages, regions or leave makes it fit")
+    if search.simulations >= MOST_SIMULATIONS:
+        notes.append(f"after {MOST_SIMULATIONS} simulations the search for smaller changes ended")
+    return tuple(changes), notes
+
+
+class _Search:
+    def __init__(
+        self,
+        settings: Settings,
+        outcome: Outcome,
+        state: State,
+        fetches: Mapping[str, Fetch],
+        may_be_refused: Sequence[str],
+    ) -> None:
+        self.settings = settings
+        self.outcome = outcome
+        self.state = state
+        self.fetches = fetches
+        self.may_be_refused = may_be_refused
+        self.simulations = 0
+        self.refused = {r.job: None for r in outcome.refusals if r.job not in may_be_refused}
+        self.region_ticks: dict[tuple[object, ...], dict[int, int]] = {}
+
+    # -- which changes there are -------------------------------------------------------------------------------------
+
+    def single(self) -> list[Change]:
+        changes = []
+        for job in self._suspects():
+            found = [
+                self._smallest(job, "schedule", [replace(job, schedule=text) for text in slower(job)]),
+                self._smallest(job, "pages", [replace(job, pages=pages) for pages in range(job.pages - 1, 0, -1)]),
+                self._smallest(job, "regions", [replace(job, regions=few) for few in _fewer(job.regions)]),
+                self._smallest(job, "leave", self._leaves(job)),
+            ]
+            changes += [change for change in found if change is not None]
+        return changes
+
+    def together(self) -> list[Change]:
+        """The same change for all jobs of each credential whose jobs are refused, where that is a single one."""
+        credentials = {self.settings.jobs[name].credential for name in self.refused}
+        if len(credentials) != 1:
+            return []
+        (credential,) = credentials
+        jobs = [job for job in self.settings.jobs.values() if job.credential == credential and job.schedule is not None]
+        changes = []
+        factors = (125, 150, 200, 250, 300, 400, 500, 600, 800, 1_200, 1_600, 2_400)
+        sets = [[_slowed(job, percent) for job in jobs] for percent in factors]
+        best = first_that_fits([*range(len(sets))], lambda index: self._fits(sets[index]))
+        if best is not None:
+            schedules = {(old.schedule, new.schedule) for old, new in zip(jobs, sets[best], strict=True)}
+            same = len(schedules) == 1
+            before, after = (f'"{text}"' for text in schedules.pop()) if same else ("1", f"1/{factors[best] / 100:g}")
+            changes.append(Change(None, credential, "schedule" if same else "ticks a day", before, after))
+        most = max(job.pages for job in jobs)
+        limited = [[replace(job, pages=min(job.pages, pages)) for job in jobs] for pages in range(most - 1, 0, -1)]
+        best = first_that_fits([*range(len(limited))], lambda index: self._fits(limited[index]))
+        if best is not None:
+            changes.append(Change(None, credential, "pages", f"up to {most}", f"up to {most - 1 - best}"))
+        return changes
+
+    def _suspects(self) -> list[JobSettings]:
+        """Jobs that share a full limit with a refused one: those that want most of it first, and what is refused for
+        the sake of its own `leave`."""
+        settings = self.settings
+        full = {(settings.credentials[settings.jobs[r.job].credential].project, r.limit) for r in self.outcome.refusals}
+        wants: dict[str, int] = {}
+        for wanted in self.outcome.wanted:
+            if any(
+                (wanted.project, limit.name) in full
+                and limit.view.selector.counts(wanted.bucket, wanted.method, wanted.job)
+                for limit in self._limits(wanted.project)
+            ):
+                wants[wanted.job] = wants.get(wanted.job, 0) + sum(wanted.units.values())
+        names = sorted((name for name in wants if wants[name]), key=lambda name: -wants[name])
+        return [settings.jobs[name] for name in names[:MOST_JOBS]]
+
+    def _limits(self, project: str) -> tuple[Limit, ...]:
+        return next(c.limits for c in self.settings.credentials.values() if c.project == project)
+
+    def _leaves(self, job: JobSettings) -> list[JobSettings]:
+        """A refused job may leave less; one that may be refused may leave more, for the others."""
+        limits = {limit.name: limit.limit_units for limit in self.settings.credentials[job.credential].limits}
+        main = self.settings.credentials[job.credential]
+        if job.name in self.refused and any(job.leave.values()):
+            most = max(job.leave.values())
+            return [
+                replace(job, leave={name: min(units, most - less) for name, units in job.leave.items()})
+                for less in _steps(most)
+            ]
+        if job.name in self.may_be_refused:
+            bucket = main.book.main_bucket.name
+            names = list(job.leave) or [
+                x.name for x in main.limits if not x.narrow and bucket in x.view.selector.buckets
+            ]
+            room = min((limits[name] - job.leave.get(name, 0) for name in names), default=0)
+            cheapest = main.book.at(self.outcome.start_ms).cheapest_units(bucket)
+            return [
+                replace(job, leave={name: job.leave.get(name, 0) + more for name in names})
+                for more in _steps(max(0, room - cheapest))
+            ]
+        return []
+
+    # -- whether one fits --------------------------------------------------------------------------------------------
+
+    def _smallest(self, job: JobSettings, setting: str, changed: Sequence[JobSettings]) -> Change | None:
+        found = first_that_fits(changed, lambda one: self._fits([one]))
+        if found is None:
+            return None
+        before, after = _spelled(job, setting), _spelled(found, setting)
+        return Change(job.name, job.credential, setting, before, after)
+
+    def _fits(self, changed: Sequence[JobSettings]) -> bool:
+        jobs = {**self.settings.jobs, **{job.name: job for job in changed}}
+        settings = replace(self.settings, jobs=jobs)
+        if self.simulations >= MOST_SIMULATIONS or self._wants_too_much(settings):
+            return False
+        self.simulations += 1
+        start_ms, until_ms = self.outcome.start_ms, self.outcome.until_ms
+        outcome = simulate(
+            settings,
+            ticks(jobs.values(), start_ms, until_ms),
+            start_ms,
+            until_ms,
+            state=self.state,
+            fetches=self.fetches,
+            stop_at_refusal=lambda name: name not in self.may_be_refused,
+        )
+        return not outcome.stopped_early
+
+    def _wants_too_much(self, settings: Settings) -> bool:
+        """Whether some 24 hours want more of a limit over 24 hours than it holds: then there is nothing to simulate."""
+        for credential in {c.project: c for c in settings.credentials.values()}.values():
+            book = credential.book.at(self.outcome.start_ms)
+            for limit in credential.limits:
+                window, selector = limit.view.window, limit.view.selector
+                if not isinstance(window, Sliding) or window.window_ms != DAY_MS:
+                    continue
+                wants: dict[int, int] = {}
+                for job in settings.jobs.values():
+                    if job.name in self.may_be_refused or settings.credentials[job.credential].project != (
+                        credential.project
+                    ):
+                        continue
+                    units_a_pass = 0
+                    for step in pass_steps(job, self.fetches[job.name]):
+                        method = book.canonical(step.method or "unknown")
+                        price = book.price(method) if method in book.methods else book.default_get
+                        if selector.counts(price.bucket, method, job.name):
+                            units_a_pass += selector.cost(price.units)
+                    for day, count in self._region_ticks(job).items():
+                        wants[day] = wants.get(day, 0) + count * units_a_pass
+                if max(wants.values(), default=0) > limit.limit_units:
+                    return True
+        return False
+
+    def _region_ticks(self, job: JobSettings) -> dict[int, int]:
+        """How many regions the job's ticks begin on each day from the start."""
+        key = (job.name, job.schedule, len(job.regions))
+        if key not in self.region_ticks:
+            found: dict[int, int] = {}
+            start_ms = self.outcome.start_ms
+            for stream in streams([job]):
+                count = len(stream.regions) or len(job.regions) or 1
+                for tick in stream.ticks(start_ms, self.outcome.until_ms):
+                    day = (tick.at_ms - start_ms) // DAY_MS
+                    found[day] = found.get(day, 0) + count
+            self.region_ticks[key] = found
+        return self.region_ticks[key]
+
+
+def first_that_fits(candidates: Sequence[T], fits: Callable[[T], bool]) -> T | None:
+    """The first of `candidates`, ordered from the smallest change to the largest, that fits; found by halving."""
+    if not candidates or not fits(candidates[-1]):
+        return None
+    low, high = 0, len(candidates) - 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(candidates[middle]) else (middle + 1, high)
+    return candidates[high]
+
+
+# -- ladders of changes ------------------------------------------------------------------------------------------------
+
+_MINUTE_STEPS = (1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30)
+_HOUR_STEPS = (1, 2, 3, 4, 6, 8, 12, 24)
+
+
+def slower(job: JobSettings) -> list[str]:
+    """Schedules of the same kind that start fewer ticks, the nearest first, down to one a day.
+
+    An interval in whole minutes; a cron line in even steps of the hour and of the day, on the same days.
+    """
+    if job.schedule is None:
+        return []
+    schedule = parse_schedule(job.schedule, job.timezone)
+    if isinstance(schedule, Every):
+        first = schedule.interval_ms // MINUTE_MS + 1
+        return [f"every {_short(minutes * MINUTE_MS)}" for minutes in range(first, DAY_MS // MINUTE_MS + 1)]
+    return [text for text, _ in _slower_crons(job.schedule, schedule)]
+
+
+def _slower_crons(text: str, schedule: Cron) -> list[tuple[str, int]]:
+    """Slower cron lines and the ticks of a day of each."""
+    _, hours_text, *days = text.split()
+    minute, hours = schedule.minutes[0], len(schedule.hours)
+    lines = [
+        (" ".join((f"*/{step}" if not minute else f"{minute}-59/{step}", hours_text, *days)), 60 // step * hours)
+        for step in _MINUTE_STEPS
+        if minute < step
+    ]
+    lines.append((" ".join((str(minute), hours_text, *days)), hours))
+    if hours_text == "*" or hours_text.startswith("*/"):
+        for step in _HOUR_STEPS:
+            every = "*" if step == 1 else "0" if step == 24 else f"*/{step}"
+            lines.append((" ".join((str(minute), every, *days)), 24 // step))
+    else:
+        lines.append((" ".join((str(minute), str(schedule.hours[0]), *days)), 1))
+    now = len(schedule.minutes) * hours
+    fewer: dict[int, str] = {}
+    for line, count in lines:
+        if count < now:
+            fewer.setdefault(count, line)
+    return [(fewer[count], count) for count in sorted(fewer, reverse=True)]
+
+
+def _slowed(job: JobSettings, percent: int) -> JobSettings:
+    """The job with an interval of at least `percent` of its own, or the longest there is."""
+    assert job.schedule is not None  # noqa: S101  # only scheduled jobs are slowed
+    schedule = parse_schedule(job.schedule, job.timezone)
+    if isinstance(schedule, Every):
+        minutes = -(-schedule.interval_ms * percent // 100 // MINUTE_MS)
+        return replace(job, schedule=f"every {_short(max(1, minutes) * MINUTE_MS)}")
+    now = len(schedule.minutes) * len(schedule.hours)
+    lines = _slower_crons(job.schedule, schedule)
+    return (
+        replace(job, schedule=next((text for text, count in lines if count * percent <= now * 100), lines[-1][0]))
+        if lines
+        else job
+    )
+
+
+def _short(duration_ms: int) -> str:
+    return format_duration(duration_ms)
+
+
+def _fewer(regions: Sequence[str]) -> list[tuple[str, ...]]:
+    return [tuple(regions[:count]) for count in range(len(regions) - 1, 0, -1)]
+
+
+def _steps(units: int) -> list[int]:
+    """1 to `units` in at most a thousand even steps, the last one included."""
+    step = max(1, units // 1_000)
+    return [*range(step, units, step), units] if units else []
+
+
+def _spelled(job: JobSettings, setting: str) -> str:
+    """A setting as the configuration spells it."""
+    if setting == "schedule":
+        return f'"{job.schedule}"'
+    if setting == "regions":
+        return str(len(job.regions))
+    if setting == "leave":
+        numbers = set(job.leave.values())
+        if len(numbers) <= 1:
+            return f"{max(numbers, default=0):_}"
+        return "{ " + ", ".join(f"{name} = {units:_}" for name, units in job.leave.items()) + " }"
+    return str(job.pages)

@@ -1,0 +1,1 @@
+"""When each tick of each job starts, and the process that starts them."""

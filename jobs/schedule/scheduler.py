@@ -1,0 +1,335 @@
+"""`quota schedule`: all jobs on their schedules in one process. The only file that knows APScheduler.
+
+    run_schedule    the door: run until told to stop
+    _Lane           one job's ticks, one at a time
+
+APScheduler keeps the time: it wakes up when the next tick of a stream (see `quota.jobs.schedule.ticks`) is due. What a
+tick goes through from there:
+
+    its lane        ticks of one job never run beside each other: they queue. Of one stream only the newest waits
+    late            past the job's misfire_grace it is not run at all
+    claimed         schedulers that share a ledger and have a job of the same name run each of its ticks once: the
+                    first to claim it in the ledger does
+    refused         when the budget would refuse its first call it is not started; the log says when that changes
+    run             as `quota run` does
+
+The budget is asked at every tick and nothing about it is remembered: one question costs less than a millisecond, and
+a budget that was raised, refunded or reopened is noticed at the next tick.
+
+A claim that the ledger cannot answer does not stop the tick: without a ledger only the local allowance admits
+anything, it bounds what two machines could spend on the same tick, and it exists so that work goes on.
+
+A scheduler that starts makes up for the newest tick of each stream, if it is still within its misfire_grace and
+nobody claimed it: a restart at the wrong moment does not lose a daily job its day.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from apscheduler.executors.base import BaseExecutor
+from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.base import BaseTrigger
+
+import quota
+from quota.common.clock import host_clock, rfc3339, utc
+from quota.common.log import line
+from quota.jobs import runner
+from quota.jobs.job import attempt_of, load_fetch, one_line
+from quota.jobs.rotation import in_order
+from quota.jobs.schedule.ticks import Tick, streams
+from quota.jobs.store.store import Store
+from quota.limits import HOUR_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from quota import Decision, Session
+    from quota.jobs.job import Fetch, RunReport
+    from quota.jobs.schedule.ticks import Stream
+    from quota.settings.load import JobSettings
+
+WORKERS = 32
+"""At most so many jobs run at once. They mostly wait for the network."""
+
+SAY_WITHIN_S = 0.5
+"""How long a run may take to end that gave up its page after STOP_WITHIN_S."""
+
+POLL_S = 0.1
+"""How often the main thread looks whether it was told to stop, and a tick whether another process's run has ended."""
+
+WAKE_S = 10.0
+"""The timer sleeps by a clock that stands still while the machine is suspended, so it is woken to look at the time."""
+
+CLAIM_SLACK_MS = HOUR_MS
+"""A claim outlives its tick's grace by this: machines' clocks may differ, and waiting for a run may take its time."""
+
+log = logging.getLogger("quota.schedule")
+
+
+def run_schedule(session: Session, *, stop: Callable[[], int]) -> None:
+    """Run all scheduled jobs until `stop` answers a signal's number; the pages in flight are then stored first.
+
+    Raises ConfigError, before anything is run, when no job has a schedule or one could never run.
+    """
+    jobs = [job for job in session.settings.jobs.values() if job.schedule is not None]
+    if not jobs:
+        source = session.settings.source
+        raise quota.ConfigError(f'{source}: no job has a schedule; add schedule = "*/30 * * * *" to one')
+    with ThreadPoolExecutor(min(WORKERS, len(jobs)), thread_name_prefix="job") as pool:
+        lanes = {job.name: _Lane(session, job, pool, stop) for job in jobs}
+        scheduler = BackgroundScheduler(
+            timezone=UTC, executors={"default": _Lanes(lanes)}, job_defaults={"coalesce": True}
+        )
+        lines = streams(jobs)
+        for stream in lines:
+            scheduler.add_job(
+                _no_call, _Fires(stream, lanes[stream.job].job.misfire_grace_ms), args=(stream,), max_instances=1
+            )
+        following = min((stream.after(host_clock()) for stream in lines), key=lambda tick: tick.at_ms)
+        _say(
+            "schedule_started",
+            jobs=len(jobs),
+            streams=len(lines),
+            ledger=session.ledger.label,
+            next=following.job,
+            at=rfc3339(following.at_ms),
+        )
+        scheduler.start()
+        try:
+            _wait(scheduler, stop)
+        finally:
+            scheduler.shutdown(wait=False)
+        running = [lane for lane in lanes.values() if lane.running is not None]
+        _say("schedule_stopping", signal=stop(), running=",".join(lane.job.name for lane in running) or None)
+        _finish(list(lanes.values()), 128 + signal.SIGINT if stop() == signal.SIGINT else 0)
+    _say("schedule_stopped")
+
+
+def _wait(scheduler: Any, stop: Callable[[], int]) -> None:
+    woken_s = time.monotonic()
+    while not stop():
+        time.sleep(POLL_S)
+        if time.monotonic() - woken_s >= WAKE_S:
+            scheduler.wakeup()
+            woken_s = time.monotonic()
+
+
+def _finish(lanes: Sequence[_Lane], status: int) -> None:
+    """Wait for the pages in flight, but not for ever: what is stored is stored in transactions, so that ending the
+    process here, with `status`, loses no more than those pages."""
+    until_s = time.monotonic() + runner.STOP_WITHIN_S + SAY_WITHIN_S
+    while time.monotonic() < until_s:
+        if not any(lane.running for lane in lanes):
+            return
+        time.sleep(POLL_S / 4)
+    for lane in lanes:
+        if lane.running is not None:
+            _say("tick_abandoned", lane.running, level=logging.WARNING, why=f"it took over {runner.STOP_WITHIN_S:g} s")
+    logging.shutdown()
+    os._exit(status)
+
+
+# -- APScheduler's side ------------------------------------------------------------------------------------------------
+
+
+class _Fires(BaseTrigger):  # type: ignore[misc]  # apscheduler ships no types
+    """A stream's ticks as APScheduler asks for them. Those too late to be run are passed over."""
+
+    def __init__(self, stream: Stream, grace_ms: int) -> None:
+        self._stream = stream
+        self._grace_ms = grace_ms
+
+    def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:
+        after_ms = _ms(now) - self._grace_ms - 1
+        if previous_fire_time is not None:
+            after_ms = max(after_ms, _ms(previous_fire_time))
+        return utc(self._stream.after(after_ms).at_ms)
+
+
+class _Lanes(BaseExecutor):  # type: ignore[misc]  # apscheduler ships no types
+    """Hands due ticks to their lanes, each with the time it was due, which APScheduler's own executors keep to
+    themselves. The lanes see to it that one instance runs at a time."""
+
+    def __init__(self, lanes: dict[str, _Lane]) -> None:
+        super().__init__()
+        self._lanes = lanes
+
+    def submit_job(self, job: Any, run_times: Sequence[datetime]) -> None:
+        stream: Stream = job.args[0]
+        self._lanes[stream.job].put(stream, Tick(_ms(run_times[-1]), stream.job, stream.regions))
+
+    def _do_submit_job(self, job: Any, run_times: Sequence[datetime]) -> None:
+        raise AssertionError("submit_job stands above")
+
+
+def _no_call(stream: Stream) -> None:
+    """What APScheduler has for a function: the lanes do the work."""
+
+
+def _ms(at: datetime) -> int:
+    return (at - _EPOCH) // timedelta(milliseconds=1)
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+# -- one job -----------------------------------------------------------------------------------------------------------
+
+
+class _Lane:
+    """The ticks of one job, run one after the other. `running` is the one in hand."""
+
+    def __init__(self, session: Session, job: JobSettings, pool: ThreadPoolExecutor, stop: Callable[[], int]) -> None:
+        path = session.settings.path
+        self.settings = session.settings
+        self.job = job
+        # What a tick needs is tried now, so that what can never work is said at once and not at three in the morning.
+        self.fetch: Fetch = load_fetch(job.fetch, job.options, None if path is None else path.absolute().parent)
+        session.key(job.credential)
+        self.running: Tick | None = None
+        self._pool = pool
+        self._stop = stop
+        self._lock = threading.Lock()
+        self._due: dict[Stream, Tick] = {}
+        self._busy = False
+
+    def put(self, stream: Stream, tick: Tick) -> None:
+        """Run this tick after those that wait already. Does not block."""
+        with self._lock:
+            older = self._due.get(stream)
+            self._due[stream] = tick
+            start, self._busy = not self._busy, True
+        if older is not None:
+            _say("tick_skipped", older, reason="coalesced", why="the next tick is due, and this one still waited")
+        if start:
+            self._pool.submit(self._drain)
+
+    def _drain(self) -> None:
+        while True:
+            with self._lock:
+                if not self._due or self._stop():
+                    self.running, self._busy = None, False
+                    return
+                self.running = self._due.pop(next(iter(self._due)))
+            try:
+                self._tick(self.running)
+            except quota.QuotaError as error:
+                _say("tick_failed", self.running, level=logging.ERROR, why=str(error))
+            except Exception as error:
+                _say("tick_failed", self.running, level=logging.ERROR, why=one_line(error))
+                log.debug("tick_traceback job=%s run=%s", self.job.name, self.running.name, exc_info=True)
+
+    def _tick(self, tick: Tick) -> None:
+        if self._late(tick):
+            _say("tick_skipped", tick, reason="late", late_ms=host_clock() - tick.at_ms)
+            return
+        # A session for each tick, as if it were a process of its own: its charges carry a run id of their own.
+        with quota.Session(self.settings) as session:
+            if not self._claim(session, tick):
+                _say("tick_skipped", tick, reason="claimed", why="another scheduler runs it")
+                return
+            refusal = self._refusal(session, tick)
+            if refusal is not None:
+                self._say_refused(tick, refusal)
+                return
+            _say("tick_started", tick, run=session.run, late_ms=host_clock() - tick.at_ms)
+            started_s = time.monotonic()
+            report = self._run(session, tick)
+        self._say_ended(tick, report, round((time.monotonic() - started_s) * 1000))
+
+    def _late(self, tick: Tick) -> bool:
+        return host_clock() - tick.at_ms > self.job.misfire_grace_ms
+
+    def _claim(self, session: Session, tick: Tick) -> bool:
+        project = session.credential(self.job.credential).project
+        try:
+            return session.ledger.claim(project, tick.name, self.job.misfire_grace_ms + CLAIM_SLACK_MS)
+        except quota.LedgerError as error:
+            _say("claim_unanswered", tick, level=logging.WARNING, why=str(error))
+            return True
+
+    def _refusal(self, session: Session, tick: Tick) -> Decision | None:
+        """The decision that refuses the tick's first call; None when it may start, or that call is not known."""
+        cursor = None
+        if callable(getattr(self.fetch, "first_attempt", None)):
+            settings = self.settings.store
+            with Store(settings.url, retention_ms=settings.retention_ms) as store:
+                places = [store.place(self.job.name, region) for region in self.job.regions or ("",)]
+            # With nothing left over from earlier runs it begins a round over all of them.
+            waiting = in_order(places) or in_order(replace(place, pending=True) for place in places)
+            cursor = waiting[0].cursor
+        method = attempt_of(self.fetch, cursor)
+        if method is None:
+            return None
+        decision = session.budget(self.job.credential).peek(method, job=self.job.name)
+        return None if decision.admitted else decision
+
+    def _run(self, session: Session, tick: Tick) -> RunReport:
+        """One run. While a `quota run` of the same job is under way on this machine, the tick waits for its end."""
+        while True:
+            report = runner.run_job(session, self.job.name, regions=tick.regions, in_turn=True, stop=self._stop)
+            if report.outcome != "overlap" or self._stop() or self._late(tick):
+                return report
+            time.sleep(POLL_S)
+
+    def _say_refused(self, tick: Tick, decision: Decision) -> None:
+        retry_at = None if decision.retry_at_ms is None else rfc3339(decision.retry_at_ms)
+        _say("tick_refused", tick, reason=decision.reason, by=decision.refused_by, why=decision.why(), next=retry_at)
+
+    def _say_ended(self, tick: Tick, report: RunReport, took_ms: int) -> None:
+        for region in report.regions:
+            if region.outcome == "failed":
+                _say("region_failed", tick, level=logging.WARNING, failed=region.region, why=region.error)
+        if report.outcome == "overlap":
+            _say("tick_skipped", tick, reason="overlap", why=report.why)
+            return
+        _say(
+            "tick_ended",
+            tick,
+            level=logging.ERROR if report.outcome == "failed" else logging.INFO,
+            run=report.run,
+            outcome=report.outcome,
+            covered=",".join(region.region for region in report.regions) or None,
+            pages=sum(region.pages for region in report.regions),
+            items=sum(region.items for region in report.regions),
+            units=report.units,
+            took_ms=took_ms,
+            why=report.why or None,
+            next=None if report.retry_at_ms is None else rfc3339(report.retry_at_ms),
+        )
+
+
+# -- the log -----------------------------------------------------------------------------------------------------------
+
+
+def _say(event: str, tick: Tick | None = None, *, level: int = logging.INFO, **fields: object) -> None:
+    """One line of the log, see `quota.common.log.line`."""
+    if tick is not None:
+        named = {"job": tick.job, "region": ",".join(tick.regions) or None, "at": rfc3339(tick.at_ms)}
+        fields = {**named, **fields}
+    log.log(level, "%s", line(event, **fields))
+
+
+def log_schedule() -> None:
+    """Send the log to stderr: each line with the time in UTC, without secrets. QUOTA_LOG=debug adds everything else."""
+    from quota.cli.commands import quiet_libraries
+    from quota.common.redact import LineFormatter, install
+
+    handler = logging.StreamHandler()
+    formatter = LineFormatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    level = os.environ.get("QUOTA_LOG", "").upper() or "WARNING"
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    log.setLevel(min(logging.INFO, logging.getLogger().level))
+    install(handler)
+    quiet_libraries()

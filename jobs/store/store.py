@@ -1,0 +1,696 @@
+"""The local store: what was fetched, where each job stands, and the search over it. Its tables are in `schema.sql`.
+
+    StoreError      one line: what is wrong with the file, what to do
+    Place           where one job stands in one region
+    Store           the file
+    Found           one search result
+
+A page's items and the place after it are written in one transaction, so a process killed at any moment leaves neither
+a page without its place nor a place without its page.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import sqlite3
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import quota
+from quota.common.clock import host_clock, rfc3339
+from quota.common.sqlite_file import statements
+from quota.jobs.rotation import in_order
+from quota.jobs.store.fulltext import indexed, query
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from quota.jobs.job import Cursor, Page
+
+T = TypeVar("T")
+
+SCHEMA_VERSION = 3
+APPLICATION_ID = 0x766964A1
+"""Marks the file as ours: a version number alone would let any other program's database pass."""
+
+BUSY_TIMEOUT_MS = 5_000
+DELETE_AT_ONCE = 1_000
+DELETE_PER_SWEEP = 20_000
+"""Rows of each table that one sweep deletes at most: several times what a run of 50 regions adds."""
+
+LEAST_FREE_BYTES = 4_000_000
+"""What a full page may need on its way through the write-ahead log into the file, and some more."""
+
+MAX_SEARCH_ROWS = 1_000
+MAX_IDS_READ = 50
+
+
+class StoreError(quota.QuotaError):
+    """The local store cannot be used. The message names the file and the remedy."""
+
+    exit_status: ClassVar[int] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one job stands in one region. `pages` and `items` count this pass; see the table `places`."""
+
+    job: str
+    region: str
+    pending: bool = False
+    cursor: Cursor | None = None
+    pages: int = 0
+    items: int = 0
+    ranks: int = 0
+    started_at_ms: int | None = None
+    completed_at_ms: int | None = None
+    failed_at_ms: int | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything of this pass is stored."""
+        return self.started_at_ms is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The newest rank of a video in one region's ranking of one job."""
+
+    job: str
+    region: str
+    rank: int
+    taken_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One search result, with where it was ranked. Texts and counts are null where upstream left them out."""
+
+    video_id: str
+    title: str | None
+    channel_title: str | None
+    published_at: str | None
+    view_count: int | None
+    rankings: tuple[Ranking, ...]
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "video_id": self.video_id,
+            "title": self.title,
+            "channel_title": self.channel_title,
+            "published_at": self.published_at,
+            "view_count": self.view_count,
+            "rankings": [
+                {"job": r.job, "region": r.region, "rank": r.rank, "taken_at": rfc3339(r.taken_at_ms)}
+                for r in self.rankings
+            ],
+        }
+
+
+class Store:
+    """One SQLite file at a `sqlite:///path` URL (or a plain path). Use it from one thread; close it when done.
+
+    `retention_ms`: what was not refreshed for that long is deleted by `sweep`. `create` False refuses a missing file.
+    `clock` (ms since the epoch) replaces the host's, for tests. Every method raises StoreError when the file fails it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        retention_ms: int,
+        create: bool = True,
+        clock: Callable[[], int] | None = None,
+        busy_timeout_ms: int = BUSY_TIMEOUT_MS,
+    ) -> None:
+        self.path = _path(url)
+        self.retention_ms = retention_ms
+        self._clock = clock or host_clock
+        self._transacting = False
+        if not create and not os.path.exists(self.path):
+            raise StoreError(f"there is no store at {self.path} yet: `quota run JOB` makes it")
+        try:
+            self._db = sqlite3.connect(self.path, timeout=busy_timeout_ms / 1_000, isolation_level=None)
+        except sqlite3.Error as error:
+            raise self._failure(error) from error
+        try:
+            self._open(busy_timeout_ms)
+        except _FAILED as error:
+            self._db.close()
+            raise self._failure(error) from error
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _open(self, busy_timeout_ms: int) -> None:
+        db = self._db
+        application, version, tables = self._identity()
+        if (application, version, tables) == (0, 0, 0):
+            self._switch_to_wal(busy_timeout_ms)
+            self._transact(self._make)
+            application, version, tables = self._identity()
+        if application != APPLICATION_ID:
+            raise StoreError(f"store {self.path} is another program's database: give [store] url a file of its own")
+        if version > SCHEMA_VERSION:
+            raise StoreError(
+                f"store {self.path} has schema version {version}, written by a newer quota-ledger; "
+                f"this one reads up to {SCHEMA_VERSION}: upgrade it"
+            )
+        if version < SCHEMA_VERSION:
+            raise StoreError(
+                f"store {self.path} has schema version {version}, of an older quota-ledger, and this one reads only "
+                f"{SCHEMA_VERSION}: move it away, the next runs fetch what they need"
+            )
+        # Of text that a damaged file no longer holds in UTF-8, as much as can be read.
+        db.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        # A commit may be lost with the power, but never half of it; losing it costs one page fetched again.
+        db.execute("PRAGMA synchronous = NORMAL")
+
+    def _make(self, db: sqlite3.Connection) -> None:
+        # Looked at again inside the transaction: two runs may have found the file empty.
+        if self._identity() == (0, 0, 0):
+            for statement in statements(Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")):
+                db.execute(statement)
+            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _switch_to_wal(self, busy_timeout_ms: int) -> None:
+        """Others may be making the same file just now, and SQLite waits for them everywhere but here."""
+        deadline = time.monotonic() + busy_timeout_ms / 1_000
+        while True:
+            try:
+                self._db.execute("PRAGMA journal_mode = WAL")
+            except sqlite3.OperationalError as error:
+                if not error.sqlite_errorname.startswith("SQLITE_BUSY") or time.monotonic() >= deadline:
+                    raise
+                time.sleep(random.uniform(0.001, 0.01))  # noqa: S311  # a jitter, not a secret
+            else:
+                return
+
+    def _identity(self) -> tuple[int, int, int]:
+        """(application id, schema version, number of tables): all 0 for a new file. One statement, one moment."""
+        identity: tuple[int, int, int] = self._db.execute(
+            "SELECT (SELECT application_id FROM pragma_application_id),"
+            " (SELECT user_version FROM pragma_user_version), (SELECT count(*) FROM sqlite_schema)"
+        ).fetchone()
+        return identity
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """All of `work` or nothing of it. IMMEDIATE: the lock is taken at the start, where waiting for it works.
+
+        Not as a context manager: an exception out of a signal handler may come before `__exit__` does anything, and
+        would leave the file locked.
+        """
+        db = self._db
+        if self._transacting:
+            raise StoreError(f"store {self.path} is being written: a signal handler must not write it too")
+        try:
+            self._transacting = True
+            try:
+                db.execute("BEGIN IMMEDIATE")
+                result = work(db)
+                db.execute("COMMIT")
+            except BaseException:
+                db.rollback()  # does nothing where a full disk has rolled back already
+                raise
+            return result
+        except _FAILED as error:
+            raise self._failure(error) from error
+        finally:
+            self._transacting = False
+
+    def _failure(self, error: Exception) -> StoreError:
+        name = "SQLITE_CORRUPT" if isinstance(error, UnicodeDecodeError) else getattr(error, "sqlite_errorname", "")
+        for prefix, text in _FAILURES:
+            if name.startswith(prefix):
+                return StoreError(f"store {self.path}: {text}")
+        return StoreError(f"store {self.path}: {error}")
+
+    # -- places ------------------------------------------------------------------------------------------------------
+
+    def begin(self, job: str, regions: Sequence[str]) -> list[Place]:
+        """The regions that a run covers, in its order; with nothing left over, this begins a new round over all.
+
+        Which order that is stands at `quota.jobs.rotation.in_order`.
+        """
+
+        def work(db: sqlite3.Connection) -> list[Place]:
+            places = {region: self.place(job, region) for region in regions}
+            # Of a damaged row nothing may stay: the next page would be added to it.
+            afresh = [(job, region) for region, place in places.items() if place == Place(job, region)]
+            db.executemany("DELETE FROM places WHERE job = ? AND region = ?", afresh)
+            if not any(place.pending for place in places.values()):
+                for place in places.values():
+                    # A pass that failed in the middle keeps its place and goes on from there.
+                    db.execute("INSERT OR IGNORE INTO places (job, region) VALUES (?, ?)", (job, place.region))
+                    db.execute("UPDATE places SET pending = 1 WHERE job = ? AND region = ?", (job, place.region))
+                    if place.cursor is None:
+                        db.execute(_AFRESH, (job, place.region))
+                places = {region: self.place(job, region) for region in regions}
+            return in_order(places.values())
+
+        return self._transact(work)
+
+    def place(self, job: str, region: str) -> Place:
+        """Where the job stands in the region; a place with nothing in it for a region never seen, or one whose row is
+        damaged."""
+        with self._reading():
+            row = self._db.execute(
+                "SELECT pending, cursor, pages, items, ranks, started_at_ms, completed_at_ms, failed_at_ms"
+                " FROM places WHERE job = ? AND region = ?",
+                (job, region),
+            ).fetchone()
+        return (row and _place(job, region, *row)) or Place(job, region)
+
+    def check_space(self) -> None:
+        """Raise StoreError if the disk cannot take another page: it would be paid for and lost."""
+        try:
+            disk = shutil.disk_usage(Path(self.path).parent)
+        except OSError:
+            return  # to store a page will say more
+        if disk.free < LEAST_FREE_BYTES and disk.total:  # some network file systems do not know their size
+            raise StoreError(f"store {self.path}: {_NO_SPACE}; nothing was fetched")
+
+    def keep(self, place: Place, page: Page, *, started_at_ms: int, finished: bool) -> Place:
+        """Store one page and the place after it, all or nothing; the new place.
+
+        `started_at_ms` dates the pass if this is its first page. `finished` ends the pass.
+        """
+        now_ms = self._clock()
+
+        def work(db: sqlite3.Connection) -> None:
+            taken_at_ms = place.started_at_ms
+            if taken_at_ms is None:
+                taken_at_ms = self._free_start(place, started_at_ms)
+            for video in page.videos:
+                db.execute(_UPSERT_VIDEO, _video(video, now_ms))
+            for channel in page.channels:
+                db.execute(_UPSERT_CHANNEL, _channel(channel, now_ms))
+            if page.ranked:
+                db.executemany(
+                    "INSERT INTO rankings VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                    [
+                        (
+                            place.job,
+                            place.region,
+                            taken_at_ms,
+                            place.ranks + i,
+                            _text(video["id"]),
+                            _count(_part(video, "statistics").get("viewCount")),
+                        )
+                        for i, video in enumerate(page.videos, 1)
+                    ],
+                )
+            db.execute(
+                "UPDATE places SET pending = ?, cursor = ?, pages = pages + ?, items = items + ?, ranks = ranks + ?,"
+                " started_at_ms = ?, completed_at_ms = coalesce(?, completed_at_ms) WHERE job = ? AND region = ?",
+                (
+                    int(not finished),
+                    None if finished or page.cursor is None else json.dumps(page.cursor),
+                    int(page.complete),
+                    len(page.videos) + len(page.channels),
+                    len(page.videos) if page.ranked else 0,
+                    taken_at_ms,
+                    now_ms if finished else None,
+                    place.job,
+                    place.region,
+                ),
+            )
+            if not finished:
+                db.execute(
+                    "INSERT OR IGNORE INTO cursors VALUES (?, ?, ?)", (place.job, place.region, _digest(page.cursor))
+                )
+
+        self._transact(work)
+        return self.place(place.job, place.region)
+
+    def was_at(self, place: Place, cursor: Cursor | None) -> bool:
+        """Whether an earlier step of the pass under way, in this run or another, left this very cursor."""
+        with self._reading():
+            row = self._db.execute(
+                "SELECT 1 FROM cursors WHERE job = ? AND region = ? AND digest = ?",
+                (place.job, place.region, _digest(cursor)),
+            ).fetchone()
+        return row is not None
+
+    def _free_start(self, place: Place, started_at_ms: int) -> int:
+        """The pass's time, moved on where an earlier ranking has the very same: a clock may go back."""
+        while self._db.execute(
+            "SELECT 1 FROM rankings WHERE job = ? AND region = ? AND taken_at_ms = ?",
+            (place.job, place.region, started_at_ms),
+        ).fetchone():
+            started_at_ms += 1
+        return started_at_ms
+
+    def finish(self, place: Place) -> Place:
+        """End a pass that needs no further page: the job asks for fewer than it did when the pass began."""
+        sql = "UPDATE places SET pending = 0, cursor = NULL, completed_at_ms = ? WHERE job = ? AND region = ?"
+        self._transact(lambda db: db.execute(sql, (self._clock(), place.job, place.region)))
+        return self.place(place.job, place.region)
+
+    def fail(self, place: Place, *, keep_place: bool) -> Place:
+        """End a pass with an error. It counts as covered by this round, so that it does not hold up the others.
+
+        With `keep_place` the next round goes on from its cursor, else it begins afresh.
+        """
+
+        def work(db: sqlite3.Connection) -> None:
+            db.execute(
+                "UPDATE places SET pending = 0, failed_at_ms = ? WHERE job = ? AND region = ?",
+                (self._clock(), place.job, place.region),
+            )
+            if not keep_place:
+                db.execute(_AFRESH, (place.job, place.region))
+
+        self._transact(work)
+        return self.place(place.job, place.region)
+
+    def restart(self, place: Place) -> Place:
+        """Begin a pass again from its first page, without the rankings it has stored so far."""
+
+        def work(db: sqlite3.Connection) -> None:
+            db.execute(
+                "DELETE FROM rankings WHERE job = ? AND region = ? AND taken_at_ms = ?",
+                (place.job, place.region, place.started_at_ms),
+            )
+            db.execute(_AFRESH, (place.job, place.region))
+
+        self._transact(work)
+        return self.place(place.job, place.region)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except _FAILED as error:
+            raise self._failure(error) from error
+
+    def search(self, words: str, region: str | None = None, limit: int = 20) -> list[Found]:
+        """Videos whose title, description, channel or tags have all these words, best match first.
+
+        Case and accents do not matter, and `word*` is whatever begins with it; no word is read as query syntax beyond
+        that. `region`: only videos ranked there at some time. Raises UsageError for no words, too many, or a limit that
+        is none.
+        """
+        phrases = query(_text(words))
+        if not 1 <= limit <= MAX_SEARCH_ROWS:
+            raise quota.UsageError(f"--limit {limit}: show 1 to {MAX_SEARCH_ROWS} videos")
+        with self._reading():
+            rows = self._db.execute(
+                # A word in the title says more than one in the description.
+                "SELECT v.video_id, v.title, v.channel_title, v.published_at, v.view_count"
+                " FROM videos_text JOIN videos v ON v.id = videos_text.rowid WHERE videos_text MATCH :query"
+                " AND (:region IS NULL OR EXISTS"
+                " (SELECT 1 FROM rankings r WHERE r.video_id = v.video_id AND r.region = :region))"
+                " ORDER BY bm25(videos_text, 10, 1, 4, 4), v.view_count DESC, v.video_id LIMIT :limit",
+                {"query": phrases, "region": _text_or_none(region), "limit": limit},
+            ).fetchall()
+            return [
+                Found(
+                    str(video_id),
+                    _text_or_none(title),
+                    _text_or_none(channel),
+                    _text_or_none(published),
+                    _count(views),
+                    self._rankings(video_id, _text_or_none(region)),
+                )
+                for video_id, title, channel, published, views in rows
+            ]
+
+    def _rankings(self, video_id: str, region: str | None) -> tuple[Ranking, ...]:
+        rows = self._db.execute(
+            # Beside a max(), SQLite takes the other columns from the row that has it.
+            "SELECT job, region, rank, max(taken_at_ms) FROM rankings WHERE video_id = ? AND ifnull(region = ?, 1)"
+            " GROUP BY job, region ORDER BY rank, region, job",
+            (video_id, region),
+        ).fetchall()
+        return tuple(Ranking(*row) for row in rows if _count(row[2]) is not None and _is_time(row[3]))
+
+    def channels_ranked(self, region: str, after: str = "", count: int = MAX_IDS_READ) -> list[str]:
+        """Ids of the channels in the region's newest ranking of each job, in id order, from behind `after` on."""
+        with self._reading():
+            rows = self._db.execute(
+                "SELECT DISTINCT v.channel_id FROM rankings r JOIN videos v ON v.video_id = r.video_id"
+                " WHERE r.region = :region AND v.channel_id > :after AND r.taken_at_ms ="
+                " (SELECT max(taken_at_ms) FROM rankings n WHERE n.region = r.region AND n.job = r.job)"
+                " ORDER BY v.channel_id LIMIT :count",
+                {"region": region, "after": after, "count": min(count, MAX_IDS_READ)},
+            ).fetchall()
+        return [row[0] for row in rows if isinstance(row[0], str)]
+
+    # -- retention ---------------------------------------------------------------------------------------------------
+
+    def sweep(self) -> int:
+        """Delete what was not refreshed within the retention, in small transactions and bounded; the rows deleted.
+
+        A pass begun that long ago starts over: its first pages are gone.
+        """
+        cutoff_ms = self._clock() - self.retention_ms
+        deleted = 0
+        for delete in _DELETE_OLD:
+            for _ in range(DELETE_PER_SWEEP // DELETE_AT_ONCE):
+                count = self._transact(partial(_delete, delete, cutoff_ms))
+                deleted += count
+                if count < DELETE_AT_ONCE:
+                    break
+
+        def begin_stale_afresh(db: sqlite3.Connection) -> None:
+            stale = db.execute(
+                "SELECT job, region FROM places WHERE cursor IS NOT NULL AND started_at_ms < ?", (cutoff_ms,)
+            ).fetchall()
+            db.executemany(_AFRESH, stale)
+            db.execute(
+                "DELETE FROM places WHERE pending = 0 AND cursor IS NULL"
+                " AND max(ifnull(completed_at_ms, 0), ifnull(failed_at_ms, 0)) < ?",
+                (cutoff_ms,),
+            )
+
+        self._transact(begin_stale_afresh)
+        return deleted
+
+
+def _delete(sql: str, cutoff_ms: int, db: sqlite3.Connection) -> int:
+    return db.execute(sql, (cutoff_ms, DELETE_AT_ONCE)).rowcount
+
+
+_AFRESH = (
+    "UPDATE places SET cursor = NULL, pages = 0, items = 0, ranks = 0, started_at_ms = NULL"
+    " WHERE job = ? AND region = ?"
+)
+"""The region's next page is its first."""
+
+_DELETE_OLD = (
+    "DELETE FROM rankings WHERE (job, region, taken_at_ms, rank) IN"
+    " (SELECT job, region, taken_at_ms, rank FROM rankings WHERE taken_at_ms < ? LIMIT ?)",
+    "DELETE FROM videos WHERE id IN (SELECT id FROM videos WHERE refreshed_ms < ? LIMIT ?)",
+    "DELETE FROM channels WHERE channel_id IN (SELECT channel_id FROM channels WHERE refreshed_ms < ? LIMIT ?)",
+)
+
+_FAILED = (sqlite3.Error, UnicodeDecodeError)
+"""What the driver raises: the second where SQLite's message quotes a damaged schema, and is no text."""
+
+_NO_SPACE = "no space is left for it: free some, then run again"
+
+_FAILURES = (
+    ("SQLITE_NOTADB", "this is not a database: move the file away, or give [store] url another one"),
+    ("SQLITE_CORRUPT", "the file is damaged: move it away (the next runs fetch what they need) or restore a copy"),
+    ("SQLITE_READONLY", "it cannot be written: check the owner and mode of the file and its folder"),
+    ("SQLITE_CANTOPEN", "it cannot be opened: check that its folder exists and may be written"),
+    ("SQLITE_BUSY", "another program holds it locked: close that program, then run again"),
+    ("SQLITE_LOCKED", "another program holds it locked: close that program, then run again"),
+    ("SQLITE_FULL", f"{_NO_SPACE}; nothing half-written was kept"),
+    ("SQLITE_IOERR", "reading or writing it failed: check the disk and its space; nothing half-written was kept"),
+)
+
+
+def _path(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return url
+    if scheme != "sqlite" or not rest.removeprefix("/"):
+        raise quota.ConfigError(f"[store] url {url!r}: the store is a file; write sqlite:///PATH")
+    return rest.removeprefix("/")
+
+
+# -- rows read ---------------------------------------------------------------------------------------------------------
+
+
+def _place(
+    job: str, region: str, pending: object, cursor: object, pages: Any, items: Any, ranks: Any, *times: Any
+) -> Place | None:
+    """The place that a row of `places` says; None where it says what no store writes."""
+    try:
+        going_on = None if cursor is None else json.loads(cursor)  # type: ignore[arg-type]  # a TypeError, if it is
+    except (TypeError, ValueError, RecursionError):
+        return None
+    right = (
+        pending in (0, 1)
+        and (going_on is None or isinstance(going_on, dict))
+        and all(isinstance(count, int) and 0 <= count < _TOO_MANY for count in (pages, items, ranks))
+        and all(at_ms is None or _is_time(at_ms) for at_ms in times)
+    )
+    return Place(job, region, bool(pending), going_on, pages, items, ranks, *times) if right else None
+
+
+def _digest(cursor: Cursor | None) -> bytes:
+    """What tells one cursor from another, of a size that does not depend on it."""
+    import hashlib
+
+    return hashlib.blake2b(json.dumps(cursor).encode(), digest_size=8).digest()
+
+
+_TOO_MANY = 2**53
+
+
+def _is_time(value: object) -> bool:
+    """Whether it is a time in ms that has a date, up to the year 9999."""
+    return isinstance(value, int) and 0 <= value < 253_402_300_800_000
+
+
+# -- upstream's resources as rows --------------------------------------------------------------------------------------
+
+_VIDEO_COLUMNS = """
+    video_id title description channel_id channel_title category_id published_at tags default_language audio_language
+    live_broadcast thumbnail_url view_count like_count comment_count duration definition has_caption is_licensed
+    title_words description_words channel_words tags_words
+    first_seen_ms refreshed_ms
+"""
+_CHANNEL_COLUMNS = """
+    channel_id title description custom_url country published_at thumbnail_url view_count subscriber_count video_count
+    first_seen_ms refreshed_ms
+"""
+
+
+def _upsert(table: str, names: str) -> str:
+    columns = names.split()
+    kept = (columns[0], "first_seen_ms")
+    return (
+        f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608 - our names
+        f" ON CONFLICT ({columns[0]}) DO UPDATE SET "
+        + ", ".join(f"{column} = excluded.{column}" for column in columns if column not in kept)
+    )
+
+
+_UPSERT_VIDEO = _upsert("videos", _VIDEO_COLUMNS)
+_UPSERT_CHANNEL = _upsert("channels", _CHANNEL_COLUMNS)
+
+
+def _video(video: Mapping[str, Any], now_ms: int) -> tuple[object, ...]:
+    snippet, statistics, details = (_part(video, name) for name in ("snippet", "statistics", "contentDetails"))
+    title, description, channel_title = (
+        _text_or_none(snippet.get(name)) for name in ("title", "description", "channelTitle")
+    )
+    tags = snippet.get("tags")
+    # Not in \u escapes: the index reads this text too.
+    tags = _text(json.dumps([str(tag) for tag in tags], ensure_ascii=False)) if isinstance(tags, list) else None
+    return (
+        _text(video["id"]),
+        title,
+        description,
+        _text_or_none(snippet.get("channelId")),
+        channel_title,
+        _text_or_none(snippet.get("categoryId")),
+        _text_or_none(snippet.get("publishedAt")),
+        tags,
+        _text_or_none(snippet.get("defaultLanguage")),
+        _text_or_none(snippet.get("defaultAudioLanguage")),
+        _text_or_none(snippet.get("liveBroadcastContent")),
+        _thumbnail(snippet),
+        _count(statistics.get("viewCount")),
+        _count(statistics.get("likeCount")),
+        _count(statistics.get("commentCount")),
+        _text_or_none(details.get("duration")),
+        _text_or_none(details.get("definition")),
+        _flag(details.get("caption")),
+        _flag(details.get("licensedContent")),
+        *(_words(text) for text in (title, description, channel_title, tags)),
+        now_ms,
+        now_ms,
+    )
+
+
+def _channel(channel: Mapping[str, Any], now_ms: int) -> tuple[object, ...]:
+    snippet, statistics = _part(channel, "snippet"), _part(channel, "statistics")
+    return (
+        _text(channel["id"]),
+        _text_or_none(snippet.get("title")),
+        _text_or_none(snippet.get("description")),
+        _text_or_none(snippet.get("customUrl")),
+        _text_or_none(snippet.get("country")),
+        _text_or_none(snippet.get("publishedAt")),
+        _thumbnail(snippet),
+        _count(statistics.get("viewCount")),
+        None if statistics.get("hiddenSubscriberCount") is True else _count(statistics.get("subscriberCount")),
+        _count(statistics.get("videoCount")),
+        now_ms,
+        now_ms,
+    )
+
+
+def _part(resource: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = resource.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _text(text: str) -> str:
+    """The text itself; only half a surrogate pair, which no encoding can hold, becomes U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _text_or_none(value: object) -> str | None:
+    return _text(value) if isinstance(value, str) else None
+
+
+def _words(text: str | None) -> str | None:
+    """The text as the index reads it, where that is not the text itself."""
+    if text is None:
+        return None
+    words = indexed(text)
+    return None if words == text else words
+
+
+def _count(value: object) -> int | None:
+    """Upstream sends counts as decimal text. What is no count, or too long for the column, is null."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        number = value
+    elif isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
+        number = int(value)
+    else:
+        return None
+    return number if 0 <= number < 2**63 else None
+
+
+def _flag(value: object) -> int | None:
+    return {True: 1, False: 0, "true": 1, "false": 0}.get(value) if isinstance(value, (bool, str)) else None
+
+
+def _thumbnail(snippet: Mapping[str, Any]) -> str | None:
+    """The largest one that upstream has."""
+    sizes = _part(snippet, "thumbnails")
+    for size in ("maxres", "standard", "high", "medium", "default"):
+        url = _part(sizes, size).get("url")
+        if isinstance(url, str):
+            return _text(url)
+    return None

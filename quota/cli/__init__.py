@@ -1,0 +1,1 @@
+"""The command line: `quota`. Thin: each command opens a session, calls one public function, prints its result."""

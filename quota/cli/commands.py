@@ -1,0 +1,744 @@
+"""The `quota` command. Thin: each command opens a session, calls one public function, prints its result.
+
+Imports inside the commands keep a cold `quota charge` cheap. Commands of other packages (`run`, `demo` ...) come
+through the entry-point group `quota.commands`, which is read only for a command this file lacks, or for `--help`.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from quota.errors import ConfigError, LedgerError, QuotaError, Refused
+from quota.settings.toml import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quota.decision import Decision
+    from quota.session import Session
+
+REFUSED_STATUS = Refused.exit_status
+WATCH_S = 2
+MAX_LINE = 1_000
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+class Commands(click.Group):
+    """This file's commands, and those that other packages add."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*self.commands, *(point.name for point in _entry_points())})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self.commands:
+            return self.commands[cmd_name]
+        for point in _entry_points():
+            if point.name == cmd_name:
+                command = point.load()
+                assert isinstance(command, click.Command)  # noqa: S101  # the entry-point group's contract
+                return command
+        return None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], self.list_commands(ctx), n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "`quota --help` lists the commands"
+            raise click.UsageError(f"no such command {args[0][:80]!r}; {hint}") from None
+
+
+def _entry_points() -> Any:
+    from importlib.metadata import entry_points
+
+    return entry_points(group="quota.commands")
+
+
+def config_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--config FILE`, the same for every command."""
+    return click.option(
+        "--config", metavar="FILE", help="Configuration (default: $QUOTA_CONFIG, ./quota.toml, the user's)."
+    )(command)
+
+
+def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--json`, the same for every command that prints data."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+credential_option = click.option("--credential", metavar="C", help="Whose budget; needed where there are several.")
+
+
+def call_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What describes one call: METHOD, --units, --credential, --job, --region."""
+    for option in (
+        click.option("--region", metavar="R", default="", help="Region to note with the charge."),
+        click.option("--job", metavar="J", default="", help="Job to note with it; its limits and `leave` apply."),
+        credential_option,
+        click.option("--units", type=int, metavar="N", help="Cost, instead of the cost book's."),
+        click.argument("method"),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
+@click.version_option(package_name="quota-ledger", prog_name="quota")
+def cli() -> None:
+    """The gate between scheduled jobs and a metered API.
+
+    Every call is priced and charged to a shared daily budget before it leaves; what would overspend is refused, with
+    the time to come back.
+
+    \b
+    Example:
+      quota demo            the whole product, on this machine, no key needed
+      quota init            write a commented quota.toml
+      quota run trending    one cron tick of a job
+      quota status          what is used, what remains, when more comes
+
+    Exit status: 0 done; 1 no, or the work failed; 2 usage; 69 the ledger could not answer; 75 refused;
+    78 configuration. QUOTA_LOG=info (or debug) in the environment logs to stderr.
+    """
+
+
+# -- decisions ---------------------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@call_options
+@json_option
+@config_option
+def charge(config: str | None, as_json: bool, **call: Any) -> None:
+    """Charge one call of METHOD before it leaves. Exit 75 when refused.
+
+    \b
+    Example:
+      quota charge search.list --job backfill --region DE && curl ...
+      quota charge videos.list --json
+    """
+    _decide(config, as_json, call, commit=True)
+
+
+@cli.command()
+@call_options
+@json_option
+@config_option
+def peek(config: str | None, as_json: bool, **call: Any) -> None:
+    """The decision `charge` would take now, without charging.
+
+    \b
+    Example:
+      quota peek search.list || exit 0
+    """
+    _decide(config, as_json, call, commit=False)
+
+
+def _decide(config: str | None, as_json: bool, call: dict[str, Any], *, commit: bool) -> None:
+    import quota
+
+    with quota.open(config) as session:
+        _say_built_in(session, err=as_json)
+        budget = session.budget(call.pop("credential"))
+        decision = (budget.charge if commit else budget.peek)(**call)
+    if as_json:
+        print_json(decision.as_json())
+    elif decision.admitted:
+        say(decision.sentence() + (f"; id {decision.id}" if decision.id else ""))
+    else:
+        fail(decision.sentence())
+    unprinted(f"the charge stands, its id is {decision.id}" if decision.id else "")
+    click.get_current_context().exit(decision_status(decision))
+
+
+def _say_built_in(session: Session, *, err: bool) -> None:
+    """Whoever forgot the configuration, or runs from another folder, is charging another budget than they think."""
+    from quota.settings.load import BUILT_IN_NOTICE
+
+    if session.settings.path is None:
+        say(f"quota: {BUILT_IN_NOTICE}" if err else BUILT_IN_NOTICE, err=err)
+
+
+def decision_status(decision: Decision) -> int:
+    """The exit status that a decision means."""
+    if decision.admitted:
+        return 0
+    return LedgerError.exit_status if decision.reason == "ledger-unavailable" else REFUSED_STATUS
+
+
+@cli.command()
+@click.argument("charge_id", metavar="ID")
+@credential_option
+@config_option
+def refund(charge_id: str, credential: str | None, config: str | None) -> None:
+    """Give back a charge whose request provably never left. Unknown ID: exit 1.
+
+    \b
+    Example:
+      quota refund 1795233255077-0
+    """
+    _settle(charge_id, 0, credential, config)
+
+
+@cli.command()
+@click.argument("charge_id", metavar="ID")
+@click.argument("units", type=int)
+@credential_option
+@config_option
+def settle(charge_id: str, units: int, credential: str | None, config: str | None) -> None:
+    """Set what a charge really cost, in units. May be repeated. Unknown ID: exit 1.
+
+    \b
+    Example:
+      quota settle 1795233255077-0 35
+    """
+    _settle(charge_id, units, credential, config)
+
+
+def _settle(charge_id: str, units: int, credential: str | None, config: str | None) -> None:
+    import quota
+
+    with quota.open(config) as session:
+        before = session.budget(credential).settle(charge_id, units)
+    say(f"{before.method} {charge_id}: counts {units} units now, {before.units} before")
+
+
+class BeforeCommand(click.Command):
+    """A command whose own arguments end at the first `--`. What follows is another program's, and is not looked at."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        rest = super().parse_args(ctx, args[:end])
+        ctx.params["command"] = args[end + 1 :]
+        return rest
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "-- COMMAND..."]
+
+
+@cli.command("exec", cls=BeforeCommand)
+@click.option("--units", type=int, metavar="N", help="Cost, instead of the cost book's.")
+@credential_option
+@click.option("--job", metavar="J", default="", help="Job to note with the charge.")
+@click.option("--region", metavar="R", default="", help="Region to note with the charge.")
+@config_option
+@click.argument("method")
+def exec_(method: str, command: list[str], config: str | None, credential: str | None, **call: Any) -> None:
+    """Charge METHOD, then run COMMAND in its place. Refused: not run, exit 75.
+
+    What stands before the first `--` is for quota, what follows is the command.
+
+    \b
+    Example:
+      quota exec search.list -- ./search.sh DE
+      quota exec search.list --job nightly -- ./search.sh --region DE
+    """
+    import quota
+
+    if not command or not command[0]:
+        raise click.UsageError("no command to run; write: quota exec METHOD -- COMMAND...")
+    with quota.open(config) as session:
+        _say_built_in(session, err=True)
+        budget = session.budget(credential)
+        decision = budget.charge(method, **call)
+        if not decision.admitted:
+            fail(decision.sentence())
+            click.get_current_context().exit(decision_status(decision))
+        session.ledger.close()
+        try:
+            _become(command)
+        except OSError as error:
+            # It never ran, so nothing left.
+            budget.refund(str(decision.id))
+            fail(f"{command[0]}: {error.strerror}; the charge was given back")
+            click.get_current_context().exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _become(command: list[str]) -> None:
+    """Replace this process by another program, which gets the signals as every program expects them: Python ignores
+    two that end a `yes | head` and a write beyond `ulimit -f`, and that would be inherited."""
+    import signal
+
+    before = {
+        number: signal.signal(number, signal.SIG_DFL)
+        for number in (getattr(signal, name, None) for name in ("SIGPIPE", "SIGXFSZ"))
+        if number is not None
+    }
+    try:
+        os.execvp(command[0], command)  # noqa: S606  # running the caller's command is the purpose
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# -- what is used ------------------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.option("--watch", is_flag=True, help="Show it again every two seconds, until Ctrl-C.")
+@click.option("--check", "checks", is_flag=True, help="Exit 75 if any credential is full or closed.")
+@json_option
+@config_option
+def status(watch: bool, checks: bool, as_json: bool, config: str | None) -> None:
+    """Per credential whether it is open, full or closed; per limit what is used.
+
+    OPEN: the cheapest call would be admitted now. FULL: by which limit, and until when. CLOSED: upstream itself said no
+    more. When the ledger does not answer, exit 69.
+
+    \b
+    Example:
+      quota status
+      quota status --check > /dev/null || echo "not now"
+      quota status --json | jq '.credentials[].limits[].remaining_units'
+      quota status --watch --json     a line of JSON each time
+    """
+    import quota
+    from quota.status import read_status, render_status
+
+    if watch and checks:
+        raise click.UsageError("--check ends with an exit status and --watch does not end: choose one")
+    with quota.open(config) as session:
+        if as_json:
+            _say_built_in(session, err=True)
+        if watch and as_json:
+            _repeat(lambda: print_json(read_status(session).as_json(), indent=None))
+            return
+        if watch:
+            _watch(lambda: render_status(read_status(session)))
+            return
+        current = read_status(session)
+    if as_json:
+        print_json(current.as_json())
+    else:
+        print_rich(render_status(current))
+    if checks:
+        click.get_current_context().exit(current.exit_status)
+
+
+def _repeat(show: Callable[[], None]) -> None:
+    """Until there is nobody left to read it."""
+    import time
+
+    while True:
+        show()
+        if output_lost() is not None:
+            return
+        time.sleep(WATCH_S)
+
+
+def _watch(render: Callable[[], Any]) -> None:
+    if not sys.stdout.isatty():
+        _repeat(lambda: print_rich(render()))
+        return
+    import time
+
+    from rich.live import Live
+
+    with Live(render(), auto_refresh=False, screen=True) as live:
+        while True:
+            time.sleep(WATCH_S)
+            live.update(render(), refresh=True)
+
+
+@cli.command()
+@click.option(
+    "--by", default="method", metavar="FIELDS", help="Any of method,job,region,run,hour,bucket.", show_default=True
+)
+@click.option("--since", default="24h", metavar="DURATION", help="How far back.", show_default=True)
+@credential_option
+@json_option
+@config_option
+def spend(by: str, since: str, credential: str | None, as_json: bool, config: str | None) -> None:
+    """Who spent it: charges and units, dearest first.
+
+    The ledger keeps charges for as long as the longest window needs them, at least 49 hours. Where that is less than
+    was asked for, a line says since when.
+
+    \b
+    Example:
+      quota spend --by job,region --since 2d
+    """
+    import quota
+    from quota.limits import parse_duration
+    from quota.status import SPEND_FIELDS, read_spending, render_spending, weekday
+
+    fields = [field.strip() for field in by.split(",")]
+    for field in fields:
+        if field not in SPEND_FIELDS:
+            raise click.UsageError(f"--by {field[:40]!r}: choose from {', '.join(SPEND_FIELDS)}")
+    try:
+        since_ms = parse_duration(since)
+    except ValueError as error:
+        raise click.UsageError(f"--since {error}") from None
+    with quota.open(config) as session:
+        chosen = session.settings.credentials.values() if credential is None else [session.credential(credential)]
+        start_ms = max(0, session.ledger.now_ms() - since_ms)
+        spending = read_spending(session.ledger, [c.project for c in chosen], fields, start_ms)
+    if as_json:
+        print_json(spending.as_json())
+        return
+    cut = spending.since_ms > start_ms
+    if spending.rows:
+        print_rich(render_spending(spending))
+    else:
+        say(f"nothing was charged {f'since {weekday(spending.since_ms)}' if cut else f'in the last {since}'}")
+    if cut:
+        say(f"since {weekday(spending.since_ms)}, not {since}: the ledger keeps no charge that no window needs")
+
+
+@cli.command()
+@click.argument("bucket")
+@click.option("--because", required=True, metavar="TEXT", help="Why you know better than upstream's last word.")
+@credential_option
+@config_option
+def reopen(bucket: str, because: str, credential: str | None, config: str | None) -> None:
+    """Lift an exhaustion that upstream reported. None there: exit 1.
+
+    The reason is kept, and `quota status` shows it, until upstream says no again.
+
+    \b
+    Example:
+      quota reopen units --because "quota raised to 50,000 today"
+    """
+    import logging
+
+    import quota
+    from quota.common.redact import redact
+    from quota.settings.toml import one_line
+
+    reason = one_line(redact(because)).strip()
+    if not reason:
+        raise click.UsageError("--because: say why")
+    with quota.open(config) as session:
+        project = session.credential(credential).project
+        lifted = bucket.isprintable() and session.ledger.reopen(project, bucket, reason)
+        known = [x.bucket for x in session.ledger.exhaustions(project) if not x.reopened_ms]
+    if not lifted:
+        raise QuotaError(
+            f"bucket {bucket[:80]!r} of project {project!r} is not closed; closed: {', '.join(known) or 'none'}"
+        )
+    logging.getLogger("quota").info("bucket_reopened project=%s bucket=%s because=%r", project, bucket, reason)
+    say(f"bucket {bucket} of project {project} is open again: {reason}")
+
+
+# -- configuration and prices ------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.argument("method", required=False)
+@click.option("--book", metavar="NAME", help="A cost book by name, instead of a credential's.")
+@credential_option
+@json_option
+@config_option
+def costs(method: str | None, book: str | None, credential: str | None, as_json: bool, config: str | None) -> None:
+    """The cost book: what each API method costs today, from which bucket, and from when it costs something else.
+
+    \b
+    Example:
+      quota costs search.list
+      quota costs --book youtube-v3-buckets
+    """
+    import quota
+    from quota.common.clock import host_clock
+    from quota.costs import load_book
+    from quota.ledger.contract import NEVER
+
+    if book is not None:
+        chosen = load_book(book)
+    else:
+        with quota.open(config) as session:
+            chosen = session.credential(credential).book
+    known, chosen = chosen, chosen.at(host_clock())
+    if method is not None:
+        chosen.price(method)
+    names = [chosen.canonical(method)] if method is not None else sorted(chosen.methods)
+    changes_ms = {name: known.price_at(name, host_clock())[1][1] for name in names}
+    coming = {name: known.price_at(name, at_ms)[0] for name, at_ms in changes_ms.items() if at_ms != NEVER}
+    if as_json:
+        print_json(
+            {
+                "book": chosen.name,
+                "source": chosen.source,
+                "read_on": chosen.read_on.isoformat(),
+                "methods": [
+                    {
+                        "method": name,
+                        "units": chosen.price(name).units,
+                        "bucket": chosen.price(name).bucket,
+                        "next": {
+                            "units": coming[name].units,
+                            "bucket": coming[name].bucket,
+                            "since": coming[name].since.isoformat(),
+                        }
+                        if name in coming
+                        else None,
+                    }
+                    for name in names
+                ],
+            }
+        )
+        return
+    width = max(map(len, names))
+    for name in names:
+        price = chosen.price(name)
+        later = f"; {coming[name].units:,} {coming[name].bucket} from {coming[name].since}" if name in coming else ""
+        say(f"{name:<{width}}  {price.units:>6,}  {price.bucket}{later}")
+    say(f"cost book {chosen.name}, read on {chosen.read_on} from")
+    say(chosen.source)
+
+
+@cli.command()
+@click.argument("path", default="quota.toml", type=click.Path())
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+def init(path: str, force: bool) -> None:
+    """Write a commented configuration to PATH [default: quota.toml].
+
+    \b
+    Example:
+      quota init && $EDITOR quota.toml && quota check
+    """
+    from quota.common.resources import read_text
+
+    text = read_text("quota.config", "quota.toml")
+    try:
+        with open(path, "w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise QuotaError(f"{path} is there already; name another file, or --force to replace it") from None
+    except OSError as error:
+        raise QuotaError(f"{path} cannot be written: {error.strerror}") from None
+    say(f"wrote {path}; set your key and project in it, then: quota check --config {path}")
+
+
+@cli.command()
+@json_option
+@config_option
+def check(as_json: bool, config: str | None) -> None:
+    """Lint the configuration: what cannot work, and what will surprise. Errors: exit 78.
+
+    It also asks the ledger whether it answers; if not, that is a warning.
+
+    \b
+    Example:
+      quota check --config quota.toml
+    """
+    import quota
+    from quota.settings.lint import ask_ledger, lint, young_windows
+
+    with quota.open(config) as session:
+        findings = [*lint(session.settings), *ask_ledger(session.settings), *young_windows(session)]
+        source = session.settings.source
+    wrong = [finding for finding in findings if finding.level == "error"]
+    if as_json:
+        fields = ("level", "location", "message", "remedy")
+        print_json({"config": source, "findings": [{f: getattr(x, f) for f in fields} for x in findings]})
+    else:
+        for finding in findings:
+            say(str(finding), err=finding.level == "error")
+        if not wrong:
+            warnings = f", {len(findings)} warning{'s' if len(findings) > 1 else ''}" if findings else ""
+            say(f"{source}: no errors{warnings}")
+    if wrong:
+        click.get_current_context().exit(ConfigError.exit_status)
+
+
+@cli.command("prove")
+@json_option
+def prove_(as_json: bool) -> None:
+    """Show a fixed window admitting twice its limit at an edge, and ours not.
+
+    \b
+    Example:
+      quota prove
+    """
+    from quota.cli.prove import MIDNIGHT_MS, prove
+    from quota.limits import DAY_MS
+
+    proof = prove()
+    if as_json:
+        print_json(proof.as_json())
+        return
+    click.echo(f"Searches of 100 units around midnight, against a limit of {proof.limit_units} units in 24 hours:\n")
+    click.echo(f"{'time':>12}  {'asked':>6}  {'fixed window':>13}  {'sliding window':>14}")
+    for row in proof.rows:
+        clock_ms = (row.at_ms - MIDNIGHT_MS) % DAY_MS
+        minutes, millis = divmod(clock_ms, 60_000)
+        at = f"{minutes // 60:02}:{minutes % 60:02}:{millis // 1000:02}.{millis % 1000:03}"
+        click.echo(f"{at:>12}  {row.asked_units:>6}  {row.fixed_units:>13}  {row.sliding_units:>14}")
+    click.echo(
+        f"\nMost in any 24 hours: fixed {proof.fixed_peak_units}, sliding {proof.sliding_peak_units}; "
+        f"the limit is {proof.limit_units}."
+    )
+
+
+# -- printing and failing ----------------------------------------------------------------------------------------------
+
+
+def print_json(data: object, indent: int | None = 2) -> None:
+    """One JSON document on stdout; without `indent` on one line. It is UTF-8, as JSON must be: where stdout has another
+    encoding it is ASCII, with escapes. What would move a terminal's cursor is escaped everywhere.
+    """
+    import json
+
+    plain = (getattr(sys.stdout, "encoding", None) or "").lower() not in ("utf-8", "utf8")
+    text = json.dumps(data, indent=indent, ensure_ascii=plain)
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+    click.echo(text)
+
+
+def say(line: str, *, err: bool = False) -> None:
+    """One line for people, whatever is quoted in it."""
+    click.echo(printable(line), err=err)
+
+
+def print_rich(renderable: Any) -> None:
+    """A table or text for people; colour only on a terminal, 80 columns where there is none."""
+    from rich.console import Console
+
+    Console(highlight=False, soft_wrap=False).print(renderable)
+
+
+def fail(message: str) -> None:
+    """One line on stderr, without secrets and control characters; of what is very long, the beginning and the end."""
+    from quota.common.redact import redact
+
+    line = printable(" ".join(redact(message).splitlines()))
+    if len(line) > MAX_LINE:
+        line = f"{line[: MAX_LINE - 200]}...{line[-197:]}"
+    click.echo(f"quota: {line}", err=True)
+
+
+def log_to_stderr() -> None:
+    """Warnings on stderr as `quota: ...`; with QUOTA_LOG=info or debug the whole log. Secrets are redacted.
+
+    For commands that load `logging` anyway: a refused `quota charge` does not.
+    """
+    import logging
+
+    from quota.common.redact import LineFormatter, install
+
+    level = os.environ.get("QUOTA_LOG", "").lower()
+    if level not in ("", *LOG_LEVELS):
+        raise click.UsageError(f"QUOTA_LOG={level[:40]!r}: choose from {', '.join(LOG_LEVELS)}")
+    handler = logging.StreamHandler()
+    form = "%(asctime)s %(levelname)s %(name)s %(message)s" if level else "quota: %(message)s"
+    handler.setFormatter(LineFormatter(form))
+    logging.basicConfig(level=(level or "warning").upper(), handlers=[handler])
+    install()
+    quiet_libraries()
+
+
+def quiet_libraries() -> None:
+    """Let no library warn of upstream's error answers: the command says itself what they mean."""
+    import logging
+
+    if not os.environ.get("QUOTA_LOG"):
+        logging.getLogger("googleapiclient.http").setLevel(logging.ERROR)
+
+
+class _Output(io.FileIO):
+    """Standard output or error. What cannot be written there is dropped and stops no work; `lost` says why."""
+
+    lost: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            written = super().write(data)
+            if written is None:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        except OSError as error:
+            self.lost = error
+            return len(data)
+        return written
+
+
+def _guard_streams() -> None:
+    """Let nothing that is printed or logged raise, whatever standard output and error are."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # Closed: the next file of ours would get this number, and what others print. This one takes no byte.
+            os.open(os.devnull, os.O_RDONLY)
+    sys.stdout, sys.stderr = _guarded(1, sys.stdout), _guarded(2, sys.stderr)
+
+
+def _guarded(number: int, before: Any) -> io.TextIOWrapper:
+    """A stream on this file descriptor like the one `before`, which is None where that was closed."""
+    file = io.BufferedWriter(_Output(number, "w", closefd=False))
+    encoding, errors = getattr(before, "encoding", None), getattr(before, "errors", None)
+    return io.TextIOWrapper(file, encoding, errors, line_buffering=getattr(before, "line_buffering", False))
+
+
+def output_lost() -> OSError | None:
+    """Why something that was printed did not get through to stdout; None as long as everything did."""
+    sys.stdout.flush()
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    lost: OSError | None = getattr(raw, "lost", None)
+    return lost
+
+
+def unprinted(result: str = "") -> bool:
+    """Whether stdout could not take what was printed. One line on stderr says so, with the `result` that it hid.
+
+    A reader that went away (`quota status | head -1`) has all it wanted.
+    """
+    lost = output_lost()
+    if lost is None or lost.errno == errno.EPIPE:
+        return False
+    fail(f"stdout cannot be written: {lost.strerror}" + (f"; {result}" if result else ""))
+    sys.stdout = io.StringIO()  # said once
+    return True
+
+
+def main() -> None:
+    """The entry point: every way to fail is one line on stderr and an exit status."""
+    _guard_streams()
+    sys.exit(_main())
+
+
+def _main() -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # An argument that is no text in the locale's encoding comes back as half surrogates.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        if os.environ.get("QUOTA_LOG"):
+            log_to_stderr()
+        result = cli.main(prog_name="quota", standalone_mode=False)
+    except QuotaError as error:
+        fail(str(error))
+        return error.exit_status
+    except click.ClickException as error:
+        fail(_usage(error))
+        return 2
+    except (KeyboardInterrupt, click.Abort):
+        return 130
+    except Exception as error:
+        if os.environ.get("QUOTA_DEBUG"):
+            raise
+        fail(f"unexpected {type(error).__name__}: {error}; QUOTA_DEBUG=1 shows where, please report it")
+        return 1
+    status = result if isinstance(result, int) else 0
+    return 1 if unprinted() and not status else status
+
+
+def _usage(error: click.ClickException) -> str:
+    message = error.format_message().rstrip(".")
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "quota"
+    return message if "--help" in message else f"{message}; see `{path} --help`"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The window-boundary proof: the same burst through a fixed window and through ours, second by second."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quota.budget import Budget
+from quota.costs import load_book
+from quota.ledger.contract import open_ledger
+from quota.limits import DAY_MS, MINUTE_MS, Limit, Selector, Sliding, View
+
+LIMIT_UNITS = 500
+MIDNIGHT_MS = 20_000 * DAY_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One burst: searches asked for at `at_ms`, and how many units each kind of window admitted."""
+
+    at_ms: int
+    asked_units: int
+    fixed_units: int
+    sliding_units: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The bursts, and the most that each kind of window let through in any 24 hours."""
+
+    limit_units: int
+    rows: tuple[Row, ...]
+
+    @property
+    def fixed_peak_units(self) -> int:
+        return self._peak([(row.at_ms, row.fixed_units) for row in self.rows])
+
+    @property
+    def sliding_peak_units(self) -> int:
+        return self._peak([(row.at_ms, row.sliding_units) for row in self.rows])
+
+    def _peak(self, spent: list[tuple[int, int]]) -> int:
+        return max(sum(units for ms, units in spent if at - DAY_MS < ms <= at) for at, _ in spent)
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "limit_units": self.limit_units,
+            "fixed_peak_units": self.fixed_peak_units,
+            "sliding_peak_units": self.sliding_peak_units,
+            "rows": [
+                {
+                    "offset_ms": row.at_ms - MIDNIGHT_MS,
+                    "asked_units": row.asked_units,
+                    "fixed_units": row.fixed_units,
+                    "sliding_units": row.sliding_units,
+                }
+                for row in self.rows
+            ],
+        }
+
+
+def prove() -> Proof:
+    """Bursts of searches around one midnight, decided by the real ledger in memory at the times given."""
+    now_ms = MIDNIGHT_MS
+    ledger = open_ledger("sqlite://", clock=lambda: now_ms)
+    budget = Budget(
+        credential="proof",
+        project="proof",
+        book=load_book("youtube-v3"),
+        limits=[Limit("day", LIMIT_UNITS, View(Selector(), Sliding(DAY_MS)), LIMIT_UNITS, 0)],
+        ledger=ledger,
+        clock=lambda: now_ms,
+    )
+    fixed_used: dict[int, int] = {}
+    rows = []
+    for offset_ms, searches in _BURSTS:
+        now_ms = MIDNIGHT_MS + offset_ms
+        sliding_units = fixed_units = 0
+        for _ in range(searches):
+            sliding_units += 100 if budget.charge("search.list").admitted else 0
+            day = now_ms // DAY_MS
+            if fixed_used.get(day, 0) + 100 <= LIMIT_UNITS:
+                fixed_used[day] = fixed_used.get(day, 0) + 100
+                fixed_units += 100
+        rows.append(Row(now_ms, searches * 100, fixed_units, sliding_units))
+    ledger.close()
+    return Proof(LIMIT_UNITS, tuple(rows))
+
+
+_BURSTS = (
+    (-2 * MINUTE_MS, 3),
+    (-MINUTE_MS, 3),
+    (-1, 2),
+    (0, 3),
+    (MINUTE_MS, 3),
+    (DAY_MS - 2 * MINUTE_MS - 1, 1),
+    (DAY_MS - 2 * MINUTE_MS, 4),
+)

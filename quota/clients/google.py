@@ -1,0 +1,596 @@
+"""The googleapiclient seam: a service whose every HTTP attempt is charged where its bytes leave.
+
+    youtube = service(budget, "youtube", "v3", key=...)
+    youtube.videos().list(part="snippet", chart="mostPopular").execute()      # raises quota.Refused
+
+The charge happens in the connection's `request()`, after the socket is connected and before the first byte. Nothing
+above it sees every attempt: the client's own retries, the hidden resend of httplib2 when a kept-alive connection
+proves dead, redirects, repeats after a 401, batches and pages all end here, once each.
+
+    layer            class              what it adds
+    HttpRequest      MeteredRequest     says which API method is being sent
+    Http             MeteredHttp        a connection per thread; hands error answers to the meter
+    HTTPConnection   _Connection        charges, and gives back what provably never left
+
+Importing this file costs a quarter of a second; nothing in the package imports it before a call may leave.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import threading
+from contextvars import ContextVar
+from email.parser import BytesParser
+from functools import partial
+from http.client import HTTPConnection, HTTPResponse
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import google_auth_httplib2
+import httplib2
+from google.auth.api_key import Credentials as KeyCredentials
+from google.auth.credentials import with_scopes_if_required
+from googleapiclient.discovery import build_from_document
+from googleapiclient.discovery_cache import get_static_doc
+from googleapiclient.errors import HttpError
+from googleapiclient.http import BatchHttpRequest, HttpRequest
+
+from quota.arguments import seconds
+from quota.clients.answers import AnswerLimits, LimitedResponse, Watch, checked
+from quota.clients.metering import Hosts, Meter, is_loopback
+from quota.common.redact import redact, register
+from quota.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from email.message import Message
+
+    from googleapiclient.discovery import Resource
+
+    from quota.budget import Budget
+    from quota.clients.metering import Attempt
+
+TIMEOUT_S = 60.0
+
+_SHARED_HOST = "www.googleapis.com"
+"""Serves all of Google's older APIs under one name, and their token endpoint."""
+
+_KEY_HEADER = "x-goog-api-key"
+
+
+def service(
+    budget: Budget,
+    api: str = "youtube",
+    version: str = "v3",
+    *,
+    key: str | None = None,
+    endpoint: str | None = None,
+    credentials: Any = None,
+    timeout_s: float = TIMEOUT_S,
+    max_body_mb: int | None = None,
+    max_answer_s: float | None = None,
+    max_items: int | None = None,
+    waiting: Callable[[], None] | None = None,
+) -> Resource:
+    """A googleapiclient service that charges every HTTP attempt to `budget`.
+
+    `endpoint` replaces the API's own root, for calls, batches and uploads alike. `credentials` (google-auth) take the
+    place of `key`. One service serves any number of threads; close it, or use it in a `with` block.
+    `max_body_mb` (of 1,000,000 bytes, unpacked too), `max_answer_s` (from the first byte sent to the last received,
+    redirects included) and `max_items` (in any list of an answer) bound what upstream may send; None: no bound. With
+    any of them, an answer beyond it, or one that is not the JSON the API promises, raises quota.BadAnswer. `waiting`
+    is called several times a second while an answer is awaited; what it raises ends the request.
+    Raises ConfigError for an API the installed client does not describe, and for an endpoint that is no URL.
+    """
+    timeout_s = seconds(timeout_s, "timeout_s")
+    text = get_static_doc(api, version)
+    if text is None:
+        raise ConfigError(f"the installed Google client has no description of {api!r} {version!r}; check both names")
+    document = json.loads(text)
+    if endpoint is not None:
+        document["rootUrl"] = document["mtlsRootUrl"] = _root(endpoint)
+    root: str = document["rootUrl"]
+    limits = AnswerLimits(max_body_mb, max_answer_s, max_items).validated()
+    watch = Watch(limits, waiting) if any(limits) or waiting is not None else None
+    http = MeteredHttp(Meter(budget), document, timeout_s=timeout_s, watch=watch)
+    authorized: Any = http
+    if credentials is not None:
+        scopes = list(document.get("auth", {}).get("oauth2", {}).get("scopes", {}))
+        credentials = with_scopes_if_required(credentials, scopes)  # type: ignore[no-untyped-call]
+        authorized = google_auth_httplib2.AuthorizedHttp(credentials, http=http)
+    elif key is not None:
+        register(key)
+        # A key cannot be refreshed: sending it again after a 401 would only spend twice more.
+        credentials = KeyCredentials(key)  # type: ignore[no-untyped-call]
+        authorized = google_auth_httplib2.AuthorizedHttp(credentials, http=http, refresh_status_codes=())
+    return build_from_document(
+        document,
+        http=authorized,
+        requestBuilder=MeteredRequest,
+        client_options={"api_endpoint": root + document["servicePath"]},
+    )
+
+
+def _root(endpoint: str) -> str:
+    parts = urlsplit(endpoint)
+    try:
+        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
+    except ValueError:
+        usable = False
+    if not usable or parts.query or parts.fragment or parts.username:
+        raise ConfigError(
+            f"endpoint {redact(endpoint)!r} is not the root of an API; write for example http://127.0.0.1:8765"
+        )
+    return endpoint.rstrip("/") + "/"
+
+
+# -- what is being sent ------------------------------------------------------------------------------------------------
+
+_sending: ContextVar[HttpRequest | None] = ContextVar("quota_sending", default=None)
+
+
+class MeteredRequest(HttpRequest):  # type: ignore[misc]  # the client ships no types
+    """A request that says, while it is being sent, which API method it is. `*_next` copies keep that knowledge.
+
+    It goes out on a metered Http or not at all: see `_check_metered`.
+    """
+
+    def __init__(self, http: Any, postproc: Any, *args: Any, **options: Any) -> None:
+        watch: Watch | None = getattr(getattr(http, "http", http), "watch", None)
+        if watch is not None and any(watch.limits):
+            postproc = checked(postproc, watch.limits)
+        super().__init__(http, postproc, *args, **options)
+
+    @property
+    def http(self) -> Any:
+        """What it is sent on, unless a call names another."""
+        return self.__dict__["http"]  # where the client's own `to_json` looks for it
+
+    @http.setter
+    def http(self, http: Any) -> None:
+        _check_metered(http, self.uri)
+        self.__dict__["http"] = http
+
+    @staticmethod
+    def from_json(s: str, http: Any, postproc: Any) -> HttpRequest:
+        """As the client's own, on a metered Http."""
+        request = HttpRequest.from_json(s, http, postproc)
+        _check_metered(http, request.uri)
+        return request
+
+    def execute(self, http: Any = None, num_retries: int = 0) -> Any:
+        """As the client's own; every attempt, also each of `num_retries`, is charged.
+
+        Raises quota.Refused, at once and without a retry, when the budget has no room.
+        """
+        return self._sent(http, partial(super().execute, http=http, num_retries=num_retries))
+
+    def next_chunk(self, http: Any = None, num_retries: int = 0) -> Any:
+        """As the client's own: opening the upload is charged, its chunks are free."""
+        return self._sent(http, partial(super().next_chunk, http=http, num_retries=num_retries))
+
+    def _sent(self, http: Any, send: Callable[[], Any]) -> Any:
+        _check_metered(self.http if http is None else http, self.uri)
+        before = _sending.get()
+        # Nothing stands before the `try`, and no context manager around it: a signal handler may raise between any
+        # two steps, and what is sent next would be charged as this call.
+        try:
+            _sending.set(self)
+            return send()
+        except HttpError as error:
+            error.uri = redact(str(error.uri))  # it is part of the error's text
+            raise
+        finally:
+            _sending.set(before)
+
+
+def _check_metered(http: Any, uri: str) -> None:
+    """Raises UsageError for an Http that does not charge what goes to `uri`."""
+    for _ in range(MOST_WRAPPINGS):
+        if isinstance(http, MeteredHttp) or http is None:
+            break
+        http = getattr(http, "http", None)
+    if not isinstance(http, MeteredHttp) or not http.meters(uri):
+        raise UsageError("this http would pass the budget by: leave it out, threads may share one service")
+
+
+MOST_WRAPPINGS = 5
+"""So many Http objects may wrap each other, as those do that add a key."""
+
+_send_batch = BatchHttpRequest._execute
+
+
+def _send_checked_batch(self: Any, http: Any, order: Any, requests: Any) -> Any:
+    if any(isinstance(requests[name], MeteredRequest) for name in order):
+        _check_metered(http, self._batch_uri)
+    return _send_batch(self, http, order, requests)
+
+
+# A batch is built without the service and asks none of its requests what to be sent on, so there is no gentler place to
+# stop one that is told to pass the budget by. Batches of other services' requests go on as ever.
+BatchHttpRequest._execute = _send_checked_batch
+
+
+class _Routes:
+    """Which API method an HTTP verb and path mean, by the API's own description of itself."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        prefix = urlsplit(document["rootUrl"]).path.rstrip("/")
+        self._batch = f"{prefix}/{document.get('batchPath', 'batch')}"
+        self._literal: dict[tuple[str, str], str] = {}
+        self._patterns: list[tuple[str, re.Pattern[str], str]] = []
+        self.upload_paths: set[str] = set()
+        base = f"/{document['servicePath']}"
+        for method in _methods(document):
+            path = base + method.get("flatPath", method["path"])
+            self._add(method, prefix + path)
+            if "mediaUpload" in method:
+                for protocol in method["mediaUpload"]["protocols"].values():
+                    self._add(method, prefix + protocol["path"])
+                    self.upload_paths.add(prefix + protocol["path"])
+
+    def _add(self, method: Mapping[str, Any], path: str) -> None:
+        if "{" not in path:
+            self._literal[method["httpMethod"], path] = method["id"]
+            return
+        parts = re.split(r"(\{[^}]*\})", path)
+        # `{+name}` may hold slashes, `{name}` may not.
+        pattern = "".join(
+            re.escape(part) if not part.startswith("{") else ".+" if part.startswith("{+") else "[^/]+"
+            for part in parts
+        )
+        self._patterns.append((method["httpMethod"], re.compile(pattern), method["id"]))
+
+    def method(self, verb: str, path: str) -> str | None:
+        """For example "youtube.videos.list" for ("GET", "/youtube/v3/videos"); None for what is not described."""
+        known = self._literal.get((verb, unquote(path)))
+        if known is None:
+            known = next((name for v, pattern, name in self._patterns if v == verb and pattern.fullmatch(path)), None)
+        return known
+
+    def is_batch(self, verb: str, path: str) -> bool:
+        return verb == "POST" and (path == self._batch or path.startswith(f"{self._batch}/"))
+
+
+def _methods(resource: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield from resource.get("methods", {}).values()
+    for inner in resource.get("resources", {}).values():
+        yield from _methods(inner)
+
+
+# -- charging it -------------------------------------------------------------------------------------------------------
+
+
+class _Sent(NamedTuple):
+    """One charged attempt on the wire; `content_id` is its name inside a batch."""
+
+    attempt: Attempt
+    content_id: str = ""
+
+
+class _Gate:
+    """Charges what is about to leave on a connection, and remembers it until its answer is there."""
+
+    def __init__(self, meter: Meter, document: Mapping[str, Any]) -> None:
+        root = urlsplit(document["rootUrl"])
+        host = root.hostname or ""
+        # Elsewhere a port makes no difference to whose quota it is; on loopback it tells servers apart.
+        self._hosts = Hosts([root.netloc if is_loopback(host) and root.port else host])
+        self._also = Hosts([_SHARED_HOST] if host.endswith(".googleapis.com") else [])
+        self._secure = root.scheme == "https"
+        self._routes = _Routes(document)
+        self._meter = meter
+        self._waiting = threading.local()
+
+    def serves(self, uri: str) -> bool:
+        """Whether that is a place of the API."""
+        parts = urlsplit(uri)
+        place = (parts.hostname or "", parts.port or _default_port(parts.scheme))
+        return place in self._hosts or place in self._also
+
+    def keeps_key(self, uri: str) -> bool:
+        """Whether the API key may go there: to the API, and not in the clear where the API is encrypted."""
+        return self.serves(uri) and (uri[:6].lower() == "https:" or not self._secure)
+
+    def charge(self, place: tuple[str, int], verb: str, url: str, headers: Mapping[str, Any], body: Any) -> list[_Sent]:
+        """Charge one request that leaves now; empty for what is no call of this API. Raises Refused."""
+        path, query = urlsplit(url).path, urlsplit(url).query
+        verb = str(_header(headers, "x-http-method-override") or verb).upper()
+        on_the_wire = self._routes.method(verb, path)
+        is_batch = self._routes.is_batch(verb, path)
+        if place not in self._hosts and not (place in self._also and (on_the_wire or is_batch)):
+            return []
+        request = _sending.get()
+        if request is None and is_batch:
+            sent = self._charge_batch(headers, body)
+        elif self._is_chunk(request, path, query):
+            sent = []
+        else:
+            said = request.methodId if request is not None else None
+            sent = [_Sent(self._meter.attempt(said or on_the_wire or f"{verb} {path}", verb))]
+        self._waiting.sent = sent
+        return sent
+
+    def _is_chunk(self, request: HttpRequest | None, path: str, query: str) -> bool:
+        """Whether this continues an upload that was charged when it was opened."""
+        if request is not None:
+            return request.resumable is not None and request.resumable_uri is not None
+        return path in self._routes.upload_paths and "upload_id" in parse_qs(query)
+
+    def _charge_batch(self, headers: Mapping[str, Any], body: Any) -> list[_Sent]:
+        inner = list(_batched_calls(str(_header(headers, "content-type") or ""), body))
+        if not inner:
+            return [_Sent(self._meter.attempt("batch", "POST"))]  # unreadable, and yet on its way
+        calls = [(self._routes.method(verb, path) or f"{verb} {path}", verb) for verb, path, _ in inner]
+        attempts = self._meter.attempts(calls)
+        return [_Sent(attempt, content_id) for attempt, (_, _, content_id) in zip(attempts, inner, strict=True)]
+
+    def forget(self) -> None:
+        """Nothing that this thread sent is waiting for an answer any more."""
+        self._waiting.sent = []
+
+    def answered(self, response: Any, content: bytes) -> None:
+        """The answer to what this thread sent last."""
+        sent: list[_Sent] = self._waiting.sent
+        self.forget()
+        status = int(response.status)
+        if status >= 400 or not any(one.content_id for one in sent):
+            for one in sent:
+                one.attempt.answered(status, content)
+            return
+        answers = list(_batched_answers(response.get("content-type", ""), content))
+        by_id = {content_id: (inner, body) for inner, body, content_id in answers}
+        for one in sent:
+            inner_status, inner_body = by_id.get(one.content_id, (status, b""))
+            one.attempt.answered(inner_status, inner_body)
+
+
+def _header(headers: Mapping[str, Any], name: str) -> Any:
+    return next((value for known, value in headers.items() if str(known).lower() == name), None)
+
+
+def _default_port(scheme: str) -> int:
+    return 443 if scheme == "https" else 80
+
+
+def _parts(content_type: str, body: Any) -> Iterator[tuple[str, str, bytes]]:
+    """(content id, first line, what follows) of each application/http part of a multipart body."""
+    raw = body.encode("utf-8", "replace") if isinstance(body, str) else body
+    if not isinstance(raw, bytes) or not content_type.lower().startswith("multipart/"):
+        return
+    message = BytesParser().parsebytes(
+        b"content-type: " + content_type.encode("latin-1", "replace") + b"\r\n\r\n" + raw
+    )
+    for number, part in enumerate(message.get_payload() if message.is_multipart() else ()):
+        payload: bytes = part.get_payload(decode=True) or b""
+        line, _, rest = payload.lstrip().partition(b"\n")
+        yield _content_id(part, number), line.decode("latin-1").strip(), rest
+
+
+def _content_id(part: Message, number: int) -> str:
+    """What a request and its answer share: `<x + 1>` is answered as `<response-x + 1>`; else the place in the batch."""
+    given = str(part.get("content-id", "")).strip().strip("<>")
+    return " ".join(given.removeprefix("response-").split()) or f"#{number}"
+
+
+def _batched_calls(content_type: str, body: Any) -> Iterator[tuple[str, str, str]]:
+    """(verb, path, content id) of each call in a batch."""
+    for content_id, line, _ in _parts(content_type, body):
+        verb, _, target = line.partition(" ")
+        yield verb.upper() or "?", urlsplit(target.partition(" ")[0]).path, content_id
+
+
+def _batched_answers(content_type: str, body: Any) -> Iterator[tuple[int, bytes, str]]:
+    """(status, body, content id) of each answer in a batch's answer."""
+    for content_id, line, rest in _parts(content_type, body):
+        words = line.split()
+        status = int(words[1]) if len(words) > 1 and re.fullmatch("[0-9]{3}", words[1]) else 0
+        head_and_body = re.split(rb"\r?\n\r?\n", rest, maxsplit=1)
+        yield status, head_and_body[-1].strip() if len(head_and_body) == 2 else b"", content_id
+
+
+# -- the connection ----------------------------------------------------------------------------------------------------
+
+
+class _Connection(HTTPConnection):
+    """Charges each request to the API, after connecting and before the first byte leaves.
+
+    A mixin in front of httplib2's connection classes; `gate`, `watch` and `timeout_s` are set by the class that
+    MeteredHttp makes of it.
+    """
+
+    gate: _Gate
+    watch: Watch | None
+    timeout_s: float
+    spoiled = False
+    _answer: HTTPResponse | None = None
+    _left = False
+    _used = False
+
+    def connect(self) -> None:
+        self.timeout = self._patience_s()
+        super().connect()
+        self._used = False
+
+    def _patience_s(self) -> float:
+        return self.timeout_s if self.watch is None else min(self.timeout_s, self.watch.left_s())
+
+    def send(self, data: Any) -> None:
+        self._left = True
+        super().send(data)
+
+    def set_debuglevel(self, level: int) -> None:
+        """Ignored: http.client prints whole requests at higher levels, the key among them."""
+
+    def request(
+        self, method: str, url: str, body: Any = None, headers: Mapping[str, Any] | None = None, **options: Any
+    ) -> None:
+        """Send one request; raises Refused before a byte of it has left."""
+        if self.sock is not None and self._used and _readable(self.sock):
+            # Nobody has asked anything, and yet there is something to read: the server has hung up. What was written
+            # here now would not arrive, and would have to be charged all the same.
+            self.close()
+        if self.sock is None:
+            self.connect()
+        self.sock.settimeout(self._patience_s())
+        sent = self.gate.charge((self.host, self.port), method, url, headers or {}, body)
+        self._left = False
+        try:
+            super().request(method, url, body, headers or {}, **options)
+        except BaseException:
+            if not self._left:
+                for one in sent:
+                    one.attempt.never_left()
+            # Half a request is left in http.client's buffer, which would leave ahead of the next one.
+            self.spoiled = True
+            self.close()
+            raise
+        self._used = True
+
+    def response_class(  # type: ignore[override]  # http.client calls it, as it would call the class
+        self, sock: Any, debuglevel: int = 0, method: str | None = None
+    ) -> HTTPResponse:
+        """The answer that is about to come."""
+        if self.watch is None:
+            self._answer = HTTPResponse(sock, method=method)
+        else:
+            self._answer = LimitedResponse(sock, timeout_s=self.timeout_s, watch=self.watch, method=method)
+        return self._answer
+
+    @property
+    def unread(self) -> bool:
+        """Whether an answer was begun and not read to its end: what is left of it must not answer the next request."""
+        answer = self._answer
+        return answer is not None and (answer.headers is None or not answer.isclosed())
+
+    def hang_up(self) -> None:
+        """Close the connection, and an answer that was begun, which would keep the socket open."""
+        if self._answer is not None:
+            self._answer.close()
+        self.close()
+
+
+def _readable(sock: Any) -> bool:
+    if hasattr(select, "poll"):
+        poller = select.poll()
+        poller.register(sock, select.POLLIN)
+        return bool(poller.poll(0))
+    return bool(select.select([sock], [], [], 0)[0])
+
+
+class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no types
+    """An httplib2.Http that charges what leaves on its connections.
+
+    May be shared between threads, unlike its parent: each thread has connections of its own, so that no thread reads
+    another's answer. They are closed by `close()`, or once their thread has ended.
+    """
+
+    def __init__(
+        self, meter: Meter, document: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S, watch: Watch | None = None
+    ) -> None:
+        self.watch = watch
+        self._gate = _Gate(meter, document)
+        of_each = {"gate": self._gate, "watch": watch, "timeout_s": timeout_s}
+        self._types = {
+            scheme: type(f"Metered{parent.__name__}", (_Connection, parent), of_each)
+            for scheme, parent in httplib2.SCHEME_TO_CONNECTION.items()
+        }
+        self._start_pool()
+        loopback = is_loopback(urlsplit(document["rootUrl"]).hostname or "")
+        # A proxy does not lead to this machine's own loopback.
+        proxy_info = None if loopback else httplib2.proxy_info_from_environment
+        super().__init__(timeout=timeout_s, proxy_info=proxy_info)
+        # To Google, 308 means "upload not complete", not "moved".
+        self.redirect_codes: frozenset[int] = httplib2.REDIRECT_CODES - {308}
+
+    def request(
+        self,
+        uri: str,
+        method: str = "GET",
+        body: Any = None,
+        headers: Mapping[str, Any] | None = None,
+        redirections: int = httplib2.DEFAULT_MAX_REDIRECTS,
+        connection_type: Any = None,
+    ) -> tuple[Any, bytes]:
+        """As httplib2's; also called by it for every redirect. Raises Refused. `connection_type` is ignored."""
+        if headers and not self._gate.keeps_key(uri):
+            headers = {name: value for name, value in headers.items() if name.lower() != _KEY_HEADER}
+        self._gate.forget()
+        metered = self._types.get(uri.partition(":")[0].lower())
+        try:
+            with contextlib.nullcontext() if self.watch is None else self.watch.request():
+                response, content = super().request(uri, method, body, headers, redirections, metered)
+        finally:
+            pool = self.connections
+            for name in [name for name, connection in pool.items() if connection.spoiled or connection.unread]:
+                pool.pop(name).hang_up()
+        self._gate.answered(response, content)
+        return response, _digestible(response, content)
+
+    def meters(self, uri: str) -> bool:
+        """Whether what goes to `uri` is charged here."""
+        return self._gate.serves(uri)
+
+    # -- a pool of connections for each thread -------------------------------------------------------------------------
+
+    def _start_pool(self) -> None:
+        self._pid = os.getpid()
+        self._mine = threading.local()
+        self._pools: list[tuple[threading.Thread, dict[str, _Connection]]] = []
+        self._pools_lock = threading.Lock()
+
+    @property
+    def connections(self) -> dict[str, _Connection]:
+        """This thread's open connections, by scheme and authority."""
+        if self._pid != os.getpid():
+            # A fork shares its parent's sockets, and would read its parent's answers. To let go does not hang up.
+            inherited = self._pools
+            self._start_pool()
+            _close_all(inherited)
+        pool: dict[str, _Connection] | None = getattr(self._mine, "pool", None)
+        if pool is None:
+            pool = self._mine.pool = {}
+            with self._pools_lock:
+                ended = [entry for entry in self._pools if not entry[0].is_alive()]
+                self._pools = [entry for entry in self._pools if entry[0].is_alive()]
+                self._pools.append((threading.current_thread(), pool))
+            _close_all(ended)
+        return pool
+
+    @connections.setter
+    def connections(self, value: dict[str, _Connection]) -> None:
+        pool = self.connections
+        pool.clear()
+        pool.update(value)
+
+    def close(self) -> None:
+        """Close the connections of all threads. A later request opens new ones."""
+        with self._pools_lock:
+            pools = list(self._pools)
+        _close_all(pools)
+        self.certificates.clear()
+        self.clear_credentials()
+
+
+def _digestible(response: Any, content: bytes) -> bytes:
+    """An answer's body; b"" for an error whose body the client cannot take in.
+
+    It looks for a message there, and where that is no text, or too deep, it fails with an error of Python's own: which
+    status upstream gave would be lost.
+    """
+    if int(response.status) >= 300:
+        try:
+            HttpError(response, content)
+        except Exception:
+            return b""
+    return content
+
+
+def _close_all(pools: list[tuple[threading.Thread, dict[str, _Connection]]]) -> None:
+    for _, pool in pools:
+        while pool:
+            pool.popitem()[1].close()

@@ -1,0 +1,225 @@
+"""What one HTTP attempt does to a budget, whatever client sends it.
+
+    attempt = meter.attempt("videos.list", "GET")     # charged, or Refused: then nothing may leave
+    ...                                               # send it
+    attempt.never_left()                              # only if no byte of it left this machine
+    attempt.answered(response.status, response.body)  # every answer; an error may close a bucket for everybody
+
+A timeout, a broken connection and an error answer stay charged: the attempt may have arrived, and upstream charges for
+failed calls too.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+from quota.arguments import text, texts
+from quota.attribution import current_labels, machine_name
+from quota.budget import Budget
+from quota.clients.upstream_errors import UpstreamError, classify
+from quota.common.clock import rfc3339
+from quota.common.log import line
+from quota.errors import QuotaError, Refused, UsageError
+from quota.ledger.contract import NEVER, Exhaustion
+from quota.limits import Calendar
+from quota.settings.toml import show
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from quota.costs import CostBook
+    from quota.decision import Decision
+
+_log = logging.getLogger("quota")
+
+MAX_NAME_LENGTH = 64
+"""The longest method name a charge can carry."""
+
+
+class Meter:
+    """Charges attempts to one budget. Safe to share between threads."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+
+    def attempt(self, method: str, verb: str) -> Attempt:
+        """Charge one attempt of `method`, which the caller is about to send with this HTTP verb.
+
+        Raises Refused when the budget has no room for it, and what `Budget.charge_attempt` raises. In every case of
+        an error nothing was charged and nothing may be sent.
+        """
+        name = self.budget.book.canonical(text(method, "method"))
+        if len(name) > MAX_NAME_LENGTH or not name.isprintable():
+            # What is on its way out is charged, whatever it is called.
+            name = "".join(char if char.isprintable() else "?" for char in name)[-MAX_NAME_LENGTH:]
+        decision = self.budget.charge_attempt(name, verb)
+        if not decision.admitted:
+            raise Refused(decision)
+        return Attempt(self.budget, decision)
+
+    def attempts(self, calls: tuple[str, str] | Iterable[tuple[str, str]]) -> list[Attempt]:
+        """Charge several (method, verb) that travel in one request, or a lone pair: all of them, or none.
+
+        When one is refused those before it are given back.
+        """
+        pairs: Iterable[Any] = [calls] if isinstance(calls, tuple) and calls and isinstance(calls[0], str) else calls
+        charged: list[Attempt] = []
+        try:
+            for method, verb in pairs:
+                charged.append(self.attempt(method, verb))
+        except BaseException:
+            for attempt in charged:
+                attempt.never_left()
+            raise
+        return charged
+
+
+class Attempt:
+    """One charged attempt on its way. Its two verbs take effect once: the first call of either decides."""
+
+    def __init__(self, budget: Budget, decision: Decision) -> None:
+        self.decision = decision
+        self._budget = budget
+        self._job, region = current_labels()
+        self._closed = False
+        if _log.isEnabledFor(logging.DEBUG):
+            charged = line(
+                "attempt_charged",
+                job=self._job,
+                region=region,
+                method=decision.method,
+                units=decision.cost_units,
+                charge=decision.id,
+                remaining=decision.remaining_units,
+            )
+            _log.debug("%s", charged)
+
+    def never_left(self) -> None:
+        """Give the charge back: no byte of the attempt left this machine. Never raises a QuotaError.
+
+        When the ledger cannot take it back, the charge stands.
+        """
+        if self._closed or self.decision.id is None:
+            return
+        self._closed = True
+        try:
+            self._budget.refund(self.decision.id)
+        except QuotaError as error:
+            _log.warning("refund_failed charge=%s method=%s: %s", self.decision.id, self.decision.method, error)
+
+    def answered(self, status: int, body: bytes) -> UpstreamError | None:
+        """Take note of upstream's answer; what it means when it is an error (`status` >= 400), else None.
+
+        An exhausted pool is recorded in the ledger, for everybody. Never raises a QuotaError: the caller is about to
+        report upstream's own error, and must not lose it.
+        """
+        if self._closed:
+            return None
+        self._closed = True
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("%s", line("attempt_answered", charge=self.decision.id, status=status, bytes=len(body)))
+        if status < 400:
+            return None
+        error = classify(status, body, method=self.decision.method, book=self._book())
+        if error.bucket is not None:
+            try:
+                self._close(error, error.bucket)
+            except QuotaError as trouble:
+                _log.warning("exhaustion_not_recorded bucket=%s: %s", error.bucket, trouble)
+        elif error.kind == "config":
+            # The caller reports it as an error; here it is for the record.
+            _log.info(
+                "upstream_config credential=%s method=%s reason=%s: %s; %s",
+                self._budget.credential,
+                self.decision.method,
+                error.reason,
+                error.message,
+                error.remedy,
+            )
+        return error
+
+    def _close(self, error: UpstreamError, bucket: str) -> None:
+        charged_ms = _charged_at_ms(self.decision)
+        until_ms = NEVER if error.kind == "project_blocked" else self._reset_after(bucket, charged_ms)
+        ledger = self._budget.ledger
+        if until_ms <= ledger.now_ms():
+            # Said about a day that is over: it must not close the one that has begun.
+            _log.info("exhaustion_past bucket=%s until=%s", bucket, rfc3339(until_ms))
+            return
+        stands = ledger.exhaust(
+            self._budget.project, Exhaustion(bucket, charged_ms, until_ms, error.message, reporter(self._job))
+        )
+        if stands.reopened_ms:
+            # Said of a call that left before somebody reopened the bucket, knowing that.
+            _log.info("exhaustion_before_reopening bucket=%s charge=%s", bucket, self.decision.id)
+            return
+        _log.warning(
+            "bucket_closed project=%s bucket=%s until=%s method=%s charge=%s: %s",
+            self._budget.project,
+            bucket,
+            "reopened" if stands.until_ms == NEVER else rfc3339(stands.until_ms),
+            self.decision.method,
+            self.decision.id,
+            error.message,
+        )
+
+    def _book(self) -> CostBook:
+        """The prices by which it was charged."""
+        return self._budget.book.at(_charged_at_ms(self.decision))
+
+    def _reset_after(self, bucket: str, at_ms: int) -> int:
+        """When upstream starts counting `bucket` anew. A pool that is no bucket of the book follows the main one."""
+        book = self._budget.book
+        window = book.buckets.get(bucket, book.main_bucket).window
+        return window.edges(at_ms)[1] if isinstance(window, Calendar) else at_ms + window.window_ms
+
+
+def reporter(job: str) -> str:
+    """Who says so: `host:pid job`."""
+    return f"{machine_name()}:{os.getpid()} {job}".rstrip()
+
+
+def _charged_at_ms(decision: Decision) -> int:
+    """The moment of the charge, which its id `ms-seq` carries; an id of another form has the decision's moment."""
+    ms = (decision.id or "").partition("-")[0]
+    return int(ms) if ms.isascii() and ms.isdigit() else decision.decided_at_ms
+
+
+class Hosts:
+    """Which hosts are metered: names as `api.example.com`, which means any port, or `127.0.0.1:8765`.
+
+    Loopback's names (`localhost`, `127.0.0.1`, `::1`) are one host. Raises UsageError for what is no name of a host.
+    """
+
+    def __init__(self, names: str | Iterable[str]) -> None:
+        self._known = {_split_host(name) for name in texts(names, "host")}
+
+    def __contains__(self, host_port: tuple[str, int | None]) -> bool:
+        host, port = _host(host_port[0]), host_port[1]
+        return (host, port) in self._known or (host, None) in self._known
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name means this machine, whatever its network."""
+    return host.lower() in ("localhost", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None
+
+
+def _host(name: str) -> str:
+    name = name.strip("[]").rstrip(".").lower()
+    return "localhost" if is_loopback(name) else name
+
+
+def _split_host(name: str) -> tuple[str, int | None]:
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(f"//{name}")
+        host, port = parts.hostname, parts.port
+    except ValueError:  # a port that none can be, half a pair of brackets
+        host = port = None
+    if not host or parts.path or parts.query:
+        raise UsageError(f"{show(name)} is not a host; write for example 'api.example.com' or '127.0.0.1:8765'")
+    return _host(host), port

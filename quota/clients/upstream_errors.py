@@ -1,0 +1,272 @@
+"""What an upstream's error answer means: pure, from the status and the raw body alone.
+
+    kind              means                                                     what helps
+    daily_exhausted   upstream's own daily count of one pool has run out        its reset
+    project_blocked   upstream grants this project nothing in that pool         more quota; no reset
+    transient_rate    too many calls in a short time                            a pause
+    transient_server  upstream is in trouble                                    a retry
+    config            key, scopes, project or API are not set up                an operator: see `remedy`
+    channel_limit     a limit on the channel or user, not on the project        that channel's own time
+    request           this call is wrong, others are not                        another call
+
+Status and reason alone decide nothing about quota: an exhausted daily pool and a passing burst both answer 429
+`rateLimitExceeded`. The evidence is asked in the order of its precision: the limit that `details` name, then the
+message, then the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from quota.common.redact import redact
+
+if TYPE_CHECKING:
+    from quota.costs import CostBook
+
+Kind = Literal[
+    "daily_exhausted", "project_blocked", "transient_rate", "transient_server", "config", "request", "channel_limit"
+]
+
+MAX_BODY_BYTES = 256 * 1024
+"""Longer bodies are not parsed: upstream's own errors have 2 kB, so this is something else."""
+
+MAX_MESSAGE_LENGTH = 300
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamError:
+    """One error answer, understood. `message` is one line without markup or keys; `reason` is upstream's own word.
+
+    `bucket` is the name to close, for "daily_exhausted" and "project_blocked": a bucket of the cost book or one of
+    its pools. `remedy` says what an operator should do; "" when there is nothing to set up.
+    """
+
+    kind: Kind
+    bucket: str | None
+    reason: str
+    message: str
+    remedy: str = ""
+
+
+def classify(status: int, body: bytes, *, method: str, book: CostBook) -> UpstreamError:
+    """What this answer to a call of `method` means. Never raises: what cannot be read is judged by its status."""
+    said = _read(body)
+    kind: Kind | None = _quota_kind(status, said)
+    message = said.message or f"HTTP {status}"
+    if kind is None:
+        kind, remedy = _other_kind(status, said)
+        return UpstreamError(kind, None, said.reason, message, remedy)
+    bucket = None if kind == "transient_rate" else _bucket(said, method, book)
+    return UpstreamError(kind, bucket, said.reason, message)
+
+
+# -- reading the body --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """The parts of an error body that carry meaning. Everything is "" or empty where the body does not have it."""
+
+    message: str = ""
+    structured: bool = False
+    status: str = ""
+    reasons: tuple[str, ...] = ()
+    limits: tuple[_NamedLimit, ...] = ()
+
+    @property
+    def reason(self) -> str:
+        return self.reasons[0] if self.reasons else self.status
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedLimit:
+    """A limit as `details[].metadata` names it: `quota_limit`, `quota_metric`, `quota_unit`, `quota_limit_value`."""
+
+    limit: str
+    metric: str
+    unit: str
+    value: str
+
+    @property
+    def grants_nothing(self) -> bool:
+        # A limit for each user may be 0 for one of them and open to others.
+        return self.value.strip() == "0" and "{user}" not in self.unit
+
+    @property
+    def daily(self) -> bool:
+        return "perday" in self.limit.lower() or "/d/" in f"{self.unit}/"
+
+
+def _read(body: bytes) -> _Said:
+    if len(body) > MAX_BODY_BYTES:
+        return _Said()
+    try:
+        data: object = json.loads(body)
+    except (ValueError, RecursionError):
+        return _Said(message=_plain(body[:8192].decode("utf-8", "replace"), _ANY_TAG))
+    if isinstance(data, list) and data:
+        data = data[0]  # some upstreams wrap the error in a list
+    if not isinstance(data, dict):
+        return _Said()
+    error = data.get("error")
+    if isinstance(error, str):
+        # The shape of an OAuth server.
+        return _Said(_line(data, "error_description") or _plain(error), structured=True, reasons=(_word(error),))
+    if not isinstance(error, dict):
+        return _Said()
+    errors = list(_dicts(error.get("errors")))
+    details = list(_dicts(error.get("details")))
+    metadata = [info for detail in details for info in _dicts([detail.get("metadata")])]
+    reasons = [_word(item.get("reason")) for item in (*details, *errors)]
+    return _Said(
+        message=_line(error, "message") or next((line for item in errors if (line := _line(item, "message"))), ""),
+        structured=True,
+        status=_word(error.get("status")),
+        reasons=tuple(reason for reason in reasons if reason),
+        limits=tuple(
+            _NamedLimit(*(_word(info.get(f"quota_{name}")) for name in ("limit", "metric", "unit", "limit_value")))
+            for info in metadata
+            if "quota_limit" in info or "quota_unit" in info
+        ),
+    )
+
+
+def _dicts(value: object) -> Iterator[dict[str, object]]:
+    """The objects in a list, the first 20 of them; none when it is no list."""
+    if isinstance(value, list):
+        yield from (item for item in value[:20] if isinstance(item, dict))
+
+
+def _word(value: object) -> str:
+    """A name or figure as upstream writes it; numbers are accepted where upstream sends text."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value) if abs(value) < 10**18 else ""
+    return _plain(value)[:128] if isinstance(value, str) else ""
+
+
+def _line(data: dict[str, object], key: str) -> str:
+    value = data.get(key)
+    return _plain(value) if isinstance(value, str) else ""
+
+
+# In a message, only what upstream really uses: "Requests from referer <empty> are blocked" is no markup.
+_KNOWN_TAG = re.compile(r"(?i)</?(?:a|b|i|p|br|em|li|ul|code|span|strong)\b[^<>]*>")
+_ANY_TAG = re.compile(r"(?is)<(script|style)\b.*?</\1>|<[^<>]*>")
+
+
+def _plain(text: str, tags: re.Pattern[str] = _KNOWN_TAG) -> str:
+    """One line of printable text without markup or keys, cut at MAX_MESSAGE_LENGTH."""
+    text = tags.sub(" " if tags is _ANY_TAG else "", text[:20_000])
+    with contextlib.suppress(ValueError):  # `&#` and thousands of digits
+        text = html.unescape(text)
+    text = "".join(char if char.isprintable() else " " for char in text)
+    text = redact(" ".join(text.split()))
+    return text if len(text) <= MAX_MESSAGE_LENGTH else text[: MAX_MESSAGE_LENGTH - 3] + "..."
+
+
+# -- judging it --------------------------------------------------------------------------------------------------------
+
+_PER_DAY = re.compile(r"(?i)\bper[ _-]?day\b")
+_PER_SHORTER = re.compile(r"(?i)\bper[ _-]?(?:minute|second|hour|\d+ ?(?:minutes|seconds))\b")
+
+_DAILY = frozenset({"quotaExceeded", "dailyLimitExceeded"})
+_RATE = frozenset(
+    {"rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED", "concurrentLimitExceeded", "tooManyRequests"}
+)
+_CHANNEL = frozenset({"uploadLimitExceeded", "uploadRateLimitExceeded", "maxPlaylistExceeded"})
+
+
+def _quota_kind(status: int, said: _Said) -> Literal["daily_exhausted", "project_blocked", "transient_rate"] | None:
+    """What the error says about quota; None when it is not about that."""
+    if said.limits:
+        if any(limit.grants_nothing for limit in said.limits):
+            return "project_blocked"
+        return "daily_exhausted" if any(limit.daily for limit in said.limits) else "transient_rate"
+    reasons = set(said.reasons)
+    if reasons & _CHANNEL:
+        return None
+    named = bool(reasons & (_DAILY | _RATE)) or said.status == "RESOURCE_EXHAUSTED"
+    # A wrong request may quote something "per day" too, and a proxy's page may speak of its own limits.
+    about_quota = named or (status in (403, 429) and said.structured and not reasons)
+    if about_quota and _PER_DAY.search(said.message):
+        return "daily_exhausted"
+    if about_quota and _PER_SHORTER.search(said.message):
+        return "transient_rate"
+    if reasons & _DAILY:
+        return "daily_exhausted"
+    return "transient_rate" if named or status == 429 else None
+
+
+def _bucket(said: _Said, method: str, book: CostBook) -> str:
+    """The name to close: the pool whose mark the error carries, else the bucket that `method` is charged to.
+
+    The limit's own name counts for more than the message, and a longer mark for more than a shorter one.
+    """
+    named = " ".join(f"{limit.limit} {limit.metric}" for limit in said.limits).lower()
+    for text in (named, said.message.lower()):
+        hits = [(len(mark), pool.name) for pool in book.pools for mark in pool.marks if mark and mark.lower() in text]
+        if hits:
+            return max(hits, key=lambda hit: hit[0])[1]
+    prices = book.methods.get(book.canonical(method))
+    return prices[-1].bucket if prices else book.main_bucket.name
+
+
+_KEY = "check the credential's key: create or restore it in the upstream's console, under Credentials"
+_KEY_RESTRICTED = "the key's restrictions do not allow this machine or API: change them in the upstream's console"
+_API_OFF = "enable the API for this project in the upstream's console, then wait a few minutes"
+_SCOPES = "this method needs OAuth access with more scopes: authorize the user again with the scopes it documents"
+_LOGIN = "this method needs OAuth access: a key is not enough, or the token has expired or was revoked"
+_ACCESS = "the credential may not do this: check its project, restrictions and permissions in the upstream's console"
+_PROXY = "a proxy between this machine and upstream asks for credentials: check the proxy settings"
+
+_REMEDIES = {
+    "API_KEY_INVALID": _KEY,
+    "keyInvalid": _KEY,
+    "keyExpired": _KEY,
+    "API_KEY_EXPIRED": _KEY,
+    "dailyLimitExceededUnreg": "the call carried no key: set the credential's `key`",
+    "API_KEY_HTTP_REFERRER_BLOCKED": _KEY_RESTRICTED,
+    "API_KEY_IP_ADDRESS_BLOCKED": _KEY_RESTRICTED,
+    "API_KEY_ANDROID_APP_BLOCKED": _KEY_RESTRICTED,
+    "API_KEY_IOS_APP_BLOCKED": _KEY_RESTRICTED,
+    "API_KEY_SERVICE_BLOCKED": _KEY_RESTRICTED,
+    "ipRefererBlocked": _KEY_RESTRICTED,
+    "SERVICE_DISABLED": _API_OFF,
+    "accessNotConfigured": _API_OFF,
+    "CONSUMER_INVALID": _ACCESS,
+    "CONSUMER_SUSPENDED": _ACCESS,
+    "BILLING_DISABLED": _ACCESS,
+    "ACCESS_TOKEN_SCOPE_INSUFFICIENT": _SCOPES,
+    "insufficientPermissions": _SCOPES,
+    "CREDENTIALS_MISSING": _LOGIN,
+    "ACCESS_TOKEN_EXPIRED": _LOGIN,
+    "authError": _LOGIN,
+    "youtubeSignupRequired": "the authorized Google account has no channel: create one, or use another account",
+    "invalid_grant": _LOGIN,
+    "invalid_client": _LOGIN,
+}
+
+
+def _other_kind(status: int, said: _Said) -> tuple[Kind, str]:
+    """The kind of an error that is not about quota, and the remedy where it is the configuration's."""
+    if any(reason in _CHANNEL for reason in said.reasons):
+        return "channel_limit", ""
+    if status >= 500 or status == 408:
+        return "transient_server", ""
+    remedy = next((_REMEDIES[reason] for reason in said.reasons if reason in _REMEDIES), None)
+    if remedy is not None:
+        return "config", remedy
+    if status == 401 or said.status == "UNAUTHENTICATED":
+        return "config", _LOGIN
+    if status == 407:
+        return "config", _PROXY
+    # A method of the API says no with a reason of its own (`commentsDisabled`); the gate before it with a general one.
+    if said.status == "PERMISSION_DENIED" or (status == 403 and set(said.reasons) <= {"forbidden", "badRequest"}):
+        return "config", _ACCESS
+    return "request", ""

@@ -1,0 +1,323 @@
+"""One SQLite file that many processes of one machine share: opening, transactions, and what its errors mean."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, TypeVar
+
+from quota.errors import LedgerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+T = TypeVar("T")
+R = TypeVar("R", bound="tuple[object, ...]")
+
+DEADLINE_S = 1.0
+"""How long one transaction may wait for other processes'."""
+
+PAGE_BYTES = 2048
+"""A decision changes two pages, and each is written whole: smaller ones than SQLite's own 4096 save 5% of its time. A
+charge with the longest names still fits into a quarter of one, so that none spills over.
+"""
+
+_UNPREPARED = -1
+"""No file's number: the connection is not ready to be used."""
+
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+_open: weakref.WeakSet[SqliteFile] = weakref.WeakSet()
+"""What a fork must not carry over: SQLite's own notes on who has locked what would be wrong in the child."""
+
+
+class DamagedError(Exception):
+    """A row holds what this package never writes. Where a transaction meets it, it ends in a LedgerError."""
+
+
+def sound(row: R, *, until: int, most: int = 2**53) -> R:
+    """`row`, whose first `until` fields must be whole numbers from 0 to `most`, and the others text."""
+    for n, value in enumerate(row):
+        right = type(value) is int and 0 <= value < most if n < until else type(value) is str
+        if not right:
+            raise DamagedError(f"{value!r:.100}")
+    return row
+
+
+class SqliteFile:
+    """A file in WAL mode with a schema of its own; "" is a database in memory.
+
+    `schema` names a shipped script, as `read_text` takes it, `application_id` marks the file as ours, `version` its
+    format. `lost_then` says what becomes of its content if a damaged file is moved away. `durable` waits for the disk
+    at every commit; else a crash of the machine, not of a process, may lose the last. Opened at the first transaction.
+    Safe to share between threads and after a fork; every failure is a LedgerError.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        what: str,
+        *,
+        schema: tuple[str, str],
+        application_id: int,
+        version: int,
+        lost_then: str,
+        durable: bool = False,
+    ) -> None:
+        self.path = path
+        self.label = f"{what} sqlite:///{path}" if path else f"{what} in memory"
+        self._instead = "move it away" + (", or name another file in the url" if what == "ledger" else "")
+        self._schema = schema
+        self._application_id = application_id
+        self._version = version
+        self._lost_then = lost_then
+        self._synchronous = "FULL" if durable else "NORMAL"
+        self._lock = threading.RLock()
+        self._db: sqlite3.Connection | None = None
+        self._inode = _UNPREPARED
+        self._turn = 0  # counts how often a connection was let go of
+        _open.add(self)
+
+    def transact(self, work: Callable[[sqlite3.Connection], T], *, write: bool) -> T:
+        """Run `work` in one transaction; wait for other processes' transactions, but not for ever.
+
+        SQLite's own busy handler backs off to 100 ms and starves under contention, so the waiting is ours: short and
+        jittered, until the deadline. `work` may run again, from the start.
+
+        A signal handler may raise anywhere in here: its exception ends the transaction and goes on as it came. Or it
+        may ask a question itself, in the middle of this one: that ends ours, and we begin again when it is answered.
+        """
+        deadline = time.monotonic() + DEADLINE_S
+        with self._lock:
+            while True:
+                turn = self._turn
+                try:
+                    db = self._connection()
+                    # Not as a context manager: an exception may come before `__exit__` does anything.
+                    try:
+                        db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+                        result = work(db)
+                        db.execute("COMMIT")
+                    except BaseException:
+                        if self._db is db:
+                            db.rollback()  # does nothing where nothing was begun, or all is committed
+                        raise
+                    return result
+                except sqlite3.Error as error:
+                    if self._turn != turn:
+                        continue
+                    if _code(error) in _BUSY and time.monotonic() < deadline:
+                        import random  # late: most processes meet no other one
+
+                        time.sleep(random.uniform(0.0002, 0.002))  # noqa: S311  # a jitter, not a secret
+                        continue
+                    raise LedgerError(self._explain(error)) from error
+                except (DamagedError, TypeError, OverflowError, UnicodeDecodeError, MemoryError) as error:
+                    # The last two: where SQLite's own message quotes a damaged schema, the driver cannot read it; and
+                    # a damaged length asks for more memory than there is.
+                    raise LedgerError(self._damaged()) from error
+                except OSError as error:
+                    if error.errno is None:  # not the system's: the TimeoutError of a signal handler
+                        raise
+                    raise LedgerError(f"{self.label}: {error.strerror}; check its folder") from error
+
+    def close(self) -> None:
+        """Close the file. May be called twice; a later transaction opens it again."""
+        with self._lock:
+            self._let_go()
+
+    def _held_over_fork(self) -> Generator[None, None, None]:
+        """Wait for the transaction under way, and let go of the file: both sides open it again when they need it."""
+        with self._lock:
+            if self.path:
+                self._let_go()
+            yield
+
+    def _let_go(self) -> None:
+        """Close the connection. Who is in the middle of a transaction on it, which only a signal handler of the same
+        thread can find, gets an error at the next statement, and begins again.
+        """
+        self._turn += 1
+        db, self._db = self._db, None
+        if db is not None:
+            _end(db)
+
+    def _connection(self) -> sqlite3.Connection:
+        db = self._db
+        if db is not None:
+            if self._inode == _inode(self.path):
+                if not db.in_transaction:
+                    return db
+                if not self.path:
+                    return self._moved(db)
+            # Deleted or replaced: what is written to the old file nobody else would ever see. Or something has left a
+            # transaction there: a signal handler interrupted it, and asks us.
+            self._let_go()
+        if self.path:
+            _make_private(self.path)
+        inode = _inode(self.path)
+        self._inode = _UNPREPARED
+        self._db = db = self._connect()
+        try:
+            self._prepare(db)
+        except BaseException:
+            if self._db is db:
+                self._db = None
+            _end(db)
+            raise
+        self._inode = inode
+        return db
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.path or ":memory:", timeout=0, isolation_level=None, check_same_thread=False)
+
+    def _moved(self, db: sqlite3.Connection) -> sqlite3.Connection:
+        """`_let_go` for what is only in memory, which would end with its connection: it moves to another."""
+        self._turn += 1
+        db.rollback()
+        moved = self._connect()
+        db.backup(moved)
+        self._db = moved
+        db.close()
+        return moved
+
+    def _prepare(self, db: sqlite3.Connection) -> None:
+        db.execute("BEGIN")
+        version = self._format(db)
+        db.execute("COMMIT")
+        if version < self._version:
+            db.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # of a new file; another keeps its own
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("BEGIN IMMEDIATE")
+            if self._format(db) < self._version:  # another process may have been faster
+                from quota.common.resources import read_text
+
+                for statement in statements(read_text(*self._schema)):
+                    db.execute(statement)
+                db.execute(f"PRAGMA application_id = {self._application_id}")
+                db.execute(f"PRAGMA user_version = {self._version}")
+            db.execute("COMMIT")
+        db.execute(f"PRAGMA synchronous = {self._synchronous}")
+
+    def _format(self, db: sqlite3.Connection) -> int:
+        """The version of our format that the file has, 0 for an empty one."""
+        if db.execute("PRAGMA application_id").fetchone()[0] != self._application_id:
+            if db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
+                raise LedgerError(f"{self.label} is another program's database; {self._instead}")
+            return 0
+        version: int = db.execute("PRAGMA user_version").fetchone()[0]
+        if version > self._version:
+            raise LedgerError(
+                f"{self.label} was written by a newer quota-ledger (its version {version}, ours {self._version}): "
+                "upgrade this machine"
+            )
+        if version < self._version:
+            raise LedgerError(
+                f"{self.label} was written by an older quota-ledger (its version {version}, ours {self._version}); "
+                f"{self._instead} ({self._lost_then})"
+            )
+        return version
+
+    def _explain(self, error: sqlite3.Error) -> str:
+        code = _code(error)
+        if code in _BUSY:
+            return f"{self.label} is locked by another process (waited {DEADLINE_S:g} s); find it: fuser {self.path}"
+        if code == sqlite3.SQLITE_NOTADB:
+            return f"{self.label} is not an SQLite database; {self._instead}"
+        if code == sqlite3.SQLITE_READONLY:
+            return f"{self.label} is read-only; give this user write access to the file and its folder"
+        if code == sqlite3.SQLITE_CANTOPEN:
+            return f"{self.label} cannot be opened; check that its folder exists and this user may write there"
+        if code == sqlite3.SQLITE_FULL:
+            return f"{self.label}: the disk is full; nothing was charged"
+        if code == sqlite3.SQLITE_CORRUPT or "Could not decode" in str(error):
+            return self._damaged()
+        if code == sqlite3.SQLITE_IOERR:
+            return f"{self.label}: reading or writing it failed; check the disk and its space"
+        return f"{self.label}: {error}"
+
+    def _damaged(self) -> str:
+        return f"{self.label} is damaged; move it away ({self._lost_then})"
+
+
+_held: list[Generator[None, None, None]] = []
+
+
+def _hold_all() -> None:
+    _hold(list(_open))
+
+
+def _hold(files: list[SqliteFile]) -> None:
+    """Hold these files until `_release_all`. A fork is not stopped by an exception out of a signal handler, and so
+    neither is this.
+    """
+    try:
+        while files:
+            _held.append(files[-1]._held_over_fork())
+            next(_held[-1])
+            files.pop()
+    finally:
+        if files:
+            _hold(files)
+
+
+def _release_all() -> None:
+    try:
+        while _held:
+            _held.pop().close()
+    finally:
+        if _held:
+            _release_all()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_hold_all, after_in_parent=_release_all, after_in_child=_release_all)
+
+
+def statements(script: str) -> list[str]:
+    """The statements of a script, so that they run inside one transaction (executescript would commit first)."""
+    found, pending = [], ""
+    for line in script.splitlines(keepends=True):
+        pending += line
+        if sqlite3.complete_statement(pending):
+            found.append(pending)
+            pending = ""
+    return found
+
+
+def _end(db: sqlite3.Connection) -> None:
+    """Close a connection, and first its transaction: to close alone keeps the lock while a statement is unfinished."""
+    try:
+        db.rollback()
+    except sqlite3.Error:
+        pass  # closed already
+    finally:
+        db.close()
+
+
+def _code(error: sqlite3.Error) -> int:
+    """SQLite's primary result code (the extended codes carry detail in the higher bits)."""
+    code: int = getattr(error, "sqlite_errorcode", 0) or 0
+    return code & 0xFF
+
+
+def _inode(path: str) -> int:
+    """Which file stands at this path now; 0 for none."""
+    try:
+        return os.stat(path).st_ino if path else 0
+    except OSError:
+        return 0
+
+
+def _make_private(path: str) -> None:
+    """Create the file for this user only; SQLite gives its side files the same mode."""
+    folder = os.path.dirname(path)
+    if folder and not os.path.isdir(folder):
+        from quota.common.folders import make_folder  # late: a machine needs it once
+
+        make_folder(folder)
+    if not os.path.exists(path):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))

@@ -1,0 +1,598 @@
+"""The shared ledger: Redis 6.2 or newer, or Valkey, through `lua/`. The contract is `quota.ledger.contract.Ledger`.
+
+One decision is one script call, one round trip. The three keys of a project are built in `_keys` and described at the
+head of `lua/charge.lua`. A claim is a key of its own, `quota:{project}:claim:NAME`, until it lapses.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import weakref
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qs, urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode, RedisCluster
+from redis.connection import parse_url
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    BusyLoadingError,
+    ClusterDownError,
+    InvalidResponse,
+    MasterDownError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from quota.arguments import MAX_NUMBER, text, whole, whole_clock
+from quota.common.clock import elapsed_s
+from quota.common.log import warn
+from quota.errors import ConfigError, LedgerError
+from quota.ledger.contract import (
+    DEFAULT_BUCKET,
+    KEEP_MS,
+    LATEST_MS,
+    NEVER,
+    Carry,
+    Entry,
+    Exhaustion,
+    Verdict,
+    checked_exhaustion,
+    checked_range,
+)
+from quota.ledger.redis_connection import Connections, Packer
+from quota.ledger.redis_scripts import script
+from quota.limits import DAY_MS, Sliding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from quota.ledger.contract import Ask, Charge, Id, Question
+    from quota.limits import View
+
+T = TypeVar("T")
+
+TIMEOUT_S = 0.35
+"""How long one connect or one answer may take. With one repeat, a question ends within a second."""
+
+REPEAT_WITHIN_S = 0.5
+"""A lost answer is asked for again only if the first try ended within this time."""
+
+SENTINEL_TIMEOUT_S = 0.1
+"""The same for one sentinel, of which several may be dead before one that lives is found."""
+
+MOST_PARTS = 5_000
+"""In how many parts of 1,000 entries a question may be answered, before it is called unanswered."""
+
+BEFORE_USED = 7
+"""So many words stand before the numbers in a reply of charge.lua."""
+
+_FAILED = (RedisError, RedisClusterException)
+"""Everything the driver raises; the second does not derive from the first."""
+
+_LOST = (RedisConnectionError, RedisTimeoutError, RedisClusterException)
+_ANSWERED = (AuthenticationError, AuthorizationError, BusyLoadingError)
+"""What the driver counts among lost connections although the server did answer."""
+
+_PROJECT = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+_DATABASE = re.compile(r"[0-9]{0,9}")
+
+
+class RedisLedger:
+    """A ledger shared by every machine that reaches the server."""
+
+    shared = True
+
+    def __init__(self, url: str, *, clock: Callable[[], int] | None = None) -> None:
+        self.label = _label(url)
+        self._clock = None if clock is None else whole_clock(clock)
+        self._url = url
+        self._connect = _connector(url, self.label)
+        self._connected: redis.Redis | Connections | None = None
+        self._say_evicts_at_s = 0.0
+        self._lock = threading.RLock()  # a signal handler may ask while its thread connects
+        _made.add(self)
+
+    def now_ms(self) -> int:
+        if self._clock is not None:
+            return self._clock()
+        answer = self._ask("TIME")
+        # A cluster's nodes each say theirs.
+        seconds, micros = min(answer.values()) if isinstance(answer, dict) else answer
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    # -- the decision ------------------------------------------------------------------------------------------------
+
+    def decide(self, question: Question, *, commit: bool) -> Verdict:
+        charge = question.charge
+        args = [
+            self._now(),
+            str(question.caller_ms),
+            "1" if commit else "0",
+            _units(charge),
+            charge.method,
+            charge.job,
+            charge.region,
+            charge.token,
+            "-1",
+            str(question.keep_ms),
+            str(question.jitter_ms),
+            ",".join(question.closed_by),
+            " ".join([question.seen.epoch, *(f"{ms}-{seq}" for ms, seq in question.seen.ids)]),
+            *_of_limits(tuple(question.asks)),
+        ]
+        reply = self._charge(_keys(question.project), args)
+        if isinstance(reply, list) and len(reply) > BEFORE_USED + len(question.asks):
+            self._say_evicts(str(reply.pop()))
+        return self._read(lambda reply: _verdict(question, reply), reply)
+
+    def _charge(self, keys: Sequence[str], args: list[str]) -> Any:
+        """Run charge.lua to a verdict. A repeat after a lost answer says so, and so never charges twice."""
+        started = elapsed_s()
+        repeat = False
+        for _ in range(MOST_PARTS):
+            if repeat:
+                args[8] = str(int((elapsed_s() - started) * 1000))
+            try:
+                reply = self._run("charge", keys, args)
+            except _FAILED as error:
+                if repeat or not _may_repeat(error, started):
+                    raise LedgerError(self._explain(error)) from error
+                repeat = True
+                continue
+            if not isinstance(reply, list) or reply[:1] != ["MORE"]:
+                return reply
+        raise LedgerError(f"ledger {self.label} is still reading its log; run again, it goes on from there")
+
+    def _say_evicts(self, policy: str) -> None:
+        """One line a day for each server, whichever project found it out; for each process, if the claim is dropped."""
+        if elapsed_s() < self._say_evicts_at_s:
+            return
+        self._say_evicts_at_s = elapsed_s() + DAY_MS / 1000
+        try:
+            first = self._command("SET", "quota:claim:eviction", policy, "NX", "PX", str(DAY_MS))
+        except _FAILED:
+            first = True
+        if first:
+            warn("ledger_evicts ledger=%s: %s; %s", self.label, *evicts(policy))
+
+    def eviction_policy(self, project: str) -> str:
+        """The server's maxmemory-policy; "?" where it may not be seen."""
+        try:
+            said = self._command("EVAL", "return redis.call('INFO', 'memory')", "1", _keys(project)[0])
+            return str(re.findall(r"maxmemory_policy:(\S+)", str(said))[0])
+        except (ResponseError, IndexError):
+            pass
+        except _FAILED as error:
+            raise LedgerError(self._explain(error)) from error
+        try:
+            said = self._command("CONFIG", "GET", "maxmemory-policy")
+            return str(said["maxmemory-policy"] if isinstance(said, dict) else said[1])
+        except (ResponseError, LookupError):
+            return "?"
+        except _FAILED as error:
+            raise LedgerError(self._explain(error)) from error
+
+    # -- corrections and reading -------------------------------------------------------------------------------------
+
+    def repay(self, project: str, machine: str, charges: Sequence[tuple[int, Charge]], keep_ms: int = KEEP_MS) -> None:
+        args = [self._now(), machine, str(keep_ms)]
+        for number, charge in charges:
+            args += (str(number), _units(charge), charge.method, charge.job, charge.region, charge.token)
+        self._script("repay", project, args)
+
+    def carry(self, project: str, epoch: str, carries: Sequence[Carry], keep_ms: int = KEEP_MS) -> str:
+        args = [self._now(), epoch, str(keep_ms)]
+        for carry in carries:
+            args += (carry.view, *carry.words())
+        return str(self._script("carry", project, args))
+
+    def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
+        units = whole(units, "units: what a charge counts", 0, MAX_NUMBER)
+        reply = self._script("settle", project, [charge_id, str(units)])  # it keeps all views up to date
+        return self._read(_entry, [charge_id, *reply]) if reply else None
+
+    def read(self, project: str, after: tuple[int, int], until_ms: int, count: int) -> Sequence[Entry]:
+        after, until_ms, count = checked_range(after, until_ms, count)
+        since = f"{after[0] + 1}-0" if after[1] == NEVER else f"({after[0]}-{after[1]}"
+        return [self._read(_entry, row) for row in self._script("read", project, [since, str(until_ms), str(count)])]
+
+    def whole_after_ms(self, project: str) -> int:
+        return self._read(int, self._ask("HGET", _keys(project)[1], "cut_ms") or 0)
+
+    def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:
+        exhaustion = checked_exhaustion(exhaustion)
+        record = f"{exhaustion.until_ms} {exhaustion.since_ms} " + json.dumps(
+            {"bucket": exhaustion.bucket, "evidence": exhaustion.evidence, "reported_by": exhaustion.reported_by}
+        )
+        # An upstream's day ends well within that lifetime, and every call that is refused for it begins another.
+        reply = self._script("exhaust", project, [self._now(), exhaustion.bucket, record, str(KEEP_MS)])
+        return self._read(_exhaustion, reply)
+
+    def exhaustions(self, project: str) -> Sequence[Exhaustion]:
+        reply = self._ask("HGETALL", _keys(project)[1])
+        state: dict[str, str] = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
+        kinds = [(field.partition(":")[0], record) for field, record in state.items()]
+        lifted = [self._read(_exhaustion, record) for kind, record in kinds if kind == "reopened"]
+        closed = [self._read(_exhaustion, record) for kind, record in kinds if kind == "closed"]
+        known = {exhaustion.bucket: exhaustion for exhaustion in lifted + closed}  # of two, the one that stands
+        return [known[bucket] for bucket in sorted(known)]
+
+    def reopen(self, project: str, bucket: str, because: str = "") -> bool:
+        return bool(self._script("reopen", project, [self._now(), text(bucket, "bucket"), json.dumps(because)]))
+
+    def claim(self, project: str, name: str, ttl_ms: int) -> bool:
+        name, ttl_ms = text(name, "claim"), whole(ttl_ms, "ms: the life of a claim", 1, LATEST_MS)
+        key, token = f"{_keys(project)[0].removesuffix(':log')}:claim:{name}", os.urandom(8).hex()
+        if self._ask("SET", key, token, "NX", "PX", str(ttl_ms)):
+            return True
+        # Taken: by another, or by our own first try, whose answer was lost.
+        return bool(self._ask("GET", key) == token)
+
+    # -- the connection ----------------------------------------------------------------------------------------------
+
+    # Every word of a command is text already: see `quota.ledger.redis_connection`.
+
+    def _command(self, *command: str) -> Any:
+        client = self._connected
+        if client is None:
+            with self._lock:
+                client = self._connected = self._connected or self._connect()
+        try:
+            return client.execute_command(*command)
+        except _FAILED:
+            raise
+        except BaseException:
+            # Out of a signal handler. A cluster's pools may keep a connection whose answer nobody has read.
+            if not isinstance(client, Connections):
+                self._connected = None
+            raise
+
+    def _run(self, name: str, keys: Sequence[str], args: Sequence[str]) -> Any:
+        text, sha = script(name)
+        try:
+            return self._command("EVALSHA", sha, str(len(keys)), *keys, *args)
+        except NoScriptError:
+            return self._command("EVAL", text, str(len(keys)), *keys, *args)
+
+    def _now(self) -> str:
+        """The time that the scripts go by: "0" for the server's own."""
+        return "0" if self._clock is None else str(self._clock())
+
+    def _script(self, name: str, project: str, args: Sequence[str]) -> Any:
+        """Run a script that may be repeated freely: it reads, or sets what is absolute."""
+        return self._repeat(lambda: self._run(name, _keys(project), args))
+
+    def _ask(self, *command: str) -> Any:
+        return self._repeat(lambda: self._command(*command))
+
+    def _repeat(self, work: Callable[[], Any]) -> Any:
+        started = elapsed_s()
+        for last in (False, True):
+            try:
+                return work()
+            except _FAILED as error:
+                if last or not _may_repeat(error, started):
+                    raise LedgerError(self._explain(error)) from error
+        raise AssertionError("unreachable")
+
+    def _read(self, reader: Callable[[Any], T], reply: Any) -> T:
+        """What a reply says. Other programs write here too, and not everything they write is ours to read."""
+        try:
+            return reader(reply)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise LedgerError(f"ledger {self.label} holds what no quota program writes: {reply!r:.200}") from error
+
+    def _explain(self, error: Exception) -> str:
+        """One line for an operator. The driver's own words are left out where they could quote the url."""
+        where, said = f"ledger {self.label}", (str(error).splitlines() or [""])[0][:200]
+        if isinstance(error, RedisTimeoutError):
+            return f"{where} did not answer within {TIMEOUT_S:g} s; see whether the server is busy or the network slow"
+        if "Authentication required" in said or "authenticated" in said:
+            return f"{where} wants a password; put it into the url"
+        if isinstance(error, AuthenticationError):
+            return f"{where} refused the password; check the url"
+        if isinstance(error, BusyLoadingError):
+            return f"{where} is loading its data; run again in a moment"
+        if isinstance(error, InvalidResponse):
+            return f"{where} is something else than Redis; check the url"
+        if isinstance(error, RedisConnectionError) and "number of clients" in said:
+            return f"{where} has too many clients; raise its maxclients"
+        if isinstance(error, RedisClusterException) and ("not enabled" in said or "support disabled" in said):
+            return f"{where} is no cluster; write redis:// for a single server"
+        if isinstance(error, (RedisConnectionError, RedisClusterException)):
+            return f"{where} cannot be reached; is the server running there?"
+        # Redis 6 wraps what stopped a script into a text of its own.
+        if isinstance(error, ReadOnlyError) or "-READONLY " in said:
+            return f"{where} is a replica, which cannot be written to; name the primary"
+        if isinstance(error, OutOfMemoryError) or "-OOM " in said:
+            return f"{where} is out of memory; raise its maxmemory"
+        if "DB index is out of range" in said or "invalid DB index" in said:
+            return f"{where} has no database of that number; take a lower one, or raise the server's `databases`"
+        if "MISCONF " in said:
+            return f"{where} cannot save its data and takes no charge until it can; see the server's log"
+        if said.startswith("BUSY") or "-BUSY " in said:
+            return f"{where} is busy with another program's script; it goes on after that, or after SCRIPT KILL"
+        if isinstance(error, NoPermissionError) or "can't run this command" in said:
+            return f"{where} does not let this user run a command that the scripts need; see `Rights` in lua/README.md"
+        if isinstance(error, (TryAgainError, ClusterDownError, MasterDownError)):
+            return f"{where} is moving its data or choosing a primary; run again in a moment"
+        if "WRONGTYPE " in said:
+            return (
+                f"{where} has a key quota:{{...}} of a type that is not ours; delete it, or give the ledger a "
+                "database of its own"
+            )
+        if "unknown command" in said and "SENTINEL" in said:
+            return f"{where} is no sentinel; name the sentinels' own addresses, or write redis:// for a single server"
+        if isinstance(error, ResponseError) and "unknown command" in said.lower():
+            return f"{where} is older than Redis 6.2; upgrade it"
+        return f"{where}: {said}"
+
+    def close(self) -> None:
+        with self._lock:
+            client, self._connected = self._connected, None
+        if client is not None:
+            client.close()
+
+
+_made: weakref.WeakSet[RedisLedger] = weakref.WeakSet()
+_left_to_parent: list[object] = []
+"""Clients inherited over a fork. A thread that the child does not have may hold their locks, so they are not even
+closed: the driver would wait for that thread."""
+
+
+def _start_over() -> None:
+    """In a forked child: connect anew."""
+    for ledger in list(_made):
+        _left_to_parent.extend((ledger._connected, ledger._connect))
+        ledger._connected, ledger._lock = None, threading.RLock()
+        ledger._connect = _connector(ledger._url, ledger.label)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_over)
+
+
+def evicts(policy: str) -> tuple[str, str]:
+    """What is wrong with a server of this maxmemory-policy, and what to do."""
+    if policy == "?":
+        return "its maxmemory-policy could not be seen", "let this user run INFO, or see to it that it is noeviction"
+    return (
+        f"its maxmemory-policy is {policy}: when its memory is full it drops charges and grants them again",
+        "set it to noeviction",
+    )
+
+
+def _may_repeat(error: Exception, started: float) -> bool:
+    """Whether the server may never have answered, soon enough to ask once more within the second."""
+    lost = isinstance(error, _LOST) and not isinstance(error, _ANSWERED)
+    return lost and elapsed_s() - started <= REPEAT_WITHIN_S
+
+
+@lru_cache(maxsize=256)
+def _keys(project: str) -> tuple[str, str, str]:
+    """The three keys of a project, in one Cluster slot."""
+    if not _PROJECT.fullmatch(project):
+        raise ConfigError(f"project {project!r}: a name in Redis is 1 to 64 of A-Z a-z 0-9 . _ : -")
+    return f"quota:{{{project}}}:log", f"quota:{{{project}}}:state", f"quota:{{{project}}}:amended"
+
+
+def _units(charge: Charge) -> str:
+    """The field `u` of an entry."""
+    return str(charge.units) if charge.bucket == DEFAULT_BUCKET else f"{charge.bucket}={charge.units}"
+
+
+@lru_cache(maxsize=256)
+def _of_limits(asks: tuple[Ask, ...]) -> tuple[str, ...]:
+    """The four arguments of each limit. A budget asks about the same ones for hours."""
+    words: list[str | int] = []
+    for ask in asks:
+        words += (ask.view.name, ask.cap_units, ask.cost_units, _span(ask))
+    return tuple(map(str, words))
+
+
+def _span(ask: Ask) -> str | int:
+    window = ask.view.window
+    if isinstance(window, Sliding):
+        return window.window_ms
+    assert ask.edges is not None  # noqa: S101  # calendar asks carry their edges
+    return f"{ask.edges[0]} {ask.edges[1]} {ask.edges[2]}"
+
+
+def _verdict(question: Question, reply: list[Any]) -> Verdict:
+    outcome, charge_id, now_ms, last, closed, epoch, carried, *used = reply
+    if outcome == "REPEAT":  # only a first try that comes after its own repeat sees this, and nobody waits for it
+        raise LedgerError("the ledger answered a call that was given up; run again")
+    used_units = tuple(map(int, used))
+    if used_units and not 0 <= min(used_units) <= max(used_units) < NEVER:
+        raise ValueError("less than nothing is used, or more than can be counted")
+    return Verdict(
+        outcome=outcome.lower(),
+        id=charge_id or None,
+        now_ms=int(now_ms),
+        last=_id(last),
+        used_units=used_units,
+        exhaustion=_exhaustion(closed) if closed else None,
+        epoch=_epoch(epoch),
+        carried=_carries(question.asks, carried) if carried else (),
+    )
+
+
+def _id(text: str) -> Id:
+    ms, seq = text.split("-")
+    return int(ms), int(seq)
+
+
+def _epoch(name: str) -> str:
+    if len(name) > 200 or not name.isprintable() or " " in name:
+        raise ValueError("an epoch is one word")
+    return name
+
+
+def _carries(asks: Sequence[Ask], text: str) -> tuple[tuple[Carry, ...], ...]:
+    """A line for each ask: `EPOCH PARTS KEPT LAST EPOCH PARTS ...`"""
+    carries = []
+    for ask, line in zip(asks, text.split("\n"), strict=True):
+        words = line.split(" ") if line else []
+        fours = zip(words[::4], words[1::4], words[2::4], words[3::4], strict=True)
+        carries.append(tuple(Carry.from_words(ask.view.name, _epoch(lost), *rest) for lost, *rest in fours))
+    return tuple(carries)
+
+
+def _exhaustion(record: str) -> Exhaustion:
+    """From `UNTIL_MS SINCE_MS JSON`, of one that was lifted with a line `REOPENED_MS JSON` before it."""
+    lifted, _, record = record.rpartition("\n")
+    reopened_ms, _, because = lifted.partition(" ")
+    reopened = (int(reopened_ms), json.loads(because)) if lifted else (0, "")
+    until_ms, since_ms, rest = record.split(" ", 2)
+    data = json.loads(rest)
+    texts = [data[name] for name in ("bucket", "evidence", "reported_by")]
+    times = int(since_ms), int(until_ms)
+    if not 0 <= reopened[0] < LATEST_MS or not isinstance(reopened[1], str):
+        raise ValueError("reopened in the far future, or for a reason that is no text")
+    if not all(isinstance(text, str) for text in texts) or not all(0 <= ms < LATEST_MS or ms == NEVER for ms in times):
+        raise ValueError("an exhaustion of other types, or in the far future")
+    return Exhaustion(texts[0], *times, *texts[1:], *reopened)
+
+
+def _entry(row: Sequence[str]) -> Entry:
+    charge_id, u, method, job, region, token, amended = row
+    ms, seq = _id(charge_id)
+    bucket, equals, units = u.rpartition("=")
+    charged = int(units)
+    counted = int(amended) if amended else charged
+    if charged < 0 or counted < 0 or ms >= LATEST_MS:
+        raise ValueError("a charge of less than nothing, or one in the far future")
+    return Entry(
+        ms=ms,
+        seq=seq,
+        units=counted,
+        charged_units=charged,
+        bucket=bucket if equals else DEFAULT_BUCKET,
+        method=method,
+        job=job,
+        region=region,
+        token=token,
+    )
+
+
+# -- urls --------------------------------------------------------------------------------------------------------------
+
+
+def _connector(url: str, label: str) -> Callable[[], redis.Redis | Connections]:
+    """What makes the client. The url is judged here and now; nothing is contacted before the first question."""
+    if not all(map(_DATABASE.fullmatch, _databases(url))):  # the driver would take database 0
+        raise ConfigError(
+            f"ledger url {label}: its database is no number; end it in /0, or in ?db=0 after a unix socket"
+        )
+    try:
+        scheme, _, rest = url.partition("://")
+        if scheme == "redis+cluster":
+            nodes, path, options = _several(rest, default_port=6379)
+            if options.pop("db", path.strip("0")):
+                raise ConfigError(f"ledger url {label}: a cluster has no database numbers")
+            return partial(_cluster, nodes, options)
+        if scheme == "redis+sentinel":
+            nodes, path, options = _several(rest, default_port=26379)
+            service = path.partition("/")[0]
+            if not service:
+                raise ConfigError(
+                    f"ledger url {label}: name the service too: redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB"
+                )
+            in_path, option = _databases(url)
+            options["db"] = int(option or in_path or 0)
+            sentinel = Sentinel(nodes, sentinel_kwargs=_options({}, SENTINEL_TIMEOUT_S), **options)
+            # The driver's client is not used, only its pool, which knows how to make a connection to the primary.
+            return partial(
+                Connections, sentinel.master_for(service, command_packer=Packer()).connection_pool.make_connection
+            )
+        options = {**_options(parse_url(url)), "command_packer": Packer()}
+        options.pop("max_connections", None)  # there are as many as threads that ask at once
+        make = partial(options.pop("connection_class", redis.Connection), **options)
+        make()  # an option that it does not know shows here
+        return partial(Connections, make)
+    except (ValueError, TypeError, RedisError):
+        # The parser's own words quote what it took for a port or an option, and that may be a piece of a password.
+        raise ConfigError(
+            f"ledger url {label}: one of its parts cannot be read; write redis://HOST:PORT/DB, a password as "
+            "USER:PASSWORD@ before HOST and with %XX for its special characters"
+        ) from None
+
+
+def _options(given: dict[str, Any], timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+    """The url's options over our timeouts; but the driver's own retries would charge the same call twice."""
+    options = {"protocol": 2, "socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, **given}
+    options.pop("retry_on_error", None)
+    options.pop("retry_on_timeout", None)
+    return {**options, "decode_responses": True, "encoding_errors": "replace", "retry": Retry(NoBackoff(), 0)}
+
+
+def _several(rest: str, default_port: int) -> tuple[list[tuple[str, int]], str, dict[str, Any]]:
+    """The nodes, the path and the options of `[USER:PASSWORD@]HOST:PORT,HOST:PORT/PATH[?OPTIONS]`."""
+    place, _, query = rest.partition("?")
+    authority, _, path = place.partition("/")
+    userinfo, at, hosts = authority.rpartition("@")
+    options = _options(parse_url(f"redis://{userinfo}{at}host?{query}"))
+    del options["host"]
+    parts = [urlsplit(f"//{node}") for node in hosts.split(",")]
+    if not all(part.hostname for part in parts):
+        raise ValueError("a host has no name")
+    return [(str(part.hostname), part.port or default_port) for part in parts], path.strip("/"), options
+
+
+def _cluster(nodes: list[tuple[str, int]], options: dict[str, Any]) -> redis.Redis:
+    cluster: Any = RedisCluster(startup_nodes=[ClusterNode(host, port) for host, port in nodes], **options)
+    cluster.cluster_error_retry_attempts = 0  # redis-py before 6 keeps its own retries here
+    return cluster  # type: ignore[no-any-return]  # the commands used here are the same
+
+
+def _databases(url: str) -> tuple[str, str]:
+    """What a url names as its database, in its path and as an option, which is the one that counts; "" for none."""
+    scheme, _, rest = url.partition("://")
+    place, _, query = rest.partition("#")[0].partition("?")
+    path = place.partition("/")[2].strip("/")
+    if scheme == "redis+sentinel":
+        path = path.partition("/")[2]
+    elif scheme in ("unix", "redis+cluster"):  # a path of another kind, and one that must not be there
+        path = ""
+    return path, parse_qs(query).get("db", [""])[0]
+
+
+def _label(url: str) -> str:
+    """The url with the database it means, without its secrets and its other options."""
+    shown, db = _without_secrets(url), _databases(url)[1]
+    scheme, _, place = shown.partition("://")
+    if not db or place == "..." or not _DATABASE.fullmatch(db):
+        return shown
+    if scheme == "unix":
+        return f"{shown}?db={db}"
+    named = place.split("/")[: 2 if scheme == "redis+sentinel" else 1]
+    return f"{scheme}://{'/'.join([*named, db])}"
+
+
+def _without_secrets(url: str) -> str:
+    """The url up to its host and path: no user, no password, no options.
+
+    Where a password holds unescaped separators nobody can say where it ends: then all of it is left out.
+    """
+    scheme, _, rest = url.partition("://")
+    userinfo, at, place = rest.rpartition("@")
+    if at and re.search(r"[/?#]", userinfo):
+        return f"{scheme}://..."
+    return f"{scheme}://{re.split('[?#]', place)[0]}"

@@ -1,0 +1,15 @@
+"""The Lua scripts of the Redis ledger, loaded once each."""
+
+from __future__ import annotations
+
+from functools import cache
+from hashlib import sha1
+
+
+@cache
+def script(name: str) -> tuple[str, str]:
+    """The text of `lua/NAME.lua` and the SHA-1 that Redis knows it by."""
+    from quota.common.resources import read_text
+
+    text = read_text("quota.lua", f"{name}.lua")
+    return text, sha1(text.encode(), usedforsecurity=False).hexdigest()

@@ -1,0 +1,488 @@
+"""The embedded ledger: one SQLite file, shared by the processes of one machine. The contract is
+`quota.ledger.contract.Ledger`.
+
+Every decision is one `BEGIN IMMEDIATE` transaction. Its cost does not depend on how much was charged before: each view
+moves forward over what is new and what has expired since it was last used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quota.arguments import MAX_NUMBER, text, whole, whole_clock
+from quota.common.clock import host_clock
+from quota.common.sqlite_file import DamagedError, SqliteFile, sound
+from quota.ledger.contract import (
+    CLOCK_SLACK_MS,
+    KEEP_MS,
+    KEEP_SLACK_MS,
+    LATEST_MS,
+    NEVER,
+    Carry,
+    Entry,
+    Exhaustion,
+    Verdict,
+    checked_exhaustion,
+    checked_range,
+    parts_text,
+    read_parts,
+    root_of,
+)
+from quota.limits import MINUTE_MS, Sliding
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Callable, Sequence
+
+    from quota.ledger.contract import Ask, Charge, Id, Outcome, Question
+    from quota.limits import View
+
+State = tuple[int, int, int, int, int, int]
+"""A view as it is stored: total, tail (ms, seq), head (ms, seq), gone_ms. See schema.sql."""
+
+SCHEMA_VERSION = 5
+APPLICATION_ID = 0x51_4C_47_31
+"""Marks an SQLite file as a ledger ("QLG1")."""
+
+TRIM_AT_ONCE = 10_000
+
+_HEAD = (
+    "SELECT ms, seq, epoch, carried_ms, keep_ms,"
+    " EXISTS (SELECT 1 FROM exhaustions WHERE project = charges.project AND reopened_ms = 0)"
+    " FROM charges LEFT JOIN projects USING (project)"
+    " WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1"
+)
+
+_CARRY = "view, epoch, parts, last_ms, last_seq, kept_units, kept_since_ms, since_ms"
+_EXHAUSTION = "bucket, since_ms, until_ms, evidence, reported_by, reopened_ms, reopened_because"
+_COLUMNS = "ms, seq, units, charged_units, bucket, method, job, region, token"
+
+
+class SqliteLedger:
+    """`sqlite:///relative/path`, `sqlite:////absolute/path`, or `sqlite://` for one in memory."""
+
+    shared = False
+
+    def __init__(self, url: str, *, clock: Callable[[], int] | None = None) -> None:
+        path = url.removeprefix("sqlite://").removeprefix("/")
+        self.label = f"sqlite:///{path}" if path else "sqlite:// (in memory)"
+        self._file = SqliteFile(
+            path,
+            "ledger",
+            schema=("quota.ledger", "schema.sql"),
+            application_id=APPLICATION_ID,
+            version=SCHEMA_VERSION,
+            lost_then="what this machine has seen of it counts on",
+        )
+        self._clock = host_clock if clock is None else whole_clock(clock)
+        self._sums: dict[View, tuple[str, tuple[str, ...]]] = {}
+
+    def now_ms(self) -> int:
+        return self._clock()
+
+    # -- the decision ------------------------------------------------------------------------------------------------
+
+    def decide(self, question: Question, *, commit: bool) -> Verdict:
+        return self._file.transact(lambda db: self._decide(db, question, commit), write=commit)
+
+    def _decide(self, db: sqlite3.Connection, question: Question, commit: bool) -> Verdict:
+        project, charge = question.project, question.charge
+        clock_ms = self._clock()
+        now_ms = min(clock_ms, question.caller_ms + CLOCK_SLACK_MS)
+        last, epoch, carried_ms, keep_ms, any_closed = self._head(db, project)
+        if question.caller_ms > clock_ms + CLOCK_SLACK_MS or not _edges_fit(question.asks, now_ms):
+            return Verdict("clock", None, clock_ms, last, (), epoch=epoch)
+        seen = question.seen
+        if seen.epoch and seen != (epoch, (last,)) and self._is_behind(db, question, last, epoch):
+            return Verdict("behind", None, now_ms, last, (), epoch=epoch)
+
+        stored = [self._stored(db, project, ask.view) for ask in question.asks]
+        views = [
+            self._advance(db, project, ask, now_ms, last, state)
+            for ask, state in zip(question.asks, stored, strict=True)
+        ]
+        carried = self._carried(db, question, now_ms) if carried_ms > now_ms else ()
+        used = [view[0] for view in views]
+        for i, carries in enumerate(carried):
+            used[i] += sum(carry.units_at(now_ms) for carry in carries)
+        exhaustion = self._closed(db, question, now_ms) if any_closed else None
+        fits = True
+        for ask, total in zip(question.asks, used, strict=True):
+            if ask.cost_units and total + ask.cost_units > ask.cap_units:
+                fits = False
+        if exhaustion is not None or not fits or not commit:
+            if commit:  # what was read is not read again
+                if question.keep_ms > keep_ms:
+                    self._set_project(db, project, epoch, carried_ms, question.keep_ms)
+                for ask, view, state in zip(question.asks, views, stored, strict=True):
+                    if view != state:
+                        self._save(db, project, ask.view, view)
+            outcome: Outcome = "exhausted" if exhaustion is not None else "admitted" if fits else "refused"
+            return Verdict(outcome, None, now_ms, last, tuple(used), exhaustion, epoch, carried)
+
+        at = _following(last, clock_ms)
+        self._append(db, project, at, charge)
+        if not epoch or question.keep_ms > keep_ms:
+            epoch, keep_ms = epoch or charge.token, max(keep_ms, question.keep_ms)
+            self._set_project(db, project, epoch, carried_ms, keep_ms)
+        for i, (ask, (total, tail_ms, tail_seq, _, _, gone_ms)) in enumerate(zip(question.asks, views, strict=True)):
+            used[i] += ask.cost_units
+            self._save(db, project, ask.view, (total + ask.cost_units, tail_ms, tail_seq, *at, gone_ms))
+        if at[0] // MINUTE_MS != last[0] // MINUTE_MS:
+            self._trim(db, project, now_ms, keep_ms)
+        return Verdict("admitted", f"{at[0]}-{at[1]}", now_ms, at, tuple(used), None, epoch, carried)
+
+    def _head(self, db: sqlite3.Connection, project: str) -> tuple[Id, str, int, int, int]:
+        """The newest entry, the epoch (empty before the first charge), until when any carry counts, how long charges
+        are kept, and whether any exhaustion may stand (0 or 1).
+
+        One query, where there is an entry.
+        """
+        row = db.execute(_HEAD, (project,)).fetchone()
+        if row is None:
+            sql = "SELECT epoch, carried_ms, keep_ms FROM projects WHERE project = ?"
+            row = (0, 0, *(db.execute(sql, (project,)).fetchone() or ("", 0, 0)), 1)
+        ms, seq, epoch, carried_ms, keep_ms, any_closed = row
+        if epoch is None:
+            epoch, carried_ms, keep_ms = "", 0, 0
+        if not (type(ms) is type(seq) is type(carried_ms) is type(keep_ms) is int and type(epoch) is str):
+            sound((ms, seq, carried_ms, keep_ms, epoch), until=4)
+        if not 0 <= ms < LATEST_MS or seq < 0:
+            raise DamagedError("a charge in the far future")
+        return (ms, seq), epoch, carried_ms, keep_ms, any_closed
+
+    def _set_project(self, db: sqlite3.Connection, project: str, epoch: str, carried_ms: int, keep_ms: int) -> None:
+        db.execute(
+            "INSERT INTO projects VALUES (?, ?, ?, ?, 0) ON CONFLICT (project) DO UPDATE"
+            " SET epoch = excluded.epoch, carried_ms = excluded.carried_ms, keep_ms = excluded.keep_ms",
+            (project, epoch, carried_ms, keep_ms),
+        )
+
+    def _is_behind(self, db: sqlite3.Connection, question: Question, last: Id, epoch: str) -> bool:
+        """Whether this ledger lacks what was seen of it."""
+        if question.seen.epoch != epoch:
+            return True
+        sql = "SELECT 1 FROM charges WHERE project = ? AND ms = ? AND seq = ?"
+        missing = (
+            db.execute(sql, (question.project, *at)).fetchone() is None for at in question.seen.ids if at != last
+        )
+        return any(missing)
+
+    def _carried(self, db: sqlite3.Connection, question: Question, now_ms: int) -> tuple[tuple[Carry, ...], ...]:
+        sql = f"SELECT {_CARRY} FROM losses WHERE project = ? AND view = ? AND until_ms > ?"  # noqa: S608  # a constant
+        rows = [db.execute(sql, (question.project, ask.view.name, now_ms)).fetchall() for ask in question.asks]
+        return tuple(tuple(map(_carry, of_view)) for of_view in rows)
+
+    def _append(self, db: sqlite3.Connection, project: str, at: Id, charge: Charge) -> None:
+        db.execute(
+            "INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                project,
+                *at,
+                charge.units,
+                charge.units,
+                charge.bucket,
+                charge.method,
+                charge.job,
+                charge.region,
+                charge.token,
+            ),
+        )
+
+    def _stored(self, db: sqlite3.Connection, project: str, view: View) -> State | None:
+        state: State | None = db.execute(
+            "SELECT total, tail_ms, tail_seq, head_ms, head_seq, gone_ms FROM views WHERE project = ? AND name = ?",
+            (project, view.name),
+        ).fetchone()
+        if state is None:
+            return None
+        # The log is what counts: a view that cannot be right is taken from it again.
+        total, t_ms, t_seq, h_ms, h_seq, gone_ms = state
+        whole = type(total) is type(t_ms) is type(t_seq) is type(h_ms) is type(h_seq) is type(gone_ms) is int
+        return state if whole and total >= 0 else None
+
+    def _save(self, db: sqlite3.Connection, project: str, view: View, state: State) -> None:
+        db.execute("REPLACE INTO views VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (project, view.name, *state))
+
+    def _advance(
+        self, db: sqlite3.Connection, project: str, ask: Ask, now_ms: int, last: Id, stored: State | None
+    ) -> State:
+        """The view brought up to the log's end, without what has left its window."""
+        cutoff_ms = _cutoff(ask, now_ms)
+        # Missing, or the clock went back behind what was dropped, or all that it counts has expired: start afresh.
+        if stored is None or stored[5] > cutoff_ms or stored[3] <= cutoff_ms:
+            stored = (0, cutoff_ms + 1, 0, cutoff_ms, NEVER, cutoff_ms)
+        total, tail_ms, tail_seq, head_ms, head_seq, gone_ms = stored
+        if (head_ms, head_seq) < last:
+            total += self._sum(db, project, ask.view, (head_ms, head_seq), last)
+            head_ms, head_seq = last
+        if tail_ms <= cutoff_ms:
+            total -= self._sum(db, project, ask.view, (tail_ms, tail_seq - 1), (cutoff_ms, NEVER))
+            newest_gone = "SELECT MAX(ms) FROM charges WHERE project = ? AND ms <= ?"
+            gone_ms = max(gone_ms, db.execute(newest_gone, (project, cutoff_ms)).fetchone()[0] or 0)
+            oldest_left = "SELECT ms, seq FROM charges WHERE project = ? AND ms > ? ORDER BY ms, seq LIMIT 1"
+            tail_ms, tail_seq = db.execute(oldest_left, (project, cutoff_ms)).fetchone() or (cutoff_ms + 1, 0)
+        if total < 0:
+            raise DamagedError("more has left a view than it had")
+        return total, tail_ms, tail_seq, head_ms, head_seq, gone_ms
+
+    def _sum(self, db: sqlite3.Connection, project: str, view: View, after: Id, until: Id) -> int:
+        """What `view` counts of the charges with after < id <= until."""
+        if view not in self._sums:
+            self._sums[view] = _sum_sql(view)
+        sql, names = self._sums[view]
+        row: tuple[int] = db.execute(sql, (project, after[0], until[0], *after, *until, *names)).fetchone()
+        return sound(row, until=1)[0]
+
+    def _closed(self, db: sqlite3.Connection, question: Question, now_ms: int) -> Exhaustion | None:
+        """The exhaustion that keeps this call from leaving longest, if any."""
+        closed_by = question.closed_by
+        if not closed_by:
+            return None
+        rows = db.execute(
+            f"SELECT {_EXHAUSTION} FROM exhaustions"  # noqa: S608  # a constant, and placeholders
+            f" WHERE project = ? AND reopened_ms = 0 AND bucket IN ({_marks(closed_by)}) AND until_ms + ? > ?"
+            " ORDER BY until_ms DESC",
+            (question.project, *closed_by, question.jitter_ms, now_ms),
+        ).fetchone()
+        return None if rows is None else _exhaustion(rows)
+
+    def _trim(self, db: sqlite3.Connection, project: str, now_ms: int, keep_ms: int) -> None:
+        """Forget what no window can reach any more, a bounded number of charges at a time."""
+        newest_gone = db.execute(
+            "SELECT MAX(ms) FROM (SELECT ms FROM charges WHERE project = ? AND ms < ? ORDER BY ms, seq LIMIT ?)",
+            (project, now_ms - keep_ms, TRIM_AT_ONCE),
+        ).fetchone()[0]
+        if newest_gone is not None:
+            db.execute("DELETE FROM charges WHERE project = ? AND ms <= ?", (project, newest_gone))
+            # A view that still counts some of it could not take it off later: it is rebuilt at its next use.
+            db.execute("DELETE FROM views WHERE project = ? AND tail_ms <= ?", (project, newest_gone))
+            db.execute("UPDATE projects SET trimmed_ms = MAX(trimmed_ms, ?) WHERE project = ?", (newest_gone, project))
+
+    def whole_after_ms(self, project: str) -> int:
+        sql = "SELECT trimmed_ms FROM projects WHERE project = ?"
+        return self._file.transact(
+            lambda db: sound(db.execute(sql, (project,)).fetchone() or (0,), until=1)[0], write=False
+        )
+
+    # -- corrections and reading -------------------------------------------------------------------------------------
+
+    def repay(self, project: str, machine: str, charges: Sequence[tuple[int, Charge]], keep_ms: int = KEEP_MS) -> None:
+        def work(db: sqlite3.Connection) -> None:
+            row = db.execute(
+                "SELECT number FROM repaid WHERE project = ? AND machine = ?", (project, machine)
+            ).fetchone()
+            at, epoch, carried_ms, kept_ms, _ = self._head(db, project)
+            if keep_ms > kept_ms:
+                self._set_project(db, project, epoch, carried_ms, keep_ms)
+            for number, charge in charges:
+                if row is None or number > row[0]:
+                    at = _following(at, self._clock())
+                    self._append(db, project, at, charge)
+            db.execute(
+                "REPLACE INTO repaid VALUES (?, ?, MAX(?, ?))", (project, machine, charges[-1][0], row[0] if row else 0)
+            )
+
+        self._file.transact(work, write=True)
+
+    def carry(self, project: str, epoch: str, carries: Sequence[Carry], keep_ms: int = KEEP_MS) -> str:
+        def work(db: sqlite3.Connection) -> str:
+            _, current, carried_ms, kept_ms, _ = self._head(db, project)
+            db.execute(
+                "DELETE FROM losses WHERE project = ? AND until_ms <= ?", (project, self._clock() - KEEP_SLACK_MS)
+            )
+            changed = False
+            for carry in carries:
+                sql = f"SELECT {_CARRY} FROM losses WHERE project = ? AND view = ? AND epoch = ?"  # noqa: S608
+                row = db.execute(sql, (project, carry.view, carry.epoch)).fetchone()
+                known = None if row is None else _carry(row)
+                stands = carry if known is None else known.with_report(carry, self._clock())
+                if stands != known:
+                    changed = True
+                    db.execute(
+                        "REPLACE INTO losses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                        (
+                            project,
+                            stands.view,
+                            stands.epoch,
+                            parts_text(stands.parts),
+                            stands.until_ms,
+                            *stands.last,
+                            stands.kept_units,
+                            stands.kept_since_ms,
+                            stands.since_ms,
+                        ),
+                    )
+            if current and not changed:
+                if keep_ms > kept_ms:
+                    self._set_project(db, project, current, carried_ms, keep_ms)
+                return current
+            carried_ms = max([carried_ms, *(carry.until_ms for carry in carries)])
+            begun = f"{root_of(current)}/{epoch}" if current else epoch
+            self._set_project(db, project, begun, carried_ms, max(keep_ms, kept_ms))
+            return begun
+
+        return self._file.transact(work, write=True)
+
+    def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
+        units = whole(units, "units: what a charge counts", 0, MAX_NUMBER)
+        ms, seq = (int(part) for part in charge_id.split("-"))
+
+        def work(db: sqlite3.Connection) -> Entry | None:
+            row = db.execute(
+                f"SELECT {_COLUMNS} FROM charges WHERE project = ? AND ms = ? AND seq = ?",  # noqa: S608  # a constant
+                (project, ms, seq),
+            ).fetchone()
+            if row is None:
+                return None
+            entry = _entry(row)
+            db.execute(
+                "UPDATE charges SET units = ? WHERE project = ? AND ms = ? AND seq = ?", (units, project, ms, seq)
+            )
+            for view in dict.fromkeys(views):  # two limits may share a view: once is enough
+                selector = view.selector
+                if selector.counts(entry.bucket, entry.method, entry.job):
+                    db.execute(
+                        "UPDATE views SET total = total + ? WHERE project = ? AND name = ?"
+                        " AND (tail_ms, tail_seq) <= (?, ?) AND (head_ms, head_seq) >= (?, ?)",
+                        (selector.cost(units) - selector.cost(entry.units), project, view.name, ms, seq, ms, seq),
+                    )
+            db.execute(
+                f"DELETE FROM views WHERE project = ? AND name NOT IN ({_marks(views)})",  # noqa: S608  # placeholders only
+                (project, *(view.name for view in views)),
+            )
+            return entry
+
+        return self._file.transact(work, write=True)
+
+    def read(self, project: str, after: Id, until_ms: int, count: int) -> Sequence[Entry]:
+        after, until_ms, count = checked_range(after, until_ms, count)
+
+        def work(db: sqlite3.Connection) -> list[Entry]:
+            rows = db.execute(
+                f"SELECT {_COLUMNS} FROM charges"  # noqa: S608  # a constant
+                " WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) ORDER BY ms, seq LIMIT ?",
+                (project, after[0], until_ms, *after, count),
+            ).fetchall()
+            return [_entry(row) for row in rows]
+
+        return self._file.transact(work, write=False)
+
+    def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:
+        exhaustion = checked_exhaustion(exhaustion)
+
+        def work(db: sqlite3.Connection) -> Exhaustion:
+            standing = self._exhaustions(db, project).get(exhaustion.bucket)
+            now_ms = self._clock()
+            if standing is not None and standing.until_ms > now_ms:
+                reopened_ms = standing.reopened_ms
+                if not reopened_ms or exhaustion.since_ms < reopened_ms <= now_ms:
+                    return standing
+            db.execute(
+                "REPLACE INTO exhaustions VALUES (?, ?, ?, ?, ?, ?, 0, '')",
+                (
+                    project,
+                    exhaustion.bucket,
+                    exhaustion.since_ms,
+                    exhaustion.until_ms,
+                    exhaustion.evidence,
+                    exhaustion.reported_by,
+                ),
+            )
+            return exhaustion
+
+        return self._file.transact(work, write=True)
+
+    def exhaustions(self, project: str) -> Sequence[Exhaustion]:
+        return list(self._file.transact(lambda db: self._exhaustions(db, project), write=False).values())
+
+    def _exhaustions(self, db: sqlite3.Connection, project: str) -> dict[str, Exhaustion]:
+        rows = db.execute(
+            f"SELECT {_EXHAUSTION} FROM exhaustions WHERE project = ? ORDER BY 1",  # noqa: S608  # a constant
+            (project,),
+        ).fetchall()
+        return {row[0]: _exhaustion(row) for row in rows}
+
+    def reopen(self, project: str, bucket: str, because: str = "") -> bool:
+        sql = (
+            "UPDATE exhaustions SET reopened_ms = ?, reopened_because = ?"
+            " WHERE project = ? AND bucket = ? AND reopened_ms = 0"
+        )
+        values = (self._clock(), because, project, bucket)
+        return self._file.transact(lambda db: db.execute(sql, values).rowcount, write=True) > 0
+
+    def claim(self, project: str, name: str, ttl_ms: int) -> bool:
+        name, ttl_ms = text(name, "claim"), whole(ttl_ms, "ms: the life of a claim", 1, LATEST_MS)
+
+        def work(db: sqlite3.Connection) -> bool:
+            now_ms = self._clock()
+            db.execute("DELETE FROM claims WHERE project = ? AND until_ms <= ?", (project, now_ms))
+            claimed = db.execute("INSERT OR IGNORE INTO claims VALUES (?, ?, ?)", (project, name, now_ms + ttl_ms))
+            return claimed.rowcount > 0
+
+        return self._file.transact(work, write=True)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _following(last: Id, clock_ms: int) -> Id:
+    """The id of a charge made now: ids never go back, whatever the clock does."""
+    return (clock_ms, 0) if clock_ms > last[0] else (last[0], last[1] + 1)
+
+
+def _entry(row: tuple[int, int, int, int, str, str, str, str, str]) -> Entry:
+    if sound(row, until=4)[0] >= LATEST_MS:
+        raise DamagedError("a charge in the far future")
+    return Entry(*row)
+
+
+def _exhaustion(row: tuple[str, int, int, str, str, int, str]) -> Exhaustion:
+    bucket, since_ms, until_ms, evidence, reported_by, reopened_ms, because = row
+    times = since_ms, 0 if until_ms == NEVER else until_ms, reopened_ms
+    sound((*times, bucket, evidence, reported_by, because), until=3, most=LATEST_MS)
+    return Exhaustion(*row)
+
+
+def _carry(row: tuple[str, str, str, int, int, int, int, int]) -> Carry:
+    view, epoch, parts, last_ms, last_seq, *kept = row
+    try:
+        return Carry(view, epoch, read_parts(parts), (last_ms, last_seq), *kept)
+    except (ValueError, AttributeError) as error:
+        raise DamagedError(f"{parts!r:.100}") from error
+
+
+def _cutoff(ask: Ask, now_ms: int) -> int:
+    """The newest millisecond that is out of the window at `now_ms`."""
+    if isinstance(ask.view.window, Sliding):
+        return now_ms - ask.view.window.window_ms
+    assert ask.edges is not None  # noqa: S101  # calendar asks carry their edges
+    return ask.edges[1 if now_ms >= ask.edges[1] else 0] - 1
+
+
+def _edges_fit(asks: Sequence[Ask], now_ms: int) -> bool:
+    """Whether the caller's clock and ours are in the same calendar periods, or in neighbouring ones."""
+    for ask in asks:  # noqa: SIM110  # half the time of `all` and a generator
+        if ask.edges is not None and not ask.edges[0] <= now_ms < ask.edges[2]:
+            return False
+    return True
+
+
+def _sum_sql(view: View) -> tuple[str, tuple[str, ...]]:
+    """SQL that sums what a view counts in (after, until], and the names it selects."""
+    selector = view.selector
+    what = "MIN(units, 1)" if selector.count == "calls" else "units"
+    # The plain bounds on ms are implied by the pairs; they are what the primary key is searched by.
+    sql = (
+        f"SELECT COALESCE(SUM({what}), 0) FROM charges"  # noqa: S608  # constants and placeholders only
+        " WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) AND (ms, seq) <= (?, ?)"
+    )
+    fields = {"bucket": selector.buckets, "method": selector.methods, "job": selector.jobs}
+    for field, names in fields.items():
+        if names:
+            sql += f" AND {field} IN ({_marks(names)})"
+    return sql, (*selector.buckets, *selector.methods, *selector.jobs)
+
+
+def _marks(values: Sequence[object]) -> str:
+    return ", ".join("?" * len(values))

@@ -1,0 +1,562 @@
+"""What this machine has seen of a project's ledger, so that a ledger that loses it gives no budget back.
+
+A server may be flushed, restarted without its data, restored from an old copy, replaced by a replica that lagged; a
+ledger file may be deleted. Each process notes, after each decision, what that showed: the ledger's epoch, its newest
+entry, and how much each view counted. Before each decision it says which entries must be there. A ledger that has
+another epoch, or lacks one of them, answers "behind":
+
+    lost      what a view counted when last seen, less what the log still has of that: the newest of it
+    carry     the ledger adds that to the view, part by part, until it would have expired, and begins a new epoch
+
+How much expires when is known to an hour for a window of a day: the units in each such *cell* of time are read from the
+log, once, when it is over, and noted too. Of what is newer only the sum is known, and expires with its newest entry.
+
+Every process has a slot of its own in one file (quota.recovery.watermark_file), so that what a killed process saw is
+known to the next, and each looks at what the others of its machine saw last. Writing a slot costs some microseconds and
+waits for nothing; a crash of the whole machine may lose the last of it. Without a folder that can be written, a process
+still remembers what it saw itself.
+
+What cannot be known: charges that no machine which still asks has seen. They are at most what was spent between the
+loss and the first decision of a machine that had seen more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+import time
+import zlib
+from functools import partial
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+from quota.budget import read_entries
+from quota.common.clock import rfc3339
+from quota.common.log import warn
+from quota.errors import LedgerError
+from quota.ledger.contract import KEEP_SLACK_MS, NEVER, NOTHING_SEEN, Seen, root_of
+from quota.limits import selector_of
+from quota.recovery.observations import (
+    Cells,
+    Record,
+    Slot,
+    as_of,
+    best_cells,
+    carry_of,
+    cell_end,
+    cell_ms_of,
+    merge,
+    placed,
+    record_of,
+    span_of,
+    without,
+)
+from quota.recovery.watermark_file import SLOTS, Slots
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from quota.ledger.contract import Ask, Carry, Id, Ledger, Verdict
+    from quota.limits import View
+
+LOOK_EVERY_S = 0.05
+"""How often at most a process looks at what the others of its machine have seen."""
+
+NO_EPOCH = "?"
+"""The name of no epoch: whatever the ledger's is, it is behind."""
+
+TIDY_EVERY_MS = 60_000
+
+FORGET_AFTER_DAYS = 400
+"""A file that nobody has written for so long, longer than any window in use, is removed."""
+
+
+_HANDLES = frozenset(("path", "_project", "_slots", "_own", "_full", "_lock", "_started", "_changing", "_late"))
+"""What of a Memory is not what it knows."""
+
+
+class Memory:
+    """What one process knows of one project's ledger. Safe to share between threads and after a fork.
+
+    `open_memory` makes it: there is one for each file in a process. Without a path it lasts as long as the process.
+    """
+
+    def __init__(self, path: str | None, project: str) -> None:
+        self.path = path
+        self._project = project
+        self._slots: Slots | None = None
+        self._own: Slots | None = None  # the same, where one of them is ours
+        self._full = False
+        self._begin_process()
+        _all.add(self)
+
+    def _begin_process(self) -> None:
+        """As it is made, and again in a forked child: its parent's slot is not its own."""
+        self._lock = threading.RLock()
+        self._started = False
+        self._changing = False  # by this thread, if it holds the lock: then a signal handler asks in the middle of that
+        self._late: list[tuple[Sequence[Ask], Verdict]] = []  # what such handlers saw, noted once the change is over
+        self._begin("")
+
+    def _begin(self, epoch: str) -> None:
+        """Nothing is known yet of the ledger in this epoch."""
+        self._epoch = epoch
+        self._tag = zlib.crc32(epoch.encode())
+        self._newest: Id = (0, 0)
+        self._asks: Sequence[Ask] = ()  # of the last decision: what its units count
+        self._units: tuple[int, ...] = ()
+        self._at_ms = 0
+        self._records: dict[str, Record] = {}  # of views that it did not ask about
+        self._earlier: set[Record] = set()  # of other logs
+        self._carries: dict[tuple[str, str], Carry] = {}
+        self._carried: tuple[tuple[Carry, ...], ...] = ()  # of these, what the last decision showed
+        self._cells: dict[str, Cells] = {}
+        self._read_from_ms = NEVER  # an entry this new ends a cell
+        self._others: tuple[Id, ...] = ()  # what the machine's other processes saw, until the ledger has shown it
+        self._seen = NOTHING_SEEN
+        self._outdated = False  # another process has seen the ledger in another epoch since:
+        self._compared_ms = 0  # later than this
+        self._look_at_s = 0.0  # until then, `_seen` is the answer
+        self._tidy_at_ms = 0  # until then, and after a decision noted whole, only the head changes
+
+    # -- around a decision -------------------------------------------------------------------------------------------
+
+    def seen(self) -> Seen:
+        """What the ledger must have."""
+        if time.monotonic() < self._look_at_s:
+            return self._seen
+        with self._lock:
+            if not self._changing:
+                self._change(self._see)
+            return self._seen
+
+    def _see(self) -> None:
+        if not self._started:
+            self._start()
+            self._started = True
+        self._look()
+        self._say()
+        self._look_at_s = time.monotonic() + LOOK_EVERY_S
+
+    def _change(self, work: Callable[[], object]) -> None:
+        """Do `work` whole, or, where a signal handler raises in the middle of it, nothing of it."""
+        known = [(name, value) for name, value in vars(self).items() if name not in _HANDLES]
+        before = {name: value.copy() if isinstance(value, (dict, set)) else value for name, value in known}
+        try:
+            self._changing = True
+            work()
+        except BaseException:
+            vars(self).update(before)
+            raise
+        finally:
+            self._changing = False
+
+    def note(self, asks: Sequence[Ask], verdict: Verdict) -> bool:
+        """Remember what a decision showed. Whether it is time to `read_log`."""
+        _, _, now_ms, last, units, _, epoch, carried = verdict
+        with self._lock:
+            if self._changing:
+                self._late.append((asks, verdict))
+                return False
+            other = epoch != self._epoch or carried != self._carried or not _same_views(asks, self._asks)
+            if other or now_ms >= self._tidy_at_ms:
+                self._change(partial(self._note_all, asks, verdict))
+            elif last >= self._newest:  # else another thread has seen more
+                if carried:
+                    units = _without_carried(verdict)
+                try:
+                    self._changing = True
+                    self._newest, self._units, self._at_ms = last, units, now_ms
+                    self._others = ()
+                    self._seen = Seen(epoch, (last,))
+                    if self._own is not None:
+                        self._own.write_head(last, now_ms, units)
+                except OSError as error:
+                    self._give_up(error)
+                finally:
+                    self._changing = False
+            if self._late:
+                self.note(*self._late.pop(0))
+            return self._newest[0] >= self._read_from_ms
+
+    def _note_all(self, asks: Sequence[Ask], verdict: Verdict) -> None:
+        """The same where more has changed than the numbers."""
+        _, _, now_ms, last, _, _, epoch, carried = verdict
+        if not epoch:
+            return
+        if epoch != self._epoch:
+            if self._asks or self._records:
+                return  # decided before another thread made a loss good
+            self._begin(epoch)
+        if last >= self._newest:
+            self._set_aside(asks, now_ms)
+            # What the ledger says holds our own report and the others'.
+            self._carries |= {(carry.view, carry.epoch): carry for of_view in carried for carry in of_view}
+            self._carried = carried
+            self._newest, self._units, self._at_ms = last, _without_carried(verdict), now_ms
+            self._write()
+        self._others = ()
+        self._read_from_ms = self._cell_end()
+        self._say()
+
+    def read_log(self, ledger: Ledger) -> None:
+        """Note what is in the cells of time that are over. Where the ledger cannot answer, a minute later will do."""
+        with self._lock:
+            if not self._changing:
+                self._change(partial(self._read_log, ledger))
+
+    def _read_log(self, ledger: Ledger) -> None:
+        self._read_from_ms = self._newest[0] + TIDY_EVERY_MS
+        for ask in self._asks:
+            if self._newest[0] >= cell_end(ask, self._cells):
+                try:
+                    self._cells[ask.view.name] = self._read_cells(ledger, ask.view)
+                except LedgerError:
+                    return
+        self._read_from_ms = self._cell_end()
+        self._write()
+
+    def _cell_end(self) -> int:
+        """How new an entry must be to end a cell of anything that was asked."""
+        return min((cell_end(ask, self._cells) for ask in self._asks), default=NEVER)
+
+    def _read_cells(self, ledger: Ledger, view: View) -> Cells:
+        """What is known of a view's cells and what is new. The last of them ends before the newest entry: nothing comes
+        into it any more.
+        """
+        selector, window_ms = view.selector, view.window.longest_ms
+        cell_ms = cell_ms_of(window_ms)
+        end_ms = (self._newest[0] - 1) // cell_ms * cell_ms
+        known = self._cells.get(view.name, Cells(0, ()))
+        first_ms = max(known.until_ms, (self._at_ms - window_ms) // cell_ms * cell_ms)
+        units: dict[int, int] = {}
+        for entry in read_entries(ledger, self._project, first_ms + 1, end_ms):
+            if selector.counts(entry.bucket, entry.method, entry.job):
+                left_ms = -(-entry.ms // cell_ms) * cell_ms + window_ms
+                units[left_ms] = units.get(left_ms, 0) + selector.cost(entry.units)
+        live = [part for part in known.parts if part[1] > self._at_ms]
+        return Cells(end_ms, (*live, *((n, left_ms) for left_ms, n in units.items() if n)))
+
+    def _say(self) -> None:
+        """What `seen` answers from now on."""
+        ids = (*self._others, self._newest) if self._asks or self._records else self._others
+        # What this process saw last may be just what an old copy has, put there since: then compare all that was seen.
+        self._seen = Seen(NO_EPOCH if self._outdated else self._epoch, ids) if self._epoch else NOTHING_SEEN
+
+    def _set_aside(self, asks: Sequence[Ask], now_ms: int) -> None:
+        """Another question than the last: what that one showed is kept beside it; what has expired is forgotten."""
+        self._records.update((record.view, record) for record in self._asked())
+        for ask in asks:
+            self._records.pop(ask.view.name, None)
+        self._asks = asks
+        if now_ms >= self._tidy_at_ms:
+            self._tidy_at_ms = now_ms + TIDY_EVERY_MS
+            since_ms = now_ms - KEEP_SLACK_MS
+            self._records = {v: r for v, r in self._records.items() if r.until_ms > since_ms and r.units > 0}
+            self._earlier = {record for record in self._earlier if record.until_ms > since_ms}
+            self._carries = {key: carry for key, carry in self._carries.items() if carry.until_ms > since_ms}
+            views = {*self._records, *(ask.view.name for ask in asks)}
+            self._cells = {view: cells for view, cells in self._cells.items() if view in views}
+
+    def make_good(self, ledger: Ledger, verdict: Verdict, new_epoch: str, keep_ms: int) -> None:
+        """Tell a ledger that is behind what it has lost, as far as anybody on this machine has seen it. `keep_ms` as in
+        a question.
+
+        Raises LedgerError. May be repeated: the ledger merges reports of one loss.
+        """
+        with self._lock:
+            if self._changing:
+                raise LedgerError(f"ledger {ledger.label} has lost something, and a signal handler cannot make it good")
+            self._change(partial(self._make_good, ledger, verdict, new_epoch, keep_ms))
+
+    def _make_good(self, ledger: Ledger, verdict: Verdict, new_epoch: str, keep_ms: int) -> None:
+        now_ms = verdict.now_ms
+        since_ms = now_ms - KEEP_SLACK_MS  # should the clock go back, what has expired counts again
+        slots = [*self._read_slots(), self._slot(*self._asked())]
+        live = [(slot, record) for slot in slots for record in slot.records if record.until_ms > since_ms]
+        cells = {epoch: best_cells(slots, epoch) for epoch in {slot.epoch for slot in slots}}
+        seen = {placed(record, cells[slot.epoch]) for slot, record in live if record.epoch == slot.epoch}
+        earlier = {record for slot, record in live if record.epoch != slot.epoch}
+        root = root_of(verdict.epoch)
+        came_back = {
+            record: _here(ledger, self._project, as_of(record, now_ms))
+            for record in earlier
+            if root_of(record.epoch) == root
+        }
+        carries: dict[tuple[str, str], Carry] = {}
+        for slot in slots:
+            # Only where a record stands beside its carry: without one, what came back was taken off before.
+            back = {(r.view, r.epoch): came_back[r] for r in slot.records if r in came_back}
+            for carry in slot.carries:
+                if carry.until_ms > since_ms:
+                    here = back.get((carry.view, carry.epoch))
+                    merge(carries, carry if here is None else without(carry, here, now_ms), now_ms)
+        left = {record: self._left(ledger, root, record) for record in seen}
+        lost = [
+            carry_of(record, here, _here(ledger, self._project, as_of(here, now_ms)))
+            for record, here in left.items()
+            if here.units < record.units
+        ]
+        for carry in lost:
+            merge(carries, carry, now_ms)
+        epoch = verdict.epoch
+        if carries:
+            epoch = ledger.carry(self._project, new_epoch, list(carries.values()), keep_ms)
+        self._begin(epoch)
+        self._carries = carries
+        self._earlier = {r for r in seen | earlier if root_of(r.epoch) != root and (r.view, r.epoch) in carries}
+        for here in sorted([*left.values(), *came_back.values()], key=_last):
+            if here.units > 0:
+                self._records[here.view] = here._replace(epoch=epoch)
+                self._newest = max(self._newest, here.last)
+        self._at_ms = now_ms
+        self._compared_ms = max(slot.at_ms for slot in slots)
+        self._write(clear=True)
+        self._say()
+        views = {carry.view for carry in lost if carry.until_ms > now_ms}
+        of_views = [[carry for carry in carries.values() if carry.view == view] for view in views]
+        sums = [(sum(c.units_at(now_ms) for c in some), max(c.until_ms for c in some)) for some in of_views]
+        if sums:
+            lost_units, until_ms = max(sums)
+            warn(
+                "ledger_behind project=%s ledger=%s lost_units=%d until=%s: charges that this machine saw are missing "
+                "there (emptied? restored from an old copy?); they count on until they would have expired",
+                self._project,
+                ledger.label,
+                lost_units,
+                rfc3339(until_ms),
+            )
+
+    def _left(self, ledger: Ledger, root: str, record: Record) -> Record:
+        """What the ledger still has of a record: all of it, if it has the newest entry that the record knows of.
+
+        Another log has nothing of it, whatever it holds; but where all of it is there, only the log's name was lost.
+        """
+        here = _here(ledger, self._project, record)
+        if root_of(record.epoch) == root:
+            return record if here.last == record.last else here
+        return record if here.units == record.units and here.last == record.last else record._replace(units=0)
+
+    # -- the file ----------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """In a new process: get a slot of its own, and go on from what this machine's processes have noted."""
+        slots, self._slots, self._own = self._slots, None, None
+        if slots is not None:  # a forked child's parent's, or what an interrupted start has left
+            slots.close()
+        self._begin("")
+        if self.path is not None:
+            try:
+                _make_room(self.path)
+                self._slots = Slots(self.path)
+                if self._slots.writable:
+                    self._own = self._slots
+                else:
+                    self._warn(f"more than {SLOTS} processes use it at once")
+                own = self._slots.own()
+                self._recall(own and Slot.read(*own))
+            except OSError as error:
+                self._give_up(error)
+
+    def _recall(self, own: Slot | None) -> None:
+        """Begin with the epoch that was noted last. What stands in our own slot is only there: it goes on with us."""
+        slots = self._read_slots()
+        latest = max(slots, key=lambda slot: slot.at_ms, default=None)
+        if latest is None:
+            return
+        self._begin(latest.epoch)
+        self._at_ms = latest.at_ms
+        self._cells = best_cells(slots, latest.epoch)
+        since_ms = latest.at_ms - KEEP_SLACK_MS
+        for slot in slots:
+            for carry in slot.carries:
+                if carry.until_ms > since_ms:
+                    merge(self._carries, carry, latest.at_ms)
+            if slot.epoch == latest.epoch:
+                live = [record for record in slot.records if record.until_ms > since_ms]
+                here = [record for record in live if record.epoch == slot.epoch]
+                self._others += tuple({record.last for record in here})
+                self._earlier.update(set(live).difference(here))
+                if slot == own:
+                    self._records = {record.view: record for record in here}
+                    self._newest = max((record.last for record in here), default=(0, 0))
+
+    def _look(self) -> None:
+        """See what the other processes of this machine have seen."""
+        if self._slots is None:
+            return
+        try:
+            if not self._epoch:
+                self._recall(None)
+            newest, elsewhere_ms = self._slots.newest(self._tag)
+        except OSError as error:
+            self._give_up(error)
+            return
+        if newest > self._newest and newest not in self._others:
+            self._others += (newest,)
+        self._outdated = elsewhere_ms > max(self._at_ms, self._compared_ms)
+
+    def _read_slots(self) -> list[Slot]:
+        if self._slots is None:
+            return []
+        try:
+            return [slot for slot in (Slot.read(*found) for found in self._slots.all()) if slot is not None]
+        except OSError as error:
+            self._give_up(error)
+            return []
+
+    def _asked(self) -> list[Record]:
+        """What the last decision showed."""
+        return [
+            record_of(ask.view.name, span_of(ask), self._epoch, units, self._newest, self._at_ms)
+            for ask, units in zip(self._asks, self._units, strict=False)
+        ]
+
+    def _slot(self, *asked: Record) -> Slot:
+        """What is known beside what was asked about last, or with it."""
+        records = (*asked, *self._records.values(), *self._earlier)
+        return Slot(self._epoch, self._at_ms, records, tuple(self._carries.values()), self._cells)
+
+    def _write(self, *, clear: bool = False) -> None:
+        """Note all that is known. `clear`: what processes that are gone have noted stands in our slot now."""
+        if self._own is None:
+            return
+        slot = self._slot()
+        text = slot.text([(ask.view.name, span_of(ask)) for ask in self._asks])
+        try:
+            lines = self._own.write(self._newest, self._tag, self._at_ms, self._units, text)
+            if clear:
+                self._own.clear_abandoned()
+        except OSError as error:
+            self._give_up(error)
+            return
+        # Cells come last: without theirs, units only count longer.
+        needed = 1 + len(self._asks) + len(slot.records) + len(slot.carries)
+        if lines < needed and not self._full:
+            self._full = True
+            warn(
+                "memory_full path=%s: what was seen of %d limits does not fit; have fewer, or shorter names",
+                self.path,
+                needed - lines,
+            )
+
+    def _give_up(self, error: OSError) -> None:
+        """The file cannot be used: from now on this process remembers for itself alone."""
+        if error.errno is None:  # not the system's: the TimeoutError of a signal handler
+            raise error
+        self._warn(error.strerror or error)
+        slots, self._slots, self._own = self._slots, None, None
+        if slots is not None:
+            with contextlib.suppress(OSError):
+                slots.close()
+
+    def _warn(self, why: object) -> None:
+        warn("memory_unusable path=%s: %s; what this process sees of its ledger ends with it", self.path, why)
+
+    def close(self) -> None:
+        """Give the slot back; what it holds stays. A later decision takes one again."""
+        with self._lock:
+            slots, self._slots, self._own = self._slots, None, None
+            if slots is not None:
+                slots.close()
+            self._started = False
+            self._look_at_s = 0.0
+
+
+_all: WeakSet[Memory] = WeakSet()
+
+
+def _after_fork() -> None:
+    for memory in _all:
+        memory._begin_process()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _same_views(asks: Sequence[Ask], others: Sequence[Ask]) -> bool:
+    """Whether two questions were about the same windows. Views and edges are made once and asked about often."""
+    if asks is others:
+        return True
+    if len(asks) != len(others):
+        return False
+    for ask, other in zip(asks, others, strict=True):  # noqa: SIM110  # half the time of `all` and a generator
+        if ask[0] is not other[0] or ask[3] is not other[3]:
+            return False
+    return True
+
+
+def _last(record: Record) -> Id:
+    return record.last
+
+
+def _here(ledger: Ledger, project: str, record: Record) -> Record:
+    """As much of a record as the log has within its bounds."""
+    selector = selector_of(record.view)
+    units, last = 0, (0, 0)
+    for entry in read_entries(ledger, project, record.since_ms + 1, record.last[0]):
+        if (entry.ms, entry.seq) <= record.last:
+            last = (entry.ms, entry.seq)
+            if selector.counts(entry.bucket, entry.method, entry.job):
+                units += selector.cost(entry.units)
+    return record._replace(units=units, last=last, older=())
+
+
+def _without_carried(verdict: Verdict) -> tuple[int, ...]:
+    """What the views count of the log alone."""
+    if not verdict.carried:
+        return verdict.used_units
+    both = zip(verdict.used_units, verdict.carried, strict=True)
+    return tuple(max(0, units - sum(c.units_at(verdict.now_ms) for c in carries)) for units, carries in both)
+
+
+def _make_room(path: str) -> None:
+    """Make the folder, and remove from it what nobody has used for longer than any window lasts."""
+    if os.path.exists(path):
+        return
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        from quota.common.folders import make_folder  # late: a machine needs it once
+
+        make_folder(folder)
+    for entry in os.scandir(folder):
+        with contextlib.suppress(FileNotFoundError):  # another process is as tidy
+            if time.time() - entry.stat().st_mtime > FORGET_AFTER_DAYS * 86_400:
+                os.unlink(entry.path)
+
+
+# -- one memory for each file ------------------------------------------------------------------------------------------
+
+_open: dict[str, tuple[Memory, int]] = {}
+_open_lock = threading.RLock()  # a signal handler may open a session while its thread does
+
+
+def open_memory(path: str, project: str) -> Memory:
+    """The memory in this file, shared by all of this process that ask for it. Give it back with `close_memory`."""
+    with _open_lock:
+        memory, users = _open.get(path) or (Memory(path, project), 0)
+        _open[path] = memory, users + 1
+        return memory
+
+
+def close_memory(memory: Memory) -> None:
+    """Let go of a memory from `open_memory`; the last to do so gives its slot back."""
+    with _open_lock:
+        if memory.path not in _open:
+            return
+        _, users = _open[memory.path]
+        if users > 1:
+            _open[memory.path] = memory, users - 1
+            return
+        del _open[memory.path]
+    memory.close()
+
+
+def memory_path(folder: Path, ledger: str, project: str) -> str:
+    """The file for one project of the ledger that calls itself `ledger`, in a state folder."""
+    spelled = re.sub(r"[^A-Za-z0-9._-]", "_", project)
+    return str(folder / "seen" / f"{spelled}-{zlib.crc32(f'{ledger} {project}'.encode()):08x}")

@@ -1,0 +1,457 @@
+"""What is well formed but unwise in a configuration: the findings of `quota check`. Changes nothing.
+
+    lint             what the configuration itself says; contacts nobody
+    ask_ledger       whether the ledger it names answers
+    young_windows    which limits that ledger does not yet count in full
+
+An `error` will refuse work or spend too much for certain; a `warning` may be meant. What a command would reject at its
+start is rejected by that command's own code: the ledger is opened, and each job's fetch function imported.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from quota.common.clock import host_clock, rfc3339
+from quota.common.redact import redact
+from quota.errors import ConfigError, LedgerError
+from quota.limits import DAY_MS, Calendar
+from quota.settings.load import read_key, state_folder
+from quota.settings.toml import nearest, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from quota.costs import Bucket, CostBook
+    from quota.limits import Limit
+    from quota.session import Session
+    from quota.settings.load import CredentialSettings, JobSettings, Settings
+
+Level = Literal["error", "warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing to look at: where in the configuration, what is wrong with it, and what to do."""
+
+    level: Level
+    location: str
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.level}: {self.location}: {self.message}; {self.remedy}"
+
+
+def lint(settings: Settings) -> list[Finding]:
+    """All there is to say about these settings, by today's prices: errors first, otherwise in the file's order."""
+    books = {id(c.book): c.book for c in settings.credentials.values()}
+    today = {key: book.at(host_clock()) for key, book in books.items()}
+    settings = replace(
+        settings, credentials={name: replace(c, book=today[id(c.book)]) for name, c in settings.credentials.items()}
+    )
+    findings = [*_opening(settings.ledger.url), *_ledger(settings), *_store(settings)]
+    jobs: dict[str, dict[str, None]] = {}
+    for job in settings.jobs.values():
+        jobs.setdefault(job.credential, {})[job.name] = None
+    for credential in settings.credentials.values():
+        findings += _limits(credential)
+        findings += _limited_jobs(credential, jobs.get(credential.name, {}))
+        findings += _key(credential)
+        findings += _project(credential)
+    findings += _shared_keys(settings)
+    limits = {c.name: {limit.name: limit for limit in c.limits} for c in settings.credentials.values()}
+    for job in settings.jobs.values():
+        findings += _job(job, limits[job.credential], settings.credentials[job.credential].book)
+    findings += _fetches(settings)
+    return sorted(findings, key=lambda finding: finding.level)  # "error" < "warning"; the sort is stable
+
+
+def ask_ledger(settings: Settings) -> list[Finding]:
+    """A warning if the ledger does not answer what every decision asks first. A file that is not there is not made."""
+    from quota.budget import Budget
+    from quota.ledger.contract import open_ledger
+
+    url = settings.ledger.url
+    if url.startswith("sqlite:"):
+        file = Path(url.removeprefix("sqlite:///"))
+        there = next(path for path in (file, *file.parents) if os.path.lexists(path) or path == path.parent)
+        if there != file and not there.is_dir():
+            return [_unasked(url, f"{one_line(there)} is no folder", "correct the path")]
+        if not os.access(there, os.W_OK | os.X_OK * (there != file), effective_ids=_EFFECTIVE):
+            return [_unasked(url, f"this user may not write to {one_line(there)}", "correct the path, or its owner")]
+        if there != file:
+            return []
+    try:
+        ledger = open_ledger(url)
+    except ConfigError:  # `lint` says so
+        return []
+    try:
+        for credential in {c.project: c for c in settings.credentials.values()}.values():
+            Budget(
+                credential=credential.name,
+                project=credential.project,
+                book=credential.book,
+                limits=credential.limits,
+                ledger=ledger,
+            ).usage()
+        if ledger.shared:
+            from quota.ledger.redis_ledger import RedisLedger, evicts
+
+            assert isinstance(ledger, RedisLedger)  # noqa: S101  # the only kind that is shared
+            policy = ledger.eviction_policy(credential.project)
+            if policy != "noeviction":
+                return [Finding("warning", "ledger.url", *evicts(policy))]
+    except LedgerError as error:
+        message, _, remedy = str(error).partition("; ")
+        return [Finding("warning", "ledger.url", message, remedy or "no call is admitted until it does")]
+    finally:
+        ledger.close()
+    return []
+
+
+_EFFECTIVE = os.access in os.supports_effective_ids
+
+
+def _unasked(url: str, why: str, remedy: str) -> Finding:
+    return Finding("warning", "ledger.url", f"ledger {one_line(url)} cannot be opened: {why}", remedy)
+
+
+# -- ledger and store --------------------------------------------------------------------------------------------------
+
+
+def _opening(url: str) -> Iterator[Finding]:
+    from quota.ledger.contract import open_ledger
+
+    try:
+        open_ledger(url).close()  # nothing is contacted before the first question
+    except ConfigError as error:
+        yield _rejected("ledger.url", str(error).removeprefix("ledger url "), "correct the url")
+
+
+def _rejected(location: str, said: str, remedy: str) -> Finding:
+    """The error of a line that rejects the configuration; `remedy` is for one that names none."""
+    message, _, named = redact(said).partition("; ")
+    return Finding("error", location, message, named or remedy)
+
+
+def _ledger(settings: Settings) -> Iterator[Finding]:
+    yield from _path("ledger.url", settings.ledger.url)
+    outage = settings.ledger.unavailable
+    if outage is None:
+        return
+    if outage.machines > 1 and settings.ledger.url.startswith("sqlite:"):
+        yield Finding(
+            "warning",
+            "ledger.url",
+            f"an embedded ledger is shared by one machine only, and there are {outage.machines}: each would spend the "
+            "whole budget",
+            "give all machines one redis:// ledger",
+        )
+    # What may be spent unseen has to fit into what each limit that counts such calls leaves of upstream's quota.
+    together = outage.machines * outage.allowance_units
+    for credential in {c.project: c for c in settings.credentials.values()}.values():
+        book = credential.book
+        fits = [
+            (_headroom(limit, book), limit)
+            for limit in credential.limits
+            if book.least_units(limit.view.selector) <= outage.max_cost_units
+            and any(_covers(limit, b, book) for b in book.buckets)
+        ]
+        headroom, limit = min(fits, key=lambda fit: fit[0], default=(together, None))
+        if limit is not None and together > headroom:
+            machines = "1 machine" if outage.machines == 1 else f"{outage.machines} machines"
+            most = headroom // outage.machines
+            lower = f"lower allowance to {most}, or " if most else ""
+            yield Finding(
+                "error",
+                "ledger.unavailable",
+                f"{machines} x {outage.allowance_units} units = {together} may be spent while the ledger is away, and "
+                f"limit {limit.name!r} of credential {credential.name!r} leaves {headroom} of the quota unspent",
+                f"{lower}raise that limit's headroom to {together}",
+            )
+
+
+def _headroom(limit: Limit, book: CostBook) -> int:
+    """What a limit leaves of upstream's quota: its own headroom, or what it stays below the cost book's number."""
+    quotas = [book.buckets[bucket].quota_units for bucket in limit.view.selector.buckets]
+    return max(limit.headroom_units, min(quotas, default=0) - limit.limit_units)
+
+
+def _covers(limit: Limit, bucket: str, book: CostBook) -> bool:
+    """Whether a limit counts every call that is charged to a bucket, whoever makes it."""
+    selector = limit.view.selector
+    if bucket not in selector.buckets or selector.jobs:
+        return False
+    charged = {method for method, prices in book.methods.items() if prices[-1].bucket == bucket}
+    if selector.count == "calls" and any(book.price(method).units > 1 for method in charged):
+        return False
+    # A method that the book does not know is charged by its defaults, and no list of methods selects that.
+    return not selector.methods or (
+        charged <= set(selector.methods) and bucket not in (book.default_get.bucket, book.default_other.bucket)
+    )
+
+
+def _store(settings: Settings) -> Iterator[Finding]:
+    yield from _path("store.url", settings.store.url)
+    for credential in settings.credentials.values():
+        allowed_ms = credential.book.retention_ms
+        if allowed_ms is not None and settings.store.retention_ms > allowed_ms:
+            days = allowed_ms // DAY_MS
+            yield Finding(
+                "warning",
+                "store.retention",
+                f"the terms of {credential.book.api} allow what it returned to be kept for {days} days before it is "
+                "fetched again or deleted",
+                f'set retention = "{days}d", or make sure that everything older is fetched again',
+            )
+            return
+
+
+def _path(location: str, url: str) -> Iterator[Finding]:
+    """A relative path that reads like an absolute one: `sqlite:///var/lib/x` has one slash too few."""
+    if not url.startswith("sqlite:///"):
+        return
+    path = Path(url.removeprefix("sqlite:///"))
+    if os.path.isdir(path.parent) or path.parent == state_folder():  # that one is made when it is needed
+        return
+    for index in range(1, len(path.parts) - 1):
+        meant = Path("/", *path.parts[index:])
+        if len(meant.parts) > 2 and os.path.isdir(meant.parent):
+            yield Finding(
+                "warning",
+                location,
+                f"means {one_line(path)}, in a folder that is not there",
+                f"write sqlite:///{one_line(meant)} for the absolute path",
+            )
+            return
+    if location == "store.url":  # the ledger makes its own
+        yield Finding(
+            "warning", location, f"folder {one_line(path.parent)} is not there", "make it, or correct the path"
+        )
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+def _limits(credential: CredentialSettings) -> Iterator[Finding]:
+    book = credential.book
+    for index, limit in enumerate(credential.limits):
+        location = f"credentials.{credential.name}.limits[{index}]"
+        yield from _too_small(limit, book, location)
+        yield from _too_large(limit, book, location)
+    for bucket in book.buckets.values():
+        yield from _uncovered(bucket, credential)
+
+
+def _too_small(limit: Limit, book: CostBook, location: str) -> Iterator[Finding]:
+    selector = limit.view.selector
+    costs = {method: selector.cost(book.price(method).units) for method in selector.methods}
+    for what, units in (costs or {"the cheapest call": book.least_units(limit.view.selector)}).items():
+        if limit.limit_units < units:
+            yield Finding(
+                "error",
+                location,
+                f"limit {limit.name!r} holds {limit.limit_units} units and {what} costs {units}: it could never be "
+                "admitted",
+                f"raise the limit to {units} or more",
+            )
+
+
+def _too_large(limit: Limit, book: CostBook, location: str) -> Iterator[Finding]:
+    selector = limit.view.selector
+    buckets = [book.buckets[name] for name in selector.buckets]
+    if selector.count == "calls" or limit.narrow or len(buckets) != 1:
+        return
+    bucket = buckets[0]
+    if limit.limit_units > bucket.quota_units and limit.view.window.longest_ms <= bucket.window.longest_ms:
+        yield Finding(
+            "warning",
+            location,
+            f"limit {limit.name!r} lets {limit.limit_units} units through and cost book {book.name!r} says that "
+            f"upstream grants {bucket.quota_units}",
+            "check the project's quota page; ignore this if upstream granted more",
+        )
+
+
+def _uncovered(bucket: Bucket, credential: CredentialSettings) -> Iterator[Finding]:
+    """Whether some limit holds a bucket, and one that cannot be outspent inside upstream's own window."""
+    location = f"credentials.{credential.name}.limits"
+    whole = [limit for limit in credential.limits if _covers(limit, bucket.name, credential.book)]
+    if not whole:
+        some = any(bucket.name in limit.view.selector.buckets for limit in credential.limits)
+        yield Finding(
+            "warning" if some else "error",
+            location,
+            f"no limit counts {'all calls' if some else 'any call'} of bucket {bucket.name!r}: "
+            f"{'some' if some else 'they'} would never be refused",
+            f'add a limit with bucket = "{bucket.name}" and quota = {bucket.quota_units}',
+        )
+        return
+    window = bucket.window
+    if not isinstance(window, Calendar) or any(limit.view.window == window for limit in whole):
+        return
+    # A span as long as one of upstream's periods touches this many windows of the limit, each of which can be full.
+    most = min(
+        limit.limit_units
+        * (-(-window.longest_ms // limit.view.window.longest_ms) + isinstance(limit.view.window, Calendar))
+        for limit in whole
+    )
+    if most > bucket.quota_units:
+        yield Finding(
+            "warning",
+            location,
+            f"no limit counts bucket {bucket.name!r} as upstream does, by the {window.period} in {window.zone}: up to "
+            f"{most} units fit into one such {window.period}, and it grants {bucket.quota_units}",
+            f'add a limit with window = {{ calendar = "{window.period}", zone = "{window.zone}" }}',
+        )
+
+
+def _limited_jobs(credential: CredentialSettings, known: Mapping[str, None]) -> Iterator[Finding]:
+    hints = MOST_HINTS
+    for index, limit in enumerate(credential.limits):
+        for name in limit.view.selector.jobs:
+            if name not in known:
+                hints -= 1
+                near = nearest(name, known if hints >= 0 else islice(known, 12))
+                yield Finding(
+                    "warning",
+                    f"credentials.{credential.name}.limits[{index}].jobs",
+                    f"no job {name!r} is configured for this credential",
+                    f"ignore this if scripts charge under that name; {near}",
+                )
+
+
+MOST_HINTS = 20
+"""So many unknown names are each compared with all that are known. A list of more was not written by hand."""
+
+
+def young_windows(session: Session) -> Iterator[Finding]:
+    """The limits over whose windows the ledger's log does not reach back; of a ledger that does not answer, none."""
+    from quota.status import exact_from
+
+    url = session.settings.ledger.url
+    if url.startswith("sqlite:") and not os.path.exists(url.removeprefix("sqlite:///")):  # asking would make it
+        return
+    for credential in session.settings.credentials.values():
+        try:
+            since_ms, now_ms = session.ledger.whole_after_ms(credential.project), session.ledger.now_ms()
+        except LedgerError:
+            return
+        for index, limit in enumerate(credential.limits):
+            exact_ms = exact_from(limit.view.window, since_ms, now_ms)
+            if exact_ms is not None:
+                yield Finding(
+                    "warning",
+                    f"credentials.{credential.name}.limits[{index}]",
+                    f"limit {limit.name!r} counts since {rfc3339(since_ms)}, exact from {rfc3339(exact_ms)}: no window "
+                    "was so long before, and the ledger has let go of what is older",
+                    "until then leave as much more headroom as was spent before",
+                )
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+def _key(credential: CredentialSettings) -> Iterator[Finding]:
+    location = f"credentials.{credential.name}.key"
+    ref = credential.key_ref
+    if ref is None:
+        if credential.endpoint is None:
+            yield Finding(
+                "warning",
+                location,
+                "there is no key, so the API itself will not answer",
+                'add key = "env:NAME" or "file:/path"; none is needed for the emulator',
+            )
+        return
+    try:
+        read_key(ref)
+    except ConfigError as error:
+        message, _, remedy = str(error).partition("; ")
+        yield Finding("warning", location, message, remedy or "make it readable")
+        return
+    path = ref.removeprefix("file:")
+    if path != ref and os.name == "posix" and os.stat(path).st_mode & 0o004:
+        yield Finding("warning", location, "every user of this machine can read the key file", "chmod 600 the file")
+
+
+def _shared_keys(settings: Settings) -> Iterator[Finding]:
+    """One key is one project upstream, whatever the configuration calls it: under two names it would be spent twice."""
+    first: dict[str, CredentialSettings] = {}
+    for credential in settings.credentials.values():
+        if credential.key_ref is None:
+            continue
+        other = first.setdefault(credential.key_ref, credential)
+        if other.project != credential.project:
+            yield Finding(
+                "error",
+                f"credentials.{credential.name}.project",
+                f"the same key as credential {other.name!r}, whose project is {other.project!r}: upstream counts them "
+                "as one",
+                f"give both the same project, for example {other.project!r}",
+            )
+
+
+EXAMPLE_PROJECT = "my-project"
+"""What `quota init` writes."""
+
+
+def _project(credential: CredentialSettings) -> Iterator[Finding]:
+    if credential.project == EXAMPLE_PROJECT:
+        yield Finding(
+            "warning",
+            f"credentials.{credential.name}.project",
+            f"still {EXAMPLE_PROJECT!r}, as `quota init` wrote it: others who share this ledger and left it so spend "
+            "the same budget",
+            "name it after the project of your key",
+        )
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------------
+
+
+def _job(job: JobSettings, limits: Mapping[str, Limit], book: CostBook) -> Iterator[Finding]:
+    for name, left in job.leave.items():
+        limit = limits[name]
+        least = book.least_units(limit.view.selector)
+        if limit.limit_units - left < least <= limit.limit_units:
+            yield Finding(
+                "error",
+                f"jobs.{job.name}.leave",
+                f"leaves {left} of the {limit.limit_units} that limit {name!r} holds: no call of this job that it "
+                "counts could ever be admitted",
+                f"leave {limit.limit_units - least} or less",
+            )
+    for index, region in enumerate(job.regions):
+        if not (len(region) == 2 and region.isascii() and region.isalpha() and region.isupper()):
+            yield Finding(
+                "warning",
+                f"jobs.{job.name}.regions[{index}]",
+                f"{region!r} does not look like a region code of two capital letters",
+                'write for example "DE"; ignore this if the fetch function takes other names',
+            )
+
+
+def _fetches(settings: Settings) -> Iterator[Finding]:
+    """What `quota run` would say of each job's fetch function.
+
+    This package does not know the one that runs jobs: it is the one that brings the command `run`, and its module `job`
+    loads a fetch function.
+    """
+    from importlib import import_module
+    from importlib.metadata import entry_points
+
+    folder = None if settings.path is None else settings.path.absolute().parent
+    for point in entry_points(group="quota.commands", name="run") if settings.jobs else ():
+        load_fetch = import_module(f"{point.module.rpartition('.')[0]}.job").load_fetch
+        for job in settings.jobs.values():
+            try:
+                load_fetch(job.fetch, job.options, folder)
+            except ConfigError as error:
+                remedy = "no run of this job can begin: correct it"
+                yield _rejected(f"jobs.{job.name}.fetch", str(error).removeprefix("fetch = "), remedy)

@@ -1,0 +1,606 @@
+"""The configuration as typed, frozen values. Reading it is strict: see `quota.settings.toml`.
+
+    Settings               everything, from `load_settings`
+    LedgerSettings         where charges live, and what may be spent while that cannot be reached
+    CredentialSettings     a named key: its cost book, its project, its limits
+    JobSettings            a job: whose credential, what it fetches, when, and what it leaves for others
+    StoreSettings          where jobs keep what they fetched
+
+The file is `--config`, else QUOTA_CONFIG, else ./quota.toml, else quota.toml in the user's configuration folder. With
+none of them, `config/default.toml` holds. `quota.settings.lint` judges what is well formed but unwise.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from quota.costs import CostBook, load_book, parse_span, parse_window
+from quota.errors import ConfigError
+from quota.ledger.contract import LEDGER_SCHEMES
+from quota.limits import (
+    DAY_MS,
+    HOUR_MS,
+    MINUTE_MS,
+    Calendar,
+    Limit,
+    Selector,
+    Sliding,
+    View,
+    Window,
+    format_duration,
+)
+from quota.settings.toml import Table, listed, nearest, one_line, parse_toml, read_toml, show
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+BUILT_IN_FETCHES = {"trending": "videos.list", "search": "search.list", "channels": "channels.list"}
+"""The built-in jobs, each with the API method that it calls first."""
+
+DEFAULT_RETENTION_MS = 30 * DAY_MS
+DEFAULT_HEADROOM_PERCENT = 5
+DEFAULT_MISFIRE_GRACE_MS = 10 * MINUTE_MS
+LONGEST_MISFIRE_GRACE_MS = 7 * DAY_MS
+DEFAULT_MAX_BODY_MB = 16
+DEFAULT_MAX_ANSWER_S = 120
+DEFAULT_MAX_ITEMS = 10_000
+BUILT_IN = "built-in configuration"
+NO_FILE = "no quota.toml was found"
+BUILT_IN_NOTICE = f"{NO_FILE}: this is the {BUILT_IN}; `quota init` writes one"
+
+
+class Unavailable(NamedTuple):
+    """What each of `machines` may spend while the ledger cannot be reached: calls of up to `max_cost_units`, together
+    at most `allowance_units` in any longest window.
+    """
+
+    max_cost_units: int
+    allowance_units: int
+    machines: int
+
+
+class LedgerSettings(NamedTuple):
+    """`url` has absolute paths. `unavailable` is None where nothing may be spent without the ledger."""
+
+    url: str
+    unavailable: Unavailable | None
+
+
+@dataclass(frozen=True, slots=True)
+class CredentialSettings:
+    """One credential. `key_ref` says where the secret is (`env:NAME`, `file:/path`); None for the emulator's demo.
+
+    `endpoint` is None for the API's own address. Credentials of one project have the same limits.
+    """
+
+    name: str
+    api: str
+    book: CostBook
+    project: str
+    key_ref: str | None
+    endpoint: str | None
+    limits: tuple[Limit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """One job. `leave` is in units by limit name; `options` are keyword arguments for the fetch function.
+
+    Without `regions` the job makes one pass that is not about a region. `schedule` is a cron line on the wall clock of
+    `timezone`, or an interval ("every 45m"), see `quota.settings.schedules`; None: run by hand. `stagger_ms` is how
+    much later each region starts than the one before; 0: all in one tick. Up to `jitter_ms` are added to each start,
+    and a tick that could not start within `misfire_grace_ms` is not run. `max_body_mb`, `max_answer_s` and `max_items`
+    bound what an answer may be, see `quota.clients.google.service`; `max_items` also a page of a fetch function's own.
+    """
+
+    name: str
+    credential: str
+    fetch: str
+    regions: tuple[str, ...]
+    pages: int
+    schedule: str | None
+    stagger_ms: int
+    leave: Mapping[str, int]
+    options: Mapping[str, object]
+    timezone: str = "UTC"
+    jitter_ms: int = 0
+    misfire_grace_ms: int = DEFAULT_MISFIRE_GRACE_MS
+    max_body_mb: int = DEFAULT_MAX_BODY_MB
+    max_answer_s: int = DEFAULT_MAX_ANSWER_S
+    max_items: int = DEFAULT_MAX_ITEMS
+
+
+class StoreSettings(NamedTuple):
+    """Where fetched items are kept, and for how long."""
+
+    url: str
+    retention_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One configuration. `path` is the file it came from, None for the built-in one."""
+
+    path: Path | None
+    ledger: LedgerSettings
+    credentials: Mapping[str, CredentialSettings]
+    jobs: Mapping[str, JobSettings]
+    store: StoreSettings
+
+    @property
+    def source(self) -> str:
+        """What messages call this configuration."""
+        return BUILT_IN if self.path is None else one_line(self.path)
+
+
+def state_folder() -> Path:
+    """Where this machine keeps what must survive a reboot: QUOTA_STATE_DIR, else the platform's. Not created here."""
+    named = os.environ.get("QUOTA_STATE_DIR")
+    if named:
+        return Path(named).absolute()
+    from platformdirs import user_state_path
+
+    return user_state_path("quota-ledger")
+
+
+def find_config(named: str | Path | None = None) -> Path | None:
+    """The configuration file that holds: the one named, QUOTA_CONFIG, ./quota.toml, the user's; None if there is none.
+
+    A file that was named is returned whether or not it exists: reading it then says so.
+    """
+    named = named or os.environ.get("QUOTA_CONFIG")
+    if named:
+        return Path(named)
+    here = Path("quota.toml")
+    if os.path.lexists(here):
+        return here
+    from platformdirs import user_config_path
+
+    users = user_config_path("quota-ledger") / "quota.toml"
+    return users if os.path.lexists(users) else None
+
+
+def load_settings(config: str | Path | None = None) -> Settings:
+    """The settings from the file that `find_config` finds, or the built-in ones.
+
+    Raises ConfigError, one line naming file and key, for anything that cannot be used.
+    """
+    path = find_config(config)
+    if path is None:
+        from quota.common.resources import read_text
+
+        data = parse_toml(read_text("quota.config", "default.toml"), BUILT_IN)
+        return _settings(data, None, BUILT_IN, state_folder())
+    return _settings(read_toml(path), path, one_line(path), path.absolute().parent)
+
+
+def read_key(ref: str) -> str:
+    """The secret that a key reference points to, without its line end.
+
+    Raises ConfigError, naming the variable or file and never the value.
+    """
+    kind, _, name = ref.partition(":")
+    if kind == "env":
+        where = f"environment variable {name}"
+        text = os.environ.get(name)
+        if text is None:
+            raise ConfigError(f'{where} is not set; put the key into it, or use key = "file:/path"')
+    else:
+        where = f"key file {one_line(name)}"
+        try:
+            with open(name, "rb") as file:
+                text = file.read(_LONGEST_KEY + 1).decode("latin-1")
+        except OSError as error:
+            raise ConfigError(f"{where} cannot be read: {error.strerror or error}") from None
+    key = text.rstrip("\r\n")
+    if not key:
+        raise ConfigError(f"{where} is empty; put the key into it")
+    if len(key) > _LONGEST_KEY:
+        raise ConfigError(f"{where} holds more than {_LONGEST_KEY} characters: that is not a key")
+    # What travels in a header: anything else would fail later, inside a client that prints the value.
+    if not all(" " < c <= "~" for c in key):
+        raise ConfigError(f"{where} holds a space, a line end or a character that no key has; store the bare key in it")
+    return key
+
+
+_LONGEST_KEY = 8_192
+
+
+# -- from tables to values ---------------------------------------------------------------------------------------------
+
+
+def _settings(data: dict[str, Any], path: Path | None, source: str, folder: Path) -> Settings:
+    root = Table(data, source, keys=("ledger", "credentials", "jobs", "store"))
+    if "credentials" not in root:
+        raise root.error(f"missing; {_A_CREDENTIAL}", "credentials")
+    credentials = _credentials(root.table("credentials"), folder)
+    ledger = _ledger(root.table("ledger", ("url", "unavailable"), default={}), folder)
+    return Settings(
+        path=path,
+        ledger=ledger,
+        credentials=credentials,
+        jobs=_jobs(root.table("jobs", default={}), credentials),
+        store=_store(root.table("store", ("url", "retention"), default={}), folder, ledger),
+    )
+
+
+def _ledger(table: Table, folder: Path) -> LedgerSettings:
+    unavailable = None
+    if "unavailable" in table:
+        row = table.table("unavailable", ("max_cost", "allowance", "machines"))
+        unavailable = Unavailable(row.whole("max_cost"), row.whole("allowance"), row.whole("machines", 1))
+        if unavailable.max_cost_units > unavailable.allowance_units:
+            raise row.error(
+                f"a call of {unavailable.max_cost_units} units never fits in an allowance of "
+                f"{unavailable.allowance_units}; lower max_cost or raise allowance",
+                "max_cost",
+            )
+    return LedgerSettings(_url(table, folder, "ledger.db", LEDGER_SCHEMES), unavailable)
+
+
+def _store(table: Table, folder: Path, ledger: LedgerSettings) -> StoreSettings:
+    retention_ms = parse_span(table, "retention") if "retention" in table else DEFAULT_RETENTION_MS
+    url = _url(table, folder, "videos.db", ("sqlite",))
+    if _file(url) == _file(ledger.url):
+        raise table.error("the ledger is that file already; give the store one of its own", "url")
+    return StoreSettings(url, retention_ms)
+
+
+def _file(url: str) -> str:
+    """The file that an SQLite url names, by whatever path."""
+    return os.path.realpath(url.removeprefix("sqlite:///")) if url.startswith("sqlite:") else url
+
+
+def _url(table: Table, folder: Path, default: str, schemes: tuple[str, ...]) -> str:
+    """A URL whose path, if it is one of SQLite, is absolute; by default a file in the state folder.
+
+    Never shown: it may hold a password.
+    """
+    if "url" not in table:
+        return f"sqlite:///{state_folder() / default}"
+    url = table.text("url")
+    scheme, colon, rest = url.partition("://")
+    if not colon or scheme not in schemes:
+        # The scheme alone is shown, and only if it is one: the rest may hold a password.
+        kind = f"{scheme}:// is" if colon and _SCHEME.fullmatch(scheme) else "this is"
+        known = ", ".join(f"{name}://" for name in schemes)
+        raise table.error(f"{kind} of no kind that is known here; known: {known}", "url")
+    if not url.isprintable():
+        raise table.error("a URL has no control characters", "url")
+    if scheme != "sqlite":
+        return url
+    a_file = "a file is sqlite:///relative/path or sqlite:////absolute/path"
+    if rest in ("", "/", "/:memory:"):
+        raise table.error(f"a database in memory ends with each command; {a_file}", "url")
+    if not rest.startswith("/"):
+        raise table.error(a_file, "url")
+    try:
+        path = folder / Path(rest[1:]).expanduser()
+    except RuntimeError as error:  # ~nobody
+        raise table.error(one_line(error), "url") from None
+    if os.path.isdir(path):
+        raise table.error("this is a folder; name a file in it", "url")
+    return f"sqlite:///{path}"
+
+
+# -- credentials -------------------------------------------------------------------------------------------------------
+
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,19}")
+_ENDPOINT = re.compile(r"https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~%/-]*)?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_A_CREDENTIAL = 'add [credentials.main] with api = "youtube-v3"'
+_CREDENTIAL_KEYS = ("api", "project", "key", "endpoint", "limits")
+
+
+def _credentials(table: Table, folder: Path) -> dict[str, CredentialSettings]:
+    rows = table.tables(_CREDENTIAL_KEYS)
+    if not rows:
+        raise table.error(f"at least one is needed; {_A_CREDENTIAL}")
+    books: dict[str, tuple[CostBook, tuple[Limit, ...]]] = {}
+    credentials: dict[str, CredentialSettings] = {}
+    first_of: dict[str, CredentialSettings] = {}
+    limited: dict[str, str] = {}
+    for name, row in rows.items():
+        row.check_name(name)
+        credential = _credential(name, row, folder, books)
+        other = first_of.setdefault(credential.project, credential)
+        if other.book is not credential.book and other.book != credential.book:
+            raise row.error(
+                f"credential {other.name!r} of the same project {other.project!r} has api {other.api!r}: "
+                "one project has one cost book; give them the same api, or different projects",
+                "api",
+            )
+        if "limits" in row:
+            first = limited.setdefault(credential.project, name)
+            if first != name:
+                raise row.error(
+                    f"credential {first!r} of the same project {credential.project!r} already has limits: "
+                    "credentials of one project share one budget; give its limits once",
+                    "limits",
+                )
+        credentials[name] = credential
+    # A credential without limits has those of its project, wherever in the file they stand.
+    return {
+        name: replace(credential, limits=credentials[limited.get(credential.project, name)].limits)
+        for name, credential in credentials.items()
+    }
+
+
+def _credential(
+    name: str, row: Table, folder: Path, books: dict[str, tuple[CostBook, tuple[Limit, ...]]]
+) -> CredentialSettings:
+    api = row.text("api")
+    if api not in books:
+        try:
+            book = load_book(api, folder)
+        except ConfigError as error:
+            raise row.error(str(error), "api") from None
+        books[api] = book, default_limits(book)
+    book, its_limits = books[api]
+    project = row.check_name(row.text("project", name), "project")
+    endpoint = row.text("endpoint", None)
+    if endpoint is not None and not _is_address(endpoint):
+        # Not shown: people have put `?key=...` into it.
+        raise row.error("not an address such as http://127.0.0.1:8765, without user, query and fragment", "endpoint")
+    return CredentialSettings(
+        name=name,
+        api=api,
+        book=book,
+        project=project,
+        key_ref=_key_ref(row, folder) if "key" in row else None,
+        endpoint=None if endpoint is None else endpoint.rstrip("/"),
+        limits=_limits(row, book) if "limits" in row else its_limits,
+    )
+
+
+def _is_address(endpoint: str) -> bool:
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(endpoint)
+        return bool(_ENDPOINT.fullmatch(endpoint) and parts.hostname and parts.port != 0)
+    except ValueError:  # a port that none can be, half a pair of brackets
+        return False
+
+
+def _key_ref(row: Table, folder: Path) -> str:
+    ref = row.text("key")
+    kind, colon, rest = ref.partition(":")
+    if kind == "env" and colon and _VARIABLE.fullmatch(rest) and not (rest.startswith("AIza") and len(rest) > 30):
+        return ref
+    if kind == "file" and colon and rest and rest.isprintable():
+        try:
+            return f"file:{folder / Path(rest).expanduser()}"
+        except RuntimeError as error:
+            raise row.error(one_line(error), "key") from None
+    # Whatever it is, it may be the secret itself: it is not shown.
+    raise row.error('a key is not written here but named: "env:VARIABLE" or "file:/path"', "key")
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+_LIMIT_KEYS = ("name", "quota", "headroom", "units", "window", "methods", "jobs", "count", "bucket", "pacing")
+_PERIOD_MS = {"hour": HOUR_MS, "day": DAY_MS, "month": 31 * DAY_MS}
+_SPAN_NAMES = {MINUTE_MS: "minute", HOUR_MS: "hour", DAY_MS: "day"}
+
+
+def default_limits(book: CostBook) -> tuple[Limit, ...]:
+    """Two limits for each bucket, each leaving 5% of it unspent: any span as long as upstream's period, and upstream's
+    own calendar window (`day` and `pacific-day`). A bucket that upstream counts by a sliding window needs one."""
+    limits = []
+    for bucket in book.buckets.values():
+        prefix = "" if bucket is book.main_bucket else f"{bucket.name}-"
+        windows: list[tuple[str, Window]] = []
+        if isinstance(bucket.window, Calendar):
+            period = bucket.window.period
+            windows.append((period, Sliding(_PERIOD_MS[period])))
+            windows.append((f"{_zone_name(bucket.window.zone)}-{period}", bucket.window))
+        else:
+            windows.append((_SPAN_NAMES.get(bucket.window.window_ms, bucket.window.name), bucket.window))
+        headroom = bucket.quota_units * DEFAULT_HEADROOM_PERCENT // 100
+        for name, window in windows:
+            view = View(Selector(buckets=(bucket.name,)), window)
+            limits.append(Limit(prefix + name, bucket.quota_units - headroom, view, bucket.quota_units, headroom))
+    return tuple(limits)
+
+
+def _zone_name(zone: str) -> str:
+    if zone == "America/Los_Angeles":
+        return "pacific"
+    return zone.rpartition("/")[2].lower().replace("_", "-")
+
+
+def _limits(row: Table, book: CostBook) -> tuple[Limit, ...]:
+    limits: dict[str, Limit] = {}
+    for table in row.array("limits", _LIMIT_KEYS):
+        limit = _limit(table, book)
+        if limit.name in limits:
+            raise table.error(f"{show(limit.name)} is the name of an earlier limit of this credential", "name")
+        limits[limit.name] = limit
+    return tuple(limits.values())
+
+
+def _limit(table: Table, book: CostBook) -> Limit:
+    name = table.check_label(table.text("name"), "name")
+    quota_units, headroom_units = _numbers(table)
+    methods = _methods(table, book)
+    selector = Selector(
+        buckets=_buckets(table, book, methods),
+        methods=methods,
+        jobs=tuple(table.check_label(job, "jobs", index) for index, job in enumerate(table.texts("jobs"))),
+        count=table.text("count", "units", choices=("units", "calls")),  # type: ignore[arg-type]  # one of the choices
+    )
+    view = View(selector, parse_window(table, "window"))
+    return Limit(name, quota_units - headroom_units, view, quota_units, headroom_units, _pacing(table, view.window))
+
+
+def _pacing(table: Table, window: Window) -> bool:
+    paced = table.flag("pacing", False)
+    if paced and not isinstance(window, Calendar):
+        raise table.error(
+            "only a calendar window has a reset to pace towards; a sliding one, once full, gives out by itself as much "
+            "as leaves it; remove the key here and pace a calendar limit beside it",
+            "pacing",
+        )
+    return paced
+
+
+def _numbers(table: Table) -> tuple[int, int]:
+    """(quota, headroom) of a limit; `units` is a quota of which nothing is left unspent."""
+    if "units" in table:
+        for other in ("quota", "headroom"):
+            if other in table:
+                raise table.error(f"stands beside {other}; give quota and headroom, or units alone", "units")
+        return table.whole("units"), 0
+    if "quota" not in table:
+        raise table.error("missing; give quota (granted by upstream) and headroom, or units (enforced)", "quota")
+    quota_units, headroom_units = table.whole("quota"), table.whole("headroom", 0, least=0)
+    if headroom_units >= quota_units:
+        raise table.error(f"{headroom_units} of a quota of {quota_units} leaves nothing to spend", "headroom")
+    return quota_units, headroom_units
+
+
+def _methods(table: Table, book: CostBook) -> tuple[str, ...]:
+    methods = tuple(book.canonical(method) for method in table.texts("methods"))
+    for index, method in enumerate(methods):
+        if method not in book.methods:
+            message = f"cost book {book.name!r} has no method {show(method)}; {nearest(method, book.methods)}"
+            raise table.error(message, "methods", index)
+    return tuple(sorted(set(methods)))
+
+
+def _buckets(table: Table, book: CostBook, methods: tuple[str, ...]) -> tuple[str, ...]:
+    if "bucket" in table:
+        value = table.value("bucket")
+        names = (table.text("bucket"),) if isinstance(value, str) else table.texts("bucket")
+        for index, name in enumerate(names):
+            if name not in book.buckets:
+                message = f"cost book {book.name!r} has no bucket {show(name)}; {nearest(name, book.buckets)}"
+                raise table.error(message, "bucket", None if isinstance(value, str) else index)
+        return tuple(sorted(names))
+    if methods:
+        return tuple(sorted({price.bucket for method in methods for price in book.methods[method]}))
+    return (book.main_bucket.name,)
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------------
+
+_SCHEDULE_KEYS = ("timezone", "stagger", "jitter", "misfire_grace")
+_ANSWER_KEYS = ("max_body_mb", "max_answer_s", "max_items")
+_JOB_KEYS = ("credential", "fetch", "regions", "pages", "schedule", *_SCHEDULE_KEYS, "leave", "options", *_ANSWER_KEYS)
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def _jobs(table: Table, credentials: Mapping[str, CredentialSettings]) -> dict[str, JobSettings]:
+    left: dict[tuple[str, int], dict[str, int]] = {}
+    return {row.check_label(name): _job(name, row, credentials, left) for name, row in table.tables(_JOB_KEYS).items()}
+
+
+def _job(
+    name: str,
+    row: Table,
+    credentials: Mapping[str, CredentialSettings],
+    left: dict[tuple[str, int], dict[str, int]],
+) -> JobSettings:
+    if "credential" not in row and len(credentials) > 1:
+        raise row.error(f"missing; name one of these: {listed(credentials)}", "credential")
+    credential = row.text("credential", next(iter(credentials)))
+    if credential not in credentials:
+        raise row.error(f"there is no credential {show(credential)}; {nearest(credential, credentials)}", "credential")
+    fetch = row.text("fetch")
+    if fetch not in BUILT_IN_FETCHES and not _FUNCTION.fullmatch(fetch):
+        own = 'no built-in job, and one of your own is "package.module:function"'
+        raise row.error(f"{own}; {nearest(fetch, BUILT_IN_FETCHES)}", "fetch")
+    job = JobSettings(
+        name=name,
+        credential=credential,
+        fetch=fetch,
+        regions=tuple(row.check_label(region, "regions", index) for index, region in enumerate(row.texts("regions"))),
+        pages=row.whole("pages", 1),
+        schedule=None,
+        stagger_ms=0,
+        leave=_leave(row, credentials[credential], left) if "leave" in row else {},
+        options=_options(row.table("options", default={})),
+        max_body_mb=row.whole("max_body_mb", DEFAULT_MAX_BODY_MB, most=1_000),
+        max_answer_s=row.whole("max_answer_s", DEFAULT_MAX_ANSWER_S, most=3_600),
+        max_items=row.whole("max_items", DEFAULT_MAX_ITEMS, most=1_000_000),
+    )
+    return _scheduled(job, row)
+
+
+def _scheduled(job: JobSettings, row: Table) -> JobSettings:
+    """`job` with what the configuration says about when it runs."""
+    if "schedule" not in row:
+        for key in _SCHEDULE_KEYS:
+            if key in row:
+                raise row.error("means nothing without a schedule; add one, or remove this key", key)
+        return job
+    from quota.settings.schedules import Every, load_zone, parse_schedule
+
+    text, zone = " ".join(row.text("schedule").split()), row.text("timezone", "UTC")
+    try:
+        schedule = parse_schedule(text, zone)
+    except ValueError as error:
+        raise row.error(str(error), "schedule") from None
+    if "timezone" in row:
+        if isinstance(schedule, Every):
+            raise row.error("an interval is elapsed time, the same in every zone; remove this key", "timezone")
+        try:
+            load_zone(zone)
+        except ValueError as error:
+            raise row.error(str(error), "timezone") from None
+    stagger_ms = parse_span(row, "stagger") if "stagger" in row else 0
+    jitter_ms = parse_span(row, "jitter") if "jitter" in row else 0
+    # A tick must not overtake the next one of its region, and a round of regions not run into the next round.
+    shortest_ms, others = schedule.shortest_ms, max(0, len(job.regions) - 1)
+    spread_ms = others * stagger_ms + jitter_ms
+    then = f"and {show(text)} starts the next after {format_duration(shortest_ms)}; lower it or run less often"
+    if jitter_ms >= shortest_ms:
+        raise row.error(f"a start may be {format_duration(jitter_ms)} late, {then}", "jitter")
+    if spread_ms >= shortest_ms:
+        with_jitter = f" and {format_duration(jitter_ms)} of jitter" if jitter_ms else ""
+        raise row.error(
+            f"{others} x {format_duration(stagger_ms)}{with_jitter} spread the regions of one tick over "
+            f"{format_duration(spread_ms)}, {then}",
+            "stagger",
+        )
+    grace_ms = parse_span(row, "misfire_grace") if "misfire_grace" in row else DEFAULT_MISFIRE_GRACE_MS
+    if grace_ms > LONGEST_MISFIRE_GRACE_MS:
+        raise row.error(
+            f"{format_duration(grace_ms)} is longer than {format_duration(LONGEST_MISFIRE_GRACE_MS)}", "misfire_grace"
+        )
+    return replace(
+        job, schedule=text, timezone=zone, stagger_ms=stagger_ms, jitter_ms=jitter_ms, misfire_grace_ms=grace_ms
+    )
+
+
+def _leave(row: Table, credential: CredentialSettings, left: dict[tuple[str, int], dict[str, int]]) -> dict[str, int]:
+    """Units by limit name; a bare number stands for every limit of the main bucket that counts all its calls.
+
+    `left` holds what such a number meant for the jobs before: many jobs of many limits leave the same.
+    """
+    value = row.value("leave")
+    if not isinstance(value, dict):
+        units = row.as_whole(value, "leave", least=0)
+        key = (credential.name, units)
+        if key not in left:
+            main = credential.book.main_bucket.name
+            left[key] = {x.name: units for x in credential.limits if not x.narrow and main in x.view.selector.buckets}
+        return left[key]
+    table = row.table("leave")
+    names = dict.fromkeys(limit.name for limit in credential.limits)
+    for name, _ in table.items():
+        if name not in names:
+            raise table.error(f"credential {credential.name!r} has no such limit; {nearest(name, names)}", name)
+    return {name: table.whole(name, least=0) for name, _ in table.items()}
+
+
+def _options(table: Table) -> dict[str, object]:
+    for name, _ in table.items():
+        if not name.isidentifier():
+            raise table.error("not a name that can be passed to a function; use letters, digits and _", name)
+    return dict(table.items())
