@@ -16,17 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quota.cli.commands import (
-    REFUSED_STATUS,
-    config_option,
-    fail,
-    json_option,
-    log_to_stderr,
-    print_json,
-    print_rich,
-    say,
-    unprinted,
-)
+from quota.cli.commands import say
+from quota.cli.options import config_option, json_option
+from quota.cli.output import REFUSED_STATUS, fail, log_to_stderr, print_json, print_rich, unprinted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -272,7 +264,8 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
                     report = run_job(session, "trending", stop=stop, watcher=watcher)
                 _print_report(report, as_json)
                 if not as_json:
-                    from quota.status import read_status, render_status
+                    from quota.cli.render import render_status
+                    from quota.status import read_status
 
                     print_rich(render_status(read_status(session)))
                     requests = upstream.usage()["requests"]

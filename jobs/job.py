@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import quota
 from quota.common.clock import rfc3339
-from quota.settings.load import BUILT_IN_FETCHES
+from quota.settings.model import BUILT_IN_FETCHES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -178,7 +178,7 @@ class RunReport:
             return f"{self.job}: failed after {done}"  # why stands in `why`, which is printed as an error
         line = f"{self.job}: {self.outcome} after {done}: {self.why}"
         if self.outcome == "stopped" and self.next_step:
-            from quota.status import spell
+            from quota.common.text import spell
 
             line += f"; next: {self.next_step}"
             if self.retry_at_ms is not None:
@@ -280,7 +280,7 @@ def _check_signature(fetch: Fetch, name: str, options: dict[str, Any]) -> None:
     open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in signature.parameters.values())
     unknown = next((option for option in options if option not in signature.parameters), None)
     if unknown is not None and not open_ended:
-        from quota.settings.toml import nearest, show
+        from quota.common.text import nearest, show
 
         raise quota.ConfigError(f"fetch = {name!r:.100} has no option {show(unknown)}; {nearest(unknown, known)}")
     given = options | ({"store": None} if "store" in signature.parameters else {})

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
     from quota import Budget, Decision, Session
     from quota.jobs.job import Fetch, Outcome, RunOutcome
-    from quota.ledger.contract import Charge, Entry
-    from quota.settings.load import JobSettings
+    from quota.ledger.entry import Charge, Entry
+    from quota.settings.model import JobSettings
 
 ATTEMPTS = 4
 LONGEST_WAIT_S = 4.0
@@ -467,8 +467,8 @@ class _Run:
 
     def _charges(self) -> Iterable[Charge | Entry]:
         """The charges of this run, and maybe others. What was drawn and repaid stands in both books and counts once."""
-        from quota.budget import read_entries
-        from quota.ledger.contract import NEVER
+        from quota.common.clock import NEVER
+        from quota.ledger.contract import read_entries
 
         project, run = self.budget.project, self.session.run
         asked = _number(self.session.tokens.next()) - self.tokens_before - 1
@@ -516,7 +516,7 @@ def _number(token: str) -> int:
 def _job(session: Session, name: str) -> JobSettings:
     jobs = session.settings.jobs
     if name not in jobs:
-        from quota.settings.toml import nearest, show
+        from quota.common.text import nearest, show
 
         raise quota.UsageError(f"{session.settings.source} has no job {show(name)}; {nearest(name, jobs)}")
     return jobs[name]
@@ -558,7 +558,7 @@ def _lock_file(store_url: str, job: str) -> int:
     this job writes."""
     import hashlib
 
-    from quota.session import make_state_folder
+    from quota.settings.folders import make_state_folder
 
     digest = hashlib.blake2b(f"{store_url}\n{job}".encode(), digest_size=6).hexdigest()
     readable = re.sub(r"[^A-Za-z0-9._-]", "_", job)[:64]

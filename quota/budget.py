@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quota.arguments import MAX_NUMBER, text, whole, whole_clock
 from quota.attribution import Tokens, current_labels
-from quota.common.clock import host_clock, rfc3339
+from quota.common.clock import NEVER, host_clock, rfc3339
 from quota.common.log import warn
 from quota.decision import Decision, LimitState
 from quota.errors import CostExceedsLimit, LedgerError, UnknownCharge, UsageError
-from quota.ledger.contract import KEEP_SLACK_MS, MOST_READ, NEVER, NOTHING_SEEN, Ask, Charge, Question, kept_ms
+from quota.ledger.contract import KEEP_SLACK_MS, NOTHING_SEEN, Ask, Question, kept_ms, read_entries
+from quota.ledger.entry import Charge
 from quota.limits import DAY_MS, Calendar, Limit, paced_units, paced_until
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
 
     from quota.costs import CostBook
     from quota.decision import Reason
-    from quota.ledger.contract import Carry, Entry, Exhaustion, Ledger, Verdict
+    from quota.ledger.contract import Exhaustion, Ledger, Verdict
+    from quota.ledger.entry import Entry
+    from quota.ledger.unlogged import Carry
     from quota.limits import Edges, View
     from quota.recovery.allowance import Allowance, Repaid
     from quota.recovery.high_water_mark import Memory
@@ -606,19 +609,6 @@ def cap(limit: Limit, leave_units: int, cost_units: int, now_ms: int | None) -> 
     if now_ms is None or not limit.paced or not isinstance(window, Calendar):
         return units
     return min(units, max(cost_units, 1, paced_units(units, window.edges(now_ms), now_ms)))
-
-
-def read_entries(ledger: Ledger, project: str, since_ms: int, until_ms: int) -> Iterator[Entry]:
-    """The log's entries with since_ms <= ms <= until_ms, in order, read in bounded chunks."""
-    after, until_ms = (since_ms - 1, NEVER) if since_ms > 0 else (0, 0), max(until_ms, 0)
-    size = 10  # most refusals are explained by the first few entries
-    while True:
-        chunk = ledger.read(project, after, until_ms, size)
-        yield from chunk
-        if len(chunk) < size:
-            return
-        after = (chunk[-1].ms, chunk[-1].seq)
-        size = min(size * 10, MOST_READ)
 
 
 def _merged(leaving: Iterable[tuple[int, int]], carried: list[tuple[int, int]]) -> Iterable[tuple[int, int]]:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from quota.attribution import Tokens, machine_name
 from quota.budget import Budget
 from quota.common.clock import host_clock
-from quota.errors import ConfigError, UsageError
-from quota.settings.load import Settings, load_settings, state_folder
-from quota.settings.toml import listed, nearest, one_line, show
+from quota.common.text import listed, nearest, show
+from quota.errors import UsageError
+from quota.settings.folders import make_state_folder, state_folder
+from quota.settings.load import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from quota.ledger.contract import Ledger
     from quota.recovery.allowance import Allowance
     from quota.recovery.high_water_mark import Memory
-    from quota.settings.load import CredentialSettings
+    from quota.settings.model import CredentialSettings, Settings
 
 JITTER_MS = 60_000
 
@@ -53,7 +54,7 @@ class Session:
     def ledger(self) -> Ledger:
         """The one ledger of this session, opened when first asked for."""
         if self._ledger is None:
-            from quota.ledger.contract import open_ledger
+            from quota.ledger.factory import open_ledger
 
             url = self.settings.ledger.url
             if url.startswith(f"sqlite:///{state_folder()}{os.sep}"):
@@ -120,7 +121,7 @@ class Session:
         if chosen.key_ref is None:
             return None
         from quota.common.redact import install, register
-        from quota.settings.load import read_key
+        from quota.settings.keys import read_key
 
         secret = read_key(chosen.key_ref)
         register(secret)
@@ -172,23 +173,6 @@ def open_session(config: str | Path | None = None, *, clock: Callable[[], int] |
     Raises ConfigError for a configuration that cannot be used.
     """
     return Session(load_settings(config), clock=clock)
-
-
-def make_state_folder() -> Path:
-    """The state folder, made readable by this user alone if it was not there."""
-    folder = state_folder()
-    if os.path.isdir(folder):
-        return folder
-    from quota.common.folders import make_folder  # late: a machine needs it once
-
-    try:
-        make_folder(folder)
-    except OSError as error:
-        reason = error.strerror or error
-        raise ConfigError(
-            f"state folder {one_line(folder)} cannot be made: {reason}; set QUOTA_STATE_DIR to a folder that can"
-        ) from error
-    return folder
 
 
 def machine_jitter_ms() -> int:

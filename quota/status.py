@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from quota.arguments import texts
-from quota.budget import read_entries
-from quota.common.clock import rfc3339, utc
+from quota.common.clock import NEVER, rfc3339, utc
+from quota.common.text import printable
 from quota.errors import Refused
-from quota.ledger.contract import NEVER
+from quota.ledger.contract import read_entries
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Calendar, paced_until
 from quota.session import machine_jitter_ms
-from quota.settings.load import BUILT_IN_FETCHES, BUILT_IN_NOTICE
-from quota.settings.toml import printable
+from quota.settings.model import BUILT_IN_FETCHES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from rich.console import Console, ConsoleOptions, RenderableType
-    from rich.measure import Measurement
-    from rich.padding import PaddingDimensions
+    from rich.console import RenderableType
 
     from quota.budget import Budget, Outlook
     from quota.costs import CostBook
     from quota.decision import Decision, LimitState
-    from quota.ledger.contract import Entry, Exhaustion, Ledger
+    from quota.ledger.contract import Exhaustion, Ledger
+    from quota.ledger.entry import Entry
     from quota.limits import Limit, Selector, Window
     from quota.session import Session
 
@@ -309,46 +306,6 @@ _FIELD_OF: dict[str, Callable[[Entry], str]] = {
 }
 
 
-# -- how it looks ------------------------------------------------------------------------------------------------------
-
-
-def render_status(status: Status) -> RenderableType:
-    """A table for each credential."""
-    from rich.console import Group
-
-    where = "shared by every machine that reaches it" if status.shared else "shared by this machine only"
-    parts: list[RenderableType] = [_line(BUILT_IN_NOTICE, "yellow")] if status.built_in else []
-    parts += [_line(f"ledger {status.ledger}, {where}")]
-    for credential in status.credentials:
-        parts.append(_line(""))
-        shared = f", one budget with {', '.join(credential.shared_with)}" if credential.shared_with else ""
-        parts.append(_line(f"{credential.name}: project {credential.project}, {credential.api}{shared}", "bold"))
-        parts.append(_line(_verdict(credential, status.at_ms), "bold green" if credential.open else "bold red"))
-        parts.append(_limit_table(credential, status.at_ms))
-        for zone, edge_ms in {(row.zone, row.resets_ms): None for row in credential.limits}:
-            if edge_ms is None:
-                continue
-            soon = spell(edge_ms - status.at_ms)
-            parts.append(_line(f"upstream resets {_clock(edge_ms, zone)} {zone} ({_clock(edge_ms)} here), in {soon}"))
-        for row in credential.limits:
-            if row.state.carried_units:
-                parts.append(_line(_carried(row), "yellow"))
-        for row in credential.limits:
-            if row.exact_from_ms is not None:
-                since, exact = weekday(row.counts_since_ms), weekday(row.exact_from_ms)
-                parts.append(_line(f"{row.limit.name}: counts since {since}, exact from {exact}", "yellow"))
-        if credential.owed_units:
-            line = f"{credential.owed_units} units drawn without the ledger are owed; the next charge repays them"
-            parts.append(_line(line, "yellow"))
-        for x in credential.exhausted:
-            if x.reopened_ms:
-                at = moment(x.reopened_ms, status.at_ms)
-                parts.append(_line(f'bucket {x.bucket} was reopened at {at}: {x.reopened_because} ("{x.evidence}")'))
-            elif x != credential.outlook.closed:
-                parts.append(_line(f"bucket {x.bucket} is {_closed(x, status.at_ms)}", "red"))
-    return Group(*parts)
-
-
 def _counts_all_units(row: LimitRow, credential: CredentialRow) -> bool:
     """Whether it counts every unit of the main bucket."""
     selector = row.limit.view.selector
@@ -400,188 +357,6 @@ def _calls_left(dearest: Decision | None, units: int, at_ms: int) -> str:
     return f"{' =' if left == units // dearest.cost_units else ','} {left:,} {what}"
 
 
-def _carried(row: LimitRow) -> str:
-    state = row.state
-    until = _clock(state.carried_until_ms)
-    return f"{row.limit.name}: {state.carried_units:,} units are of charges that the ledger lost, until {until}"
-
-
-def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:
-    paced = any(row.limit.paced for row in credential.limits)
-    columns = [Column("limit"), Column("window"), Column("used", number=True)]
-    columns += [Column("now", number=True)] if paced else []
-    columns += [Column("limit", number=True), Column("remaining", number=True)]
-    again = any(row.room_ms is not None for row in credential.limits)  # of a limit with room nobody waits for more
-    columns += [Column("room again")] if again else []
-    rows, styles = [], []
-    for row in credential.limits:
-        state = row.state
-        styles.append(
-            "red"
-            if row.shut or row.room_ms is not None
-            else "yellow"
-            if state.remaining_units * 10 < state.limit_units
-            else ""
-        )
-        rows.append(
-            (
-                row.limit.name,
-                row.limit.view.window.name,
-                f"{state.used_units:,}",
-                *([f"{state.limit_units:,}"] if paced else []),
-                f"{row.limit.limit_units:,}",
-                f"{state.remaining_units:,}",
-                *([] if not again else ["" if row.room_ms is None else f"in {spell(row.room_ms - at_ms)}"]),
-            )
-        )
-    # Of little width the name has to stand for the window, and what is used and remains for the limit's number.
-    return FirstThatFits(tables(columns, rows, styles=styles, without=(1, 4 if paced else 3)))
-
-
-def render_spending(spending: Spending) -> RenderableType:
-    """One table, dearest first. Where it is too wide, what it is summed by shares one column."""
-    counts = [Column("charges", number=True), Column("units", number=True)]
-    columns = [*(Column("hour (UTC)" if field == "hour" else field) for field in spending.by), *counts]
-    rows = []
-    for values, charges, units in spending.rows:
-        named = (
-            _short_hour(value) if field == "hour" else value or "-"
-            for field, value in zip(spending.by, values, strict=True)
-        )
-        rows.append((*named, f"{charges:,}", f"{units:,}"))
-    total = ("total", *[""] * (len(spending.by) - 1), f"{sum(row[1] for row in spending.rows):,}")
-    total += (f"{spending.total_units:,}",)
-    together = [Column(" ".join(column.heading for column in columns[:-2])), *counts]
-    joined = [(" ".join(row[:-2]), *row[-2:]) for row in rows]
-    return FirstThatFits(
-        [
-            *tables(columns, rows, footer=total),
-            *tables(together, joined, footer=("total", *total[-2:])),
-        ]
-    )
-
-
-def _short_hour(rfc3339_text: str) -> str:
-    """`2026-11-21T10:00:00.000Z` -> `2026-11-21 10:00`"""
-    return f"{rfc3339_text[:10]} {rfc3339_text[11:16]}"
-
-
-# -- any width ---------------------------------------------------------------------------------------------------------
-
-
-class FirstThatFits:
-    """The first of some renderables that fits the width as it is; the last where none does."""
-
-    def __init__(self, candidates: Sequence[RenderableType]) -> None:
-        self._candidates = candidates
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
-        unbound = options.update_width(_ANY_WIDTH)
-        for candidate in self._candidates:
-            if console.measure(candidate, options=unbound).maximum <= options.max_width:
-                break
-        yield candidate
-
-
-_ANY_WIDTH = 10_000
-_PADDING: dict[int, PaddingDimensions] = {3: (0, 1), 2: (0, 1, 0, 0), 1: (0, 0)}
-"""Around a column, by the spaces between two."""
-
-_FOLDS = (40, 32, 24, 16, 12)
-_PIECE = re.compile(r"(?:[^ @/._-]|(?<=\d)-(?=\d))*[ @/._-]*")
-"""A word with what follows it; a date is one."""
-
-
-class Column(NamedTuple):
-    """One column of `tables`. Numbers stand at the right."""
-
-    heading: str
-    number: bool = False
-
-
-def tables(
-    columns: Sequence[Column],
-    rows: Sequence[Sequence[str]],
-    *,
-    styles: Sequence[str] = (),
-    footer: Sequence[str] = (),
-    without: Sequence[int] = (),
-) -> list[RenderableType]:
-    """One table for ever less width: first with less space between its columns, then folded between words, then
-    without the columns that `without` lists, one after the other. Whatever is in them is shown as text."""
-    rows = [[printable(cell) for cell in row] for row in rows]
-    found: list[RenderableType] = []
-    for left_out in range(len(without) + 1):
-        kept = [n for n in range(len(columns)) if n not in without[:left_out]]
-        for gap, most in [*((gap, 0) for gap in _PADDING), *((1, fold) for fold in _FOLDS)]:
-            found.append(_Layout(columns, rows, styles, footer, kept, gap, most))
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """A table with the columns `kept`, `gap` spaces apart, folded to `most` characters (0: not at all). It knows its
-    width before it is made: of one with many rows making it is what takes long."""
-
-    columns: Sequence[Column]
-    rows: Sequence[Sequence[str]]
-    styles: Sequence[str]
-    footer: Sequence[str]
-    kept: Sequence[int]
-    gap: int
-    most: int
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        from rich.cells import cell_len
-        from rich.measure import Measurement
-
-        width = self.gap * (len(self.kept) - 1)
-        for n in self.kept:
-            cells = {self.columns[n].heading, *(row[n] for row in (*self.rows, self.footer) if row)}
-            width += max(cell_len(line) for cell in cells for line in fold(cell, self.most).split("\n"))
-        return Measurement(width, width)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
-        from rich.text import Text
-
-        padding = _PADDING[self.gap]
-        table = Table(box=SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False, show_footer=bool(self.footer))
-        for n in self.kept:
-            heading, number = self.columns[n]
-            table.add_column(
-                Text(fold(heading, self.most)),
-                self.footer[n] if self.footer else "",
-                justify="right" if number else "left",
-                no_wrap=number,
-                overflow="fold",
-            )
-        for n, row in enumerate(self.rows):
-            cells = (Text(fold(row[k], self.most)) for k in self.kept)
-            table.add_row(*cells, style=self.styles[n] if self.styles else "")
-        yield table
-
-
-def fold(text: str, most: int) -> str:
-    """`text` in lines of at most `most` characters where words allow it (0: in one line)."""
-    if not most:
-        return text
-    lines = [""]
-    for piece in _PIECE.findall(text):
-        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > most:
-            lines.append("")
-        lines[-1] += piece
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _clock(at_ms: int, zone: str | None = None) -> str:
-    """`Sun 09:00`, in the named zone or the local one."""
-    from zoneinfo import ZoneInfo
-
-    return utc(at_ms).astimezone(ZoneInfo(zone) if zone else None).strftime("%a %H:%M")
-
-
 def moment(at_ms: int, now_ms: int) -> str:
     """`14:05` today, `Sun 08:00` in the coming days, else `31 Dec 08:00`, in the local zone; less than a minute ahead
     `14:05:07`. What is to come is rounded up: whoever comes back then is not early."""
@@ -597,18 +372,3 @@ def moment(at_ms: int, now_ms: int) -> str:
 def weekday(at_ms: int) -> str:
     """`Sun 22 Nov 09:00`, in the local zone."""
     return utc(at_ms).astimezone().strftime("%a %d %b %H:%M")
-
-
-def spell(duration_ms: int) -> str:
-    """A duration for people, its two largest units: 86_399_000 -> `23h 59m`, 4_200 -> `4s`."""
-    seconds = max(0, duration_ms) // 1000
-    if seconds < 60:
-        return f"{seconds}s"
-    minutes, seconds = divmod(seconds, 60)
-    if minutes < 60:
-        return f"{minutes}m {seconds:02}s"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours}h {minutes:02}m"
-    days, hours = divmod(hours, 24)
-    return f"{days}d {hours}h"

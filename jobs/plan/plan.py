@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quota.arguments import texts
+from quota.cli.tables import Column, FirstThatFits, tables
 from quota.common.clock import rfc3339, utc
 from quota.errors import UsageError
 from quota.jobs.job import attempt_of, load_fetch
@@ -20,7 +21,6 @@ from quota.jobs.plan.simulation import EMPTY, SLOT_MS, Outcome, Refusal, Spent, 
 from quota.jobs.plan.suggestions import Change, smallest_changes
 from quota.jobs.schedule.ticks import ticks
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit
-from quota.status import Column, FirstThatFits, tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from quota.jobs.job import Fetch
-    from quota.settings.load import CredentialSettings, Settings
+    from quota.settings.model import CredentialSettings, Settings
 
 DEFAULT_DAYS = 7
 LONGEST_DAYS = 92
@@ -161,7 +161,7 @@ def make_plan(
     may_be_refused = texts(may_be_refused, "job")
     unknown = [name for name in may_be_refused if name not in settings.jobs]
     if unknown:
-        from quota.settings.toml import nearest, show
+        from quota.common.text import nearest, show
 
         raise UsageError(f"{settings.source} has no job {show(unknown[0])}; {nearest(unknown[0], settings.jobs)}")
     zone = _zone(next(iter(settings.credentials.values())), None)

@@ -16,14 +16,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quota.attribution import Tokens
-from quota.budget import read_entries
+from quota.common.clock import NEVER
 from quota.jobs.fetches.channels import PAGE_ITEMS as CHANNELS_A_CALL
 from quota.jobs.job import attempt_of, load_fetch
 from quota.jobs.rotation import in_order
-from quota.ledger.contract import KEEP_MS, NEVER, Charge, Question, kept_ms
+from quota.ledger.contract import KEEP_MS, Question, kept_ms, read_entries
+from quota.ledger.entry import Charge
 from quota.limits import DAY_MS, MINUTE_MS
 from quota.session import Session
-from quota.settings.load import LedgerSettings
+from quota.settings.model import LedgerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
     from quota.jobs.job import Fetch
     from quota.jobs.schedule.ticks import Tick
     from quota.jobs.store.store import Place
-    from quota.ledger.contract import Carry, Entry, Exhaustion
-    from quota.settings.load import JobSettings, Settings
+    from quota.ledger.contract import Exhaustion
+    from quota.ledger.entry import Entry
+    from quota.ledger.unlogged import Carry
+    from quota.settings.model import JobSettings, Settings
 
 
 class Step(NamedTuple):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from quota.jobs.job import Fetch
     from quota.jobs.plan.simulation import Outcome, State
     from quota.limits import Limit
-    from quota.settings.load import JobSettings, Settings
+    from quota.settings.model import JobSettings, Settings
 
 MOST_JOBS = 5
 """Jobs that are looked at one by one, those that want most first."""

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from quota import Decision, Session
     from quota.jobs.job import Fetch, RunReport
     from quota.jobs.schedule.ticks import Stream
-    from quota.settings.load import JobSettings
+    from quota.settings.model import JobSettings
 
 WORKERS = 32
 """At most so many jobs run at once. They mostly wait for the network."""
@@ -321,7 +321,7 @@ def _say(event: str, tick: Tick | None = None, *, level: int = logging.INFO, **f
 
 def log_schedule() -> None:
     """Send the log to stderr: each line with the time in UTC, without secrets. QUOTA_LOG=debug adds everything else."""
-    from quota.cli.commands import quiet_libraries
+    from quota.cli.output import quiet_libraries
     from quota.common.redact import LineFormatter, install
 
     handler = logging.StreamHandler()

@@ -23,7 +23,7 @@ from quota.settings.schedules import LONGEST_PAUSE_DAYS, parse_schedule
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from quota.settings.load import JobSettings
+    from quota.settings.model import JobSettings
     from quota.settings.schedules import Schedule
 
 

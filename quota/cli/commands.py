@@ -6,7 +6,6 @@ through the entry-point group `quota.commands`, which is read only for a command
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import sys
@@ -14,19 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quota.errors import ConfigError, LedgerError, QuotaError, Refused
-from quota.settings.toml import printable
+from quota.cli.options import call_options, config_option, credential_option, json_option
+from quota.cli.output import (
+    _guard_streams,
+    decision_status,
+    fail,
+    log_to_stderr,
+    output_lost,
+    print_json,
+    print_rich,
+    unprinted,
+)
+from quota.common.text import printable
+from quota.errors import ConfigError, QuotaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quota.decision import Decision
     from quota.session import Session
-
-REFUSED_STATUS = Refused.exit_status
 WATCH_S = 2
-MAX_LINE = 1_000
-LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 class Commands(click.Group):
@@ -62,34 +67,6 @@ def _entry_points() -> Any:
     from importlib.metadata import entry_points
 
     return entry_points(group="quota.commands")
-
-
-def config_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--config FILE`, the same for every command."""
-    return click.option(
-        "--config", metavar="FILE", help="Configuration (default: $QUOTA_CONFIG, ./quota.toml, the user's)."
-    )(command)
-
-
-def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--json`, the same for every command that prints data."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
-
-
-credential_option = click.option("--credential", metavar="C", help="Whose budget; needed where there are several.")
-
-
-def call_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What describes one call: METHOD, --units, --credential, --job, --region."""
-    for option in (
-        click.option("--region", metavar="R", default="", help="Region to note with the charge."),
-        click.option("--job", metavar="J", default="", help="Job to note with it; its limits and `leave` apply."),
-        credential_option,
-        click.option("--units", type=int, metavar="N", help="Cost, instead of the cost book's."),
-        click.argument("method"),
-    ):
-        command = option(command)
-    return command
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
@@ -167,13 +144,6 @@ def _say_built_in(session: Session, *, err: bool) -> None:
 
     if session.settings.path is None:
         say(f"quota: {BUILT_IN_NOTICE}" if err else BUILT_IN_NOTICE, err=err)
-
-
-def decision_status(decision: Decision) -> int:
-    """The exit status that a decision means."""
-    if decision.admitted:
-        return 0
-    return LedgerError.exit_status if decision.reason == "ledger-unavailable" else REFUSED_STATUS
 
 
 @cli.command()
@@ -303,7 +273,8 @@ def status(watch: bool, checks: bool, as_json: bool, config: str | None) -> None
       quota status --watch --json     a line of JSON each time
     """
     import quota
-    from quota.status import read_status, render_status
+    from quota.cli.render import render_status
+    from quota.status import read_status
 
     if watch and checks:
         raise click.UsageError("--check ends with an exit status and --watch does not end: choose one")
@@ -369,8 +340,9 @@ def spend(by: str, since: str, credential: str | None, as_json: bool, config: st
       quota spend --by job,region --since 2d
     """
     import quota
+    from quota.cli.render import render_spending
     from quota.limits import parse_duration
-    from quota.status import SPEND_FIELDS, read_spending, render_spending, weekday
+    from quota.status import SPEND_FIELDS, read_spending, weekday
 
     fields = [field.strip() for field in by.split(",")]
     for field in fields:
@@ -414,7 +386,7 @@ def reopen(bucket: str, because: str, credential: str | None, config: str | None
 
     import quota
     from quota.common.redact import redact
-    from quota.settings.toml import one_line
+    from quota.common.text import one_line
 
     reason = one_line(redact(because)).strip()
     if not reason:
@@ -449,9 +421,8 @@ def costs(method: str | None, book: str | None, credential: str | None, as_json:
       quota costs --book youtube-v3-buckets
     """
     import quota
-    from quota.common.clock import host_clock
-    from quota.costs import load_book
-    from quota.ledger.contract import NEVER
+    from quota.common.clock import NEVER, host_clock
+    from quota.settings.books import load_book
 
     if book is not None:
         chosen = load_book(book)
@@ -581,125 +552,9 @@ def prove_(as_json: bool) -> None:
     )
 
 
-# -- printing and failing ----------------------------------------------------------------------------------------------
-
-
-def print_json(data: object, indent: int | None = 2) -> None:
-    """One JSON document on stdout; without `indent` on one line. It is UTF-8, as JSON must be: where stdout has another
-    encoding it is ASCII, with escapes. What would move a terminal's cursor is escaped everywhere.
-    """
-    import json
-
-    plain = (getattr(sys.stdout, "encoding", None) or "").lower() not in ("utf-8", "utf8")
-    text = json.dumps(data, indent=indent, ensure_ascii=plain)
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
-    click.echo(text)
-
-
 def say(line: str, *, err: bool = False) -> None:
     """One line for people, whatever is quoted in it."""
     click.echo(printable(line), err=err)
-
-
-def print_rich(renderable: Any) -> None:
-    """A table or text for people; colour only on a terminal, 80 columns where there is none."""
-    from rich.console import Console
-
-    Console(highlight=False, soft_wrap=False).print(renderable)
-
-
-def fail(message: str) -> None:
-    """One line on stderr, without secrets and control characters; of what is very long, the beginning and the end."""
-    from quota.common.redact import redact
-
-    line = printable(" ".join(redact(message).splitlines()))
-    if len(line) > MAX_LINE:
-        line = f"{line[: MAX_LINE - 200]}...{line[-197:]}"
-    click.echo(f"quota: {line}", err=True)
-
-
-def log_to_stderr() -> None:
-    """Warnings on stderr as `quota: ...`; with QUOTA_LOG=info or debug the whole log. Secrets are redacted.
-
-    For commands that load `logging` anyway: a refused `quota charge` does not.
-    """
-    import logging
-
-    from quota.common.redact import LineFormatter, install
-
-    level = os.environ.get("QUOTA_LOG", "").lower()
-    if level not in ("", *LOG_LEVELS):
-        raise click.UsageError(f"QUOTA_LOG={level[:40]!r}: choose from {', '.join(LOG_LEVELS)}")
-    handler = logging.StreamHandler()
-    form = "%(asctime)s %(levelname)s %(name)s %(message)s" if level else "quota: %(message)s"
-    handler.setFormatter(LineFormatter(form))
-    logging.basicConfig(level=(level or "warning").upper(), handlers=[handler])
-    install()
-    quiet_libraries()
-
-
-def quiet_libraries() -> None:
-    """Let no library warn of upstream's error answers: the command says itself what they mean."""
-    import logging
-
-    if not os.environ.get("QUOTA_LOG"):
-        logging.getLogger("googleapiclient.http").setLevel(logging.ERROR)
-
-
-class _Output(io.FileIO):
-    """Standard output or error. What cannot be written there is dropped and stops no work; `lost` says why."""
-
-    lost: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        try:
-            written = super().write(data)
-            if written is None:
-                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        except OSError as error:
-            self.lost = error
-            return len(data)
-        return written
-
-
-def _guard_streams() -> None:
-    """Let nothing that is printed or logged raise, whatever standard output and error are."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            # Closed: the next file of ours would get this number, and what others print. This one takes no byte.
-            os.open(os.devnull, os.O_RDONLY)
-    sys.stdout, sys.stderr = _guarded(1, sys.stdout), _guarded(2, sys.stderr)
-
-
-def _guarded(number: int, before: Any) -> io.TextIOWrapper:
-    """A stream on this file descriptor like the one `before`, which is None where that was closed."""
-    file = io.BufferedWriter(_Output(number, "w", closefd=False))
-    encoding, errors = getattr(before, "encoding", None), getattr(before, "errors", None)
-    return io.TextIOWrapper(file, encoding, errors, line_buffering=getattr(before, "line_buffering", False))
-
-
-def output_lost() -> OSError | None:
-    """Why something that was printed did not get through to stdout; None as long as everything did."""
-    sys.stdout.flush()
-    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
-    lost: OSError | None = getattr(raw, "lost", None)
-    return lost
-
-
-def unprinted(result: str = "") -> bool:
-    """Whether stdout could not take what was printed. One line on stderr says so, with the `result` that it hid.
-
-    A reader that went away (`quota status | head -1`) has all it wanted.
-    """
-    lost = output_lost()
-    if lost is None or lost.errno == errno.EPIPE:
-        return False
-    fail(f"stdout cannot be written: {lost.strerror}" + (f"; {result}" if result else ""))
-    sys.stdout = io.StringIO()  # said once
-    return True
 
 
 def main() -> None:

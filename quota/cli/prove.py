@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quota.budget import Budget
-from quota.costs import load_book
-from quota.ledger.contract import open_ledger
+from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, MINUTE_MS, Limit, Selector, Sliding, View
+from quota.settings.books import load_book
 
 LIMIT_UNITS = 500
 MIDNIGHT_MS = 20_000 * DAY_MS

@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 from quota.arguments import text, texts
 from quota.attribution import current_labels, machine_name
-from quota.budget import Budget
 from quota.clients.upstream_errors import UpstreamError, classify
-from quota.common.clock import rfc3339
+from quota.common.clock import NEVER, rfc3339
 from quota.common.log import line
+from quota.common.text import show
 from quota.errors import QuotaError, Refused, UsageError
-from quota.ledger.contract import NEVER, Exhaustion
+from quota.ledger.contract import Exhaustion
 from quota.limits import Calendar
-from quota.settings.toml import show
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from quota.budget import Budget
     from quota.costs import CostBook
     from quota.decision import Decision
 

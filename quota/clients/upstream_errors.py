@@ -20,13 +20,14 @@ import contextlib
 import html
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from quota.common.redact import redact
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from quota.costs import CostBook
 
 Kind = Literal[

@@ -32,3 +32,10 @@ def utc(at_ms: int) -> datetime:
 def rfc3339(at_ms: int) -> str:
     """`2026-11-21T09:30:00.125Z`."""
     return utc(at_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+NEVER = 2**53 - 1
+"""A moment that does not come."""
+
+LATEST_MS = 10**14
+"""No time that is stored is later: beyond it a sum with a window has no date."""

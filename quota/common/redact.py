@@ -10,7 +10,7 @@ import logging
 import re
 from urllib.parse import quote
 
-from quota.settings.toml import printable
+from quota.common.text import printable
 
 REDACTED = "[redacted]"
 

@@ -20,14 +20,26 @@ It is added to the view's total. `quota.recovery.high_water_mark` finds out what
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.arguments import whole
-from quota.errors import ConfigError
+from quota.common.clock import NEVER
+from quota.ledger.entry import Charge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from quota.ledger.entry import Charge, Entry, Id
+    from quota.ledger.unlogged import Carry
+    from quota.limits import Edges, View
+
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from quota.common.clock import LATEST_MS
 from quota.limits import HOUR_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from quota.limits import Edges, View, Window
 
@@ -39,23 +51,6 @@ KEEP_SLACK_MS = 25 * HOUR_MS
 """The log is kept for the longest window that any writer named and 25 h more (a long day, should the clock go back), at
 least 49 h. Every write names the longest window of all limits of its configuration, whichever of them count the charge:
 see `kept_ms`. Who joins with a longer window later starts with what is there: see `Ledger.whole_after_ms`."""
-
-LEDGER_SCHEMES = ("sqlite", "redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
-"""The kinds of URL that a ledger can have: the embedded one's, then Redis'."""
-
-DEFAULT_BUCKET = "units"
-"""The bucket that a stored charge means when it names none."""
-
-
-class Charge(NamedTuple):
-    """What is to be charged. `token` is unique to this attempt: a repeated question finds its first answer by it."""
-
-    units: int
-    bucket: str
-    method: str
-    job: str
-    region: str
-    token: str
 
 
 class Ask(NamedTuple):
@@ -86,115 +81,8 @@ class Exhaustion(NamedTuple):
     reopened_because: str = ""
 
 
-NEVER = 2**53 - 1
-"""A moment that does not come."""
-
-LATEST_MS = 10**14
-"""No time that is stored is later: beyond it a sum with a window has no date."""
-
-
 MOST_READ = 1_000
 """So many entries `Ledger.read` gives at once, and no more."""
-
-Id = tuple[int, int]
-"""An entry's place in the log: its time in ms, then its number within that millisecond."""
-
-Parts = tuple[tuple[int, int], ...]
-"""Units, each with the time in ms until which they count, soonest first."""
-
-
-class Carry(NamedTuple):
-    """What a view counted of charges that the ledger has lost: that much more, part by part, and at least one.
-
-    `epoch` names the ledger as it was before that loss. Several machines report the same loss, each what it had seen
-    after `since_ms`, up to the entry `last`: of two reports, the one that goes further holds all of the other. Of what
-    came after `kept_since_ms` the ledger still had `kept_units` when it was asked.
-    """
-
-    view: str
-    epoch: str
-    parts: Parts
-    last: Id
-    kept_units: int = 0
-    kept_since_ms: int = 0
-    since_ms: int = NEVER
-
-    @property
-    def until_ms(self) -> int:
-        """When nothing of it counts any more."""
-        return self.parts[-1][1]
-
-    def units_at(self, now_ms: int) -> int:
-        return units_at(self.parts, now_ms)
-
-    def words(self) -> tuple[str, str, str, str]:
-        """How Redis and the slots of a machine's file have it, beside its view; `from_words` reads that."""
-        kept = f"{self.kept_units}:{self.kept_since_ms}:{self.since_ms}"
-        return self.epoch, parts_text(self.parts), kept, f"{self.last[0]}-{self.last[1]}"
-
-    @classmethod
-    def from_words(cls, view: str, epoch: str, parts: str, kept: str, last: str) -> Carry:
-        """Raises ValueError for what `words` never made."""
-        ms, seq = last.split("-")
-        kept_units, kept_since_ms, since_ms = map(int, kept.split(":"))
-        return cls(view, epoch, read_parts(parts), (int(ms), int(seq)), kept_units, kept_since_ms, since_ms)
-
-    def with_report(self, other: Carry, now_ms: int) -> Carry:
-        """With another report of the same loss: if that goes further or holds more, at every moment the larger of both.
-
-        What the ledger still had, or had again, by one of them and not by the other, fell to a later loss, and is
-        carried for that one.
-        """
-        kept = max((self.kept_units, self.kept_since_ms), (other.kept_units, other.kept_since_ms))
-        ours, theirs = self._less_kept(*kept), other._less_kept(*kept)
-        if ours == self.parts and other.last <= self.last and units_at(theirs, now_ms) <= units_at(ours, now_ms):
-            return self
-        parts: list[tuple[int, int]] = []
-        counted = 0
-        for until_ms in sorted({until_ms for _, until_ms in ours + theirs}, reverse=True):
-            units = max(units_at(ours, until_ms - 1), units_at(theirs, until_ms - 1))
-            if units > counted:
-                parts.append((units - counted, until_ms))
-                counted = units
-        last, since_ms = max(self.last, other.last), max(self.since_ms, other.since_ms)
-        return Carry(self.view, self.epoch, tuple(reversed(parts)) or ((0, self.until_ms),), last, *kept, since_ms)
-
-    def _less_kept(self, units: int, since_ms: int) -> Parts:
-        """Without what the ledger had kept of it by another's report, if it surely holds that."""
-        more = units - self.kept_units
-        if more <= 0 or self.since_ms > since_ms:
-            return self.parts
-        return newest_parts(self.parts, sum(units for units, _ in self.parts) - more)
-
-
-def units_at(parts: Parts, now_ms: int) -> int:
-    return sum(units for units, until_ms in parts if until_ms > now_ms)
-
-
-def newest_parts(parts: Parts, units: int) -> Parts:
-    """So many of the units: those that count longest."""
-    found: list[tuple[int, int]] = []
-    for there, until_ms in reversed(parts):
-        if units <= 0:
-            break
-        found.append((min(there, units), until_ms))
-        units -= there
-    return tuple(reversed(found))
-
-
-def parts_text(parts: Parts) -> str:
-    """As both ledgers store them: `UNITS:UNTIL_MS,UNITS:UNTIL_MS`."""
-    return ",".join([f"{units}:{until_ms}" for units, until_ms in parts])
-
-
-def read_parts(text: str) -> Parts:
-    """Parts from their text. Raises ValueError for what `parts_text` never made."""
-    pairs = [part.split(":") for part in text.split(",")]
-    parts = tuple((int(units), int(until_ms)) for units, until_ms in pairs)
-    untils_ms = [until_ms for _, until_ms in parts]
-    if min(units for units, _ in parts) < 0 or untils_ms != sorted(untils_ms) or not 0 <= untils_ms[-1] < LATEST_MS:
-        raise ValueError(f"{text!r:.100} is not what is carried")
-    return parts
 
 
 Outcome = Literal["admitted", "refused", "exhausted", "clock", "behind"]
@@ -219,24 +107,6 @@ class Verdict(NamedTuple):
     exhaustion: Exhaustion | None = None
     epoch: str = ""
     carried: tuple[tuple[Carry, ...], ...] = ()
-
-
-class Entry(NamedTuple):
-    """One charge in the log. `units` is what it counts now, `charged_units` what it counted when it was made."""
-
-    ms: int
-    seq: int
-    units: int
-    charged_units: int
-    bucket: str
-    method: str
-    job: str
-    region: str
-    token: str
-
-    @property
-    def id(self) -> str:
-        return f"{self.ms}-{self.seq}"
 
 
 class Seen(NamedTuple):
@@ -380,20 +250,14 @@ def checked_exhaustion(exhaustion: Exhaustion) -> Exhaustion:
     )
 
 
-def open_ledger(url: str, *, clock: Callable[[], int] | None = None) -> Ledger:
-    """The ledger at a URL: `sqlite:///path`, or `redis://`, `rediss://`, `unix://`, `redis+sentinel://`, `redis+cluster://`.
-
-    Only the driver that is used gets imported; nothing is contacted before the first question. `clock` (ms since the
-    epoch) replaces the ledger's own clock, for tests and simulation only.
-    Raises ConfigError for a URL of any other kind.
-    """
-    scheme = url.partition(":")[0]
-    if scheme == "sqlite":
-        from quota.ledger.sqlite_ledger import SqliteLedger
-
-        return SqliteLedger(url, clock=clock)
-    if scheme in LEDGER_SCHEMES:
-        from quota.ledger.redis_ledger import RedisLedger
-
-        return RedisLedger(url, clock=clock)
-    raise ConfigError(f"ledger url of kind {scheme!r} is not known; write sqlite:///PATH or redis://HOST:PORT/DB")
+def read_entries(ledger: Ledger, project: str, since_ms: int, until_ms: int) -> Iterator[Entry]:
+    """The log's entries with since_ms <= ms <= until_ms, in order, read in bounded chunks."""
+    after, until_ms = (since_ms - 1, NEVER) if since_ms > 0 else (0, 0), max(until_ms, 0)
+    size = 10  # most refusals are explained by the first few entries
+    while True:
+        chunk = ledger.read(project, after, until_ms, size)
+        yield from chunk
+        if len(chunk) < size:
+            return
+        after = (chunk[-1].ms, chunk[-1].seq)
+        size = min(size * 10, MOST_READ)

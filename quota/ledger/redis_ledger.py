@@ -41,29 +41,21 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from quota.arguments import MAX_NUMBER, text, whole, whole_clock
-from quota.common.clock import elapsed_s
+from quota.common.clock import LATEST_MS, NEVER, elapsed_s
 from quota.common.log import warn
 from quota.errors import ConfigError, LedgerError
-from quota.ledger.contract import (
-    DEFAULT_BUCKET,
-    KEEP_MS,
-    LATEST_MS,
-    NEVER,
-    Carry,
-    Entry,
-    Exhaustion,
-    Verdict,
-    checked_exhaustion,
-    checked_range,
-)
+from quota.ledger.contract import KEEP_MS, Exhaustion, Verdict, checked_exhaustion, checked_range
+from quota.ledger.entry import DEFAULT_BUCKET, Entry
 from quota.ledger.redis_connection import Connections, Packer
 from quota.ledger.redis_scripts import script
+from quota.ledger.unlogged import Carry
 from quota.limits import DAY_MS, Sliding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from quota.ledger.contract import Ask, Charge, Id, Question
+    from quota.ledger.contract import Ask, Question
+    from quota.ledger.entry import Charge, Id
     from quota.limits import View
 
 T = TypeVar("T")

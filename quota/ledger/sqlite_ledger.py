@@ -10,31 +10,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quota.arguments import MAX_NUMBER, text, whole, whole_clock
-from quota.common.clock import host_clock
+from quota.common.clock import LATEST_MS, NEVER, host_clock
 from quota.common.sqlite_file import DamagedError, SqliteFile, sound
 from quota.ledger.contract import (
     CLOCK_SLACK_MS,
     KEEP_MS,
     KEEP_SLACK_MS,
-    LATEST_MS,
-    NEVER,
-    Carry,
-    Entry,
     Exhaustion,
     Verdict,
     checked_exhaustion,
     checked_range,
-    parts_text,
-    read_parts,
     root_of,
 )
+from quota.ledger.entry import Entry
+from quota.ledger.unlogged import Carry, parts_text, read_parts
 from quota.limits import MINUTE_MS, Sliding
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Sequence
 
-    from quota.ledger.contract import Ask, Charge, Id, Outcome, Question
+    from quota.ledger.contract import Ask, Outcome, Question
+    from quota.ledger.entry import Charge, Id
     from quota.limits import View
 
 State = tuple[int, int, int, int, int, int]

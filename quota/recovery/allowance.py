@@ -29,11 +29,11 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.arguments import MAX_NUMBER, whole, whole_clock
-from quota.common.clock import host_clock
+from quota.common.clock import LATEST_MS, host_clock
 from quota.common.log import warn
 from quota.common.sqlite_file import SqliteFile, sound
 from quota.errors import LedgerError
-from quota.ledger.contract import LATEST_MS, Charge
+from quota.ledger.entry import Charge
 
 if TYPE_CHECKING:
     import sqlite3

@@ -32,11 +32,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from quota.budget import read_entries
-from quota.common.clock import rfc3339
+from quota.common.clock import NEVER, rfc3339
 from quota.common.log import warn
 from quota.errors import LedgerError
-from quota.ledger.contract import KEEP_SLACK_MS, NEVER, NOTHING_SEEN, Seen, root_of
+from quota.ledger.contract import KEEP_SLACK_MS, NOTHING_SEEN, Seen, read_entries, root_of
 from quota.limits import selector_of
 from quota.recovery.observations import (
     Cells,
@@ -59,7 +58,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from quota.ledger.contract import Ask, Carry, Id, Ledger, Verdict
+    from quota.ledger.contract import Ask, Ledger, Verdict
+    from quota.ledger.entry import Id
+    from quota.ledger.unlogged import Carry
     from quota.limits import View
 
 LOOK_EVERY_S = 0.05

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.ledger.contract import NEVER, Carry, newest_parts, parts_text, read_parts
+from quota.common.clock import NEVER
+from quota.ledger.unlogged import Carry, newest_parts, parts_text, read_parts
 from quota.limits import Edges, Sliding, selector_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quota.ledger.contract import Ask, Id, Parts
+    from quota.ledger.contract import Ask
+    from quota.ledger.entry import Id
+    from quota.ledger.unlogged import Parts
     from quota.recovery.watermark_file import Head
 
 CELLS = 24

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Literal
 
 from quota.common.clock import host_clock, rfc3339
 from quota.common.redact import redact
+from quota.common.text import nearest, one_line
 from quota.errors import ConfigError, LedgerError
 from quota.limits import DAY_MS, Calendar
-from quota.settings.load import read_key, state_folder
-from quota.settings.toml import nearest, one_line
+from quota.settings.folders import state_folder
+from quota.settings.keys import read_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from quota.costs import Bucket, CostBook
     from quota.limits import Limit
     from quota.session import Session
-    from quota.settings.load import CredentialSettings, JobSettings, Settings
+    from quota.settings.model import CredentialSettings, JobSettings, Settings
 
 Level = Literal["error", "warning"]
 
@@ -74,7 +75,7 @@ def lint(settings: Settings) -> list[Finding]:
 def ask_ledger(settings: Settings) -> list[Finding]:
     """A warning if the ledger does not answer what every decision asks first. A file that is not there is not made."""
     from quota.budget import Budget
-    from quota.ledger.contract import open_ledger
+    from quota.ledger.factory import open_ledger
 
     url = settings.ledger.url
     if url.startswith("sqlite:"):
@@ -125,7 +126,7 @@ def _unasked(url: str, why: str, remedy: str) -> Finding:
 
 
 def _opening(url: str) -> Iterator[Finding]:
-    from quota.ledger.contract import open_ledger
+    from quota.ledger.factory import open_ledger
 
     try:
         open_ledger(url).close()  # nothing is contacted before the first question

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from quota.costs import CostBook, load_book, parse_span, parse_window
+from quota.common.text import listed, nearest, one_line, show
 from quota.errors import ConfigError
-from quota.ledger.contract import LEDGER_SCHEMES
+from quota.ledger.factory import LEDGER_SCHEMES
 from quota.limits import (
     DAY_MS,
     HOUR_MS,
@@ -33,118 +33,33 @@ from quota.limits import (
     Window,
     format_duration,
 )
-from quota.settings.toml import Table, listed, nearest, one_line, parse_toml, read_toml, show
+from quota.settings.books import load_book, parse_span, parse_window
+from quota.settings.folders import state_folder
+from quota.settings.model import (
+    BUILT_IN,
+    BUILT_IN_FETCHES,
+    DEFAULT_HEADROOM_PERCENT,
+    DEFAULT_MISFIRE_GRACE_MS,
+    DEFAULT_RETENTION_MS,
+    LONGEST_MISFIRE_GRACE_MS,
+    CredentialSettings,
+    JobSettings,
+    LedgerSettings,
+    Settings,
+    StoreSettings,
+    Unavailable,
+)
+from quota.settings.toml import Table, parse_toml, read_toml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-BUILT_IN_FETCHES = {"trending": "videos.list", "search": "search.list", "channels": "channels.list"}
-"""The built-in jobs, each with the API method that it calls first."""
-
-DEFAULT_RETENTION_MS = 30 * DAY_MS
-DEFAULT_HEADROOM_PERCENT = 5
-DEFAULT_MISFIRE_GRACE_MS = 10 * MINUTE_MS
-LONGEST_MISFIRE_GRACE_MS = 7 * DAY_MS
+    from quota.costs import CostBook
 DEFAULT_MAX_BODY_MB = 16
 DEFAULT_MAX_ANSWER_S = 120
 DEFAULT_MAX_ITEMS = 10_000
-BUILT_IN = "built-in configuration"
 NO_FILE = "no quota.toml was found"
 BUILT_IN_NOTICE = f"{NO_FILE}: this is the {BUILT_IN}; `quota init` writes one"
-
-
-class Unavailable(NamedTuple):
-    """What each of `machines` may spend while the ledger cannot be reached: calls of up to `max_cost_units`, together
-    at most `allowance_units` in any longest window.
-    """
-
-    max_cost_units: int
-    allowance_units: int
-    machines: int
-
-
-class LedgerSettings(NamedTuple):
-    """`url` has absolute paths. `unavailable` is None where nothing may be spent without the ledger."""
-
-    url: str
-    unavailable: Unavailable | None
-
-
-@dataclass(frozen=True, slots=True)
-class CredentialSettings:
-    """One credential. `key_ref` says where the secret is (`env:NAME`, `file:/path`); None for the emulator's demo.
-
-    `endpoint` is None for the API's own address. Credentials of one project have the same limits.
-    """
-
-    name: str
-    api: str
-    book: CostBook
-    project: str
-    key_ref: str | None
-    endpoint: str | None
-    limits: tuple[Limit, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class JobSettings:
-    """One job. `leave` is in units by limit name; `options` are keyword arguments for the fetch function.
-
-    Without `regions` the job makes one pass that is not about a region. `schedule` is a cron line on the wall clock of
-    `timezone`, or an interval ("every 45m"), see `quota.settings.schedules`; None: run by hand. `stagger_ms` is how
-    much later each region starts than the one before; 0: all in one tick. Up to `jitter_ms` are added to each start,
-    and a tick that could not start within `misfire_grace_ms` is not run. `max_body_mb`, `max_answer_s` and `max_items`
-    bound what an answer may be, see `quota.clients.google.service`; `max_items` also a page of a fetch function's own.
-    """
-
-    name: str
-    credential: str
-    fetch: str
-    regions: tuple[str, ...]
-    pages: int
-    schedule: str | None
-    stagger_ms: int
-    leave: Mapping[str, int]
-    options: Mapping[str, object]
-    timezone: str = "UTC"
-    jitter_ms: int = 0
-    misfire_grace_ms: int = DEFAULT_MISFIRE_GRACE_MS
-    max_body_mb: int = DEFAULT_MAX_BODY_MB
-    max_answer_s: int = DEFAULT_MAX_ANSWER_S
-    max_items: int = DEFAULT_MAX_ITEMS
-
-
-class StoreSettings(NamedTuple):
-    """Where fetched items are kept, and for how long."""
-
-    url: str
-    retention_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """One configuration. `path` is the file it came from, None for the built-in one."""
-
-    path: Path | None
-    ledger: LedgerSettings
-    credentials: Mapping[str, CredentialSettings]
-    jobs: Mapping[str, JobSettings]
-    store: StoreSettings
-
-    @property
-    def source(self) -> str:
-        """What messages call this configuration."""
-        return BUILT_IN if self.path is None else one_line(self.path)
-
-
-def state_folder() -> Path:
-    """Where this machine keeps what must survive a reboot: QUOTA_STATE_DIR, else the platform's. Not created here."""
-    named = os.environ.get("QUOTA_STATE_DIR")
-    if named:
-        return Path(named).absolute()
-    from platformdirs import user_state_path
-
-    return user_state_path("quota-ledger")
 
 
 def find_config(named: str | Path | None = None) -> Path | None:
@@ -176,38 +91,6 @@ def load_settings(config: str | Path | None = None) -> Settings:
         data = parse_toml(read_text("quota.config", "default.toml"), BUILT_IN)
         return _settings(data, None, BUILT_IN, state_folder())
     return _settings(read_toml(path), path, one_line(path), path.absolute().parent)
-
-
-def read_key(ref: str) -> str:
-    """The secret that a key reference points to, without its line end.
-
-    Raises ConfigError, naming the variable or file and never the value.
-    """
-    kind, _, name = ref.partition(":")
-    if kind == "env":
-        where = f"environment variable {name}"
-        text = os.environ.get(name)
-        if text is None:
-            raise ConfigError(f'{where} is not set; put the key into it, or use key = "file:/path"')
-    else:
-        where = f"key file {one_line(name)}"
-        try:
-            with open(name, "rb") as file:
-                text = file.read(_LONGEST_KEY + 1).decode("latin-1")
-        except OSError as error:
-            raise ConfigError(f"{where} cannot be read: {error.strerror or error}") from None
-    key = text.rstrip("\r\n")
-    if not key:
-        raise ConfigError(f"{where} is empty; put the key into it")
-    if len(key) > _LONGEST_KEY:
-        raise ConfigError(f"{where} holds more than {_LONGEST_KEY} characters: that is not a key")
-    # What travels in a header: anything else would fail later, inside a client that prints the value.
-    if not all(" " < c <= "~" for c in key):
-        raise ConfigError(f"{where} holds a space, a line end or a character that no key has; store the bare key in it")
-    return key
-
-
-_LONGEST_KEY = 8_192
 
 
 # -- from tables to values ---------------------------------------------------------------------------------------------

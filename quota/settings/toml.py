@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 import tomllib
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
+from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -191,31 +191,6 @@ _KINDS = {
 }
 
 
-def show(value: object) -> str:
-    """A value for a message: short, on one line."""
-    if isinstance(value, int) and abs(value) >= 10**18:
-        return "a number that large"  # Python refuses to print the very long ones
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The hint after an unknown name: the nearest known one, or all of them when none is near."""
-    from difflib import get_close_matches
-
-    names = list(known)
-    near = get_close_matches(name[:100], names, n=1, cutoff=0.5)
-    if near:
-        return f"did you mean {near[0]!r}?"
-    return f"known: {listed(names)}" if names else "none is known"
-
-
-def listed(names: Iterable[str]) -> str:
-    """Names for a message: all of them, or the first dozen."""
-    first = list(islice(names, 13))
-    return ", ".join(first[:12]) + (", ..." if len(first) > 12 else "")
-
-
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file. Raises ConfigError, on one line, for whatever cannot be read as one."""
     try:
@@ -245,17 +220,3 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
         raise ConfigError(f"{source}: not TOML: {one_line(error)}") from None
     except RecursionError:
         raise ConfigError(f"{source}: not a configuration file: nested too deep") from None
-
-
-def one_line(value: object) -> str:
-    """Text without control characters, whatever it was; of what is very long, the beginning and the end."""
-    text = printable(str(value))
-    return text if len(text) <= 400 else f"{text[:199]}...{text[-198:]}"
-
-
-def printable(text: str) -> str:
-    """`text` as one line that moves no cursor: escapes stand for line ends, control sequences, changes of direction.
-
-    For whatever is shown and was written by others: a ledger's log, upstream, a file.
-    """
-    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -124,7 +124,7 @@ def serve(url: str, project: str, state: str | None = None) -> None:
     """
     import quota
     from bench.budgets import CHEAP, budget, charging, guarded, one
-    from quota.ledger.contract import open_ledger
+    from quota.ledger.factory import open_ledger
 
     print(quota.__file__, *import_module("quota.lua").__path__, sep=os.pathsep, flush=True)
     ledger = open_ledger(url)

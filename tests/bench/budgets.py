@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from quota.budget import Budget
 from quota.common.clock import host_clock
 from quota.decision import Decision
-from quota.ledger.contract import Charge
+from quota.ledger.entry import Charge
 from quota.limits import DAY_MS, Calendar, Limit, Selector, Sliding, View
 from quota.recovery.allowance import Allowance
 from support.books import BOOK

@@ -30,7 +30,7 @@ from bench.budgets import (
 from bench.peers import REDIS_PEERS
 from bench.race import Contestant, race
 from bench.report import Bar, Report
-from quota.ledger.contract import open_ledger
+from quota.ledger.factory import open_ledger
 from quota.ledger.redis_ledger import TIMEOUT_S
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from bench.budgets import (
 from bench.peers import pyrate_sqlite
 from bench.race import Contestant, race
 from bench.report import Bar, Report
-from quota.ledger.contract import open_ledger
+from quota.ledger.factory import open_ledger
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from quota.budget import Budget
-    from quota.settings.load import Settings
+    from quota.settings.model import Settings
 
 
 def now_ms() -> int:

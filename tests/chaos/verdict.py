@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from chaos.scene import MACHINES, PAGE_ITEMS, PAGES, REGIONS
-from quota.ledger.contract import NEVER
+from quota.common.clock import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -10,7 +10,8 @@ import pytest
 import redis
 
 from quota.budget import Budget
-from quota.ledger.contract import Ledger, open_ledger
+from quota.ledger.contract import Ledger
+from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.books import BOOK
 

@@ -13,10 +13,11 @@ from quota.attribution import labels
 from quota.budget import Budget
 from quota.clients.google import service
 from quota.clients.metering import Meter
-from quota.common.clock import host_clock
+from quota.common.clock import NEVER, host_clock
 from quota.costs import Price
 from quota.errors import UnknownCharge, UsageError
-from quota.ledger.contract import NEVER, Exhaustion, open_ledger
+from quota.ledger.contract import Exhaustion
+from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, Limit, Selector, Sliding, View
 from quota.recovery.allowance import Allowance
 from support.books import BOOK

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from quota.errors import LedgerError
-from quota.ledger.contract import open_ledger
+from quota.ledger.factory import open_ledger
 from support.proxy import Proxy
 from support.servers import RedisServer
 

@@ -10,7 +10,8 @@ import pytest
 from contract.conftest import limit
 from quota.budget import Budget
 from quota.common.clock import elapsed_s
-from quota.ledger.contract import CLOCK_SLACK_MS, open_ledger
+from quota.ledger.contract import CLOCK_SLACK_MS
+from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Calendar, Limit, Selector, View
 from support.books import BOOK
 

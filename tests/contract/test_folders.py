@@ -12,11 +12,12 @@ import pytest
 import quota
 from quota.common.clock import host_clock
 from quota.common.folders import make_folder
-from quota.ledger.contract import Charge, open_ledger
+from quota.ledger.entry import Charge
+from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS
 from quota.recovery.allowance import Allowance
 from quota.recovery.high_water_mark import Memory
-from quota.session import make_state_folder
+from quota.settings.folders import make_state_folder
 from support.commands import Quota
 
 if TYPE_CHECKING:

@@ -21,7 +21,9 @@ from quota.budget import Budget
 from quota.common.sqlite_file import PAGE_BYTES
 from quota.jobs.job import Page
 from quota.jobs.store.store import Store
-from quota.ledger.contract import KEEP_MS, Charge, Exhaustion, open_ledger
+from quota.ledger.contract import KEEP_MS, Exhaustion
+from quota.ledger.entry import Charge
+from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
 from quota.recovery.allowance import Allowance
 from support.books import BOOK

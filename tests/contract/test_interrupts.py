@@ -20,11 +20,12 @@ import pytest
 
 import quota
 from contract.conftest import Setup, limit
-from quota.budget import read_entries
 from quota.common import sqlite_file
-from quota.common.clock import host_clock
+from quota.common.clock import NEVER, host_clock
 from quota.errors import LedgerError
-from quota.ledger.contract import NEVER, Charge, open_ledger
+from quota.ledger.contract import read_entries
+from quota.ledger.entry import Charge
+from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS
 from quota.recovery.allowance import Allowance
 from support.interrupts import Interrupted, at_every_place, interrupt

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from contract.conftest import limit
-from quota.budget import Budget, read_entries
+from quota.budget import Budget
+from quota.common.clock import NEVER
 from quota.errors import UnknownCharge, UsageError
-from quota.ledger.contract import KEEP_MS, NEVER, Exhaustion, open_ledger
+from quota.ledger.contract import KEEP_MS, Exhaustion, read_entries
+from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 from support.books import BOOK
 

@@ -14,7 +14,11 @@ import redis
 
 from contract.conftest import limit
 from quota.budget import Budget
-from quota.ledger.contract import KEEP_MS, NEVER, Carry, Charge, Question, open_ledger
+from quota.common.clock import NEVER
+from quota.ledger.contract import KEEP_MS, Question
+from quota.ledger.entry import Charge
+from quota.ledger.factory import open_ledger
+from quota.ledger.unlogged import Carry
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
 from quota.recovery import high_water_mark as memory
 from quota.recovery.high_water_mark import Memory, close_memory, memory_path, open_memory
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
     from pathlib import Path
 
-    from quota.ledger.contract import Entry, Id
+    from quota.ledger.entry import Entry, Id
     from support.losses import Place
 
 NOW = 1_793_000_000_000

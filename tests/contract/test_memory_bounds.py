@@ -12,7 +12,7 @@ import pytest
 import quota.recovery.watermark_file
 from contract.conftest import limit
 from quota.budget import Budget
-from quota.ledger.contract import open_ledger
+from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS
 from quota.recovery.high_water_mark import Memory
 from quota.recovery.watermark_file import Slots

@@ -13,9 +13,12 @@ import pytest
 
 import quota
 from contract.conftest import limit
-from quota.budget import Budget, read_entries
+from quota.budget import Budget
+from quota.common.clock import NEVER
 from quota.errors import LedgerError, UnknownCharge
-from quota.ledger.contract import NEVER, Charge, open_ledger
+from quota.ledger.contract import read_entries
+from quota.ledger.entry import Charge
+from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS
 from quota.recovery.allowance import LOOK_AGAIN_MS, REPAID_AT_ONCE, Allowance
 from support.books import BOOK

@@ -12,11 +12,11 @@ from click.testing import CliRunner
 
 from quota.cli.commands import cli
 from quota.clients.metering import Meter
-from quota.costs import parse_book
+from quota.common.clock import NEVER
 from quota.errors import CostExceedsLimit, LedgerError
-from quota.ledger.contract import NEVER
 from quota.limits import Calendar, Limit, Selector, View
 from quota.recovery.allowance import Allowance
+from quota.settings.books import parse_book
 from quota.settings.lint import lint
 from quota.settings.load import load_settings
 

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from quota.ledger.contract import open_ledger
+from quota.ledger.factory import open_ledger
 from support.random_operations import RandomOperations
 
 if TYPE_CHECKING:

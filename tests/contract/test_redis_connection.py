@@ -19,7 +19,7 @@ import redis
 
 from contract.conftest import limit
 from quota.budget import Budget
-from quota.ledger.contract import open_ledger
+from quota.ledger.factory import open_ledger
 from quota.ledger.redis_connection import Connections
 from support.books import BOOK
 from support.proxy import Proxy

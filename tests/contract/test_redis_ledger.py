@@ -21,9 +21,12 @@ import redis
 
 from contract.conftest import limit
 from quota.budget import Budget
+from quota.common.clock import NEVER
 from quota.common.redact import redact
 from quota.errors import ConfigError, LedgerError, UnknownCharge
-from quota.ledger.contract import NEVER, Ask, Charge, Exhaustion, Question, Verdict, open_ledger
+from quota.ledger.contract import Ask, Exhaustion, Question, Verdict
+from quota.ledger.entry import Charge
+from quota.ledger.factory import open_ledger
 from quota.ledger.redis_ledger import RedisLedger
 from quota.limits import DAY_MS, HOUR_MS, Selector, Sliding, View
 from quota.recovery.high_water_mark import Memory

@@ -11,9 +11,12 @@ import redis
 
 import quota
 from contract.conftest import limit
-from quota.budget import Budget, read_entries
-from quota.common.clock import host_clock
-from quota.ledger.contract import KEEP_MS, KEEP_SLACK_MS, NEVER, Carry, Charge, Exhaustion, open_ledger
+from quota.budget import Budget
+from quota.common.clock import NEVER, host_clock
+from quota.ledger.contract import KEEP_MS, KEEP_SLACK_MS, Exhaustion, read_entries
+from quota.ledger.entry import Charge
+from quota.ledger.factory import open_ledger
+from quota.ledger.unlogged import Carry
 from quota.limits import DAY_MS, HOUR_MS, SECOND_MS, Calendar, Limit, Selector, Sliding, View
 from quota.recovery.allowance import Allowance
 from quota.status import exact_from

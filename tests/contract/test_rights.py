@@ -17,7 +17,7 @@ import redis
 from contract.test_charge_script import ALL, AMENDED, CALLS, KEEP_MS, KEYS, LOG, NOW, SEARCHES, STATE, Scripts
 from contract.test_redis_ledger import round_trip
 from quota.budget import Budget
-from quota.ledger.contract import open_ledger
+from quota.ledger.factory import open_ledger
 from quota.ledger.redis_scripts import script
 from quota.limits import DAY_MS, HOUR_MS
 from support.books import BOOK

@@ -17,8 +17,10 @@ from contract.conftest import limit
 from contract.test_charge_script import ALL, KEEP_MS, LOG, NOW, STATE, Scripts, scripts
 from contract.test_redis_ledger import calls, opened, server
 from quota.budget import Budget
+from quota.common.clock import NEVER
 from quota.errors import LedgerError
-from quota.ledger.contract import NEVER, Charge, open_ledger
+from quota.ledger.entry import Charge
+from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, MINUTE_MS
 from support.books import BOOK
 from support.proxy import Proxy

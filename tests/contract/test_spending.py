@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.ledger.contract import KEEP_MS, open_ledger
+from quota.ledger.contract import KEEP_MS
+from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS
 from quota.session import Session
 from quota.settings.load import load_settings

@@ -28,8 +28,10 @@ from hypothesis.stateful import (
 )
 
 from contract.conftest import limit
-from quota.budget import Budget, read_entries
-from quota.ledger.contract import CLOCK_SLACK_MS, NEVER, open_ledger
+from quota.budget import Budget
+from quota.common.clock import NEVER
+from quota.ledger.contract import CLOCK_SLACK_MS, read_entries
+from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 from support.books import BOOK
 from support.losses import Machine, RedisPlace, SqlitePlace

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
-from quota.common.clock import rfc3339
+from quota.cli.render import render_status
+from quota.common.clock import NEVER, rfc3339
 from quota.errors import LedgerError
 from quota.jobs.job import attempt_of, load_fetch
-from quota.ledger.contract import CLOCK_SLACK_MS, NEVER, Exhaustion
+from quota.ledger.contract import CLOCK_SLACK_MS, Exhaustion
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from quota.session import Session
-from quota.settings.load import BUILT_IN_FETCHES, load_settings
-from quota.status import moment, read_status, render_status
+from quota.settings.load import load_settings
+from quota.settings.model import BUILT_IN_FETCHES
+from quota.status import moment, read_status
 from support.commands import Quota, one_line
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import quota
-from quota.budget import read_entries
+from quota.common.clock import NEVER
 from quota.jobs.emulator import Emulator
 from quota.jobs.runner import run_job
-from quota.ledger.contract import NEVER
+from quota.ledger.contract import read_entries
 from support.commands import Quota, one_line
 from support.users import not_root
 

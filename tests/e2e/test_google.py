@@ -31,12 +31,14 @@ import quota
 from quota.budget import Budget
 from quota.clients.google import MeteredHttp, service
 from quota.clients.metering import Meter
-from quota.costs import load_book
+from quota.common.clock import NEVER
 from quota.errors import ConfigError, Refused, UsageError
 from quota.jobs.emulator import Emulator
-from quota.ledger.contract import NEVER, Entry, Ledger
+from quota.ledger.contract import Ledger
+from quota.ledger.entry import Entry
 from quota.ledger.sqlite_ledger import SqliteLedger
 from quota.limits import DAY_MS, Limit, Selector, Sliding, View
+from quota.settings.books import load_book
 from support.plain_http import Answer, Arrived, PlainServer
 
 KEY = "AIza-the-secret-of-these-tests"
@@ -777,7 +779,8 @@ def test_a_forked_child_does_not_read_its_parents_answers(upstream: Emulator, le
 
 def test_nothing_imports_the_client_before_a_service_is_made() -> None:
     code = (
-        "import sys, quota, quota.clients.metering, quota.clients.upstream_errors, quota.common.redact, quota.clients.requests, quota.session\n"
+        "import sys, quota, quota.clients.metering, quota.clients.upstream_errors, quota.common.redact\n"
+        "import quota.clients.requests, quota.clients.httpx, quota.session\n"
         "print(sys.modules.keys() & {'googleapiclient', 'httplib2', 'google.auth', 'requests', 'urllib3', 'httpx'})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

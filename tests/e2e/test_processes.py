@@ -32,10 +32,10 @@ import redis
 from tenacity import wait_none
 
 import quota
-from quota.budget import read_entries
+from quota.common.clock import NEVER
 from quota.jobs.emulator import Emulator
 from quota.jobs.runner import run_job
-from quota.ledger.contract import NEVER
+from quota.ledger.contract import read_entries
 from quota.status import read_status
 from support.commands import Quota
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from quota.jobs.job import RunReport
-    from quota.ledger.contract import Entry
+    from quota.ledger.entry import Entry
     from support.servers import RedisServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -375,8 +375,9 @@ def test_a_repayment_killed_before_its_note_is_not_made_twice(machine: Machine) 
 # Everything is imported before the starting shot, so that the processes meet where they open their files.
 WAITING = """
 import sys
-import quota, quota.cli.commands, quota.budget, quota.limits, quota.recovery.allowance, quota.session, quota.settings.load
-import quota.common.sqlite_file, quota.ledger.sqlite_ledger, quota.ledger.redis_ledger, quota.clients.upstream_errors
+import quota, quota.cli.commands, quota.budget, quota.limits, quota.recovery.allowance, quota.session
+import quota.settings.load, quota.common.sqlite_file, quota.ledger.sqlite_ledger, quota.ledger.redis_ledger
+import quota.clients.upstream_errors
 print("ready", flush=True)
 sys.stdin.readline()
 """

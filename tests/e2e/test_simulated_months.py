@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from quota.budget import read_entries
+from quota.common.clock import NEVER
 from quota.jobs.emulator import Emulator
 from quota.jobs.plan.simulation import Refusal, read_state, simulate
 from quota.jobs.runner import run_job
 from quota.jobs.schedule.ticks import ticks
-from quota.ledger.contract import NEVER
+from quota.ledger.contract import read_entries
 from quota.limits import DAY_MS, Calendar
 from quota.session import Session
 from quota.settings.load import load_settings
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from quota.ledger.contract import Entry
+    from quota.ledger.entry import Entry
     from support.servers import RedisServer
 
 DAYS = int(os.environ.get("QUOTA_TEST_DAYS", "3"))

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from quota.ledger.contract import NEVER, Exhaustion, open_ledger
+from quota.common.clock import NEVER
+from quota.ledger.contract import Exhaustion
+from quota.ledger.factory import open_ledger
 from support.commands import QUOTA, Quota
 
 if TYPE_CHECKING:

@@ -18,12 +18,16 @@ import pytest
 import requests
 
 from quota.budget import Budget
-from quota.clients.requests import MAX_PEEK_BYTES, httpx_async_transport, httpx_transport, requests_adapter
-from quota.costs import load_book
+from quota.clients.gate import MAX_PEEK_BYTES
+from quota.clients.httpx import httpx_async_transport, httpx_transport
+from quota.clients.requests import requests_adapter
+from quota.common.clock import NEVER
 from quota.errors import Refused
-from quota.ledger.contract import NEVER, Entry, Ledger
+from quota.ledger.contract import Ledger
+from quota.ledger.entry import Entry
 from quota.ledger.sqlite_ledger import SqliteLedger
 from quota.limits import DAY_MS, Limit, Selector, Sliding, View
+from quota.settings.books import load_book
 from support.plain_http import Answer, Arrived, PlainServer
 
 SPENT = json.dumps({"error": {"message": "Out of quota.", "errors": [{"reason": "quotaExceeded"}]}}).encode()

@@ -10,8 +10,8 @@ import pytest
 
 from fuzz.generate import damaged, mutated, text, to_toml, toml_value
 from fuzz.inputs import PARTS, Input, check_line, every
-from quota.costs import load_book
 from quota.errors import ConfigError
+from quota.settings.books import load_book
 from quota.settings.lint import lint
 from quota.settings.load import default_limits, load_settings
 

@@ -13,8 +13,9 @@ import redis
 import quota
 from fuzz.generate import text
 from fuzz.inputs import PARTS, Input, check_line, every
+from quota.common.clock import NEVER
 from quota.errors import LedgerError, UnknownCharge
-from quota.ledger.contract import NEVER, Exhaustion
+from quota.ledger.contract import Exhaustion
 from quota.limits import DAY_MS
 from quota.status import SPEND_FIELDS, read_spending, read_status
 

@@ -18,10 +18,10 @@ from fuzz.inputs import PARTS, Input, check_line, every
 from quota.clients.google import _batched_answers
 from quota.clients.upstream_errors import MAX_MESSAGE_LENGTH, Kind, classify
 from quota.common.redact import RedactingFilter, redact, register
-from quota.costs import load_book
 from quota.jobs.commands import _printable
 from quota.jobs.failure import _judge_answer
 from quota.jobs.runner import ATTEMPTS, run_job
+from quota.settings.books import load_book
 from support.plain_http import Answer, Arrived, PlainServer
 
 BOOKS = [load_book("youtube-v3"), load_book("youtube-v3-buckets")]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from quota.costs import CostBook, parse_book
+from quota.costs import CostBook
+from quota.settings.books import parse_book
 
 BOOK: CostBook = parse_book(
     """

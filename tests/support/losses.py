@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import redis
 
 from quota.budget import Budget
-from quota.ledger.contract import open_ledger
+from quota.ledger.factory import open_ledger
 from quota.recovery.high_water_mark import Memory
 from support.books import BOOK
 

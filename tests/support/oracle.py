@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from quota.ledger.contract import CLOCK_SLACK_MS, NEVER
+from quota.common.clock import NEVER
+from quota.ledger.contract import CLOCK_SLACK_MS
 from quota.limits import Calendar, Limit, Sliding, View
 
 if TYPE_CHECKING:

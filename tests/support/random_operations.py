@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quota.budget import ALLOWANCE_ID, Budget
+from quota.common.clock import NEVER
 from quota.errors import CostExceedsLimit, UnknownCharge
-from quota.ledger.contract import CLOCK_SLACK_MS, KEEP_MS, MOST_READ, NEVER, Exhaustion, Ledger, kept_ms, open_ledger
+from quota.ledger.contract import CLOCK_SLACK_MS, KEEP_MS, MOST_READ, Exhaustion, Ledger, kept_ms
+from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
 from quota.recovery.allowance import Allowance
 from support.books import BOOK

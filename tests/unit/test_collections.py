@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quota.budget import Budget
+from quota.clients.httpx import httpx_async_transport, httpx_transport
 from quota.clients.metering import Hosts, Meter
-from quota.clients.requests import httpx_async_transport, httpx_transport, requests_adapter
+from quota.clients.requests import requests_adapter
+from quota.common.clock import NEVER
 from quota.costs import Pool
 from quota.errors import ConfigError, UsageError
 from quota.jobs.fetches import channels
 from quota.jobs.plan.plan import make_plan
 from quota.jobs.runner import run_job
-from quota.ledger.contract import NEVER
 from quota.ledger.sqlite_ledger import SqliteLedger
 from quota.limits import DAY_MS, Limit, Selector, Sliding, View
 from quota.settings.load import load_settings

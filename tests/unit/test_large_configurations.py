@@ -9,7 +9,8 @@ import pytest
 
 from quota.session import Session
 from quota.settings.lint import lint
-from quota.settings.load import Settings, load_settings
+from quota.settings.load import load_settings
+from quota.settings.model import Settings
 from quota.settings.toml import Table
 
 if TYPE_CHECKING:

@@ -16,11 +16,12 @@ import pytest
 from quota.attribution import labels
 from quota.budget import Budget
 from quota.clients.metering import Hosts, Meter, is_loopback
-from quota.costs import load_book, parse_book
+from quota.common.clock import NEVER
 from quota.errors import LedgerError, Refused, UsageError
-from quota.ledger.contract import NEVER, Exhaustion, Ledger
+from quota.ledger.contract import Exhaustion, Ledger
 from quota.ledger.sqlite_ledger import SqliteLedger
 from quota.limits import DAY_MS, Limit, Selector, Sliding, View
+from quota.settings.books import load_book, parse_book
 
 
 def pacific(text: str) -> int:

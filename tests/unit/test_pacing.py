@@ -9,7 +9,7 @@ import pytest
 
 from quota.budget import Budget, cap
 from quota.errors import ConfigError, CostExceedsLimit, UsageError
-from quota.ledger.contract import open_ledger
+from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View, paced_units, paced_until
 from quota.session import Session
 from quota.settings.load import load_settings
@@ -221,7 +221,7 @@ def test_status_shows_todays_number_and_what_is_given_out_now(tmp_path: Path, st
 
     from rich.console import Console
 
-    from quota.status import render_status
+    from quota.cli.render import render_status
 
     console = Console(width=80)
     with console.capture() as shown:

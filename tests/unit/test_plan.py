@@ -17,14 +17,15 @@ from quota.jobs.rotation import in_order
 from quota.jobs.schedule.ticks import ticks
 from quota.jobs.store.store import Place
 from quota.limits import DAY_MS
-from quota.settings.load import JobSettings, load_settings
+from quota.settings.load import load_settings
+from quota.settings.model import JobSettings
 from support.commands import Quota, one_line
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from quota.jobs.plan.plan import Plan
-    from quota.settings.load import Settings
+    from quota.settings.model import Settings
 
 MONDAY = date(2026, 11, 23)
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quota.budget import Budget
+from quota.common.clock import NEVER
 from quota.errors import Refused, UsageError
-from quota.ledger.contract import NEVER
 from quota.ledger.sqlite_ledger import SqliteLedger
 from quota.limits import DAY_MS, Limit, Selector, Sliding, View
 from support.books import BOOK

@@ -18,7 +18,7 @@ from apscheduler.triggers.cron import CronTrigger
 
 from quota.jobs.schedule.ticks import Stream, Tick, streams, ticks
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
-from quota.settings.load import JobSettings
+from quota.settings.model import JobSettings
 from quota.settings.schedules import Cron, Every, parse_schedule
 
 LA, BERLIN = "America/Los_Angeles", "Europe/Berlin"

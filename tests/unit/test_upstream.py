@@ -10,7 +10,7 @@ import pytest
 
 from quota.clients.upstream_errors import MAX_BODY_BYTES, MAX_MESSAGE_LENGTH, classify
 from quota.common.redact import register
-from quota.costs import load_book
+from quota.settings.books import load_book
 
 POOL = load_book("youtube-v3")
 BUCKETS = load_book("youtube-v3-buckets")

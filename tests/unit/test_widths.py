@@ -10,11 +10,12 @@ import pytest
 from rich.console import Console, RenderableType
 
 from quota.budget import Budget
+from quota.cli.render import render_spending, render_status
 from quota.jobs.plan.plan import make_plan, render_plan
-from quota.ledger.contract import open_ledger
+from quota.ledger.factory import open_ledger
 from quota.session import Session
 from quota.settings.load import load_settings
-from quota.status import read_spending, read_status, render_spending, render_status
+from quota.status import read_spending, read_status
 
 NOW_MS = 1_795_255_200_000
 WIDTHS = [40, 50, 60, 72, 80, 120]

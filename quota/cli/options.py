@@ -1,0 +1,38 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def config_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--config FILE`, the same for every command."""
+    return click.option(
+        "--config", metavar="FILE", help="Configuration (default: $QUOTA_CONFIG, ./quota.toml, the user's)."
+    )(command)
+
+
+def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--json`, the same for every command that prints data."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+credential_option = click.option("--credential", metavar="C", help="Whose budget; needed where there are several.")
+
+
+def call_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What describes one call: METHOD, --units, --credential, --job, --region."""
+    for option in (
+        click.option("--region", metavar="R", default="", help="Region to note with the charge."),
+        click.option("--job", metavar="J", default="", help="Job to note with it; its limits and `leave` apply."),
+        credential_option,
+        click.option("--units", type=int, metavar="N", help="Cost, instead of the cost book's."),
+        click.argument("method"),
+    ):
+        command = option(command)
+    return command

@@ -1,0 +1,163 @@
+"""Metered transports for httpx."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from quota.clients.gate import MAX_PEEK_BYTES, HostGate, MethodOf
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Iterator
+
+    import httpx
+
+    from quota.budget import Budget
+
+
+# -- httpx -------------------------------------------------------------------------------------------------------------
+
+
+def httpx_transport(
+    budget: Budget, method: MethodOf, *, hosts: str | Iterable[str], inner: httpx.BaseTransport | None = None
+) -> httpx.BaseTransport:
+    """A transport for `httpx.Client`, over `inner` (default: a plain `httpx.HTTPTransport`).
+
+    `hosts` are the metered ones, one or several: `api.example.com` (any port) or `127.0.0.1:8765`.
+    """
+    import httpx
+
+    gate = HostGate(budget, method, hosts)
+    below = inner or httpx.HTTPTransport()
+
+    class Peeked(httpx.SyncByteStream):
+        def __init__(self, stream: httpx.SyncByteStream) -> None:
+            self._stream = stream
+            self._rest = iter(stream)
+            self._head: list[bytes] = []
+            self._error: httpx.TransportError | None = None
+
+        def peek(self) -> bytes:
+            size = 0
+            try:
+                while size < MAX_PEEK_BYTES and (chunk := next(self._rest, None)) is not None:
+                    self._head.append(chunk)
+                    size += len(chunk)
+            except httpx.TransportError as error:
+                self._error = error
+            return b"".join(self._head)
+
+        def __iter__(self) -> Iterator[bytes]:
+            yield from self._head
+            if self._error is not None:
+                raise self._error
+            yield from self._rest
+
+        def close(self) -> None:
+            self._stream.close()
+
+    class MeteredTransport(httpx.BaseTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            attempt = gate.charge(request.method, str(request.url))
+            if attempt is None:
+                return below.handle_request(request)
+            try:
+                response = below.handle_request(request)
+            except _unsent(httpx):
+                attempt.never_left()
+                raise
+            if response.status_code < 400:
+                attempt.answered(response.status_code, b"")
+                return response
+            stream = Peeked(cast("httpx.SyncByteStream", response.stream))
+            attempt.answered(response.status_code, _decoded(httpx, response, stream.peek()))
+            return _with_stream(httpx, response, stream)
+
+        def close(self) -> None:
+            below.close()
+
+    return MeteredTransport()
+
+
+def httpx_async_transport(
+    budget: Budget, method: MethodOf, *, hosts: str | Iterable[str], inner: httpx.AsyncBaseTransport | None = None
+) -> httpx.AsyncBaseTransport:
+    """The same for `httpx.AsyncClient`. The ledger is asked on a worker thread, so that the event loop goes on."""
+    import httpx
+    from anyio.to_thread import run_sync
+
+    gate = HostGate(budget, method, hosts)
+    below = inner or httpx.AsyncHTTPTransport()
+
+    class Peeked(httpx.AsyncByteStream):
+        def __init__(self, stream: httpx.AsyncByteStream) -> None:
+            self._stream = stream
+            self._rest = aiter(stream)
+            self._head: list[bytes] = []
+            self._error: httpx.TransportError | None = None
+
+        async def peek(self) -> bytes:
+            size = 0
+            try:
+                while size < MAX_PEEK_BYTES and (chunk := await anext(self._rest, None)) is not None:
+                    self._head.append(chunk)
+                    size += len(chunk)
+            except httpx.TransportError as error:
+                self._error = error
+            return b"".join(self._head)
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            for chunk in self._head:
+                yield chunk
+            if self._error is not None:
+                raise self._error
+            async for chunk in self._rest:
+                yield chunk
+
+        async def aclose(self) -> None:
+            await self._stream.aclose()
+
+    class MeteredTransport(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            attempt = await run_sync(gate.charge, request.method, str(request.url))
+            if attempt is None:
+                return await below.handle_async_request(request)
+            try:
+                response = await below.handle_async_request(request)
+            except _unsent(httpx):
+                await run_sync(attempt.never_left)
+                raise
+            if response.status_code < 400:
+                attempt.answered(response.status_code, b"")
+                return response
+            stream = Peeked(cast("httpx.AsyncByteStream", response.stream))
+            text = _decoded(httpx, response, await stream.peek())
+            await run_sync(attempt.answered, response.status_code, text)
+            return _with_stream(httpx, response, stream)
+
+        async def aclose(self) -> None:
+            await below.aclose()
+
+    return MeteredTransport()
+
+
+# The library is imported by whoever calls these; it comes along as an argument.
+
+
+def _unsent(library: Any) -> tuple[type[Exception], ...]:
+    """What httpx raises before the first byte of a request."""
+    return library.ConnectError, library.ConnectTimeout, library.PoolTimeout, library.UnsupportedProtocol
+
+
+def _decoded(library: Any, response: httpx.Response, raw: bytes) -> bytes:
+    try:
+        content: bytes = library.Response(response.status_code, headers=response.headers, content=raw).content
+    except Exception:
+        return b""  # not what its headers say; its status is all there is to go by
+    return content
+
+
+def _with_stream(library: Any, response: httpx.Response, stream: Any) -> httpx.Response:
+    renewed: httpx.Response = library.Response(
+        response.status_code, headers=response.headers, stream=stream, extensions=response.extensions
+    )
+    return renewed

@@ -1,0 +1,41 @@
+"""What the log holds: one entry for each admitted charge."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+DEFAULT_BUCKET = "units"
+"""The bucket that a stored charge means when it names none."""
+
+
+class Charge(NamedTuple):
+    """What is to be charged. `token` is unique to this attempt: a repeated question finds its first answer by it."""
+
+    units: int
+    bucket: str
+    method: str
+    job: str
+    region: str
+    token: str
+
+
+Id = tuple[int, int]
+"""An entry's place in the log: its time in ms, then its number within that millisecond."""
+
+
+class Entry(NamedTuple):
+    """One charge in the log. `units` is what it counts now, `charged_units` what it counted when it was made."""
+
+    ms: int
+    seq: int
+    units: int
+    charged_units: int
+    bucket: str
+    method: str
+    job: str
+    region: str
+    token: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.ms}-{self.seq}"

@@ -1,0 +1,35 @@
+"""Which ledger a URL means. Only the driver that is used gets imported."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quota.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quota.ledger.contract import Ledger
+
+
+LEDGER_SCHEMES = ("sqlite", "redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
+"""The kinds of URL that a ledger can have: the embedded one's, then Redis'."""
+
+
+def open_ledger(url: str, *, clock: Callable[[], int] | None = None) -> Ledger:
+    """The ledger at a URL: `sqlite:///path`, or `redis://`, `rediss://`, `unix://`, `redis+sentinel://`, `redis+cluster://`.
+
+    Only the driver that is used gets imported; nothing is contacted before the first question. `clock` (ms since the
+    epoch) replaces the ledger's own clock, for tests and simulation only.
+    Raises ConfigError for a URL of any other kind.
+    """
+    scheme = url.partition(":")[0]
+    if scheme == "sqlite":
+        from quota.ledger.sqlite_ledger import SqliteLedger
+
+        return SqliteLedger(url, clock=clock)
+    if scheme in LEDGER_SCHEMES:
+        from quota.ledger.redis_ledger import RedisLedger
+
+        return RedisLedger(url, clock=clock)
+    raise ConfigError(f"ledger url of kind {scheme!r} is not known; write sqlite:///PATH or redis://HOST:PORT/DB")

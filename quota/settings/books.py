@@ -1,0 +1,144 @@
+"""Cost books from TOML. The model is `quota.costs`."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import TYPE_CHECKING
+
+from quota.common.text import nearest, one_line, show
+from quota.costs import Bucket, CostBook, Pool, Price
+from quota.errors import ConfigError
+from quota.limits import DAY_MS, Calendar, Sliding, Window, parse_duration
+from quota.settings.toml import Table, parse_toml, read_toml
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+def load_book(name: str, folder: Path | None = None) -> CostBook:
+    """The cost book shipped under this name, or the one in a TOML file (a name with a `/` or ending in `.toml`).
+
+    A relative file name is relative to `folder` (default: the working folder).
+    Raises ConfigError for a name that is not there or a file that cannot be read as a cost book.
+    """
+    if "/" in name or name.endswith(".toml"):
+        from pathlib import Path
+
+        path = (folder or Path()) / Path(name)
+        return _book(read_toml(path), name=one_line(path.stem), source=one_line(path))
+    known = book_names()
+    if name not in known:
+        raise ConfigError(f"there is no cost book {show(name)}; {nearest(name, known)}")
+    from quota.common.resources import read_text
+
+    return parse_book(read_text("quota.config", f"costs/{name}.toml"), name)
+
+
+def book_names() -> list[str]:
+    """The cost books that are shipped, sorted."""
+    from quota.common.resources import list_names
+
+    return sorted(name.removesuffix(".toml") for name in list_names("quota.config", "costs") if name.endswith(".toml"))
+
+
+def parse_book(text: str, name: str) -> CostBook:
+    """A cost book from TOML text; `name` is used in messages and as the book's name. Raises ConfigError."""
+    return _book(parse_toml(text, f"cost book {name}"), name, f"cost book {name}")
+
+
+_BOOK_KEYS = ("api", "source", "read_on", "retention", "buckets", "default", "methods", "pools")
+
+
+def _book(data: dict[str, object], name: str, source: str) -> CostBook:
+    root = Table(data, source, keys=_BOOK_KEYS)
+    buckets = {
+        row.check_name(bucket): Bucket(bucket, row.whole("quota"), parse_window(row, "resets"))
+        for bucket, row in root.table("buckets").tables(("quota", "resets")).items()
+    }
+    if not buckets:
+        raise root.error("at least one bucket is needed", "buckets")
+    defaults = root.table("default", ("get", "other"))
+    table = root.table("methods")
+    methods = {
+        table.check_label(method): tuple(_prices(table, method, value, buckets)) for method, value in table.items()
+    }
+    return CostBook(
+        name=name,
+        api=root.check_label(root.text("api"), "api"),
+        source=root.text("source"),
+        read_on=root.day("read_on"),
+        retention_ms=parse_span(root, "retention") if "retention" in root else None,
+        buckets=buckets,
+        methods=methods,
+        default_get=_price(defaults, "get", defaults.value("get"), buckets),
+        default_other=_price(defaults, "other", defaults.value("other"), buckets),
+        pools=tuple(
+            _pool(pool, row, methods)
+            for pool, row in root.table("pools", default={}).tables(("marks", "methods")).items()
+        ),
+    )
+
+
+def _prices(table: Table, method: str, value: object, buckets: Mapping[str, Bucket]) -> list[Price]:
+    """The dated prices of one method, oldest first."""
+    if not isinstance(value, list):
+        return [_price(table, method, value, buckets)]
+    rows = table.array(method, ("units", "bucket", "since"))
+    prices: list[Price] = []
+    for row in rows:
+        price = _priced(row, buckets)
+        if prices and price.since <= prices[-1].since:
+            raise row.error("not later than the row before; put the oldest price first", "since")
+        prices.append(price)
+    return prices
+
+
+def _price(table: Table, key: str, value: object, buckets: Mapping[str, Bucket]) -> Price:
+    if isinstance(value, dict):
+        return _priced(table.as_table(value, key, ("units", "bucket", "since")), buckets)
+    return Price(table.as_whole(value, key), next(iter(buckets)), date.min)
+
+
+def _priced(row: Table, buckets: Mapping[str, Bucket]) -> Price:
+    bucket = row.text("bucket", next(iter(buckets)), choices=buckets)
+    return Price(row.whole("units"), bucket, row.day("since") if "since" in row else date.min)
+
+
+def _pool(name: str, row: Table, methods: Mapping[str, object]) -> Pool:
+    stopped = row.texts("methods")
+    for index, method in enumerate(stopped):
+        if method not in methods:
+            raise row.error(f"no method {show(method)} in this book; {nearest(method, methods)}", "methods", index)
+    return Pool(row.check_name(name), row.texts("marks"), stopped)
+
+
+def parse_window(table: Table, key: str) -> Window:
+    """The window at a key: a duration such as `"24h"`, or `{ calendar = "day", zone = "America/Los_Angeles" }`."""
+    value = table.value(key)
+    if isinstance(value, str):
+        return Sliding(parse_span(table, key))
+    if not isinstance(value, dict):
+        raise table.error('a window is a duration such as "24h" or { calendar = "day", zone = "..." }', key)
+    row = table.as_table(value, key, ("calendar", "zone"))
+    period = row.text("calendar", choices=("hour", "day", "month"))
+    zone = row.text("zone")
+    try:
+        return Calendar(period, zone)  # type: ignore[arg-type]  # one of the choices
+    except ValueError:
+        raise row.error(f'{show(zone)} is not a time zone; write for example "America/Los_Angeles"', "zone") from None
+
+
+def parse_span(table: Table, key: str) -> int:
+    """The duration at a key, in ms: at most 10 years."""
+    text = table.text(key)
+    try:
+        duration_ms = parse_duration(text)
+    except ValueError:
+        raise table.error(f'{show(text)} is not a duration; write for example "30m", "24h" or "7d"', key) from None
+    if duration_ms > _LONGEST_MS:
+        raise table.error(f"{show(text)} is longer than 3650 days", key)
+    return duration_ms
+
+
+_LONGEST_MS = 3650 * DAY_MS

@@ -1,0 +1,40 @@
+"""Reading the secret that a key reference points to."""
+
+from __future__ import annotations
+
+import os
+
+from quota.common.text import one_line
+from quota.errors import ConfigError
+
+
+def read_key(ref: str) -> str:
+    """The secret that a key reference points to, without its line end.
+
+    Raises ConfigError, naming the variable or file and never the value.
+    """
+    kind, _, name = ref.partition(":")
+    if kind == "env":
+        where = f"environment variable {name}"
+        text = os.environ.get(name)
+        if text is None:
+            raise ConfigError(f'{where} is not set; put the key into it, or use key = "file:/path"')
+    else:
+        where = f"key file {one_line(name)}"
+        try:
+            with open(name, "rb") as file:
+                text = file.read(_LONGEST_KEY + 1).decode("latin-1")
+        except OSError as error:
+            raise ConfigError(f"{where} cannot be read: {error.strerror or error}") from None
+    key = text.rstrip("\r\n")
+    if not key:
+        raise ConfigError(f"{where} is empty; put the key into it")
+    if len(key) > _LONGEST_KEY:
+        raise ConfigError(f"{where} holds more than {_LONGEST_KEY} characters: that is not a key")
+    # What travels in a header: anything else would fail later, inside a client that prints the value.
+    if not all(" " < c <= "~" for c in key):
+        raise ConfigError(f"{where} holds a space, a line end or a character that no key has; store the bare key in it")
+    return key
+
+
+_LONGEST_KEY = 8_192

@@ -1,0 +1,113 @@
+"""The configuration as typed, frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from quota.common.text import one_line
+from quota.limits import (
+    DAY_MS,
+    MINUTE_MS,
+    Limit,
+)
+from quota.settings.load import DEFAULT_MAX_ANSWER_S, DEFAULT_MAX_BODY_MB, DEFAULT_MAX_ITEMS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from quota.costs import CostBook
+
+BUILT_IN_FETCHES = {"trending": "videos.list", "search": "search.list", "channels": "channels.list"}
+"""The built-in jobs, each with the API method that it calls first."""
+
+DEFAULT_RETENTION_MS = 30 * DAY_MS
+DEFAULT_HEADROOM_PERCENT = 5
+DEFAULT_MISFIRE_GRACE_MS = 10 * MINUTE_MS
+LONGEST_MISFIRE_GRACE_MS = 7 * DAY_MS
+BUILT_IN = "built-in configuration"
+
+
+class Unavailable(NamedTuple):
+    """What each of `machines` may spend while the ledger cannot be reached: calls of up to `max_cost_units`, together
+    at most `allowance_units` in any longest window.
+    """
+
+    max_cost_units: int
+    allowance_units: int
+    machines: int
+
+
+class LedgerSettings(NamedTuple):
+    """`url` has absolute paths. `unavailable` is None where nothing may be spent without the ledger."""
+
+    url: str
+    unavailable: Unavailable | None
+
+
+@dataclass(frozen=True, slots=True)
+class CredentialSettings:
+    """One credential. `key_ref` says where the secret is (`env:NAME`, `file:/path`); None for the emulator's demo.
+
+    `endpoint` is None for the API's own address. Credentials of one project have the same limits.
+    """
+
+    name: str
+    api: str
+    book: CostBook
+    project: str
+    key_ref: str | None
+    endpoint: str | None
+    limits: tuple[Limit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """One job. `leave` is in units by limit name; `options` are keyword arguments for the fetch function.
+
+    Without `regions` the job makes one pass that is not about a region. `schedule` is a cron line on the wall clock of
+    `timezone`, or an interval ("every 45m"), see `quota.settings.schedules`; None: run by hand. `stagger_ms` is how
+    much later each region starts than the one before; 0: all in one tick. Up to `jitter_ms` are added to each start,
+    and a tick that could not start within `misfire_grace_ms` is not run. `max_body_mb`, `max_answer_s` and `max_items`
+    bound what an answer may be, see `quota.clients.google.service`; `max_items` also a page of a fetch function's own.
+    """
+
+    name: str
+    credential: str
+    fetch: str
+    regions: tuple[str, ...]
+    pages: int
+    schedule: str | None
+    stagger_ms: int
+    leave: Mapping[str, int]
+    options: Mapping[str, object]
+    timezone: str = "UTC"
+    jitter_ms: int = 0
+    misfire_grace_ms: int = DEFAULT_MISFIRE_GRACE_MS
+    max_body_mb: int = DEFAULT_MAX_BODY_MB
+    max_answer_s: int = DEFAULT_MAX_ANSWER_S
+    max_items: int = DEFAULT_MAX_ITEMS
+
+
+class StoreSettings(NamedTuple):
+    """Where fetched items are kept, and for how long."""
+
+    url: str
+    retention_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One configuration. `path` is the file it came from, None for the built-in one."""
+
+    path: Path | None
+    ledger: LedgerSettings
+    credentials: Mapping[str, CredentialSettings]
+    jobs: Mapping[str, JobSettings]
+    store: StoreSettings
+
+    @property
+    def source(self) -> str:
+        """What messages call this configuration."""
+        return BUILT_IN if self.path is None else one_line(self.path)
