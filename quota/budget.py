@@ -2,6 +2,7 @@
 
     Budget      the limits of one credential over one ledger; most callers want `charge`
     Decision    the answer (quota.decision): admitted, or refused by which limit, what remains, when to come back
+    Spend       a charge around a block or a function, for clients without a seam of their own
 
 `Budget._decide` is the one place that decides; `charge` and `peek` are thin views of it. The comparison itself is the
 ledger's, because it must be atomic with the charge: see `quota.ledger.contract` for its four steps.
@@ -14,25 +15,26 @@ The arithmetic, for a limit of L units over a window, of which U are used, and a
     never               C > L                       CostExceedsLimit: no waiting helps
 
 L is the limit's number after `cap`: a job may leave some of it to others, and a paced limit gives it out over the day.
-
-    L = 500 over 24 h, charges of 100 at 09:00, 10:00, 11:00, 12:00, 13:00. A call for 200 at 14:00 is refused until
-    10:00 tomorrow, when two of the five have left. (The oldest charge's expiry, 09:00, would be too early.)
+How `retry_at` is found stands in quota.retry_at.
 """
 
 from __future__ import annotations
 
+from contextlib import ContextDecorator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from quota.arguments import MAX_NUMBER, text, whole, whole_clock
 from quota.attribution import Tokens, current_labels
 from quota.common.clock import NEVER, host_clock, rfc3339
 from quota.common.log import warn
 from quota.decision import Decision, LimitState
-from quota.errors import CostExceedsLimit, LedgerError, UnknownCharge, UsageError
+from quota.errors import CostExceedsLimit, LedgerError, Refused, UnknownCharge, UsageError
 from quota.ledger.contract import KEEP_SLACK_MS, NOTHING_SEEN, Ask, Question, kept_ms, read_entries
 from quota.ledger.entry import Charge
-from quota.limits import DAY_MS, Calendar, Limit, paced_units, paced_until
+from quota.limits import DAY_MS, Calendar, Limit, paced_units
+from quota.retry_at import Clocks, Standing, retry_at, room_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
     from quota.limits import Edges, View
     from quota.recovery.allowance import Allowance, Repaid
     from quota.recovery.high_water_mark import Memory
-    from quota.spending import Spend
 
 MOST_LOSSES = 5
 """So often in one decision a ledger may turn out to have lost something."""
@@ -267,10 +268,8 @@ class Budget:
                 f"ledger {self.ledger.label}: its clock reads {rfc3339(verdict.now_ms)}, and this machine's does not "
                 "agree: set this machine's clock"
             )
-        room_ms = tuple(
-            self._room_at(plan, i, question, verdict, verdict.now_ms) if used + ask.cost_units > ask.cap_units else None
-            for i, (ask, used) in enumerate(zip(question.asks, verdict.used_units, strict=True))
-        )
+        standings, clocks = _standings(plan, question, verdict)
+        room_ms = tuple(room_at(one, clocks, self._entries, clocks.now_ms) if one.full else None for one in standings)
         full = self._full(plan, question, verdict)
         closed, next_ms = verdict.exhaustion, full.retry_at_ms if full is not None else None
         if closed is not None:
@@ -340,8 +339,6 @@ class Budget:
         For clients without a seam of their own. Each entry is one charge; a refusal raises Refused before the body
         runs. The charge stands whatever the body does: what was sent was spent.
         """
-        from quota.spending import Spend
-
         return Spend(self, method, units=units, job=job, region=region)
 
     # -- the decision ------------------------------------------------------------------------------------------------
@@ -521,71 +518,73 @@ class Budget:
 
     def _refusal(self, plan: _Plan, question: Question, verdict: Verdict) -> tuple[str, Reason, int, str]:
         """Which limit holds a refused call back longest, why, until when all have room for it, and more about it."""
-        latest: tuple[int, int] | None = None
-        for i, (ask, used) in enumerate(zip(question.asks, verdict.used_units, strict=True)):
-            if used + ask.cost_units > ask.cap_units:
-                free_at_ms = self._room_at(plan, i, question, verdict, verdict.now_ms)
-                if latest is None or free_at_ms > latest[0]:
-                    latest = (free_at_ms, i)
-        assert latest is not None, "a refusal has a limit that refused"  # noqa: S101  # narrows the type
-        retry_at_ms, i = latest
-        # Room once there stays, except in a paced limit, which has less after its edge than before it: whether it
-        # refuses now or not, it must have room when the others have.
-        paced = [n for n, limit in enumerate(plan.limits) if limit.paced]
-        later_ms = retry_at_ms if paced else None
-        while later_ms is not None:
-            later_ms = max(self._room_at(plan, n, question, verdict, retry_at_ms) for n in paced)
-            retry_at_ms, later_ms = later_ms, later_ms if later_ms > retry_at_ms else None
+        standings, clocks = _standings(plan, question, verdict)
+        retry_at_ms, i = retry_at(standings, clocks, self._entries)
         limit, ask, used = plan.limits[i], question.asks[i], verdict.used_units[i]
         alone = cap(limit, 0, ask.cost_units, question.caller_ms)
         detail = f"of {plan.caps[i]} by the end of the {_period(limit)}" if ask.cap_units < plan.caps[i] else ""
         return limit.name, "limit" if used + ask.cost_units > alone else "leave", retry_at_ms, detail
 
-    def _room_at(self, plan: _Plan, i: int, question: Question, verdict: Verdict, from_ms: int) -> int:
-        """The first millisecond, `from_ms` or later, at which limit `i` has room, if nothing more is charged.
-
-        A sliding window frees its charges one by one, oldest first: walk the log from the window's tail until enough
-        is free. A calendar window frees all of them at its edge (unless the clock went back and left charges dated
-        behind that edge: then the edge after it, and so on); before that, its pace may make room.
-        """
-        limit, cap_units, cost = plan.limits[i], plan.caps[i], plan.costs[i]
-        view, used_units = limit.view, verdict.used_units[i]
-        window = view.window
-        carries = verdict.carried[i] if verdict.carried else ()
-        carried = sorted((until, n) for carry in carries for n, until in carry.parts if until > verdict.now_ms)
-        if isinstance(window, Calendar):
-            # A pace goes by the caller's clock, which makes the cap; what has left the window by the ledger's.
-            ahead_ms = verdict.now_ms - question.caller_ms if limit.paced else 0
-            at_ms = from_ms
-            while True:
-                edges, pace_edges = window.edges(at_ms), window.edges(at_ms - ahead_ms)
-                if edges[0] <= verdict.now_ms:
-                    used = used_units - sum(n for _, n in carried)
-                elif edges[0] <= verdict.last[0]:
-                    used = sum(_counted(view, e) for e in self._entries(edges[0], verdict.last[0]))
-                else:
-                    used = 0
-                later = [(until_ms, n) for until_ms, n in carried if until_ms > at_ms]
-                used += sum(n for _, n in later)
-                next_ms = min([edges[1], *(until_ms for until_ms, _ in later)])
-                if used + cost <= cap_units:
-                    if not limit.paced or not used:
-                        return at_ms
-                    paced_ms = max(at_ms, paced_until(cap_units, pace_edges, used + cost) + ahead_ms)
-                    if paced_ms <= next_ms or next_ms == edges[1]:
-                        return paced_ms
-                at_ms = next_ms
-        freed_units = 0
-        entries = self._entries(verdict.now_ms - window.window_ms + 1, verdict.last[0])
-        leaving = ((entry.ms + window.window_ms, _counted(view, entry)) for entry in entries)
-        for at_ms, units in _merged(leaving, carried):
-            freed_units += units
-            if used_units - freed_units <= cap_units - cost:
-                return max(from_ms, at_ms)
-        return from_ms  # what refused it was given back while we looked
-
     def _entries(self, since_ms: int, until_ms: int) -> Iterator[Entry]:
         return read_entries(self.ledger, self.project, since_ms, until_ms)
+
+
+# -- a charge around a block or a function -----------------------------------------------------------------------------
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+class Spend(ContextDecorator):
+    """Charges on every entry and raises Refused before the body runs; the charge stands whatever the body does.
+
+    Entering yields the decision, whose `id` can be settled once the true cost is known. As a decorator it takes what
+    runs when it is called; raises UsageError for anything else.
+    """
+
+    def __init__(self, budget: Budget, method: str, *, units: int | None, job: str | None, region: str | None) -> None:
+        self._budget = budget
+        self._method = method
+        self._units = units
+        self._job = job
+        self._region = region
+
+    def __call__(self, func: F) -> F:
+        """`func`, charged for at each call. Raises UsageError for a coroutine or generator function."""
+        if isinstance(func, type) or not (callable(func) or isinstance(func, classmethod)):
+            raise UsageError(f"spend decorates functions, and {_name_of(func)} is none")
+        if _runs_later(func):
+            raise UsageError(
+                f"{_name_of(func)} runs later than it is called, and would be charged for without being run; write "
+                "`with budget.spend(...):` inside it"
+            )
+        if isinstance(func, (staticmethod, classmethod)):
+            raise UsageError(f"{_name_of(func)}: write the spend below @{type(func).__name__}, next to the function")
+        return super().__call__(func)
+
+    def __enter__(self) -> Decision:
+        decision = self._budget.charge(self._method, units=self._units, job=self._job, region=self._region)
+        if not decision.admitted:
+            raise Refused(decision)
+        return decision
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+
+def _runs_later(func: Any) -> bool:
+    """Whether calling it only makes something that runs later: a coroutine or a generator."""
+    import inspect  # late: few processes decorate
+
+    while isinstance(func, (partial, staticmethod, classmethod)):
+        func = func.func if isinstance(func, partial) else func.__func__
+    if not inspect.isroutine(func):
+        func = type(func).__call__
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    return any(is_one(func) for is_one in kinds)
+
+
+def _name_of(func: Any) -> str:
+    return str(getattr(func, "__qualname__", type(func).__name__))[:80]
 
 
 # -- what the budget is made of ----------------------------------------------------------------------------------------
@@ -611,23 +610,26 @@ def cap(limit: Limit, leave_units: int, cost_units: int, now_ms: int | None) -> 
     return min(units, max(cost_units, 1, paced_units(units, window.edges(now_ms), now_ms)))
 
 
-def _merged(leaving: Iterable[tuple[int, int]], carried: list[tuple[int, int]]) -> Iterable[tuple[int, int]]:
-    """Both in time order. What is carried is rare, and what sorts it in is then worth its import."""
-    if not carried:
-        return leaving
-    from heapq import merge
-
-    return merge(leaving, carried)
-
-
 def _selects(limit: Limit, bucket: str) -> bool:
     """Whether calls of a bucket are among those a limit counts."""
     return not limit.view.selector.buckets or bucket in limit.view.selector.buckets
 
 
-def _counted(view: View, entry: Entry) -> int:
-    selector = view.selector
-    return selector.cost(entry.units) if selector.counts(entry.bucket, entry.method, entry.job) else 0
+def _standings(plan: _Plan, question: Question, verdict: Verdict) -> tuple[list[Standing], Clocks]:
+    """Each limit as a decision found it, for `retry_at`."""
+    standings = [
+        Standing(limit, cap_units, cost, used, carried, used + ask.cost_units > ask.cap_units)
+        for limit, cap_units, cost, used, carried, ask in zip(
+            plan.limits,
+            plan.caps,
+            plan.costs,
+            verdict.used_units,
+            verdict.carried or ((),) * len(plan.limits),
+            question.asks,
+            strict=True,
+        )
+    ]
+    return standings, Clocks(verdict.now_ms, question.caller_ms, verdict.last[0])
 
 
 def _states(plan: _Plan, question: Question, verdict: Verdict) -> tuple[LimitState, ...]:

@@ -1,0 +1,132 @@
+"""When will it fit? Pure: what counts now and the log's entries go in, a moment comes out.
+
+Standing    one limit as a call found it: what it holds, what is used, what the call adds
+Clocks      what time it is, by the ledger and by the caller
+room_at     when one limit has room
+retry_at    when all limits have room, and which of them holds the call back longest
+
+L = 500 over 24 h, charges of 100 at 09:00, 10:00, 11:00, 12:00, 13:00. A call for 200 at 14:00 is refused until
+10:00 tomorrow, when two of the five have left. (The oldest charge's expiry, 09:00, would be too early.)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from quota.limits import Calendar, paced_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from quota.ledger.entry import Entry
+    from quota.ledger.unlogged import Carry
+    from quota.limits import Limit, View
+
+    ReadEntries = Callable[[int, int], Iterable[Entry]]
+    """The log's entries from one time in ms to another, both included, in order."""
+
+
+class Standing(NamedTuple):
+    """One limit as a call found it. `cap_units` is what it holds at most, without its pace; `full` whether it refused.
+
+    `used_units` includes what of it is not in the log, `carried`.
+    """
+
+    limit: Limit
+    cap_units: int
+    cost_units: int
+    used_units: int
+    carried: tuple[Carry, ...]
+    full: bool
+
+
+class Clocks(NamedTuple):
+    """`now_ms` is where windows end, by the ledger; `caller_ms` what paces go by; `newest_ms` the newest entry's
+    time."""
+
+    now_ms: int
+    caller_ms: int
+    newest_ms: int
+
+
+def retry_at(standings: Sequence[Standing], clocks: Clocks, read: ReadEntries) -> tuple[int, int]:
+    """(when every limit has room, which limit holds the call back longest). At least one of them is full."""
+    times = [room_at(one, clocks, read, clocks.now_ms) if one.full else -1 for one in standings]
+    at_ms = max(times)
+    longest = times.index(at_ms)
+    # Room once there stays, except in a paced limit, which has less after its edge than before it: whether it refuses
+    # now or not, it must have room when the others have.
+    paced = [one for one in standings if one.limit.paced]
+    later_ms = at_ms if paced else None
+    while later_ms is not None:
+        later_ms = max(room_at(one, clocks, read, at_ms) for one in paced)
+        at_ms, later_ms = later_ms, later_ms if later_ms > at_ms else None
+    return at_ms, longest
+
+
+def room_at(standing: Standing, clocks: Clocks, read: ReadEntries, from_ms: int) -> int:
+    """The first millisecond, `from_ms` or later, at which a limit has room, if nothing more is charged."""
+    now_ms = clocks.now_ms
+    expiring = sorted((until, n) for carry in standing.carried for n, until in carry.parts if until > now_ms)
+    window = standing.limit.view.window
+    if isinstance(window, Calendar):
+        return _calendar_room_at(standing, window, expiring, clocks, read, from_ms)
+    # A sliding window frees its charges one by one, oldest first: walk the log until enough is free.
+    freed_units = 0
+    entries = read(now_ms - window.window_ms + 1, clocks.newest_ms)
+    leaving = ((entry.ms + window.window_ms, _counted(standing.limit.view, entry)) for entry in entries)
+    for at_ms, units in _merged(leaving, expiring):
+        freed_units += units
+        if standing.used_units - freed_units <= standing.cap_units - standing.cost_units:
+            return max(from_ms, at_ms)
+    return from_ms  # what refused it was given back while we looked
+
+
+def _calendar_room_at(
+    standing: Standing,
+    window: Calendar,
+    expiring: list[tuple[int, int]],
+    clocks: Clocks,
+    read: ReadEntries,
+    from_ms: int,
+) -> int:
+    """A calendar window frees everything at its edge (unless the clock went back and left charges dated behind that
+    edge: then the edge after it, and so on); before that, its pace may make room.
+    """
+    limit, _, cost_units, used_units, _, _ = standing
+    # A pace goes by the caller's clock, which makes the cap; what has left the window by the ledger's.
+    ahead_ms = clocks.now_ms - clocks.caller_ms if limit.paced else 0
+    at_ms = from_ms
+    while True:
+        edges, pace_edges = window.edges(at_ms), window.edges(at_ms - ahead_ms)
+        if edges[0] <= clocks.now_ms:
+            used = used_units - sum(n for _, n in expiring)
+        elif edges[0] <= clocks.newest_ms:
+            used = sum(_counted(limit.view, entry) for entry in read(edges[0], clocks.newest_ms))
+        else:
+            used = 0
+        later = [(until_ms, n) for until_ms, n in expiring if until_ms > at_ms]
+        used += sum(n for _, n in later)
+        next_ms = min([edges[1], *(until_ms for until_ms, _ in later)])
+        if used + cost_units <= standing.cap_units:
+            if not limit.paced or not used:
+                return at_ms
+            paced_ms = max(at_ms, paced_until(standing.cap_units, pace_edges, used + cost_units) + ahead_ms)
+            if paced_ms <= next_ms or next_ms == edges[1]:
+                return paced_ms
+        at_ms = next_ms
+
+
+def _merged(leaving: Iterable[tuple[int, int]], expiring: list[tuple[int, int]]) -> Iterable[tuple[int, int]]:
+    """Both in time order. Few calls have anything that expires beside the log, and only those import what sorts it."""
+    if not expiring:
+        return leaving
+    from heapq import merge
+
+    return merge(leaving, expiring)
+
+
+def _counted(view: View, entry: Entry) -> int:
+    """What a view counts of one entry."""
+    selector = view.selector
+    return selector.cost(entry.units) if selector.counts(entry.bucket, entry.method, entry.job) else 0
