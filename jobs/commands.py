@@ -23,9 +23,9 @@ from quota.cli.output import REFUSED_STATUS, fail, log_to_stderr, print_json, pr
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from quota.jobs.job import RegionOutcome, RunReport
+    from quota.jobs.job import RegionReport, RunReport
     from quota.jobs.runner import Watcher
-    from quota.jobs.store.store import Found, Place
+    from quota.jobs.store.store import Checkpoint, Found
     from quota.session import Session
 
 
@@ -418,7 +418,7 @@ def _printable(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text)
 
 
-def _region_line(job: str, outcome: RegionOutcome) -> str | None:
+def _region_line(job: str, outcome: RegionReport) -> str | None:
     """What a log needs to know of a region. Errors are printed at the end, and who was skipped is in the last line."""
     if outcome.outcome == "failed" or not (outcome.pages or outcome.outcome == "done"):
         return None
@@ -432,13 +432,13 @@ class _Lines:
     def __init__(self, job: str) -> None:
         self.job = job
 
-    def began(self, places: Sequence[Place]) -> None: ...
+    def began(self, checkpoints: Sequence[Checkpoint]) -> None: ...
 
-    def page(self, place: Place) -> None: ...
+    def page(self, checkpoint: Checkpoint) -> None: ...
 
-    def retry(self, place: Place, message: str, wait_s: float) -> None: ...
+    def retry(self, checkpoint: Checkpoint, message: str, wait_s: float) -> None: ...
 
-    def ended(self, outcome: RegionOutcome) -> None:
+    def ended(self, outcome: RegionReport) -> None:
         line = _region_line(self.job, outcome)
         if line is not None:
             say(line, err=True)
@@ -469,18 +469,18 @@ class _Live(_Lines):
     def __exit__(self, *exc: object) -> None:
         self._progress.stop()
 
-    def began(self, places: Sequence[Place]) -> None:
-        self._progress.update(self._task, total=len(places))
+    def began(self, checkpoints: Sequence[Checkpoint]) -> None:
+        self._progress.update(self._task, total=len(checkpoints))
 
-    def page(self, place: Place) -> None:
-        where = _named(self.job, place.region)
-        self._progress.update(self._task, description=f"{where} page {place.pages}, {place.items} items")
+    def page(self, checkpoint: Checkpoint) -> None:
+        where = _named(self.job, checkpoint.region)
+        self._progress.update(self._task, description=f"{where} page {checkpoint.pages}, {checkpoint.items} items")
 
-    def retry(self, place: Place, message: str, wait_s: float) -> None:
-        text = _printable(f"{_named(self.job, place.region)}: {message}; again in {wait_s:.1f} s")
+    def retry(self, checkpoint: Checkpoint, message: str, wait_s: float) -> None:
+        text = _printable(f"{_named(self.job, checkpoint.region)}: {message}; again in {wait_s:.1f} s")
         self._progress.update(self._task, description=text)
 
-    def ended(self, outcome: RegionOutcome) -> None:
+    def ended(self, outcome: RegionReport) -> None:
         line = _region_line(self.job, outcome)
         if line is not None:
             self._progress.console.print(line, markup=False, highlight=False)

@@ -32,7 +32,7 @@ class Failure:
     bucket: str | None = None
 
 
-def judge(error: Exception, *, method: str, book: CostBook) -> Failure:
+def classify_failure(error: Exception, *, method: str, book: CostBook) -> Failure:
     """What `error` means. `method` is the API method that was probably called; it only helps to name a bucket.
 
     Looks only into modules that are already loaded: an exception cannot come from any other.

@@ -97,12 +97,12 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-Outcome = Literal["done", "partial", "skipped", "failed"]
+RegionOutcome = Literal["done", "partial", "skipped", "failed"]
 RunOutcome = Literal["done", "stopped", "failed", "overlap"]
 
 
 @dataclass(frozen=True, slots=True)
-class RegionOutcome:
+class RegionReport:
     """How one region ended in one run. `items`, `pages` and `units` are what this run added.
 
     done      the pass is complete
@@ -112,7 +112,7 @@ class RegionOutcome:
     """
 
     region: str
-    outcome: Outcome
+    outcome: RegionOutcome
     items: int = 0
     pages: int = 0
     units: int = 0
@@ -131,7 +131,7 @@ class RunReport:
     run: str
     job: str
     outcome: RunOutcome
-    regions: tuple[RegionOutcome, ...] = ()
+    regions: tuple[RegionReport, ...] = ()
     units: int = 0
     attempts: int = 0
     refused_by: str | None = None

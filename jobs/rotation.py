@@ -27,13 +27,13 @@ class Standing(Protocol):
 S = TypeVar("S", bound=Standing)
 
 
-def in_order(places: Iterable[S]) -> list[S]:
+def by_rotation(checkpoints: Iterable[S]) -> list[S]:
     """The pending places, in the order in which a run covers them.
 
     Regions with a cursor come first (their pass is older than any other), then those whose last pass ended longest
     ago, then the order given.
     """
     return sorted(
-        (place for place in places if place.pending),
+        (checkpoint for checkpoint in checkpoints if checkpoint.pending),
         key=lambda p: (p.cursor is None, max(p.completed_at_ms or 0, p.failed_at_ms or 0)),
     )

@@ -35,21 +35,21 @@ import quota
 from quota.arguments import texts
 from quota.common.clock import host_clock
 from quota.common.log import line
-from quota.jobs.failure import Failure, judge
-from quota.jobs.job import Page, RegionOutcome, RunReport, attempt_of, load_fetch, wants_store
-from quota.jobs.store.store import Place, Store, StoreError
+from quota.jobs.failure import Failure, classify_failure
+from quota.jobs.job import Page, RegionReport, RunReport, attempt_of, load_fetch, wants_store
+from quota.jobs.store.store import Checkpoint, Store, StoreError
 from quota.ledger.contract import CLOCK_SLACK_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from quota import Budget, Decision, Session
-    from quota.jobs.job import Fetch, Outcome, RunOutcome
+    from quota.jobs.job import Fetch, RegionOutcome, RunOutcome
     from quota.ledger.entry import Charge, Entry
     from quota.settings.model import JobSettings
 
 ATTEMPTS = 4
-LONGEST_WAIT_S = 4.0
+MAX_WAIT_S = 4.0
 """Between two attempts. With ATTEMPTS it bounds what one step may wait to 3 x 5 s, jitter included."""
 
 MAX_STEPS = 10
@@ -67,25 +67,25 @@ log = logging.getLogger("quota.jobs")
 class Watcher(Protocol):
     """Who is told how a run gets on. It must not raise."""
 
-    def began(self, places: Sequence[Place]) -> None: ...
+    def began(self, checkpoints: Sequence[Checkpoint]) -> None: ...
 
-    def page(self, place: Place) -> None: ...
+    def page(self, checkpoint: Checkpoint) -> None: ...
 
-    def retry(self, place: Place, message: str, wait_s: float) -> None: ...
+    def retry(self, checkpoint: Checkpoint, message: str, wait_s: float) -> None: ...
 
-    def ended(self, outcome: RegionOutcome) -> None: ...
+    def ended(self, outcome: RegionReport) -> None: ...
 
 
 class Silent:
     """A watcher that says nothing."""
 
-    def began(self, places: Sequence[Place]) -> None: ...
+    def began(self, checkpoints: Sequence[Checkpoint]) -> None: ...
 
-    def page(self, place: Place) -> None: ...
+    def page(self, checkpoint: Checkpoint) -> None: ...
 
-    def retry(self, place: Place, message: str, wait_s: float) -> None: ...
+    def retry(self, checkpoint: Checkpoint, message: str, wait_s: float) -> None: ...
 
-    def ended(self, outcome: RegionOutcome) -> None: ...
+    def ended(self, outcome: RegionReport) -> None: ...
 
 
 def run_job(
@@ -174,7 +174,7 @@ class _Run:
         self.since_ms = 0
         self.tokens_before = 0
         self.end: _End | None = None
-        self.here = Place(job.name, "")  # as far as the region in hand got
+        self.here = Checkpoint(job.name, "")  # as far as the region in hand got
         self.added: dict[str, tuple[int, int]] = {}  # region -> pages and items that this run stored
 
     def run(self) -> RunReport:
@@ -185,15 +185,15 @@ class _Run:
                 self.client.close()
 
     def _run(self) -> RunReport:
-        outcomes: list[RegionOutcome] = []
-        self.store.sweep()
-        places = self.store.begin(self.job.name, self.regions)[: self.most]
-        self.watcher.began(places)
-        left: Place | None = None
-        for place in places:
-            self.here = place
+        outcomes: list[RegionReport] = []
+        self.store.delete_expired()
+        checkpoints = self.store.start_round(self.job.name, self.regions)[: self.most]
+        self.watcher.began(checkpoints)
+        left: Checkpoint | None = None
+        for checkpoint in checkpoints:
+            self.here = checkpoint
             if self.end is None:
-                with quota.labels(job=self.job.name, region=place.region):
+                with quota.labels(job=self.job.name, region=checkpoint.region):
                     outcome = self._region()
             else:
                 outcome = self._unfinished()
@@ -205,7 +205,7 @@ class _Run:
 
     # -- one region --------------------------------------------------------------------------------------------------
 
-    def _region(self) -> RegionOutcome:
+    def _region(self) -> RegionReport:
         try:
             return self._pass()
         except quota.UsageError:
@@ -221,18 +221,18 @@ class _Run:
             self.end = _End("stopped", f"interrupted{interrupt}")
         return self._unfinished()
 
-    def _pass(self) -> RegionOutcome:
+    def _pass(self) -> RegionReport:
         """Fetch and store page after page, until the pass is complete or something ends it."""
         inherited = self.here.cursor is not None
         steps = 0
         while self.here.pages < self.job.pages:
-            place = self.here
+            checkpoint = self.here
             if self.stop():
                 raise _Interrupted
             self.store.check_space()
             started_at_ms = self.clock()
             try:
-                page = self._step(place)
+                page = self._step(checkpoint)
                 steps = 0 if page.complete else steps + 1
                 if steps > MAX_STEPS:
                     raise RuntimeError(f"fetch made {steps} steps in a row without completing a page")
@@ -240,29 +240,33 @@ class _Run:
                 ends_all = isinstance(error, (quota.QuotaError, _Interrupted, MemoryError))
                 if ends_all and not isinstance(error, quota.BadAnswer):
                     raise
-                failure = self._judge(error, place)
+                failure = self._judge(error, checkpoint)
                 trouble = line(
-                    "step_failed", job=place.job, region=place.region, page=place.pages + 1, kind=failure.kind
+                    "step_failed",
+                    job=checkpoint.job,
+                    region=checkpoint.region,
+                    page=checkpoint.pages + 1,
+                    kind=failure.kind,
                 )
                 log.debug("%s", trouble, exc_info=True)
                 if failure.kind == "cursor" and inherited:
                     # Upstream forgot the place that an earlier run left: its pages are of no use without the rest.
-                    self.here, inherited = self.store.restart(place), False
+                    self.here, inherited = self.store.restart(checkpoint), False
                     continue
-                return self._give_up(place, failure, answered=hasattr(error, "resp"))
+                return self._give_up(checkpoint, failure, answered=hasattr(error, "resp"))
             inherited = False
-            finished = page.cursor is None or (page.complete and place.pages + 1 >= self.job.pages)
-            if not finished and self.store.was_at(place, page.cursor):
-                return self._give_up(place, _CIRCLE, answered=True)
-            self.here = self.store.keep(place, page, started_at_ms=started_at_ms, finished=finished)
-            pages, items = self.added.get(place.region, (0, 0))
-            self.added[place.region] = pages + page.complete, items + len(page.videos) + len(page.channels)
+            finished = page.cursor is None or (page.complete and checkpoint.pages + 1 >= self.job.pages)
+            if not finished and self.store.was_at(checkpoint, page.cursor):
+                return self._give_up(checkpoint, _CIRCLE, answered=True)
+            self.here = self.store.save_page(checkpoint, page, started_at_ms=started_at_ms, finished=finished)
+            pages, items = self.added.get(checkpoint.region, (0, 0))
+            self.added[checkpoint.region] = pages + page.complete, items + len(page.videos) + len(page.channels)
             self.watcher.page(self.here)
             _debug(
                 "page_stored",
-                job=place.job,
-                region=place.region,
-                page=place.pages + 1,
+                job=checkpoint.job,
+                region=checkpoint.region,
+                page=checkpoint.pages + 1,
                 complete=page.complete,
                 items=len(page.videos) + len(page.channels),
                 items_of_pass=self.here.items,
@@ -275,22 +279,24 @@ class _Run:
         self.here = self.store.finish(self.here)
         return self._outcome("done")
 
-    def _step(self, place: Place) -> Page:
+    def _step(self, checkpoint: Checkpoint) -> Page:
         """One step of the fetch function, with attempts again where that may help."""
         if self.client is None:
-            self._connect(place)
+            self._connect(checkpoint)
         from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
 
         retrying = Retrying(
             stop=stop_after_attempt(ATTEMPTS),
-            wait=self.wait or wait_exponential_jitter(initial=1, max=LONGEST_WAIT_S, jitter=1),
-            retry=retry_if_exception(lambda error: self._worth_retrying(error, place)),
-            before_sleep=lambda state: self._say_retry(state, place),
+            wait=self.wait or wait_exponential_jitter(initial=1, max=MAX_WAIT_S, jitter=1),
+            retry=retry_if_exception(lambda error: self._worth_retrying(error, checkpoint)),
+            before_sleep=lambda state: self._say_retry(state, checkpoint),
             sleep=self._sleep,
             reraise=True,
         )
         # A copy for each attempt: whatever a failed one did to it is forgotten.
-        page = retrying(lambda: self.fetch(self.client, place.region, copy.deepcopy(place.cursor), **self.options))
+        page = retrying(
+            lambda: self.fetch(self.client, checkpoint.region, copy.deepcopy(checkpoint.cursor), **self.options)
+        )
         if not isinstance(page, Page):
             raise TypeError(f"fetch returned {type(page).__name__}, not a quota.jobs.job.Page")
         items, most = len(page.videos) + len(page.channels), self.job.max_items
@@ -298,11 +304,11 @@ class _Run:
             raise quota.BadAnswer(f"a page holds {items:,} items, over {most:,}; if it may, raise max_items")
         return page
 
-    def _connect(self, place: Place) -> None:
+    def _connect(self, checkpoint: Checkpoint) -> None:
         """Make the client. Its import takes longer than all else in a refused tick, so the budget is asked first."""
-        method = attempt_of(self.fetch, place.cursor)
+        method = attempt_of(self.fetch, checkpoint.cursor)
         if method is not None:
-            decision = self.budget.peek(method, job=self.job.name, region=place.region)
+            decision = self.budget.peek(method, job=self.job.name, region=checkpoint.region)
             if not decision.admitted:
                 raise quota.Refused(decision)
         try:
@@ -311,7 +317,7 @@ class _Run:
             # The allowance carries the run. What it repays is dated later than this, as no caller's clock may run
             # further ahead of the ledger's.
             self.since_ms = self.clock() - CLOCK_SLACK_MS
-        self.tokens_before = _number(self.session.tokens.next())
+        self.tokens_before = _number(self.session.attempt_keys.next())
         book = self.budget.book
         version = re.search(r"\bv[0-9]\w*", book.name)
         self.client = self.session.google(
@@ -332,20 +338,22 @@ class _Run:
             if now_s - self.told_s >= STOP_WITHIN_S:
                 raise _Interrupted(f"; the page in flight took over {STOP_WITHIN_S:g} s and was abandoned")
 
-    def _judge(self, error: Exception, place: Place) -> Failure:
-        method = attempt_of(self.fetch, place.cursor) or ""
-        return judge(error, method=method, book=self.budget.book)
+    def _judge(self, error: Exception, checkpoint: Checkpoint) -> Failure:
+        method = attempt_of(self.fetch, checkpoint.cursor) or ""
+        return classify_failure(error, method=method, book=self.budget.book)
 
-    def _worth_retrying(self, error: BaseException, place: Place) -> bool:
+    def _worth_retrying(self, error: BaseException, checkpoint: Checkpoint) -> bool:
         if not isinstance(error, Exception) or isinstance(error, quota.QuotaError):
             return False
-        return self._judge(error, place).kind == "transient"
+        return self._judge(error, checkpoint).kind == "transient"
 
-    def _say_retry(self, state: Any, place: Place) -> None:
-        message, wait_s = self._judge(state.outcome.exception(), place).message, state.next_action.sleep
+    def _say_retry(self, state: Any, checkpoint: Checkpoint) -> None:
+        message, wait_s = self._judge(state.outcome.exception(), checkpoint).message, state.next_action.sleep
         number, wait_ms = state.attempt_number, round(wait_s * 1_000)
-        _debug("attempt_failed", job=place.job, region=place.region, attempt=number, wait_ms=wait_ms, why=message)
-        self.watcher.retry(place, message, wait_s)
+        _debug(
+            "attempt_failed", job=checkpoint.job, region=checkpoint.region, attempt=number, wait_ms=wait_ms, why=message
+        )
+        self.watcher.retry(checkpoint, message, wait_s)
 
     def _sleep(self, seconds: float) -> None:
         """Wait between two attempts, in short pieces: a signal ends the wait."""
@@ -357,25 +365,25 @@ class _Run:
         if self.stop():
             raise _Interrupted
 
-    def _give_up(self, place: Place, failure: Failure, *, answered: bool) -> RegionOutcome:
+    def _give_up(self, checkpoint: Checkpoint, failure: Failure, *, answered: bool) -> RegionReport:
         match failure.kind:
             case "exhausted":
-                self.end = self._exhausted(place, failure)
+                self.end = self._exhausted(checkpoint, failure)
                 return self._unfinished()
             case "config":
                 self.end = _End("failed", failure.message, quota.ConfigError.exit_status)
                 return self._outcome("failed", failure.message)
             case "answer":
-                self.here = self.store.fail(place, keep_place=True)
+                self.here = self.store.fail(checkpoint, keep_place=True)
                 return self._outcome("failed", failure.message)
             case "transient":
                 # What fails for a passing reason goes on where it stopped.
-                self.here = self.store.fail(place, keep_place=True)
+                self.here = self.store.fail(checkpoint, keep_place=True)
                 advice = "" if answered else f" to reach {self._root()}; check network and endpoint, then run again"
                 return self._outcome("failed", f"{failure.message}, in {ATTEMPTS} attempts{advice}")
             case _:
                 # Beginning afresh, because the place itself may be what is wrong.
-                self.here = self.store.fail(place, keep_place=False)
+                self.here = self.store.fail(checkpoint, keep_place=False)
                 return self._outcome("failed", failure.message)
 
     def _root(self) -> str:
@@ -383,26 +391,26 @@ class _Run:
         scheme, _, rest = self.client._baseUrl.partition("://")
         return f"{scheme}://{rest.partition('/')[0]}"
 
-    def _exhausted(self, place: Place, failure: Failure) -> _End:
+    def _exhausted(self, checkpoint: Checkpoint, failure: Failure) -> _End:
         """Upstream's own "no more". The metering has closed the bucket; the budget now knows until when."""
-        method = attempt_of(self.fetch, place.cursor)
-        decision = None if method is None else self.budget.peek(method, job=self.job.name, region=place.region)
+        method = attempt_of(self.fetch, checkpoint.cursor)
+        decision = None if method is None else self.budget.peek(method, job=self.job.name, region=checkpoint.region)
         if decision is None or decision.admitted:
             return _End("stopped", failure.message, refused=True, refused_by=failure.bucket)
         return _refused(decision)
 
     # -- outcomes ----------------------------------------------------------------------------------------------------
 
-    def _outcome(self, outcome: Outcome, error: str | None = None) -> RegionOutcome:
-        place = self.here
-        pages, items = self.added.get(place.region, (0, 0))
-        cursor = None if outcome == "done" else place.cursor
-        return RegionOutcome(place.region, outcome, items=items, pages=pages, cursor=cursor, error=error)
+    def _outcome(self, outcome: RegionOutcome, error: str | None = None) -> RegionReport:
+        checkpoint = self.here
+        pages, items = self.added.get(checkpoint.region, (0, 0))
+        cursor = None if outcome == "done" else checkpoint.cursor
+        return RegionReport(checkpoint.region, outcome, items=items, pages=pages, cursor=cursor, error=error)
 
-    def _unfinished(self, error: str | None = None) -> RegionOutcome:
+    def _unfinished(self, error: str | None = None) -> RegionReport:
         return self._outcome("partial" if self.here.begun else "skipped", error)
 
-    def _report(self, outcomes: list[RegionOutcome], left: Place | None) -> RunReport:
+    def _report(self, outcomes: list[RegionReport], left: Checkpoint | None) -> RunReport:
         units, attempts = self._spent()
         regions = tuple(replace(o, units=units.get(o.region, 0)) for o in outcomes)
         run, job = self.session.run, self.job.name
@@ -459,7 +467,10 @@ class _Run:
         if self.client is None:
             return units, attempts
         for charge in self._charges():
-            mine = charge.token.startswith(self.session.run) and _number(charge.token) > self.tokens_before
+            mine = (
+                charge.idempotency_key.startswith(self.session.run)
+                and _number(charge.idempotency_key) > self.tokens_before
+            )
             if mine and charge.job == self.job.name and charge.units:
                 units[charge.region] = units.get(charge.region, 0) + charge.units
                 attempts += 1
@@ -471,13 +482,17 @@ class _Run:
         from quota.ledger.contract import read_entries
 
         project, run = self.budget.project, self.session.run
-        asked = _number(self.session.tokens.next()) - self.tokens_before - 1
+        asked = _number(self.session.attempt_keys.next()) - self.tokens_before - 1
         found: dict[str, Charge | Entry] = {}
         try:
             if self.budget.allowance is not None:
-                found.update((charge.token, charge) for charge in self.budget.allowance.drawn_by(project, run))
+                found.update(
+                    (charge.idempotency_key, charge) for charge in self.budget.allowance.drawn_by(project, run)
+                )
             log_of_all = read_entries(self.session.ledger, project, self.since_ms, NEVER)
-            found.update((entry.token, entry) for entry in log_of_all if entry.token.startswith(run))
+            found.update(
+                (entry.idempotency_key, entry) for entry in log_of_all if entry.idempotency_key.startswith(run)
+            )
         except quota.LedgerError as error:
             if len(found) < asked:
                 known = line("spending_known_in_part", run=run, job=self.job.name, attempts=asked, known=len(found))
@@ -493,7 +508,7 @@ def _refused(decision: Decision) -> _End:
     return _End("stopped", decision.why(), status, True, decision.refused_by, decision.retry_at_ms)
 
 
-def _count_failed(failed: Sequence[RegionOutcome], regions: Sequence[RegionOutcome]) -> str:
+def _count_failed(failed: Sequence[RegionReport], regions: Sequence[RegionReport]) -> str:
     if len(regions) == 1:
         return failed[0].error or ""
     return f"{len(failed)} of {len(regions)} regions failed ({', '.join(o.region for o in failed)})"
@@ -505,9 +520,9 @@ def _debug(event: str, **fields: object) -> None:
         log.debug("%s", line(event, **fields))
 
 
-def _number(token: str) -> int:
+def _number(idempotency_key: str) -> int:
     """The attempt's counter in a token; 0 for what is none."""
-    return int(token[8:]) if token[8:].isdigit() else 0
+    return int(idempotency_key[8:]) if idempotency_key[8:].isdigit() else 0
 
 
 # -- what is to be run -------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _labels: ContextVar[tuple[str, str]] = ContextVar("quota_labels", default=("", ""))
 
 
-def current_labels() -> tuple[str, str]:
+def current_attribution() -> tuple[str, str]:
     """The job and region that `labels` set here; empty where it set none."""
     return _labels.get()
 
@@ -25,14 +25,14 @@ def current_labels() -> tuple[str, str]:
 @contextmanager
 def labels(*, job: str = "", region: str = "") -> Iterator[None]:
     """Say who spends inside this block: charges made in it carry this job and region unless they name their own."""
-    token = _labels.set((text(job, "job"), text(region, "region")))
+    idempotency_key = _labels.set((text(job, "job"), text(region, "region")))
     try:
         yield
     finally:
-        _labels.reset(token)
+        _labels.reset(idempotency_key)
 
 
-class Tokens:
+class AttemptKeys:
     """Names for attempts, unique over processes: 8 characters of the run's id, then a counter.
 
     One for all budgets of a process. A forked child gets a run id of its own.
@@ -47,13 +47,13 @@ class Tokens:
         return f"{self.run}{next(self._counter)}"
 
 
-_all: WeakSet[Tokens] = WeakSet()
+_all: WeakSet[AttemptKeys] = WeakSet()
 
 
 def _after_fork() -> None:
     """A forked child starts over under a name of its own."""
-    for tokens in list(_all):
-        tokens.__init__()  # type: ignore[misc]
+    for attempt_keys in list(_all):
+        attempt_keys.__init__()  # type: ignore[misc]
 
 
 if hasattr(os, "register_at_fork"):

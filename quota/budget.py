@@ -26,12 +26,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from quota.arguments import MAX_NUMBER, text, whole, whole_clock
-from quota.attribution import Tokens, current_labels
+from quota.attribution import AttemptKeys, current_attribution
 from quota.common.clock import NEVER, host_clock, rfc3339
 from quota.common.log import warn
 from quota.decision import Decision, LimitState
 from quota.errors import CostExceedsLimit, LedgerError, Refused, UnknownCharge, UsageError
-from quota.ledger.contract import KEEP_SLACK_MS, NOTHING_SEEN, Ask, Question, kept_ms, read_entries
+from quota.ledger.contract import (
+    NOTHING_EXPECTED,
+    RETENTION_SLACK_MS,
+    ChargeRequest,
+    LimitCheck,
+    read_entries,
+    retention_of,
+)
 from quota.ledger.entry import Charge
 from quota.limits import DAY_MS, Calendar, Limit, paced_units
 from quota.retry_at import Clocks, Standing, retry_at, room_at
@@ -41,14 +48,14 @@ if TYPE_CHECKING:
 
     from quota.costs import CostBook
     from quota.decision import Reason
-    from quota.ledger.contract import Exhaustion, Ledger, Verdict
+    from quota.ledger.contract import ChargeResult, Exhaustion, Ledger
     from quota.ledger.entry import Entry
-    from quota.ledger.unlogged import Carry
+    from quota.ledger.unlogged import UnloggedUsage
     from quota.limits import Edges, View
     from quota.recovery.allowance import Allowance, Repaid
-    from quota.recovery.high_water_mark import Memory
+    from quota.recovery.high_water_mark import HighWaterMark
 
-MOST_LOSSES = 5
+MAX_LOSSES = 5
 """So often in one decision a ledger may turn out to have lost something."""
 
 ALLOWANCE_ID = "allowance-"
@@ -74,25 +81,25 @@ class _Plan:
     paced: bool
     priced: tuple[int, int]
     """Since and until when the call costs that."""
-    held: tuple[int, int, tuple[Ask, ...]] = (0, 0, ())
+    held: tuple[int, int, tuple[LimitCheck, ...]] = (0, 0, ())
     """The asks last made, and since and until when they are the same."""
 
-    def asks_at(self, now_ms: int) -> tuple[Ask, ...]:
+    def checks_at(self, now_ms: int) -> tuple[LimitCheck, ...]:
         """What is asked of each limit at `now_ms`: the same until the next edge of a calendar, unless it is paced.
 
         Raises _PriceChanged when the call costs something else by then.
         """
-        since_ms, until_ms, asks = self.held
+        since_ms, until_ms, checks = self.held
         if not since_ms <= now_ms < until_ms:
             self.check_price(now_ms)
             each = zip(self.limits, self.caps_at(now_ms), self.costs, strict=True)
-            asks = tuple(Ask(limit.view, cap, cost, _edges(limit.view, now_ms)) for limit, cap, cost in each)
+            checks = tuple(LimitCheck(limit.view, cap, cost, _edges(limit.view, now_ms)) for limit, cap, cost in each)
             if not self.paced:
-                edges = [ask.edges for ask in asks if ask.edges is not None]
+                edges = [check.edges for check in checks if check.edges is not None]
                 since_ms = max([self.priced[0], *(edge[0] for edge in edges)])
                 until_ms = min([self.priced[1], *(edge[1] for edge in edges)])
-                self.held = (since_ms, until_ms, asks)  # in one piece: threads share the plan
-        return asks
+                self.held = (since_ms, until_ms, checks)  # in one piece: threads share the plan
+        return checks
 
     def check_price(self, now_ms: int) -> None:
         if not self.priced[0] <= now_ms < self.priced[1]:
@@ -142,9 +149,9 @@ class Budget:
         leave: Mapping[str, Mapping[str, int]] | None = None,
         clock: Callable[[], int] | None = None,
         jitter_ms: int = 0,
-        tokens: Tokens | None = None,
+        attempt_keys: AttemptKeys | None = None,
         allowance: Allowance | None = None,
-        memory: Memory | None = None,
+        high_water_mark: HighWaterMark | None = None,
     ) -> None:
         self.credential = credential
         self.project = project
@@ -152,14 +159,14 @@ class Budget:
         self.limits = (limits,) if isinstance(limits, Limit) else tuple(limits)
         self.ledger = ledger
         # Credentials of one project have the same limits: these are all of the configuration's.
-        self._keep_ms = kept_ms(limit.view.window for limit in self.limits)
+        self._retention_ms = retention_of(limit.view.window for limit in self.limits)
         self._leave = leave or {}
         self._clock = host_clock if clock is None else whole_clock(clock)
         self._jitter_ms = whole(jitter_ms, "ms: the jitter", 0, MAX_NUMBER)
         self._plans: dict[tuple[str, int | None, str | None, str], _Plan] = {}
-        self.tokens = tokens or Tokens()
+        self.attempt_keys = attempt_keys or AttemptKeys()
         self.allowance = allowance
-        self._memory = memory
+        self._high_water_mark = high_water_mark
 
     def charge(
         self,
@@ -242,16 +249,16 @@ class Budget:
         lost: it counted because nobody knew better, and now somebody does.
         """
         views = tuple(limit.view for limit in self.limits)
-        log = read_entries(self.ledger, self.project, repaid.ms - KEEP_SLACK_MS, NEVER)
-        found = [entry for entry in log if entry.token == repaid.token]
+        log = read_entries(self.ledger, self.project, repaid.ms - RETENTION_SLACK_MS, NEVER)
+        found = [entry for entry in log if entry.idempotency_key == repaid.idempotency_key]
         for entry in found:
             self.ledger.settle(self.project, entry.id, repaid.units if entry is found[-1] else 0, views)
         return found[-1] if found else None
 
     def usage(self, job: str | None = None) -> tuple[LimitState, ...]:
         """Every limit as it stands now. Charges nothing; a `job` sees its own, lower numbers."""
-        plan, question, verdict = self._look(text(job or "", "job"))
-        return _states(plan, question, verdict)
+        plan, request, result = self._look(text(job or "", "job"))
+        return _states(plan, request, result)
 
     def outlook(self, methods: Iterable[str] = ()) -> Outlook:
         """How this budget stands, and what the dearest of these methods would be told. Charges nothing.
@@ -262,16 +269,16 @@ class Budget:
         # A limit that holds less than the cheapest call is an error of `quota check`; here it is full when used up.
         costs = tuple(min(book.least_units(limit.view.selector), limit.limit_units) for limit in self.limits)
         plan = self._plan("", book.cheapest_units(main), main, self.limits, costs, "")
-        question, verdict = self._ask(plan, Charge(0, main, "", "", "", ""), commit=False)
-        if verdict.outcome == "clock":
+        request, result = self._ask_ledger(plan, Charge(0, main, "", "", "", ""), commit=False)
+        if result.outcome == "clock":
             raise LedgerError(
-                f"ledger {self.ledger.label}: its clock reads {rfc3339(verdict.now_ms)}, and this machine's does not "
+                f"ledger {self.ledger.label}: its clock reads {rfc3339(result.now_ms)}, and this machine's does not "
                 "agree: set this machine's clock"
             )
-        standings, clocks = _standings(plan, question, verdict)
+        standings, clocks = _standings(plan, request, result)
         room_ms = tuple(room_at(one, clocks, self._entries, clocks.now_ms) if one.full else None for one in standings)
-        full = self._full(plan, question, verdict)
-        closed, next_ms = verdict.exhaustion, full.retry_at_ms if full is not None else None
+        full = self._full(plan, request, result)
+        closed, next_ms = result.exhaustion, full.retry_at_ms if full is not None else None
         if closed is not None:
             next_ms = None if closed.until_ms == NEVER else max(next_ms or 0, closed.until_ms + self._jitter_ms)
         dearest = None
@@ -280,24 +287,24 @@ class Budget:
             prices = {method: book.price(method) for method in known}
             by_share = sorted(prices, key=lambda m: prices[m].units / book.buckets[prices[m].bucket].quota_units)
             dearest = self._would_be_told(by_share[-1]) if by_share else None
-        return Outlook(verdict.now_ms, _states(plan, question, verdict), room_ms, closed, full, next_ms, dearest)
+        return Outlook(result.now_ms, _states(plan, request, result), room_ms, closed, full, next_ms, dearest)
 
-    def _full(self, plan: _Plan, question: Question, verdict: Verdict) -> Decision | None:
+    def _full(self, plan: _Plan, request: ChargeRequest, result: ChargeResult) -> Decision | None:
         """The refusal of a call by those of the limits asked about that count every call of its bucket, if they do."""
         whole = [n for n, limit in enumerate(plan.limits) if not limit.narrow and _selects(limit, plan.bucket)]
-        asks = [question.asks[n] for n in whole]
-        used_units = [verdict.used_units[n] for n in whole]
-        if all(used + ask.cost_units <= ask.cap_units for ask, used in zip(asks, used_units, strict=True)):
+        checks = [request.checks[n] for n in whole]
+        used_units = [result.used_units[n] for n in whole]
+        if all(used + check.cost_units <= check.cap_units for check, used in zip(checks, used_units, strict=True)):
             return None
         limits, costs = tuple(plan.limits[n] for n in whole), tuple(plan.costs[n] for n in whole)
         return self._decision(
             self._plan(plan.method, plan.units, plan.bucket, limits, costs, ""),
-            question._replace(asks=asks),
-            verdict._replace(
+            request._replace(checks=checks),
+            result._replace(
                 outcome="refused",
                 used_units=tuple(used_units),
                 exhaustion=None,
-                carried=tuple(verdict.carried[n] for n in whole) if verdict.carried else (),
+                unlogged=tuple(result.unlogged[n] for n in whole) if result.unlogged else (),
             ),
             commit=False,
         )
@@ -306,21 +313,23 @@ class Budget:
         """What `peek` would say of a method by the ledger alone; None for a call that can never be admitted."""
         try:
             plan = self._make_plan((method, None, None, ""))
-            question, verdict = self._ask(plan, Charge(plan.units, plan.bucket, plan.method, "", "", ""), commit=False)
+            request, result = self._ask_ledger(
+                plan, Charge(plan.units, plan.bucket, plan.method, "", "", ""), commit=False
+            )
         except UsageError:
             return None
         except _PriceChanged:  # just now
             return self._would_be_told(method)
-        return self._decision(plan, question, verdict, commit=False)
+        return self._decision(plan, request, result, commit=False)
 
-    def carried(self) -> tuple[Carry, ...]:
+    def unlogged(self) -> tuple[UnloggedUsage, ...]:
         """What the ledger counts, in any limit, for charges that it has lost."""
-        return tuple(carry for of_limit in self._look("")[2].carried for carry in of_limit)
+        return tuple(usage for of_limit in self._look("")[2].unlogged for usage in of_limit)
 
-    def _look(self, job: str) -> tuple[_Plan, Question, Verdict]:
+    def _look(self, job: str) -> tuple[_Plan, ChargeRequest, ChargeResult]:
         plan = self._plan("", 0, "", self.limits, (0,) * len(self.limits), job)
-        question, verdict = self._ask(plan, Charge(0, "", "", "", "", ""), commit=False)
-        return plan, question, verdict
+        request, result = self._ask_ledger(plan, Charge(0, "", "", "", "", ""), commit=False)
+        return plan, request, result
 
     def owed_units(self) -> int:
         """What this machine drew on its local allowance and has not repaid to the ledger yet."""
@@ -354,7 +363,7 @@ class Budget:
         commit: bool,
     ) -> Decision:
         if job is None or region is None:
-            labelled = current_labels()
+            labelled = current_attribution()
             job = labelled[0] if job is None else job
             region = labelled[1] if region is None else region
         if units is not None:  # before anything is looked up by it: True is 1 there
@@ -364,14 +373,14 @@ class Budget:
         key = (method, units, bucket, job)
         plan = self._plans.get(key) or self._make_plan(key)
         _check_name("region", region)
-        charge = Charge(plan.units, plan.bucket, plan.method, job, region, self.tokens.next() if commit else "")
+        charge = Charge(plan.units, plan.bucket, plan.method, job, region, self.attempt_keys.next() if commit else "")
         try:
             try:
                 if self.allowance is not None:
-                    for corrected in self.allowance.repay(self.project, self.ledger, self._keep_ms):
+                    for corrected in self.allowance.repay(self.project, self.ledger, self._retention_ms):
                         self._settle_repaid(corrected)
-                question, verdict = self._ask(plan, charge, commit=commit)
-                return self._decision(plan, question, verdict, commit=commit)
+                request, result = self._ask_ledger(plan, charge, commit=commit)
+                return self._decision(plan, request, result, commit=commit)
             except LedgerError as error:
                 plan.check_price(self._clock())
                 return self._unanswered(plan, charge, str(error), commit=commit)
@@ -379,32 +388,32 @@ class Budget:
             self._plans.pop(key, None)
             return self._decide(method, units, bucket, job, region, commit=commit)
 
-    def _ask(self, plan: _Plan, charge: Charge, *, commit: bool) -> tuple[Question, Verdict]:
+    def _ask_ledger(self, plan: _Plan, charge: Charge, *, commit: bool) -> tuple[ChargeRequest, ChargeResult]:
         """One question to the ledger, and its answer. Asked again with a fresh clock if ours proved wrong, and when
         what the ledger has lost is made good."""
-        memory = self._memory
+        high_water_mark = self._high_water_mark
         clock_tries = behind_tries = 0
         while True:
             caller_ms = self._clock()
-            asks = plan.asks_at(caller_ms)
-            seen = NOTHING_SEEN if memory is None else memory.seen()
-            question = Question(
-                self.project, charge, asks, plan.closed_by, caller_ms, self._jitter_ms, seen, self._keep_ms
+            checks = plan.checks_at(caller_ms)
+            expected = NOTHING_EXPECTED if high_water_mark is None else high_water_mark.expected()
+            request = ChargeRequest(
+                self.project, charge, checks, plan.closed_by, caller_ms, self._jitter_ms, expected, self._retention_ms
             )
-            verdict = self.ledger.decide(question, commit=commit)
-            if verdict.outcome == "clock" and clock_tries < 1:
+            result = self.ledger.decide(request, commit=commit)
+            if result.outcome == "clock" and clock_tries < 1:
                 clock_tries += 1
-            elif verdict.outcome == "behind" and memory is not None:
+            elif result.outcome == "behind" and high_water_mark is not None:
                 behind_tries += 1
-                if behind_tries > MOST_LOSSES:
+                if behind_tries > MAX_LOSSES:
                     raise LedgerError(f"ledger {self.ledger.label} loses what it is told; see its server's log")
-                memory.make_good(self.ledger, verdict, self.tokens.next(), self._keep_ms)
+                high_water_mark.restore_missing(self.ledger, result, self.attempt_keys.next(), self._retention_ms)
                 if commit:  # the lost question may yet arrive, and must not be taken for this one
-                    charge = charge._replace(token=self.tokens.next())
+                    charge = charge._replace(idempotency_key=self.attempt_keys.next())
             else:
-                if memory is not None and verdict.outcome != "clock" and memory.note(asks, verdict):
-                    memory.read_log(self.ledger)
-                return question, verdict
+                if high_water_mark is not None and result.outcome != "clock" and high_water_mark.record(checks, result):
+                    high_water_mark.read_log(self.ledger)
+                return request, result
 
     def _make_plan(self, key: tuple[str, int | None, str | None, str]) -> _Plan:
         method, units, bucket, job = key
@@ -451,30 +460,30 @@ class Budget:
             method, units, bucket, closed_by, limits, leaves, caps, costs, any(x.paced for x in limits), priced
         )
 
-    def _decision(self, plan: _Plan, question: Question, verdict: Verdict, *, commit: bool) -> Decision:
-        states = _states(plan, question, verdict)
-        admitted = verdict.outcome == "admitted"
+    def _decision(self, plan: _Plan, request: ChargeRequest, result: ChargeResult, *, commit: bool) -> Decision:
+        states = _states(plan, request, result)
+        admitted = result.outcome == "admitted"
         reason: Reason = "ok"
         refused_by: str | None = None
         retry_at_ms: int | None = None
         detail = ""
-        if verdict.outcome == "clock":
+        if result.outcome == "clock":
             reason = "clock"
-        elif verdict.exhaustion is not None:
-            exhaustion = verdict.exhaustion
+        elif result.exhaustion is not None:
+            exhaustion = result.exhaustion
             refused_by, detail = exhaustion.bucket, exhaustion.evidence
             reason = "closed" if exhaustion.until_ms == NEVER else "exhausted"
             if reason == "exhausted":
                 retry_at_ms = exhaustion.until_ms + self._jitter_ms
         elif not admitted:
-            refused_by, reason, retry_at_ms, detail = self._refusal(plan, question, verdict)
+            refused_by, reason, retry_at_ms, detail = self._refusal(plan, request, result)
         if len(states) == 1:
             tightest: LimitState | None = states[0]
         else:
             tightest = min(states, key=lambda s: s.remaining_units // s.cost_units, default=None)
         return Decision(
             admitted=admitted,
-            id=verdict.id,
+            id=result.id,
             source="ledger" if admitted and commit else None,
             credential=self.credential,
             project=self.project,
@@ -483,7 +492,7 @@ class Budget:
             reason=reason,
             refused_by=refused_by,
             remaining_units=tightest.remaining_units if tightest else 0,
-            decided_at_ms=verdict.now_ms,
+            decided_at_ms=result.now_ms,
             retry_at_ms=retry_at_ms,
             limits=states,
             detail=detail,
@@ -516,14 +525,14 @@ class Budget:
             detail=detail,
         )
 
-    def _refusal(self, plan: _Plan, question: Question, verdict: Verdict) -> tuple[str, Reason, int, str]:
+    def _refusal(self, plan: _Plan, request: ChargeRequest, result: ChargeResult) -> tuple[str, Reason, int, str]:
         """Which limit holds a refused call back longest, why, until when all have room for it, and more about it."""
-        standings, clocks = _standings(plan, question, verdict)
+        standings, clocks = _standings(plan, request, result)
         retry_at_ms, i = retry_at(standings, clocks, self._entries)
-        limit, ask, used = plan.limits[i], question.asks[i], verdict.used_units[i]
-        alone = cap(limit, 0, ask.cost_units, question.caller_ms)
-        detail = f"of {plan.caps[i]} by the end of the {_period(limit)}" if ask.cap_units < plan.caps[i] else ""
-        return limit.name, "limit" if used + ask.cost_units > alone else "leave", retry_at_ms, detail
+        limit, check, used = plan.limits[i], request.checks[i], result.used_units[i]
+        alone = cap(limit, 0, check.cost_units, request.caller_ms)
+        detail = f"of {plan.caps[i]} by the end of the {_period(limit)}" if check.cap_units < plan.caps[i] else ""
+        return limit.name, "limit" if used + check.cost_units > alone else "leave", retry_at_ms, detail
 
     def _entries(self, since_ms: int, until_ms: int) -> Iterator[Entry]:
         return read_entries(self.ledger, self.project, since_ms, until_ms)
@@ -615,36 +624,36 @@ def _selects(limit: Limit, bucket: str) -> bool:
     return not limit.view.selector.buckets or bucket in limit.view.selector.buckets
 
 
-def _standings(plan: _Plan, question: Question, verdict: Verdict) -> tuple[list[Standing], Clocks]:
+def _standings(plan: _Plan, request: ChargeRequest, result: ChargeResult) -> tuple[list[Standing], Clocks]:
     """Each limit as a decision found it, for `retry_at`."""
     standings = [
-        Standing(limit, cap_units, cost, used, carried, used + ask.cost_units > ask.cap_units)
-        for limit, cap_units, cost, used, carried, ask in zip(
+        Standing(limit, cap_units, cost, used, unlogged, used + check.cost_units > check.cap_units)
+        for limit, cap_units, cost, used, unlogged, check in zip(
             plan.limits,
             plan.caps,
             plan.costs,
-            verdict.used_units,
-            verdict.carried or ((),) * len(plan.limits),
-            question.asks,
+            result.used_units,
+            result.unlogged or ((),) * len(plan.limits),
+            request.checks,
             strict=True,
         )
     ]
-    return standings, Clocks(verdict.now_ms, question.caller_ms, verdict.last[0])
+    return standings, Clocks(result.now_ms, request.caller_ms, result.last[0])
 
 
-def _states(plan: _Plan, question: Question, verdict: Verdict) -> tuple[LimitState, ...]:
+def _states(plan: _Plan, request: ChargeRequest, result: ChargeResult) -> tuple[LimitState, ...]:
     states = []
-    for limit, ask, used in zip(plan.limits, question.asks, verdict.used_units, strict=False):
-        left = ask.cap_units - used
-        states.append(LimitState(limit.name, ask.cost_units, used, ask.cap_units, left if left > 0 else 0))
-    for n, carries in enumerate(verdict.carried):
-        live = [part for carry in carries for part in carry.parts if part[1] > verdict.now_ms]
+    for limit, check, used in zip(plan.limits, request.checks, result.used_units, strict=False):
+        left = check.cap_units - used
+        states.append(LimitState(limit.name, check.cost_units, used, check.cap_units, left if left > 0 else 0))
+    for n, usages in enumerate(result.unlogged):
+        live = [part for usage in usages for part in usage.expiries if part[1] > result.now_ms]
         if live:
             untils_ms = [until_ms for _, until_ms in live]
             states[n] = states[n]._replace(
-                carried_units=sum(units for units, _ in live),
-                carried_next_ms=min(untils_ms),
-                carried_until_ms=max(untils_ms),
+                unlogged_units=sum(units for units, _ in live),
+                unlogged_next_ms=min(untils_ms),
+                unlogged_until_ms=max(untils_ms),
             )
     return tuple(states)
 

@@ -19,8 +19,8 @@ Source = Literal["ledger", "allowance"]
 class LimitState(NamedTuple):
     """One limit as a decision saw it. `limit_units` is the number enforced for this caller then: see `cap`.
 
-    `carried_units` of what is used stand for charges that the ledger has lost: the first of them leave the window at
-    `carried_next_ms`, the last at `carried_until_ms`.
+    `unlogged_units` of what is used stand for charges that the ledger has lost: the first of them leave the window at
+    `unlogged_next_ms`, the last at `unlogged_until_ms`.
     """
 
     name: str
@@ -28,9 +28,9 @@ class LimitState(NamedTuple):
     used_units: int
     limit_units: int
     remaining_units: int
-    carried_units: int = 0
-    carried_next_ms: int = 0
-    carried_until_ms: int = 0
+    unlogged_units: int = 0
+    unlogged_next_ms: int = 0
+    unlogged_until_ms: int = 0
 
 
 class Decision(NamedTuple):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from quota.ledger.entry import Entry
-    from quota.ledger.unlogged import Carry
+    from quota.ledger.unlogged import UnloggedUsage
     from quota.limits import Limit, View
 
     ReadEntries = Callable[[int, int], Iterable[Entry]]
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 class Standing(NamedTuple):
     """One limit as a call found it. `cap_units` is what it holds at most, without its pace; `full` whether it refused.
 
-    `used_units` includes what of it is not in the log, `carried`.
+    `used_units` includes what of it is not in the log, `unlogged`.
     """
 
     limit: Limit
     cap_units: int
     cost_units: int
     used_units: int
-    carried: tuple[Carry, ...]
+    unlogged: tuple[UnloggedUsage, ...]
     full: bool
 
 
@@ -67,7 +67,7 @@ def retry_at(standings: Sequence[Standing], clocks: Clocks, read: ReadEntries) -
 def room_at(standing: Standing, clocks: Clocks, read: ReadEntries, from_ms: int) -> int:
     """The first millisecond, `from_ms` or later, at which a limit has room, if nothing more is charged."""
     now_ms = clocks.now_ms
-    expiring = sorted((until, n) for carry in standing.carried for n, until in carry.parts if until > now_ms)
+    expiring = sorted((until, n) for usage in standing.unlogged for n, until in usage.expiries if until > now_ms)
     window = standing.limit.view.window
     if isinstance(window, Calendar):
         return _calendar_room_at(standing, window, expiring, clocks, read, from_ms)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from quota.attribution import Tokens, machine_name
+from quota.attribution import AttemptKeys, machine_name
 from quota.budget import Budget
 from quota.common.clock import host_clock
 from quota.common.text import listed, nearest, show
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from quota.ledger.contract import Ledger
     from quota.recovery.allowance import Allowance
-    from quota.recovery.high_water_mark import Memory
+    from quota.recovery.high_water_mark import HighWaterMark
     from quota.settings.model import CredentialSettings, Settings
 
 JITTER_MS = 60_000
@@ -34,12 +34,12 @@ class Session:
 
     def __init__(self, settings: Settings, *, clock: Callable[[], int] | None = None) -> None:
         self.settings = settings
-        self.tokens = Tokens()
+        self.attempt_keys = AttemptKeys()
         self._clock = clock
         self._ledger: Ledger | None = None
         self._allowance: Allowance | None = None
         self._budgets: dict[str, Budget] = {}
-        self._memories: dict[str, Memory] = {}
+        self._high_water_marks: dict[str, HighWaterMark] = {}
         self._services: list[Any] = []
         self._leaves: dict[str, dict[str, Mapping[str, int]]] = {}
         for job in settings.jobs.values():
@@ -48,7 +48,7 @@ class Session:
     @property
     def run(self) -> str:
         """8 characters that name this process's work: the first part of every charge's token."""
-        return self.tokens.run
+        return self.attempt_keys.run
 
     @property
     def ledger(self) -> Ledger:
@@ -87,22 +87,24 @@ class Session:
                 leave=self._leaves.get(chosen.name),
                 clock=self._clock,
                 jitter_ms=machine_jitter_ms(),
-                tokens=self.tokens,
+                attempt_keys=self.attempt_keys,
                 allowance=self._open_allowance(),
-                memory=self._open_memory(chosen.project),
+                high_water_mark=self._open_high_water_mark(chosen.project),
             )
             self._budgets[chosen.name] = budget
         return budget
 
-    def _open_memory(self, project: str) -> Memory | None:
+    def _open_high_water_mark(self, project: str) -> HighWaterMark | None:
         """What this machine has seen of a project's ledger; None for a ledger in memory, which has no other users."""
         if self.settings.ledger.url == "sqlite://":
             return None
-        if project not in self._memories:
-            from quota.recovery.high_water_mark import memory_path, open_memory
+        if project not in self._high_water_marks:
+            from quota.recovery.high_water_mark import open_high_water_mark, watermark_path
 
-            self._memories[project] = open_memory(memory_path(state_folder(), self.ledger.label, project), project)
-        return self._memories[project]
+            self._high_water_marks[project] = open_high_water_mark(
+                watermark_path(state_folder(), self.ledger.label, project), project
+            )
+        return self._high_water_marks[project]
 
     def _open_allowance(self) -> Allowance | None:
         """What this machine may spend while the ledger cannot answer, where the configuration allows any."""
@@ -150,10 +152,10 @@ class Session:
             self._allowance.close()
         ledger, self._ledger = self._ledger, None
         self._budgets.clear()
-        while self._memories:
-            from quota.recovery.high_water_mark import close_memory
+        while self._high_water_marks:
+            from quota.recovery.high_water_mark import close_high_water_mark
 
-            close_memory(self._memories.popitem()[1])
+            close_high_water_mark(self._high_water_marks.popitem()[1])
         if ledger is not None:
             ledger.close()
 

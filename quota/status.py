@@ -162,7 +162,7 @@ def _limit_rows(budget: Budget, outlook: Outlook, exhausted: Sequence[Exhaustion
             counted = (e for e in entries if e.units and selector.counts(e.bucket, e.method, e.job))
             oldest = next(counted, None)
             leaves_ms = [] if oldest is None else [oldest.ms + window.window_ms]
-            leaves_ms += [state.carried_next_ms] if state.carried_units else []
+            leaves_ms += [state.unlogged_next_ms] if state.unlogged_units else []
             next_ms = min(leaves_ms, default=at_ms)
         next_ms = next_ms if state.used_units else None
         opens_ms = _opens(budget.book, selector, closed)
@@ -225,7 +225,7 @@ def _limit_json(row: LimitRow) -> dict[str, object]:
         **({"paced_units": row.state.limit_units} if row.limit.paced else {}),
         "used_units": row.state.used_units,
         "remaining_units": row.state.remaining_units,
-        **({"carried_units": row.state.carried_units} if row.state.carried_units else {}),
+        **({"carried_units": row.state.unlogged_units} if row.state.unlogged_units else {}),
         **(
             {"counts_since": rfc3339(row.counts_since_ms), "exact_from": rfc3339(row.exact_from_ms)}
             if row.exact_from_ms is not None
@@ -300,7 +300,7 @@ _FIELD_OF: dict[str, Callable[[Entry], str]] = {
     "method": lambda e: e.method,
     "job": lambda e: e.job,
     "region": lambda e: e.region,
-    "run": lambda e: e.token[:RUN_CHARS],
+    "run": lambda e: e.idempotency_key[:RUN_CHARS],
     "hour": lambda e: rfc3339(e.ms // HOUR_MS * HOUR_MS),
     "bucket": lambda e: e.bucket,
 }

@@ -39,7 +39,7 @@ from quota.jobs.emulator.faults import CHUNK, ENVELOPE, KINDS, REPLY_KINDS, Faul
 from quota.jobs.emulator.replies import Json, Rejected, Reply
 from quota.jobs.emulator.uploads import Uploads
 from quota.jobs.emulator.usage import UNKNOWN, Allocation, Charge, Meter
-from quota.jobs.emulator.wire import Outcome, Request, Server, encode_body, make_request
+from quota.jobs.emulator.wire import Handled, Request, Server, encode_body, make_request
 
 __all__ = ["Allocation", "Emulator", "Fault"]
 
@@ -183,19 +183,19 @@ class Emulator:
 
     # --- one request ---------------------------------------------------------------------------------
 
-    def _serve(self, request: Request) -> Outcome:
+    def _serve(self, request: Request) -> Handled:
         if request.path.startswith(_CONTROL):
-            return Outcome(self._control(request))
+            return Handled(self._control(request))
         if request.verb == "POST" and request.path.rstrip("/") in _BATCH_PATHS:
             return self._serve_batch(request)
         if request.verb == "PUT" and is_upload(request.path) and "upload_id" in request.params:
             return self._serve_chunk(request)
         arrival = self._arrive(request, request.headers, KINDS)
         if arrival.fault is not None and arrival.fault.kind == "close-before":
-            return Outcome(None, arrival.fault)
-        return Outcome(self._answer(request, arrival), arrival.fault)
+            return Handled(None, arrival.fault)
+        return Handled(self._answer(request, arrival), arrival.fault)
 
-    def _serve_batch(self, request: Request) -> Outcome:
+    def _serve_batch(self, request: Request) -> Handled:
         """The calls count and answer one by one, and carry no faults of the connection."""
         fault = self._arrive_free("batches", ENVELOPE)
         answers = []
@@ -205,17 +205,17 @@ class Emulator:
             reply = self._answer(inner, arrival)
             body = b"" if reply.body is None else encode_body(reply.body)
             answers.append((call.content_id, reply.status, body))
-        return Outcome(_fault_reply(fault, request) or compose_batch(answers), fault)
+        return Handled(_fault_reply(fault, request) or compose_batch(answers), fault)
 
-    def _serve_chunk(self, request: Request) -> Outcome:
+    def _serve_chunk(self, request: Request) -> Handled:
         fault = self._arrive_free("upload_chunks", CHUNK)
         if (struck := _fault_reply(fault, request)) is not None:
-            return Outcome(struck, fault)
+            return Handled(struck, fault)
         if fault is not None and fault.kind == "close-before":
-            return Outcome(None, fault)
+            return Handled(None, fault)
         content_range = request.headers.get("Content-Range")
         reply = self._uploads.feed(request.params["upload_id"], content_range, len(request.body))
-        return Outcome(reply, fault)
+        return Handled(reply, fault)
 
     def _arrive(self, request: Request, headers: Message, kinds: frozenset[str]) -> _Arrival:
         """Count and charge a call before anything else, and see which fault it meets."""

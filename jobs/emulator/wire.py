@@ -45,14 +45,14 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Handled:
     """What to do about a request. Without a reply the connection closes unanswered."""
 
     reply: Reply | None
     fault: Fault | None = None
 
 
-Service = Callable[[Request], Outcome]
+Service = Callable[[Request], Handled]
 
 
 def make_request(verb: str, target: str, headers: Message, body: bytes) -> Request:
@@ -143,11 +143,11 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             outcome = self.server.service(request)
         except Rejected as rejected:
-            outcome = Outcome(rejected.reply)
+            outcome = Handled(rejected.reply)
         except Exception as error:  # one bad request must not end a session of development
             # Only the kind of error: its text might quote a key.
             _log.error("emulator_failed path=%s error=%s", request.path, type(error).__name__)
-            outcome = Outcome(replies.internal_error())
+            outcome = Handled(replies.internal_error())
         self._act(outcome)
 
     # The base class looks these names up.
@@ -176,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         return body
 
-    def _act(self, outcome: Outcome) -> None:
+    def _act(self, outcome: Handled) -> None:
         reply, fault = outcome.reply, outcome.fault
         kind = fault.kind if fault else None
         if fault and kind in ("latency", "hang"):

@@ -17,7 +17,7 @@ from quota.cli.tables import Column, FirstThatFits, tables
 from quota.common.clock import rfc3339, utc
 from quota.errors import UsageError
 from quota.jobs.job import attempt_of, load_fetch
-from quota.jobs.plan.simulation import EMPTY, SLOT_MS, Outcome, Refusal, Spent, State, simulate
+from quota.jobs.plan.simulation import EMPTY, SLOT_MS, Refusal, Simulated, Spent, State, simulate
 from quota.jobs.plan.suggestions import Change, smallest_changes
 from quota.jobs.schedule.ticks import ticks
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from quota.settings.model import CredentialSettings, Settings
 
 DEFAULT_DAYS = 7
-LONGEST_DAYS = 92
+MAX_DAYS = 92
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +156,8 @@ def make_plan(
     `may_be_refused` do not decide whether it fits. Raises UsageError for a job that does not exist or a span that is
     too long, and ConfigError and UsageError where a run of one of the jobs would.
     """
-    if not 1 <= days <= LONGEST_DAYS:
-        raise UsageError(f"--days {days}: a plan covers 1 to {LONGEST_DAYS} days")
+    if not 1 <= days <= MAX_DAYS:
+        raise UsageError(f"--days {days}: a plan covers 1 to {MAX_DAYS} days")
     may_be_refused = texts(may_be_refused, "job")
     unknown = [name for name in may_be_refused if name not in settings.jobs]
     if unknown:
@@ -231,7 +231,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _job_plans(settings: Settings, outcome: Outcome) -> Iterable[JobPlan]:
+def _job_plans(settings: Settings, outcome: Simulated) -> Iterable[JobPlan]:
     refused: dict[str, list[Refusal]] = {}
     for refusal in outcome.refusals:
         refused.setdefault(refusal.job, []).append(refusal)
@@ -251,7 +251,7 @@ def _job_plans(settings: Settings, outcome: Outcome) -> Iterable[JobPlan]:
         )
 
 
-def _limit_plans(settings: Settings, outcome: Outcome, state: State) -> Iterable[LimitPlan]:
+def _limit_plans(settings: Settings, outcome: Simulated, state: State) -> Iterable[LimitPlan]:
     projects = {credential.project: credential for credential in settings.credentials.values()}
     project_of = {job.name: settings.credentials[job.credential].project for job in settings.jobs.values()}
     whole_days = max(1, (outcome.until_ms - outcome.start_ms) // DAY_MS)
@@ -292,7 +292,7 @@ def _counted(limit: Limit, project: str, spent: Iterable[Spent]) -> dict[int, in
 
 
 def _days(
-    limit: Limit, zone: str, slots: Mapping[int, int], refusals: Sequence[Refusal], outcome: Outcome
+    limit: Limit, zone: str, slots: Mapping[int, int], refusals: Sequence[Refusal], outcome: Simulated
 ) -> Iterable[DayPlan]:
     calendar = Calendar("day", zone)
     start_ms = calendar.edges(outcome.start_ms)[0]
@@ -313,7 +313,7 @@ def _days(
 
 # -- how it looks ------------------------------------------------------------------------------------------------------
 
-MOST_JOBS_SHOWN = 12
+MAX_JOBS_SHOWN = 12
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
@@ -334,7 +334,7 @@ def render_plan(plan: Plan) -> RenderableType:
             f"does not fit: of {total:,} ticks {refused:,} are refused, leaving {regions:,} regions for later ones",
             style="bold red",
         )
-    parts: list[RenderableType] = [Text(span), verdict]
+    expiries: list[RenderableType] = [Text(span), verdict]
     groups: dict[tuple[object, ...], list[LimitPlan]] = {}
     for row in plan.limits:
         groups.setdefault((row.project, row.limit.view.selector, row.zone), []).append(row)
@@ -342,20 +342,20 @@ def render_plan(plan: Plan) -> RenderableType:
     unused = []
     for rows in groups.values():
         if any(row.needs_units or any(day.used_units for day in row.days) for row in rows):
-            parts += [Text(), *_chart(rows, several=several)]
+            expiries += [Text(), *_chart(rows, several=several)]
         else:
             unused += [_name(row, several=several) for row in rows]
     if unused:
-        parts += [Text(), Text(f"not used: {', '.join(unused)}", overflow="fold")]
+        expiries += [Text(), Text(f"not used: {', '.join(unused)}", overflow="fold")]
     if refused:
-        parts += [Text(), _refused_jobs(plan)]
+        expiries += [Text(), _refused_jobs(plan)]
     if plan.changes:
-        parts += [Text(), Text("any one of these makes it fit:", style="bold")]
-        parts += [Text(f"  {change.sentence()}", overflow="fold") for change in plan.changes]
+        expiries += [Text(), Text("any one of these makes it fit:", style="bold")]
+        expiries += [Text(f"  {change.sentence()}", overflow="fold") for change in plan.changes]
     if plan.notes:
-        parts.append(Text())
-    parts += [Text(note, overflow="fold", style="dim") for note in plan.notes]
-    return Group(*parts)
+        expiries.append(Text())
+    expiries += [Text(note, overflow="fold", style="dim") for note in plan.notes]
+    return Group(*expiries)
 
 
 def _chart(rows: Sequence[LimitPlan], *, several: bool) -> Iterable[RenderableType]:
@@ -419,7 +419,7 @@ def _refused_jobs(plan: Plan) -> RenderableType:
     columns = [Column("job"), *counts, Column("first refused"), Column("by")]
     rows = []
     refused = sorted((job for job in plan.jobs if job.refused_ticks), key=lambda job: job.first_refused_ms or 0)
-    for job in refused[:MOST_JOBS_SHOWN]:
+    for job in refused[:MAX_JOBS_SHOWN]:
         assert job.first_refused_ms is not None  # noqa: S101  # it was refused
         rows.append(
             (
@@ -431,8 +431,8 @@ def _refused_jobs(plan: Plan) -> RenderableType:
                 job.first_refused_by or "",
             )
         )
-    if len(refused) > MOST_JOBS_SHOWN:
-        rows.append((f"and {len(refused) - MOST_JOBS_SHOWN} more", "", "", "", "", ""))
+    if len(refused) > MAX_JOBS_SHOWN:
+        rows.append((f"and {len(refused) - MAX_JOBS_SHOWN} more", "", "", "", "", ""))
     return FirstThatFits(tables(columns, rows, without=(5, 3)))
 
 

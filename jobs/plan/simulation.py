@@ -15,12 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quota.attribution import Tokens
+from quota.attribution import AttemptKeys
 from quota.common.clock import NEVER
 from quota.jobs.fetches.channels import PAGE_ITEMS as CHANNELS_A_CALL
 from quota.jobs.job import attempt_of, load_fetch
-from quota.jobs.rotation import in_order
-from quota.ledger.contract import KEEP_MS, Question, kept_ms, read_entries
+from quota.jobs.rotation import by_rotation
+from quota.ledger.contract import MIN_RETENTION_MS, ChargeRequest, read_entries, retention_of
 from quota.ledger.entry import Charge
 from quota.limits import DAY_MS, MINUTE_MS
 from quota.session import Session
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from quota.decision import Decision
     from quota.jobs.job import Fetch
     from quota.jobs.schedule.ticks import Tick
-    from quota.jobs.store.store import Place
+    from quota.jobs.store.store import Checkpoint
     from quota.ledger.contract import Exhaustion
     from quota.ledger.entry import Entry
-    from quota.ledger.unlogged import Carry
+    from quota.ledger.unlogged import UnloggedUsage
     from quota.settings.model import JobSettings, Settings
 
 
@@ -65,16 +65,16 @@ def pass_steps(job: JobSettings, fetch: Fetch) -> tuple[Step, ...]:
     return (Step(attempt_of(fetch, None), True),) * pages
 
 
-def step_at(steps: Sequence[Step], place: Place) -> int:
+def step_at(steps: Sequence[Step], checkpoint: Checkpoint) -> int:
     """Where in the pass a place from the store goes on."""
-    if not place.begun or place.cursor is None:
+    if not checkpoint.begun or checkpoint.cursor is None:
         return 0
     pages, index = 0, 0
-    while index < len(steps) and pages < place.pages:
+    while index < len(steps) and pages < checkpoint.pages:
         pages += steps[index].completes_page
         index += 1
     # Only the search stops between two steps of one page.
-    return index + 1 if "ids" in place.cursor and index < len(steps) and not steps[index].completes_page else index
+    return index + 1 if "ids" in checkpoint.cursor and index < len(steps) and not steps[index].completes_page else index
 
 
 # -- what comes out ----------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class JobTotals:
 
 
 @dataclass(slots=True)
-class Outcome:
+class Simulated:
     """What a simulation saw. With `stopped_early` it ended at its first refusal, and the rest is not known."""
 
     start_ms: int
@@ -142,9 +142,9 @@ class State:
     """
 
     entries: Mapping[str, Sequence[Entry]] = field(default_factory=dict)
-    carried: Mapping[str, Sequence[Carry]] = field(default_factory=dict)
+    unlogged: Mapping[str, Sequence[UnloggedUsage]] = field(default_factory=dict)
     exhaustions: Mapping[str, Sequence[Exhaustion]] = field(default_factory=dict)
-    places: Mapping[str, Sequence[Place]] = field(default_factory=dict)
+    checkpoints: Mapping[str, Sequence[Checkpoint]] = field(default_factory=dict)
 
 
 EMPTY = State()
@@ -158,18 +158,18 @@ def read_state(session: Session) -> State:
 
     settings, ledger = session.settings, session.ledger
     now_ms = ledger.now_ms()
-    entries, carried, exhaustions = {}, {}, {}
+    entries, unlogged, exhaustions = {}, {}, {}
     for credential in settings.credentials.values():
-        longest_ms = max((limit.view.window.longest_ms for limit in credential.limits), default=KEEP_MS)
+        longest_ms = max((limit.view.window.longest_ms for limit in credential.limits), default=MIN_RETENTION_MS)
         entries[credential.project] = list(read_entries(ledger, credential.project, now_ms - longest_ms, NEVER))
-        carried[credential.project] = session.budget(credential.name).carried()
+        unlogged[credential.project] = session.budget(credential.name).unlogged()
         exhaustions[credential.project] = [x for x in ledger.exhaustions(credential.project) if not x.reopened_ms]
-    places: dict[str, list[Place]] = {}
+    checkpoints: dict[str, list[Checkpoint]] = {}
     if os.path.exists(settings.store.url.removeprefix("sqlite:///")):
         with Store(settings.store.url, retention_ms=settings.store.retention_ms, create=False) as store:
             for job in settings.jobs.values():
-                places[job.name] = [store.place(job.name, region) for region in job.regions or ("",)]
-    return State(entries, carried, exhaustions, places)
+                checkpoints[job.name] = [store.checkpoint(job.name, region) for region in job.regions or ("",)]
+    return State(entries, unlogged, exhaustions, checkpoints)
 
 
 # -- the simulation ----------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def simulate(
     state: State = EMPTY,
     fetches: Mapping[str, Fetch] | None = None,
     stop_at_refusal: Callable[[str], bool] = lambda job: False,
-) -> Outcome:
+) -> Simulated:
     """Run ticks, given in their order, from `start_ms` to `until_ms`.
 
     `stop_at_refusal` is asked with the job's name at each refusal; True ends the simulation there. `fetches` are the
@@ -200,12 +200,12 @@ class _Region:
 
     __slots__ = ("completed_at_ms", "cursor", "failed_at_ms", "name", "pending")
 
-    def __init__(self, name: str, place: Place | None, steps: Sequence[Step]) -> None:
+    def __init__(self, name: str, checkpoint: Checkpoint | None, steps: Sequence[Step]) -> None:
         self.name = name
-        self.pending = place is not None and place.pending
-        self.cursor = (step_at(steps, place) or None) if place is not None else None
-        self.completed_at_ms = None if place is None else place.completed_at_ms
-        self.failed_at_ms = None if place is None else place.failed_at_ms
+        self.pending = checkpoint is not None and checkpoint.pending
+        self.cursor = (step_at(steps, checkpoint) or None) if checkpoint is not None else None
+        self.completed_at_ms = None if checkpoint is None else checkpoint.completed_at_ms
+        self.failed_at_ms = None if checkpoint is None else checkpoint.failed_at_ms
 
 
 class _Job:
@@ -214,12 +214,12 @@ class _Job:
     __slots__ = ("budget", "calls", "knows", "name", "regions", "spent", "steps", "totals", "wanted")
 
     def __init__(
-        self, job: JobSettings, budget: Budget, fetch: Fetch, places: Mapping[str, Place], start_ms: int
+        self, job: JobSettings, budget: Budget, fetch: Fetch, checkpoints: Mapping[str, Checkpoint], start_ms: int
     ) -> None:
         self.name = job.name
         self.budget = budget
         self.steps = pass_steps(job, fetch)
-        self.regions = {name: _Region(name, places.get(name), self.steps) for name in job.regions or ("",)}
+        self.regions = {name: _Region(name, checkpoints.get(name), self.steps) for name in job.regions or ("",)}
         self.totals = JobTotals(passes=dict.fromkeys(self.regions, 0))
         book = budget.book.at(start_ms)
         self.calls: list[tuple[str, int | None, Spent, int]] = []
@@ -260,31 +260,31 @@ class _Simulation:
         self.jobs: dict[str, _Job] = {}
         for job in settings.jobs.values():
             fetch = (fetches or {}).get(job.name) or load_fetch(job.fetch, job.options, folder)
-            places = {place.region: place for place in state.places.get(job.name, ())}
-            self.jobs[job.name] = _Job(job, self.session.budget(job.credential), fetch, places, start_ms)
+            checkpoints = {checkpoint.region: checkpoint for checkpoint in state.checkpoints.get(job.name, ())}
+            self.jobs[job.name] = _Job(job, self.session.budget(job.credential), fetch, checkpoints, start_ms)
         self.refused_until: dict[tuple[Any, ...], tuple[int, str | None]] = {}
         self.refusals: list[Refusal] = []
 
     def _replay(self, state: State) -> None:
         """Give the ledger in memory the live log, each charge at its own time, and what upstream closed."""
         ledger, start_ms = self.session.ledger, self.now_ms
-        tokens = Tokens()
+        attempt_keys = AttemptKeys()
         for project, entries in state.entries.items():
             limits = next(c.limits for c in self.session.settings.credentials.values() if c.project == project)
-            keep_ms = kept_ms(limit.view.window for limit in limits)
+            retention_ms = retention_of(limit.view.window for limit in limits)
             for entry in entries:
                 self.now_ms = entry.ms
-                charge = Charge(entry.units, entry.bucket, entry.method, entry.job, entry.region, tokens.next())
-                ledger.decide(Question(project, charge, (), (), entry.ms, keep_ms=keep_ms), commit=True)
+                charge = Charge(entry.units, entry.bucket, entry.method, entry.job, entry.region, attempt_keys.next())
+                ledger.decide(ChargeRequest(project, charge, (), (), entry.ms, retention_ms=retention_ms), commit=True)
         self.now_ms = start_ms
-        for project, carries in state.carried.items():
-            if carries:
-                ledger.carry(project, tokens.next(), carries)
+        for project, usages in state.unlogged.items():
+            if usages:
+                ledger.add_unlogged(project, attempt_keys.next(), usages)
         for project, exhaustions in state.exhaustions.items():
             for exhaustion in exhaustions:
                 ledger.exhaust(project, exhaustion)
 
-    def run(self, ticks: Iterable[Tick], stop_at_refusal: Callable[[str], bool]) -> Outcome:
+    def run(self, ticks: Iterable[Tick], stop_at_refusal: Callable[[str], bool]) -> Simulated:
         stopped = False
         try:
             for tick in ticks:
@@ -298,7 +298,7 @@ class _Simulation:
         finally:
             self.session.close()
         jobs = list(self.jobs.values())
-        return Outcome(
+        return Simulated(
             self.start_ms,
             self.until_ms,
             [spent for job in jobs for spent in job.spent],
@@ -311,33 +311,33 @@ class _Simulation:
     def _tick(self, job: _Job, tick: Tick) -> Refusal | None:
         at_ms = tick.at_ms
         slot, day = at_ms // SLOT_MS, (at_ms - self.start_ms) // DAY_MS
-        places = list(job.regions.values())
-        most = len(tick.regions) or len(places)
+        checkpoints = list(job.regions.values())
+        most = len(tick.regions) or len(checkpoints)
         job.totals.ticks += 1
         for wanted, units_a_pass, calls in job.wanted.values():
             wanted.add(day, units_a_pass * most, calls * most)
-        if not any(place.pending for place in places):
-            for place in places:
-                place.pending = True
-        todo = in_order(places)[:most]
+        if not any(checkpoint.pending for checkpoint in checkpoints):
+            for checkpoint in checkpoints:
+                checkpoint.pending = True
+        todo = by_rotation(checkpoints)[:most]
         started = False
-        for done, place in enumerate(todo):
-            for index in range(place.cursor or 0, len(job.calls)):
+        for done, checkpoint in enumerate(todo):
+            for index in range(checkpoint.cursor or 0, len(job.calls)):
                 method, units, spent, _ = job.calls[index]
                 # A refusal's time is exact and no charge makes it earlier: until then the answer is known.
                 key = (method, *job.knows)
                 until_ms, refused_by = self.refused_until.get(key, (0, None))
                 if at_ms < until_ms:
                     return Refusal(at_ms, job.name, refused_by, len(todo) - done, started)
-                decision = job.budget.charge(method, units=units, job=job.name, region=place.name)
+                decision = job.budget.charge(method, units=units, job=job.name, region=checkpoint.name)
                 if not decision.admitted:
                     self.refused_until[key] = (_until(decision), decision.refused_by)
                     return Refusal(at_ms, job.name, decision.refused_by, len(todo) - done, started)
                 started = True
                 spent.add(slot, decision.cost_units)
-                place.cursor = index + 1
-            place.pending, place.cursor, place.completed_at_ms = False, None, at_ms
-            job.totals.passes[place.name] += 1
+                checkpoint.cursor = index + 1
+            checkpoint.pending, checkpoint.cursor, checkpoint.completed_at_ms = False, None, at_ms
+            job.totals.passes[checkpoint.name] += 1
         return None
 
 

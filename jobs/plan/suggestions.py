@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from quota.jobs.job import Fetch
-    from quota.jobs.plan.simulation import Outcome, State
+    from quota.jobs.plan.simulation import Simulated, State
     from quota.limits import Limit
     from quota.settings.model import JobSettings, Settings
 
-MOST_JOBS = 5
+MAX_JOBS = 5
 """Jobs that are looked at one by one, those that want most first."""
 
-MOST_SIMULATIONS = 60
+MAX_SIMULATIONS = 60
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class Change:
 
 def smallest_changes(
     settings: Settings,
-    outcome: Outcome,
+    outcome: Simulated,
     state: State,
     fetches: Mapping[str, Fetch],
     may_be_refused: Sequence[str],
@@ -74,8 +74,8 @@ def smallest_changes(
             notes.append("no change of a single job makes it fit")
         else:
             notes.append("no single change of interval, pages, regions or leave makes it fit")
-    if search.simulations >= MOST_SIMULATIONS:
-        notes.append(f"after {MOST_SIMULATIONS} simulations the search for smaller changes ended")
+    if search.simulations >= MAX_SIMULATIONS:
+        notes.append(f"after {MAX_SIMULATIONS} simulations the search for smaller changes ended")
     return tuple(changes), notes
 
 
@@ -83,7 +83,7 @@ class _Search:
     def __init__(
         self,
         settings: Settings,
-        outcome: Outcome,
+        outcome: Simulated,
         state: State,
         fetches: Mapping[str, Fetch],
         may_be_refused: Sequence[str],
@@ -148,7 +148,7 @@ class _Search:
             ):
                 wants[wanted.job] = wants.get(wanted.job, 0) + sum(wanted.units.values())
         names = sorted((name for name in wants if wants[name]), key=lambda name: -wants[name])
-        return [settings.jobs[name] for name in names[:MOST_JOBS]]
+        return [settings.jobs[name] for name in names[:MAX_JOBS]]
 
     def _limits(self, project: str) -> tuple[Limit, ...]:
         return next(c.limits for c in self.settings.credentials.values() if c.project == project)
@@ -188,7 +188,7 @@ class _Search:
     def _fits(self, changed: Sequence[JobSettings]) -> bool:
         jobs = {**self.settings.jobs, **{job.name: job for job in changed}}
         settings = replace(self.settings, jobs=jobs)
-        if self.simulations >= MOST_SIMULATIONS or self._wants_too_much(settings):
+        if self.simulations >= MAX_SIMULATIONS or self._wants_too_much(settings):
             return False
         self.simulations += 1
         start_ms, until_ms = self.outcome.start_ms, self.outcome.until_ms

@@ -44,7 +44,7 @@ from quota.common.clock import host_clock, rfc3339, utc
 from quota.common.log import line
 from quota.jobs import runner
 from quota.jobs.job import attempt_of, load_fetch, one_line
-from quota.jobs.rotation import in_order
+from quota.jobs.rotation import by_rotation
 from quota.jobs.schedule.ticks import Tick, streams
 from quota.jobs.store.store import Store
 from quota.limits import HOUR_MS
@@ -263,9 +263,11 @@ class _Lane:
         if callable(getattr(self.fetch, "first_attempt", None)):
             settings = self.settings.store
             with Store(settings.url, retention_ms=settings.retention_ms) as store:
-                places = [store.place(self.job.name, region) for region in self.job.regions or ("",)]
+                checkpoints = [store.checkpoint(self.job.name, region) for region in self.job.regions or ("",)]
             # With nothing left over from earlier runs it begins a round over all of them.
-            waiting = in_order(places) or in_order(replace(place, pending=True) for place in places)
+            waiting = by_rotation(checkpoints) or by_rotation(
+                replace(checkpoint, pending=True) for checkpoint in checkpoints
+            )
             cursor = waiting[0].cursor
         method = attempt_of(self.fetch, cursor)
         if method is None:

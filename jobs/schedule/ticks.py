@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from quota.limits import DAY_MS
-from quota.settings.schedules import LONGEST_PAUSE_DAYS, parse_schedule
+from quota.settings.schedules import MAX_PAUSE_DAYS, parse_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -65,7 +65,7 @@ class Stream:
     def after(self, at_ms: int) -> Tick:
         """The first tick later than `at_ms`."""
         # A day at a time to begin with: most schedules answer within the first, and few need to look for years.
-        for days in (1, 32, LONGEST_PAUSE_DAYS):
+        for days in (1, 32, MAX_PAUSE_DAYS):
             found = next(self.ticks(at_ms + 1, at_ms + days * DAY_MS), None)
             if found is not None:
                 return found
@@ -85,8 +85,8 @@ def streams(jobs: Iterable[JobSettings]) -> list[Stream]:
             continue
         schedule = parse_schedule(job.schedule, job.timezone)
         groups = [(region,) for region in job.regions] if job.stagger_ms and job.regions else [()]
-        for place, regions in enumerate(groups):
-            found.append(Stream(job.name, regions, schedule, place * job.stagger_ms, job.jitter_ms))
+        for checkpoint, regions in enumerate(groups):
+            found.append(Stream(job.name, regions, schedule, checkpoint * job.stagger_ms, job.jitter_ms))
     return found
 
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import quota
 from quota.common.clock import host_clock, rfc3339
 from quota.common.sqlite_file import statements
-from quota.jobs.rotation import in_order
+from quota.jobs.rotation import by_rotation
 from quota.jobs.store.fulltext import indexed, query
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ DELETE_AT_ONCE = 1_000
 DELETE_PER_SWEEP = 20_000
 """Rows of each table that one sweep deletes at most: several times what a run of 50 regions adds."""
 
-LEAST_FREE_BYTES = 4_000_000
+MIN_FREE_BYTES = 4_000_000
 """What a full page may need on its way through the write-ahead log into the file, and some more."""
 
 MAX_SEARCH_ROWS = 1_000
@@ -59,8 +59,8 @@ class StoreError(quota.QuotaError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where one job stands in one region. `pages` and `items` count this pass; see the table `places`."""
+class Checkpoint:
+    """Where one job stands in one region. `pages` and `items` count this pass; see the table `checkpoints`."""
 
     job: str
     region: str
@@ -117,8 +117,9 @@ class Found:
 class Store:
     """One SQLite file at a `sqlite:///path` URL (or a plain path). Use it from one thread; close it when done.
 
-    `retention_ms`: what was not refreshed for that long is deleted by `sweep`. `create` False refuses a missing file.
-    `clock` (ms since the epoch) replaces the host's, for tests. Every method raises StoreError when the file fails it.
+    `retention_ms`: what was not refreshed for that long is deleted by `delete_expired`. `create` False refuses a
+    missing file. `clock` (ms since the epoch) replaces the host's, for tests. Every method raises StoreError when the
+    file fails it.
     """
 
     def __init__(
@@ -244,30 +245,32 @@ class Store:
 
     # -- places ------------------------------------------------------------------------------------------------------
 
-    def begin(self, job: str, regions: Sequence[str]) -> list[Place]:
+    def start_round(self, job: str, regions: Sequence[str]) -> list[Checkpoint]:
         """The regions that a run covers, in its order; with nothing left over, this begins a new round over all.
 
-        Which order that is stands at `quota.jobs.rotation.in_order`.
+        Which order that is stands at `quota.jobs.rotation.by_rotation`.
         """
 
-        def work(db: sqlite3.Connection) -> list[Place]:
-            places = {region: self.place(job, region) for region in regions}
+        def work(db: sqlite3.Connection) -> list[Checkpoint]:
+            checkpoints = {region: self.checkpoint(job, region) for region in regions}
             # Of a damaged row nothing may stay: the next page would be added to it.
-            afresh = [(job, region) for region, place in places.items() if place == Place(job, region)]
+            afresh = [
+                (job, region) for region, checkpoint in checkpoints.items() if checkpoint == Checkpoint(job, region)
+            ]
             db.executemany("DELETE FROM places WHERE job = ? AND region = ?", afresh)
-            if not any(place.pending for place in places.values()):
-                for place in places.values():
+            if not any(checkpoint.pending for checkpoint in checkpoints.values()):
+                for checkpoint in checkpoints.values():
                     # A pass that failed in the middle keeps its place and goes on from there.
-                    db.execute("INSERT OR IGNORE INTO places (job, region) VALUES (?, ?)", (job, place.region))
-                    db.execute("UPDATE places SET pending = 1 WHERE job = ? AND region = ?", (job, place.region))
-                    if place.cursor is None:
-                        db.execute(_AFRESH, (job, place.region))
-                places = {region: self.place(job, region) for region in regions}
-            return in_order(places.values())
+                    db.execute("INSERT OR IGNORE INTO places (job, region) VALUES (?, ?)", (job, checkpoint.region))
+                    db.execute("UPDATE places SET pending = 1 WHERE job = ? AND region = ?", (job, checkpoint.region))
+                    if checkpoint.cursor is None:
+                        db.execute(_AFRESH, (job, checkpoint.region))
+                checkpoints = {region: self.checkpoint(job, region) for region in regions}
+            return by_rotation(checkpoints.values())
 
         return self._transact(work)
 
-    def place(self, job: str, region: str) -> Place:
+    def checkpoint(self, job: str, region: str) -> Checkpoint:
         """Where the job stands in the region; a place with nothing in it for a region never seen, or one whose row is
         damaged."""
         with self._reading():
@@ -276,7 +279,7 @@ class Store:
                 " FROM places WHERE job = ? AND region = ?",
                 (job, region),
             ).fetchone()
-        return (row and _place(job, region, *row)) or Place(job, region)
+        return (row and _checkpoint(job, region, *row)) or Checkpoint(job, region)
 
     def check_space(self) -> None:
         """Raise StoreError if the disk cannot take another page: it would be paid for and lost."""
@@ -284,10 +287,10 @@ class Store:
             disk = shutil.disk_usage(Path(self.path).parent)
         except OSError:
             return  # to store a page will say more
-        if disk.free < LEAST_FREE_BYTES and disk.total:  # some network file systems do not know their size
+        if disk.free < MIN_FREE_BYTES and disk.total:  # some network file systems do not know their size
             raise StoreError(f"store {self.path}: {_NO_SPACE}; nothing was fetched")
 
-    def keep(self, place: Place, page: Page, *, started_at_ms: int, finished: bool) -> Place:
+    def save_page(self, checkpoint: Checkpoint, page: Page, *, started_at_ms: int, finished: bool) -> Checkpoint:
         """Store one page and the place after it, all or nothing; the new place.
 
         `started_at_ms` dates the pass if this is its first page. `finished` ends the pass.
@@ -295,9 +298,9 @@ class Store:
         now_ms = self._clock()
 
         def work(db: sqlite3.Connection) -> None:
-            taken_at_ms = place.started_at_ms
+            taken_at_ms = checkpoint.started_at_ms
             if taken_at_ms is None:
-                taken_at_ms = self._free_start(place, started_at_ms)
+                taken_at_ms = self._free_start(checkpoint, started_at_ms)
             for video in page.videos:
                 db.execute(_UPSERT_VIDEO, _video(video, now_ms))
             for channel in page.channels:
@@ -307,10 +310,10 @@ class Store:
                     "INSERT INTO rankings VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
                     [
                         (
-                            place.job,
-                            place.region,
+                            checkpoint.job,
+                            checkpoint.region,
                             taken_at_ms,
-                            place.ranks + i,
+                            checkpoint.ranks + i,
                             _text(video["id"]),
                             _count(_part(video, "statistics").get("viewCount")),
                         )
@@ -328,43 +331,44 @@ class Store:
                     len(page.videos) if page.ranked else 0,
                     taken_at_ms,
                     now_ms if finished else None,
-                    place.job,
-                    place.region,
+                    checkpoint.job,
+                    checkpoint.region,
                 ),
             )
             if not finished:
                 db.execute(
-                    "INSERT OR IGNORE INTO cursors VALUES (?, ?, ?)", (place.job, place.region, _digest(page.cursor))
+                    "INSERT OR IGNORE INTO cursors VALUES (?, ?, ?)",
+                    (checkpoint.job, checkpoint.region, _digest(page.cursor)),
                 )
 
         self._transact(work)
-        return self.place(place.job, place.region)
+        return self.checkpoint(checkpoint.job, checkpoint.region)
 
-    def was_at(self, place: Place, cursor: Cursor | None) -> bool:
+    def was_at(self, checkpoint: Checkpoint, cursor: Cursor | None) -> bool:
         """Whether an earlier step of the pass under way, in this run or another, left this very cursor."""
         with self._reading():
             row = self._db.execute(
                 "SELECT 1 FROM cursors WHERE job = ? AND region = ? AND digest = ?",
-                (place.job, place.region, _digest(cursor)),
+                (checkpoint.job, checkpoint.region, _digest(cursor)),
             ).fetchone()
         return row is not None
 
-    def _free_start(self, place: Place, started_at_ms: int) -> int:
+    def _free_start(self, checkpoint: Checkpoint, started_at_ms: int) -> int:
         """The pass's time, moved on where an earlier ranking has the very same: a clock may go back."""
         while self._db.execute(
             "SELECT 1 FROM rankings WHERE job = ? AND region = ? AND taken_at_ms = ?",
-            (place.job, place.region, started_at_ms),
+            (checkpoint.job, checkpoint.region, started_at_ms),
         ).fetchone():
             started_at_ms += 1
         return started_at_ms
 
-    def finish(self, place: Place) -> Place:
+    def finish(self, checkpoint: Checkpoint) -> Checkpoint:
         """End a pass that needs no further page: the job asks for fewer than it did when the pass began."""
         sql = "UPDATE places SET pending = 0, cursor = NULL, completed_at_ms = ? WHERE job = ? AND region = ?"
-        self._transact(lambda db: db.execute(sql, (self._clock(), place.job, place.region)))
-        return self.place(place.job, place.region)
+        self._transact(lambda db: db.execute(sql, (self._clock(), checkpoint.job, checkpoint.region)))
+        return self.checkpoint(checkpoint.job, checkpoint.region)
 
-    def fail(self, place: Place, *, keep_place: bool) -> Place:
+    def fail(self, checkpoint: Checkpoint, *, keep_place: bool) -> Checkpoint:
         """End a pass with an error. It counts as covered by this round, so that it does not hold up the others.
 
         With `keep_place` the next round goes on from its cursor, else it begins afresh.
@@ -373,26 +377,26 @@ class Store:
         def work(db: sqlite3.Connection) -> None:
             db.execute(
                 "UPDATE places SET pending = 0, failed_at_ms = ? WHERE job = ? AND region = ?",
-                (self._clock(), place.job, place.region),
+                (self._clock(), checkpoint.job, checkpoint.region),
             )
             if not keep_place:
-                db.execute(_AFRESH, (place.job, place.region))
+                db.execute(_AFRESH, (checkpoint.job, checkpoint.region))
 
         self._transact(work)
-        return self.place(place.job, place.region)
+        return self.checkpoint(checkpoint.job, checkpoint.region)
 
-    def restart(self, place: Place) -> Place:
+    def restart(self, checkpoint: Checkpoint) -> Checkpoint:
         """Begin a pass again from its first page, without the rankings it has stored so far."""
 
         def work(db: sqlite3.Connection) -> None:
             db.execute(
                 "DELETE FROM rankings WHERE job = ? AND region = ? AND taken_at_ms = ?",
-                (place.job, place.region, place.started_at_ms),
+                (checkpoint.job, checkpoint.region, checkpoint.started_at_ms),
             )
-            db.execute(_AFRESH, (place.job, place.region))
+            db.execute(_AFRESH, (checkpoint.job, checkpoint.region))
 
         self._transact(work)
-        return self.place(place.job, place.region)
+        return self.checkpoint(checkpoint.job, checkpoint.region)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -458,7 +462,7 @@ class Store:
 
     # -- retention ---------------------------------------------------------------------------------------------------
 
-    def sweep(self) -> int:
+    def delete_expired(self) -> int:
         """Delete what was not refreshed within the retention, in small transactions and bounded; the rows deleted.
 
         A pass begun that long ago starts over: its first pages are gone.
@@ -533,10 +537,10 @@ def _path(url: str) -> str:
 # -- rows read ---------------------------------------------------------------------------------------------------------
 
 
-def _place(
+def _checkpoint(
     job: str, region: str, pending: object, cursor: object, pages: Any, items: Any, ranks: Any, *times: Any
-) -> Place | None:
-    """The place that a row of `places` says; None where it says what no store writes."""
+) -> Checkpoint | None:
+    """The place that a row of `checkpoints` says; None where it says what no store writes."""
     try:
         going_on = None if cursor is None else json.loads(cursor)  # type: ignore[arg-type]  # a TypeError, if it is
     except (TypeError, ValueError, RecursionError):
@@ -547,7 +551,7 @@ def _place(
         and all(isinstance(count, int) and 0 <= count < _TOO_MANY for count in (pages, items, ranks))
         and all(at_ms is None or _is_time(at_ms) for at_ms in times)
     )
-    return Place(job, region, bool(pending), going_on, pages, items, ranks, *times) if right else None
+    return Checkpoint(job, region, bool(pending), going_on, pages, items, ranks, *times) if right else None
 
 
 def _digest(cursor: Cursor | None) -> bytes:

@@ -36,7 +36,7 @@ def render_status(status: Status) -> RenderableType:
             soon = spell(edge_ms - status.at_ms)
             parts.append(_line(f"upstream resets {_clock(edge_ms, zone)} {zone} ({_clock(edge_ms)} here), in {soon}"))
         for row in credential.limits:
-            if row.state.carried_units:
+            if row.state.unlogged_units:
                 parts.append(_line(_carried(row), "yellow"))
         for row in credential.limits:
             if row.exact_from_ms is not None:
@@ -56,8 +56,8 @@ def render_status(status: Status) -> RenderableType:
 
 def _carried(row: LimitRow) -> str:
     state = row.state
-    until = _clock(state.carried_until_ms)
-    return f"{row.limit.name}: {state.carried_units:,} units are of charges that the ledger lost, until {until}"
+    until = _clock(state.unlogged_until_ms)
+    return f"{row.limit.name}: {state.unlogged_units:,} units are of charges that the ledger lost, until {until}"
 
 
 def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:

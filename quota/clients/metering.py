@@ -17,7 +17,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from quota.arguments import text, texts
-from quota.attribution import current_labels, machine_name
+from quota.attribution import current_attribution, machine_name
 from quota.clients.upstream_errors import UpstreamError, classify
 from quota.common.clock import NEVER, rfc3339
 from quota.common.log import line
@@ -83,7 +83,7 @@ class Attempt:
     def __init__(self, budget: Budget, decision: Decision) -> None:
         self.decision = decision
         self._budget = budget
-        self._job, region = current_labels()
+        self._job, region = current_attribution()
         self._closed = False
         if _log.isEnabledFor(logging.DEBUG):
             charged = line(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from quota.ledger.entry import Charge, Entry, Id
-    from quota.ledger.unlogged import Carry
+    from quota.ledger.unlogged import UnloggedUsage
     from quota.limits import Edges, View
 
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
 CLOCK_SLACK_MS = 5_000
 """How far a caller's clock may run ahead of the ledger's before its question is answered "clock"."""
 
-KEEP_MS = 49 * HOUR_MS
-KEEP_SLACK_MS = 25 * HOUR_MS
+MIN_RETENTION_MS = 49 * HOUR_MS
+RETENTION_SLACK_MS = 25 * HOUR_MS
 """The log is kept for the longest window that any writer named and 25 h more (a long day, should the clock go back), at
 least 49 h. Every write names the longest window of all limits of its configuration, whichever of them count the charge:
-see `kept_ms`. Who joins with a longer window later starts with what is there: see `Ledger.whole_after_ms`."""
+see `retention_of`. Who joins with a longer window later starts with what is there: see `Ledger.whole_after_ms`."""
 
 
-class Ask(NamedTuple):
+class LimitCheck(NamedTuple):
     """One limit as the ledger sees it: a view, the number it may not exceed, and what this charge adds to it.
 
     `edges` are a calendar window's edges by the caller's clock; None for a sliding window.
@@ -81,14 +81,14 @@ class Exhaustion(NamedTuple):
     reopened_because: str = ""
 
 
-MOST_READ = 1_000
+MAX_READ = 1_000
 """So many entries `Ledger.read` gives at once, and no more."""
 
 
-Outcome = Literal["admitted", "refused", "exhausted", "clock", "behind"]
+ChargeOutcome = Literal["admitted", "refused", "exhausted", "clock", "behind"]
 
 
-class Verdict(NamedTuple):
+class ChargeResult(NamedTuple):
     """The ledger's answer to one question.
 
     `used_units` stands in the order of the asks and includes the charge if it was admitted, and what is carried.
@@ -96,27 +96,27 @@ class Verdict(NamedTuple):
     earlier. `last` is the id of the newest entry in the log, (0, 0) of an empty one. With "clock" nothing was compared,
     and `now_ms` is the ledger's clock. With "behind" nothing was compared either: the ledger lacks what the question
     says was seen of it. `epoch` names this ledger since it was begun, or since its last loss was made good; empty
-    before the first charge. `carried` is in the order of the asks; empty where nothing is carried at all.
+    before the first charge. `unlogged` is in the order of the asks; empty where nothing is carried at all.
     """
 
-    outcome: Outcome
+    outcome: ChargeOutcome
     id: str | None
     now_ms: int
     last: Id
     used_units: tuple[int, ...]
     exhaustion: Exhaustion | None = None
     epoch: str = ""
-    carried: tuple[tuple[Carry, ...], ...] = ()
+    unlogged: tuple[tuple[UnloggedUsage, ...], ...] = ()
 
 
-class Seen(NamedTuple):
+class Expected(NamedTuple):
     """An epoch, and ids that are in the log then. No epoch: nothing was seen, and nothing is checked."""
 
     epoch: str
     ids: tuple[Id, ...]
 
 
-NOTHING_SEEN = Seen("", ())
+NOTHING_EXPECTED = Expected("", ())
 
 
 def root_of(epoch: str) -> str:
@@ -124,26 +124,27 @@ def root_of(epoch: str) -> str:
     return epoch.partition("/")[0]
 
 
-class Question(NamedTuple):
+class ChargeRequest(NamedTuple):
     """Everything one decision needs. `caller_ms` is the caller's clock: the second witness beside the ledger's own.
 
-    `seen` is what the caller's machine has seen of this ledger: in that epoch, charges with these ids. `keep_ms` is how
-    long the log must be kept: `kept_ms` of all limits that the caller knows of, not only of those asked about.
+    `expected` is what the caller's machine has seen of this ledger: in that epoch, charges with these ids.
+    `retention_ms` is how long the log must be kept: `retention_of` of all limits that the caller knows of, not only of
+    those asked about.
     """
 
     project: str
     charge: Charge
-    asks: Sequence[Ask]
+    checks: Sequence[LimitCheck]
     closed_by: tuple[str, ...]
     caller_ms: int
     jitter_ms: int = 0
-    seen: Seen = NOTHING_SEEN
-    keep_ms: int = KEEP_MS
+    expected: Expected = NOTHING_EXPECTED
+    retention_ms: int = MIN_RETENTION_MS
 
 
-def kept_ms(windows: Iterable[Window]) -> int:
+def retention_of(windows: Iterable[Window]) -> int:
     """How long the log must be kept for these windows."""
-    return max(KEEP_MS, KEEP_SLACK_MS + max((window.longest_ms for window in windows), default=0))
+    return max(MIN_RETENTION_MS, RETENTION_SLACK_MS + max((window.longest_ms for window in windows), default=0))
 
 
 class Ledger(Protocol):
@@ -159,7 +160,7 @@ class Ledger(Protocol):
     shared: bool
     """Whether other machines can use it too."""
 
-    def decide(self, question: Question, *, commit: bool) -> Verdict:
+    def decide(self, request: ChargeRequest, *, commit: bool) -> ChargeResult:
         """Answer one question in one atomic step; with `commit` an admitted charge is in the log when this returns.
 
         A refusal and a peek change nothing that anybody can see. Never charges twice for one call, whatever happens
@@ -167,11 +168,13 @@ class Ledger(Protocol):
         """
         ...
 
-    def repay(self, project: str, machine: str, charges: Sequence[tuple[int, Charge]], keep_ms: int = KEEP_MS) -> None:
+    def repay(
+        self, project: str, machine: str, charges: Sequence[tuple[int, Charge]], retention_ms: int = MIN_RETENTION_MS
+    ) -> None:
         """Append what a machine spent while this ledger could not answer: at most 100 charges, numbers rising.
 
-        Unconditional, and once: numbers up to the last one repaid by `machine` are ignored. Dated now. `keep_ms` as in
-        a question.
+        Unconditional, and once: numbers up to the last one repaid by `machine` are ignored. Dated now. `retention_ms`
+        as in a question.
         """
         ...
 
@@ -183,15 +186,17 @@ class Ledger(Protocol):
         ...
 
     def read(self, project: str, after: Id, until_ms: int, count: int) -> Sequence[Entry]:
-        """At most `count` (1 to MOST_READ) entries with (ms, seq) > `after` and ms <= `until_ms`, in time order."""
+        """At most `count` (1 to MAX_READ) entries with (ms, seq) > `after` and ms <= `until_ms`, in time order."""
         ...
 
-    def carry(self, project: str, epoch: str, carries: Sequence[Carry], keep_ms: int = KEEP_MS) -> str:
-        """Count what this ledger has lost; the epoch that holds from now on. `keep_ms` as in a question.
+    def add_unlogged(
+        self, project: str, epoch: str, usages: Sequence[UnloggedUsage], retention_ms: int = MIN_RETENTION_MS
+    ) -> str:
+        """Count what this ledger has lost; the epoch that holds from now on. `retention_ms` as in a question.
 
-        Merged by view and lost epoch, as `Carry.with_report` says: one that was reported already changes nothing, so
-        that it may be repeated. If that changes anything, or the ledger has no epoch yet, `epoch` begins (after the
-        root's name and a slash, where there is one: see `root_of`).
+        Merged by view and lost epoch, as `UnloggedUsage.with_report` says: one that was reported already changes
+        nothing, so that it may be repeated. If that changes anything, or the ledger has no epoch yet, `epoch` begins
+        (after the root's name and a slash, where there is one: see `root_of`).
         """
         ...
 
@@ -237,7 +242,7 @@ def checked_range(after: Id, until_ms: int, count: int) -> tuple[Id, int, int]:
     return (
         (ms, seq),
         whole(until_ms, "ms: a time", 0, NEVER),
-        whole(count, "entries: how many are read at once", 1, MOST_READ),
+        whole(count, "entries: how many are read at once", 1, MAX_READ),
     )
 
 
@@ -260,4 +265,4 @@ def read_entries(ledger: Ledger, project: str, since_ms: int, until_ms: int) -> 
         if len(chunk) < size:
             return
         after = (chunk[-1].ms, chunk[-1].seq)
-        size = min(size * 10, MOST_READ)
+        size = min(size * 10, MAX_READ)

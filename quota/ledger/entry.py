@@ -9,14 +9,15 @@ DEFAULT_BUCKET = "units"
 
 
 class Charge(NamedTuple):
-    """What is to be charged. `token` is unique to this attempt: a repeated question finds its first answer by it."""
+    """What is to be charged. `idempotency_key` is unique to this attempt: a repeated question finds its first answer by
+    it."""
 
     units: int
     bucket: str
     method: str
     job: str
     region: str
-    token: str
+    idempotency_key: str
 
 
 Id = tuple[int, int]
@@ -34,7 +35,7 @@ class Entry(NamedTuple):
     method: str
     job: str
     region: str
-    token: str
+    idempotency_key: str
 
     @property
     def id(self) -> str:

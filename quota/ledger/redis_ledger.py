@@ -44,17 +44,17 @@ from quota.arguments import MAX_NUMBER, text, whole, whole_clock
 from quota.common.clock import LATEST_MS, NEVER, elapsed_s
 from quota.common.log import warn
 from quota.errors import ConfigError, LedgerError
-from quota.ledger.contract import KEEP_MS, Exhaustion, Verdict, checked_exhaustion, checked_range
+from quota.ledger.contract import MIN_RETENTION_MS, ChargeResult, Exhaustion, checked_exhaustion, checked_range
 from quota.ledger.entry import DEFAULT_BUCKET, Entry
 from quota.ledger.redis_connection import Connections, Packer
 from quota.ledger.redis_scripts import script
-from quota.ledger.unlogged import Carry
+from quota.ledger.unlogged import UnloggedUsage
 from quota.limits import DAY_MS, Sliding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from quota.ledger.contract import Ask, Question
+    from quota.ledger.contract import ChargeRequest, LimitCheck
     from quota.ledger.entry import Charge, Id
     from quota.limits import View
 
@@ -69,7 +69,7 @@ REPEAT_WITHIN_S = 0.5
 SENTINEL_TIMEOUT_S = 0.1
 """The same for one sentinel, of which several may be dead before one that lives is found."""
 
-MOST_PARTS = 5_000
+MAX_PARTS = 5_000
 """In how many parts of 1,000 entries a question may be answered, before it is called unanswered."""
 
 BEFORE_USED = 7
@@ -104,41 +104,41 @@ class RedisLedger:
     def now_ms(self) -> int:
         if self._clock is not None:
             return self._clock()
-        answer = self._ask("TIME")
+        answer = self._query("TIME")
         # A cluster's nodes each say theirs.
         seconds, micros = min(answer.values()) if isinstance(answer, dict) else answer
         return int(seconds) * 1000 + int(micros) // 1000
 
     # -- the decision ------------------------------------------------------------------------------------------------
 
-    def decide(self, question: Question, *, commit: bool) -> Verdict:
-        charge = question.charge
+    def decide(self, request: ChargeRequest, *, commit: bool) -> ChargeResult:
+        charge = request.charge
         args = [
             self._now(),
-            str(question.caller_ms),
+            str(request.caller_ms),
             "1" if commit else "0",
             _units(charge),
             charge.method,
             charge.job,
             charge.region,
-            charge.token,
+            charge.idempotency_key,
             "-1",
-            str(question.keep_ms),
-            str(question.jitter_ms),
-            ",".join(question.closed_by),
-            " ".join([question.seen.epoch, *(f"{ms}-{seq}" for ms, seq in question.seen.ids)]),
-            *_of_limits(tuple(question.asks)),
+            str(request.retention_ms),
+            str(request.jitter_ms),
+            ",".join(request.closed_by),
+            " ".join([request.expected.epoch, *(f"{ms}-{seq}" for ms, seq in request.expected.ids)]),
+            *_of_limits(tuple(request.checks)),
         ]
-        reply = self._charge(_keys(question.project), args)
-        if isinstance(reply, list) and len(reply) > BEFORE_USED + len(question.asks):
+        reply = self._charge(_keys(request.project), args)
+        if isinstance(reply, list) and len(reply) > BEFORE_USED + len(request.checks):
             self._say_evicts(str(reply.pop()))
-        return self._read(lambda reply: _verdict(question, reply), reply)
+        return self._read(lambda reply: _result(request, reply), reply)
 
     def _charge(self, keys: Sequence[str], args: list[str]) -> Any:
         """Run charge.lua to a verdict. A repeat after a lost answer says so, and so never charges twice."""
         started = elapsed_s()
         repeat = False
-        for _ in range(MOST_PARTS):
+        for _ in range(MAX_PARTS):
             if repeat:
                 args[8] = str(int((elapsed_s() - started) * 1000))
             try:
@@ -183,16 +183,20 @@ class RedisLedger:
 
     # -- corrections and reading -------------------------------------------------------------------------------------
 
-    def repay(self, project: str, machine: str, charges: Sequence[tuple[int, Charge]], keep_ms: int = KEEP_MS) -> None:
-        args = [self._now(), machine, str(keep_ms)]
+    def repay(
+        self, project: str, machine: str, charges: Sequence[tuple[int, Charge]], retention_ms: int = MIN_RETENTION_MS
+    ) -> None:
+        args = [self._now(), machine, str(retention_ms)]
         for number, charge in charges:
-            args += (str(number), _units(charge), charge.method, charge.job, charge.region, charge.token)
+            args += (str(number), _units(charge), charge.method, charge.job, charge.region, charge.idempotency_key)
         self._script("repay", project, args)
 
-    def carry(self, project: str, epoch: str, carries: Sequence[Carry], keep_ms: int = KEEP_MS) -> str:
-        args = [self._now(), epoch, str(keep_ms)]
-        for carry in carries:
-            args += (carry.view, *carry.words())
+    def add_unlogged(
+        self, project: str, epoch: str, usages: Sequence[UnloggedUsage], retention_ms: int = MIN_RETENTION_MS
+    ) -> str:
+        args = [self._now(), epoch, str(retention_ms)]
+        for usage in usages:
+            args += (usage.view, *usage.fields())
         return str(self._script("carry", project, args))
 
     def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
@@ -206,7 +210,7 @@ class RedisLedger:
         return [self._read(_entry, row) for row in self._script("read", project, [since, str(until_ms), str(count)])]
 
     def whole_after_ms(self, project: str) -> int:
-        return self._read(int, self._ask("HGET", _keys(project)[1], "cut_ms") or 0)
+        return self._read(int, self._query("HGET", _keys(project)[1], "cut_ms") or 0)
 
     def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:
         exhaustion = checked_exhaustion(exhaustion)
@@ -214,11 +218,11 @@ class RedisLedger:
             {"bucket": exhaustion.bucket, "evidence": exhaustion.evidence, "reported_by": exhaustion.reported_by}
         )
         # An upstream's day ends well within that lifetime, and every call that is refused for it begins another.
-        reply = self._script("exhaust", project, [self._now(), exhaustion.bucket, record, str(KEEP_MS)])
+        reply = self._script("exhaust", project, [self._now(), exhaustion.bucket, record, str(MIN_RETENTION_MS)])
         return self._read(_exhaustion, reply)
 
     def exhaustions(self, project: str) -> Sequence[Exhaustion]:
-        reply = self._ask("HGETALL", _keys(project)[1])
+        reply = self._query("HGETALL", _keys(project)[1])
         state: dict[str, str] = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
         kinds = [(field.partition(":")[0], record) for field, record in state.items()]
         lifted = [self._read(_exhaustion, record) for kind, record in kinds if kind == "reopened"]
@@ -231,11 +235,11 @@ class RedisLedger:
 
     def claim(self, project: str, name: str, ttl_ms: int) -> bool:
         name, ttl_ms = text(name, "claim"), whole(ttl_ms, "ms: the life of a claim", 1, LATEST_MS)
-        key, token = f"{_keys(project)[0].removesuffix(':log')}:claim:{name}", os.urandom(8).hex()
-        if self._ask("SET", key, token, "NX", "PX", str(ttl_ms)):
+        key, mine = f"{_keys(project)[0].removesuffix(':log')}:claim:{name}", os.urandom(8).hex()
+        if self._query("SET", key, mine, "NX", "PX", str(ttl_ms)):
             return True
         # Taken: by another, or by our own first try, whose answer was lost.
-        return bool(self._ask("GET", key) == token)
+        return bool(self._query("GET", key) == mine)
 
     # -- the connection ----------------------------------------------------------------------------------------------
 
@@ -271,7 +275,7 @@ class RedisLedger:
         """Run a script that may be repeated freely: it reads, or sets what is absolute."""
         return self._repeat(lambda: self._run(name, _keys(project), args))
 
-    def _ask(self, *command: str) -> Any:
+    def _query(self, *command: str) -> Any:
         return self._repeat(lambda: self._command(*command))
 
     def _repeat(self, work: Callable[[], Any]) -> Any:
@@ -391,30 +395,30 @@ def _units(charge: Charge) -> str:
 
 
 @lru_cache(maxsize=256)
-def _of_limits(asks: tuple[Ask, ...]) -> tuple[str, ...]:
+def _of_limits(checks: tuple[LimitCheck, ...]) -> tuple[str, ...]:
     """The four arguments of each limit. A budget asks about the same ones for hours."""
     words: list[str | int] = []
-    for ask in asks:
-        words += (ask.view.name, ask.cap_units, ask.cost_units, _span(ask))
+    for check in checks:
+        words += (check.view.name, check.cap_units, check.cost_units, _span(check))
     return tuple(map(str, words))
 
 
-def _span(ask: Ask) -> str | int:
-    window = ask.view.window
+def _span(check: LimitCheck) -> str | int:
+    window = check.view.window
     if isinstance(window, Sliding):
         return window.window_ms
-    assert ask.edges is not None  # noqa: S101  # calendar asks carry their edges
-    return f"{ask.edges[0]} {ask.edges[1]} {ask.edges[2]}"
+    assert check.edges is not None  # noqa: S101  # calendar asks carry their edges
+    return f"{check.edges[0]} {check.edges[1]} {check.edges[2]}"
 
 
-def _verdict(question: Question, reply: list[Any]) -> Verdict:
-    outcome, charge_id, now_ms, last, closed, epoch, carried, *used = reply
+def _result(request: ChargeRequest, reply: list[Any]) -> ChargeResult:
+    outcome, charge_id, now_ms, last, closed, epoch, unlogged, *used = reply
     if outcome == "REPEAT":  # only a first try that comes after its own repeat sees this, and nobody waits for it
         raise LedgerError("the ledger answered a call that was given up; run again")
     used_units = tuple(map(int, used))
     if used_units and not 0 <= min(used_units) <= max(used_units) < NEVER:
         raise ValueError("less than nothing is used, or more than can be counted")
-    return Verdict(
+    return ChargeResult(
         outcome=outcome.lower(),
         id=charge_id or None,
         now_ms=int(now_ms),
@@ -422,7 +426,7 @@ def _verdict(question: Question, reply: list[Any]) -> Verdict:
         used_units=used_units,
         exhaustion=_exhaustion(closed) if closed else None,
         epoch=_epoch(epoch),
-        carried=_carries(question.asks, carried) if carried else (),
+        unlogged=_usages(request.checks, unlogged) if unlogged else (),
     )
 
 
@@ -437,14 +441,14 @@ def _epoch(name: str) -> str:
     return name
 
 
-def _carries(asks: Sequence[Ask], text: str) -> tuple[tuple[Carry, ...], ...]:
+def _usages(checks: Sequence[LimitCheck], text: str) -> tuple[tuple[UnloggedUsage, ...], ...]:
     """A line for each ask: `EPOCH PARTS KEPT LAST EPOCH PARTS ...`"""
-    carries = []
-    for ask, line in zip(asks, text.split("\n"), strict=True):
+    usages = []
+    for check, line in zip(checks, text.split("\n"), strict=True):
         words = line.split(" ") if line else []
         fours = zip(words[::4], words[1::4], words[2::4], words[3::4], strict=True)
-        carries.append(tuple(Carry.from_words(ask.view.name, _epoch(lost), *rest) for lost, *rest in fours))
-    return tuple(carries)
+        usages.append(tuple(UnloggedUsage.from_fields(check.view.name, _epoch(lost), *rest) for lost, *rest in fours))
+    return tuple(usages)
 
 
 def _exhaustion(record: str) -> Exhaustion:
@@ -464,7 +468,7 @@ def _exhaustion(record: str) -> Exhaustion:
 
 
 def _entry(row: Sequence[str]) -> Entry:
-    charge_id, u, method, job, region, token, amended = row
+    charge_id, u, method, job, region, idempotency_key, amended = row
     ms, seq = _id(charge_id)
     bucket, equals, units = u.rpartition("=")
     charged = int(units)
@@ -480,7 +484,7 @@ def _entry(row: Sequence[str]) -> Entry:
         method=method,
         job=job,
         region=region,
-        token=token,
+        idempotency_key=idempotency_key,
     )
 
 

@@ -14,28 +14,28 @@ from quota.common.clock import LATEST_MS, NEVER, host_clock
 from quota.common.sqlite_file import DamagedError, SqliteFile, sound
 from quota.ledger.contract import (
     CLOCK_SLACK_MS,
-    KEEP_MS,
-    KEEP_SLACK_MS,
+    MIN_RETENTION_MS,
+    RETENTION_SLACK_MS,
+    ChargeResult,
     Exhaustion,
-    Verdict,
     checked_exhaustion,
     checked_range,
     root_of,
 )
 from quota.ledger.entry import Entry
-from quota.ledger.unlogged import Carry, parts_text, read_parts
+from quota.ledger.unlogged import UnloggedUsage, expiries_text, read_expiries
 from quota.limits import MINUTE_MS, Sliding
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Sequence
 
-    from quota.ledger.contract import Ask, Outcome, Question
+    from quota.ledger.contract import ChargeOutcome, ChargeRequest, LimitCheck
     from quota.ledger.entry import Charge, Id
     from quota.limits import View
 
 State = tuple[int, int, int, int, int, int]
-"""A view as it is stored: total, tail (ms, seq), head (ms, seq), gone_ms. See schema.sql."""
+"""A view as it is stored: total, tail (ms, seq), head (ms, seq), dropped_through_ms. See schema.sql."""
 
 SCHEMA_VERSION = 5
 APPLICATION_ID = 0x51_4C_47_31
@@ -50,7 +50,7 @@ _HEAD = (
     " WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1"
 )
 
-_CARRY = "view, epoch, parts, last_ms, last_seq, kept_units, kept_since_ms, since_ms"
+_UNLOGGED = "view, epoch, parts, last_ms, last_seq, kept_units, kept_since_ms, since_ms"
 _EXHAUSTION = "bucket, since_ms, until_ms, evidence, reported_by, reopened_ms, reopened_because"
 _COLUMNS = "ms, seq, units, charged_units, bucket, method, job, region, token"
 
@@ -79,55 +79,57 @@ class SqliteLedger:
 
     # -- the decision ------------------------------------------------------------------------------------------------
 
-    def decide(self, question: Question, *, commit: bool) -> Verdict:
-        return self._file.transact(lambda db: self._decide(db, question, commit), write=commit)
+    def decide(self, request: ChargeRequest, *, commit: bool) -> ChargeResult:
+        return self._file.transact(lambda db: self._decide(db, request, commit), write=commit)
 
-    def _decide(self, db: sqlite3.Connection, question: Question, commit: bool) -> Verdict:
-        project, charge = question.project, question.charge
+    def _decide(self, db: sqlite3.Connection, request: ChargeRequest, commit: bool) -> ChargeResult:
+        project, charge = request.project, request.charge
         clock_ms = self._clock()
-        now_ms = min(clock_ms, question.caller_ms + CLOCK_SLACK_MS)
-        last, epoch, carried_ms, keep_ms, any_closed = self._head(db, project)
-        if question.caller_ms > clock_ms + CLOCK_SLACK_MS or not _edges_fit(question.asks, now_ms):
-            return Verdict("clock", None, clock_ms, last, (), epoch=epoch)
-        seen = question.seen
-        if seen.epoch and seen != (epoch, (last,)) and self._is_behind(db, question, last, epoch):
-            return Verdict("behind", None, now_ms, last, (), epoch=epoch)
+        now_ms = min(clock_ms, request.caller_ms + CLOCK_SLACK_MS)
+        last, epoch, unlogged_until_ms, retention_ms, any_closed = self._head(db, project)
+        if request.caller_ms > clock_ms + CLOCK_SLACK_MS or not _edges_fit(request.checks, now_ms):
+            return ChargeResult("clock", None, clock_ms, last, (), epoch=epoch)
+        expected = request.expected
+        if expected.epoch and expected != (epoch, (last,)) and self._is_behind(db, request, last, epoch):
+            return ChargeResult("behind", None, now_ms, last, (), epoch=epoch)
 
-        stored = [self._stored(db, project, ask.view) for ask in question.asks]
+        stored = [self._stored(db, project, check.view) for check in request.checks]
         views = [
-            self._advance(db, project, ask, now_ms, last, state)
-            for ask, state in zip(question.asks, stored, strict=True)
+            self._advance(db, project, check, now_ms, last, state)
+            for check, state in zip(request.checks, stored, strict=True)
         ]
-        carried = self._carried(db, question, now_ms) if carried_ms > now_ms else ()
+        unlogged = self._unlogged(db, request, now_ms) if unlogged_until_ms > now_ms else ()
         used = [view[0] for view in views]
-        for i, carries in enumerate(carried):
-            used[i] += sum(carry.units_at(now_ms) for carry in carries)
-        exhaustion = self._closed(db, question, now_ms) if any_closed else None
+        for i, usages in enumerate(unlogged):
+            used[i] += sum(usage.units_at(now_ms) for usage in usages)
+        exhaustion = self._closed(db, request, now_ms) if any_closed else None
         fits = True
-        for ask, total in zip(question.asks, used, strict=True):
-            if ask.cost_units and total + ask.cost_units > ask.cap_units:
+        for check, total in zip(request.checks, used, strict=True):
+            if check.cost_units and total + check.cost_units > check.cap_units:
                 fits = False
         if exhaustion is not None or not fits or not commit:
             if commit:  # what was read is not read again
-                if question.keep_ms > keep_ms:
-                    self._set_project(db, project, epoch, carried_ms, question.keep_ms)
-                for ask, view, state in zip(question.asks, views, stored, strict=True):
+                if request.retention_ms > retention_ms:
+                    self._set_project(db, project, epoch, unlogged_until_ms, request.retention_ms)
+                for check, view, state in zip(request.checks, views, stored, strict=True):
                     if view != state:
-                        self._save(db, project, ask.view, view)
-            outcome: Outcome = "exhausted" if exhaustion is not None else "admitted" if fits else "refused"
-            return Verdict(outcome, None, now_ms, last, tuple(used), exhaustion, epoch, carried)
+                        self._save(db, project, check.view, view)
+            outcome: ChargeOutcome = "exhausted" if exhaustion is not None else "admitted" if fits else "refused"
+            return ChargeResult(outcome, None, now_ms, last, tuple(used), exhaustion, epoch, unlogged)
 
         at = _following(last, clock_ms)
         self._append(db, project, at, charge)
-        if not epoch or question.keep_ms > keep_ms:
-            epoch, keep_ms = epoch or charge.token, max(keep_ms, question.keep_ms)
-            self._set_project(db, project, epoch, carried_ms, keep_ms)
-        for i, (ask, (total, tail_ms, tail_seq, _, _, gone_ms)) in enumerate(zip(question.asks, views, strict=True)):
-            used[i] += ask.cost_units
-            self._save(db, project, ask.view, (total + ask.cost_units, tail_ms, tail_seq, *at, gone_ms))
+        if not epoch or request.retention_ms > retention_ms:
+            epoch, retention_ms = epoch or charge.idempotency_key, max(retention_ms, request.retention_ms)
+            self._set_project(db, project, epoch, unlogged_until_ms, retention_ms)
+        for i, (check, (total, tail_ms, tail_seq, _, _, dropped_through_ms)) in enumerate(
+            zip(request.checks, views, strict=True)
+        ):
+            used[i] += check.cost_units
+            self._save(db, project, check.view, (total + check.cost_units, tail_ms, tail_seq, *at, dropped_through_ms))
         if at[0] // MINUTE_MS != last[0] // MINUTE_MS:
-            self._trim(db, project, now_ms, keep_ms)
-        return Verdict("admitted", f"{at[0]}-{at[1]}", now_ms, at, tuple(used), None, epoch, carried)
+            self._trim(db, project, now_ms, retention_ms)
+        return ChargeResult("admitted", f"{at[0]}-{at[1]}", now_ms, at, tuple(used), None, epoch, unlogged)
 
     def _head(self, db: sqlite3.Connection, project: str) -> tuple[Id, str, int, int, int]:
         """The newest entry, the epoch (empty before the first charge), until when any carry counts, how long charges
@@ -139,36 +141,40 @@ class SqliteLedger:
         if row is None:
             sql = "SELECT epoch, carried_ms, keep_ms FROM projects WHERE project = ?"
             row = (0, 0, *(db.execute(sql, (project,)).fetchone() or ("", 0, 0)), 1)
-        ms, seq, epoch, carried_ms, keep_ms, any_closed = row
+        ms, seq, epoch, unlogged_until_ms, retention_ms, any_closed = row
         if epoch is None:
-            epoch, carried_ms, keep_ms = "", 0, 0
-        if not (type(ms) is type(seq) is type(carried_ms) is type(keep_ms) is int and type(epoch) is str):
-            sound((ms, seq, carried_ms, keep_ms, epoch), until=4)
+            epoch, unlogged_until_ms, retention_ms = "", 0, 0
+        if not (type(ms) is type(seq) is type(unlogged_until_ms) is type(retention_ms) is int and type(epoch) is str):
+            sound((ms, seq, unlogged_until_ms, retention_ms, epoch), until=4)
         if not 0 <= ms < LATEST_MS or seq < 0:
             raise DamagedError("a charge in the far future")
-        return (ms, seq), epoch, carried_ms, keep_ms, any_closed
+        return (ms, seq), epoch, unlogged_until_ms, retention_ms, any_closed
 
-    def _set_project(self, db: sqlite3.Connection, project: str, epoch: str, carried_ms: int, keep_ms: int) -> None:
+    def _set_project(
+        self, db: sqlite3.Connection, project: str, epoch: str, unlogged_until_ms: int, retention_ms: int
+    ) -> None:
         db.execute(
             "INSERT INTO projects VALUES (?, ?, ?, ?, 0) ON CONFLICT (project) DO UPDATE"
             " SET epoch = excluded.epoch, carried_ms = excluded.carried_ms, keep_ms = excluded.keep_ms",
-            (project, epoch, carried_ms, keep_ms),
+            (project, epoch, unlogged_until_ms, retention_ms),
         )
 
-    def _is_behind(self, db: sqlite3.Connection, question: Question, last: Id, epoch: str) -> bool:
+    def _is_behind(self, db: sqlite3.Connection, request: ChargeRequest, last: Id, epoch: str) -> bool:
         """Whether this ledger lacks what was seen of it."""
-        if question.seen.epoch != epoch:
+        if request.expected.epoch != epoch:
             return True
         sql = "SELECT 1 FROM charges WHERE project = ? AND ms = ? AND seq = ?"
         missing = (
-            db.execute(sql, (question.project, *at)).fetchone() is None for at in question.seen.ids if at != last
+            db.execute(sql, (request.project, *at)).fetchone() is None for at in request.expected.ids if at != last
         )
         return any(missing)
 
-    def _carried(self, db: sqlite3.Connection, question: Question, now_ms: int) -> tuple[tuple[Carry, ...], ...]:
-        sql = f"SELECT {_CARRY} FROM losses WHERE project = ? AND view = ? AND until_ms > ?"  # noqa: S608  # a constant
-        rows = [db.execute(sql, (question.project, ask.view.name, now_ms)).fetchall() for ask in question.asks]
-        return tuple(tuple(map(_carry, of_view)) for of_view in rows)
+    def _unlogged(
+        self, db: sqlite3.Connection, request: ChargeRequest, now_ms: int
+    ) -> tuple[tuple[UnloggedUsage, ...], ...]:
+        sql = f"SELECT {_UNLOGGED} FROM losses WHERE project = ? AND view = ? AND until_ms > ?"  # noqa: S608  # a constant
+        rows = [db.execute(sql, (request.project, check.view.name, now_ms)).fetchall() for check in request.checks]
+        return tuple(tuple(map(_usage, of_view)) for of_view in rows)
 
     def _append(self, db: sqlite3.Connection, project: str, at: Id, charge: Charge) -> None:
         db.execute(
@@ -182,7 +188,7 @@ class SqliteLedger:
                 charge.method,
                 charge.job,
                 charge.region,
-                charge.token,
+                charge.idempotency_key,
             ),
         )
 
@@ -194,34 +200,36 @@ class SqliteLedger:
         if state is None:
             return None
         # The log is what counts: a view that cannot be right is taken from it again.
-        total, t_ms, t_seq, h_ms, h_seq, gone_ms = state
-        whole = type(total) is type(t_ms) is type(t_seq) is type(h_ms) is type(h_seq) is type(gone_ms) is int
+        total, t_ms, t_seq, h_ms, h_seq, dropped_through_ms = state
+        whole = type(total) is type(t_ms) is type(t_seq) is type(h_ms) is type(h_seq) is type(dropped_through_ms) is int
         return state if whole and total >= 0 else None
 
     def _save(self, db: sqlite3.Connection, project: str, view: View, state: State) -> None:
         db.execute("REPLACE INTO views VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (project, view.name, *state))
 
     def _advance(
-        self, db: sqlite3.Connection, project: str, ask: Ask, now_ms: int, last: Id, stored: State | None
+        self, db: sqlite3.Connection, project: str, check: LimitCheck, now_ms: int, last: Id, stored: State | None
     ) -> State:
         """The view brought up to the log's end, without what has left its window."""
-        cutoff_ms = _cutoff(ask, now_ms)
+        cutoff_ms = _cutoff(check, now_ms)
         # Missing, or the clock went back behind what was dropped, or all that it counts has expired: start afresh.
         if stored is None or stored[5] > cutoff_ms or stored[3] <= cutoff_ms:
             stored = (0, cutoff_ms + 1, 0, cutoff_ms, NEVER, cutoff_ms)
-        total, tail_ms, tail_seq, head_ms, head_seq, gone_ms = stored
+        total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms = stored
         if (head_ms, head_seq) < last:
-            total += self._sum(db, project, ask.view, (head_ms, head_seq), last)
+            total += self._sum(db, project, check.view, (head_ms, head_seq), last)
             head_ms, head_seq = last
         if tail_ms <= cutoff_ms:
-            total -= self._sum(db, project, ask.view, (tail_ms, tail_seq - 1), (cutoff_ms, NEVER))
+            total -= self._sum(db, project, check.view, (tail_ms, tail_seq - 1), (cutoff_ms, NEVER))
             newest_gone = "SELECT MAX(ms) FROM charges WHERE project = ? AND ms <= ?"
-            gone_ms = max(gone_ms, db.execute(newest_gone, (project, cutoff_ms)).fetchone()[0] or 0)
+            dropped_through_ms = max(
+                dropped_through_ms, db.execute(newest_gone, (project, cutoff_ms)).fetchone()[0] or 0
+            )
             oldest_left = "SELECT ms, seq FROM charges WHERE project = ? AND ms > ? ORDER BY ms, seq LIMIT 1"
             tail_ms, tail_seq = db.execute(oldest_left, (project, cutoff_ms)).fetchone() or (cutoff_ms + 1, 0)
         if total < 0:
             raise DamagedError("more has left a view than it had")
-        return total, tail_ms, tail_seq, head_ms, head_seq, gone_ms
+        return total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms
 
     def _sum(self, db: sqlite3.Connection, project: str, view: View, after: Id, until: Id) -> int:
         """What `view` counts of the charges with after < id <= until."""
@@ -231,24 +239,24 @@ class SqliteLedger:
         row: tuple[int] = db.execute(sql, (project, after[0], until[0], *after, *until, *names)).fetchone()
         return sound(row, until=1)[0]
 
-    def _closed(self, db: sqlite3.Connection, question: Question, now_ms: int) -> Exhaustion | None:
+    def _closed(self, db: sqlite3.Connection, request: ChargeRequest, now_ms: int) -> Exhaustion | None:
         """The exhaustion that keeps this call from leaving longest, if any."""
-        closed_by = question.closed_by
+        closed_by = request.closed_by
         if not closed_by:
             return None
         rows = db.execute(
             f"SELECT {_EXHAUSTION} FROM exhaustions"  # noqa: S608  # a constant, and placeholders
             f" WHERE project = ? AND reopened_ms = 0 AND bucket IN ({_marks(closed_by)}) AND until_ms + ? > ?"
             " ORDER BY until_ms DESC",
-            (question.project, *closed_by, question.jitter_ms, now_ms),
+            (request.project, *closed_by, request.jitter_ms, now_ms),
         ).fetchone()
         return None if rows is None else _exhaustion(rows)
 
-    def _trim(self, db: sqlite3.Connection, project: str, now_ms: int, keep_ms: int) -> None:
+    def _trim(self, db: sqlite3.Connection, project: str, now_ms: int, retention_ms: int) -> None:
         """Forget what no window can reach any more, a bounded number of charges at a time."""
         newest_gone = db.execute(
             "SELECT MAX(ms) FROM (SELECT ms FROM charges WHERE project = ? AND ms < ? ORDER BY ms, seq LIMIT ?)",
-            (project, now_ms - keep_ms, TRIM_AT_ONCE),
+            (project, now_ms - retention_ms, TRIM_AT_ONCE),
         ).fetchone()[0]
         if newest_gone is not None:
             db.execute("DELETE FROM charges WHERE project = ? AND ms <= ?", (project, newest_gone))
@@ -264,14 +272,16 @@ class SqliteLedger:
 
     # -- corrections and reading -------------------------------------------------------------------------------------
 
-    def repay(self, project: str, machine: str, charges: Sequence[tuple[int, Charge]], keep_ms: int = KEEP_MS) -> None:
+    def repay(
+        self, project: str, machine: str, charges: Sequence[tuple[int, Charge]], retention_ms: int = MIN_RETENTION_MS
+    ) -> None:
         def work(db: sqlite3.Connection) -> None:
             row = db.execute(
                 "SELECT number FROM repaid WHERE project = ? AND machine = ?", (project, machine)
             ).fetchone()
-            at, epoch, carried_ms, kept_ms, _ = self._head(db, project)
-            if keep_ms > kept_ms:
-                self._set_project(db, project, epoch, carried_ms, keep_ms)
+            at, epoch, unlogged_until_ms, stored_ms, _ = self._head(db, project)
+            if retention_ms > stored_ms:
+                self._set_project(db, project, epoch, unlogged_until_ms, retention_ms)
             for number, charge in charges:
                 if row is None or number > row[0]:
                     at = _following(at, self._clock())
@@ -282,18 +292,20 @@ class SqliteLedger:
 
         self._file.transact(work, write=True)
 
-    def carry(self, project: str, epoch: str, carries: Sequence[Carry], keep_ms: int = KEEP_MS) -> str:
+    def add_unlogged(
+        self, project: str, epoch: str, usages: Sequence[UnloggedUsage], retention_ms: int = MIN_RETENTION_MS
+    ) -> str:
         def work(db: sqlite3.Connection) -> str:
-            _, current, carried_ms, kept_ms, _ = self._head(db, project)
+            _, current, unlogged_until_ms, stored_ms, _ = self._head(db, project)
             db.execute(
-                "DELETE FROM losses WHERE project = ? AND until_ms <= ?", (project, self._clock() - KEEP_SLACK_MS)
+                "DELETE FROM losses WHERE project = ? AND until_ms <= ?", (project, self._clock() - RETENTION_SLACK_MS)
             )
             changed = False
-            for carry in carries:
-                sql = f"SELECT {_CARRY} FROM losses WHERE project = ? AND view = ? AND epoch = ?"  # noqa: S608
-                row = db.execute(sql, (project, carry.view, carry.epoch)).fetchone()
-                known = None if row is None else _carry(row)
-                stands = carry if known is None else known.with_report(carry, self._clock())
+            for usage in usages:
+                sql = f"SELECT {_UNLOGGED} FROM losses WHERE project = ? AND view = ? AND epoch = ?"  # noqa: S608
+                row = db.execute(sql, (project, usage.view, usage.epoch)).fetchone()
+                known = None if row is None else _usage(row)
+                stands = usage if known is None else known.with_report(usage, self._clock())
                 if stands != known:
                     changed = True
                     db.execute(
@@ -302,7 +314,7 @@ class SqliteLedger:
                             project,
                             stands.view,
                             stands.epoch,
-                            parts_text(stands.parts),
+                            expiries_text(stands.expiries),
                             stands.until_ms,
                             *stands.last,
                             stands.kept_units,
@@ -311,12 +323,12 @@ class SqliteLedger:
                         ),
                     )
             if current and not changed:
-                if keep_ms > kept_ms:
-                    self._set_project(db, project, current, carried_ms, keep_ms)
+                if retention_ms > stored_ms:
+                    self._set_project(db, project, current, unlogged_until_ms, retention_ms)
                 return current
-            carried_ms = max([carried_ms, *(carry.until_ms for carry in carries)])
+            unlogged_until_ms = max([unlogged_until_ms, *(usage.until_ms for usage in usages)])
             begun = f"{root_of(current)}/{epoch}" if current else epoch
-            self._set_project(db, project, begun, carried_ms, max(keep_ms, kept_ms))
+            self._set_project(db, project, begun, unlogged_until_ms, max(retention_ms, stored_ms))
             return begun
 
         return self._file.transact(work, write=True)
@@ -441,26 +453,26 @@ def _exhaustion(row: tuple[str, int, int, str, str, int, str]) -> Exhaustion:
     return Exhaustion(*row)
 
 
-def _carry(row: tuple[str, str, str, int, int, int, int, int]) -> Carry:
-    view, epoch, parts, last_ms, last_seq, *kept = row
+def _usage(row: tuple[str, str, str, int, int, int, int, int]) -> UnloggedUsage:
+    view, epoch, expiries, last_ms, last_seq, *kept = row
     try:
-        return Carry(view, epoch, read_parts(parts), (last_ms, last_seq), *kept)
+        return UnloggedUsage(view, epoch, read_expiries(expiries), (last_ms, last_seq), *kept)
     except (ValueError, AttributeError) as error:
-        raise DamagedError(f"{parts!r:.100}") from error
+        raise DamagedError(f"{expiries!r:.100}") from error
 
 
-def _cutoff(ask: Ask, now_ms: int) -> int:
+def _cutoff(check: LimitCheck, now_ms: int) -> int:
     """The newest millisecond that is out of the window at `now_ms`."""
-    if isinstance(ask.view.window, Sliding):
-        return now_ms - ask.view.window.window_ms
-    assert ask.edges is not None  # noqa: S101  # calendar asks carry their edges
-    return ask.edges[1 if now_ms >= ask.edges[1] else 0] - 1
+    if isinstance(check.view.window, Sliding):
+        return now_ms - check.view.window.window_ms
+    assert check.edges is not None  # noqa: S101  # calendar asks carry their edges
+    return check.edges[1 if now_ms >= check.edges[1] else 0] - 1
 
 
-def _edges_fit(asks: Sequence[Ask], now_ms: int) -> bool:
+def _edges_fit(checks: Sequence[LimitCheck], now_ms: int) -> bool:
     """Whether the caller's clock and ours are in the same calendar periods, or in neighbouring ones."""
-    for ask in asks:  # noqa: SIM110  # half the time of `all` and a generator
-        if ask.edges is not None and not ask.edges[0] <= now_ms < ask.edges[2]:
+    for check in checks:  # noqa: SIM110  # half the time of `all` and a generator
+        if check.edges is not None and not check.edges[0] <= now_ms < check.edges[2]:
             return False
     return True
 

@@ -62,7 +62,7 @@ class Repaid(NamedTuple):
 
     units: int
     ms: int
-    token: str
+    idempotency_key: str
 
 
 class Allowance:
@@ -113,7 +113,16 @@ class Allowance:
                 return None
             if not commit:
                 return Drawn(None, left_units)
-            row = (project, now_ms, charge.units, charge.bucket, charge.method, charge.job, charge.region, charge.token)
+            row = (
+                project,
+                now_ms,
+                charge.units,
+                charge.bucket,
+                charge.method,
+                charge.job,
+                charge.region,
+                charge.idempotency_key,
+            )
             number = db.execute(
                 "INSERT INTO draws (project, ms, units, bucket, method, job, region, token)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -202,9 +211,9 @@ class Allowance:
             return 0
         return owed[0]
 
-    def repay(self, project: str, ledger: Ledger, keep_ms: int) -> Sequence[Repaid]:
-        """Hand the ledger what was drawn, once: it remembers the last number repaid by this journal. `keep_ms` is how
-        long it must keep it: see `quota.ledger.contract.kept_ms`.
+    def repay(self, project: str, ledger: Ledger, retention_ms: int) -> Sequence[Repaid]:
+        """Hand the ledger what was drawn, once: it remembers the last number repaid by this journal. `retention_ms` is
+        how long it must keep it: see `quota.ledger.contract.kept_ms`.
 
         Costs next to nothing where nothing is owed. Raises LedgerError while the ledger still cannot answer, and never
         because of the journal: a debt that cannot be read is no reason to refuse calls that the ledger can decide.
@@ -218,12 +227,12 @@ class Allowance:
             return ()
         corrected: list[Repaid] = []
         if os.path.exists(self._path):
-            corrected = self._repay(project, ledger, keep_ms)
+            corrected = self._repay(project, ledger, retention_ms)
             self._say_used(project)
         self._looked_ms[project] = now_ms
         return corrected
 
-    def _repay(self, project: str, ledger: Ledger, keep_ms: int) -> list[Repaid]:
+    def _repay(self, project: str, ledger: Ledger, retention_ms: int) -> list[Repaid]:
         corrected: list[Repaid] = []
         after, more = 0, True
         while more:
@@ -237,7 +246,7 @@ class Allowance:
             if not rows:
                 return corrected
             after = rows[-1][0]
-            ledger.repay(project, machine, [(row[0], Charge(*row[1:])) for row in rows], keep_ms)
+            ledger.repay(project, machine, [(row[0], Charge(*row[1:])) for row in rows], retention_ms)
             try:
                 corrected += self._mark_repaid(project, after)
             except LedgerError as error:  # they are sent again later, which changes nothing

@@ -35,32 +35,32 @@ from weakref import WeakSet
 from quota.common.clock import NEVER, rfc3339
 from quota.common.log import warn
 from quota.errors import LedgerError
-from quota.ledger.contract import KEEP_SLACK_MS, NOTHING_SEEN, Seen, read_entries, root_of
+from quota.ledger.contract import NOTHING_EXPECTED, RETENTION_SLACK_MS, Expected, read_entries, root_of
 from quota.limits import selector_of
 from quota.recovery.observations import (
-    Cells,
-    Record,
-    Slot,
+    HourlyUsage,
+    ViewObservation,
+    Watermark,
     as_of,
-    best_cells,
-    carry_of,
-    cell_end,
-    cell_ms_of,
+    best_hours,
+    hour_end,
+    hour_ms_of,
     merge,
+    observation_of,
     placed,
-    record_of,
     span_of,
+    unlogged_of,
     without,
 )
-from quota.recovery.watermark_file import SLOTS, Slots
+from quota.recovery.watermark_file import SLOTS, WatermarkFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from quota.ledger.contract import Ask, Ledger, Verdict
+    from quota.ledger.contract import ChargeResult, Ledger, LimitCheck
     from quota.ledger.entry import Id
-    from quota.ledger.unlogged import Carry
+    from quota.ledger.unlogged import UnloggedUsage
     from quota.limits import View
 
 LOOK_EVERY_S = 0.05
@@ -79,17 +79,18 @@ _HANDLES = frozenset(("path", "_project", "_slots", "_own", "_full", "_lock", "_
 """What of a Memory is not what it knows."""
 
 
-class Memory:
+class HighWaterMark:
     """What one process knows of one project's ledger. Safe to share between threads and after a fork.
 
-    `open_memory` makes it: there is one for each file in a process. Without a path it lasts as long as the process.
+    `open_high_water_mark` makes it: there is one for each file in a process. Without a path it lasts as long as the
+    process.
     """
 
     def __init__(self, path: str | None, project: str) -> None:
         self.path = path
         self._project = project
-        self._slots: Slots | None = None
-        self._own: Slots | None = None  # the same, where one of them is ours
+        self._slots: WatermarkFile | None = None
+        self._own: WatermarkFile | None = None  # the same, where one of them is ours
         self._full = False
         self._begin_process()
         _all.add(self)
@@ -99,7 +100,9 @@ class Memory:
         self._lock = threading.RLock()
         self._started = False
         self._changing = False  # by this thread, if it holds the lock: then a signal handler asks in the middle of that
-        self._late: list[tuple[Sequence[Ask], Verdict]] = []  # what such handlers saw, noted once the change is over
+        self._late: list[
+            tuple[Sequence[LimitCheck], ChargeResult]
+        ] = []  # what such handlers saw, noted once the change is over
         self._begin("")
 
     def _begin(self, epoch: str) -> None:
@@ -107,32 +110,32 @@ class Memory:
         self._epoch = epoch
         self._tag = zlib.crc32(epoch.encode())
         self._newest: Id = (0, 0)
-        self._asks: Sequence[Ask] = ()  # of the last decision: what its units count
+        self._checks: Sequence[LimitCheck] = ()  # of the last decision: what its units count
         self._units: tuple[int, ...] = ()
         self._at_ms = 0
-        self._records: dict[str, Record] = {}  # of views that it did not ask about
-        self._earlier: set[Record] = set()  # of other logs
-        self._carries: dict[tuple[str, str], Carry] = {}
-        self._carried: tuple[tuple[Carry, ...], ...] = ()  # of these, what the last decision showed
-        self._cells: dict[str, Cells] = {}
+        self._records: dict[str, ViewObservation] = {}  # of views that it did not ask about
+        self._earlier: set[ViewObservation] = set()  # of other logs
+        self._usages: dict[tuple[str, str], UnloggedUsage] = {}
+        self._unlogged: tuple[tuple[UnloggedUsage, ...], ...] = ()  # of these, what the last decision showed
+        self._hours: dict[str, HourlyUsage] = {}
         self._read_from_ms = NEVER  # an entry this new ends a cell
         self._others: tuple[Id, ...] = ()  # what the machine's other processes saw, until the ledger has shown it
-        self._seen = NOTHING_SEEN
+        self._expected = NOTHING_EXPECTED
         self._outdated = False  # another process has seen the ledger in another epoch since:
         self._compared_ms = 0  # later than this
-        self._look_at_s = 0.0  # until then, `_seen` is the answer
+        self._look_at_s = 0.0  # until then, `_expected` is the answer
         self._tidy_at_ms = 0  # until then, and after a decision noted whole, only the head changes
 
     # -- around a decision -------------------------------------------------------------------------------------------
 
-    def seen(self) -> Seen:
+    def expected(self) -> Expected:
         """What the ledger must have."""
         if time.monotonic() < self._look_at_s:
-            return self._seen
+            return self._expected
         with self._lock:
             if not self._changing:
                 self._change(self._see)
-            return self._seen
+            return self._expected
 
     def _see(self) -> None:
         if not self._started:
@@ -155,24 +158,24 @@ class Memory:
         finally:
             self._changing = False
 
-    def note(self, asks: Sequence[Ask], verdict: Verdict) -> bool:
+    def record(self, checks: Sequence[LimitCheck], result: ChargeResult) -> bool:
         """Remember what a decision showed. Whether it is time to `read_log`."""
-        _, _, now_ms, last, units, _, epoch, carried = verdict
+        _, _, now_ms, last, units, _, epoch, unlogged = result
         with self._lock:
             if self._changing:
-                self._late.append((asks, verdict))
+                self._late.append((checks, result))
                 return False
-            other = epoch != self._epoch or carried != self._carried or not _same_views(asks, self._asks)
+            other = epoch != self._epoch or unlogged != self._unlogged or not _same_views(checks, self._checks)
             if other or now_ms >= self._tidy_at_ms:
-                self._change(partial(self._note_all, asks, verdict))
+                self._change(partial(self._record_all, checks, result))
             elif last >= self._newest:  # else another thread has seen more
-                if carried:
-                    units = _without_carried(verdict)
+                if unlogged:
+                    units = _without_carried(result)
                 try:
                     self._changing = True
                     self._newest, self._units, self._at_ms = last, units, now_ms
                     self._others = ()
-                    self._seen = Seen(epoch, (last,))
+                    self._expected = Expected(epoch, (last,))
                     if self._own is not None:
                         self._own.write_head(last, now_ms, units)
                 except OSError as error:
@@ -180,24 +183,24 @@ class Memory:
                 finally:
                     self._changing = False
             if self._late:
-                self.note(*self._late.pop(0))
+                self.record(*self._late.pop(0))
             return self._newest[0] >= self._read_from_ms
 
-    def _note_all(self, asks: Sequence[Ask], verdict: Verdict) -> None:
+    def _record_all(self, checks: Sequence[LimitCheck], result: ChargeResult) -> None:
         """The same where more has changed than the numbers."""
-        _, _, now_ms, last, _, _, epoch, carried = verdict
+        _, _, now_ms, last, _, _, epoch, unlogged = result
         if not epoch:
             return
         if epoch != self._epoch:
-            if self._asks or self._records:
+            if self._checks or self._records:
                 return  # decided before another thread made a loss good
             self._begin(epoch)
         if last >= self._newest:
-            self._set_aside(asks, now_ms)
+            self._set_aside(checks, now_ms)
             # What the ledger says holds our own report and the others'.
-            self._carries |= {(carry.view, carry.epoch): carry for of_view in carried for carry in of_view}
-            self._carried = carried
-            self._newest, self._units, self._at_ms = last, _without_carried(verdict), now_ms
+            self._usages |= {(usage.view, usage.epoch): usage for of_view in unlogged for usage in of_view}
+            self._unlogged = unlogged
+            self._newest, self._units, self._at_ms = last, _without_carried(result), now_ms
             self._write()
         self._others = ()
         self._read_from_ms = self._cell_end()
@@ -211,10 +214,10 @@ class Memory:
 
     def _read_log(self, ledger: Ledger) -> None:
         self._read_from_ms = self._newest[0] + TIDY_EVERY_MS
-        for ask in self._asks:
-            if self._newest[0] >= cell_end(ask, self._cells):
+        for check in self._checks:
+            if self._newest[0] >= hour_end(check, self._hours):
                 try:
-                    self._cells[ask.view.name] = self._read_cells(ledger, ask.view)
+                    self._hours[check.view.name] = self._read_cells(ledger, check.view)
                 except LedgerError:
                     return
         self._read_from_ms = self._cell_end()
@@ -222,93 +225,93 @@ class Memory:
 
     def _cell_end(self) -> int:
         """How new an entry must be to end a cell of anything that was asked."""
-        return min((cell_end(ask, self._cells) for ask in self._asks), default=NEVER)
+        return min((hour_end(check, self._hours) for check in self._checks), default=NEVER)
 
-    def _read_cells(self, ledger: Ledger, view: View) -> Cells:
+    def _read_cells(self, ledger: Ledger, view: View) -> HourlyUsage:
         """What is known of a view's cells and what is new. The last of them ends before the newest entry: nothing comes
         into it any more.
         """
         selector, window_ms = view.selector, view.window.longest_ms
-        cell_ms = cell_ms_of(window_ms)
+        cell_ms = hour_ms_of(window_ms)
         end_ms = (self._newest[0] - 1) // cell_ms * cell_ms
-        known = self._cells.get(view.name, Cells(0, ()))
+        known = self._hours.get(view.name, HourlyUsage(0, ()))
         first_ms = max(known.until_ms, (self._at_ms - window_ms) // cell_ms * cell_ms)
         units: dict[int, int] = {}
         for entry in read_entries(ledger, self._project, first_ms + 1, end_ms):
             if selector.counts(entry.bucket, entry.method, entry.job):
                 left_ms = -(-entry.ms // cell_ms) * cell_ms + window_ms
                 units[left_ms] = units.get(left_ms, 0) + selector.cost(entry.units)
-        live = [part for part in known.parts if part[1] > self._at_ms]
-        return Cells(end_ms, (*live, *((n, left_ms) for left_ms, n in units.items() if n)))
+        live = [part for part in known.expiries if part[1] > self._at_ms]
+        return HourlyUsage(end_ms, (*live, *((n, left_ms) for left_ms, n in units.items() if n)))
 
     def _say(self) -> None:
-        """What `seen` answers from now on."""
-        ids = (*self._others, self._newest) if self._asks or self._records else self._others
+        """What `expected` answers from now on."""
+        ids = (*self._others, self._newest) if self._checks or self._records else self._others
         # What this process saw last may be just what an old copy has, put there since: then compare all that was seen.
-        self._seen = Seen(NO_EPOCH if self._outdated else self._epoch, ids) if self._epoch else NOTHING_SEEN
+        self._expected = Expected(NO_EPOCH if self._outdated else self._epoch, ids) if self._epoch else NOTHING_EXPECTED
 
-    def _set_aside(self, asks: Sequence[Ask], now_ms: int) -> None:
+    def _set_aside(self, checks: Sequence[LimitCheck], now_ms: int) -> None:
         """Another question than the last: what that one showed is kept beside it; what has expired is forgotten."""
         self._records.update((record.view, record) for record in self._asked())
-        for ask in asks:
-            self._records.pop(ask.view.name, None)
-        self._asks = asks
+        for check in checks:
+            self._records.pop(check.view.name, None)
+        self._checks = checks
         if now_ms >= self._tidy_at_ms:
             self._tidy_at_ms = now_ms + TIDY_EVERY_MS
-            since_ms = now_ms - KEEP_SLACK_MS
+            since_ms = now_ms - RETENTION_SLACK_MS
             self._records = {v: r for v, r in self._records.items() if r.until_ms > since_ms and r.units > 0}
             self._earlier = {record for record in self._earlier if record.until_ms > since_ms}
-            self._carries = {key: carry for key, carry in self._carries.items() if carry.until_ms > since_ms}
-            views = {*self._records, *(ask.view.name for ask in asks)}
-            self._cells = {view: cells for view, cells in self._cells.items() if view in views}
+            self._usages = {key: usage for key, usage in self._usages.items() if usage.until_ms > since_ms}
+            views = {*self._records, *(check.view.name for check in checks)}
+            self._hours = {view: hours for view, hours in self._hours.items() if view in views}
 
-    def make_good(self, ledger: Ledger, verdict: Verdict, new_epoch: str, keep_ms: int) -> None:
-        """Tell a ledger that is behind what it has lost, as far as anybody on this machine has seen it. `keep_ms` as in
-        a question.
+    def restore_missing(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> None:
+        """Tell a ledger that is behind what it has lost, as far as anybody on this machine has seen it. `retention_ms`
+        as in a question.
 
         Raises LedgerError. May be repeated: the ledger merges reports of one loss.
         """
         with self._lock:
             if self._changing:
                 raise LedgerError(f"ledger {ledger.label} has lost something, and a signal handler cannot make it good")
-            self._change(partial(self._make_good, ledger, verdict, new_epoch, keep_ms))
+            self._change(partial(self._make_good, ledger, result, new_epoch, retention_ms))
 
-    def _make_good(self, ledger: Ledger, verdict: Verdict, new_epoch: str, keep_ms: int) -> None:
-        now_ms = verdict.now_ms
-        since_ms = now_ms - KEEP_SLACK_MS  # should the clock go back, what has expired counts again
+    def _make_good(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> None:
+        now_ms = result.now_ms
+        since_ms = now_ms - RETENTION_SLACK_MS  # should the clock go back, what has expired counts again
         slots = [*self._read_slots(), self._slot(*self._asked())]
         live = [(slot, record) for slot in slots for record in slot.records if record.until_ms > since_ms]
-        cells = {epoch: best_cells(slots, epoch) for epoch in {slot.epoch for slot in slots}}
-        seen = {placed(record, cells[slot.epoch]) for slot, record in live if record.epoch == slot.epoch}
+        hours = {epoch: best_hours(slots, epoch) for epoch in {slot.epoch for slot in slots}}
+        expected = {placed(record, hours[slot.epoch]) for slot, record in live if record.epoch == slot.epoch}
         earlier = {record for slot, record in live if record.epoch != slot.epoch}
-        root = root_of(verdict.epoch)
+        root = root_of(result.epoch)
         came_back = {
             record: _here(ledger, self._project, as_of(record, now_ms))
             for record in earlier
             if root_of(record.epoch) == root
         }
-        carries: dict[tuple[str, str], Carry] = {}
+        usages: dict[tuple[str, str], UnloggedUsage] = {}
         for slot in slots:
             # Only where a record stands beside its carry: without one, what came back was taken off before.
             back = {(r.view, r.epoch): came_back[r] for r in slot.records if r in came_back}
-            for carry in slot.carries:
-                if carry.until_ms > since_ms:
-                    here = back.get((carry.view, carry.epoch))
-                    merge(carries, carry if here is None else without(carry, here, now_ms), now_ms)
-        left = {record: self._left(ledger, root, record) for record in seen}
+            for usage in slot.usages:
+                if usage.until_ms > since_ms:
+                    here = back.get((usage.view, usage.epoch))
+                    merge(usages, usage if here is None else without(usage, here, now_ms), now_ms)
+        left = {record: self._left(ledger, root, record) for record in expected}
         lost = [
-            carry_of(record, here, _here(ledger, self._project, as_of(here, now_ms)))
+            unlogged_of(record, here, _here(ledger, self._project, as_of(here, now_ms)))
             for record, here in left.items()
             if here.units < record.units
         ]
-        for carry in lost:
-            merge(carries, carry, now_ms)
-        epoch = verdict.epoch
-        if carries:
-            epoch = ledger.carry(self._project, new_epoch, list(carries.values()), keep_ms)
+        for usage in lost:
+            merge(usages, usage, now_ms)
+        epoch = result.epoch
+        if usages:
+            epoch = ledger.add_unlogged(self._project, new_epoch, list(usages.values()), retention_ms)
         self._begin(epoch)
-        self._carries = carries
-        self._earlier = {r for r in seen | earlier if root_of(r.epoch) != root and (r.view, r.epoch) in carries}
+        self._usages = usages
+        self._earlier = {r for r in expected | earlier if root_of(r.epoch) != root and (r.view, r.epoch) in usages}
         for here in sorted([*left.values(), *came_back.values()], key=_last):
             if here.units > 0:
                 self._records[here.view] = here._replace(epoch=epoch)
@@ -317,8 +320,8 @@ class Memory:
         self._compared_ms = max(slot.at_ms for slot in slots)
         self._write(clear=True)
         self._say()
-        views = {carry.view for carry in lost if carry.until_ms > now_ms}
-        of_views = [[carry for carry in carries.values() if carry.view == view] for view in views]
+        views = {usage.view for usage in lost if usage.until_ms > now_ms}
+        of_views = [[usage for usage in usages.values() if usage.view == view] for view in views]
         sums = [(sum(c.units_at(now_ms) for c in some), max(c.until_ms for c in some)) for some in of_views]
         if sums:
             lost_units, until_ms = max(sums)
@@ -331,7 +334,7 @@ class Memory:
                 rfc3339(until_ms),
             )
 
-    def _left(self, ledger: Ledger, root: str, record: Record) -> Record:
+    def _left(self, ledger: Ledger, root: str, record: ViewObservation) -> ViewObservation:
         """What the ledger still has of a record: all of it, if it has the newest entry that the record knows of.
 
         Another log has nothing of it, whatever it holds; but where all of it is there, only the log's name was lost.
@@ -352,17 +355,17 @@ class Memory:
         if self.path is not None:
             try:
                 _make_room(self.path)
-                self._slots = Slots(self.path)
+                self._slots = WatermarkFile(self.path)
                 if self._slots.writable:
                     self._own = self._slots
                 else:
                     self._warn(f"more than {SLOTS} processes use it at once")
                 own = self._slots.own()
-                self._recall(own and Slot.read(*own))
+                self._recall(own and Watermark.read(*own))
             except OSError as error:
                 self._give_up(error)
 
-    def _recall(self, own: Slot | None) -> None:
+    def _recall(self, own: Watermark | None) -> None:
         """Begin with the epoch that was noted last. What stands in our own slot is only there: it goes on with us."""
         slots = self._read_slots()
         latest = max(slots, key=lambda slot: slot.at_ms, default=None)
@@ -370,12 +373,12 @@ class Memory:
             return
         self._begin(latest.epoch)
         self._at_ms = latest.at_ms
-        self._cells = best_cells(slots, latest.epoch)
-        since_ms = latest.at_ms - KEEP_SLACK_MS
+        self._hours = best_hours(slots, latest.epoch)
+        since_ms = latest.at_ms - RETENTION_SLACK_MS
         for slot in slots:
-            for carry in slot.carries:
-                if carry.until_ms > since_ms:
-                    merge(self._carries, carry, latest.at_ms)
+            for usage in slot.usages:
+                if usage.until_ms > since_ms:
+                    merge(self._usages, usage, latest.at_ms)
             if slot.epoch == latest.epoch:
                 live = [record for record in slot.records if record.until_ms > since_ms]
                 here = [record for record in live if record.epoch == slot.epoch]
@@ -400,33 +403,33 @@ class Memory:
             self._others += (newest,)
         self._outdated = elsewhere_ms > max(self._at_ms, self._compared_ms)
 
-    def _read_slots(self) -> list[Slot]:
+    def _read_slots(self) -> list[Watermark]:
         if self._slots is None:
             return []
         try:
-            return [slot for slot in (Slot.read(*found) for found in self._slots.all()) if slot is not None]
+            return [slot for slot in (Watermark.read(*found) for found in self._slots.all()) if slot is not None]
         except OSError as error:
             self._give_up(error)
             return []
 
-    def _asked(self) -> list[Record]:
+    def _asked(self) -> list[ViewObservation]:
         """What the last decision showed."""
         return [
-            record_of(ask.view.name, span_of(ask), self._epoch, units, self._newest, self._at_ms)
-            for ask, units in zip(self._asks, self._units, strict=False)
+            observation_of(check.view.name, span_of(check), self._epoch, units, self._newest, self._at_ms)
+            for check, units in zip(self._checks, self._units, strict=False)
         ]
 
-    def _slot(self, *asked: Record) -> Slot:
+    def _slot(self, *asked: ViewObservation) -> Watermark:
         """What is known beside what was asked about last, or with it."""
         records = (*asked, *self._records.values(), *self._earlier)
-        return Slot(self._epoch, self._at_ms, records, tuple(self._carries.values()), self._cells)
+        return Watermark(self._epoch, self._at_ms, records, tuple(self._usages.values()), self._hours)
 
     def _write(self, *, clear: bool = False) -> None:
         """Note all that is known. `clear`: what processes that are gone have noted stands in our slot now."""
         if self._own is None:
             return
         slot = self._slot()
-        text = slot.text([(ask.view.name, span_of(ask)) for ask in self._asks])
+        text = slot.text([(check.view.name, span_of(check)) for check in self._checks])
         try:
             lines = self._own.write(self._newest, self._tag, self._at_ms, self._units, text)
             if clear:
@@ -435,7 +438,7 @@ class Memory:
             self._give_up(error)
             return
         # Cells come last: without theirs, units only count longer.
-        needed = 1 + len(self._asks) + len(slot.records) + len(slot.carries)
+        needed = 1 + len(self._checks) + len(slot.records) + len(slot.usages)
         if lines < needed and not self._full:
             self._full = True
             warn(
@@ -467,35 +470,35 @@ class Memory:
             self._look_at_s = 0.0
 
 
-_all: WeakSet[Memory] = WeakSet()
+_all: WeakSet[HighWaterMark] = WeakSet()
 
 
 def _after_fork() -> None:
-    for memory in _all:
-        memory._begin_process()
+    for high_water_mark in _all:
+        high_water_mark._begin_process()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def _same_views(asks: Sequence[Ask], others: Sequence[Ask]) -> bool:
+def _same_views(checks: Sequence[LimitCheck], others: Sequence[LimitCheck]) -> bool:
     """Whether two questions were about the same windows. Views and edges are made once and asked about often."""
-    if asks is others:
+    if checks is others:
         return True
-    if len(asks) != len(others):
+    if len(checks) != len(others):
         return False
-    for ask, other in zip(asks, others, strict=True):  # noqa: SIM110  # half the time of `all` and a generator
-        if ask[0] is not other[0] or ask[3] is not other[3]:
+    for check, other in zip(checks, others, strict=True):  # half the time of `all` and a generator
+        if check[0] is not other[0] or check[3] is not other[3]:
             return False
     return True
 
 
-def _last(record: Record) -> Id:
+def _last(record: ViewObservation) -> Id:
     return record.last
 
 
-def _here(ledger: Ledger, project: str, record: Record) -> Record:
+def _here(ledger: Ledger, project: str, record: ViewObservation) -> ViewObservation:
     """As much of a record as the log has within its bounds."""
     selector = selector_of(record.view)
     units, last = 0, (0, 0)
@@ -507,12 +510,12 @@ def _here(ledger: Ledger, project: str, record: Record) -> Record:
     return record._replace(units=units, last=last, older=())
 
 
-def _without_carried(verdict: Verdict) -> tuple[int, ...]:
+def _without_carried(result: ChargeResult) -> tuple[int, ...]:
     """What the views count of the log alone."""
-    if not verdict.carried:
-        return verdict.used_units
-    both = zip(verdict.used_units, verdict.carried, strict=True)
-    return tuple(max(0, units - sum(c.units_at(verdict.now_ms) for c in carries)) for units, carries in both)
+    if not result.unlogged:
+        return result.used_units
+    both = zip(result.used_units, result.unlogged, strict=True)
+    return tuple(max(0, units - sum(c.units_at(result.now_ms) for c in usages)) for units, usages in both)
 
 
 def _make_room(path: str) -> None:
@@ -532,32 +535,33 @@ def _make_room(path: str) -> None:
 
 # -- one memory for each file ------------------------------------------------------------------------------------------
 
-_open: dict[str, tuple[Memory, int]] = {}
+_open: dict[str, tuple[HighWaterMark, int]] = {}
 _open_lock = threading.RLock()  # a signal handler may open a session while its thread does
 
 
-def open_memory(path: str, project: str) -> Memory:
-    """The memory in this file, shared by all of this process that ask for it. Give it back with `close_memory`."""
+def open_high_water_mark(path: str, project: str) -> HighWaterMark:
+    """The memory in this file, shared by all of this process that ask for it. Give it back with
+    `close_high_water_mark`."""
     with _open_lock:
-        memory, users = _open.get(path) or (Memory(path, project), 0)
-        _open[path] = memory, users + 1
-        return memory
+        high_water_mark, users = _open.get(path) or (HighWaterMark(path, project), 0)
+        _open[path] = high_water_mark, users + 1
+        return high_water_mark
 
 
-def close_memory(memory: Memory) -> None:
-    """Let go of a memory from `open_memory`; the last to do so gives its slot back."""
+def close_high_water_mark(high_water_mark: HighWaterMark) -> None:
+    """Let go of a memory from `open_high_water_mark`; the last to do so gives its slot back."""
     with _open_lock:
-        if memory.path not in _open:
+        if high_water_mark.path not in _open:
             return
-        _, users = _open[memory.path]
+        _, users = _open[high_water_mark.path]
         if users > 1:
-            _open[memory.path] = memory, users - 1
+            _open[high_water_mark.path] = high_water_mark, users - 1
             return
-        del _open[memory.path]
-    memory.close()
+        del _open[high_water_mark.path]
+    high_water_mark.close()
 
 
-def memory_path(folder: Path, ledger: str, project: str) -> str:
+def watermark_path(folder: Path, ledger: str, project: str) -> str:
     """The file for one project of the ledger that calls itself `ledger`, in a state folder."""
     spelled = re.sub(r"[^A-Za-z0-9._-]", "_", project)
     return str(folder / "seen" / f"{spelled}-{zlib.crc32(f'{ledger} {project}'.encode()):08x}")

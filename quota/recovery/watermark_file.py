@@ -52,7 +52,7 @@ class Head(NamedTuple):
     numbers: tuple[int, ...]
 
 
-class Slots:
+class WatermarkFile:
     """An opened file with a slot of this process's own. Raises OSError where the file cannot be used.
 
     To be used by the process that opened it; a lock on the slot, which ends with the process, keeps others off. That

@@ -9,7 +9,7 @@ from quota.common.text import nearest, one_line, show
 from quota.costs import Bucket, CostBook, Pool, Price
 from quota.errors import ConfigError
 from quota.limits import DAY_MS, Calendar, Sliding, Window, parse_duration
-from quota.settings.toml import Table, parse_toml, read_toml
+from quota.settings.toml import TomlTable, parse_toml, read_toml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,7 +51,7 @@ _BOOK_KEYS = ("api", "source", "read_on", "retention", "buckets", "default", "me
 
 
 def _book(data: dict[str, object], name: str, source: str) -> CostBook:
-    root = Table(data, source, keys=_BOOK_KEYS)
+    root = TomlTable(data, source, keys=_BOOK_KEYS)
     buckets = {
         row.check_name(bucket): Bucket(bucket, row.whole("quota"), parse_window(row, "resets"))
         for bucket, row in root.table("buckets").tables(("quota", "resets")).items()
@@ -80,7 +80,7 @@ def _book(data: dict[str, object], name: str, source: str) -> CostBook:
     )
 
 
-def _prices(table: Table, method: str, value: object, buckets: Mapping[str, Bucket]) -> list[Price]:
+def _prices(table: TomlTable, method: str, value: object, buckets: Mapping[str, Bucket]) -> list[Price]:
     """The dated prices of one method, oldest first."""
     if not isinstance(value, list):
         return [_price(table, method, value, buckets)]
@@ -94,18 +94,18 @@ def _prices(table: Table, method: str, value: object, buckets: Mapping[str, Buck
     return prices
 
 
-def _price(table: Table, key: str, value: object, buckets: Mapping[str, Bucket]) -> Price:
+def _price(table: TomlTable, key: str, value: object, buckets: Mapping[str, Bucket]) -> Price:
     if isinstance(value, dict):
         return _priced(table.as_table(value, key, ("units", "bucket", "since")), buckets)
     return Price(table.as_whole(value, key), next(iter(buckets)), date.min)
 
 
-def _priced(row: Table, buckets: Mapping[str, Bucket]) -> Price:
+def _priced(row: TomlTable, buckets: Mapping[str, Bucket]) -> Price:
     bucket = row.text("bucket", next(iter(buckets)), choices=buckets)
     return Price(row.whole("units"), bucket, row.day("since") if "since" in row else date.min)
 
 
-def _pool(name: str, row: Table, methods: Mapping[str, object]) -> Pool:
+def _pool(name: str, row: TomlTable, methods: Mapping[str, object]) -> Pool:
     stopped = row.texts("methods")
     for index, method in enumerate(stopped):
         if method not in methods:
@@ -113,7 +113,7 @@ def _pool(name: str, row: Table, methods: Mapping[str, object]) -> Pool:
     return Pool(row.check_name(name), row.texts("marks"), stopped)
 
 
-def parse_window(table: Table, key: str) -> Window:
+def parse_window(table: TomlTable, key: str) -> Window:
     """The window at a key: a duration such as `"24h"`, or `{ calendar = "day", zone = "America/Los_Angeles" }`."""
     value = table.value(key)
     if isinstance(value, str):
@@ -129,16 +129,16 @@ def parse_window(table: Table, key: str) -> Window:
         raise row.error(f'{show(zone)} is not a time zone; write for example "America/Los_Angeles"', "zone") from None
 
 
-def parse_span(table: Table, key: str) -> int:
+def parse_span(table: TomlTable, key: str) -> int:
     """The duration at a key, in ms: at most 10 years."""
     text = table.text(key)
     try:
         duration_ms = parse_duration(text)
     except ValueError:
         raise table.error(f'{show(text)} is not a duration; write for example "30m", "24h" or "7d"', key) from None
-    if duration_ms > _LONGEST_MS:
+    if duration_ms > _MAX_MS:
         raise table.error(f"{show(text)} is longer than 3650 days", key)
     return duration_ms
 
 
-_LONGEST_MS = 3650 * DAY_MS
+_MAX_MS = 3650 * DAY_MS

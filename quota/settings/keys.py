@@ -23,18 +23,18 @@ def read_key(ref: str) -> str:
         where = f"key file {one_line(name)}"
         try:
             with open(name, "rb") as file:
-                text = file.read(_LONGEST_KEY + 1).decode("latin-1")
+                text = file.read(_MAX_KEY_CHARS + 1).decode("latin-1")
         except OSError as error:
             raise ConfigError(f"{where} cannot be read: {error.strerror or error}") from None
     key = text.rstrip("\r\n")
     if not key:
         raise ConfigError(f"{where} is empty; put the key into it")
-    if len(key) > _LONGEST_KEY:
-        raise ConfigError(f"{where} holds more than {_LONGEST_KEY} characters: that is not a key")
+    if len(key) > _MAX_KEY_CHARS:
+        raise ConfigError(f"{where} holds more than {_MAX_KEY_CHARS} characters: that is not a key")
     # What travels in a header: anything else would fail later, inside a client that prints the value.
     if not all(" " < c <= "~" for c in key):
         raise ConfigError(f"{where} holds a space, a line end or a character that no key has; store the bare key in it")
     return key
 
 
-_LONGEST_KEY = 8_192
+_MAX_KEY_CHARS = 8_192

@@ -41,7 +41,7 @@ from quota.settings.model import (
     DEFAULT_HEADROOM_PERCENT,
     DEFAULT_MISFIRE_GRACE_MS,
     DEFAULT_RETENTION_MS,
-    LONGEST_MISFIRE_GRACE_MS,
+    MAX_MISFIRE_GRACE_MS,
     CredentialSettings,
     JobSettings,
     LedgerSettings,
@@ -49,7 +49,7 @@ from quota.settings.model import (
     StoreSettings,
     Unavailable,
 )
-from quota.settings.toml import Table, parse_toml, read_toml
+from quota.settings.toml import TomlTable, parse_toml, read_toml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -97,7 +97,7 @@ def load_settings(config: str | Path | None = None) -> Settings:
 
 
 def _settings(data: dict[str, Any], path: Path | None, source: str, folder: Path) -> Settings:
-    root = Table(data, source, keys=("ledger", "credentials", "jobs", "store"))
+    root = TomlTable(data, source, keys=("ledger", "credentials", "jobs", "store"))
     if "credentials" not in root:
         raise root.error(f"missing; {_A_CREDENTIAL}", "credentials")
     credentials = _credentials(root.table("credentials"), folder)
@@ -111,7 +111,7 @@ def _settings(data: dict[str, Any], path: Path | None, source: str, folder: Path
     )
 
 
-def _ledger(table: Table, folder: Path) -> LedgerSettings:
+def _ledger(table: TomlTable, folder: Path) -> LedgerSettings:
     unavailable = None
     if "unavailable" in table:
         row = table.table("unavailable", ("max_cost", "allowance", "machines"))
@@ -125,7 +125,7 @@ def _ledger(table: Table, folder: Path) -> LedgerSettings:
     return LedgerSettings(_url(table, folder, "ledger.db", LEDGER_SCHEMES), unavailable)
 
 
-def _store(table: Table, folder: Path, ledger: LedgerSettings) -> StoreSettings:
+def _store(table: TomlTable, folder: Path, ledger: LedgerSettings) -> StoreSettings:
     retention_ms = parse_span(table, "retention") if "retention" in table else DEFAULT_RETENTION_MS
     url = _url(table, folder, "videos.db", ("sqlite",))
     if _file(url) == _file(ledger.url):
@@ -138,7 +138,7 @@ def _file(url: str) -> str:
     return os.path.realpath(url.removeprefix("sqlite:///")) if url.startswith("sqlite:") else url
 
 
-def _url(table: Table, folder: Path, default: str, schemes: tuple[str, ...]) -> str:
+def _url(table: TomlTable, folder: Path, default: str, schemes: tuple[str, ...]) -> str:
     """A URL whose path, if it is one of SQLite, is absolute; by default a file in the state folder.
 
     Never shown: it may hold a password.
@@ -179,7 +179,7 @@ _A_CREDENTIAL = 'add [credentials.main] with api = "youtube-v3"'
 _CREDENTIAL_KEYS = ("api", "project", "key", "endpoint", "limits")
 
 
-def _credentials(table: Table, folder: Path) -> dict[str, CredentialSettings]:
+def _credentials(table: TomlTable, folder: Path) -> dict[str, CredentialSettings]:
     rows = table.tables(_CREDENTIAL_KEYS)
     if not rows:
         raise table.error(f"at least one is needed; {_A_CREDENTIAL}")
@@ -214,7 +214,7 @@ def _credentials(table: Table, folder: Path) -> dict[str, CredentialSettings]:
 
 
 def _credential(
-    name: str, row: Table, folder: Path, books: dict[str, tuple[CostBook, tuple[Limit, ...]]]
+    name: str, row: TomlTable, folder: Path, books: dict[str, tuple[CostBook, tuple[Limit, ...]]]
 ) -> CredentialSettings:
     api = row.text("api")
     if api not in books:
@@ -250,7 +250,7 @@ def _is_address(endpoint: str) -> bool:
         return False
 
 
-def _key_ref(row: Table, folder: Path) -> str:
+def _key_ref(row: TomlTable, folder: Path) -> str:
     ref = row.text("key")
     kind, colon, rest = ref.partition(":")
     if kind == "env" and colon and _VARIABLE.fullmatch(rest) and not (rest.startswith("AIza") and len(rest) > 30):
@@ -297,7 +297,7 @@ def _zone_name(zone: str) -> str:
     return zone.rpartition("/")[2].lower().replace("_", "-")
 
 
-def _limits(row: Table, book: CostBook) -> tuple[Limit, ...]:
+def _limits(row: TomlTable, book: CostBook) -> tuple[Limit, ...]:
     limits: dict[str, Limit] = {}
     for table in row.array("limits", _LIMIT_KEYS):
         limit = _limit(table, book)
@@ -307,7 +307,7 @@ def _limits(row: Table, book: CostBook) -> tuple[Limit, ...]:
     return tuple(limits.values())
 
 
-def _limit(table: Table, book: CostBook) -> Limit:
+def _limit(table: TomlTable, book: CostBook) -> Limit:
     name = table.check_label(table.text("name"), "name")
     quota_units, headroom_units = _numbers(table)
     methods = _methods(table, book)
@@ -321,7 +321,7 @@ def _limit(table: Table, book: CostBook) -> Limit:
     return Limit(name, quota_units - headroom_units, view, quota_units, headroom_units, _pacing(table, view.window))
 
 
-def _pacing(table: Table, window: Window) -> bool:
+def _pacing(table: TomlTable, window: Window) -> bool:
     paced = table.flag("pacing", False)
     if paced and not isinstance(window, Calendar):
         raise table.error(
@@ -332,7 +332,7 @@ def _pacing(table: Table, window: Window) -> bool:
     return paced
 
 
-def _numbers(table: Table) -> tuple[int, int]:
+def _numbers(table: TomlTable) -> tuple[int, int]:
     """(quota, headroom) of a limit; `units` is a quota of which nothing is left unspent."""
     if "units" in table:
         for other in ("quota", "headroom"):
@@ -347,7 +347,7 @@ def _numbers(table: Table) -> tuple[int, int]:
     return quota_units, headroom_units
 
 
-def _methods(table: Table, book: CostBook) -> tuple[str, ...]:
+def _methods(table: TomlTable, book: CostBook) -> tuple[str, ...]:
     methods = tuple(book.canonical(method) for method in table.texts("methods"))
     for index, method in enumerate(methods):
         if method not in book.methods:
@@ -356,7 +356,7 @@ def _methods(table: Table, book: CostBook) -> tuple[str, ...]:
     return tuple(sorted(set(methods)))
 
 
-def _buckets(table: Table, book: CostBook, methods: tuple[str, ...]) -> tuple[str, ...]:
+def _buckets(table: TomlTable, book: CostBook, methods: tuple[str, ...]) -> tuple[str, ...]:
     if "bucket" in table:
         value = table.value("bucket")
         names = (table.text("bucket"),) if isinstance(value, str) else table.texts("bucket")
@@ -378,14 +378,14 @@ _JOB_KEYS = ("credential", "fetch", "regions", "pages", "schedule", *_SCHEDULE_K
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
-def _jobs(table: Table, credentials: Mapping[str, CredentialSettings]) -> dict[str, JobSettings]:
+def _jobs(table: TomlTable, credentials: Mapping[str, CredentialSettings]) -> dict[str, JobSettings]:
     left: dict[tuple[str, int], dict[str, int]] = {}
     return {row.check_label(name): _job(name, row, credentials, left) for name, row in table.tables(_JOB_KEYS).items()}
 
 
 def _job(
     name: str,
-    row: Table,
+    row: TomlTable,
     credentials: Mapping[str, CredentialSettings],
     left: dict[tuple[str, int], dict[str, int]],
 ) -> JobSettings:
@@ -415,7 +415,7 @@ def _job(
     return _scheduled(job, row)
 
 
-def _scheduled(job: JobSettings, row: Table) -> JobSettings:
+def _scheduled(job: JobSettings, row: TomlTable) -> JobSettings:
     """`job` with what the configuration says about when it runs."""
     if "schedule" not in row:
         for key in _SCHEDULE_KEYS:
@@ -452,16 +452,18 @@ def _scheduled(job: JobSettings, row: Table) -> JobSettings:
             "stagger",
         )
     grace_ms = parse_span(row, "misfire_grace") if "misfire_grace" in row else DEFAULT_MISFIRE_GRACE_MS
-    if grace_ms > LONGEST_MISFIRE_GRACE_MS:
+    if grace_ms > MAX_MISFIRE_GRACE_MS:
         raise row.error(
-            f"{format_duration(grace_ms)} is longer than {format_duration(LONGEST_MISFIRE_GRACE_MS)}", "misfire_grace"
+            f"{format_duration(grace_ms)} is longer than {format_duration(MAX_MISFIRE_GRACE_MS)}", "misfire_grace"
         )
     return replace(
         job, schedule=text, timezone=zone, stagger_ms=stagger_ms, jitter_ms=jitter_ms, misfire_grace_ms=grace_ms
     )
 
 
-def _leave(row: Table, credential: CredentialSettings, left: dict[tuple[str, int], dict[str, int]]) -> dict[str, int]:
+def _leave(
+    row: TomlTable, credential: CredentialSettings, left: dict[tuple[str, int], dict[str, int]]
+) -> dict[str, int]:
     """Units by limit name; a bare number stands for every limit of the main bucket that counts all its calls.
 
     `left` holds what such a number meant for the jobs before: many jobs of many limits leave the same.
@@ -482,7 +484,7 @@ def _leave(row: Table, credential: CredentialSettings, left: dict[tuple[str, int
     return {name: table.whole(name, least=0) for name, _ in table.items()}
 
 
-def _options(table: Table) -> dict[str, object]:
+def _options(table: TomlTable) -> dict[str, object]:
     for name, _ in table.items():
         if not name.isidentifier():
             raise table.error("not a name that can be passed to a function; use letters, digits and _", name)

@@ -25,7 +25,7 @@ BUILT_IN_FETCHES = {"trending": "videos.list", "search": "search.list", "channel
 DEFAULT_RETENTION_MS = 30 * DAY_MS
 DEFAULT_HEADROOM_PERCENT = 5
 DEFAULT_MISFIRE_GRACE_MS = 10 * MINUTE_MS
-LONGEST_MISFIRE_GRACE_MS = 7 * DAY_MS
+MAX_MISFIRE_GRACE_MS = 7 * DAY_MS
 BUILT_IN = "built-in configuration"
 
 

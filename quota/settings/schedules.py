@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
 
 EVERY = "every"
-LONGEST_EVERY_MS = 366 * DAY_MS
-LONGEST_PAUSE_DAYS = 8 * 366 + 1
+MAX_EVERY_MS = 366 * DAY_MS
+MAX_PAUSE_DAYS = 8 * 366 + 1
 """No cron line that ever fires pauses longer: 29 February, over a turn of the century that is no leap year."""
 
 
@@ -136,7 +136,7 @@ def parse_schedule(text: str, zone: str = "UTC") -> Schedule:
     )
     # As in cron: a field that begins with a star narrows the other, two that do not widen each other.
     either = not fields[2].startswith("*") and not fields[4].startswith("*")
-    if not either and not any(day <= _LONGEST_MONTH[month - 1] for day in days for month in months):
+    if not either and not any(day <= _MAX_MONTH[month - 1] for day in days for month in months):
         raise ValueError(f"{_show(text)} never fires: no such month has a day {min(days)}")
     return Cron(
         minutes=tuple(sorted(minutes)),
@@ -154,14 +154,14 @@ def _every(text: str, rest: list[str]) -> Every:
         interval_ms = parse_duration("".join(rest))
     except ValueError:
         raise ValueError(f'{_show(text)} is not an interval; write for example "every 45m"') from None
-    if not SECOND_MS <= interval_ms <= LONGEST_EVERY_MS:
+    if not SECOND_MS <= interval_ms <= MAX_EVERY_MS:
         raise ValueError(f'{_show(text)}: an interval is from "every 1s" to "every 366d"')
     return Every(interval_ms)
 
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
-_LONGEST_MONTH = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_MAX_MONTH = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _FIELDS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
     ("minute", 0, 59, ()),
     ("hour", 0, 23, ()),

@@ -28,7 +28,7 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
-class Table:
+class TomlTable:
     """One table of a TOML file. `keys` are the only ones it may have; None for a table whose keys are names.
 
     The keys are checked before any value is, so that a misspelt key is reported as that and not as a missing one.
@@ -140,22 +140,24 @@ class Table:
 
     # -- tables ------------------------------------------------------------------------------------------------------
 
-    def table(self, key: str, keys: Iterable[str] | None = None, default: Any = _REQUIRED) -> Table:
+    def table(self, key: str, keys: Iterable[str] | None = None, default: Any = _REQUIRED) -> TomlTable:
         """A table below this one; where `default` is given, that table when the key is missing."""
         return self.as_table(self._take(key, default), key, keys)
 
-    def as_table(self, value: object, key: str, keys: Iterable[str] | None = None, index: int | None = None) -> Table:
+    def as_table(
+        self, value: object, key: str, keys: Iterable[str] | None = None, index: int | None = None
+    ) -> TomlTable:
         """`value`, which stands at `key`, as a table."""
         if not isinstance(value, dict):
             raise self._type_error(key, value, "a table")
-        return Table(value, self.source, self.at(key) + ("" if index is None else f"[{index}]"), keys)
+        return TomlTable(value, self.source, self.at(key) + ("" if index is None else f"[{index}]"), keys)
 
-    def tables(self, keys: Iterable[str]) -> dict[str, Table]:
+    def tables(self, keys: Iterable[str]) -> dict[str, TomlTable]:
         """Every entry of this table, each of them a table with these keys, by name."""
         known = tuple(keys)
         return {name: self.as_table(value, name, known) for name, value in self._data.items()}
 
-    def array(self, key: str, keys: Iterable[str]) -> list[Table]:
+    def array(self, key: str, keys: Iterable[str]) -> list[TomlTable]:
         """An array of tables."""
         value, known = self.value(key), tuple(keys)
         if not isinstance(value, list) or not value:

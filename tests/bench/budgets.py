@@ -53,7 +53,9 @@ def budget(ledger: Ledger, project: str, limits: Sequence[Limit], *, clock: Call
 
 def guarded(ledger: Ledger, project: str, limits: Sequence[Limit], folder: Path) -> Budget:
     """As a session makes it: with what remembers the ledger, and what answers while the ledger cannot."""
-    from quota.recovery.high_water_mark import Memory  # not above: an earlier revision, as in `bench.before`, has none
+    from quota.recovery.high_water_mark import (
+        HighWaterMark,
+    )  # not above: an earlier revision, as in `bench.before`, has none
 
     return Budget(
         credential="main",
@@ -61,7 +63,7 @@ def guarded(ledger: Ledger, project: str, limits: Sequence[Limit], folder: Path)
         book=BOOK,
         limits=limits,
         ledger=ledger,
-        memory=Memory(str(folder / "seen" / project), project),
+        high_water_mark=HighWaterMark(str(folder / "seen" / project), project),
         allowance=Allowance(str(folder / "allowance.db"), 1, 50, host_clock),
     )
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bench.before import Before
-    from quota.ledger.contract import Ledger, Question, Verdict
+    from quota.ledger.contract import ChargeRequest, ChargeResult, Ledger
     from support.servers import RedisServer
 
 NOTHING = "return 1"
@@ -86,7 +86,7 @@ def measure_memory(report: Report, server: RedisServer, share: int) -> None:
         project = f"memory-{units}."
         spread_over_a_day(ledger, clock, project, charges, units)
         ledger.close()
-        ours.append((f"quota, {charges:,} charges of {units}", _memory(server, f"*{project}*"), charges))
+        ours.append((f"quota, {charges:,} charges of {units}", _high_water_mark(server, f"*{project}*"), charges))
     rows += ours
     for peer in REDIS_PEERS:
         if peer.installed:
@@ -97,7 +97,7 @@ def measure_memory(report: Report, server: RedisServer, share: int) -> None:
                     hit = peer.make(client, server.url, key)
                     for _ in range(charges):
                         hit(units)
-                rows.append((f"{peer.name}, {charges:,} x {units}", _memory(server, f"*{key}*"), charges))
+                rows.append((f"{peer.name}, {charges:,} x {units}", _high_water_mark(server, f"*{key}*"), charges))
     report.sizes("redis-memory", "Redis: memory of a day, all keys together", rows)
     if share == 1:
         report.bars.append(Bar("Redis, memory of a charge", ours[0][1] / ours[0][2], 64, "B"))
@@ -173,20 +173,20 @@ def _ours(ledger: Ledger, folder: Path, earlier: Sequence[Contestant]) -> list[C
     ]
 
 
-def _deciding(ledger: Ledger) -> Callable[[], Verdict]:
+def _deciding(ledger: Ledger) -> Callable[[], ChargeResult]:
     """One charge put to the ledger itself: what the budget around it costs is the difference."""
-    asked: list[Question] = []
+    asked: list[ChargeRequest] = []
     decide = ledger.decide
 
-    def note(question: Question, *, commit: bool) -> Verdict:
-        asked.append(question)
-        return decide(question, commit=commit)
+    def note(request: ChargeRequest, *, commit: bool) -> ChargeResult:
+        asked.append(request)
+        return decide(request, commit=commit)
 
     with patch.object(ledger, "decide", note):
         budget(ledger, "alone", one()).charge(CHEAP, **LABELS)
-    [question] = asked
+    [request] = asked
 
-    return lambda: decide(question, commit=True)
+    return lambda: decide(request, commit=True)
 
 
 def _peers(client: redis.Redis, server: RedisServer) -> list[Contestant]:
@@ -209,6 +209,6 @@ def _forget(client: redis.Redis, key: str) -> None:
         client.delete(kept)
 
 
-def _memory(server: RedisServer, pattern: str) -> int:
+def _high_water_mark(server: RedisServer, pattern: str) -> int:
     with redis.Redis(port=server.port) as client:
         return sum(int(client.memory_usage(key, samples=0)) for key in client.keys(pattern))

@@ -20,7 +20,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from quota.attribution import Tokens
+from quota.attribution import AttemptKeys
 from quota.session import Session
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Journal:
         return self.call
 
 
-class NotedTokens(Tokens):
+class NotedTokens(AttemptKeys):
     """Tokens that are in the journal before anybody else sees them."""
 
     def __init__(self, journal: Journal) -> None:
@@ -60,9 +60,9 @@ class NotedTokens(Tokens):
         self._journal = journal
 
     def next(self) -> str:
-        token = super().next()
-        self._journal.note("token", token=token, call=self._journal.call)
-        return token
+        idempotency_key = super().next()
+        self._journal.record("token", idempotency_key=idempotency_key, call=self._journal.call)
+        return idempotency_key
 
 
 class NotedSession(Session):
@@ -70,7 +70,7 @@ class NotedSession(Session):
 
     def __init__(self, settings: Settings, journal: Journal) -> None:
         super().__init__(settings)
-        self.tokens = NotedTokens(journal)
+        self.attempt_keys = NotedTokens(journal)
         self._journal = journal
 
     def budget(self, credential: str | None = None) -> Budget:
@@ -89,7 +89,7 @@ class NotedDecide:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         asked_ms = now_ms()
         decision = self._decide(*args, **kwargs)
-        self._journal.note(
+        self._journal.record(
             "decision",
             asked_ms=asked_ms,
             call=self._journal.call,
@@ -114,4 +114,4 @@ class NotedWarnings(logging.Handler):
         self._journal = journal
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._journal.note("warning", text=record.getMessage()[:300])
+        self._journal.record("warning", text=record.getMessage()[:300])

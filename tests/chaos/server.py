@@ -28,7 +28,7 @@ class Entry:
     units: int
     charged_units: int
     method: str
-    token: str
+    idempotency_key: str
 
     @property
     def id(self) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LOG, STATE, AMENDED = KEYS = ("quota:{p}:log", "quota:{p}:state", "quota:{p}:amended")
 ALL, SEARCHES, CALLS = "*|*|*|24h", "*|search.list|*|24h", "*|*|*|24h|calls"
 NOW = 1_793_000_000_000
-KEEP_MS = 49 * HOUR_MS
+MIN_RETENTION_MS = 49 * HOUR_MS
 RETRY_KEPT_MS = 300_000
 
 
@@ -31,13 +31,13 @@ class Scripts:
 
     client: redis.Redis
     now_ms: int = NOW
-    tokens: int = 0
+    attempt_keys: int = 0
 
     def run(self, name: str, *args: object) -> Any:
         return self.client.eval(script(name)[0], 3, *KEYS, *map(str, args))
 
     def arguments(self, *limits: tuple[object, ...], **given: object) -> list[object]:
-        self.tokens += 1
+        self.attempt_keys += 1
         first = {
             "now_ms": self.now_ms,
             "caller_ms": 0,
@@ -46,9 +46,9 @@ class Scripts:
             "method": "videos.list",
             "job": "",
             "region": "",
-            "attempt": f"t{self.tokens}",
+            "attempt": f"t{self.attempt_keys}",
             "retry_age_ms": -1,
-            "keep_ms": KEEP_MS,
+            "keep_ms": MIN_RETENTION_MS,
             "jitter_ms": 0,
             "closed_by": "units",
             "seen": "",
@@ -98,8 +98,8 @@ def scripts(redis_server: RedisServer) -> Iterator[Scripts]:
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_every_verdict_is_the_sum_of_the_log(redis_server: RedisServer, seed: int) -> None:
     with redis.Redis(port=redis_server.port, decode_responses=True) as client:
-        seen = RandomScripts(client, seed).run(700)
-    assert min(seen[what] for what in ("admitted", "refused", "more", "repeated", "late")) > 2, seen
+        expected = RandomScripts(client, seed).run(700)
+    assert min(expected[what] for what in ("admitted", "refused", "more", "repeated", "late")) > 2, expected
 
 
 # -- bounded work ------------------------------------------------------------------------------------------------------
@@ -113,15 +113,15 @@ def head_of(scripts: Scripts, view: str) -> str:
 def test_no_call_reads_more_than_a_thousand_entries_and_the_next_goes_on_there(scripts: Scripts) -> None:
     scripts.fill(5_000)
     args = scripts.arguments((ALL, 5_000, 1, DAY_MS), (SEARCHES, 1, 1, DAY_MS))
-    seen, head = 0, "-"
+    expected, head = 0, "-"
     while (reply := scripts.run("charge", *args))[0] == "MORE":
-        at = head_of(scripts, ALL if seen < 5_000 else SEARCHES)
-        seen += len(scripts.client.xrange(LOG, "-" if head == "-" else f"({head}", at))
-        head = "-" if seen == 5_000 else at
-        assert seen % 1_000 == 0, "a thousand more in each part"
+        at = head_of(scripts, ALL if expected < 5_000 else SEARCHES)
+        expected += len(scripts.client.xrange(LOG, "-" if head == "-" else f"({head}", at))
+        head = "-" if expected == 5_000 else at
+        assert expected % 1_000 == 0, "a thousand more in each part"
         assert scripts.client.pttl(STATE) > 0
     assert (reply[0], reply[7:]) == ("REFUSED", ["5000", "0"])
-    assert seen >= 9_000
+    assert expected >= 9_000
 
 
 def test_dropping_is_bounded_too(scripts: Scripts) -> None:
@@ -150,7 +150,7 @@ def test_two_limits_on_one_view_come_to_a_verdict(scripts: Scripts) -> None:
 
 def test_trimming_is_bounded_and_catches_up(scripts: Scripts) -> None:
     scripts.fill(600)
-    scripts.now_ms += KEEP_MS + 1
+    scripts.now_ms += MIN_RETENTION_MS + 1
     left = []
     for _ in range(4):
         scripts.now_ms += 1_000
@@ -162,7 +162,7 @@ def test_trimming_is_bounded_and_catches_up(scripts: Scripts) -> None:
 def test_views_of_limits_that_are_configured_no_more_go_with_the_log(scripts: Scripts) -> None:
     for n in range(30):
         scripts.charge((f"units|m{n}|*|24h", 10, 1, DAY_MS))
-    scripts.now_ms += KEEP_MS - 1_000
+    scripts.now_ms += MIN_RETENTION_MS - 1_000
     scripts.charge((ALL, 10, 1, DAY_MS))
     scripts.now_ms += 2_000
     scripts.charge((CALLS, 10, 1, DAY_MS))
@@ -174,14 +174,14 @@ def test_views_of_limits_that_are_configured_no_more_go_with_the_log(scripts: Sc
 
 def test_a_view_that_idled_while_the_log_was_trimmed_is_exact_again(scripts: Scripts) -> None:
     """What was trimmed can no longer be dropped piece by piece; the log still has all that the window needs."""
-    month, keep_ms = ("*|*|*|720h", 10**6, 1, 30 * DAY_MS), 31 * DAY_MS
+    month, retention_ms = ("*|*|*|720h", 10**6, 1, 30 * DAY_MS), 31 * DAY_MS
     for _ in range(30):
-        scripts.charge(month, keep_ms=keep_ms)
+        scripts.charge(month, retention_ms=retention_ms)
         scripts.now_ms += DAY_MS
     for _ in range(29):  # others go on
-        scripts.charge(keep_ms=keep_ms)
+        scripts.charge(retention_ms=retention_ms)
         scripts.now_ms += DAY_MS
-    reply, _ = scripts.to_verdict((*month[:2], 0, month[3]), commit=0, keep_ms=keep_ms)
+    reply, _ = scripts.to_verdict((*month[:2], 0, month[3]), commit=0, retention_ms=retention_ms)
     assert reply[7] == "29"
 
 
@@ -271,25 +271,25 @@ def test_a_correction_after_lost_ones_gives_nothing_back_either(scripts: Scripts
 def test_corrections_that_were_trimmed_are_not_taken_for_lost_ones(scripts: Scripts) -> None:
     scripts.run("settle", scripts.charge((ALL, 10, 1, DAY_MS))[1], 0)
     assert scripts.client.hget(STATE, "corrected") == "1"
-    scripts.now_ms += KEEP_MS + 1_000
+    scripts.now_ms += MIN_RETENTION_MS + 1_000
     scripts.charge((ALL, 10, 1, DAY_MS))
     assert (scripts.client.hget(STATE, "corrected"), scripts.client.exists(AMENDED)) == ("0", 0)
-    cut_ms = scripts.client.hget(STATE, "cut_ms")
+    trimmed_through_ms = scripts.client.hget(STATE, "cut_ms")
     scripts.now_ms += 1_000
     scripts.charge((ALL, 10, 1, DAY_MS))
-    assert scripts.client.hget(STATE, "cut_ms") == cut_ms
+    assert scripts.client.hget(STATE, "cut_ms") == trimmed_through_ms
 
 
 def test_an_evicted_state_forgets_no_longer_window(scripts: Scripts) -> None:
     """The log's own lifetime says how long it was to be kept, when others than those who need it come first."""
     month = ("*|*|*|720h", 3, 1, 30 * DAY_MS)
     for _ in range(3):
-        scripts.charge(month, keep_ms=31 * DAY_MS)
+        scripts.charge(month, retention_ms=31 * DAY_MS)
     scripts.client.delete(STATE)
     for _ in range(4):
         scripts.now_ms += 3 * DAY_MS
         scripts.charge((ALL, 10, 1, DAY_MS))
-    assert scripts.charge(month, keep_ms=31 * DAY_MS)[0] == "REFUSED"
+    assert scripts.charge(month, retention_ms=31 * DAY_MS)[0] == "REFUSED"
 
 
 LOSSES = [(LOG,), (AMENDED,), (STATE,), (LOG, AMENDED)]
@@ -326,7 +326,7 @@ def test_whatever_key_is_evicted_no_window_holds_more_than_its_number(
 def test_the_longest_window_ever_asked_for_sets_the_lifetime_even_within_one_second(scripts: Scripts) -> None:
     """Two jobs of one cron minute: the second one's window is longer."""
     scripts.charge((ALL, 10, 1, DAY_MS))
-    scripts.charge(("*|*|*|720h", 10, 1, 30 * DAY_MS), keep_ms=31 * DAY_MS)
+    scripts.charge(("*|*|*|720h", 10, 1, 30 * DAY_MS), retention_ms=31 * DAY_MS)
     scripts.now_ms += 2_000
     scripts.charge((ALL, 10, 1, DAY_MS))
     assert [scripts.client.pttl(key) > 30 * DAY_MS for key in (LOG, STATE)] == [True, True]
@@ -377,11 +377,11 @@ def test_a_repeat_in_several_parts_leaves_its_token_with_the_verdict(scripts: Sc
 
 def test_every_repeat_is_remembered_however_many_there_are(scripts: Scripts) -> None:
     """All originals arrive late, the first of them behind 400 repeats."""
-    tokens = [f"r{number}" for number in range(400)]
-    for token in tokens:
+    attempt_keys = [f"r{number}" for number in range(400)]
+    for idempotency_key in attempt_keys:
         scripts.now_ms += 1
-        assert scripts.charge(attempt=token, retry_age_ms=5)[0] == "ADMITTED"
-    assert {scripts.charge(attempt=token)[0] for token in tokens} == {"REPEAT"}
+        assert scripts.charge(attempt=idempotency_key, retry_age_ms=5)[0] == "ADMITTED"
+    assert {scripts.charge(attempt=idempotency_key)[0] for idempotency_key in attempt_keys} == {"REPEAT"}
     assert scripts.used() == scripts.client.xlen(LOG) == 400
 
 
@@ -454,8 +454,8 @@ def test_a_correction_needs_the_exact_id(scripts: Scripts) -> None:
 
 def test_a_correction_keeps_every_view_up_to_date_and_takes_nothing_else_for_one(scripts: Scripts) -> None:
     charge_id = scripts.charge((ALL, 10, 1, DAY_MS), (CALLS, 10, 1, DAY_MS))[1]
-    scripts.run("exhaust", NOW, "a|b|c|d", f"{NOW + 5} {NOW} x", KEEP_MS)
-    scripts.run("repay", NOW, "a|b|c|d", KEEP_MS, 7, 1, "videos.list", "", "", "m7")
+    scripts.run("exhaust", NOW, "a|b|c|d", f"{NOW + 5} {NOW} x", MIN_RETENTION_MS)
+    scripts.run("repay", NOW, "a|b|c|d", MIN_RETENTION_MS, 7, 1, "videos.list", "", "", "m7")
     before = scripts.client.hgetall(STATE)
     scripts.run("settle", charge_id, 3)
     after = scripts.client.hgetall(STATE)
@@ -466,8 +466,8 @@ def test_a_correction_keeps_every_view_up_to_date_and_takes_nothing_else_for_one
 
 
 def test_an_exhaustion_alone_lives_and_ends(scripts: Scripts) -> None:
-    scripts.run("exhaust", NOW, "units", f"{NOW + 5} {NOW} x", KEEP_MS)
-    assert 0 < scripts.client.pttl(STATE) <= KEEP_MS
+    scripts.run("exhaust", NOW, "units", f"{NOW + 5} {NOW} x", MIN_RETENTION_MS)
+    assert 0 < scripts.client.pttl(STATE) <= MIN_RETENTION_MS
     assert scripts.charge((ALL, 10, 1, DAY_MS))[0] == "EXHAUSTED"
     scripts.now_ms += 5
     assert scripts.charge((ALL, 10, 1, DAY_MS))[0] == "ADMITTED"
@@ -476,14 +476,14 @@ def test_an_exhaustion_alone_lives_and_ends(scripts: Scripts) -> None:
 def test_an_exhaustion_late_in_the_keys_life_lengthens_it(scripts: Scripts) -> None:
     scripts.charge((ALL, 10, 1, DAY_MS))
     scripts.client.pexpire(STATE, 1_000)
-    scripts.run("exhaust", NOW, "units", f"{NOW + HOUR_MS} {NOW} x", KEEP_MS)
+    scripts.run("exhaust", NOW, "units", f"{NOW + HOUR_MS} {NOW} x", MIN_RETENTION_MS)
     assert scripts.client.pttl(STATE) > HOUR_MS
 
 
 def test_the_longest_of_several_exhaustions_answers(scripts: Scripts) -> None:
     never = 2**53 - 1
     for bucket, until_ms in (("units", NOW + 5), ("search", never), ("uploads", NOW + 9)):
-        scripts.run("exhaust", NOW, bucket, f"{until_ms} {NOW} {bucket}", KEEP_MS)
+        scripts.run("exhaust", NOW, bucket, f"{until_ms} {NOW} {bucket}", MIN_RETENTION_MS)
     reply = scripts.charge((ALL, 10, 1, DAY_MS), closed_by="units,search,uploads", jitter_ms=60_000)
     assert (reply[0], reply[4]) == ("EXHAUSTED", f"{never} {NOW} search")
 
@@ -538,7 +538,7 @@ def test_sums_are_exact_beyond_32_bits_and_a_moment_before_the_epoch_is_the_epoc
         ("span", {}, (ALL, 10, 1, "nan")),
         ("span", {}, (ALL, 10, 1, 0)),
         ("span", {}, (ALL, 10, 1, f"{NOW} {NOW + 1}")),
-        ("span", {}, (ALL, 10, 1, KEEP_MS + 1)),
+        ("span", {}, (ALL, 10, 1, MIN_RETENTION_MS + 1)),
         ("the view last", {}, ("last", 10, 1, DAY_MS)),
         ("the view repeat:t", {}, ("repeat:t", 10, 1, DAY_MS)),
         ("the view units", {}, ("units|24h", 10, 1, DAY_MS)),
@@ -585,9 +585,9 @@ def test_half_a_journal_is_not_appended(scripts: Scripts) -> None:
     good = (1, 3, "videos.list", "", "", "m1")
     for bad in ((2, "three", "videos.list", "", "", "m2"), (2, 3, "videos.list"), ("two", 3, "a", "", "", "m2")):
         with pytest.raises(redis.ResponseError, match=r"repay.lua: a charge is"):
-            scripts.run("repay", NOW, "m", KEEP_MS, *good, *bad)
+            scripts.run("repay", NOW, "m", MIN_RETENTION_MS, *good, *bad)
     assert not scripts.client.exists(LOG)
-    assert [scripts.run("repay", NOW, "m", KEEP_MS, *good) for _ in range(2)] == [1, 0]
+    assert [scripts.run("repay", NOW, "m", MIN_RETENTION_MS, *good) for _ in range(2)] == [1, 0]
     assert scripts.used() == 3
 
 
@@ -597,7 +597,7 @@ def test_repaying_to_a_deleted_log_gives_no_budget_back_either(scripts: Scripts)
         scripts.charge(day)
     scripts.client.delete(LOG)
     scripts.now_ms += HOUR_MS
-    scripts.run("repay", scripts.now_ms, "m", KEEP_MS, 1, 1, "videos.list", "", "", "m1")
+    scripts.run("repay", scripts.now_ms, "m", MIN_RETENTION_MS, 1, 1, "videos.list", "", "", "m1")
     assert scripts.charge(day)[7] == "9"
     scripts.now_ms = NOW + DAY_MS + 30 * 60_000
     assert scripts.used() == 2

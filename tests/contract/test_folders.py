@@ -16,7 +16,7 @@ from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS
 from quota.recovery.allowance import Allowance
-from quota.recovery.high_water_mark import Memory
+from quota.recovery.high_water_mark import HighWaterMark
 from quota.settings.folders import make_state_folder
 from support.commands import Quota
 
@@ -48,8 +48,8 @@ def of_a_journal(folder: Path) -> None:
 
 
 def of_a_memory(folder: Path) -> None:
-    with closing(Memory(f"{folder}/seen/p-1", "p")) as memory:
-        memory.seen()
+    with closing(HighWaterMark(f"{folder}/seen/p-1", "p")) as high_water_mark:
+        high_water_mark.expected()
 
 
 def of_the_state(folder: Path) -> None:

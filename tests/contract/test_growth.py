@@ -21,7 +21,7 @@ from quota.budget import Budget
 from quota.common.sqlite_file import PAGE_BYTES
 from quota.jobs.job import Page
 from quota.jobs.store.store import Store
-from quota.ledger.contract import KEEP_MS, Exhaustion
+from quota.ledger.contract import MIN_RETENTION_MS, Exhaustion
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
@@ -206,7 +206,12 @@ def test_the_shared_ledger(redis_server: RedisServer) -> None:
 
         log = LOG_DAYS * CALLS_A_DAY
         check_a_year(
-            year.day, measure, memory=10 * KB + log * CHARGE_BYTES_REDIS, log=log, state=13 + MACHINES, amended=log
+            year.day,
+            measure,
+            high_water_mark=10 * KB + log * CHARGE_BYTES_REDIS,
+            log=log,
+            state=13 + MACHINES,
+            amended=log,
         )
         year.check_it_was_one()
         year.ledger.close()
@@ -229,7 +234,7 @@ def test_the_journal_of_the_allowance(tmp_path: Path) -> None:
             drawn += 1
         assert drawn in (0, 5)
         if dice.random() < 0.5:
-            allowance.repay("p", ledger, KEEP_MS)
+            allowance.repay("p", ledger, MIN_RETENTION_MS)
 
     check_a_year(
         day,

@@ -14,7 +14,7 @@ from contract.conftest import limit
 from quota.budget import Budget
 from quota.common.clock import NEVER
 from quota.errors import UnknownCharge, UsageError
-from quota.ledger.contract import KEEP_MS, Exhaustion, read_entries
+from quota.ledger.contract import MIN_RETENTION_MS, Exhaustion, read_entries
 from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 from support.books import BOOK
@@ -246,7 +246,7 @@ def test_entries_carry_who_spent_what(setup: Setup) -> None:
         (40, 100, "units", "search.list", "backfill", "DE"),
         (1, 1, "search", "suggest.list", "trending", "IN"),
     ]
-    assert all(e.token.startswith(budget.tokens.run) for e in entries)
+    assert all(e.idempotency_key.startswith(budget.attempt_keys.run) for e in entries)
 
 
 # -- clocks ------------------------------------------------------------------------------------------------------------
@@ -436,7 +436,7 @@ def test_the_log_keeps_what_the_longest_window_needs_and_forgets_the_rest(setup:
         assert charge_id is not None
         budget.settle(charge_id, 2)
     entries = list(read_entries(setup.ledger, setup.project, 0, NEVER))
-    assert KEEP_MS <= setup.now_ms - entries[0].ms + HOUR_MS <= KEEP_MS + 2 * HOUR_MS
+    assert MIN_RETENTION_MS <= setup.now_ms - entries[0].ms + HOUR_MS <= MIN_RETENTION_MS + 2 * HOUR_MS
 
 
 def test_a_short_windows_caller_does_not_shorten_the_log_of_a_long_one(setup: Setup) -> None:

@@ -15,14 +15,14 @@ import redis
 from contract.conftest import limit
 from quota.budget import Budget
 from quota.common.clock import NEVER
-from quota.ledger.contract import KEEP_MS, Question
+from quota.ledger.contract import MIN_RETENTION_MS, ChargeRequest
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
-from quota.ledger.unlogged import Carry
+from quota.ledger.unlogged import UnloggedUsage
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
-from quota.recovery import high_water_mark as memory
-from quota.recovery.high_water_mark import Memory, close_memory, memory_path, open_memory
-from quota.recovery.watermark_file import SLOT_BYTES, Slots
+from quota.recovery import high_water_mark as high_water_mark
+from quota.recovery.high_water_mark import HighWaterMark, close_high_water_mark, open_high_water_mark, watermark_path
+from quota.recovery.watermark_file import SLOT_BYTES, WatermarkFile
 from support.books import BOOK
 from support.interrupts import Interrupted, at_place
 from support.losses import Machine, RedisPlace, SqlitePlace
@@ -229,7 +229,7 @@ def test_a_peek_and_a_status_notice_it_too(site: Site) -> None:
     assert budget.peek("videos.list", units=2).admitted
     assert not budget.peek("videos.list", units=3).admitted
     (state,) = budget.usage()
-    assert (state.used_units, state.carried_units) == (8, 8)
+    assert (state.used_units, state.unlogged_units) == (8, 8)
 
 
 def test_every_limit_has_its_own_share(site: Site) -> None:
@@ -296,7 +296,7 @@ def test_what_an_old_copy_lacks_is_carried_and_what_it_has_is_not(site: Site) ->
     site.restore(copy)
     assert charge(budget) == 9
     (state,) = budget.usage()
-    assert (state.used_units, state.carried_units) == (9, 3)
+    assert (state.used_units, state.unlogged_units) == (9, 3)
 
 
 def test_charges_made_before_anybody_noticed_are_added_to_what_was_lost(site: Site) -> None:
@@ -431,11 +431,14 @@ def test_what_is_left_after_a_loss_is_not_forgotten_by_a_process_that_ends_then(
     site.now_ms += 10
     charge(machine.budget(limit(100)), 3)
     site.restore(copy)
-    verdict = machine.ledger.decide(
-        Question("p", Charge(1, "units", "m", "", "", "t"), (), (), site.now_ms, 0, machine.memory.seen()), commit=False
+    result = machine.ledger.decide(
+        ChargeRequest(
+            "p", Charge(1, "units", "m", "", "", "t"), (), (), site.now_ms, 0, machine.high_water_mark.expected()
+        ),
+        commit=False,
     )
-    assert verdict.outcome == "behind"
-    machine.memory.make_good(machine.ledger, verdict, "e2", KEEP_MS)
+    assert result.outcome == "behind"
+    machine.high_water_mark.restore_missing(machine.ledger, result, "e2", MIN_RETENTION_MS)
     machine.stop()
     site.empty()
     machine.start()
@@ -515,7 +518,7 @@ def test_without_a_folder_a_process_remembers_for_itself(site: Site, caplog: pyt
     machine = site.machine("closed/a")
     site.folder.chmod(0o755)
     with not_root():
-        machine.memory.seen()
+        machine.high_water_mark.expected()
     assert [r.getMessage().partition(" ")[0] for r in caplog.records] == ["memory_unusable"]
     budget = machine.budget(limit(10))
     charge(budget, 8)
@@ -528,8 +531,8 @@ def test_a_damaged_memory_is_no_memory(site: Site, garbage: bytes) -> None:
     machine = site.machine()
     charge(machine.budget(limit(10)), 8)
     machine.stop()
-    assert machine.memory_path is not None
-    with open(machine.memory_path, "wb") as file:
+    assert machine.watermark_path is not None
+    with open(machine.watermark_path, "wb") as file:
         file.write(garbage)
     machine.start()
     assert charge(machine.budget(limit(10))) == 9
@@ -540,14 +543,14 @@ def test_a_damaged_memory_is_no_memory(site: Site, garbage: bytes) -> None:
 def test_a_ledger_that_keeps_losing_what_it_is_told_is_unavailable(site: Site) -> None:
     budget = site.machine().budget(limit(10))
     charge(budget, 8)
-    carry = budget.ledger.carry
+    usage = budget.ledger.add_unlogged
 
-    def losing(project: str, epoch: str, carries: list[Carry], keep_ms: int) -> str:
-        told = carry(project, epoch, carries, keep_ms)
+    def losing(project: str, epoch: str, usages: list[UnloggedUsage], retention_ms: int) -> str:
+        told = usage(project, epoch, usages, retention_ms)
         site.empty()
         return told
 
-    budget.ledger.carry = losing  # type: ignore[method-assign,assignment]  # a server emptied again each time
+    budget.ledger.add_unlogged = losing  # type: ignore[method-assign,assignment]  # a server emptied again each time
     site.empty()
     refused = budget.charge("videos.list")
     assert (refused.admitted, refused.reason) == (False, "ledger-unavailable")
@@ -556,7 +559,7 @@ def test_a_ledger_that_keeps_losing_what_it_is_told_is_unavailable(site: Site) -
 
 def test_projects_and_ledgers_are_remembered_apart(tmp_path: Path) -> None:
     paths = {
-        memory_path(tmp_path, label, project)
+        watermark_path(tmp_path, label, project)
         for label in ("sqlite:///a", "redis://a")
         for project in ("p", "p/q", "p_q", "é")
     }
@@ -566,14 +569,14 @@ def test_projects_and_ledgers_are_remembered_apart(tmp_path: Path) -> None:
 
 def test_a_memory_is_one_for_each_file_in_a_process(tmp_path: Path) -> None:
     path = str(tmp_path / "seen" / "p")
-    first, second = open_memory(path, "p"), open_memory(path, "p")
+    first, second = open_high_water_mark(path, "p"), open_high_water_mark(path, "p")
     assert first is second
-    first.seen()
-    close_memory(first)
-    second.seen()
+    first.expected()
+    close_high_water_mark(first)
+    second.expected()
     held = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd.isdigit() and _is_open(fd)]
     assert held.count(path) == 1
-    close_memory(second)
+    close_high_water_mark(second)
     held = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd.isdigit() and _is_open(fd)]
     assert path not in held
 
@@ -588,14 +591,14 @@ def test_the_memory_is_bounded(site: Site) -> None:
         site.now_ms += 1_000
         if n % 100 == 50:
             site.empty()
-    assert machine.memory_path is not None
-    assert os.path.getsize(machine.memory_path) <= SLOT_BYTES
+    assert machine.watermark_path is not None
+    assert os.path.getsize(machine.watermark_path) <= SLOT_BYTES
     machine.stop()
     site.now_ms += 3 * DAY_MS
     machine.start()
     charge(machine.budget(limit(10_000)))
-    slot = machine.memory._slot(*machine.memory._asked())
-    assert len(slot.records) + len(slot.carries) == 1, "what has expired is forgotten"
+    slot = machine.high_water_mark._slot(*machine.high_water_mark._asked())
+    assert len(slot.records) + len(slot.usages) == 1, "what has expired is forgotten"
 
 
 def test_a_memory_that_nobody_used_for_a_year_is_removed(site: Site) -> None:
@@ -614,8 +617,15 @@ def _is_open(fd: str) -> bool:
 
 def _charge_some(url: str, path: str, times: int, results: multiprocessing.Queue[int]) -> None:
     ledger = open_ledger(url)
-    memory = Memory(path, "p")
-    budget = Budget(credential="main", project="p", book=BOOK, limits=(limit(10_000),), ledger=ledger, memory=memory)
+    high_water_mark = HighWaterMark(path, "p")
+    budget = Budget(
+        credential="main",
+        project="p",
+        book=BOOK,
+        limits=(limit(10_000),),
+        ledger=ledger,
+        high_water_mark=high_water_mark,
+    )
     results.put(charge(budget, times))
     results.close()
     results.join_thread()
@@ -635,7 +645,12 @@ def test_eight_processes_of_one_machine_write_side_by_side(site: Site) -> None:
     site.place.empty()
     ledger = open_ledger(site.place.url)
     budget = Budget(
-        credential="main", project="p", book=BOOK, limits=(limit(10_000),), ledger=ledger, memory=Memory(path, "p")
+        credential="main",
+        project="p",
+        book=BOOK,
+        limits=(limit(10_000),),
+        ledger=ledger,
+        high_water_mark=HighWaterMark(path, "p"),
     )
     assert charge(budget) == 401
     ledger.close()
@@ -644,8 +659,10 @@ def test_eight_processes_of_one_machine_write_side_by_side(site: Site) -> None:
 def test_a_process_notices_what_only_another_of_its_machine_has_seen(site: Site) -> None:
     """An old copy that has all that this process saw, but not what its neighbour saw later."""
     path = str(site.folder / "state" / "seen" / "p")
-    ledger, memory = open_ledger(site.place.url), Memory(path, "p")
-    budget = Budget(credential="main", project="p", book=BOOK, limits=(limit(100),), ledger=ledger, memory=memory)
+    ledger, high_water_mark = open_ledger(site.place.url), HighWaterMark(path, "p")
+    budget = Budget(
+        credential="main", project="p", book=BOOK, limits=(limit(100),), ledger=ledger, high_water_mark=high_water_mark
+    )
     charge(budget, 2)
     copy = site.place.copy()
     context = multiprocessing.get_context("fork")
@@ -655,17 +672,19 @@ def test_a_process_notices_what_only_another_of_its_machine_has_seen(site: Site)
     assert results.get(timeout=60) == 7
     neighbour.join()
     site.place.restore(copy)
-    memory._look_at_s = 0.0  # it looks every 50 ms
+    high_water_mark._look_at_s = 0.0  # it looks every 50 ms
     assert charge(budget) == 8
     ledger.close()
-    memory.close()
+    high_water_mark.close()
 
 
 def test_a_process_that_rested_notices_what_others_saw_after_a_loss(site: Site) -> None:
     """It saw only what an old copy has; meanwhile the ledger was emptied, spent from, and restored from that copy."""
     path = str(site.folder / "state" / "seen" / "p")
-    ledger, memory = open_ledger(site.place.url), Memory(path, "p")
-    budget = Budget(credential="main", project="p", book=BOOK, limits=(limit(100),), ledger=ledger, memory=memory)
+    ledger, high_water_mark = open_ledger(site.place.url), HighWaterMark(path, "p")
+    budget = Budget(
+        credential="main", project="p", book=BOOK, limits=(limit(100),), ledger=ledger, high_water_mark=high_water_mark
+    )
     charge(budget, 5)
     copy = site.place.copy()
     context = multiprocessing.get_context("fork")
@@ -677,14 +696,14 @@ def test_a_process_that_rested_notices_what_others_saw_after_a_loss(site: Site) 
         neighbour.join()
         site.place.empty()
     site.place.restore(copy)
-    memory._look_at_s = 0.0
+    high_water_mark._look_at_s = 0.0
     assert charge(budget) == 5 + 3 + 2 + 1
     ledger.close()
-    memory.close()
+    high_water_mark.close()
 
 
 def _note_and_rest(path: str, at_ms: int, noted: Event, over: Event) -> None:
-    slots = Slots(path)
+    slots = WatermarkFile(path)
     slots.write((at_ms, 0), 7, at_ms, (5,), f"another\n{limit(100).view.name}\t{DAY_MS}\n")
     noted.set()
     over.wait(60)
@@ -697,7 +716,7 @@ def test_a_clock_set_back_makes_nobody_compare_for_ever(site: Site, monkeypatch:
     charge(machine.budget(limit(100)), 5)
     context = multiprocessing.get_context("fork")
     noted, over = context.Event(), context.Event()
-    resting = context.Process(target=_note_and_rest, args=(machine.memory_path, NOW + HOUR_MS, noted, over))
+    resting = context.Process(target=_note_and_rest, args=(machine.watermark_path, NOW + HOUR_MS, noted, over))
     resting.start()
     assert noted.wait(60)
     for n in range(6, 12):
@@ -713,8 +732,15 @@ def test_a_clock_set_back_makes_nobody_compare_for_ever(site: Site, monkeypatch:
 def test_a_real_server_that_loses_its_data(tmp_path: Path, loss: str) -> None:
     server = RedisServer()
     try:
-        ledger, memory = open_ledger(server.url), Memory(str(tmp_path / "seen" / "p"), "p")
-        budget = Budget(credential="main", project="p", book=BOOK, limits=(limit(100),), ledger=ledger, memory=memory)
+        ledger, high_water_mark = open_ledger(server.url), HighWaterMark(str(tmp_path / "seen" / "p"), "p")
+        budget = Budget(
+            credential="main",
+            project="p",
+            book=BOOK,
+            limits=(limit(100),),
+            ledger=ledger,
+            high_water_mark=high_water_mark,
+        )
         charge(budget, 5)
         with redis.Redis(port=server.port) as client:
             client.save()
@@ -730,7 +756,7 @@ def test_a_real_server_that_loses_its_data(tmp_path: Path, loss: str) -> None:
         budget.charge("videos.list")
         assert charge(budget) == 10
         ledger.close()
-        memory.close()
+        high_water_mark.close()
     finally:
         server.close()
 
@@ -738,8 +764,15 @@ def test_a_real_server_that_loses_its_data(tmp_path: Path, loss: str) -> None:
 def test_a_replica_that_lagged_takes_over(tmp_path: Path) -> None:
     primary, replica = RedisServer(), RedisServer()
     try:
-        ledger, memory = open_ledger(primary.url), Memory(str(tmp_path / "seen" / "p"), "p")
-        budget = Budget(credential="main", project="p", book=BOOK, limits=(limit(100),), ledger=ledger, memory=memory)
+        ledger, high_water_mark = open_ledger(primary.url), HighWaterMark(str(tmp_path / "seen" / "p"), "p")
+        budget = Budget(
+            credential="main",
+            project="p",
+            book=BOOK,
+            limits=(limit(100),),
+            ledger=ledger,
+            high_water_mark=high_water_mark,
+        )
         charge(budget, 5)
         with redis.Redis(port=primary.port) as client, redis.Redis(port=replica.port) as other:
             other.replicaof("127.0.0.1", str(primary.port))
@@ -756,19 +789,20 @@ def test_a_replica_that_lagged_takes_over(tmp_path: Path) -> None:
                     book=BOOK,
                     limits=(limit(100),),
                     ledger=open_ledger(replica.url),
-                    memory=memory,
+                    high_water_mark=high_water_mark,
                 )
             )
             == 9
         )
         ledger.close()
-        memory.close()
+        high_water_mark.close()
     finally:
         primary.close()
         replica.close()
 
 
-# -- the contract of `carry` -------------------------------------------------------------------------------------------
+# -- the contract of `add_unlogged`
+# -------------------------------------------------------------------------------------------
 
 
 def test_reports_of_one_loss_are_merged_and_losses_are_added(site: Site) -> None:
@@ -786,13 +820,20 @@ def test_reports_of_one_loss_are_merged_and_losses_are_added(site: Site) -> None
     five, nine, two = (((n, until_ms),) for n in (5, 9, 2))
     three = ((1, until_ms - 9), (2, until_ms))
     six = ((1, until_ms - 9), (1, until_ms - 5), (4, until_ms + 1))
-    assert ledger.carry("p", "e1", [Carry(view, "lost", five, at, 4, NOW - 9, NOW - 9)]) == "e1"
-    assert ledger.carry("p", "e2", [Carry(view, "lost", five, at)]) == "e1", "nothing new"
-    assert ledger.carry("p", "e2", [Carry(view, "lost", nine, at, 0, 0, NOW - 9)]) == "e1", "four were lost later"
-    assert ledger.carry("p", "e3", [Carry(view, "lost", three, (NOW, 1)), Carry(view, "other", two, at)]) == "e1/e3"
+    assert ledger.add_unlogged("p", "e1", [UnloggedUsage(view, "lost", five, at, 4, NOW - 9, NOW - 9)]) == "e1"
+    assert ledger.add_unlogged("p", "e2", [UnloggedUsage(view, "lost", five, at)]) == "e1", "nothing new"
+    assert ledger.add_unlogged("p", "e2", [UnloggedUsage(view, "lost", nine, at, 0, 0, NOW - 9)]) == "e1", (
+        "four were lost later"
+    )
+    assert (
+        ledger.add_unlogged(
+            "p", "e3", [UnloggedUsage(view, "lost", three, (NOW, 1)), UnloggedUsage(view, "other", two, at)]
+        )
+        == "e1/e3"
+    )
     site.now_ms = until_ms - 9
     assert budget.peek("videos.list").limits[0].used_units == 5 + 2, "the first says more, until then"
-    assert ledger.carry("p", "e4", [Carry(view, "lost", six, (NOW + 1, 0))]) == "e1/e4"
+    assert ledger.add_unlogged("p", "e4", [UnloggedUsage(view, "lost", six, (NOW + 1, 0))]) == "e1/e4"
     assert budget.peek("videos.list").limits[0].used_units == 5 + 2
     site.now_ms = until_ms - 1
     assert charge(budget) == 5 + 2 + 1
@@ -807,9 +848,9 @@ def test_a_report_that_may_hold_less_of_what_was_kept_counts_whole(site: Site, s
     """It goes no further, and yet holds more: it counts later on, or comes from another branch of the log."""
     ledger, view = site.machine().ledger, limit(100).view.name
     five, nine = (((n, NOW + HOUR_MS),) for n in (5, 9))
-    assert ledger.carry("p", "e1", [Carry(view, "lost", five, (NOW, 0), 4, NOW - 9, NOW - 9)]) == "e1"
-    assert ledger.carry("p", "e2", [Carry(view, "lost", nine, (NOW - 1, 0), 0, 0, since_ms)]) == "e1/e2"
-    assert ledger.carry("p", "e3", [Carry(view, "lost", nine, (NOW, 0), 0, 0, since_ms)]) == "e1/e2"
+    assert ledger.add_unlogged("p", "e1", [UnloggedUsage(view, "lost", five, (NOW, 0), 4, NOW - 9, NOW - 9)]) == "e1"
+    assert ledger.add_unlogged("p", "e2", [UnloggedUsage(view, "lost", nine, (NOW - 1, 0), 0, 0, since_ms)]) == "e1/e2"
+    assert ledger.add_unlogged("p", "e3", [UnloggedUsage(view, "lost", nine, (NOW, 0), 0, 0, since_ms)]) == "e1/e2"
 
 
 def test_settling_leaves_what_is_carried_alone(site: Site) -> None:
@@ -854,7 +895,7 @@ def test_a_memory_interrupted_anywhere_forgets_nothing(site: Site, lost: bool, h
         machine = before if lost else site.machine(name)
         budget, admitted, interrupted = machine.budget(limit(1_000)), 3, 0
         try:
-            more = at_place(number, handle, lambda: charge(budget), within=(memory.__file__,))  # noqa: B023
+            more = at_place(number, handle, lambda: charge(budget), within=(high_water_mark.__file__,))  # noqa: B023
             admitted += 1
         except (Interrupted, TimeoutError):
             interrupted = 1

@@ -14,8 +14,8 @@ from contract.conftest import limit
 from quota.budget import Budget
 from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS
-from quota.recovery.high_water_mark import Memory
-from quota.recovery.watermark_file import Slots
+from quota.recovery.high_water_mark import HighWaterMark
+from quota.recovery.watermark_file import WatermarkFile
 from support.books import BOOK
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ class Scene:
         self.folder = folder
         self.path = str(folder / "seen" / "p")
         self.now_ms = NOW
-        self.opened: list[Memory] = []
+        self.opened: list[HighWaterMark] = []
 
     def budget(self, *limits: Limit) -> Budget:
         """As a new process has it."""
-        self.opened.append(Memory(self.path, "p"))
+        self.opened.append(HighWaterMark(self.path, "p"))
         return Budget(
             credential="main",
             project="p",
@@ -46,12 +46,12 @@ class Scene:
             limits=limits,
             ledger=open_ledger(f"sqlite:///{self.folder}/ledger.db", clock=lambda: self.now_ms),
             clock=lambda: self.now_ms,
-            memory=self.opened[-1],
+            high_water_mark=self.opened[-1],
         )
 
     def another_process(self) -> None:
-        for memory in self.opened:
-            memory.close()
+        for high_water_mark in self.opened:
+            high_water_mark.close()
 
     def empty(self) -> None:
         for suffix in ("", "-wal", "-shm"):
@@ -114,12 +114,12 @@ def test_what_does_not_fit_into_a_slot_is_said(
     limits = [*_limits(11), limit(100, HOUR_MS, name="other", methods=("search.list",))]
     budget = scene.budget(*limits)
     assert budget.charge("search.list", units=10).admitted
-    (memory,) = scene.opened
-    text = memory._slot().text([(ask.view.name, DAY_MS) for ask in memory._asks])
-    head = quota.recovery.watermark_file._head_of(len(memory._units)).size + 4
-    cells = sum(len(line) + 1 for line in text.splitlines() if line.count("\t") == 2)
-    assert cells
-    monkeypatch.setattr(quota.recovery.watermark_file, "SLOT_BYTES", head + len(text) - cells - (not room))
+    (high_water_mark,) = scene.opened
+    text = high_water_mark._slot().text([(check.view.name, DAY_MS) for check in high_water_mark._checks])
+    head = quota.recovery.watermark_file._head_of(len(high_water_mark._units)).size + 4
+    hours = sum(len(line) + 1 for line in text.splitlines() if line.count("\t") == 2)
+    assert hours
+    monkeypatch.setattr(quota.recovery.watermark_file, "SLOT_BYTES", head + len(text) - hours - (not room))
     scene.now_ms += 60_000
     assert not budget.charge("search.list", units=1).admitted
     said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
@@ -168,7 +168,7 @@ def test_a_file_of_another_version_is_said_and_left_alone(scene: Scene, caplog: 
 @pytest.mark.parametrize("count", [0, 1, 56, 57, 58, 1_000])
 def test_a_head_holds_as_many_numbers_as_there_are(tmp_path: Path, count: int) -> None:
     """Up to 56 of them are read at once with their head, more take another read."""
-    slots = Slots(str(tmp_path / "slots"))
+    slots = WatermarkFile(str(tmp_path / "slots"))
     numbers = tuple(range(2**53 - count, 2**53))
     assert slots.write((5, 6), 7, 8, numbers, "one\ntwo\n") == 2
     assert slots.own() == (((5, 6), 7, 8, numbers), "one\ntwo\n")

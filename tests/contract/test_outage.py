@@ -184,7 +184,7 @@ def test_a_repayment_whose_end_was_lost_is_not_made_twice(machine: Machine) -> N
     machine.ledger.repay("p", "journal", charges)
     machine.ledger.repay("p", "journal", charges[:1])
     machine.ledger.repay("p", "another journal", charges[:1])
-    assert [e.token for e in read_entries(machine.ledger, "p", 0, NEVER)] == ["t1", "t2", "t3", "t1"]
+    assert [e.idempotency_key for e in read_entries(machine.ledger, "p", 0, NEVER)] == ["t1", "t2", "t3", "t1"]
 
 
 def test_repaying_does_not_renew_the_allowance(machine: Machine) -> None:

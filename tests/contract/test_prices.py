@@ -25,7 +25,7 @@ from .conftest import limit
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from quota.ledger.contract import Question, Verdict
+    from quota.ledger.contract import ChargeRequest, ChargeResult
 
     from .conftest import Setup
 
@@ -132,7 +132,7 @@ class Away:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ledger, name)
 
-    def decide(self, question: Question, *, commit: bool) -> Verdict:
+    def decide(self, request: ChargeRequest, *, commit: bool) -> ChargeResult:
         raise LedgerError("away")
 
     def repay(self, *args: Any) -> None:

@@ -22,7 +22,7 @@ def test_every_decision_is_the_oracles(ledger_url: str) -> None:
     """Admitted, used, remaining, retry_at and reason agree in every operation, for callers who differ and change; the
     ledger lets go of nothing that a window named until then can reach.
     """
-    seen: Counter[str] = Counter()
+    expected: Counter[str] = Counter()
     for seed in range(1, SEEDS + 1):
         opened: list[Ledger] = []
 
@@ -31,7 +31,7 @@ def test_every_decision_is_the_oracles(ledger_url: str) -> None:
             return opened[0]
 
         run = RandomOperations(make, seed)
-        seen.update(run.run(OPERATIONS // SEEDS))
+        expected.update(run.run(OPERATIONS // SEEDS))
         run.close()
         opened[0].close()
     for outcome in (
@@ -50,4 +50,4 @@ def test_every_decision_is_the_oracles(ledger_url: str) -> None:
         "left the log",
         "joined later",
     ):
-        assert seen[outcome] > OPERATIONS // 1000, seen
+        assert expected[outcome] > OPERATIONS // 1000, expected

@@ -71,10 +71,10 @@ def soon(condition: Callable[[], bool]) -> bool:
 def ask_at_once(server: RedisServer, connections: Connections, calls: int) -> None:
     """Let several calls be under way at the same time, so that there are as many connections."""
 
-    def ask() -> None:
+    def check() -> None:
         connections.execute_command("BLPOP", "held", 0)
 
-    asking = [threading.Thread(target=ask) for _ in range(calls)]
+    asking = [threading.Thread(target=check) for _ in range(calls)]
     with redis.Redis(port=server.port) as client:
         for thread in asking:
             thread.start()

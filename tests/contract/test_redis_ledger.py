@@ -24,12 +24,12 @@ from quota.budget import Budget
 from quota.common.clock import NEVER
 from quota.common.redact import redact
 from quota.errors import ConfigError, LedgerError, UnknownCharge
-from quota.ledger.contract import Ask, Exhaustion, Question, Verdict
+from quota.ledger.contract import ChargeRequest, ChargeResult, Exhaustion, LimitCheck
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_ledger import RedisLedger
 from quota.limits import DAY_MS, HOUR_MS, Selector, Sliding, View
-from quota.recovery.high_water_mark import Memory
+from quota.recovery.high_water_mark import HighWaterMark
 from support.books import BOOK
 from support.plain_http import Answer, PlainServer
 from support.proxy import Kind, Proxy
@@ -581,7 +581,7 @@ def test_a_project_that_cannot_be_in_a_key_is_a_configuration_error(server: Redi
         with pytest.raises(ConfigError, match="project"):
             ledger.exhaustions(project)
         with pytest.raises(ConfigError, match="project"):
-            ledger.decide(question([], project=project), commit=True)
+            ledger.decide(request([], project=project), commit=True)
 
 
 def test_a_charge_takes_59_to_64_bytes(server: RedisServer) -> None:
@@ -598,14 +598,16 @@ def test_a_charge_takes_59_to_64_bytes(server: RedisServer) -> None:
 # -- who counts what ---------------------------------------------------------------------------------------------------
 
 
-def question(asks: Sequence[Ask], charge: Charge | None = None, project: str = "p") -> Question:
+def request(checks: Sequence[LimitCheck], charge: Charge | None = None, project: str = "p") -> ChargeRequest:
     charge = charge or Charge(1, "units", "videos.list", "", "", "token")
-    return Question(project, charge, asks, (), time.time_ns() // 1_000_000)
+    return ChargeRequest(project, charge, checks, (), time.time_ns() // 1_000_000)
 
 
 def used(ledger: Ledger, view: View) -> int:
-    verdict: Verdict = ledger.decide(question([Ask(view, 0, 0, None)], Charge(0, "", "", "", "", "")), commit=False)
-    return verdict.used_units[0]
+    result: ChargeResult = ledger.decide(
+        request([LimitCheck(view, 0, 0, None)], Charge(0, "", "", "", "", "")), commit=False
+    )
+    return result.used_units[0]
 
 
 ODD_NAMES = (
@@ -648,7 +650,7 @@ def test_a_selector_counts_in_the_ledger_what_it_counts_in_python(server: RedisS
             Charge(r.choice((1, 2, 7)), r.choice(ODD_NAMES[:-1]), r.choice(ODD_NAMES), r.choice(ODD_NAMES), "", f"t{n}")
             for n in range(300)
         ]
-        ids = [ledger.decide(question([], charge), commit=True).id for charge in charges]
+        ids = [ledger.decide(request([], charge), commit=True).id for charge in charges]
 
         def sums(units: list[int]) -> list[int]:
             return [
@@ -894,7 +896,7 @@ def test_parent_and_child_charge_after_a_fork(server: RedisServer) -> None:
         for child_ids in theirs
         for name in ("one", "two")
     ) == [False, False, True, True]
-    assert len({entry.token for entry in log.values()}) == 451
+    assert len({entry.idempotency_key for entry in log.values()}) == 451
 
 
 def test_a_ledger_is_of_the_contracts_shape(server: RedisServer) -> None:
@@ -961,7 +963,12 @@ def test_what_is_evicted_under_memory_pressure_is_not_granted_again(own_server: 
     """A machine that remembers, and a server that drops whatever has a lifetime."""
     with redis.Redis(port=own_server.port) as client, opened(own_server.url) as (budget, ledger):
         budget = Budget(
-            credential="main", project="p", book=BOOK, limits=(limit(500),), ledger=ledger, memory=Memory(None, "p")
+            credential="main",
+            project="p",
+            book=BOOK,
+            limits=(limit(500),),
+            ledger=ledger,
+            high_water_mark=HighWaterMark(None, "p"),
         )
         admitted = 0
         for _ in range(12):

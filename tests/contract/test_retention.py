@@ -13,10 +13,10 @@ import quota
 from contract.conftest import limit
 from quota.budget import Budget
 from quota.common.clock import NEVER, host_clock
-from quota.ledger.contract import KEEP_MS, KEEP_SLACK_MS, Exhaustion, read_entries
+from quota.ledger.contract import MIN_RETENTION_MS, RETENTION_SLACK_MS, Exhaustion, read_entries
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
-from quota.ledger.unlogged import Carry
+from quota.ledger.unlogged import UnloggedUsage
 from quota.limits import DAY_MS, HOUR_MS, SECOND_MS, Calendar, Limit, Selector, Sliding, View
 from quota.recovery.allowance import Allowance
 from quota.status import exact_from
@@ -120,7 +120,7 @@ def _exhausted(setup: Setup) -> None:
 
 
 def _repaid(setup: Setup) -> None:
-    setup.ledger.repay(setup.project, "m", [(1, OWES)], month_budget(setup)._keep_ms)
+    setup.ledger.repay(setup.project, "m", [(1, OWES)], month_budget(setup)._retention_ms)
 
 
 def _repaid_to_a_log_in_use(setup: Setup) -> None:
@@ -128,18 +128,18 @@ def _repaid_to_a_log_in_use(setup: Setup) -> None:
     _repaid(setup)
 
 
-def _carried(setup: Setup) -> None:
+def _unlogged(setup: Setup) -> None:
     assert day_budget(setup).charge("captions.list").admitted
-    lost = Carry(DAY.view.name, "lost", ((5, setup.now_ms + DAY_MS),), (1, 1))
-    setup.ledger.carry(setup.project, "e", [lost], month_budget(setup)._keep_ms)
+    lost = UnloggedUsage(DAY.view.name, "lost", ((5, setup.now_ms + DAY_MS),), (1, 1))
+    setup.ledger.add_unlogged(setup.project, "e", [lost], month_budget(setup)._retention_ms)
 
 
 def _carried_again(setup: Setup) -> None:
     """Another machine reports the same loss: there is nothing new in it but how long its windows are."""
     assert day_budget(setup).charge("captions.list").admitted
-    lost = Carry(DAY.view.name, "lost", ((5, setup.now_ms + DAY_MS),), (1, 1))
-    setup.ledger.carry(setup.project, "e1", [lost])
-    setup.ledger.carry(setup.project, "e2", [lost], month_budget(setup)._keep_ms)
+    lost = UnloggedUsage(DAY.view.name, "lost", ((5, setup.now_ms + DAY_MS),), (1, 1))
+    setup.ledger.add_unlogged(setup.project, "e1", [lost])
+    setup.ledger.add_unlogged(setup.project, "e2", [lost], month_budget(setup)._retention_ms)
 
 
 def _settled(setup: Setup) -> None:
@@ -163,7 +163,7 @@ DOORS = {
     _exhausted: 1,
     _repaid: 1,
     _repaid_to_a_log_in_use: 1,
-    _carried: 1,
+    _unlogged: 1,
     _carried_again: 1,
     _settled: 1,
     _settled_before: 1,
@@ -196,7 +196,7 @@ def test_the_keys_live_as_long_as_a_carry_counts(redis_server: RedisServer) -> N
         ledger = open_ledger(redis_server.url)
         budget = Budget(credential="main", project="p", book=BOOK, limits=(DAY,), ledger=ledger)
         until_ms = ledger.now_ms() + MONTH_MS
-        ledger.carry("p", "e", [Carry(MONTH.view.name, "lost", ((3, until_ms),), (1, 1))])
+        ledger.add_unlogged("p", "e", [UnloggedUsage(MONTH.view.name, "lost", ((3, until_ms),), (1, 1))])
         assert budget.charge("videos.list").admitted
         assert client.pttl("quota:{p}:state") > MONTH_MS
         ledger.close()
@@ -225,7 +225,7 @@ def test_a_longer_window_that_joins_later_starts_with_what_is_there(setup: Setup
         assert day_budget(setup).charge("captions.list").admitted
         setup.now_ms += DAY_MS
     whole_after_ms = setup.ledger.whole_after_ms(setup.project)
-    assert setup.now_ms - KEEP_MS - 2 * DAY_MS <= whole_after_ms < setup.now_ms - KEEP_MS
+    assert setup.now_ms - MIN_RETENTION_MS - 2 * DAY_MS <= whole_after_ms < setup.now_ms - MIN_RETENTION_MS
     here = [e for e in read_entries(setup.ledger, setup.project, 0, NEVER) if e.ms > whole_after_ms]
     assert [state.used_units for state in month_budget(setup).usage()] == [0, len(here)]
     assert not month_budget(setup).charge("captions.list").admitted
@@ -233,7 +233,7 @@ def test_a_longer_window_that_joins_later_starts_with_what_is_there(setup: Setup
         setup.now_ms += DAY_MS
         assert day_budget(setup).charge("videos.list").admitted
     assert setup.ledger.whole_after_ms(setup.project) == whole_after_ms, "nothing was let go of since"
-    setup.now_ms += MONTH_MS + KEEP_SLACK_MS
+    setup.now_ms += MONTH_MS + RETENTION_SLACK_MS
     day_budget(setup).charge("videos.list")
     assert setup.ledger.whole_after_ms(setup.project) > whole_after_ms
 

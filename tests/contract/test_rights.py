@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from contract.test_charge_script import ALL, AMENDED, CALLS, KEEP_MS, KEYS, LOG, NOW, SEARCHES, STATE, Scripts
+from contract.test_charge_script import ALL, AMENDED, CALLS, KEYS, LOG, MIN_RETENTION_MS, NOW, SEARCHES, STATE, Scripts
 from contract.test_redis_ledger import round_trip
 from quota.budget import Budget
 from quota.ledger.factory import open_ledger
@@ -115,8 +115,10 @@ def housekeeping(scripts: Limited) -> None:
     scripts.charge(DAY, (SEARCHES, 10, 1, DAY_MS))
     scripts.charge(DAY, attempt="again", retry_age_ms=3)
     scripts.run("settle", scripts.client.xrange(LOG)[0][0], 3)
-    scripts.run("carry", scripts.now_ms, "e2", KEEP_MS, ALL, "e1", f"5:{NOW + 9}", "0:0:9007199254740991", "1-0")
-    scripts.now_ms += KEEP_MS + HOUR_MS
+    scripts.run(
+        "carry", scripts.now_ms, "e2", MIN_RETENTION_MS, ALL, "e1", f"5:{NOW + 9}", "0:0:9007199254740991", "1-0"
+    )
+    scripts.now_ms += MIN_RETENTION_MS + HOUR_MS
     scripts.charge(DAY)
     scripts.now_ms += 2_000
 
@@ -184,7 +186,7 @@ def test_tidying_stops_no_charge_and_is_made_up_for(limited: Limited) -> None:
             limited.charge(DAY)
             limited.now_ms += 2_000
         oldest = limited.client.xrange(LOG, count=1)[0][0]
-        assert int(oldest.split("-")[0]) >= limited.now_ms - KEEP_MS - 3_000
+        assert int(oldest.split("-")[0]) >= limited.now_ms - MIN_RETENTION_MS - 3_000
         assert limited.used() == limited.live()
 
 
@@ -196,11 +198,11 @@ def settle(scripts: Limited) -> None:
 
 
 def repay(scripts: Limited) -> None:
-    scripts.run("repay", scripts.now_ms, "m", KEEP_MS, 1, 3, "videos.list", "", "", "m1")
+    scripts.run("repay", scripts.now_ms, "m", MIN_RETENTION_MS, 1, 3, "videos.list", "", "", "m1")
 
 
 def exhaust(scripts: Limited) -> None:
-    scripts.run("exhaust", scripts.now_ms, "units", f"{scripts.now_ms + 9} {scripts.now_ms} x", KEEP_MS)
+    scripts.run("exhaust", scripts.now_ms, "units", f"{scripts.now_ms + 9} {scripts.now_ms} x", MIN_RETENTION_MS)
 
 
 def reopen(scripts: Limited) -> None:
@@ -209,10 +211,12 @@ def reopen(scripts: Limited) -> None:
     exhaust(scripts)
 
 
-def carry(scripts: Limited) -> None:
+def usage(scripts: Limited) -> None:
     until_ms = scripts.now_ms + HOUR_MS
     kept = "0:0:9007199254740991"
-    scripts.run("carry", scripts.now_ms, "e2", KEEP_MS, ALL, "e1", f"4:{until_ms}", kept, f"{scripts.now_ms}-0")
+    scripts.run(
+        "carry", scripts.now_ms, "e2", MIN_RETENTION_MS, ALL, "e1", f"4:{until_ms}", kept, f"{scripts.now_ms}-0"
+    )
 
 
 def read(scripts: Limited) -> None:
@@ -224,7 +228,7 @@ DONE: dict[str, tuple[Callable[[Limited], None], int]] = {
     "repay": (repay, 3),
     "exhaust": (exhaust, 0),
     "reopen": (reopen, 0),
-    "carry": (carry, 4),
+    "carry": (usage, 4),
     "read": (read, 0),
 }
 """What each does, and how much more is used then."""

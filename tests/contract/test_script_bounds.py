@@ -14,7 +14,7 @@ import redis
 import quota.ledger.redis_ledger
 import quota.ledger.sqlite_ledger
 from contract.conftest import limit
-from contract.test_charge_script import ALL, KEEP_MS, LOG, NOW, STATE, Scripts, scripts
+from contract.test_charge_script import ALL, LOG, MIN_RETENTION_MS, NOW, STATE, Scripts, scripts
 from contract.test_redis_ledger import calls, opened, server
 from quota.budget import Budget
 from quota.common.clock import NEVER
@@ -72,7 +72,7 @@ def test_a_thousand_limits_are_decided_at_once_and_one_more_is_an_error(scripts:
 
 
 def test_a_thousand_names_close_a_call_and_one_more_is_an_error(scripts: Scripts) -> None:
-    scripts.run("exhaust", NOW, "b999", f"{NOW + 5} {NOW} x", KEEP_MS)
+    scripts.run("exhaust", NOW, "b999", f"{NOW + 5} {NOW} x", MIN_RETENTION_MS)
     names = [f"b{n}" for n in range(1_001)]
     assert scripts.charge((ALL, 10, 1, DAY_MS), closed_by=",".join(names[:1_000]))[0] == "EXHAUSTED"
     with pytest.raises(redis.ResponseError, match=r"charge.lua: more than 1000 names"):
@@ -88,9 +88,9 @@ def test_how_far_a_caller_may_be_ahead(scripts: Scripts, ahead_ms: int, outcome:
 def test_a_hundred_debts_are_repaid_at_once_and_one_more_is_an_error(scripts: Scripts) -> None:
     debts = [(number, 1, "videos.list", "", "", f"m{number}") for number in range(1, 102)]
     with pytest.raises(redis.ResponseError, match=r"repay.lua: more than 100 charges"):
-        scripts.run("repay", NOW, "m", KEEP_MS, *[word for debt in debts for word in debt])
+        scripts.run("repay", NOW, "m", MIN_RETENTION_MS, *[word for debt in debts for word in debt])
     assert not scripts.client.exists(LOG)
-    assert scripts.run("repay", NOW, "m", KEEP_MS, *[word for debt in debts[:100] for word in debt]) == 100
+    assert scripts.run("repay", NOW, "m", MIN_RETENTION_MS, *[word for debt in debts[:100] for word in debt]) == 100
     assert scripts.used() == 100
 
 
@@ -104,10 +104,10 @@ def test_reading_none_or_more_than_a_thousand_is_an_error(scripts: Scripts, coun
 
 def test_what_was_carried_is_swept_25_hours_after_it_expired(scripts: Scripts) -> None:
     until_ms, slack_ms = NOW + 10, 25 * 60 * MINUTE_MS
-    scripts.run("carry", NOW, "e2", KEEP_MS, ALL, "e1", f"5:{until_ms}", "0:0:9007199254740991", "1-0")
+    scripts.run("carry", NOW, "e2", MIN_RETENTION_MS, ALL, "e1", f"5:{until_ms}", "0:0:9007199254740991", "1-0")
     for after_ms, kept in ((slack_ms - 1, True), (slack_ms, False)):
         scripts.now_ms = until_ms + after_ms
-        scripts.charge(keep_ms=KEEP_MS + after_ms)  # a longer one is housekeeping's time
+        scripts.charge(retention_ms=MIN_RETENTION_MS + after_ms)  # a longer one is housekeeping's time
         assert scripts.client.hexists(STATE, f"carry:{ALL}") == scripts.client.hexists(STATE, "carried_ms") == kept
 
 
@@ -163,7 +163,7 @@ def test_the_embedded_ledger_trims_a_bounded_number_and_goes_on(monkeypatch: pyt
         for _ in range(25):
             budget.charge("videos.list")
             now_ms[0] += 1
-        now_ms[0] += KEEP_MS
+        now_ms[0] += MIN_RETENTION_MS
         for _ in range(4):
             assert budget.charge("videos.list").admitted
             left.append(len(ledger.read("p", (0, 0), now_ms[0], 1_000)))
@@ -212,5 +212,5 @@ def test_originals_that_arrive_after_150_repeats_charge_nothing(server: RedisSer
         while calls(server) < repeats + 150 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert calls(server) >= repeats + 150, "all of them did arrive"
-        tokens = [entry.token for entry in ledger.read("p", (0, 0), NEVER, 1_000)]
-    assert len(tokens) == len(set(tokens)) > 100, "each was charged once"
+        attempt_keys = [entry.idempotency_key for entry in ledger.read("p", (0, 0), NEVER, 1_000)]
+    assert len(attempt_keys) == len(set(attempt_keys)) > 100, "each was charged once"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.ledger.contract import KEEP_MS
+from quota.ledger.contract import MIN_RETENTION_MS
 from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS
 from quota.session import Session
@@ -29,7 +29,7 @@ def test_a_spending_says_since_when_the_log_is_whole(setup: Setup) -> None:
         assert budget.charge("videos.list").admitted
         setup.now_ms += HOUR_MS
     spending = read_spending(setup.ledger, [setup.project], ["method"], setup.now_ms - 7 * DAY_MS)
-    assert begun_ms < spending.since_ms <= setup.now_ms - KEEP_MS + 2 * HOUR_MS
+    assert begun_ms < spending.since_ms <= setup.now_ms - MIN_RETENTION_MS + 2 * HOUR_MS
     since = sum(begun_ms + hour * HOUR_MS >= spending.since_ms for hour in range(120))
     assert spending.rows == ((("videos.list",), since, since),)
     recent_ms = setup.now_ms - 10 * HOUR_MS

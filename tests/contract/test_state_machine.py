@@ -101,7 +101,7 @@ class LosingLedger(RuleBasedStateMachine):
         self.unnoticed = False
         self.unpromised: set[int] = set()
         self.machines: dict[str, Machine] = {}
-        self.seen: dict[str, Known] = {}
+        self.expected: dict[str, Known] = {}
         self.bystander = open_ledger(self.place.url, clock=lambda: self.now_ms)
 
     def teardown(self) -> None:
@@ -120,7 +120,7 @@ class LosingLedger(RuleBasedStateMachine):
     def _machine(self, name: str) -> Machine:
         if name not in self.machines:
             self.machines[name] = Machine(name, self.home, self.url, lambda: self.now_ms)
-            self.seen[name] = {}
+            self.expected[name] = {}
         return self.machines[name]
 
     def _newest(self) -> tuple[int, int]:
@@ -228,8 +228,10 @@ class LosingLedger(RuleBasedStateMachine):
         """What was spent while nobody knew of an earlier loss is not promised to be missed in the next."""
         self.unnoticed = self.unnoticed or bool(self.known.keys() - known.keys())
         self.known = known
-        for name, seen in self.seen.items():
-            self.seen[name] = {key: n for key, n in seen.items() if key in known or key[1] not in self.unpromised}
+        for name, expected in self.expected.items():
+            self.expected[name] = {
+                key: n for key, n in expected.items() if key in known or key[1] not in self.unpromised
+            }
         self.losses += 1
         newest_ms = max((made.ms for made in self.made), default=0)
         self._set_clock(max(self.now_ms, newest_ms) + 1)
@@ -284,8 +286,8 @@ class LosingLedger(RuleBasedStateMachine):
         caller_ms = self.now_ms + skew_ms
         now_ms = min(self.now_ms, caller_ms + CLOCK_SLACK_MS)
         if name is not None:
-            self.unnoticed = self.unnoticed and not self.seen[name].keys() - self.known.keys()
-            self.known = self.seen[name] | self.known
+            self.unnoticed = self.unnoticed and not self.expected[name].keys() - self.known.keys()
+            self.known = self.expected[name] | self.known
         charged = METHODS[decision.method] if decision.admitted and commit else 0
         by_name = {one.name: one for one in LIMITS}
         for state in decision.limits:
@@ -297,8 +299,8 @@ class LosingLedger(RuleBasedStateMachine):
             at_ms = (self.latest_ms, self.latest_ms) if self.losses else (now_ms, caller_ms)
             known = self._within(self.known, one, *at_ms)
             least = sum(cost(min(units, self.made[number].units)) for (_, number), units in known.items())
-            seen = f"{state.name} counts {used} of {least} that were seen"
-            assert used >= least - self.hidden[state.name], f"{seen}: granted again"
+            expected = f"{state.name} counts {used} of {least} that were seen"
+            assert used >= least - self.hidden[state.name], f"{expected}: granted again"
             if not self.losses:
                 assert used == least, f"{state.name} counts {used} of {least}"
             everything = {
@@ -318,9 +320,9 @@ class LosingLedger(RuleBasedStateMachine):
             self._remember(ms, seq, decision.method)
         if name is not None:
             asked = {state.name for state in decision.limits}
-            self.seen[name] = {key: units for key, units in self.seen[name].items() if key[0] not in asked}
+            self.expected[name] = {key: units for key, units in self.expected[name].items() if key[0] not in asked}
             for one in asked:
-                self.seen[name].update(self._within(self.known, by_name[one], now_ms, caller_ms))
+                self.expected[name].update(self._within(self.known, by_name[one], now_ms, caller_ms))
 
     @invariant()
     def every_key_has_a_lifetime(self) -> None:

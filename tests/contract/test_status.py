@@ -67,7 +67,7 @@ class Scene:
     def shut(self, bucket: str, until_ms: int) -> None:
         self.session.ledger.exhaust("p", Exhaustion(bucket, self.now_ms, until_ms, SAID, "host:1"))
 
-    def verdict(self, width: int = 200) -> str:
+    def result(self, width: int = 200) -> str:
         """The line after the credential's name."""
         lines = self.lines(width)
         return lines[next(n for n, line in enumerate(lines) if line.startswith("main: ")) + 1]
@@ -107,14 +107,14 @@ OPEN = (True, None, None, None)
 def test_open_says_how_many_calls_of_the_dearest_method_of_its_jobs(scene: Scene) -> None:
     scene.configure(DAY)
     scene.spend(1)
-    assert (scene.verdict(), scene.fields()) == ("OPEN: 400 units", OPEN)
+    assert (scene.result(), scene.fields()) == ("OPEN: 400 units", OPEN)
     scene.configure(DAY + JOB)
-    assert scene.verdict() == "OPEN: 400 units = 4 searches"
+    assert scene.result() == "OPEN: 400 units = 4 searches"
     scene.spend(3)
-    assert scene.verdict() == "OPEN: 100 units = 1 search"
+    assert scene.result() == "OPEN: 100 units = 1 search"
     scene.spend(1, "videos.list")
     retry_at = moment(TEN_MS + DAY_MS, TEN_MS)
-    assert scene.verdict() == f"OPEN: 99 units, no searches until {retry_at}", "one of the four has left by then"
+    assert scene.result() == f"OPEN: 99 units, no searches until {retry_at}", "one of the four has left by then"
     assert read_status(scene.session).exit_status == 0
 
 
@@ -124,7 +124,7 @@ def test_full_says_until_when_the_cheapest_call_fits(scene: Scene) -> None:
     scene.now_ms += HOUR_MS
     scene.spend(1)
     free_ms = TEN_MS + DAY_MS
-    assert scene.verdict() == "FULL until Sun 10:00: limit 'day' has 500 of 500 units used"
+    assert scene.result() == "FULL until Sun 10:00: limit 'day' has 500 of 500 units used"
     assert scene.fields() == (False, None, "day", rfc3339(free_ms))
     assert read_status(scene.session).exit_status == 75
     assert any(line.split()[-4:] == ["0", "in", "23h", "00m"] for line in scene.lines() if line.startswith("day "))
@@ -142,9 +142,9 @@ def test_a_limit_that_holds_less_than_the_cheapest_call_is_full_when_it_is_used_
 def test_a_full_narrow_limit_leaves_the_others_open(scene: Scene) -> None:
     scene.configure(DAY + NARROW + JOB)
     scene.spend(1)
-    assert scene.verdict() == "OPEN: 400 units, 2 searches", "those two are not what 400 units are worth"
+    assert scene.result() == "OPEN: 400 units, 2 searches", "those two are not what 400 units are worth"
     scene.spend(2)
-    assert (scene.verdict(), scene.fields()) == ("OPEN: 200 units, no searches until 11:00", OPEN)
+    assert (scene.result(), scene.fields()) == ("OPEN: 200 units, no searches until 11:00", OPEN)
     (row,) = [line for line in scene.lines() if line.startswith("few ")]
     assert row.split()[-4:] == ["0", "in", "1h", "00m"]
 
@@ -153,7 +153,7 @@ def test_closed_says_by_whom_until_when_and_why_and_nothing_remains(scene: Scene
     scene.configure(DAY + NARROW + JOB)
     scene.spend(1)
     scene.shut("units", MIDNIGHT_MS)
-    assert scene.verdict() == f'CLOSED by upstream until Sun 08:00: "{SAID}"'
+    assert scene.result() == f'CLOSED by upstream until Sun 08:00: "{SAID}"'
     assert scene.fields() == (False, "units", None, rfc3339(MIDNIGHT_MS + 3_000))
     assert scene.remaining() == {"day": 0, "few": 0}
     assert [x["bucket"] for x in scene.json()["exhausted"]] == ["units"]
@@ -168,7 +168,7 @@ def test_closed_says_by_whom_until_when_and_why_and_nothing_remains(scene: Scene
 def test_closed_for_good_has_no_time(scene: Scene) -> None:
     scene.configure(DAY)
     scene.shut("units", NEVER)
-    assert scene.verdict() == f'CLOSED by upstream until it grants quota: "{SAID}"'
+    assert scene.result() == f'CLOSED by upstream until it grants quota: "{SAID}"'
     assert scene.fields() == (False, "units", None, None)
     assert scene.json()["limits"][0]["next_capacity_at"] is None
 
@@ -178,7 +178,7 @@ def test_a_reopened_bucket_is_open_and_says_why_for_as_long_as_it_would_be_close
     scene.shut("units", MIDNIGHT_MS)
     scene.now_ms += HOUR_MS
     assert scene.session.ledger.reopen("p", "units", "raised to 50,000")
-    assert (scene.verdict(), scene.fields(), scene.remaining()) == ("OPEN: 500 units", OPEN, {"day": 500})
+    assert (scene.result(), scene.fields(), scene.remaining()) == ("OPEN: 500 units", OPEN, {"day": 500})
     assert f'bucket units was reopened at 11:00: raised to 50,000 ("{SAID}")' in scene.lines()
     (known,) = scene.json()["exhausted"]
     assert (known["bucket"], known["until"], known["reopened_because"]) == (
@@ -200,7 +200,7 @@ def test_closed_and_full_is_both_until_the_later(scene: Scene) -> None:
     scene.configure(DAY)
     scene.spend(5)
     scene.shut("units", MIDNIGHT_MS)
-    assert scene.verdict() == f'CLOSED by upstream until Sun 08:00: "{SAID}"; then full until Sun 10:00'
+    assert scene.result() == f'CLOSED by upstream until Sun 08:00: "{SAID}"; then full until Sun 10:00'
     assert scene.fields() == (False, "units", "day", rfc3339(TEN_MS + DAY_MS))
 
 
@@ -208,7 +208,7 @@ def test_closed_and_full_is_both_until_the_later(scene: Scene) -> None:
 def test_a_pool_that_upstream_closed_leaves_the_rest_open(scene: Scene, api: str) -> None:
     scene.configure(DAY + NARROW + JOB, api=api)
     scene.shut("search", MIDNIGHT_MS)
-    assert (scene.verdict(), scene.fields()) == ("OPEN: 500 units, no searches until Sun 08:01", OPEN)
+    assert (scene.result(), scene.fields()) == ("OPEN: 500 units, no searches until Sun 08:01", OPEN)
     assert scene.remaining() == {"day": 500, "few": 0}, "all that the second counts is closed"
     assert f'bucket search is closed by upstream until Sun 08:00: "{SAID}"' in scene.lines()
 
@@ -216,16 +216,16 @@ def test_a_pool_that_upstream_closed_leaves_the_rest_open(scene: Scene, api: str
 def test_a_bucket_of_its_own_is_not_counted_in_units_of_another(scene: Scene) -> None:
     scene.configure(JOB, api="youtube-v3-buckets")
     scene.spend(3)
-    assert scene.verdict() == "OPEN: 9,500 units, 92 searches"
+    assert scene.result() == "OPEN: 9,500 units, 92 searches"
     scene.spend(92)
-    assert scene.verdict() == "OPEN: 9,500 units, no searches until Sun 10:00"
+    assert scene.result() == "OPEN: 9,500 units, no searches until Sun 10:00"
 
 
 def test_a_paced_limit_is_full_until_its_pace_gives_more(scene: Scene) -> None:
     scene.configure(PACED)
-    assert scene.verdict() == "OPEN: 2,000 units"
+    assert scene.result() == "OPEN: 2,000 units"
     scene.session.budget("main").charge("videos.list", units=2_000)
-    assert scene.verdict() == (
+    assert scene.result() == (
         "FULL until 10:00:09: limit 'pacific-day' has 2000 of 2000 units used, of 9600 by the end of the day"
     )
     assert scene.fields() == (False, None, "pacific-day", rfc3339(TEN_MS + 9_000))

@@ -519,7 +519,7 @@ def test_concurrent_calls_are_admitted_exactly_up_to_the_quota() -> None:
 
 # --- bodies of errors --------------------------------------------------------------------------------
 
-Ask = Callable[[Wire], tuple[int, Any]]
+LimitCheck = Callable[[Wire], tuple[int, Any]]
 
 
 def chart(wire: Wire) -> tuple[int, Any]:
@@ -571,7 +571,7 @@ def upload(wire: Wire) -> tuple[int, Any]:
         ("503_backendError.json", "k", {"kind": "status"}, chart),
     ],
 )
-def test_an_error_has_the_recorded_body(name: str, key: str, fault: dict[str, Any] | None, ask: Ask) -> None:
+def test_an_error_has_the_recorded_body(name: str, key: str, fault: dict[str, Any] | None, ask: LimitCheck) -> None:
     with Emulator(allocation="buckets") as upstream, Wire(upstream, key) as wire:
         if fault is not None:
             upstream.fault(**fault)

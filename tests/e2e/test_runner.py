@@ -27,7 +27,7 @@ from support.servers import RedisServer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from quota.jobs.store.store import Place
+    from quota.jobs.store.store import Checkpoint
 
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
@@ -289,7 +289,7 @@ def test_units_of_others_are_not_counted(bench: Bench) -> None:
     bench.configure(regions=["US"], pages=2)
 
     class Spends(Silent):
-        def page(self, place: Place) -> None:
+        def page(self, checkpoint: Checkpoint) -> None:
             bench.charge("videos.list", job="t")
 
     bench.charge("videos.list")
@@ -353,7 +353,7 @@ def test_what_a_run_drew_and_repaid_is_counted_once(bench: Bench, caplog: pytest
         pages = count(1)
 
         class Outage(Silent):
-            def page(self, place: Place) -> None:
+            def page(self, checkpoint: Checkpoint) -> None:
                 {1: server.kill, 3: server.start}.get(next(pages), lambda: None)()
 
         report = bench.run(watcher=Outage())
@@ -377,8 +377,8 @@ def test_a_run_that_ends_in_an_outage_says_when_it_knows_only_a_part(
         config.write_text(config.read_text().replace('url = "sqlite:///ledger.db"', ledger))
 
         class Outage(Silent):
-            def page(self, place: Place) -> None:
-                if place.pages == 1:
+            def page(self, checkpoint: Checkpoint) -> None:
+                if checkpoint.pages == 1:
                     server.kill()
 
         report = bench.run(watcher=Outage())
@@ -782,7 +782,7 @@ def test_a_signal_ends_the_wait_between_two_attempts(bench: Bench) -> None:
     signals = [0]
 
     class Interrupts(Silent):
-        def retry(self, place: Place, message: str, wait_s: float) -> None:
+        def retry(self, checkpoint: Checkpoint, message: str, wait_s: float) -> None:
             signals[0] = signal.SIGTERM
 
     report = bench.run(stop=lambda: signals[0], watcher=Interrupts(), wait=wait_fixed(600))

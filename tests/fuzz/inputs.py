@@ -23,10 +23,10 @@ ONLY = os.environ.get("QUOTA_TEST_INPUT")
 PARTS = 4
 """Each target is tested in so many parts, which different processes can take."""
 
-LONGEST_S = 10.0
+MAX_S = 10.0
 """What takes longer is as good as a hang. The slowest inputs take tenths of a second where nothing else runs."""
 
-MOST_SHOWN = 5
+MAX_SHOWN = 5
 
 PERCENT = {
     "configuration": 30,
@@ -64,13 +64,13 @@ def every(target: str, part: int, attempt: Callable[[Input], None]) -> None:
         try:
             attempt(made)
             took_s = time.monotonic() - started
-            assert took_s < LONGEST_S, f"it took {took_s:.1f} s"
+            assert took_s < MAX_S, f"it took {took_s:.1f} s"
         except BaseException as error:
             print(f"input {number} of {target}: QUOTA_TEST_SEED={SEED} QUOTA_TEST_INPUT={number}")
             print(f"    {made.data!r:.20000}")
             print(f"    {type(error).__name__}: {error}"[:2_000])
             failed.append(error)
-            if len(failed) == MOST_SHOWN or not isinstance(error, Exception):
+            if len(failed) == MAX_SHOWN or not isinstance(error, Exception):
                 break
     if failed:
         raise failed[0]

@@ -177,7 +177,7 @@ def _use() -> None:
             if decision.admitted and commit:
                 with contextlib.suppress(LedgerError, UnknownCharge):
                     assert budget.refund(str(decision.id)).units == 1
-        for ask in (
+        for check in (
             lambda: read_status(session).as_json(),
             lambda: read_spending(session.ledger, ["main"], SPEND_FIELDS, 0).as_json(),
             lambda: session.ledger.read("main", (0, 0), NEVER, 100),
@@ -186,6 +186,6 @@ def _use() -> None:
             lambda: session.ledger.reopen("main", "old"),
         ):
             try:
-                ask()
+                check()
             except LedgerError as error:
                 check_line(str(error))

@@ -141,12 +141,12 @@ def test_a_store_with_damaged_bytes_answers_or_says_so(part: int) -> None:
                     check_line(_found_line(found), 200_000)
                     json.dumps(found.as_json())
                 store.channels_ranked("US")
-                store.sweep()
+                store.delete_expired()
                 for job in CURSORS:
-                    for place in store.begin(job, ["US", "DE"]):
-                        assert 0 <= place.pages < 2**53
-                        store.restart(place)
-                        store.fail(place, keep_place=True)
+                    for checkpoint in store.start_round(job, ["US", "DE"]):
+                        assert 0 <= checkpoint.pages < 2**53
+                        store.restart(checkpoint)
+                        store.fail(checkpoint, keep_place=True)
         except StoreError as error:
             check_line(_printable(str(error)))
 

@@ -35,7 +35,9 @@ limits = [
 ]
 """
 VIEWS = [
-    f"{total} {NOW_MS - 5}-0 {NOW_MS + seen}-0 5".encode() for total in ("-400", "0", "9" * 20) for seen in (-1, 0, 9)
+    f"{total} {NOW_MS - 5}-0 {NOW_MS + expected}-0 5".encode()
+    for total in ("-400", "0", "9" * 20)
+    for expected in (-1, 0, 9)
 ]
 LOG, STATE, AMENDED = (f"quota:{{main}}:{name}" for name in ("log", "state", "amended"))
 
@@ -84,8 +86,8 @@ def _damage(r: Input, client: redis.Redis) -> tuple[object, ...]:
                 b"closed:x",
                 b"reopened:x",
             )
-            carries = (b"epoch", b"carried_ms", b"carry:units|*|*|24h")
-            field = r.choice([*fields, *others, *carries])
+            usages = (b"epoch", b"carried_ms", b"carry:units|*|*|24h")
+            field = r.choice([*fields, *others, *usages])
             client.hset(STATE, field, put)
             return STATE, field, put
         if kind < 0.75:
@@ -154,7 +156,7 @@ def _use() -> None:
             if decision.admitted and commit:
                 with contextlib.suppress(LedgerError, UnknownCharge):
                     budget.refund(str(decision.id))
-        for ask in (
+        for check in (
             lambda: read_status(session).as_json(),
             lambda: read_spending(session.ledger, ["main"], SPEND_FIELDS, 0).as_json(),
             lambda: session.ledger.read("main", (0, 0), NEVER, 100),
@@ -163,6 +165,6 @@ def _use() -> None:
             lambda: session.ledger.reopen("main", "x"),
         ):
             try:
-                ask()
+                check()
             except LedgerError as error:
                 check_line(str(error))

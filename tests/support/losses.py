@@ -11,7 +11,7 @@ import redis
 
 from quota.budget import Budget
 from quota.ledger.factory import open_ledger
-from quota.recovery.high_water_mark import Memory
+from quota.recovery.high_water_mark import HighWaterMark
 from support.books import BOOK
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Machine:
 
     def __init__(self, name: str, folder: Path, url: str, clock: Callable[[], int]) -> None:
         self.name = name
-        self.memory_path: str | None = str(folder / name / "seen" / "p")
+        self.watermark_path: str | None = str(folder / name / "seen" / "p")
         self._url = url
         self._clock = clock
         self.skew_ms = 0
@@ -101,11 +101,11 @@ class Machine:
     def start(self) -> None:
         """A new process: it knows what is in the folder."""
         self.ledger: Ledger = open_ledger(self._url, clock=self._clock)
-        self.memory = Memory(self.memory_path, "p")
+        self.high_water_mark = HighWaterMark(self.watermark_path, "p")
 
     def stop(self) -> None:
         """The process ends, by whatever cause: a slot needs no goodbye."""
-        self.memory.close()
+        self.high_water_mark.close()
         self.ledger.close()
 
     def budget(self, *limits: Limit, project: str = "p") -> Budget:
@@ -116,5 +116,5 @@ class Machine:
             limits=limits,
             ledger=self.ledger,
             clock=lambda: self._clock() + self.skew_ms,
-            memory=self.memory,
+            high_water_mark=self.high_water_mark,
         )

@@ -60,7 +60,7 @@ class Journal:
         self.allowance_units = allowance_units
         self.draws: list[Draw] = []
         self.numbers = 0
-        self.kept_ms = 0
+        self.retention_of = 0
 
     def draw(self, spend: Spent, now_ms: int, longest_ms: int, *, commit: bool) -> tuple[bool, int]:
         """Whether it is admitted, and what is left then."""
@@ -71,8 +71,8 @@ class Journal:
         if commit:
             self.numbers += 1
             self.draws.append(Draw(self.numbers, now_ms, spend.units, spend))
-            self.kept_ms = max(self.kept_ms, 2 * longest_ms)
-            self.draws = [draw for draw in self.draws if draw.ms > now_ms - self.kept_ms]
+            self.retention_of = max(self.retention_of, 2 * longest_ms)
+            self.draws = [draw for draw in self.draws if draw.ms > now_ms - self.retention_of]
             left_units -= spend.units
         return True, left_units
 

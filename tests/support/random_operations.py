@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from quota.budget import ALLOWANCE_ID, Budget
 from quota.common.clock import NEVER
 from quota.errors import CostExceedsLimit, UnknownCharge
-from quota.ledger.contract import CLOCK_SLACK_MS, KEEP_MS, MOST_READ, Exhaustion, Ledger, kept_ms
+from quota.ledger.contract import CLOCK_SLACK_MS, MAX_READ, MIN_RETENTION_MS, Exhaustion, Ledger, retention_of
 from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
 from quota.recovery.allowance import Allowance
@@ -113,7 +113,7 @@ class RandomOperations:
         path = str(Path(self.folder.name, "allowance.db"))
         self.allowance = Allowance(path, ALLOWANCE_MOST, ALLOWANCE_UNITS, lambda: self.clock_ms)
         self.journal = Journal(ALLOWANCE_MOST, ALLOWANCE_UNITS)
-        self.kept_ms = KEEP_MS  # or as long as any writer has named
+        self.retention_of = MIN_RETENTION_MS  # or as long as any writer has named
         self.trimmable_ms = 0  # up to here the ledger may have let go of charges,
         self.whole_after_ms = 0  # and up to here it has
         self.gone: list[Spent] = []
@@ -165,7 +165,7 @@ class RandomOperations:
         if not self.whole_after_ms <= until_ms <= self.trimmable_ms:
             raise DisagreementError(f"operation {number} at {self.clock_ms}: all up to {until_ms} was let go of")
         self.whole_after_ms = until_ms
-        here = self.ledger.read(self.project, (until_ms - 1, NEVER), until_ms, MOST_READ)
+        here = self.ledger.read(self.project, (until_ms - 1, NEVER), until_ms, MAX_READ)
         gone = self.oracle.trim({entry.id for entry in here}, until_ms)
         if gone:
             self.gone = [*self.gone, *gone][-200:]
@@ -228,9 +228,9 @@ class RandomOperations:
     def _draw(self, number: int, caller: Caller, *, commit: bool) -> None:
         units = self.random.choice((1, 1, 2, 7, 8))
         job = self.random.choice(("", "trending", "backfill"))
-        ask = caller.cut_off.charge if commit else caller.cut_off.peek
+        check = caller.cut_off.charge if commit else caller.cut_off.peek
         try:
-            got = ask("videos.list", units=units, job=job)
+            got = check("videos.list", units=units, job=job)
         except CostExceedsLimit:
             self._count("never fits")
             return
@@ -265,7 +265,7 @@ class RandomOperations:
         for draw in self.journal.owed:
             draw.repaid = True
             self.oracle.append(draw.spent, self.clock_ms)
-            self.kept_ms = max(self.kept_ms, kept_ms(caller.windows))
+            self.retention_of = max(self.retention_of, retention_of(caller.windows))
             self._count("repaid")
 
     def _correct(self, caller: Caller) -> None:
@@ -303,9 +303,9 @@ class RandomOperations:
         leave = caller.leave.get(job, {})
         limits = [(limit, max(0, limit.limit_units - leave.get(limit.name, 0))) for limit in caller.limits]
         applying = [(x, cap) for x, cap in limits if x.view.selector.counts(bucket, method, job)]
-        ask = caller.budget.charge if commit else caller.budget.peek
+        check = caller.budget.charge if commit else caller.budget.peek
         try:
-            got = ask(method, units=units, job=job, region="US")
+            got = check(method, units=units, job=job, region="US")
         except CostExceedsLimit:
             if all(limit.view.selector.cost(units) <= cap for limit, cap in applying):
                 raise
@@ -324,8 +324,8 @@ class RandomOperations:
             commit=commit,
         )
         if commit and want.outcome == "admitted":
-            self.kept_ms = max(self.kept_ms, kept_ms(caller.windows))
-        self.trimmable_ms = max(self.trimmable_ms, now_ms - self.kept_ms)
+            self.retention_of = max(self.retention_of, retention_of(caller.windows))
+        self.trimmable_ms = max(self.trimmable_ms, now_ms - self.retention_of)
         self._count(want.outcome)
         self._count(f"paced {want.outcome}" if any(limit.paced for limit, _ in applying) else "unpaced")
         caller_ms = self.clock_ms + caller.skew_ms

@@ -22,7 +22,7 @@ WINDOWS_MS = (40, 300, 2_500)
 SLACK_MS = 400
 """How far the clocks go back at most, and what the log is kept for beyond its longest window."""
 
-KEEP_MS = max(WINDOWS_MS) + SLACK_MS
+MIN_RETENTION_MS = max(WINDOWS_MS) + SLACK_MS
 EDGE_MS = 700
 METHODS = ("a", "b", "odd,|*%")
 KEYS = ("quota:{p}:log", "quota:{p}:state", "quota:{p}:amended")
@@ -49,7 +49,7 @@ class Spent:
 
 
 @dataclass(frozen=True)
-class Ask:
+class LimitCheck:
     """One limit: a selector, a window in ms (0 = calendar, edges every EDGE_MS), and the number it may not exceed."""
 
     selector: str
@@ -84,7 +84,7 @@ class RandomScripts:
         self.charge_script = self.client.register_script(text)
         self.settle_script = self.client.register_script(script("settle")[0])
         self.clock_ms = self.latest_ms = 1_793_000_000_000
-        self.tokens = 0
+        self.attempt_keys = 0
         self.settling = 0.1 if self.seed % 2 else 0.001
         self.client.delete(*KEYS)
 
@@ -112,14 +112,14 @@ class RandomScripts:
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
 
-    def _asks(self, method: str) -> list[Ask]:
+    def _checks(self, method: str) -> list[LimitCheck]:
         r = self.random
         windows = (*WINDOWS_MS, 0)
         # The longest window is asked about in bursts only, so that its views idle while the log is trimmed.
         if self.latest_ms // 1_500 % 2:
             windows = (40, 300, 0)
         chosen = [
-            Ask(selector, r.choice(windows), r.random() < 0.3, r.choice((3, 20, 60, 10**6)))
+            LimitCheck(selector, r.choice(windows), r.random() < 0.3, r.choice((3, 20, 60, 10**6)))
             for selector in r.sample(sorted(SELECTORS), r.randrange(1, 4))
             if method in SELECTORS[selector]
         ]
@@ -127,15 +127,26 @@ class RandomScripts:
             chosen.append(chosen[0])
         return chosen
 
-    def _call(self, asks: list[Ask], spent: Spent, token: str, *, commit: bool, age_ms: int) -> list[Any]:
+    def _call(
+        self, checks: list[LimitCheck], spent: Spent, idempotency_key: str, *, commit: bool, age_ms: int
+    ) -> list[Any]:
         """One script call to its verdict; between its parts the world goes on."""
         while True:
-            args: list[object] = [self.clock_ms, 0, int(commit), spent.units, spent.method, "job", "US", token]
-            args += [age_ms, KEEP_MS, 0, "units", ""]
-            for ask in asks:
+            args: list[object] = [
+                self.clock_ms,
+                0,
+                int(commit),
+                spent.units,
+                spent.method,
+                "job",
+                "US",
+                idempotency_key,
+            ]
+            args += [age_ms, MIN_RETENTION_MS, 0, "units", ""]
+            for check in checks:
                 edge = self.clock_ms // EDGE_MS * EDGE_MS
-                span = ask.window_ms or f"{edge} {edge + EDGE_MS} {edge + 2 * EDGE_MS}"
-                args += [ask.view, ask.cap, ask.counts(spent), span]
+                span = check.window_ms or f"{edge} {edge + EDGE_MS} {edge + 2 * EDGE_MS}"
+                args += [check.view, check.cap, check.counts(spent), span]
             reply: list[Any] = self.charge_script(KEYS, args)
             assert all(self.client.pttl(key) != -1 for key in KEYS), "a key without a lifetime"
             if reply[0] != "MORE":
@@ -148,23 +159,23 @@ class RandomScripts:
                 self._decide(commit=True)
 
     def _new(self) -> tuple[Spent, str]:
-        self.tokens += 1
-        return Spent(0, 0, self.random.choice((1, 1, 2, 9)), self.random.choice(METHODS)), f"t{self.tokens}"
+        self.attempt_keys += 1
+        return Spent(0, 0, self.random.choice((1, 1, 2, 9)), self.random.choice(METHODS)), f"t{self.attempt_keys}"
 
-    def _used(self, ask: Ask) -> int:
-        cutoff = self.clock_ms - ask.window_ms if ask.window_ms else self.clock_ms // EDGE_MS * EDGE_MS - 1
-        return sum(ask.counts(spent) for spent in self.log if spent.ms > cutoff)
+    def _used(self, check: LimitCheck) -> int:
+        cutoff = self.clock_ms - check.window_ms if check.window_ms else self.clock_ms // EDGE_MS * EDGE_MS - 1
+        return sum(check.counts(spent) for spent in self.log if spent.ms > cutoff)
 
-    def _decide(self, *, commit: bool) -> tuple[list[Ask], Spent, str, list[Any]]:
-        spent, token = self._new()
-        asks = self._asks(spent.method)
-        reply = self._call(asks, spent, token, commit=commit, age_ms=-1)
-        self._check(asks, spent, reply, commit=commit)
-        return asks, spent, token, reply
+    def _decide(self, *, commit: bool) -> tuple[list[LimitCheck], Spent, str, list[Any]]:
+        spent, idempotency_key = self._new()
+        checks = self._checks(spent.method)
+        reply = self._call(checks, spent, idempotency_key, commit=commit, age_ms=-1)
+        self._check(checks, spent, reply, commit=commit)
+        return checks, spent, idempotency_key, reply
 
-    def _check(self, asks: list[Ask], spent: Spent, reply: list[Any], *, commit: bool) -> None:
-        used = [self._used(ask) for ask in asks]
-        fits = all(u + ask.counts(spent) <= ask.cap for u, ask in zip(used, asks, strict=True))
+    def _check(self, checks: list[LimitCheck], spent: Spent, reply: list[Any], *, commit: bool) -> None:
+        used = [self._used(check) for check in checks]
+        fits = all(u + check.counts(spent) <= check.cap for u, check in zip(used, checks, strict=True))
         outcome = "ADMITTED" if fits else "REFUSED"
         charge_id = ""
         if fits and commit:
@@ -173,41 +184,41 @@ class RandomScripts:
             self.log.append(spent)
             charge_id = spent.id
             # Two limits on one view see the charge once.
-            used = [u + ask.counts(spent) for u, ask in zip(used, asks, strict=True)]
+            used = [u + check.counts(spent) for u, check in zip(used, checks, strict=True)]
         want = [outcome, charge_id, [str(u) for u in used]]
         got = [reply[0], reply[1], reply[7:]]
-        assert got == want, f"at {self.clock_ms} {asks}: got {got}, want {want}"
+        assert got == want, f"at {self.clock_ms} {checks}: got {got}, want {want}"
         self._count(outcome.lower())
 
     def _repeat(self) -> None:
         """The answer is lost, or the question: asked again it is charged once, and a late original not at all."""
         if self.random.random() < 0.5:
-            asks, spent, token, reply = self._decide(commit=True)
-            again = self._call(asks, spent, token, commit=True, age_ms=SLACK_MS)
+            checks, spent, idempotency_key, reply = self._decide(commit=True)
+            again = self._call(checks, spent, idempotency_key, commit=True, age_ms=SLACK_MS)
             if reply[0] == "ADMITTED":
                 assert again[:2] == reply[:2], "the repeat of a charge is that charge"
-                assert again[7:] == [str(self._used(ask)) for ask in asks]
+                assert again[7:] == [str(self._used(check)) for check in checks]
             else:
-                self._check(asks, spent, again, commit=True)
+                self._check(checks, spent, again, commit=True)
             self._count("repeated")
         else:
-            spent, token = self._new()
-            asks = self._asks(spent.method)
-            self._check(asks, spent, self._call(asks, spent, token, commit=True, age_ms=5), commit=True)
-        if self.client.hexists(KEYS[1], f"repeat:{token}"):
-            late = self._call(asks, spent, token, commit=True, age_ms=-1)
+            spent, idempotency_key = self._new()
+            checks = self._checks(spent.method)
+            self._check(checks, spent, self._call(checks, spent, idempotency_key, commit=True, age_ms=5), commit=True)
+        if self.client.hexists(KEYS[1], f"repeat:{idempotency_key}"):
+            late = self._call(checks, spent, idempotency_key, commit=True, age_ms=-1)
             assert (late[0], late[1]) == ("REPEAT", "")
             self._count("late")
 
     def _settle(self) -> None:
-        spent = self.random.choice([s for s in self.log if s.ms >= self.latest_ms - KEEP_MS] or self.log[-1:])
+        spent = self.random.choice([s for s in self.log if s.ms >= self.latest_ms - MIN_RETENTION_MS] or self.log[-1:])
         units = self.random.choice((0, 1, spent.units + 3))
         if self.settle_script(KEYS, [spent.id, units]):
             spent.units = units
             self._count("settled")
         else:
-            assert spent.ms < self.latest_ms - KEEP_MS
-        self.log = [s for s in self.log if s.ms >= self.latest_ms - KEEP_MS - SLACK_MS] or self.log[-1:]
+            assert spent.ms < self.latest_ms - MIN_RETENTION_MS
+        self.log = [s for s in self.log if s.ms >= self.latest_ms - MIN_RETENTION_MS - SLACK_MS] or self.log[-1:]
 
 
 def main() -> None:

@@ -13,9 +13,9 @@ from quota.jobs.job import load_fetch
 from quota.jobs.plan.plan import make_plan, render_plan
 from quota.jobs.plan.simulation import State, pass_steps, simulate, step_at
 from quota.jobs.plan.suggestions import first_that_fits, slower
-from quota.jobs.rotation import in_order
+from quota.jobs.rotation import by_rotation
 from quota.jobs.schedule.ticks import ticks
-from quota.jobs.store.store import Place
+from quota.jobs.store.store import Checkpoint
 from quota.limits import DAY_MS
 from quota.settings.load import load_settings
 from quota.settings.model import JobSettings
@@ -234,20 +234,20 @@ def test_a_pass_makes_these_calls(one: JobSettings, methods: list[str]) -> None:
 )
 def test_a_place_in_the_middle_of_a_search_is_a_step_of_its_pass(cursor: dict[str, Any], pages: int, step: int) -> None:
     one = job("search", 2, words="x")
-    place = Place("job", "US", True, cursor, pages, started_at_ms=1)
-    assert step_at(pass_steps(one, load_fetch(one.fetch, one.options)), place) == step
-    assert step_at(pass_steps(one, load_fetch(one.fetch, one.options)), Place("job", "US", True)) == 0
+    checkpoint = Checkpoint("job", "US", True, cursor, pages, started_at_ms=1)
+    assert step_at(pass_steps(one, load_fetch(one.fetch, one.options)), checkpoint) == step
+    assert step_at(pass_steps(one, load_fetch(one.fetch, one.options)), Checkpoint("job", "US", True)) == 0
 
 
 def test_a_region_in_the_middle_of_its_pass_comes_first_then_the_one_done_longest_ago() -> None:
-    places = [
-        Place("job", "new", True, completed_at_ms=30),
-        Place("job", "old", True, completed_at_ms=10),
-        Place("job", "failed", True, completed_at_ms=5, failed_at_ms=20),
-        Place("job", "done", False, completed_at_ms=1),
-        Place("job", "begun", True, {"token": "a"}, completed_at_ms=40),
+    checkpoints = [
+        Checkpoint("job", "new", True, completed_at_ms=30),
+        Checkpoint("job", "old", True, completed_at_ms=10),
+        Checkpoint("job", "failed", True, completed_at_ms=5, failed_at_ms=20),
+        Checkpoint("job", "done", False, completed_at_ms=1),
+        Checkpoint("job", "begun", True, {"token": "a"}, completed_at_ms=40),
     ]
-    assert [place.region for place in in_order(places)] == ["begun", "old", "failed", "new"]
+    assert [checkpoint.region for checkpoint in by_rotation(checkpoints)] == ["begun", "old", "failed", "new"]
 
 
 def test_simulated_ticks_cover_regions_in_the_rounds_order(folder: Path) -> None:
@@ -260,17 +260,17 @@ def test_simulated_ticks_cover_regions_in_the_rounds_order(folder: Path) -> None
     pages = 2
     schedule = "0 0 * * *"
     """
-    places = [
-        Place("main", "US", False, completed_at_ms=30),
-        Place("main", "GB", True, completed_at_ms=20),
-        Place("main", "DE", True, completed_at_ms=10),
-        Place("main", "FR", True, {"token": "a"}, pages=1, started_at_ms=5),
+    checkpoints = [
+        Checkpoint("main", "US", False, completed_at_ms=30),
+        Checkpoint("main", "GB", True, completed_at_ms=20),
+        Checkpoint("main", "DE", True, completed_at_ms=10),
+        Checkpoint("main", "FR", True, {"token": "a"}, pages=1, started_at_ms=5),
     ]
     start_ms = int(datetime(2026, 11, 23, tzinfo=UTC).timestamp() * 1000)
     for stagger in ("", 'stagger = "1m"'):
         one = settings(folder, LIMITS.replace("10_000", "3") + text + stagger)
         coming = ticks(one.jobs.values(), start_ms, start_ms + DAY_MS)
-        seen = simulate(one, coming, start_ms, start_ms + DAY_MS, state=State(places={"main": places}))
+        seen = simulate(one, coming, start_ms, start_ms + DAY_MS, state=State(checkpoints={"main": checkpoints}))
         assert seen.jobs["main"].passes == {"US": 0, "GB": 0, "DE": 1, "FR": 1}
 
 

@@ -17,7 +17,7 @@ import pytest
 
 import quota
 from quota.jobs.job import Page
-from quota.jobs.store.store import APPLICATION_ID, SCHEMA_VERSION, Place, Store, StoreError
+from quota.jobs.store.store import APPLICATION_ID, SCHEMA_VERSION, Checkpoint, Store, StoreError
 from support.interrupts import Interrupted, at_every_place, interrupt
 
 DAY_MS = 86_400_000
@@ -53,9 +53,9 @@ def store(tmp_path: Path, clock: Clock) -> Any:
         yield opened
 
 
-def keep(store: Store, page: Page, *, region: str = "DE", at_ms: int = 1, finished: bool = False) -> Place:
-    place = store.begin("t", [region])[0]
-    return store.keep(place, page, started_at_ms=at_ms, finished=finished)
+def keep(store: Store, page: Page, *, region: str = "DE", at_ms: int = 1, finished: bool = False) -> Checkpoint:
+    checkpoint = store.start_round("t", [region])[0]
+    return store.save_page(checkpoint, page, started_at_ms=at_ms, finished=finished)
 
 
 def rows(store: Store, sql: str, *values: object) -> list[Any]:
@@ -72,17 +72,17 @@ def count(store: Store, table: str) -> int:
 
 
 def test_a_page_and_the_place_after_it_are_stored_together(store: Store) -> None:
-    place = keep(store, Page(videos=[video("a"), video("b")], ranked=True, cursor={"token": "x"}), at_ms=77)
-    assert place == Place("t", "DE", True, {"token": "x"}, pages=1, items=2, ranks=2, started_at_ms=77)
-    assert store.place("t", "DE") == place
+    checkpoint = keep(store, Page(videos=[video("a"), video("b")], ranked=True, cursor={"token": "x"}), at_ms=77)
+    assert checkpoint == Checkpoint("t", "DE", True, {"token": "x"}, pages=1, items=2, ranks=2, started_at_ms=77)
+    assert store.checkpoint("t", "DE") == checkpoint
     assert rows(store, "SELECT * FROM rankings") == [("t", "DE", 77, 1, "a", 10), ("t", "DE", 77, 2, "b", 10)]
 
 
 def test_ranks_go_on_over_the_pages_of_one_pass(store: Store) -> None:
     keep(store, Page(videos=[video("a"), video("b")], ranked=True, cursor={"token": "x"}), at_ms=77)
-    place = keep(store, Page(videos=[video("c")], ranked=True), at_ms=999, finished=True)
+    checkpoint = keep(store, Page(videos=[video("c")], ranked=True), at_ms=999, finished=True)
     assert rows(store, "SELECT rank, taken_at_ms FROM rankings ORDER BY rank") == [(1, 77), (2, 77), (3, 77)]
-    assert (place.pending, place.cursor, place.completed_at_ms) == (False, None, 100 * DAY_MS)
+    assert (checkpoint.pending, checkpoint.cursor, checkpoint.completed_at_ms) == (False, None, 100 * DAY_MS)
 
 
 def test_a_video_that_moves_over_the_page_boundary_is_ranked_once(store: Store) -> None:
@@ -98,8 +98,8 @@ def test_a_pass_at_the_very_millisecond_of_an_earlier_one_gets_a_time_of_its_own
 
 
 def test_an_intermediate_step_is_stored_without_counting_as_a_page(store: Store) -> None:
-    place = keep(store, Page(cursor={"ids": ["a"]}, complete=False))
-    assert (place.pages, place.cursor, place.begun) == (0, {"ids": ["a"]}, True)
+    checkpoint = keep(store, Page(cursor={"ids": ["a"]}, complete=False))
+    assert (checkpoint.pages, checkpoint.cursor, checkpoint.begun) == (0, {"ids": ["a"]}, True)
 
 
 def test_a_killed_process_leaves_neither_a_page_without_its_place_nor_the_reverse(store: Store) -> None:
@@ -121,43 +121,43 @@ store.keep(place, Page(videos=[{"id": "b"}], ranked=True), started_at_ms=9, fini
     done = subprocess.run([sys.executable, "-c", script, store.path], cwd=root, check=False, timeout=60)
     assert done.returncode == -signal.SIGKILL
     assert count(store, "videos") == count(store, "rankings") == 1
-    assert store.place("t", "DE").cursor == {"token": "x"}
+    assert store.checkpoint("t", "DE").cursor == {"token": "x"}
 
 
 # -- rounds ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_round_covers_all_regions_and_a_run_after_a_stop_only_those_left(store: Store) -> None:
-    assert [p.region for p in store.begin("t", ["US", "DE", "FR"])] == ["US", "DE", "FR"]
+    assert [p.region for p in store.start_round("t", ["US", "DE", "FR"])] == ["US", "DE", "FR"]
     keep(store, Page(), region="US", finished=True)
-    assert [p.region for p in store.begin("t", ["US", "DE", "FR"])] == ["DE", "FR"]
+    assert [p.region for p in store.start_round("t", ["US", "DE", "FR"])] == ["DE", "FR"]
 
 
 def test_the_order_is_cursor_first_then_longest_ago_then_as_configured(store: Store, clock: Clock) -> None:
     regions = ["A", "B", "C", "D"]
     for region in ("C", "A"):
-        store.begin("t", [region])
+        store.start_round("t", [region])
         clock.now_ms += 1
         keep(store, Page(), region=region, finished=True)
-    assert [p.region for p in store.begin("t", regions)] == ["B", "D", "C", "A"]
+    assert [p.region for p in store.start_round("t", regions)] == ["B", "D", "C", "A"]
     keep(store, Page(cursor={"token": "x"}), region="A")
-    assert [p.region for p in store.begin("t", regions)] == ["A", "B", "D", "C"]
+    assert [p.region for p in store.start_round("t", regions)] == ["A", "B", "D", "C"]
 
 
 def test_a_failed_region_does_not_hold_up_the_others(store: Store) -> None:
-    for place in store.begin("t", ["US", "XX"]):
-        if place.region == "XX":
-            store.fail(place, keep_place=False)
+    for checkpoint in store.start_round("t", ["US", "XX"]):
+        if checkpoint.region == "XX":
+            store.fail(checkpoint, keep_place=False)
         else:
-            store.keep(place, Page(), started_at_ms=1, finished=True)
-    assert {p.region for p in store.begin("t", ["US", "XX"])} == {"US", "XX"}
+            store.save_page(checkpoint, Page(), started_at_ms=1, finished=True)
+    assert {p.region for p in store.start_round("t", ["US", "XX"])} == {"US", "XX"}
 
 
 def test_a_failure_that_passes_keeps_the_place_for_the_next_round(store: Store) -> None:
-    place = keep(store, Page(videos=[video("a")], ranked=True, cursor={"token": "x"}), at_ms=5)
-    store.fail(place, keep_place=True)
-    assert not store.place("t", "DE").pending
-    (again,) = store.begin("t", ["DE"])
+    checkpoint = keep(store, Page(videos=[video("a")], ranked=True, cursor={"token": "x"}), at_ms=5)
+    store.fail(checkpoint, keep_place=True)
+    assert not store.checkpoint("t", "DE").pending
+    (again,) = store.start_round("t", ["DE"])
     assert (again.pending, again.cursor, again.pages, again.ranks, again.started_at_ms) == (
         True,
         {"token": "x"},
@@ -169,9 +169,15 @@ def test_a_failure_that_passes_keeps_the_place_for_the_next_round(store: Store) 
 
 def test_a_restart_drops_the_rankings_of_this_pass_only(store: Store) -> None:
     keep(store, Page(videos=[video("a")], ranked=True), at_ms=1, finished=True)
-    place = keep(store, Page(videos=[video("a")], ranked=True, cursor={"token": "x"}), at_ms=50)
-    place = store.restart(place)
-    assert (place.pending, place.cursor, place.pages, place.ranks, place.begun) == (True, None, 0, 0, False)
+    checkpoint = keep(store, Page(videos=[video("a")], ranked=True, cursor={"token": "x"}), at_ms=50)
+    checkpoint = store.restart(checkpoint)
+    assert (checkpoint.pending, checkpoint.cursor, checkpoint.pages, checkpoint.ranks, checkpoint.begun) == (
+        True,
+        None,
+        0,
+        0,
+        False,
+    )
     assert rows(store, "SELECT taken_at_ms FROM rankings") == [(1,)]
 
 
@@ -241,7 +247,7 @@ def test_the_index_follows_changes_and_deletions(store: Store, clock: Clock) -> 
     keep(store, Page(videos=[video("a", title="after")]))
     assert (found(store, "before"), found(store, "after")) == ([], ["a"])
     clock.now_ms += 31 * DAY_MS
-    store.sweep()
+    store.delete_expired()
     assert found(store, "after") == []
     check_index(store)
 
@@ -401,10 +407,10 @@ def test_what_was_not_refreshed_within_the_retention_is_deleted_and_nothing_else
         store, Page(videos=[video("a"), video("b")], ranked=True, channels=[{"id": "c"}]), at_ms=start_ms, finished=True
     )
     clock.now_ms = start_ms + 30 * DAY_MS
-    assert store.sweep() == 0  # exactly as old as allowed
+    assert store.delete_expired() == 0  # exactly as old as allowed
     keep(store, Page(videos=[video("b")], ranked=True), at_ms=clock.now_ms, finished=True)
     clock.now_ms += 1
-    assert store.sweep() == 4  # two rankings, one video, one channel
+    assert store.delete_expired() == 4  # two rankings, one video, one channel
     assert rows(store, "SELECT video_id FROM videos") == [("b",)]
     assert rows(store, "SELECT taken_at_ms FROM rankings") == [(start_ms + 30 * DAY_MS,)]
     assert count(store, "channels") == 0
@@ -415,16 +421,16 @@ def test_one_sweep_is_bounded_and_the_next_goes_on(store: Store, clock: Clock, m
     monkeypatch.setattr("quota.jobs.store.store.DELETE_PER_SWEEP", 6)
     keep(store, Page(videos=[video(f"v{i}") for i in range(10)]), finished=True)
     clock.now_ms += 31 * DAY_MS
-    assert [store.sweep(), store.sweep(), store.sweep()] == [6, 4, 0]
+    assert [store.delete_expired(), store.delete_expired(), store.delete_expired()] == [6, 4, 0]
 
 
 def test_a_pass_begun_before_the_retention_starts_over(store: Store, clock: Clock) -> None:
     page = Page(videos=[video("a")], ranked=True, cursor={"token": "x"})
     keep(store, page, at_ms=clock.now_ms)
     clock.now_ms += 31 * DAY_MS
-    store.sweep()
-    place = store.place("t", "DE")
-    assert (place.pending, place.cursor, place.pages, place.begun) == (True, None, 0, False)
+    store.delete_expired()
+    checkpoint = store.checkpoint("t", "DE")
+    assert (checkpoint.pending, checkpoint.cursor, checkpoint.pages, checkpoint.begun) == (True, None, 0, False)
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------
@@ -481,7 +487,7 @@ def test_a_store_that_nothing_was_fetched_into_is_not_made_by_reading(tmp_path: 
 def test_a_store_that_cannot_be_written_is_said_to_be_so(store: Store) -> None:
     store._db.execute("PRAGMA query_only = 1")  # a read-only file means nothing to root
     with pytest.raises(StoreError, match="check the owner and mode"):
-        store.begin("t", ["DE"])
+        store.start_round("t", ["DE"])
 
 
 def test_a_locked_store_is_said_to_be_locked(store: Store) -> None:
@@ -489,22 +495,22 @@ def test_a_locked_store_is_said_to_be_locked(store: Store) -> None:
         other.execute("BEGIN IMMEDIATE")
         with Store(store.path, retention_ms=1, busy_timeout_ms=20) as waiting:
             with pytest.raises(StoreError, match="another program holds it locked"):
-                waiting.begin("t", ["DE"])
+                waiting.start_round("t", ["DE"])
             other.execute("ROLLBACK")
-            assert waiting.begin("t", ["DE"])
+            assert waiting.start_round("t", ["DE"])
 
 
 def test_a_full_disk_keeps_nothing_half_written(store: Store) -> None:
-    place = keep(store, Page(videos=[video("a")], ranked=True, cursor={"token": "x"}))
+    checkpoint = keep(store, Page(videos=[video("a")], ranked=True, cursor={"token": "x"}))
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
     store._db.execute(f"PRAGMA max_page_count = {pages}")
     bulky = [video(f"v{i}", description="x" * 5_000) for i in range(20)]
     with pytest.raises(StoreError, match="no space is left"):
-        store.keep(place, Page(videos=bulky, ranked=True), started_at_ms=1, finished=True)
-    assert store.place("t", "DE") == place
+        store.save_page(checkpoint, Page(videos=bulky, ranked=True), started_at_ms=1, finished=True)
+    assert store.checkpoint("t", "DE") == checkpoint
     assert count(store, "videos") == count(store, "rankings") == 1
     store._db.execute("PRAGMA max_page_count = 1000000")
-    assert store.keep(place, Page(videos=bulky, ranked=True), started_at_ms=1, finished=True).items == 21
+    assert store.save_page(checkpoint, Page(videos=bulky, ranked=True), started_at_ms=1, finished=True).items == 21
 
 
 def test_the_store_is_marked_as_ours_with_its_version(store: Store) -> None:
@@ -581,8 +587,8 @@ def test_a_place_that_no_store_wrote_begins_afresh(store: Store, column: str, da
     keep(store, Page(videos=[video("a")], cursor={"token": "x"}, ranked=True))
     with closing(sqlite3.connect(store.path, isolation_level=None)) as db:
         db.execute(f"UPDATE places SET {column} = ?", (damaged,))  # noqa: S608  # the tests' own names
-    assert store.place("t", "DE") == Place("t", "DE")
-    assert keep(store, Page(videos=[video("b")], cursor={"token": "y"}, ranked=True), at_ms=2) == Place(
+    assert store.checkpoint("t", "DE") == Checkpoint("t", "DE")
+    assert keep(store, Page(videos=[video("b")], cursor={"token": "y"}, ranked=True), at_ms=2) == Checkpoint(
         "t", "DE", True, {"token": "y"}, pages=1, items=1, ranks=1, started_at_ms=2
     )
 
@@ -634,11 +640,11 @@ def test_a_page_interrupted_anywhere_is_stored_whole_or_not_at_all(store: Store)
         with closing(sqlite3.connect(store.path, timeout=0, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             kept = other.execute("SELECT count(*), max(rank) FROM rankings").fetchone()
-            place = store.place("t", "DE")
-            assert kept == (2 * place.pages, 2 * place.pages or None)
-            assert other.execute("SELECT count(*) FROM videos").fetchone() == (2 * place.pages,)
+            checkpoint = store.checkpoint("t", "DE")
+            assert kept == (2 * checkpoint.pages, 2 * checkpoint.pages or None)
+            assert other.execute("SELECT count(*) FROM videos").fetchone() == (2 * checkpoint.pages,)
     assert pages > 50
-    assert place.pages > 10
+    assert checkpoint.pages > 10
 
 
 def test_a_handler_that_writes_into_the_store_it_interrupted_is_told_so(store: Store) -> None:
@@ -650,7 +656,7 @@ def test_a_handler_that_writes_into_the_store_it_interrupted_is_told_so(store: S
 
     def sweep() -> None:
         try:
-            store.sweep()
+            store.delete_expired()
         except StoreError as error:
             refused.append(str(error))
 
