@@ -14,8 +14,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from contract.test_charge_script import ALL, AMENDED, CALLS, KEYS, LOG, MIN_RETENTION_MS, NOW, SEARCHES, STATE, Scripts
-from contract.test_redis_ledger import round_trip
+from contract.ledger.test_charge_script import (
+    ALL,
+    AMENDED,
+    CALLS,
+    KEYS,
+    LOG,
+    MIN_RETENTION_MS,
+    NOW,
+    SEARCHES,
+    STATE,
+    Scripts,
+)
+from contract.ledger.test_redis_ledger import round_trip
 from quota.budget import Budget
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_scripts import script
@@ -294,7 +305,7 @@ def test_each_command_is_needed_somewhere_here(limited: Limited) -> None:
 
 def test_the_rights_that_the_readme_names_are_enough(server: RedisServer, limited: Limited) -> None:
     (line,) = re.findall(
-        r"^ACL SETUSER .*", (Path(__file__).parents[2] / "lua" / "README.md").read_text(), re.MULTILINE
+        r"^ACL SETUSER .*", (Path(__file__).parents[3] / "lua" / "README.md").read_text(), re.MULTILINE
     )
     limited.client.execute_command(*line.split())
     assert {f"+{command}" for name in SCRIPTS for command in commands_of(name)} <= set(line.split())

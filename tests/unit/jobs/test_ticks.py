@@ -22,7 +22,7 @@ from quota.settings.model import JobSettings
 from quota.settings.schedules import Cron, Every, parse_schedule
 
 LA, BERLIN = "America/Los_Angeles", "Europe/Berlin"
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def ms(text: str) -> int:

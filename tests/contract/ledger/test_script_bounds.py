@@ -14,8 +14,8 @@ import redis
 import quota.ledger.redis_ledger
 import quota.ledger.sqlite_ledger
 from contract.conftest import limit
-from contract.test_charge_script import ALL, LOG, MIN_RETENTION_MS, NOW, STATE, Scripts, scripts
-from contract.test_redis_ledger import calls, opened, server
+from contract.ledger.test_charge_script import ALL, LOG, MIN_RETENTION_MS, NOW, STATE, Scripts, scripts
+from contract.ledger.test_redis_ledger import calls, opened, server
 from quota.budget import Budget
 from quota.common.clock import NEVER
 from quota.errors import LedgerError
@@ -50,7 +50,7 @@ PLACES = {"FIRST_LIMIT", "LIMIT_SIZE", "FIRST_USED", "FIRST_CARRY", "CARRY_SIZE"
 
 
 def test_every_bound_of_the_scripts_is_listed_here() -> None:
-    text = "".join(path.read_text() for path in (Path(__file__).parents[2] / "lua").glob("*.lua"))
+    text = "".join(path.read_text() for path in (Path(__file__).parents[3] / "lua").glob("*.lua"))
     names = {name for line in re.findall(r"^local ([A-Z_, ]+) =", text, re.MULTILINE) for name in line.split(", ")}
     assert names - PLACES == BOUNDS.keys()
     # A bound without a name would not be found by the line above.

@@ -117,7 +117,7 @@ def die(statement):
 store._db.set_trace_callback(die)
 store.keep(place, Page(videos=[{"id": "b"}], ranked=True), started_at_ms=9, finished=True)
 """
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     done = subprocess.run([sys.executable, "-c", script, store.path], cwd=root, check=False, timeout=60)
     assert done.returncode == -signal.SIGKILL
     assert count(store, "videos") == count(store, "rankings") == 1

@@ -19,7 +19,7 @@ from quota.jobs.emulator import Emulator
 from quota.settings.schedules import parse_schedule
 from support.commands import Quota
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DEPLOY = ROOT / "config" / "deploy"
 INSTALLED = "/opt/quota/bin/quota"

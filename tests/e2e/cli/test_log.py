@@ -15,7 +15,7 @@ from support.commands import Quota
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LEVELS = ("debug", "info", "warning", "error", "exception", "critical", "log", "warn")
 
 

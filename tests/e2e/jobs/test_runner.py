@@ -34,7 +34,7 @@ HOUR_MS = 3_600_000
 EIGHT = ["US", "GB", "DE", "FR", "IN", "BR", "AU", "CA"]
 RECORDED = ["US", "GB", "DE", "FR", "IN", "BR", "CA"]
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class Clock:

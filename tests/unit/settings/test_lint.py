@@ -16,7 +16,7 @@ from quota.settings.load import load_settings
 from support.servers import RedisServer
 from support.users import not_root
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "config" / "quota.toml"
+EXAMPLE = Path(__file__).resolve().parents[3] / "config" / "quota.toml"
 
 GOOD = """\
 [ledger]

@@ -26,7 +26,7 @@ from support.servers import RedisServer, free_port
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 KEY = "a-secret-key-for-the-scheduler"
 
 # A page that takes PAGE_S seconds, and a line in `trace` when it begins and ends.

@@ -27,7 +27,7 @@ from quota.jobs.emulator import Emulator
 from quota.jobs.emulator.api import decode_token, encode_token
 from quota.jobs.emulator.replies import Rejected
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 SHARED_DATA = Path(os.environ.get("QUOTA_SHARED_DATA", REPOSITORY.parent / "shared" / "data"))
 RECORDED = SHARED_DATA / "recorded" / "trending_2018"
 ERRORS = SHARED_DATA / "errors"

@@ -23,7 +23,7 @@ from quota.settings.toml import parse_toml
 from support.users import not_root
 
 PACIFIC_DAY = Calendar("day", "America/Los_Angeles")
-EXAMPLE = Path(__file__).resolve().parents[2] / "config" / "quota.toml"
+EXAMPLE = Path(__file__).resolve().parents[3] / "config" / "quota.toml"
 
 FULL = """\
 [ledger]
