@@ -39,6 +39,9 @@ from quota.settings.model import (
     BUILT_IN,
     BUILT_IN_FETCHES,
     DEFAULT_HEADROOM_PERCENT,
+    DEFAULT_MAX_ANSWER_S,
+    DEFAULT_MAX_BODY_MB,
+    DEFAULT_MAX_ITEMS,
     DEFAULT_MISFIRE_GRACE_MS,
     DEFAULT_RETENTION_MS,
     MAX_MISFIRE_GRACE_MS,
@@ -55,9 +58,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from quota.costs import CostBook
-DEFAULT_MAX_BODY_MB = 16
-DEFAULT_MAX_ANSWER_S = 120
-DEFAULT_MAX_ITEMS = 10_000
 NO_FILE = "no quota.toml was found"
 BUILT_IN_NOTICE = f"{NO_FILE}: this is the {BUILT_IN}; `quota init` writes one"
 

@@ -11,7 +11,6 @@ from quota.limits import (
     MINUTE_MS,
     Limit,
 )
-from quota.settings.load import DEFAULT_MAX_ANSWER_S, DEFAULT_MAX_BODY_MB, DEFAULT_MAX_ITEMS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +26,9 @@ DEFAULT_HEADROOM_PERCENT = 5
 DEFAULT_MISFIRE_GRACE_MS = 10 * MINUTE_MS
 MAX_MISFIRE_GRACE_MS = 7 * DAY_MS
 BUILT_IN = "built-in configuration"
+DEFAULT_MAX_BODY_MB = 16
+DEFAULT_MAX_ANSWER_S = 120
+DEFAULT_MAX_ITEMS = 10_000
 
 
 class Unavailable(NamedTuple):

@@ -16,9 +16,9 @@ from pathlib import Path
 from chaos.evidence import Evidence, gather
 from chaos.plan import LOSSES
 from chaos.report import publish, table, write
-from chaos.result import classify_failure
 from chaos.scene import Scene
 from chaos.supervisor import Supervisor
+from chaos.verdict import judge
 
 SECONDS = 300.0
 COURSE = "course.pickle"
@@ -36,23 +36,23 @@ def again(folder: Path) -> Evidence:
     """What an earlier run left in its folder, judged."""
     scene, course = pickle.loads((folder / COURSE).read_bytes())  # noqa: S301  # our own
     evidence = gather(scene, course)
-    result = classify_failure(evidence)
-    write(scene, result)
-    print(table(scene, result))
+    verdict = judge(evidence)
+    write(scene, verdict)
+    print(table(scene, verdict))
     return evidence
 
 
 def main() -> int:
     if len(sys.argv) > 1:
-        return bool(classify_failure(again(Path(sys.argv[1]))).wrong)
+        return bool(judge(again(Path(sys.argv[1]))).wrong)
     seed = int(os.environ.get("QUOTA_TEST_SEED") or random.randrange(1_000_000))
     seconds = float(os.environ.get("QUOTA_TEST_SECONDS") or SECONDS)
     print(f"seed {seed}, {seconds:g} s of faults", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="quota-chaos-"))
     evidence = run(Scene(seed, seconds, folder, LOSSES))
-    result = classify_failure(evidence)
-    publish(evidence.scene, result)
-    if not result.wrong:
+    verdict = judge(evidence)
+    publish(evidence.scene, verdict)
+    if not verdict.wrong:
         shutil.rmtree(folder)
         return 0
     print(f"  everything lies in {folder}")

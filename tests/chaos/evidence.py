@@ -49,7 +49,7 @@ class Life:
 class Attempt:
     """One charge asked for: where its token shows up."""
 
-    idempotency_key: str
+    token: str
     call: str
     life: Life
     decision: Event | None = None
@@ -66,7 +66,7 @@ class Draw:
     number: int
     ms: int
     units: int
-    idempotency_key: str
+    token: str
     repaid: bool
 
 
@@ -74,7 +74,7 @@ class Draw:
 class Stored:
     """A machine's store at the end."""
 
-    checkpoints: list[tuple[str, int, str | None]]
+    places: list[tuple[str, int, str | None]]
     """Region, pending, cursor."""
 
     passes: dict[tuple[str, int], list[tuple[int, str]]]
@@ -153,7 +153,7 @@ def _attempts(lives: list[Life], entries: dict[str, Entry], draws: list[Draw], w
         if entry.idempotency_key in found:
             found[entry.idempotency_key].entries.append(entry)
     for draw in draws:
-        found[draw.idempotency_key].draw = draw
+        found[draw.token].draw = draw
     # A call may be sent again within the client, under a charge of its own: the arrivals take its charges in turn.
     for arrival in wire:
         for attempt in by_call[arrival.call]:
@@ -168,10 +168,7 @@ def _draws(machine: str, state: Path) -> list[Draw]:
         return []
     with closing(sqlite3.connect(state / "allowance.db")) as db:
         rows = db.execute("SELECT number, ms, units, token, repaid FROM draws ORDER BY number").fetchall()
-    return [
-        Draw(machine, number, ms, units, idempotency_key, bool(repaid))
-        for number, ms, units, idempotency_key, repaid in rows
-    ]
+    return [Draw(machine, number, ms, units, token, bool(repaid)) for number, ms, units, token, repaid in rows]
 
 
 def _stored(path: Path) -> Stored:
@@ -179,8 +176,8 @@ def _stored(path: Path) -> Stored:
         return Stored([], {})
     passes: defaultdict[tuple[str, int], list[tuple[int, str]]] = defaultdict(list)
     with closing(sqlite3.connect(path)) as db:
-        checkpoints = db.execute("SELECT region, pending, cursor FROM places ORDER BY region").fetchall()
+        places = db.execute("SELECT region, pending, cursor FROM places ORDER BY region").fetchall()
         ranked = db.execute("SELECT region, taken_at_ms, rank, video_id FROM rankings ORDER BY rank")
         for region, taken_at_ms, rank, video in ranked:
             passes[region, taken_at_ms].append((rank, video))
-    return Stored(checkpoints, dict(passes))
+    return Stored(places, dict(passes))

@@ -52,17 +52,17 @@ class Journal:
         return self.call
 
 
-class NotedTokens(AttemptKeys):
-    """Tokens that are in the journal before anybody else sees them."""
+class NotedAttemptKeys(AttemptKeys):
+    """AttemptKeys that are in the journal before anybody else sees them."""
 
     def __init__(self, journal: Journal) -> None:
         super().__init__()
         self._journal = journal
 
     def next(self) -> str:
-        idempotency_key = super().next()
-        self._journal.record("token", idempotency_key=idempotency_key, call=self._journal.call)
-        return idempotency_key
+        token = super().next()
+        self._journal.note("token", token=token, call=self._journal.call)
+        return token
 
 
 class NotedSession(Session):
@@ -70,7 +70,7 @@ class NotedSession(Session):
 
     def __init__(self, settings: Settings, journal: Journal) -> None:
         super().__init__(settings)
-        self.attempt_keys = NotedTokens(journal)
+        self.attempt_keys = NotedAttemptKeys(journal)
         self._journal = journal
 
     def budget(self, credential: str | None = None) -> Budget:
@@ -89,7 +89,7 @@ class NotedDecide:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         asked_ms = now_ms()
         decision = self._decide(*args, **kwargs)
-        self._journal.record(
+        self._journal.note(
             "decision",
             asked_ms=asked_ms,
             call=self._journal.call,
@@ -114,4 +114,4 @@ class NotedWarnings(logging.Handler):
         self._journal = journal
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._journal.record("warning", text=record.getMessage()[:300])
+        self._journal.note("warning", text=record.getMessage()[:300])

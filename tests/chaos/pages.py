@@ -15,25 +15,20 @@ journal: Journal | None = None
 """The worker's; set before its first tick."""
 
 
-def call(client: Any, region: str, idempotency_key: str | None, items: int) -> Any:
+def call(client: Any, region: str, token: str | None, items: int) -> Any:
     """One call of the chart, noted with what came of it."""
     assert journal is not None
     name = journal.next_call()
     request = client.videos().list(
-        part="snippet",
-        chart="mostPopular",
-        regionCode=region,
-        maxResults=items,
-        pageToken=idempotency_key,
-        quotaUser=name,
+        part="snippet", chart="mostPopular", regionCode=region, maxResults=items, pageToken=token, quotaUser=name
     )
     try:
         answer = request.execute()
     except Exception as error:
         status = getattr(getattr(error, "resp", None), "status", None)
-        journal.record("failed", call=name, kind=type(error).__name__, status=status and int(status))
+        journal.note("failed", call=name, kind=type(error).__name__, status=status and int(status))
         raise
-    journal.record("answered", call=name, status=200)
+    journal.note("answered", call=name, status=200)
     return answer
 
 
@@ -42,6 +37,6 @@ def fetch(client: Any, region: str, cursor: Cursor | None) -> Page:
     assert journal is not None
     answer = call(client, region, cursor["token"] if cursor else None, PAGE_ITEMS)
     ids = [item["id"] for item in answer["items"]]
-    journal.record("fetched", call=journal.call, region=region, ids=ids)
-    idempotency_key = answer.get("nextPageToken")
-    return Page(videos=answer["items"], ranked=True, cursor={"token": idempotency_key} if idempotency_key else None)
+    journal.note("fetched", call=journal.call, region=region, ids=ids)
+    token = answer.get("nextPageToken")
+    return Page(videos=answer["items"], ranked=True, cursor={"token": token} if token else None)

@@ -12,7 +12,7 @@ LOSSES = True
 """Whether the ledger also loses data: started empty, restored from an old copy, flushed."""
 
 FIRST_S = 0.5
-MIN_S = 0.05
+SHORTEST_S = 0.05
 
 STEADY = (
     "server-killed",
@@ -107,7 +107,7 @@ def _strike(dice: random.Random, fault: str, at_s: float) -> tuple[list[Step], f
     match fault:
         case "server-killed" | "server-emptied" | "old-aof-restored" | "old-rdb-restored":
             data = {"server-emptied": "none", "old-aof-restored": "old-aof", "old-rdb-restored": "old-rdb"}
-            lasts_s = dice.uniform(MIN_S, 1.2)
+            lasts_s = dice.uniform(SHORTEST_S, 1.2)
             how = {"fsync": fsync, "data": data.get(fault, "own")}
             return [Step(at_s, "kill-server", fault, how), Step(at_s + lasts_s, "start-server", "", how)], lasts_s
         case "server-stopped":
@@ -117,11 +117,11 @@ def _strike(dice: random.Random, fault: str, at_s: float) -> tuple[list[Step], f
             lasts_s = dice.uniform(0.2, 1.5)
             return [Step(at_s, "pause-network", fault), Step(at_s + lasts_s, "resume-network")], lasts_s
         case "connections-cut":
-            return [Step(at_s, "cut-connections", fault)], MIN_S
+            return [Step(at_s, "cut-connections", fault)], SHORTEST_S
         case "scripts-flushed":
-            return [Step(at_s, "flush-scripts", fault)], MIN_S
+            return [Step(at_s, "flush-scripts", fault)], SHORTEST_S
         case _:
-            return [Step(at_s, "flush", "flushed")], MIN_S
+            return [Step(at_s, "flush", "flushed")], SHORTEST_S
 
 
 def _worker_track(dice: random.Random, seconds: float) -> list[Step]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from chaos.result import Verdict
     from chaos.scene import Scene
+    from chaos.verdict import Verdict
 
 TABLES = ("limits", "against the truth")
 """Figures of each limit: a table each."""
@@ -17,15 +17,15 @@ FILE = Path(__file__).resolve().parents[2] / "build" / "chaos.json"
 PAGE = Path(__file__).resolve().parents[2] / "FAULTS.md"
 
 
-def write(scene: Scene, result: Verdict, path: Path = FILE) -> None:
+def write(scene: Scene, verdict: Verdict, path: Path = FILE) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    found = {"seed": scene.seed, "seconds": scene.seconds, "loses data": scene.losses, "wrong": result.wrong}
-    path.write_text(json.dumps({**found, **result.figures}, indent=1) + "\n", encoding="utf-8")
+    found = {"seed": scene.seed, "seconds": scene.seconds, "loses data": scene.losses, "wrong": verdict.wrong}
+    path.write_text(json.dumps({**found, **verdict.figures}, indent=1) + "\n", encoding="utf-8")
 
 
-def publish(scene: Scene, result: Verdict, path: Path = PAGE) -> None:
+def publish(scene: Scene, verdict: Verdict, path: Path = PAGE) -> None:
     """Put the figures between the marks of the page that says what happens when things break."""
-    found = result.figures
+    found = verdict.figures
     limits, answers = found["limits"].values(), found["decisions by answer"]
     beyond = sum(max(0, row["overspent by the ledger"] - row["excused there"]) for row in limits)
     unknown = found["spent before a loss was known"]
@@ -56,13 +56,13 @@ def _repaid(debts: dict[str, int]) -> str:
     return "all, once" if not debts["unpaid"] and not debts["missing"] else f"but for {debts}"
 
 
-def table(scene: Scene, result: Verdict) -> str:
+def table(scene: Scene, verdict: Verdict) -> str:
     """Seed, faults by kind, and one line a figure; the limits as a table of their own."""
     lines = [f"chaos run, seed {scene.seed}, {scene.seconds:g} s of faults, losses {'on' if scene.losses else 'off'}"]
-    lines += [f"  {name:<30} {_inline(value)}" for name, value in result.figures.items() if name not in TABLES]
+    lines += [f"  {name:<30} {_inline(value)}" for name, value in verdict.figures.items() if name not in TABLES]
     for table_name in TABLES:
-        lines += _columns(result.figures[table_name])
-    lines += [f"  WRONG: {what}" for what in result.wrong] or ["  everything holds"]
+        lines += _columns(verdict.figures[table_name])
+    lines += [f"  WRONG: {what}" for what in verdict.wrong] or ["  everything holds"]
     return "\n".join(lines)
 
 

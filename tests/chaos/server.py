@@ -28,7 +28,7 @@ class Entry:
     units: int
     charged_units: int
     method: str
-    idempotency_key: str
+    token: str
 
     @property
     def id(self) -> str:

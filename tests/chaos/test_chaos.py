@@ -13,8 +13,8 @@ from chaos.__main__ import run
 from chaos.evidence import Evidence, gather
 from chaos.plan import LOSSES, LOSSY, STEADY, UPSTREAM, make_plan
 from chaos.report import table
-from chaos.result import classify_failure
 from chaos.scene import Scene
+from chaos.verdict import judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +76,7 @@ def _page_missing(found: Evidence) -> None:
 
 
 def _place_open(found: Evidence) -> None:
-    found.stores["m2"].checkpoints[0] = ("US", 1, '{"token": "CAUQAA"}')
+    found.stores["m2"].places[0] = ("US", 1, '{"token": "CAUQAA"}')
 
 
 TAMPERED: tuple[tuple[Callable[[Evidence], None], str], ...] = (
@@ -101,10 +101,10 @@ def test_what_reached_the_wire_was_charged_and_what_was_fetched_is_stored(tmp_pa
     """
     seed = int(os.environ.get("QUOTA_TEST_SEED") or SEED)
     evidence = run(Scene(seed, SECONDS, tmp_path, LOSSES))
-    result = classify_failure(evidence)
-    assert not result.wrong, table(evidence.scene, result)
+    verdict = judge(evidence)
+    assert not verdict.wrong, table(evidence.scene, verdict)
     for tamper, said in TAMPERED:
         tampered = gather(evidence.scene, copy.deepcopy(evidence.course))
         tamper(tampered)
-        wrong = classify_failure(tampered.again()).wrong
-        assert any(said in what for what in wrong), (tamper.__name__, wrong, table(evidence.scene, result))
+        wrong = judge(tampered.again()).wrong
+        assert any(said in what for what in wrong), (tamper.__name__, wrong, table(evidence.scene, verdict))

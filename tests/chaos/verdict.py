@@ -48,26 +48,26 @@ class Verdict:
             self.wrong.append(what)
 
 
-def classify_failure(evidence: Evidence) -> Verdict:
-    result = Verdict()
-    kinds = _kinds(evidence, result)
-    _course(evidence, result)
-    _charged_before(evidence, result)
+def judge(evidence: Evidence) -> Verdict:
+    verdict = Verdict()
+    kinds = _kinds(evidence, verdict)
+    _course(evidence, verdict)
+    _charged_before(evidence, verdict)
     unknown_of = {name: _unknown(evidence, name) for name in evidence.scene.limits}
-    _overspend(evidence, result, unknown_of)
-    _replay(evidence, result, kinds)
-    _refusals(evidence, result, unknown_of)
-    _pages(evidence, result)
-    _debts(evidence, result, kinds)
-    _recovery(evidence, result)
-    _waste(evidence, result)
-    return result
+    _overspend(evidence, verdict, unknown_of)
+    _replay(evidence, verdict, kinds)
+    _refusals(evidence, verdict, unknown_of)
+    _pages(evidence, verdict)
+    _debts(evidence, verdict, kinds)
+    _recovery(evidence, verdict)
+    _waste(evidence, verdict)
+    return verdict
 
 
 # -- what each entry of the ledger is ----------------------------------------------------------------------------------
 
 
-def _kinds(evidence: Evidence, result: Verdict) -> dict[str, str]:
+def _kinds(evidence: Evidence, verdict: Verdict) -> dict[str, str]:
     """Id -> "charge", "repaid", or "either": a charge whose answer was lost, and the draw that was made in its place,
     carry the same token; where both came after the draw, nothing tells which is which."""
     kinds: dict[str, str] = {}
@@ -84,9 +84,9 @@ def _kinds(evidence: Evidence, result: Verdict) -> dict[str, str]:
             kinds |= {entry.id: "repaid" if len(after) == 1 else "either" for entry in after}
             twice += len([e for e in entries if e.id not in lost]) > 2
     strangers = [entry.id for entry in evidence.entries.values() if entry.id not in kinds]
-    result.hold(not strangers, f"{len(strangers)} entries of the ledger carry tokens that no worker asked with")
-    result.hold(not twice, f"{twice} calls were charged more than once")
-    result.figures["charged twice"] = twice
+    verdict.hold(not strangers, f"{len(strangers)} entries of the ledger carry tokens that no worker asked with")
+    verdict.hold(not twice, f"{twice} calls were charged more than once")
+    verdict.figures["charged twice"] = twice
     return kinds
 
 
@@ -115,9 +115,9 @@ def _from_ledger(evidence: Evidence) -> list[tuple[Life, Event]]:
 # -- the run itself ----------------------------------------------------------------------------------------------------
 
 
-def _course(evidence: Evidence, result: Verdict) -> None:
-    course, figures = evidence.course, result.figures
-    result.wrong += course.failed
+def _course(evidence: Evidence, verdict: Verdict) -> None:
+    course, figures = evidence.course, verdict.figures
+    verdict.wrong += course.failed
     decisions = [event for _, event in evidence.events("decision")]
     reasons = Counter("admitted" if e["admitted"] else str(e["refused_by"] or e["reason"]) for e in decisions)
     figures["decisions"] = len(decisions)
@@ -130,7 +130,7 @@ def _course(evidence: Evidence, result: Verdict) -> None:
     unseen = _unseen(evidence)
     early = [a for a in unseen if not any(0 <= kill - _id_ms(a) <= FSYNC_MS for kill in course.unsafe_kills_ms)]
     figures["lost by fsync everysec"] = len(unseen)
-    result.hold(not early, f"{len(early)} acknowledged charges are in no log: {[a.idempotency_key for a in early[:3]]}")
+    verdict.hold(not early, f"{len(early)} acknowledged charges are in no log: {[a.token for a in early[:3]]}")
 
 
 def _id_ms(attempt: Attempt) -> int:
@@ -141,7 +141,7 @@ def _id_ms(attempt: Attempt) -> int:
 # -- 1. charged before it left -----------------------------------------------------------------------------------------
 
 
-def _charged_before(evidence: Evidence, result: Verdict) -> None:
+def _charged_before(evidence: Evidence, verdict: Verdict) -> None:
     unseen = {attempt.call for attempt in _unseen(evidence)}
     matched = {id(attempt.arrival): attempt for attempt in evidence.attempts.values() if attempt.arrival is not None}
     free, late = [], []
@@ -156,18 +156,20 @@ def _charged_before(evidence: Evidence, result: Verdict) -> None:
     charged_units = sum(entry.units for entry in evidence.entries.values())
     charged_units += sum(int(a.decision["units"]) for a in _unseen(evidence) if a.decision is not None)
     unpaid_units = sum(draw.units for draw in evidence.draws if not draw.repaid)
-    figures, usage = result.figures, evidence.course.usage
+    figures, usage = verdict.figures, evidence.course.usage
     figures["wire requests"], figures["wire units"] = len(evidence.wire), wire_units
     figures["charged units"] = charged_units + unpaid_units
     figures["allowance units"] = sum(draw.units for draw in evidence.draws)
-    result.hold(not free, f"{len(free)} requests reached the wire without a charge: {free[:3]}")
-    result.hold(not late, f"{len(late)} requests were charged after they arrived: {late[:3]}")
-    result.hold(wire_units <= charged_units + unpaid_units, "the wire carried more units than were charged")
+    verdict.hold(not free, f"{len(free)} requests reached the wire without a charge: {free[:3]}")
+    verdict.hold(not late, f"{len(late)} requests were charged after they arrived: {late[:3]}")
+    verdict.hold(wire_units <= charged_units + unpaid_units, "the wire carried more units than were charged")
     counted = (usage["requests"], usage["units"]["units"])
-    result.hold(counted == (len(evidence.wire), wire_units), f"the emulator counted {counted}, its file says otherwise")
+    verdict.hold(
+        counted == (len(evidence.wire), wire_units), f"the emulator counted {counted}, its file says otherwise"
+    )
     refused = [arrival for arrival in evidence.wire if arrival.refused]
     figures["refused by upstream"] = len(refused)
-    result.hold(not refused, f"upstream refused {len(refused)} requests: its quota was exceeded")
+    verdict.hold(not refused, f"upstream refused {len(refused)} requests: its quota was exceeded")
 
 
 def _charged_ms(attempt: Attempt) -> int:
@@ -236,7 +238,7 @@ def _unknown(evidence: Evidence, name: str) -> list[Ignorance]:
     return [one for one in found if one is not None]
 
 
-def _overspend(evidence: Evidence, result: Verdict, unknown_of: dict[str, list[Ignorance]]) -> None:
+def _overspend(evidence: Evidence, verdict: Verdict, unknown_of: dict[str, list[Ignorance]]) -> None:
     """Every window, by the time of the charge: what a slow worker sends late does not count against the ledger."""
     scene, losses = evidence.scene, evidence.course.losses
     unseen = [(_id_ms(a), int(a.decision["units"])) for a in _unseen(evidence) if a.decision is not None]
@@ -258,11 +260,11 @@ def _overspend(evidence: Evidence, result: Verdict, unknown_of: dict[str, list[I
                 over, grace_at_worst = used - units, grace
             if used > units + grace and worst is None:
                 worst = f"limit {name!r}: {used} units were admitted in one window of {units}, {grace} of them excused"
-        result.hold(worst is None, str(worst))
+        verdict.hold(worst is None, str(worst))
         most_all = max((used for _, used in _windows(by_all, window_ms)), default=0)
         grace = sum(x.units for x in unknown) + sum(u for _, u in unseen)
         bound = units + allowed_units + grace
-        result.hold(most_all <= bound, f"limit {name!r}: {most_all} units in one window, at most {bound} are excused")
+        verdict.hold(most_all <= bound, f"limit {name!r}: {most_all} units in one window, at most {bound} are excused")
         rows[name] = {
             "limit": units,
             "most in a window": most_all,
@@ -272,7 +274,7 @@ def _overspend(evidence: Evidence, result: Verdict, unknown_of: dict[str, list[I
             "overspent by the ledger": over,
             "excused there": grace_at_worst,
         }
-    figures = result.figures
+    figures = verdict.figures
     unknown = unknown_of[EVERYTHING]
     figures["limits"] = rows
     figures["losses"] = len(losses)
@@ -280,12 +282,12 @@ def _overspend(evidence: Evidence, result: Verdict, unknown_of: dict[str, list[I
     figures["a loss could be known after ms"] = [x.until_ms - x.at_ms for x in unknown]
     figures["a loss was noticed after ms"] = [x.noticed_ms and x.noticed_ms - x.at_ms for x in unknown]
     unnoticed = sum(x.remembered and x.noticed_ms is None for x in unknown)
-    result.hold(not unnoticed, f"{unnoticed} of {len(unknown)} losses were noticed by no machine")
+    verdict.hold(not unnoticed, f"{unnoticed} of {len(unknown)} losses were noticed by no machine")
     by_machine: Counter[str] = Counter()
     for draw in evidence.draws:
         by_machine[draw.machine] += draw.units
     figures["allowance by machine"] = dict(sorted(by_machine.items()))
-    result.hold(
+    verdict.hold(
         max(by_machine.values(), default=0) <= scene.allowance_units, f"a machine drew too much: {dict(by_machine)}"
     )
 
@@ -305,7 +307,7 @@ def _windows(spent: Sequence[tuple[int, int]], window_ms: int) -> Iterable[tuple
 # -- the ledger's log, decided once more in its own order -------------------------------------------------------------
 
 
-def _replay(evidence: Evidence, result: Verdict, kinds: dict[str, str]) -> None:
+def _replay(evidence: Evidence, verdict: Verdict, kinds: dict[str, str]) -> None:
     wrong = 0
     for log in (*(loss.log for loss in evidence.course.losses), evidence.course.log):
         for limit in evidence.scene.limits.values():
@@ -314,12 +316,12 @@ def _replay(evidence: Evidence, result: Verdict, kinds: dict[str, str]) -> None:
             for entry, (_, used) in zip(counted, uses, strict=True):
                 wrong += kinds.get(entry.id) == "charge" and entry.units > 0 and used > limit.units
     final = Counter(kinds.get(entry.id, "") for entry in evidence.course.log)
-    result.figures["log"] = {"entries": len(evidence.course.log), **dict(sorted(final.items()))}
-    result.figures["admitted against the log"] = wrong
-    result.hold(not wrong, f"{wrong} charges were admitted although the log had no room for them")
+    verdict.figures["log"] = {"entries": len(evidence.course.log), **dict(sorted(final.items()))}
+    verdict.figures["admitted against the log"] = wrong
+    verdict.hold(not wrong, f"{wrong} charges were admitted although the log had no room for them")
 
 
-def _refusals(evidence: Evidence, result: Verdict, unknown_of: dict[str, list[Ignorance]]) -> None:
+def _refusals(evidence: Evidence, verdict: Verdict, unknown_of: dict[str, list[Ignorance]]) -> None:
     """What each decision was told of each limit, against all that was ever charged, lost or not.
 
     A decision that counted too little may overspend; one that counted too much may refuse what had room. The second is
@@ -368,19 +370,19 @@ def _refusals(evidence: Evidence, result: Verdict, unknown_of: dict[str, list[Ig
             "too much, most": most,
             "too much, share": round(total / max(asked, 1) / limit.units, 4),
         }
-    result.figures["against the truth"] = rows
-    result.hold(not inexact, f"{inexact} decisions were told other sums than the log has, and nothing was lost yet")
-    result.hold(not short, f"{short} decisions counted less than was spent, and known to have been spent")
-    result.figures["decisions that counted twice"] = doubled
+    verdict.figures["against the truth"] = rows
+    verdict.hold(not inexact, f"{inexact} decisions were told other sums than the log has, and nothing was lost yet")
+    verdict.hold(not short, f"{short} decisions counted less than was spent, and known to have been spent")
+    verdict.figures["decisions that counted twice"] = doubled
     if not evidence.course.losses:
         needless = sum(int(row["refused in spite of room"]) for row in rows.values())
-        result.hold(not needless, f"{needless} calls were refused in spite of room")
+        verdict.hold(not needless, f"{needless} calls were refused in spite of room")
 
 
 # -- 3. pages ----------------------------------------------------------------------------------------------------------
 
 
-def _pages(evidence: Evidence, result: Verdict) -> None:
+def _pages(evidence: Evidence, verdict: Verdict) -> None:
     fetched = stored = unstored = 0
     said: Counter[tuple[str, str, int, int]] = Counter()
     for life in evidence.lives:
@@ -393,7 +395,7 @@ def _pages(evidence: Evidence, result: Verdict) -> None:
                 stored += 1
                 key = (life.machine, event["region"], event["taken_ms"], event["pages"])
                 said[key] += 1
-                _compare_page(evidence, result, life, event, waiting)
+                _compare_page(evidence, verdict, life, event, waiting)
                 waiting = None
         if waiting is not None:
             unstored += not life.killed
@@ -404,11 +406,11 @@ def _pages(evidence: Evidence, result: Verdict) -> None:
             kept += len(ranks) // PAGE_ITEMS
             gaps += [rank for rank, _ in ranks] != list(range(1, len(ranks) + 1))
             unfinished += len(ranks) != PAGES * PAGE_ITEMS
-        open_places = [checkpoint for checkpoint in store.checkpoints if checkpoint[1] or checkpoint[2] is not None]
-        complete = len(store.checkpoints) == len(REGIONS) and not open_places
-        result.hold(complete, f"{machine}: not all regions are complete at the end: {store.checkpoints}")
+        open_places = [place for place in store.places if place[1] or place[2] is not None]
+        complete = len(store.places) == len(REGIONS) and not open_places
+        verdict.hold(complete, f"{machine}: not all regions are complete at the end: {store.places}")
     killed_between = fetched - stored
-    figures = result.figures
+    figures = verdict.figures
     figures["pages"] = {
         "fetched": fetched,
         "in the stores": kept,
@@ -416,22 +418,22 @@ def _pages(evidence: Evidence, result: Verdict) -> None:
         "stored twice": len(again) + gaps,
         "fetched again after a kill": fetched - kept,
     }
-    result.hold(not unstored, f"{unstored} pages were fetched by workers that lived on, and not stored")
-    result.hold(not again, f"{len(again)} pages were stored twice: {again[:3]}")
-    result.hold(not gaps, f"{gaps} passes have gaps or doubles in their ranks")
-    result.hold(not unfinished, f"{unfinished} passes are not complete at the end")
-    result.hold(
+    verdict.hold(not unstored, f"{unstored} pages were fetched by workers that lived on, and not stored")
+    verdict.hold(not again, f"{len(again)} pages were stored twice: {again[:3]}")
+    verdict.hold(not gaps, f"{gaps} passes have gaps or doubles in their ranks")
+    verdict.hold(not unfinished, f"{unfinished} passes are not complete at the end")
+    verdict.hold(
         stored <= kept <= fetched and killed_between <= len(evidence.course.killed),
         f"{fetched} pages fetched, {stored} noted as stored, {kept} in the stores, {len(evidence.course.killed)} kills",
     )
 
 
-def _compare_page(evidence: Evidence, result: Verdict, life: Life, event: Event, fetched: Event | None) -> None:
+def _compare_page(evidence: Evidence, verdict: Verdict, life: Life, event: Event, fetched: Event | None) -> None:
     """What was fetched stands in the store, at its ranks."""
     ranks = evidence.stores[life.machine].passes.get((event["region"], event["taken_ms"]), [])
     last = event["pages"] * PAGE_ITEMS
     there = [video for rank, video in ranks if last - PAGE_ITEMS < rank <= last]
-    result.hold(
+    verdict.hold(
         fetched is not None and there == fetched["ids"],
         f"{life.machine} {event['region']} page {event['pages']} is not in the store as it was fetched",
     )
@@ -440,12 +442,12 @@ def _compare_page(evidence: Evidence, result: Verdict, life: Life, event: Event,
 # -- 4. debts ----------------------------------------------------------------------------------------------------------
 
 
-def _debts(evidence: Evidence, result: Verdict, kinds: dict[str, str]) -> None:
+def _debts(evidence: Evidence, verdict: Verdict, kinds: dict[str, str]) -> None:
     unpaid = [draw for draw in evidence.draws if not draw.repaid]
     missing, twice = [], []
     lost = _lost_ids(evidence)
     for draw in evidence.draws:
-        entries = evidence.attempts[draw.idempotency_key].entries
+        entries = evidence.attempts[draw.token].entries
         if not [entry for entry in entries if kinds[entry.id] != "charge"]:
             missing.append(draw)
         # A charge in doubt may have come later than the draw in its place; no third entry has an excuse.
@@ -453,7 +455,7 @@ def _debts(evidence: Evidence, result: Verdict, kinds: dict[str, str]) -> None:
             twice.append(draw)
     # What was repaid to a server that was killed before it wrote it down.
     excused = [d for d in missing if any(kill >= d.ms for kill in evidence.course.unsafe_kills_ms)]
-    figures = result.figures
+    figures = verdict.figures
     either = sum(kind == "either" for kind in kinds.values()) // 2
     figures["debts"] = {
         "draws": len(evidence.draws),
@@ -461,34 +463,34 @@ def _debts(evidence: Evidence, result: Verdict, kinds: dict[str, str]) -> None:
         "missing": len(missing),
         "late originals": either,
     }
-    result.hold(not unpaid, f"{len(unpaid)} draws were not repaid")
-    result.hold(len(missing) == len(excused), f"{len(missing)} repaid draws are in no log: {missing[:3]}")
-    result.hold(not twice, f"{len(twice)} draws were repaid more than once: {twice[:3]}")
+    verdict.hold(not unpaid, f"{len(unpaid)} draws were not repaid")
+    verdict.hold(len(missing) == len(excused), f"{len(missing)} repaid draws are in no log: {missing[:3]}")
+    verdict.hold(not twice, f"{len(twice)} draws were repaid more than once: {twice[:3]}")
 
 
 # -- 5. recovery -------------------------------------------------------------------------------------------------------
 
 
-def _recovery(evidence: Evidence, result: Verdict) -> None:
+def _recovery(evidence: Evidence, verdict: Verdict) -> None:
     answered_ms = [event["ms"] for _, event in _from_ledger(evidence)]
     took: defaultdict[str, list[int]] = defaultdict(list)
     for outage in evidence.course.outages:
         at = bisect_left(answered_ms, outage.back_ms)
         took[outage.kind].append(answered_ms[at] - outage.back_ms if at < len(answered_ms) else RECOVERY_MS)
     everything = [ms for some in took.values() for ms in some]
-    result.figures["recovery ms"] = {
+    verdict.figures["recovery ms"] = {
         "outages": len(everything),
         "median": int(median(everything)) if everything else 0,
         "max": max(everything, default=0),
         "max by fault": {kind: max(some) for kind, some in sorted(took.items())},
     }
-    result.hold(max(everything, default=0) < RECOVERY_MS, f"recovery took too long: {dict(took)}")
+    verdict.hold(max(everything, default=0) < RECOVERY_MS, f"recovery took too long: {dict(took)}")
 
 
 # -- 6. waste ----------------------------------------------------------------------------------------------------------
 
 
-def _waste(evidence: Evidence, result: Verdict) -> None:
+def _waste(evidence: Evidence, verdict: Verdict) -> None:
     """Units that were charged and never reached the wire."""
     wasted: Counter[str] = Counter()
     attempts: Counter[str] = Counter()
@@ -518,7 +520,7 @@ def _waste(evidence: Evidence, result: Verdict) -> None:
     faults = evidence.course.faults
     kills = sum(times for fault, times in faults.items() if fault in KILLS)
     beyond = sum(sorted(units_each, reverse=True)[kills:])
-    result.figures["wasted"] = {
+    verdict.figures["wasted"] = {
         "units": sum(units_each),
         "share": round(sum(units_each) / max(granted, 1), 4),
         "beyond one attempt a kill": beyond,
@@ -529,7 +531,7 @@ def _waste(evidence: Evidence, result: Verdict) -> None:
         attempts["on a dead connection"],
         sum(n for fault, n in faults.items() if fault.startswith("upstream-")),
     )
-    result.hold(dead <= 3 * most, f"{dead} attempts were charged and did not arrive, {most} times upstream hung up")
-    result.hold(
+    verdict.hold(dead <= 3 * most, f"{dead} attempts were charged and did not arrive, {most} times upstream hung up")
+    verdict.hold(
         beyond <= WASTED_SHARE * granted, f"{beyond} of {granted} units were wasted beyond one attempt a kill: {wasted}"
     )

@@ -30,7 +30,7 @@ from quota.jobs.runner import Silent, run_job
 from quota.settings.load import load_settings
 
 if TYPE_CHECKING:
-    from quota.jobs.store.store import Checkpoint
+    from quota.jobs.store.store import Place
 
 DEAR_SHARE = 0.04
 """Of the plain charges, how many are dear: more than they get."""
@@ -43,13 +43,9 @@ class NotingWatcher(Silent):
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
-    def page(self, checkpoint: Checkpoint) -> None:
-        self._journal.record(
-            "stored",
-            call=self._journal.call,
-            region=checkpoint.region,
-            pages=checkpoint.pages,
-            taken_ms=checkpoint.started_at_ms,
+    def page(self, place: Place) -> None:
+        self._journal.note(
+            "stored", call=self._journal.call, region=place.region, pages=place.pages, taken_ms=place.started_at_ms
         )
 
 
@@ -71,7 +67,7 @@ class Worker:
             finishing = self.finish.exists()
             with NotedSession(self.settings, self.journal) as session:
                 report = run_job(session, JOB, watcher=NotingWatcher(self.journal), wait=wait_fixed(0.05))
-            self.journal.record("tick", outcome=report.outcome, why=report.why[:120], finishing=finishing)
+            self.journal.note("tick", outcome=report.outcome, why=report.why[:120], finishing=finishing)
             if finishing and report.outcome == "done":
                 return
             self.poll(0.12)
@@ -113,9 +109,9 @@ class Worker:
             answer = connection.getresponse()
             answer.read()
         except (OSError, http.client.HTTPException) as error:
-            self.journal.record("failed", call=name, kind=type(error).__name__)
+            self.journal.note("failed", call=name, kind=type(error).__name__)
         else:
-            self.journal.record("answered", call=name, status=answer.status)
+            self.journal.note("answered", call=name, status=answer.status)
         finally:
             connection.close()
 
@@ -132,9 +128,9 @@ class Worker:
 def main() -> None:
     scene, machine, kind, life, seed = sys.argv[1:]
     worker = Worker(Path(scene), machine, life, int(seed))
-    worker.journal.record("start", machine=machine, kind=kind)
+    worker.journal.note("start", machine=machine, kind=kind)
     getattr(worker, kind)()
-    worker.journal.record("end")
+    worker.journal.note("end")
 
 
 if __name__ == "__main__":
