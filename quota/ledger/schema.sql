@@ -1,35 +1,36 @@
 -- The embedded ledger. One file serves many processes of one machine (WAL).
--- Times are milliseconds since 1970. An id is (ms, seq): the charge's time, then its place within that millisecond.
+-- Times are milliseconds since 1970. An id is (ms, seq): the charge's time, then its number within that millisecond.
+-- The rules (L1, L2, ...) are in ARCHITECTURE.md. PRAGMA user_version is the version of this format (L24).
 
--- The log: every admitted charge, in time order.
+-- L1. The log: every admitted charge, in the order of their ids.
 CREATE TABLE charges (
     project       TEXT    NOT NULL,
     ms            INTEGER NOT NULL,
     seq           INTEGER NOT NULL,
-    units         INTEGER NOT NULL,  -- what it counts now
+    units         INTEGER NOT NULL,  -- what it counts now, after corrections (L15)
     charged_units INTEGER NOT NULL,  -- what it counted when it was made
     bucket        TEXT    NOT NULL,
     method        TEXT    NOT NULL,
     job           TEXT    NOT NULL,
     region        TEXT    NOT NULL,
-    token         TEXT    NOT NULL,
+    idempotency_key TEXT  NOT NULL,  -- unique to the attempt
     PRIMARY KEY (project, ms, seq)
 ) WITHOUT ROWID;
 
--- The running total of one limit: the sum over the selected charges with tail <= id <= head.
+-- L3. The running total of one limit: the sum over the selected charges with tail <= id <= head.
 CREATE TABLE views (
     project  TEXT    NOT NULL,
-    name     TEXT    NOT NULL,       -- what it counts and its window: buckets|methods|jobs|window
+    name     TEXT    NOT NULL,       -- L2: what it counts, and its window: BUCKETS|METHODS|JOBS|WINDOW
     total    INTEGER NOT NULL,
     tail_ms  INTEGER NOT NULL,       -- nothing before this is counted
     tail_seq INTEGER NOT NULL,
     head_ms  INTEGER NOT NULL,       -- everything up to this has been seen
     head_seq INTEGER NOT NULL,
-    gone_ms  INTEGER NOT NULL,       -- the newest millisecond whose charges may have been dropped
+    dropped_through_ms INTEGER NOT NULL,  -- the newest millisecond whose charges may have been dropped
     PRIMARY KEY (project, name)
 ) WITHOUT ROWID;
 
--- Buckets that upstream itself said are empty. One that was reopened since is kept with the reason, and closes nothing.
+-- L20. Buckets that upstream called empty. A bucket that somebody reopened keeps its row and the reason, and is open.
 CREATE TABLE exhaustions (
     project     TEXT    NOT NULL,
     bucket      TEXT    NOT NULL,
@@ -42,7 +43,7 @@ CREATE TABLE exhaustions (
     PRIMARY KEY (project, bucket)
 ) WITHOUT ROWID;
 
--- The last number that each machine's journal has repaid.
+-- L19. The last number that each machine has repaid from its journal.
 CREATE TABLE repaid (
     project TEXT    NOT NULL,
     machine TEXT    NOT NULL,
@@ -50,7 +51,7 @@ CREATE TABLE repaid (
     PRIMARY KEY (project, machine)
 ) WITHOUT ROWID;
 
--- Work that one of several processes took on, by name, until others may take it again.
+-- Work that one process claimed by name. After that time others may claim it again.
 CREATE TABLE claims (
     project  TEXT    NOT NULL,
     name     TEXT    NOT NULL,
@@ -58,27 +59,27 @@ CREATE TABLE claims (
     PRIMARY KEY (project, name)
 ) WITHOUT ROWID;
 
--- What every decision knows of a project beside its newest charge.
+-- One row a project, read by every decision.
 CREATE TABLE projects (
-    project    TEXT    PRIMARY KEY,
-    epoch      TEXT    NOT NULL,     -- names this ledger since its first charge, or since its last loss was made good
-    carried_ms INTEGER NOT NULL,     -- until when any carry counts
-    keep_ms    INTEGER NOT NULL,     -- how long charges are kept: the longest that any writer named
-    trimmed_ms INTEGER NOT NULL      -- charges up to this time were let go of
+    project            TEXT    PRIMARY KEY,
+    epoch              TEXT    NOT NULL,  -- L18: names this ledger since its first charge, or its last reported loss
+    unlogged_until_ms  INTEGER NOT NULL,  -- until when any unlogged usage counts
+    retention_ms       INTEGER NOT NULL,  -- L12: how long charges are kept: the longest that any writer named
+    trimmed_through_ms INTEGER NOT NULL   -- L13: charges up to this time may have been trimmed
 ) WITHOUT ROWID;
 
--- What was lost with an earlier epoch, as far as any machine remembers: added to the view, part by part, until it would
--- have expired.
-CREATE TABLE losses (
+-- L17. Usage that counts though the log lacks it: lost with an earlier epoch, and reported by a machine that saw it. Each
+-- part is added to the view until it would have expired.
+CREATE TABLE unlogged (
     project  TEXT    NOT NULL,
     view     TEXT    NOT NULL,
     epoch    TEXT    NOT NULL,       -- the one that was lost
-    parts    TEXT    NOT NULL,       -- UNITS:UNTIL_MS,UNITS:UNTIL_MS
-    until_ms INTEGER NOT NULL,       -- the last part's
+    expiries TEXT    NOT NULL,       -- UNITS:UNTIL_MS,UNITS:UNTIL_MS
+    until_ms INTEGER NOT NULL,       -- the latest of these
     last_ms  INTEGER NOT NULL,       -- the newest entry that its reporter had seen
     last_seq INTEGER NOT NULL,
-    kept_units    INTEGER NOT NULL,  -- so much was still there when it was reported, or there again,
+    kept_units    INTEGER NOT NULL,  -- so many units were still in the log when it was reported, or there again,
     kept_since_ms INTEGER NOT NULL,  -- of what came after this
-    since_ms      INTEGER NOT NULL,  -- it holds what came after this
+    since_ms      INTEGER NOT NULL,  -- the report holds what came after this
     PRIMARY KEY (project, view, epoch)
 ) WITHOUT ROWID;

@@ -2,12 +2,13 @@
 `quota.ledger.contract.Ledger`.
 
 Every decision is one `BEGIN IMMEDIATE` transaction. Its cost does not depend on how much was charged before: each view
-moves forward over what is new and what has expired since it was last used.
+moves forward over what is new and what has expired since it was last used. The rules (L1, L2, ...) are in
+ARCHITECTURE.md.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.arguments import MAX_NUMBER, text, whole, whole_clock
 from quota.common.clock import LATEST_MS, NEVER, host_clock
@@ -34,25 +35,49 @@ if TYPE_CHECKING:
     from quota.ledger.entry import Charge, Id
     from quota.limits import View
 
-State = tuple[int, int, int, int, int, int]
-"""A view as it is stored: total, tail (ms, seq), head (ms, seq), dropped_through_ms. See schema.sql."""
 
-SCHEMA_VERSION = 5
+class ViewState(NamedTuple):
+    """A view as it is stored (L3)."""
+
+    total: int
+    tail_ms: int
+    tail_seq: int
+    head_ms: int
+    head_seq: int
+    dropped_through_ms: int
+
+
+class Head(NamedTuple):
+    """What a decision reads of a project first: the newest entry's id, the epoch (empty before the first charge), until
+    when any unlogged usage counts, how long charges are kept, and whether any exhaustion may stand (0 or 1)."""
+
+    last: Id
+    epoch: str
+    unlogged_until_ms: int
+    retention_ms: int
+    any_closed: int
+
+
+SCHEMA_VERSION = 6
 APPLICATION_ID = 0x51_4C_47_31
 """Marks an SQLite file as a ledger ("QLG1")."""
 
 TRIM_AT_ONCE = 10_000
+"""So many charges are trimmed at once (L13)."""
 
 _HEAD = (
-    "SELECT ms, seq, epoch, carried_ms, keep_ms,"
+    "SELECT ms, seq, epoch, unlogged_until_ms, retention_ms,"
     " EXISTS (SELECT 1 FROM exhaustions WHERE project = charges.project AND reopened_ms = 0)"
     " FROM charges LEFT JOIN projects USING (project)"
     " WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1"
 )
 
-_UNLOGGED = "view, epoch, parts, last_ms, last_seq, kept_units, kept_since_ms, since_ms"
+_VIEW = (
+    "SELECT total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms FROM views WHERE project = ? AND name = ?"
+)
+_UNLOGGED = "view, epoch, expiries, last_ms, last_seq, kept_units, kept_since_ms, since_ms"
 _EXHAUSTION = "bucket, since_ms, until_ms, evidence, reported_by, reopened_ms, reopened_because"
-_COLUMNS = "ms, seq, units, charged_units, bucket, method, job, region, token"
+_COLUMNS = "ms, seq, units, charged_units, bucket, method, job, region, idempotency_key"
 
 
 class SqliteLedger:
@@ -85,7 +110,7 @@ class SqliteLedger:
     def _decide(self, db: sqlite3.Connection, request: ChargeRequest, commit: bool) -> ChargeResult:
         project, charge = request.project, request.charge
         clock_ms = self._clock()
-        now_ms = min(clock_ms, request.caller_ms + CLOCK_SLACK_MS)
+        now_ms = min(clock_ms, request.caller_ms + CLOCK_SLACK_MS)  # L11
         last, epoch, unlogged_until_ms, retention_ms, any_closed = self._head(db, project)
         if request.caller_ms > clock_ms + CLOCK_SLACK_MS or not _edges_fit(request.checks, now_ms):
             return ChargeResult("clock", None, clock_ms, last, (), epoch=epoch)
@@ -99,16 +124,16 @@ class SqliteLedger:
             for check, state in zip(request.checks, stored, strict=True)
         ]
         unlogged = self._unlogged(db, request, now_ms) if unlogged_until_ms > now_ms else ()
-        used = [view[0] for view in views]
+        used = [view.total for view in views]
         for i, usages in enumerate(unlogged):
             used[i] += sum(usage.units_at(now_ms) for usage in usages)
         exhaustion = self._closed(db, request, now_ms) if any_closed else None
-        fits = True
+        fits = True  # L9
         for check, total in zip(request.checks, used, strict=True):
             if check.cost_units and total + check.cost_units > check.cap_units:
                 fits = False
         if exhaustion is not None or not fits or not commit:
-            if commit:  # what was read is not read again
+            if commit:  # save how far the views have read
                 if request.retention_ms > retention_ms:
                     self._set_project(db, project, epoch, unlogged_until_ms, request.retention_ms)
                 for check, view, state in zip(request.checks, views, stored, strict=True):
@@ -122,24 +147,20 @@ class SqliteLedger:
         if not epoch or request.retention_ms > retention_ms:
             epoch, retention_ms = epoch or charge.idempotency_key, max(retention_ms, request.retention_ms)
             self._set_project(db, project, epoch, unlogged_until_ms, retention_ms)
-        for i, (check, (total, tail_ms, tail_seq, _, _, dropped_through_ms)) in enumerate(
-            zip(request.checks, views, strict=True)
-        ):
+        for i, (check, view) in enumerate(zip(request.checks, views, strict=True)):
             used[i] += check.cost_units
-            self._save(db, project, check.view, (total + check.cost_units, tail_ms, tail_seq, *at, dropped_through_ms))
+            total = view.total + check.cost_units
+            charged = ViewState(total, view.tail_ms, view.tail_seq, *at, view.dropped_through_ms)
+            self._save(db, project, check.view, charged)
         if at[0] // MINUTE_MS != last[0] // MINUTE_MS:
             self._trim(db, project, now_ms, retention_ms)
         return ChargeResult("admitted", f"{at[0]}-{at[1]}", now_ms, at, tuple(used), None, epoch, unlogged)
 
-    def _head(self, db: sqlite3.Connection, project: str) -> tuple[Id, str, int, int, int]:
-        """The newest entry, the epoch (empty before the first charge), until when any carry counts, how long charges
-        are kept, and whether any exhaustion may stand (0 or 1).
-
-        One query, where there is an entry.
-        """
+    def _head(self, db: sqlite3.Connection, project: str) -> Head:
+        """One query, where there is an entry."""
         row = db.execute(_HEAD, (project,)).fetchone()
         if row is None:
-            sql = "SELECT epoch, carried_ms, keep_ms FROM projects WHERE project = ?"
+            sql = "SELECT epoch, unlogged_until_ms, retention_ms FROM projects WHERE project = ?"
             row = (0, 0, *(db.execute(sql, (project,)).fetchone() or ("", 0, 0)), 1)
         ms, seq, epoch, unlogged_until_ms, retention_ms, any_closed = row
         if epoch is None:
@@ -148,19 +169,20 @@ class SqliteLedger:
             sound((ms, seq, unlogged_until_ms, retention_ms, epoch), until=4)
         if not 0 <= ms < LATEST_MS or seq < 0:
             raise DamagedError("a charge in the far future")
-        return (ms, seq), epoch, unlogged_until_ms, retention_ms, any_closed
+        return Head((ms, seq), epoch, unlogged_until_ms, retention_ms, any_closed)
 
     def _set_project(
         self, db: sqlite3.Connection, project: str, epoch: str, unlogged_until_ms: int, retention_ms: int
     ) -> None:
         db.execute(
             "INSERT INTO projects VALUES (?, ?, ?, ?, 0) ON CONFLICT (project) DO UPDATE"
-            " SET epoch = excluded.epoch, carried_ms = excluded.carried_ms, keep_ms = excluded.keep_ms",
+            " SET epoch = excluded.epoch, unlogged_until_ms = excluded.unlogged_until_ms,"
+            " retention_ms = excluded.retention_ms",
             (project, epoch, unlogged_until_ms, retention_ms),
         )
 
     def _is_behind(self, db: sqlite3.Connection, request: ChargeRequest, last: Id, epoch: str) -> bool:
-        """Whether this ledger lacks what was seen of it."""
+        """L18. Whether this ledger lacks what the caller expects of it."""
         if request.expected.epoch != epoch:
             return True
         sql = "SELECT 1 FROM charges WHERE project = ? AND ms = ? AND seq = ?"
@@ -172,7 +194,7 @@ class SqliteLedger:
     def _unlogged(
         self, db: sqlite3.Connection, request: ChargeRequest, now_ms: int
     ) -> tuple[tuple[UnloggedUsage, ...], ...]:
-        sql = f"SELECT {_UNLOGGED} FROM losses WHERE project = ? AND view = ? AND until_ms > ?"  # noqa: S608  # a constant
+        sql = f"SELECT {_UNLOGGED} FROM unlogged WHERE project = ? AND view = ? AND until_ms > ?"  # noqa: S608  # a constant
         rows = [db.execute(sql, (request.project, check.view.name, now_ms)).fetchall() for check in request.checks]
         return tuple(tuple(map(_usage, of_view)) for of_view in rows)
 
@@ -192,44 +214,41 @@ class SqliteLedger:
             ),
         )
 
-    def _stored(self, db: sqlite3.Connection, project: str, view: View) -> State | None:
-        state: State | None = db.execute(
-            "SELECT total, tail_ms, tail_seq, head_ms, head_seq, gone_ms FROM views WHERE project = ? AND name = ?",
-            (project, view.name),
-        ).fetchone()
-        if state is None:
+    def _stored(self, db: sqlite3.Connection, project: str, view: View) -> ViewState | None:
+        """The view's state; None where it is missing or cannot be right, and is to be taken from the log again (L6)."""
+        row = db.execute(_VIEW, (project, view.name)).fetchone()
+        if row is None:
             return None
-        # The log is what counts: a view that cannot be right is taken from it again.
-        total, t_ms, t_seq, h_ms, h_seq, dropped_through_ms = state
+        total, t_ms, t_seq, h_ms, h_seq, dropped_through_ms = row
         whole = type(total) is type(t_ms) is type(t_seq) is type(h_ms) is type(h_seq) is type(dropped_through_ms) is int
-        return state if whole and total >= 0 else None
+        return ViewState(*row) if whole and total >= 0 else None
 
-    def _save(self, db: sqlite3.Connection, project: str, view: View, state: State) -> None:
+    def _save(self, db: sqlite3.Connection, project: str, view: View, state: ViewState) -> None:
         db.execute("REPLACE INTO views VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (project, view.name, *state))
 
     def _advance(
-        self, db: sqlite3.Connection, project: str, check: LimitCheck, now_ms: int, last: Id, stored: State | None
-    ) -> State:
+        self, db: sqlite3.Connection, project: str, check: LimitCheck, now_ms: int, last: Id, stored: ViewState | None
+    ) -> ViewState:
         """The view brought up to the log's end, without what has left its window."""
         cutoff_ms = _cutoff(check, now_ms)
-        # Missing, or the clock went back behind what was dropped, or all that it counts has expired: start afresh.
-        if stored is None or stored[5] > cutoff_ms or stored[3] <= cutoff_ms:
-            stored = (0, cutoff_ms + 1, 0, cutoff_ms, NEVER, cutoff_ms)
+        # L6. Missing, or the clock went back behind what was dropped, or all that it counts has expired: start afresh.
+        if stored is None or stored.dropped_through_ms > cutoff_ms or stored.head_ms <= cutoff_ms:
+            stored = ViewState(0, cutoff_ms + 1, 0, cutoff_ms, NEVER, cutoff_ms)
         total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms = stored
-        if (head_ms, head_seq) < last:
+        if (head_ms, head_seq) < last:  # L7
             total += self._sum(db, project, check.view, (head_ms, head_seq), last)
             head_ms, head_seq = last
-        if tail_ms <= cutoff_ms:
+        if tail_ms <= cutoff_ms:  # L8
             total -= self._sum(db, project, check.view, (tail_ms, tail_seq - 1), (cutoff_ms, NEVER))
-            newest_gone = "SELECT MAX(ms) FROM charges WHERE project = ? AND ms <= ?"
+            newest_dropped = "SELECT MAX(ms) FROM charges WHERE project = ? AND ms <= ?"
             dropped_through_ms = max(
-                dropped_through_ms, db.execute(newest_gone, (project, cutoff_ms)).fetchone()[0] or 0
+                dropped_through_ms, db.execute(newest_dropped, (project, cutoff_ms)).fetchone()[0] or 0
             )
             oldest_left = "SELECT ms, seq FROM charges WHERE project = ? AND ms > ? ORDER BY ms, seq LIMIT 1"
             tail_ms, tail_seq = db.execute(oldest_left, (project, cutoff_ms)).fetchone() or (cutoff_ms + 1, 0)
         if total < 0:
             raise DamagedError("more has left a view than it had")
-        return total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms
+        return ViewState(total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms)
 
     def _sum(self, db: sqlite3.Connection, project: str, view: View, after: Id, until: Id) -> int:
         """What `view` counts of the charges with after < id <= until."""
@@ -240,7 +259,7 @@ class SqliteLedger:
         return sound(row, until=1)[0]
 
     def _closed(self, db: sqlite3.Connection, request: ChargeRequest, now_ms: int) -> Exhaustion | None:
-        """The exhaustion that keeps this call from leaving longest, if any."""
+        """L20. Of the exhaustions that close this call, the one that lasts longest; None if there is none."""
         closed_by = request.closed_by
         if not closed_by:
             return None
@@ -253,19 +272,22 @@ class SqliteLedger:
         return None if rows is None else _exhaustion(rows)
 
     def _trim(self, db: sqlite3.Connection, project: str, now_ms: int, retention_ms: int) -> None:
-        """Forget what no window can reach any more, a bounded number of charges at a time."""
-        newest_gone = db.execute(
-            "SELECT MAX(ms) FROM (SELECT ms FROM charges WHERE project = ? AND ms < ? ORDER BY ms, seq LIMIT ?)",
+        """L13. Remove what no window can reach any more, a bounded number of charges at a time."""
+        newest_trimmed = db.execute(
+            "SELECT MAX(ms) FROM (SELECT ms FROM charges WHERE project = ? AND ms <= ? ORDER BY ms, seq LIMIT ?)",
             (project, now_ms - retention_ms, TRIM_AT_ONCE),
         ).fetchone()[0]
-        if newest_gone is not None:
-            db.execute("DELETE FROM charges WHERE project = ? AND ms <= ?", (project, newest_gone))
-            # A view that still counts some of it could not take it off later: it is rebuilt at its next use.
-            db.execute("DELETE FROM views WHERE project = ? AND tail_ms <= ?", (project, newest_gone))
-            db.execute("UPDATE projects SET trimmed_ms = MAX(trimmed_ms, ?) WHERE project = ?", (newest_gone, project))
+        if newest_trimmed is not None:
+            db.execute("DELETE FROM charges WHERE project = ? AND ms <= ?", (project, newest_trimmed))
+            # A view that still counts some of these could not drop them later: it starts afresh at its next use.
+            db.execute("DELETE FROM views WHERE project = ? AND tail_ms <= ?", (project, newest_trimmed))
+            db.execute(
+                "UPDATE projects SET trimmed_through_ms = MAX(trimmed_through_ms, ?) WHERE project = ?",
+                (newest_trimmed, project),
+            )
 
     def whole_after_ms(self, project: str) -> int:
-        sql = "SELECT trimmed_ms FROM projects WHERE project = ?"
+        sql = "SELECT trimmed_through_ms FROM projects WHERE project = ?"
         return self._file.transact(
             lambda db: sound(db.execute(sql, (project,)).fetchone() or (0,), until=1)[0], write=False
         )
@@ -298,18 +320,19 @@ class SqliteLedger:
         def work(db: sqlite3.Connection) -> str:
             _, current, unlogged_until_ms, stored_ms, _ = self._head(db, project)
             db.execute(
-                "DELETE FROM losses WHERE project = ? AND until_ms <= ?", (project, self._clock() - RETENTION_SLACK_MS)
+                "DELETE FROM unlogged WHERE project = ? AND until_ms <= ?",
+                (project, self._clock() - RETENTION_SLACK_MS),
             )
             changed = False
             for usage in usages:
-                sql = f"SELECT {_UNLOGGED} FROM losses WHERE project = ? AND view = ? AND epoch = ?"  # noqa: S608
+                sql = f"SELECT {_UNLOGGED} FROM unlogged WHERE project = ? AND view = ? AND epoch = ?"  # noqa: S608
                 row = db.execute(sql, (project, usage.view, usage.epoch)).fetchone()
                 known = None if row is None else _usage(row)
                 stands = usage if known is None else known.with_report(usage, self._clock())
                 if stands != known:
                     changed = True
                     db.execute(
-                        "REPLACE INTO losses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                        "REPLACE INTO unlogged VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                         (
                             project,
                             stands.view,
@@ -436,7 +459,7 @@ class SqliteLedger:
 
 
 def _following(last: Id, clock_ms: int) -> Id:
-    """The id of a charge made now: ids never go back, whatever the clock does."""
+    """L10. The id of a charge made now: ids never go back, whatever the clock does."""
     return (clock_ms, 0) if clock_ms > last[0] else (last[0], last[1] + 1)
 
 
@@ -462,15 +485,15 @@ def _usage(row: tuple[str, str, str, int, int, int, int, int]) -> UnloggedUsage:
 
 
 def _cutoff(check: LimitCheck, now_ms: int) -> int:
-    """The newest millisecond that is out of the window at `now_ms`."""
+    """L5. The newest millisecond that is out of the window at `now_ms`."""
     if isinstance(check.view.window, Sliding):
         return now_ms - check.view.window.window_ms
-    assert check.edges is not None  # noqa: S101  # calendar asks carry their edges
+    assert check.edges is not None  # noqa: S101  # a calendar limit comes with its edges
     return check.edges[1 if now_ms >= check.edges[1] else 0] - 1
 
 
 def _edges_fit(checks: Sequence[LimitCheck], now_ms: int) -> bool:
-    """Whether the caller's clock and ours are in the same calendar periods, or in neighbouring ones."""
+    """L11. Whether the caller's clock and ours are in the same calendar periods, or in neighbouring ones."""
     for check in checks:  # noqa: SIM110  # half the time of `all` and a generator
         if check.edges is not None and not check.edges[0] <= now_ms < check.edges[2]:
             return False
@@ -478,7 +501,7 @@ def _edges_fit(checks: Sequence[LimitCheck], now_ms: int) -> bool:
 
 
 def _sum_sql(view: View) -> tuple[str, tuple[str, ...]]:
-    """SQL that sums what a view counts in (after, until], and the names it selects."""
+    """L2. SQL that sums what a view counts in (after, until], and the names that it selects."""
     selector = view.selector
     what = "MIN(units, 1)" if selector.count == "calls" else "units"
     # The plain bounds on ms are implied by the pairs; they are what the primary key is searched by.

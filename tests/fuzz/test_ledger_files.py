@@ -111,10 +111,21 @@ def test_a_damaged_journal_decides_or_says_so(part: int, files: Files) -> None:
 
 
 LEDGER_COLUMNS = {
-    "charges": ("project", "ms", "seq", "units", "charged_units", "bucket", "method", "job", "region", "token"),
-    "views": ("total", "tail_ms", "tail_seq", "head_ms", "head_seq", "gone_ms", "name"),
+    "charges": (
+        "project",
+        "ms",
+        "seq",
+        "units",
+        "charged_units",
+        "bucket",
+        "method",
+        "job",
+        "region",
+        "idempotency_key",
+    ),
+    "views": ("total", "tail_ms", "tail_seq", "head_ms", "head_seq", "dropped_through_ms", "name"),
     "exhaustions": ("bucket", "since_ms", "until_ms", "evidence", "reported_by", "reopened_ms", "reopened_because"),
-    "projects": ("epoch", "carried_ms", "keep_ms", "trimmed_ms"),
+    "projects": ("epoch", "unlogged_until_ms", "retention_ms", "trimmed_through_ms"),
 }
 JOURNAL_COLUMNS = {
     "draws": ("ms", "units", "bucket", "method", "job", "region", "token", "repaid", "number"),
