@@ -1,106 +1,127 @@
 -- charge.lua: decide whether one call may leave, and charge it.
 --
 -- Guarantee: one atomic step over all limits asked about. An admitted charge is in the log when this returns; a refusal
--- and a peek change nothing but how far the views have read. The views read at most 1,000 log entries: where more must
--- be read, progress is saved and the answer is MORE (ask again with the same arguments). Arguments that cannot be right
+-- and a peek change nothing but how far the views have read. The views read at most 1,000 log entries: where there are
+-- more, the script saves its progress and answers MORE (ask again with the same arguments). Arguments that cannot be right
 -- are an error, and nothing is written.
 --
--- Redis takes nothing back when a script fails. So the log is written last; where it cannot be, the state is put back.
--- Housekeeping comes after that, and may fail without a word.
+-- The rules have numbers (L1, L2, ...) in ARCHITECTURE.md, "The ledger, normatively".
 --
--- KEYS  1 log      stream: one entry a charge, fields u m j g t (units, method, job, region, token)
---       2 state    hash: last = the log's last id; keep_ms; cut_ms = up to here the log, or its corrections, were trimmed or lost;
---                  repeat:TOKEN = when its repeat was answered; swept = how far housekeeping has come;
---                  closed:BUCKET, reopened:BUCKET; one field for each view: total, tail, head, gone_ms = the newest time
---                  dropped; corrected = 1 while `amended` must be there; looked_ms = when the server was last looked at;
---                  epoch = the token of the first charge, until a loss begins a new one; carry:VIEW = what the ledger
---                  lost (see carry.lua), carried_ms = until when any of that counts
---       3 amended  hash: id -> the units a corrected charge counts now
---       All three carry the project as hash tag: quota:{PROJECT}:log, :state, :amended
+-- Redis takes nothing back when a script fails (L22). So the log is written last; if that fails, the script puts the state
+-- back. Housekeeping comes after that, and may fail without a word.
 --
--- ARGV  1 now_ms        0 = the server's clock; anything else is for tests and simulation
---       2 caller_ms     the caller's clock, the second witness; 0 = none
---       3 commit        1 = charge, 0 = peek
---       4 u             what to charge: a bare integer in bucket `units`, else BUCKET=N
+-- KEYS  1 log          stream: one entry a charge, fields u m j g k (units, method, job, region, idempotency key)
+--       2 state        hash:
+--                      format               of everything stored here (L24)
+--                      last                 the log's last id
+--                      view:VIEW            total, tail, head, dropped_through_ms of each view (L3)
+--                      retention_ms         how long the log is kept (L12)
+--                      trimmed_through_ms   the log, or its corrections, may lack entries up to here (L13, L14)
+--                      has_corrections      1 while the key `corrections` must be there
+--                      retried:KEY          when the retry with this idempotency key was answered (L16)
+--                      epoch                the idempotency key of the first charge, until a loss begins a new one (L18)
+--                      unlogged:VIEW        what the ledger lost and still counts (L17; see add_unlogged.lua)
+--                      unlogged_until_ms    until when any of that counts
+--                      repaid:MACHINE       the last number repaid (L19; see repay.lua)
+--                      closed:BUCKET        an exhaustion, or, lifted, reopened:BUCKET (L20; see exhaust.lua, reopen.lua)
+--                      housekeeping_cursor  how far housekeeping has come in this hash (L23)
+--                      eviction_checked_ms  when the server was last asked whether it may evict keys
+--       3 corrections  hash: id -> the units that a corrected charge counts now (L15)
+--       All three carry the project as hash tag: quota:{PROJECT}:log, :state, :corrections
+--
+-- ARGV  1 now_ms           0 = the server's clock; anything else is for tests and simulation
+--       2 caller_ms        the caller's clock, the second witness; 0 = none
+--       3 commit           1 = charge, 0 = peek
+--       4 u                what to charge: a bare integer in bucket `units`, else BUCKET=N
 --       5 method   6 job   7 region
---       8 token         unique to this attempt, without spaces, @ or /
---       9 retry_age_ms  -1 on the first try of this call; on a repeat after a lost answer, the age of the first try
---      10 keep_ms       how long the log must be kept: for the longest window of all limits that the caller knows of,
---                       whether it asks about them here or not. The longest that anybody named counts
---      11 jitter_ms     added to the end of an exhaustion, so that machines do not come back all at once
---      12 closed_by     names whose exhaustion closes this call, comma-joined (may be empty)
---      13 seen          what the caller has seen of this ledger: its epoch, then ids of the log, spaces between. Empty =
---                       nothing, and a ledger that was emptied or restored from an old copy is not noticed
+--       8 idempotency_key  unique to this attempt, without spaces, @ or /
+--       9 retry_age_ms     -1 on the first try of this call; on a retry after a lost answer, the age of the first try
+--      10 retention_ms     how long the log must be kept: for the longest window of all limits that the caller knows of,
+--                          whether it asks about them here or not. The longest that anybody named counts
+--      11 jitter_ms        added to the end of an exhaustion, so that machines do not come back all at once
+--      12 closed_by        names whose exhaustion closes this call, comma-joined (may be empty)
+--      13 expected         what the caller has seen of this ledger: its epoch, then ids of the log, spaces between. Empty =
+--                          nothing, and a ledger that was emptied or restored from an old copy is not noticed
 --      then four for each limit:
---         view          what it counts: BUCKETS|METHODS|JOBS|WINDOW, then |calls where it counts calls, not units.
---                       A field is * for all, or names joined by commas (a % , | or * inside a name is %25 %2C %7C %2A)
---         cap           the number it may not exceed
---         cost          what this charge adds to it: its units, or 1 where the view counts calls; a peek may ask 0
---         span          sliding: the window in ms. calendar: three edges in ms, "previous next next-but-one"
+--         view             what it counts: BUCKETS|METHODS|JOBS|WINDOW, then |calls where it counts calls, not units.
+--                          A list is * for all, or names joined by commas (a % , | or * inside a name is %25 %2C %7C %2A)
+--         cap              the number it may not exceed
+--         cost             what this charge adds to it: its units, or 1 where the view counts calls; a peek may ask 0
+--         span             sliding: the window in ms. calendar: three edges in ms, "previous next next-but-one"
 --
--- Reply { outcome, id, now_ms, last, exhaustion, epoch, carried, used... }
+-- Reply { outcome, id, now_ms, last, exhaustion, epoch, unlogged, used... }
 --       outcome     ADMITTED, REFUSED, EXHAUSTED (its record is in `exhaustion`), CLOCK (the clocks disagree; nothing
---                   was compared), MORE (ask again), REPEAT (a late original: its repeat was answered already), BEHIND
---                   (this ledger has not what was seen of it; nothing was compared: carry.lua, then ask again)
+--                   was compared), MORE (ask again), RETRIED (a late first try: its retry was answered already), BEHIND
+--                   (this ledger lacks what the caller expects; nothing was compared: add_unlogged.lua, then ask again)
 --       id          of the charge; empty when nothing was charged
 --       now_ms      the moment at which the windows end; with CLOCK the server's clock
 --       last        the id of the newest entry, 0-0 in an empty log
 --       epoch       of this ledger; empty before its first charge
---       carried     a line for each limit, "EPOCH PARTS KEPT LAST EPOCH ..." (see carry.lua); empty if nothing is
---       used...     for each limit, in the order asked, including this charge if it was admitted and what is carried
+--       unlogged    a line for each limit, "EPOCH EXPIRIES KEPT LAST EPOCH ..." (see add_unlogged.lua); empty if there is
+--                   none
+--       used...     for each limit, in the order asked, with this charge if it was admitted, and with unlogged usage
 --       Behind them, once a day: the server's maxmemory-policy if that lets it drop our keys, "?" if it may not be seen
 
-local log, state, amended = KEYS[1], KEYS[2], KEYS[3]
+local log, state, corrections = KEYS[1], KEYS[2], KEYS[3]
 local caller_ms = tonumber(ARGV[2])
 local commit = ARGV[3] == '1'
-local u, method, job, region, token = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+local u, method, job, region, idempotency_key = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local retry_age_ms = tonumber(ARGV[9])
-local keep_ms, jitter_ms, closed_by, seen = tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12], ARGV[13]
+local retention_ms, jitter_ms, closed_by, expected = tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12], ARGV[13]
 
 local FIRST_LIMIT, LIMIT_SIZE = 14, 4
 local FIRST_USED = 8
-local CLOCK_SLACK_MS = 5000
-local KEEP_SLACK_MS = 90000000 -- 25 h: should the clock go back, what has expired counts again
+local CLOCK_SLACK_MS = 5000 -- L11, L16
+local RETENTION_SLACK_MS = 90000000 -- 25 h (L12, L17): should the clock go back, what has expired counts again
 local MAX_SEQ = 9007199254740991
-local CHUNK, MOST_ENTRIES = 250, 1000
-local MOST_UNITS = 1000000000 -- for one charge: sums of a whole log stay exact in 53 bits
+local CHUNK, MAX_ENTRIES = 250, 1000
+local MAX_UNITS = 1000000000 -- for one charge: sums of a whole log stay exact in 53 bits
 local LATEST_MS = 100000000000000
-local MOST_LIMITS = 1000 -- and exhaustions: one command takes 8,000 words from a script
-local REPEAT_KEPT_MS = 300000
-local LOOK_EVERY_MS = 86400000
+local MAX_LIMITS = 1000 -- and exhaustions: one command takes 8,000 words from a script
+local RETRIED_KEPT_MS = 300000 -- L16
+local CHECK_EVICTION_EVERY_MS = 86400000
 
+-- >>> int
+-- A whole number as text: Lua would write 1e+15.
 local function int(n) return string.format('%.0f', n) end
+-- <<< int
 
 -- A number that is none would be compared with, or written to the log, and count wrongly for everybody.
 local function wrong(what) return redis.error_reply('ERR charge.lua: ' .. what) end
 local clock_ms, units = tonumber(ARGV[1]), tonumber(string.match(u or '', '^%d+$') or string.match(u or '', '=(%d+)$'))
 if #KEYS ~= 3 or #ARGV < FIRST_LIMIT - 1 or (#ARGV - FIRST_LIMIT + 1) % LIMIT_SIZE ~= 0 then
   return wrong('3 keys and 13 arguments are needed, then 4 for each limit')
-elseif (#ARGV - FIRST_LIMIT + 1) / LIMIT_SIZE > MOST_LIMITS then
-  return wrong('more than ' .. MOST_LIMITS .. ' limits')
-elseif not (clock_ms and caller_ms and retry_age_ms and jitter_ms and keep_ms) or not (
+elseif (#ARGV - FIRST_LIMIT + 1) / LIMIT_SIZE > MAX_LIMITS then
+  return wrong('more than ' .. MAX_LIMITS .. ' limits')
+elseif not (clock_ms and caller_ms and retry_age_ms and jitter_ms and retention_ms) or not (
   clock_ms >= 0 and clock_ms <= LATEST_MS and caller_ms >= 0 and caller_ms <= MAX_SEQ and retry_age_ms >= -1
-  and retry_age_ms <= MAX_SEQ and keep_ms >= 1 and keep_ms <= LATEST_MS and jitter_ms >= 0 and jitter_ms <= MAX_SEQ
+  and retry_age_ms <= MAX_SEQ and retention_ms >= 1 and retention_ms <= LATEST_MS and jitter_ms >= 0 and jitter_ms <= MAX_SEQ
 ) then -- nan is neither
-  return wrong('now_ms, caller_ms, retry_age_ms, keep_ms (1 or more) and jitter_ms are numbers')
+  return wrong('now_ms, caller_ms, retry_age_ms, retention_ms (1 or more) and jitter_ms are numbers')
 elseif not commit and ARGV[3] ~= '0' then
   return wrong('commit is 1 or 0')
-elseif not units or units > MOST_UNITS then
-  return wrong('u is N or BUCKET=N, with N from 0 to ' .. int(MOST_UNITS))
-elseif commit and not string.find(token, '^[^%s@/]+$') then
-  return wrong('a charge needs a token without spaces, @ or /')
+elseif not units or units > MAX_UNITS then
+  return wrong('u is N or BUCKET=N, with N from 0 to ' .. int(MAX_UNITS))
+elseif commit and not string.find(idempotency_key, '^[^%s@/]+$') then
+  return wrong('a charge needs an idempotency key without spaces, @ or /')
 end
 
-if clock_ms == 0 then
+-- >>> clock
+-- The server's clock in ms, or the time that was given, for tests and simulation.
+local function clock(given_ms)
+  if given_ms ~= 0 then return given_ms end
   local time = redis.call('TIME')
-  clock_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+  return time[1] * 1000 + math.floor(time[2] / 1000)
 end
--- Charges expire by whichever clock is behind, so that no single clock running ahead frees budget.
+-- <<< clock
+clock_ms = clock(clock_ms)
+-- L11. Charges expire by whichever clock is behind, so that no single clock running ahead frees budget.
 local now_ms = clock_ms
 if caller_ms > 0 and caller_ms + CLOCK_SLACK_MS < now_ms then now_ms = caller_ms + CLOCK_SLACK_MS end
 if caller_ms > clock_ms + CLOCK_SLACK_MS then return { 'CLOCK', '', int(clock_ms), '0-0', '', '', '' } end
 
--- Ids: "ms-seq", compared by number.
+-- >>> ids
+-- Ids are "ms-seq", compared by both numbers.
 local function split(id)
   local ms, seq = string.match(id, '^(%d+)-(%d+)$')
   return tonumber(ms), tonumber(seq)
@@ -110,13 +131,27 @@ local function before(a, b)
   local b_ms, b_seq = split(b)
   return a_ms < b_ms or (a_ms == b_ms and a_seq < b_seq)
 end
+-- <<< ids
+
+-- >>> format
+-- L24. An error where the state's field `format` (false: there is none) is not ours; nil where it is, and for a new state.
+local FORMAT = '1'
+local function other_format(found)
+  if found == FORMAT or (not found and redis.call('EXISTS', KEYS[2]) == 0) then return nil end
+  return redis.error_reply('ERR the ledger has format ' .. (found or '0') .. ', and this script needs ' .. FORMAT
+    .. ': use the scripts of its version, or delete its three keys, and with them what was charged')
+end
+-- <<< format
 
 -- One read fetches everything the decision needs.
-local fields = { 'last', 'repeat:' .. token, 'keep_ms', 'cut_ms', 'epoch', 'carried_ms', 'corrected' }
+local fields = {
+  'last', 'retried:' .. idempotency_key, 'retention_ms', 'trimmed_through_ms', 'epoch', 'unlogged_until_ms',
+  'has_corrections', 'format',
+}
 local closed_first = #fields + 1
 for name in string.gmatch(closed_by, '[^,]+') do fields[#fields + 1] = 'closed:' .. name end
 local closed_last = #fields
-if closed_last - closed_first >= MOST_LIMITS then return wrong('more than ' .. MOST_LIMITS .. ' names in closed_by') end
+if closed_last - closed_first >= MAX_LIMITS then return wrong('more than ' .. MAX_LIMITS .. ' names in closed_by') end
 for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do
   local name, cap, cost, span = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), ARGV[at + 3]
   local window_ms = tonumber(span)
@@ -124,93 +159,105 @@ for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do
     return wrong('cap and cost of ' .. name .. ' are numbers')
   elseif commit and cost ~= units and not (cost == 1 and string.find(name, '|calls$')) then
     return wrong('the cost of ' .. name .. ' is the units charged, or 1 where it counts calls')
-  elseif window_ms and not (window_ms >= 1 and window_ms <= keep_ms) then
-    return wrong('span of ' .. name .. ' is 1 to keep_ms')
+  elseif window_ms and not (window_ms >= 1 and window_ms <= retention_ms) then
+    return wrong('span of ' .. name .. ' is 1 to retention_ms')
   elseif not window_ms and not string.find(span, '^%d+ %d+ %d+$') then
     return wrong('span of ' .. name .. ' is a window in ms, or three edges')
   end
-  fields[#fields + 1] = name
+  fields[#fields + 1] = 'view:' .. name
 end
 local known = redis.call('HMGET', state, unpack(fields))
+local unknown_format = other_format(known[8])
+if unknown_format then return unknown_format end
 local function number(field)
   local n = field and tonumber(field) or 0
   return n >= 0 and n <= LATEST_MS and n or 0
 end
-local last, repeated, kept_ms, cut_ms = known[1], known[2], number(known[3]), number(known[4])
-local epoch, carried_ms, corrected = known[5] or '', number(known[6]), known[7] == '1'
+local last, retried = known[1], known[2]
+local stored_retention_ms, trimmed_through_ms = number(known[3]), number(known[4])
+local epoch, unlogged_until_ms, has_corrections = known[5] or '', number(known[6]), known[7] == '1'
 local dirty = {} -- what is to be set in the state: field, value, field, value
-if not last then -- before the first charge, or the state was evicted: it is made again from the other two
+if not last then -- L14: before the first charge, or the state was evicted: it is made again from the other two
   local newest = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)
   last = newest[1] and newest[1][1] or '0-0'
-  kept_ms = math.max(kept_ms, redis.call('PTTL', log))
-  corrected = redis.call('EXISTS', amended) == 1
-  if corrected then dirty = { 'corrected', '1' } end
+  stored_retention_ms = math.max(stored_retention_ms, redis.call('PTTL', log))
+  has_corrections = redis.call('EXISTS', corrections) == 1
+  if has_corrections then dirty = { 'has_corrections', '1' } end
 end
 local last_ms, last_seq = split(last)
--- Without its corrections the log says too much, and what has left a window can no longer be told from it.
-if corrected and redis.call('EXISTS', amended) == 0 then
-  corrected, cut_ms = false, math.max(cut_ms, last_ms)
-  dirty = { 'corrected', '0', 'cut_ms', int(cut_ms) }
+-- L14. Without its corrections the log says too much: it no longer tells how much leaves a window.
+if has_corrections and redis.call('EXISTS', corrections) == 0 then
+  has_corrections, trimmed_through_ms = false, math.max(trimmed_through_ms, last_ms)
+  dirty = { 'has_corrections', '0', 'trimmed_through_ms', int(trimmed_through_ms) }
 end
 
--- A repeat of a call whose answer was lost: if the first try did arrive, its charge is the answer.
+-- L16. A retry of a call whose answer was lost: if the first try did arrive, its charge is the answer.
 local charged_before
 if commit and retry_age_ms >= 0 then
   local since = int(math.max(0, clock_ms - retry_age_ms - CLOCK_SLACK_MS))
-  for _, entry in ipairs(redis.call('XREVRANGE', log, '+', since, 'COUNT', MOST_ENTRIES)) do
-    if entry[2][10] == token then charged_before = entry[1] end
+  for _, entry in ipairs(redis.call('XREVRANGE', log, '+', since, 'COUNT', MAX_ENTRIES)) do
+    if entry[2][10] == idempotency_key then charged_before = entry[1] end
   end
 end
 
--- Behind: another epoch than the caller has seen, or an entry is missing that was neither trimmed nor lost with the whole
--- log (then the views still know of it). The first line is all that it costs whoever saw the newest entry.
+-- L18. Behind: the epoch is not the expected one, or an entry is missing that was neither trimmed nor lost with the whole
+-- log (then the views still know of it). A caller that saw the newest entry pays for one comparison only.
 local function is_behind()
-  local seen_epoch, ids = string.match(seen, '^(%S+)(.*)$')
-  if seen_epoch ~= epoch then return true end
+  local expected_epoch, ids = string.match(expected, '^(%S+)(.*)$')
+  if expected_epoch ~= epoch then return true end
   for id in string.gmatch(ids, '%S+') do
-    if id ~= last and (split(id) or 0) > cut_ms and #redis.call('XRANGE', log, id, id) == 0 then
+    if id ~= last and (split(id) or 0) > trimmed_through_ms and #redis.call('XRANGE', log, id, id) == 0 then
       return not known[1] or redis.call('EXISTS', log) == 1
     end
   end
   return false
 end
-if seen ~= '' and seen ~= epoch .. ' ' .. last and not charged_before and is_behind() then
+if expected ~= '' and expected ~= epoch .. ' ' .. last and not charged_before and is_behind() then
   return { 'BEHIND', '', int(now_ms), last, '', epoch, '' }
 end
 
--- What a view counts of one entry. The view's name says what it selects; it is read only where others' entries are.
+-- >>> what a view counts
+-- L2. The bucket and the units in the field `u` of an entry.
+local function bucket_and_units(u)
+  local bucket, units = string.match(u, '^(.*)=(%d+)$')
+  return bucket or 'units', units or u
+end
+-- A function that says what the view of this name counts of an entry, from its bucket, method, job, and units after
+-- corrections; nil if it is no view's name.
 local function counter(view)
-  local function names_of(list)
-    if list == '*' then return nil end
-    local set = {}
-    for name in string.gmatch(list .. ',', '([^,]*),') do
-      set[string.gsub(name, '%%(%x%x)', function(hex) return string.char(tonumber(hex, 16)) end)] = true
-    end
-    return set
-  end
-  local buckets, methods, jobs, rest = string.match(view, '^([^|]*)|([^|]*)|([^|]*)|(.*)$')
-  buckets, methods, jobs = names_of(buckets), names_of(methods), names_of(jobs)
+  local buckets, methods, jobs, rest = string.match(view, '^([^|]*)|([^|]*)|([^|]*)|(.+)$')
+  if not rest then return nil end
   local calls = string.find(rest, '|calls', 1, true)
+  local function selects(list, name)
+    if list == '*' then return true end
+    name = string.gsub(name, '[%%,|*]', function(c) return string.format('%%%02X', string.byte(c)) end)
+    return string.find(',' .. list .. ',', ',' .. name .. ',', 1, true) ~= nil
+  end
+  return function(bucket, method, job, units)
+    if not (selects(buckets, bucket) and selects(methods, method) and selects(jobs, job)) then return 0 end
+    return calls and math.min(units, 1) or units
+  end
+end
+-- <<< what a view counts
+
+-- What the view counts of an entry. Its name is taken apart only where there are entries to be read.
+local function counter_of_entries(view)
+  local count = counter(view)
   return function(entry)
     local f = entry[2]
-    local bucket, units = string.match(f[2], '^(.*)=(%d+)$')
-    if not bucket then bucket, units = 'units', f[2] end
-    if buckets and not buckets[bucket] then return 0 end
-    if methods and not methods[f[4]] then return 0 end
-    if jobs and not jobs[f[6]] then return 0 end
-    units = math.max(0, tonumber(corrected and redis.call('HGET', amended, entry[1]) or units))
-    if calls then return units > 0 and 1 or 0 end
-    return units
+    local bucket, charged = bucket_and_units(f[2])
+    local counted = has_corrections and redis.call('HGET', corrections, entry[1]) or charged
+    return count(bucket, f[4], f[6], math.max(0, tonumber(counted)))
   end
 end
 
--- Bring each view up to the log's end and drop what has left its window.
+-- L4, first half: bring each view up to the log's end and drop what has left its window.
 local touched, more = 0, false
 local views = {}
 for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do
   local name, span = ARGV[at], ARGV[at + 3]
   local stored = known[closed_last + 1 + (at - FIRST_LIMIT) / LIMIT_SIZE]
-  local cutoff_ms -- entries at or before this are out of the window
+  local cutoff_ms -- L5: entries at or before this are out of the window
   local window_ms = tonumber(span)
   if window_ms then
     cutoff_ms = now_ms - window_ms
@@ -222,40 +269,40 @@ for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do
   end
   if cutoff_ms < 0 then cutoff_ms = 0 end
 
-  local total, tail, tail_ms, head, head_ms, gone_ms
+  local total, tail, tail_ms, head, head_ms, dropped_through_ms
   if stored then
-    total, tail, tail_ms, head, head_ms, gone_ms =
+    total, tail, tail_ms, head, head_ms, dropped_through_ms =
       string.match(stored, '^(%d+) ((%d+)%-%d+) ((%d+)%-%d+) (%d+)$')
-    total, tail_ms, head_ms, gone_ms = tonumber(total), tonumber(tail_ms), tonumber(head_ms), tonumber(gone_ms)
+    total, tail_ms, head_ms = tonumber(total), tonumber(tail_ms), tonumber(head_ms)
+    dropped_through_ms = tonumber(dropped_through_ms)
   end
-  -- Other names would be taken for other fields of the state.
   if not total and not string.find(name, '^[^|]*|[^|]*|[^|]*|.') then
     return wrong('the view ' .. name .. ' is not BUCKETS|METHODS|JOBS|WINDOW')
   end
-  -- Where the log lacks a part of this window, or its corrections, the view knows more than the log: its sum stands until
-  -- that part is out of the window, and is then taken afresh.
-  local whole = cut_ms <= cutoff_ms
-  -- Missing, or the clock went back behind what was dropped, or all that it counts has expired, or the log no longer
-  -- has what it would have to drop: start afresh.
+  -- L14. Where the log lacks a part of this window, or its corrections, the view knows more than the log: its total stands
+  -- until that part is out of the window, and is then taken afresh.
+  local whole = trimmed_through_ms <= cutoff_ms
+  -- L6, L13. Missing, or the clock went back behind what was dropped, or all that it counts has expired, or the log no
+  -- longer has what it would have to drop: start afresh.
   local afresh = not total or head_ms <= cutoff_ms
-  if not afresh and (gone_ms > cutoff_ms or (whole and tail_ms <= cut_ms)) then
+  if not afresh and (dropped_through_ms > cutoff_ms or (whole and tail_ms <= trimmed_through_ms)) then
     afresh = not known[1] or redis.call('EXISTS', log) == 1
     if not afresh then -- it was deleted or evicted, and nobody has charged since
-      whole, cut_ms = false, math.max(cut_ms, last_ms)
-      dirty[#dirty + 1] = 'cut_ms'
-      dirty[#dirty + 1] = int(cut_ms)
+      whole, trimmed_through_ms = false, math.max(trimmed_through_ms, last_ms)
+      dirty[#dirty + 1] = 'trimmed_through_ms'
+      dirty[#dirty + 1] = int(trimmed_through_ms)
     end
   end
   if afresh then
-    total, tail_ms, gone_ms = 0, cutoff_ms + 1, cutoff_ms
+    total, tail_ms, dropped_through_ms = 0, cutoff_ms + 1, cutoff_ms
     tail, head = int(tail_ms) .. '-0', int(cutoff_ms) .. '-' .. int(MAX_SEQ)
   end
 
   local counts
-  while head ~= last and before(head, last) do
-    local room = math.min(CHUNK, MOST_ENTRIES - touched)
+  while head ~= last and before(head, last) do -- L7
+    local room = math.min(CHUNK, MAX_ENTRIES - touched)
     if room == 0 then more = true break end
-    counts = counts or counter(name)
+    counts = counts or counter_of_entries(name)
     local entries = redis.call('XRANGE', log, '(' .. head, last, 'COUNT', room)
     for _, entry in ipairs(entries) do
       total = total + counts(entry)
@@ -267,15 +314,15 @@ for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do
   if tail_ms <= cutoff_ms and not whole then
     tail_ms, tail = cutoff_ms + 1, int(cutoff_ms + 1) .. '-0'
   end
-  while not more and tail_ms <= cutoff_ms do
-    local room = math.min(CHUNK, MOST_ENTRIES - touched)
+  while not more and tail_ms <= cutoff_ms do -- L8
+    local room = math.min(CHUNK, MAX_ENTRIES - touched)
     if room == 0 then more = true break end
-    counts = counts or counter(name)
+    counts = counts or counter_of_entries(name)
     local entries = redis.call('XRANGE', log, tail, int(cutoff_ms), 'COUNT', room)
     for _, entry in ipairs(entries) do
       total = total - counts(entry)
       local ms, seq = split(entry[1])
-      gone_ms, tail_ms, tail = ms, ms, int(ms) .. '-' .. int(seq + 1)
+      dropped_through_ms, tail_ms, tail = ms, ms, int(ms) .. '-' .. int(seq + 1)
     end
     touched = touched + #entries
     if #entries < room then
@@ -286,32 +333,32 @@ for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do
     end
   end
   views[#views + 1] = {
-    name = name, total = total, tail = tail, head = head, gone_ms = gone_ms, stored = stored,
-    cap = tonumber(ARGV[at + 1]), cost = tonumber(ARGV[at + 2]), carried = 0,
+    name = name, total = total, tail = tail, head = head, dropped_through_ms = dropped_through_ms, stored = stored,
+    cap = tonumber(ARGV[at + 1]), cost = tonumber(ARGV[at + 2]), unlogged = 0,
   }
   if more then break end
 end
 
 local another_second = math.floor(last_ms / 1000) ~= math.floor(clock_ms / 1000)
-local live_ms = kept_ms
-local due = another_second or keep_ms > kept_ms or not known[1]
+local live_ms = stored_retention_ms
+local due = another_second or retention_ms > stored_retention_ms or not known[1]
 
 local function put(view, total, head)
-  local text = int(total) .. ' ' .. view.tail .. ' ' .. head .. ' ' .. int(view.gone_ms)
+  local text = int(total) .. ' ' .. view.tail .. ' ' .. head .. ' ' .. int(view.dropped_through_ms)
   if text ~= view.stored then
     view.stored = text
-    dirty[#dirty + 1] = view.name
+    dirty[#dirty + 1] = 'view:' .. view.name
     dirty[#dirty + 1] = text
   end
 end
 local function flush()
   if due then
-    kept_ms = math.max(kept_ms, keep_ms)
-    redis.call('HSET', state, 'keep_ms', int(kept_ms))
-    live_ms = math.max(kept_ms, carried_ms + KEEP_SLACK_MS - now_ms)
+    stored_retention_ms = math.max(stored_retention_ms, retention_ms)
+    redis.call('HSET', state, 'format', FORMAT, 'retention_ms', int(stored_retention_ms))
+    live_ms = math.max(stored_retention_ms, unlogged_until_ms + RETENTION_SLACK_MS - now_ms)
     -- No key is made that would live for ever.
     local lives = redis.pcall('PEXPIRE', state, int(live_ms))
-    if type(lives) == 'table' and not known[1] then redis.pcall('HDEL', state, 'keep_ms') end
+    if type(lives) == 'table' and not known[8] then redis.pcall('HDEL', state, 'format', 'retention_ms') end
     for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, int(live_ms)) end
   end
   redis.call('HSET', state, unpack(dirty))
@@ -326,24 +373,24 @@ end
 
 local reply = { 'ADMITTED', '', int(now_ms), last, '', epoch, '' }
 
--- What was lost counts until all of it would have expired.
-if carried_ms > now_ms then
+-- L17. What was lost counts until all of it would have expired.
+if unlogged_until_ms > now_ms then
   local lines = {}
   for index, view in ipairs(views) do
-    local carried = redis.call('HGET', state, 'carry:' .. view.name) or ''
-    lines[index] = carried
-    for parts in string.gmatch(carried, '%S+ (%S+) %S+ %S+') do
-      for carried_units, until_ms in string.gmatch(parts, '(%d+):(%d+)') do
-        if tonumber(until_ms) > now_ms then view.carried = view.carried + tonumber(carried_units) end
+    local reports = redis.call('HGET', state, 'unlogged:' .. view.name) or ''
+    lines[index] = reports
+    for expiries in string.gmatch(reports, '%S+ (%S+) %S+ %S+') do
+      for unlogged_units, until_ms in string.gmatch(expiries, '(%d+):(%d+)') do
+        if tonumber(until_ms) > now_ms then view.unlogged = view.unlogged + tonumber(unlogged_units) end
       end
     end
   end
   reply[7] = table.concat(lines, '\n')
 end
 
--- The token of a repeat stays behind for a first try that is still under way.
-if commit and retry_age_ms < 0 and repeated then
-  reply[1] = 'REPEAT'
+-- L16. The key of a retry stays behind for a first try that is still under way.
+if commit and retry_age_ms < 0 and retried then
+  reply[1] = 'RETRIED'
   return reply
 end
 if commit and retry_age_ms >= 0 then
@@ -351,7 +398,7 @@ if commit and retry_age_ms >= 0 then
   dirty[#dirty + 1] = int(clock_ms)
 end
 
--- Compare.
+-- L9, L20: compare.
 for index = closed_first, closed_last do
   local closed = known[index]
   if closed and not charged_before then
@@ -362,14 +409,15 @@ for index = closed_first, closed_last do
   end
 end
 for _, view in ipairs(views) do
-  local fits = view.cost == 0 or view.total + view.carried + view.cost <= view.cap
+  local fits = view.cost == 0 or view.total + view.unlogged + view.cost <= view.cap
   if not fits and reply[1] == 'ADMITTED' and not charged_before then reply[1] = 'REFUSED' end
 end
 
--- Write: the state, and then the entry.
+-- L22: write the state, and then the entry.
 if charged_before then reply[2] = charged_before end
 local id = commit and reply[1] == 'ADMITTED' and not charged_before
 if id then
+  -- L10
   id = clock_ms > last_ms and int(clock_ms) .. '-0' or int(last_ms) .. '-' .. int(last_seq + 1)
   dirty[#dirty + 1] = 'last'
   dirty[#dirty + 1] = id
@@ -378,7 +426,7 @@ end
 for index, view in ipairs(views) do
   local added = id and view.cost or 0
   put(view, view.total + added, id or view.head)
-  reply[FIRST_USED - 1 + index] = int(view.total + view.carried + added)
+  reply[FIRST_USED - 1 + index] = int(view.total + view.unlogged + added)
 end
 if #dirty == 0 then return reply end
 flush()
@@ -386,9 +434,9 @@ flush()
 local log_is_new = false
 if id then
   local refused
-  local there = redis.pcall('XADD', log, 'NOMKSTREAM', id, 'u', u, 'm', method, 'j', job, 'g', region, 't', token)
+  local there = redis.pcall('XADD', log, 'NOMKSTREAM', id, 'u', u, 'm', method, 'j', job, 'g', region, 'k', idempotency_key)
   if not there then
-    live_ms = math.max(live_ms, carried_ms + KEEP_SLACK_MS - now_ms)
+    live_ms = math.max(live_ms, unlogged_until_ms + RETENTION_SLACK_MS - now_ms)
     refused = redis.pcall('PEXPIRE', state, int(live_ms)) -- as it will be for the log
   elseif type(there) == 'table' then
     refused = there
@@ -401,58 +449,57 @@ if id then
   end
   if not there then
     log_is_new = true
-    redis.call('XADD', log, id, 'u', u, 'm', method, 'j', job, 'g', region, 't', token)
+    redis.call('XADD', log, id, 'u', u, 'm', method, 'j', job, 'g', region, 'k', idempotency_key)
     redis.call('PEXPIRE', log, int(live_ms))
-    if known[1] then -- it was deleted or evicted: what the views counted of it still counts
-      cut_ms = last_ms
-      redis.call('HSET', state, 'cut_ms', int(cut_ms))
+    if known[1] then -- L14: it was deleted or evicted: what the views counted of it still counts
+      trimmed_through_ms = last_ms
+      redis.call('HSET', state, 'trimmed_through_ms', int(trimmed_through_ms))
     end
   end
   if epoch == '' then
-    redis.call('HSET', state, 'epoch', token)
-    reply[6] = token
+    redis.call('HSET', state, 'epoch', idempotency_key)
+    reply[6] = idempotency_key
   end
 end
 
--- Housekeeping, once a second at most and with each repeat: a bounded piece of trimming and of sweeping. Where it cannot
--- be done it is left undone: the charge stands.
+-- L23. Housekeeping, once a second at most and with each retry, a bounded piece at a time. If it fails, the charge stands.
 if not (due or log_is_new or retry_age_ms >= 0) then return reply end
-if log_is_new and type(redis.pcall('DEL', amended)) ~= 'table' then redis.call('HSET', state, 'corrected', '0') end
+if log_is_new and type(redis.pcall('DEL', corrections)) ~= 'table' then redis.call('HSET', state, 'has_corrections', '0') end
 pcall(function()
-  if math.abs(clock_ms - number(redis.call('HGET', state, 'looked_ms'))) < LOOK_EVERY_MS then return end
-  redis.call('HSET', state, 'looked_ms', int(clock_ms))
+  if math.abs(clock_ms - number(redis.call('HGET', state, 'eviction_checked_ms'))) < CHECK_EVICTION_EVERY_MS then return end
+  redis.call('HSET', state, 'eviction_checked_ms', int(clock_ms))
   local info = redis.pcall('INFO', 'memory')
   local policy = type(info) == 'string' and string.match(info, 'maxmemory_policy:(%S+)') or '?'
   if policy ~= 'noeviction' then reply[#reply + 1] = policy end
 end)
--- The log is kept for the longest window ever asked about, whoever asked.
-local gone_ms = now_ms - kept_ms
+-- L13. The log is kept for the longest window ever asked about, whoever asked.
+local trim_through_ms = now_ms - stored_retention_ms
 pcall(function()
-  local old = redis.call('XRANGE', log, '-', '(' .. int(math.max(0, gone_ms)), 'COUNT', CHUNK)
+  local old = redis.call('XRANGE', log, '-', '(' .. int(math.max(0, trim_through_ms)), 'COUNT', CHUNK)
   if #old == 0 then return end
   local ms, seq = split(old[#old][1])
   redis.call('XTRIM', log, 'MINID', int(ms) .. '-' .. int(seq + 1))
-  redis.call('HSET', state, 'cut_ms', int(math.max(cut_ms, ms)))
-  for _, entry in ipairs(old) do redis.call('HDEL', amended, entry[1]) end
-  if corrected and redis.call('EXISTS', amended) == 0 then redis.call('HSET', state, 'corrected', '0') end
+  redis.call('HSET', state, 'trimmed_through_ms', int(math.max(trimmed_through_ms, ms)))
+  for _, entry in ipairs(old) do redis.call('HDEL', corrections, entry[1]) end
+  if has_corrections and redis.call('EXISTS', corrections) == 0 then redis.call('HSET', state, 'has_corrections', '0') end
 end)
--- Of the state: repeats whose first tries have long failed, what was carried and has expired, and views that nobody has
--- asked about for so long, of limits that are configured no more.
+-- From the state go: keys of retries whose first tries have long failed, unlogged usage that has expired, and views that
+-- nobody has asked about for so long, of limits that are configured no more.
 pcall(function()
-  local from = redis.call('HGET', state, 'swept') or '0'
+  local from = redis.call('HGET', state, 'housekeeping_cursor') or '0'
   local piece = redis.call('HSCAN', state, string.match(from, '^%d+$') or '0', 'COUNT', CHUNK)
   for at = 1, #piece[2], 2 do
     local field, value, old = piece[2][at], piece[2][at + 1], false
-    if string.find(field, '^repeat:') then
-      old = math.abs(clock_ms - (tonumber(value) or 0)) >= REPEAT_KEPT_MS
-    elseif string.find(field, '^carry:') or field == 'carried_ms' then
-      old = carried_ms + KEEP_SLACK_MS <= now_ms
-    else
+    if string.find(field, '^retried:') then
+      old = math.abs(clock_ms - (tonumber(value) or 0)) >= RETRIED_KEPT_MS
+    elseif string.find(field, '^unlogged:') or field == 'unlogged_until_ms' then
+      old = unlogged_until_ms + RETENTION_SLACK_MS <= now_ms
+    elseif string.find(field, '^view:') then
       local head_ms = tonumber(string.match(value, '^%d+ %d+%-%d+ (%d+)%-%d+ %d+$'))
-      old = head_ms and head_ms <= gone_ms
+      old = head_ms and head_ms <= trim_through_ms
     end
     if old then redis.call('HDEL', state, field) end
   end
-  if piece[1] ~= from then redis.call('HSET', state, 'swept', piece[1]) end
+  if piece[1] ~= from then redis.call('HSET', state, 'housekeeping_cursor', piece[1]) end
 end)
 return reply

@@ -1,21 +1,35 @@
--- read.lua: a piece of the log, with corrections applied. Changes nothing.
+-- read.lua: a piece of the log, with corrections applied (L1, L15 in ARCHITECTURE.md). Changes nothing.
 --
--- KEYS  1 log   2 state (unused; every script takes the same three)   3 amended
+-- KEYS  1 log   2 state   3 corrections     (see charge.lua)
 -- ARGV  1 from    first id; "(ID" for exclusive
 --       2 to      last id or millisecond, inclusive
 --       3 count   at most this many entries, 1 to 1000; another number is an error
--- Reply { { id, u, m, j, g, t, amended units or "" }, ... } in time order
+-- Reply { { id, u, m, j, g, k, corrected units or "" }, ... } in time order
 
-local log, amended = KEYS[1], KEYS[3]
+local log, state, corrections = KEYS[1], KEYS[2], KEYS[3]
 local from, to, count = ARGV[1], ARGV[2], tonumber(ARGV[3])
 if not (count and count >= 1 and count <= 1000) then
   return redis.error_reply('ERR read.lua: count is 1 to 1000')
 end
 
-local any_amended = redis.call('EXISTS', amended) == 1
+-- >>> format
+-- L24. An error where the state's field `format` (false: there is none) is not ours; nil where it is, and for a new state.
+local FORMAT = '1'
+local function other_format(found)
+  if found == FORMAT or (not found and redis.call('EXISTS', KEYS[2]) == 0) then return nil end
+  return redis.error_reply('ERR the ledger has format ' .. (found or '0') .. ', and this script needs ' .. FORMAT
+    .. ': use the scripts of its version, or delete its three keys, and with them what was charged')
+end
+-- <<< format
+
+local unknown_format = other_format(redis.call('HGET', state, 'format'))
+if unknown_format then return unknown_format end
+
+local any_corrections = redis.call('EXISTS', corrections) == 1
 local reply = {}
 for i, entry in ipairs(redis.call('XRANGE', log, from, to, 'COUNT', count)) do
   local f = entry[2]
-  reply[i] = { entry[1], f[2], f[4], f[6], f[8], f[10], any_amended and redis.call('HGET', amended, entry[1]) or '' }
+  local corrected = any_corrections and redis.call('HGET', corrections, entry[1])
+  reply[i] = { entry[1], f[2], f[4], f[6], f[8], f[10], corrected or '' }
 end
 return reply

@@ -1,9 +1,9 @@
 -- reopen.lua: lift an exhaustion, because somebody knows better than upstream's last word.
 --
 -- Guarantee: the bucket is open for everybody from now on. What upstream had said is kept for people, with the reason, until
--- the bucket is closed again.
+-- the bucket is closed again. The rule is L20 in ARCHITECTURE.md.
 --
--- KEYS  1 log   2 state   3 amended     (see charge.lua; only the state is written)
+-- KEYS  1 log   2 state   3 corrections     (see charge.lua; only the state is written)
 -- ARGV  1 now_ms    0 = the server's clock
 --       2 bucket
 --       3 because   a JSON text without line ends
@@ -11,17 +11,40 @@
 
 local state = KEYS[2]
 local now_ms, bucket, because = tonumber(ARGV[1]), ARGV[2], ARGV[3]
-if now_ms == 0 then
+
+-- >>> int
+-- A whole number as text: Lua would write 1e+15.
+local function int(n) return string.format('%.0f', n) end
+-- <<< int
+
+-- >>> clock
+-- The server's clock in ms, or the time that was given, for tests and simulation.
+local function clock(given_ms)
+  if given_ms ~= 0 then return given_ms end
   local time = redis.call('TIME')
-  now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+  return time[1] * 1000 + math.floor(time[2] / 1000)
 end
+-- <<< clock
+
+-- >>> format
+-- L24. An error where the state's field `format` (false: there is none) is not ours; nil where it is, and for a new state.
+local FORMAT = '1'
+local function other_format(found)
+  if found == FORMAT or (not found and redis.call('EXISTS', KEYS[2]) == 0) then return nil end
+  return redis.error_reply('ERR the ledger has format ' .. (found or '0') .. ', and this script needs ' .. FORMAT
+    .. ': use the scripts of its version, or delete its three keys, and with them what was charged')
+end
+-- <<< format
 
 if not now_ms or string.find(because, '\n', 1, true) then
   return redis.error_reply('ERR reopen.lua: now_ms is a number, and because is one line')
 end
+now_ms = clock(now_ms)
 
-local closed = redis.call('HGET', state, 'closed:' .. bucket)
+local known = redis.call('HMGET', state, 'closed:' .. bucket, 'format')
+local closed, unknown_format = known[1], other_format(known[2])
+if unknown_format then return unknown_format end
 if not closed then return nil end
-redis.call('HSET', state, 'reopened:' .. bucket, string.format('%.0f', now_ms) .. ' ' .. because .. '\n' .. closed)
+redis.call('HSET', state, 'reopened:' .. bucket, int(now_ms) .. ' ' .. because .. '\n' .. closed)
 redis.call('HDEL', state, 'closed:' .. bucket)
 return 1

@@ -1,76 +1,113 @@
 -- repay.lua: append what a machine spent on its local allowance while it could not reach this server.
 --
 -- Guarantee: each charge is appended once, however often it is sent: the last number repaid is kept for each machine.
--- Nothing is compared: it was spent. It is dated now, so it counts a little too long, never too short.
+-- Nothing is compared: it was spent. It is dated now, so it counts a little too long, never too short. The rule is L19 in
+-- ARCHITECTURE.md.
 --
--- KEYS  1 log   2 state   3 amended     (see charge.lua)
--- ARGV  1 now_ms    0 = the server's clock
---       2 machine   name of the machine's journal
---       3 keep_ms   as in charge.lua
---       then six for each charge, at most 100, their numbers rising: number, u, method, job, region, token
+-- KEYS  1 log   2 state   3 corrections     (see charge.lua)
+-- ARGV  1 now_ms         0 = the server's clock
+--       2 machine        name of the machine's journal
+--       3 retention_ms   as in charge.lua
+--       then six for each charge, at most 100, their numbers rising: number, u, method, job, region, idempotency_key
 -- Reply how many were appended
 
-local log, state, amended = KEYS[1], KEYS[2], KEYS[3]
-local clock_ms, machine, keep_ms = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
-local FIRST_CHARGE, CHARGE_SIZE, MOST_CHARGES = 4, 6, 100
+local log, state, corrections = KEYS[1], KEYS[2], KEYS[3]
+local clock_ms, machine, retention_ms = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
+local FIRST_CHARGE, CHARGE_SIZE, MAX_CHARGES = 4, 6, 100
+
+-- >>> int
+-- A whole number as text: Lua would write 1e+15.
+local function int(n) return string.format('%.0f', n) end
+-- <<< int
+
+-- >>> clock
+-- The server's clock in ms, or the time that was given, for tests and simulation.
+local function clock(given_ms)
+  if given_ms ~= 0 then return given_ms end
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+-- <<< clock
+
+-- >>> ids
+-- Ids are "ms-seq", compared by both numbers.
+local function split(id)
+  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+  return tonumber(ms), tonumber(seq)
+end
+local function before(a, b)
+  local a_ms, a_seq = split(a)
+  local b_ms, b_seq = split(b)
+  return a_ms < b_ms or (a_ms == b_ms and a_seq < b_seq)
+end
+-- <<< ids
+
+-- >>> format
+-- L24. An error where the state's field `format` (false: there is none) is not ours; nil where it is, and for a new state.
+local FORMAT = '1'
+local function other_format(found)
+  if found == FORMAT or (not found and redis.call('EXISTS', KEYS[2]) == 0) then return nil end
+  return redis.error_reply('ERR the ledger has format ' .. (found or '0') .. ', and this script needs ' .. FORMAT
+    .. ': use the scripts of its version, or delete its three keys, and with them what was charged')
+end
+-- <<< format
 
 -- Looked through before anything is written: half of a journal could not be sent again.
-if not (clock_ms and keep_ms and keep_ms >= 1) then
-  return redis.error_reply('ERR repay.lua: now_ms and keep_ms (1 or more) are numbers')
+if not (clock_ms and retention_ms and retention_ms >= 1) then
+  return redis.error_reply('ERR repay.lua: now_ms and retention_ms (1 or more) are numbers')
 end
-if #ARGV >= FIRST_CHARGE + MOST_CHARGES * CHARGE_SIZE then
-  return redis.error_reply('ERR repay.lua: more than ' .. MOST_CHARGES .. ' charges')
+if #ARGV >= FIRST_CHARGE + MAX_CHARGES * CHARGE_SIZE then
+  return redis.error_reply('ERR repay.lua: more than ' .. MAX_CHARGES .. ' charges')
 end
 for at = FIRST_CHARGE, #ARGV, CHARGE_SIZE do
   local number, u = tonumber(ARGV[at]), ARGV[at + 1] or ''
   if not (number and ARGV[at + 5] and (string.find(u, '^%d+$') or string.find(u, '=%d+$'))) then
-    return redis.error_reply('ERR repay.lua: a charge is six arguments: number, u, method, job, region, token')
+    return redis.error_reply(
+      'ERR repay.lua: a charge is six arguments: number, u, method, job, region, idempotency key')
   end
 end
+clock_ms = clock(clock_ms)
 
-if clock_ms == 0 then
-  local time = redis.call('TIME')
-  clock_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-end
-local last = redis.call('HGET', state, 'last')
+local known = redis.call('HMGET', state, 'last', 'repaid:' .. machine, 'retention_ms', 'format')
+local unknown_format = other_format(known[4])
+if unknown_format then return unknown_format end
+local last, repaid = known[1], tonumber(known[2] or 0)
 local log_is_lost = last and redis.call('EXISTS', log) == 0
 if not last then
   local newest = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)
   last = newest[1] and newest[1][1] or '0-0'
 end
-local last_ms, last_seq = string.match(last, '^(%d+)-(%d+)$')
-last_ms, last_seq = tonumber(last_ms), tonumber(last_seq)
+local last_ms, last_seq = split(last)
 local lost_ms = last_ms
 
-local repaid = tonumber(redis.call('HGET', state, 'repaid:' .. machine) or 0)
--- What may fail is tried where it does no harm: Redis takes nothing back when a script fails.
-local kept_ms = string.format('%.0f', math.max(keep_ms, tonumber(redis.call('HGET', state, 'keep_ms') or 0)))
+-- L22. What may fail is tried where it does no harm.
+local stored_retention_ms = int(math.max(retention_ms, tonumber(known[3] or 0)))
 local function set_lifetimes()
   for _, key in ipairs(KEYS) do
-    if redis.call('PTTL', key) < tonumber(kept_ms) then redis.call('PEXPIRE', key, kept_ms) end
+    if redis.call('PTTL', key) < tonumber(stored_retention_ms) then redis.call('PEXPIRE', key, stored_retention_ms) end
   end
 end
-redis.call('PEXPIRE', amended, string.format('%.0f', math.max(tonumber(kept_ms), redis.call('PTTL', amended))))
-redis.call('HSET', state, 'keep_ms', kept_ms)
+local corrections_live_ms = math.max(tonumber(stored_retention_ms), redis.call('PTTL', corrections))
+redis.call('PEXPIRE', corrections, int(corrections_live_ms))
+redis.call('HSET', state, 'format', FORMAT, 'retention_ms', stored_retention_ms)
 set_lifetimes()
 
 local appended = 0
 for at = FIRST_CHARGE, #ARGV, CHARGE_SIZE do
   local number = tonumber(ARGV[at])
   if number > repaid then
-    if clock_ms > last_ms then last_ms, last_seq = clock_ms, 0 else last_seq = last_seq + 1 end
-    redis.call('XADD', log, string.format('%.0f-%.0f', last_ms, last_seq),
-      'u', ARGV[at + 1], 'm', ARGV[at + 2], 'j', ARGV[at + 3], 'g', ARGV[at + 4], 't', ARGV[at + 5])
+    if clock_ms > last_ms then last_ms, last_seq = clock_ms, 0 else last_seq = last_seq + 1 end -- L10
+    redis.call('XADD', log, int(last_ms) .. '-' .. int(last_seq),
+      'u', ARGV[at + 1], 'm', ARGV[at + 2], 'j', ARGV[at + 3], 'g', ARGV[at + 4], 'k', ARGV[at + 5])
     repaid = number
     appended = appended + 1
   end
 end
 if appended > 0 then
-  redis.call('HSET', state, 'last', string.format('%.0f-%.0f', last_ms, last_seq),
-    'repaid:' .. machine, string.format('%.0f', repaid))
-  if log_is_lost then -- deleted or evicted: see cut_ms in charge.lua
-    redis.call('HSET', state, 'cut_ms', string.format('%.0f', lost_ms))
-    if type(redis.pcall('DEL', amended)) ~= 'table' then redis.call('HSET', state, 'corrected', '0') end
+  redis.call('HSET', state, 'last', int(last_ms) .. '-' .. int(last_seq), 'repaid:' .. machine, int(repaid))
+  if log_is_lost then -- L14
+    redis.call('HSET', state, 'trimmed_through_ms', int(lost_ms))
+    if type(redis.pcall('DEL', corrections)) ~= 'table' then redis.call('HSET', state, 'has_corrections', '0') end
   end
   set_lifetimes()
 end

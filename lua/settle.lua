@@ -1,80 +1,113 @@
 -- settle.lua: set what a charge counts, absolutely. A refund settles to 0.
 --
 -- Guarantee: one atomic step; idempotent; never refused; the charge keeps its time and id. All views are kept up to date.
--- Nothing is written before all that may fail was tried.
+-- Nothing is written before all that may fail was tried. The rule is L15 in ARCHITECTURE.md.
 --
--- KEYS  1 log   2 state   3 amended     (see charge.lua)
+-- KEYS  1 log   2 state   3 corrections     (see charge.lua)
 -- ARGV  1 id       of the charge, as charge.lua gave it
 --       2 units    what it counts from now on, 0 or more
--- Reply { u, m, j, g, t, units it counted until now }, or nothing ({}) for an id that is not in the log
+-- Reply { u, m, j, g, k, units it counted until now }, or nothing ({}) for an id that is not in the log
 
-local log, state, amended = KEYS[1], KEYS[2], KEYS[3]
+local log, state, corrections = KEYS[1], KEYS[2], KEYS[3]
 local PIECE = 1000
 local id, units = ARGV[1], tonumber(string.match(ARGV[2] or '', '^%d+$'))
 if not units then return redis.error_reply('ERR settle.lua: units are a whole number, 0 or more') end
+
+-- >>> int
+-- A whole number as text: Lua would write 1e+15.
+local function int(n) return string.format('%.0f', n) end
+-- <<< int
+
+-- >>> ids
+-- Ids are "ms-seq", compared by both numbers.
+local function split(id)
+  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+  return tonumber(ms), tonumber(seq)
+end
+local function before(a, b)
+  local a_ms, a_seq = split(a)
+  local b_ms, b_seq = split(b)
+  return a_ms < b_ms or (a_ms == b_ms and a_seq < b_seq)
+end
+-- <<< ids
+
+-- >>> format
+-- L24. An error where the state's field `format` (false: there is none) is not ours; nil where it is, and for a new state.
+local FORMAT = '1'
+local function other_format(found)
+  if found == FORMAT or (not found and redis.call('EXISTS', KEYS[2]) == 0) then return nil end
+  return redis.error_reply('ERR the ledger has format ' .. (found or '0') .. ', and this script needs ' .. FORMAT
+    .. ': use the scripts of its version, or delete its three keys, and with them what was charged')
+end
+-- <<< format
+
+-- >>> what a view counts
+-- L2. The bucket and the units in the field `u` of an entry.
+local function bucket_and_units(u)
+  local bucket, units = string.match(u, '^(.*)=(%d+)$')
+  return bucket or 'units', units or u
+end
+-- A function that says what the view of this name counts of an entry, from its bucket, method, job, and units after
+-- corrections; nil if it is no view's name.
+local function counter(view)
+  local buckets, methods, jobs, rest = string.match(view, '^([^|]*)|([^|]*)|([^|]*)|(.+)$')
+  if not rest then return nil end
+  local calls = string.find(rest, '|calls', 1, true)
+  local function selects(list, name)
+    if list == '*' then return true end
+    name = string.gsub(name, '[%%,|*]', function(c) return string.format('%%%02X', string.byte(c)) end)
+    return string.find(',' .. list .. ',', ',' .. name .. ',', 1, true) ~= nil
+  end
+  return function(bucket, method, job, units)
+    if not (selects(buckets, bucket) and selects(methods, method) and selects(jobs, job)) then return 0 end
+    return calls and math.min(units, 1) or units
+  end
+end
+-- <<< what a view counts
+
+local known = redis.call('HMGET', state, 'last', 'has_corrections', 'trimmed_through_ms', 'format')
+local unknown_format = other_format(known[4])
+if unknown_format then return unknown_format end
 
 -- Redis reads "1-0" and "01-0" alike, and "1" as the first of that millisecond; a correction is kept by the exact id.
 local entry = redis.call('XRANGE', log, id, id)[1]
 if not entry or entry[1] ~= id then return {} end
 local f = entry[2]
-local bucket, charged = string.match(f[2], '^(.*)=(%d+)$')
-if not bucket then bucket, charged = 'units', f[2] end
-local amended_units = redis.call('HGET', amended, id)
-local counted = tonumber(amended_units or charged)
-local known = redis.call('HMGET', state, 'last', 'corrected', 'cut_ms')
-local cut_ms, lost_ms = tonumber(known[3]) or 0, nil
-if known[1] and known[2] == '1' and redis.call('EXISTS', amended) == 0 then -- see charge.lua
-  lost_ms = tonumber(string.match(known[1], '^%d+'))
-  cut_ms = math.max(cut_ms, lost_ms)
+local bucket, charged = bucket_and_units(f[2])
+local corrected = redis.call('HGET', corrections, id)
+local counted = tonumber(corrected or charged)
+local trimmed_through_ms, lost_ms = tonumber(known[3]) or 0, nil
+if known[1] and known[2] == '1' and redis.call('EXISTS', corrections) == 0 then -- L14
+  lost_ms = split(known[1])
+  trimmed_through_ms = math.max(trimmed_through_ms, lost_ms)
 end
 -- What the views count of it: if a correction of it may have been lost nobody knows, and it may be nothing.
 local in_views = counted
-if not amended_units and tonumber(string.match(id, '^%d+')) <= cut_ms then in_views = 0 end
+if not corrected and split(id) <= trimmed_through_ms then in_views = 0 end
 
-local function split(text)
-  local ms, seq = string.match(text, '^(%d+)-(%d+)$')
-  return tonumber(ms), tonumber(seq)
-end
-local function at_most(a, b)
-  local a_ms, a_seq = split(a)
-  local b_ms, b_seq = split(b)
-  return a_ms < b_ms or (a_ms == b_ms and a_seq <= b_seq)
-end
-local function selects(list, name)
-  if list == '*' then return true end
-  name = string.gsub(name, '[%%,|*]', function(c) return string.format('%%%02X', string.byte(c)) end)
-  return string.find(',' .. list .. ',', ',' .. name .. ',', 1, true) ~= nil
-end
-local function counts_as(n, calls)
-  if calls then return math.min(n, 1) end
-  return n
-end
-
--- Views are the fields with three separators in their names; a bucket, a machine or a token may have them in its own.
 local views = {}
 local cursor = '0'
 repeat
-  local piece = redis.call('HSCAN', state, cursor, 'MATCH', '*|*|*|*', 'COUNT', PIECE)
+  local piece = redis.call('HSCAN', state, cursor, 'MATCH', 'view:*', 'COUNT', PIECE)
   cursor = piece[1]
   for at = 1, #piece[2], 2 do
-    local view, stored = piece[2][at], piece[2][at + 1]
-    local buckets, methods, jobs, rest = string.match(view, '^([^|]*)|([^|]*)|([^|]*)|(.*)$')
-    local total, tail, head, gone_ms = string.match(stored, '^(%d+) (%d+%-%d+) (%d+%-%d+) (%d+)$')
-    if buckets and total and selects(buckets, bucket) and selects(methods, f[4]) and selects(jobs, f[6]) then
-      if at_most(tail, id) and at_most(id, head) then
-        local calls = string.find(rest, '|calls', 1, true)
-        total = tonumber(total) + counts_as(units, calls) - counts_as(in_views, calls)
-        views[view] = string.format('%.0f %s %s %s', total, tail, head, gone_ms)
+    local field, stored = piece[2][at], piece[2][at + 1]
+    local count = counter(string.sub(field, #'view:' + 1))
+    local total, tail, head, dropped_through_ms = string.match(stored, '^(%d+) (%d+%-%d+) (%d+%-%d+) (%d+)$')
+    if count and total and not before(id, tail) and not before(head, id) then
+      local was, is = count(bucket, f[4], f[6], in_views), count(bucket, f[4], f[6], units)
+      if was ~= is then
+        views[field] = int(tonumber(total) + is - was) .. ' ' .. tail .. ' ' .. head .. ' ' .. dropped_through_ms
       end
     end
   end
 until cursor == '0'
 
 local ttl_ms = redis.call('PTTL', log)
-if ttl_ms > 0 then redis.call('PEXPIRE', amended, ttl_ms) end
-if lost_ms then redis.call('HSET', state, 'cut_ms', string.format('%.0f', cut_ms)) end
-redis.call('HSET', amended, id, string.format('%.0f', units))
-if known[1] then redis.call('HSET', state, 'corrected', '1') end
-if ttl_ms > 0 then redis.call('PEXPIRE', amended, ttl_ms) end
-for view, text in pairs(views) do redis.call('HSET', state, view, text) end
-return { f[2], f[4], f[6], f[8], f[10], string.format('%.0f', counted) }
+if ttl_ms > 0 then redis.call('PEXPIRE', corrections, ttl_ms) end
+if lost_ms then redis.call('HSET', state, 'trimmed_through_ms', int(trimmed_through_ms)) end
+redis.call('HSET', corrections, id, int(units))
+if known[1] then redis.call('HSET', state, 'has_corrections', '1') end
+if ttl_ms > 0 then redis.call('PEXPIRE', corrections, ttl_ms) end
+for field, text in pairs(views) do redis.call('HSET', state, field, text) end
+return { f[2], f[4], f[6], f[8], f[10], int(counted) }

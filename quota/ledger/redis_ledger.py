@@ -1,7 +1,8 @@
 """The shared ledger: Redis 6.2 or newer, or Valkey, through `lua/`. The contract is `quota.ledger.contract.Ledger`.
 
-One decision is one script call, one round trip. The three keys of a project are built in `_keys` and described at the
-head of `lua/charge.lua`. A claim is a key of its own, `quota:{project}:claim:NAME`, until it lapses.
+One decision is one script call, one round trip. The rules (L1, L2, ...) are in ARCHITECTURE.md; in Redis the scripts
+implement them. `_keys` builds the three keys of a project, and the head of `lua/charge.lua` describes them. A claim is
+a key of its own, `quota:{project}:claim:NAME`, until it lapses.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 import threading
 import weakref
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 import redis
@@ -60,20 +61,29 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TIMEOUT_S = 0.35
-"""How long one connect or one answer may take. With one repeat, a question ends within a second."""
+FORMAT = "1"
+"""The format of everything stored in Redis; the same number stands in each script (L24)."""
 
-REPEAT_WITHIN_S = 0.5
+TIMEOUT_S = 0.35
+"""How long one connect or one answer may take. With one retry, a decision takes at most a second."""
+
+RETRY_WITHIN_S = 0.5
 """A lost answer is asked for again only if the first try ended within this time."""
 
 SENTINEL_TIMEOUT_S = 0.1
-"""The same for one sentinel, of which several may be dead before one that lives is found."""
+"""The same for one sentinel: several may be dead before a living one is found."""
 
 MAX_PARTS = 5_000
-"""In how many parts of 1,000 entries a question may be answered, before it is called unanswered."""
+"""A decision may take so many script calls of 1,000 entries each (L21); after that the ledger has not answered."""
+
+RETRY_AGE_MS = 8
+"""The index of retry_age_ms among the arguments of charge.lua."""
+
+FIRST_TRY = "-1"
+"""The retry_age_ms of a first try."""
 
 BEFORE_USED = 7
-"""So many words stand before the numbers in a reply of charge.lua."""
+"""So many words stand before the used units in a reply of charge.lua."""
 
 _FAILED = (RedisError, RedisClusterException)
 """Everything the driver raises; the second does not derive from the first."""
@@ -82,6 +92,7 @@ _LOST = (RedisConnectionError, RedisTimeoutError, RedisClusterException)
 _ANSWERED = (AuthenticationError, AuthorizationError, BusyLoadingError)
 """What the driver counts among lost connections although the server did answer."""
 
+_OTHER_FORMAT = re.compile(r"^(?:ERR )?the ledger has format (.*), and this script needs")
 _PROJECT = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _DATABASE = re.compile(r"[0-9]{0,9}")
 
@@ -105,7 +116,7 @@ class RedisLedger:
         if self._clock is not None:
             return self._clock()
         answer = self._query("TIME")
-        # A cluster's nodes each say theirs.
+        # Of a cluster's nodes, the clock that is furthest behind.
         seconds, micros = min(answer.values()) if isinstance(answer, dict) else answer
         return int(seconds) * 1000 + int(micros) // 1000
 
@@ -122,7 +133,7 @@ class RedisLedger:
             charge.job,
             charge.region,
             charge.idempotency_key,
-            "-1",
+            FIRST_TRY,
             str(request.retention_ms),
             str(request.jitter_ms),
             ",".join(request.closed_by),
@@ -135,25 +146,25 @@ class RedisLedger:
         return self._read(lambda reply: _result(request, reply), reply)
 
     def _charge(self, keys: Sequence[str], args: list[str]) -> Any:
-        """Run charge.lua to a verdict. A repeat after a lost answer says so, and so never charges twice."""
+        """Run charge.lua to a result. A retry after a lost answer says so, and so never charges twice (L16)."""
         started = elapsed_s()
-        repeat = False
+        retry = False
         for _ in range(MAX_PARTS):
-            if repeat:
-                args[8] = str(int((elapsed_s() - started) * 1000))
+            if retry:
+                args[RETRY_AGE_MS] = str(int((elapsed_s() - started) * 1000))
             try:
                 reply = self._run("charge", keys, args)
             except _FAILED as error:
-                if repeat or not _may_repeat(error, started):
+                if retry or not _may_retry(error, started):
                     raise LedgerError(self._explain(error)) from error
-                repeat = True
+                retry = True
                 continue
-            if not isinstance(reply, list) or reply[:1] != ["MORE"]:
+            if not isinstance(reply, list) or reply[:1] != ["MORE"]:  # L21
                 return reply
         raise LedgerError(f"ledger {self.label} is still reading its log; run again, it goes on from there")
 
     def _say_evicts(self, policy: str) -> None:
-        """One line a day for each server, whichever project found it out; for each process, if the claim is dropped."""
+        """Warn once a day for each server, whichever project noticed; once a process if the server drops the claim."""
         if elapsed_s() < self._say_evicts_at_s:
             return
         self._say_evicts_at_s = elapsed_s() + DAY_MS / 1000
@@ -167,7 +178,7 @@ class RedisLedger:
     def eviction_policy(self, project: str) -> str:
         """The server's maxmemory-policy; "?" where it may not be seen."""
         try:
-            said = self._command("EVAL", "return redis.call('INFO', 'memory')", "1", _keys(project)[0])
+            said = self._command("EVAL", "return redis.call('INFO', 'memory')", "1", _keys(project).log)
             return str(re.findall(r"maxmemory_policy:(\S+)", str(said))[0])
         except (ResponseError, IndexError):
             pass
@@ -197,7 +208,7 @@ class RedisLedger:
         args = [self._now(), epoch, str(retention_ms)]
         for usage in usages:
             args += (usage.view, *usage.fields())
-        return str(self._script("carry", project, args))
+        return str(self._script("add_unlogged", project, args))
 
     def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
         units = whole(units, "units: what a charge counts", 0, MAX_NUMBER)
@@ -210,7 +221,9 @@ class RedisLedger:
         return [self._read(_entry, row) for row in self._script("read", project, [since, str(until_ms), str(count)])]
 
     def whole_after_ms(self, project: str) -> int:
-        return self._read(int, self._query("HGET", _keys(project)[1], "cut_ms") or 0)
+        found, trimmed_through_ms = self._query("HMGET", _keys(project).state, "format", "trimmed_through_ms")
+        self._check_format(found, is_new=trimmed_through_ms is None)
+        return self._read(int, trimmed_through_ms or 0)
 
     def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:
         exhaustion = checked_exhaustion(exhaustion)
@@ -222,8 +235,9 @@ class RedisLedger:
         return self._read(_exhaustion, reply)
 
     def exhaustions(self, project: str) -> Sequence[Exhaustion]:
-        reply = self._query("HGETALL", _keys(project)[1])
+        reply = self._query("HGETALL", _keys(project).state)
         state: dict[str, str] = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
+        self._check_format(state.get("format"), is_new=not state)
         kinds = [(field.partition(":")[0], record) for field, record in state.items()]
         lifted = [self._read(_exhaustion, record) for kind, record in kinds if kind == "reopened"]
         closed = [self._read(_exhaustion, record) for kind, record in kinds if kind == "closed"]
@@ -235,15 +249,15 @@ class RedisLedger:
 
     def claim(self, project: str, name: str, ttl_ms: int) -> bool:
         name, ttl_ms = text(name, "claim"), whole(ttl_ms, "ms: the life of a claim", 1, LATEST_MS)
-        key, mine = f"{_keys(project)[0].removesuffix(':log')}:claim:{name}", os.urandom(8).hex()
+        key, mine = f"{_keys(project).log.removesuffix(':log')}:claim:{name}", os.urandom(8).hex()
         if self._query("SET", key, mine, "NX", "PX", str(ttl_ms)):
             return True
-        # Taken: by another, or by our own first try, whose answer was lost.
+        # Another caller has it, or our own first try, whose answer was lost.
         return bool(self._query("GET", key) == mine)
 
     # -- the connection ----------------------------------------------------------------------------------------------
 
-    # Every word of a command is text already: see `quota.ledger.redis_connection`.
+    # Every word of a command must be text: see `quota.ledger.redis_connection`.
 
     def _command(self, *command: str) -> Any:
         client = self._connected
@@ -272,31 +286,31 @@ class RedisLedger:
         return "0" if self._clock is None else str(self._clock())
 
     def _script(self, name: str, project: str, args: Sequence[str]) -> Any:
-        """Run a script that may be repeated freely: it reads, or sets what is absolute."""
-        return self._repeat(lambda: self._run(name, _keys(project), args))
+        """Run a script that may run twice: it only reads, or sets absolute values."""
+        return self._retried(lambda: self._run(name, _keys(project), args))
 
     def _query(self, *command: str) -> Any:
-        return self._repeat(lambda: self._command(*command))
+        return self._retried(lambda: self._command(*command))
 
-    def _repeat(self, work: Callable[[], Any]) -> Any:
+    def _retried(self, work: Callable[[], Any]) -> Any:
         started = elapsed_s()
         for last in (False, True):
             try:
                 return work()
             except _FAILED as error:
-                if last or not _may_repeat(error, started):
+                if last or not _may_retry(error, started):
                     raise LedgerError(self._explain(error)) from error
         raise AssertionError("unreachable")
 
     def _read(self, reader: Callable[[Any], T], reply: Any) -> T:
-        """What a reply says. Other programs write here too, and not everything they write is ours to read."""
+        """A reply as values. Raises LedgerError for what this package never writes: other programs may write here."""
         try:
             return reader(reply)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise LedgerError(f"ledger {self.label} holds what no quota program writes: {reply!r:.200}") from error
 
     def _explain(self, error: Exception) -> str:
-        """One line for an operator. The driver's own words are left out where they could quote the url."""
+        """One line for an operator, without the driver's own words where these could quote the url."""
         where, said = f"ledger {self.label}", (str(error).splitlines() or [""])[0][:200]
         if isinstance(error, RedisTimeoutError):
             return f"{where} did not answer within {TIMEOUT_S:g} s; see whether the server is busy or the network slow"
@@ -329,6 +343,9 @@ class RedisLedger:
             return f"{where} does not let this user run a command that the scripts need; see `Rights` in lua/README.md"
         if isinstance(error, (TryAgainError, ClusterDownError, MasterDownError)):
             return f"{where} is moving its data or choosing a primary; run again in a moment"
+        other_format = _OTHER_FORMAT.search(said)
+        if other_format is not None:
+            return self._wrong_format(other_format[1])
         if "WRONGTYPE " in said:
             return (
                 f"{where} has a key quota:{{...}} of a type that is not ours; delete it, or give the ledger a "
@@ -340,6 +357,22 @@ class RedisLedger:
             return f"{where} is older than Redis 6.2; upgrade it"
         return f"{where}: {said}"
 
+    def _check_format(self, found: str | None, *, is_new: bool) -> None:
+        if found != FORMAT and not is_new:
+            raise LedgerError(self._wrong_format(found or "0"))
+
+    def _wrong_format(self, found: str) -> str:
+        if re.fullmatch(r"[1-9][0-9]{0,8}", found) and int(found) > int(FORMAT):
+            return (
+                f"ledger {self.label} was written by a newer quota-ledger (its format {found}, ours {FORMAT}): "
+                "upgrade this machine"
+            )
+        shown = found if re.fullmatch(r"[0-9]{1,9}", found) else repr(found[:20])
+        return (
+            f"ledger {self.label} was written by an older quota-ledger (its format {shown}, ours {FORMAT}); give the "
+            "ledger another database, or delete its keys quota:{...} (this machine still counts what it has seen)"
+        )
+
     def close(self) -> None:
         with self._lock:
             client, self._connected = self._connected, None
@@ -349,8 +382,8 @@ class RedisLedger:
 
 _made: weakref.WeakSet[RedisLedger] = weakref.WeakSet()
 _left_to_parent: list[object] = []
-"""Clients inherited over a fork. A thread that the child does not have may hold their locks, so they are not even
-closed: the driver would wait for that thread."""
+"""Clients inherited over a fork. They are not even closed: a thread that the child lacks may hold their locks, and the
+driver would wait for it."""
 
 
 def _start_over() -> None:
@@ -366,27 +399,34 @@ if hasattr(os, "register_at_fork"):
 
 
 def evicts(policy: str) -> tuple[str, str]:
-    """What is wrong with a server of this maxmemory-policy, and what to do."""
+    """Why a server with this maxmemory-policy is a danger, and what to do."""
     if policy == "?":
-        return "its maxmemory-policy could not be seen", "let this user run INFO, or see to it that it is noeviction"
+        return "its maxmemory-policy could not be seen", "let this user run INFO, or make sure that it is noeviction"
     return (
         f"its maxmemory-policy is {policy}: when its memory is full it drops charges and grants them again",
         "set it to noeviction",
     )
 
 
-def _may_repeat(error: Exception, started: float) -> bool:
-    """Whether the server may never have answered, soon enough to ask once more within the second."""
+def _may_retry(error: Exception, started: float) -> bool:
+    """Whether the answer was lost, early enough to ask once more within the second."""
     lost = isinstance(error, _LOST) and not isinstance(error, _ANSWERED)
-    return lost and elapsed_s() - started <= REPEAT_WITHIN_S
+    return lost and elapsed_s() - started <= RETRY_WITHIN_S
+
+
+class Keys(NamedTuple):
+    """The three keys of a project, in one slot of a cluster."""
+
+    log: str
+    state: str
+    corrections: str
 
 
 @lru_cache(maxsize=256)
-def _keys(project: str) -> tuple[str, str, str]:
-    """The three keys of a project, in one Cluster slot."""
+def _keys(project: str) -> Keys:
     if not _PROJECT.fullmatch(project):
         raise ConfigError(f"project {project!r}: a name in Redis is 1 to 64 of A-Z a-z 0-9 . _ : -")
-    return f"quota:{{{project}}}:log", f"quota:{{{project}}}:state", f"quota:{{{project}}}:amended"
+    return Keys(*(f"quota:{{{project}}}:{key}" for key in Keys._fields))
 
 
 def _units(charge: Charge) -> str:
@@ -396,7 +436,7 @@ def _units(charge: Charge) -> str:
 
 @lru_cache(maxsize=256)
 def _of_limits(checks: tuple[LimitCheck, ...]) -> tuple[str, ...]:
-    """The four arguments of each limit. A budget asks about the same ones for hours."""
+    """The four arguments of each limit. Cached: a budget checks the same limits for hours."""
     words: list[str | int] = []
     for check in checks:
         words += (check.view.name, check.cap_units, check.cost_units, _span(check))
@@ -407,13 +447,13 @@ def _span(check: LimitCheck) -> str | int:
     window = check.view.window
     if isinstance(window, Sliding):
         return window.window_ms
-    assert check.edges is not None  # noqa: S101  # calendar asks carry their edges
+    assert check.edges is not None  # noqa: S101  # a calendar limit comes with its edges
     return f"{check.edges[0]} {check.edges[1]} {check.edges[2]}"
 
 
 def _result(request: ChargeRequest, reply: list[Any]) -> ChargeResult:
     outcome, charge_id, now_ms, last, closed, epoch, unlogged, *used = reply
-    if outcome == "REPEAT":  # only a first try that comes after its own repeat sees this, and nobody waits for it
+    if outcome == "RETRIED":  # only a first try that comes after its own retry sees this, and nobody waits for it
         raise LedgerError("the ledger answered a call that was given up; run again")
     used_units = tuple(map(int, used))
     if used_units and not 0 <= min(used_units) <= max(used_units) < NEVER:
@@ -442,7 +482,7 @@ def _epoch(name: str) -> str:
 
 
 def _usages(checks: Sequence[LimitCheck], text: str) -> tuple[tuple[UnloggedUsage, ...], ...]:
-    """A line for each ask: `EPOCH PARTS KEPT LAST EPOCH PARTS ...`"""
+    """A line for each limit: `EPOCH EXPIRIES KEPT LAST EPOCH EXPIRIES ...`"""
     usages = []
     for check, line in zip(checks, text.split("\n"), strict=True):
         words = line.split(" ") if line else []
@@ -468,11 +508,11 @@ def _exhaustion(record: str) -> Exhaustion:
 
 
 def _entry(row: Sequence[str]) -> Entry:
-    charge_id, u, method, job, region, idempotency_key, amended = row
+    charge_id, u, method, job, region, idempotency_key, corrected = row
     ms, seq = _id(charge_id)
     bucket, equals, units = u.rpartition("=")
     charged = int(units)
-    counted = int(amended) if amended else charged
+    counted = int(corrected) if corrected else charged
     if charged < 0 or counted < 0 or ms >= LATEST_MS:
         raise ValueError("a charge of less than nothing, or one in the far future")
     return Entry(
@@ -492,7 +532,7 @@ def _entry(row: Sequence[str]) -> Entry:
 
 
 def _connector(url: str, label: str) -> Callable[[], redis.Redis | Connections]:
-    """What makes the client. The url is judged here and now; nothing is contacted before the first question."""
+    """A function that makes the client. The url is checked now; the server is contacted at the first command."""
     if not all(map(_DATABASE.fullmatch, _databases(url))):  # the driver would take database 0
         raise ConfigError(
             f"ledger url {label}: its database is no number; end it in /0, or in ?db=0 after a unix socket"
@@ -519,12 +559,12 @@ def _connector(url: str, label: str) -> Callable[[], redis.Redis | Connections]:
                 Connections, sentinel.master_for(service, command_packer=Packer()).connection_pool.make_connection
             )
         options = {**_options(parse_url(url)), "command_packer": Packer()}
-        options.pop("max_connections", None)  # there are as many as threads that ask at once
+        options.pop("max_connections", None)  # there are as many connections as threads that call at once
         make = partial(options.pop("connection_class", redis.Connection), **options)
-        make()  # an option that it does not know shows here
+        make()  # raises for an unknown option
         return partial(Connections, make)
     except (ValueError, TypeError, RedisError):
-        # The parser's own words quote what it took for a port or an option, and that may be a piece of a password.
+        # The parser's message quotes what it took for a port or an option, and that may be a piece of a password.
         raise ConfigError(
             f"ledger url {label}: one of its parts cannot be read; write redis://HOST:PORT/DB, a password as "
             "USER:PASSWORD@ before HOST and with %XX for its special characters"
@@ -532,7 +572,7 @@ def _connector(url: str, label: str) -> Callable[[], redis.Redis | Connections]:
 
 
 def _options(given: dict[str, Any], timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-    """The url's options over our timeouts; but the driver's own retries would charge the same call twice."""
+    """The url's options over our timeouts, without the driver's own retries: these would charge the same call twice."""
     options = {"protocol": 2, "socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, **given}
     options.pop("retry_on_error", None)
     options.pop("retry_on_timeout", None)
@@ -559,13 +599,13 @@ def _cluster(nodes: list[tuple[str, int]], options: dict[str, Any]) -> redis.Red
 
 
 def _databases(url: str) -> tuple[str, str]:
-    """What a url names as its database, in its path and as an option, which is the one that counts; "" for none."""
+    """The database in a url's path, and the one in its option `db`, which wins; "" for none."""
     scheme, _, rest = url.partition("://")
     place, _, query = rest.partition("#")[0].partition("?")
     path = place.partition("/")[2].strip("/")
     if scheme == "redis+sentinel":
         path = path.partition("/")[2]
-    elif scheme in ("unix", "redis+cluster"):  # a path of another kind, and one that must not be there
+    elif scheme in ("unix", "redis+cluster"):  # a socket's path; a cluster's url has none
         path = ""
     return path, parse_qs(query).get("db", [""])[0]
 
@@ -585,7 +625,7 @@ def _label(url: str) -> str:
 def _without_secrets(url: str) -> str:
     """The url up to its host and path: no user, no password, no options.
 
-    Where a password holds unescaped separators nobody can say where it ends: then all of it is left out.
+    Where a password holds unescaped separators nobody can say where it ends: then the whole place is left out.
     """
     scheme, _, rest = url.partition("://")
     userinfo, at, place = rest.rpartition("@")

@@ -16,7 +16,7 @@ from support.servers import RedisServer
 Fsync = Literal["always", "everysec"]
 Data = Literal["own", "none", "old-aof", "old-rdb"]
 
-LOG, STATE, AMENDED = (f"quota:{{{PROJECT}}}:{name}" for name in ("log", "state", "amended"))
+LOG, STATE, CORRECTIONS = (f"quota:{{{PROJECT}}}:{name}" for name in ("log", "state", "corrections"))
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class ChaosServer(RedisServer):
         with self.client() as client:
             pipe = client.pipeline(transaction=True)
             pipe.xrange(LOG)
-            pipe.hgetall(AMENDED)
+            pipe.hgetall(CORRECTIONS)
             pipe.time()
             pipe.flushall()
             log, amended, (seconds, micros), _ = pipe.execute()
@@ -106,7 +106,7 @@ class ChaosServer(RedisServer):
 
     def log(self) -> list[Entry]:
         with self.client() as client:
-            return entries(client.xrange(LOG), client.hgetall(AMENDED))
+            return entries(client.xrange(LOG), client.hgetall(CORRECTIONS))
 
     def close(self) -> None:
         super().close()
@@ -131,5 +131,5 @@ def entries(log: Any, amended: Any) -> list[Entry]:
         ms, seq = name.split("-")
         charged = int(str(fields["u"]).rpartition("=")[2])
         units = int(amended.get(name, charged))
-        found.append(Entry(int(ms), int(seq), units, charged, fields["m"], fields["t"]))
+        found.append(Entry(int(ms), int(seq), units, charged, fields["m"], fields["k"]))
     return found

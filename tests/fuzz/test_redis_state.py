@@ -39,7 +39,7 @@ VIEWS = [
     for total in ("-400", "0", "9" * 20)
     for expected in (-1, 0, 9)
 ]
-LOG, STATE, AMENDED = (f"quota:{{main}}:{name}" for name in ("log", "state", "amended"))
+LOG, STATE, CORRECTIONS = (f"quota:{{main}}:{name}" for name in ("log", "state", "corrections"))
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -78,33 +78,35 @@ def _damage(r: Input, client: redis.Redis) -> tuple[object, ...]:
                 put = r.choice(VIEWS)
             others = (
                 b"last",
-                b"repeat:t1",
-                b"swept",
-                b"keep_ms",
-                b"cut_ms",
+                b"format",
+                b"view:units|*|*|24h",
+                b"retried:t1",
+                b"housekeeping_cursor",
+                b"retention_ms",
+                b"trimmed_through_ms",
                 b"closed:units",
                 b"closed:x",
                 b"reopened:x",
             )
-            usages = (b"epoch", b"carried_ms", b"carry:units|*|*|24h")
+            usages = (b"epoch", b"unlogged_until_ms", b"unlogged:units|*|*|24h")
             field = r.choice([*fields, *others, *usages])
             client.hset(STATE, field, put)
             return STATE, field, put
         if kind < 0.75:
             last = r.choice(("*", f"{NOW_MS + 1}-0", "18446744073709551615-18446744073709551615"))
-            entry = {field: _put(r) for field in r.choice(("umjgt", "umjgt", "u", "tgj"))}
+            entry = {field: _put(r) for field in r.choice(("umjgk", "umjgk", "u", "kgj"))}
             client.xadd(LOG, entry, id=last)  # type: ignore[arg-type]
             return LOG, last, entry
         if kind < 0.85:
             newest = client.xrevrange(LOG, count=1)
             field = newest[0][0] if newest else b"1-1"
-            client.hset(AMENDED, field, put)
-            return AMENDED, field, put
+            client.hset(CORRECTIONS, field, put)
+            return CORRECTIONS, field, put
         if kind < 0.92:
-            key = r.choice((LOG, STATE, AMENDED))
+            key = r.choice((LOG, STATE, CORRECTIONS))
             client.set(key, put)
             return "SET", key, put
-        key = r.choice((LOG, STATE, AMENDED))
+        key = r.choice((LOG, STATE, CORRECTIONS))
         client.delete(key)
         return "DEL", key
     return ()

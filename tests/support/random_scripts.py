@@ -25,12 +25,12 @@ SLACK_MS = 400
 MIN_RETENTION_MS = max(WINDOWS_MS) + SLACK_MS
 EDGE_MS = 700
 METHODS = ("a", "b", "odd,|*%")
-KEYS = ("quota:{p}:log", "quota:{p}:state", "quota:{p}:amended")
+KEYS = ("quota:{p}:log", "quota:{p}:state", "quota:{p}:corrections")
 SELECTORS = {"*|*|*": METHODS, "units|a|*": ("a",), "units|b,odd%2C%7C%2A%25|*": ("b", "odd,|*%")}
 
 
 SMALLER = {
-    "local CHUNK, MOST_ENTRIES = 250, 1000": "local CHUNK, MOST_ENTRIES = 3, 7",
+    "local CHUNK, MAX_ENTRIES = 250, 1000": "local CHUNK, MAX_ENTRIES = 3, 7",
     "math.floor(last_ms / 1000) ~= math.floor(clock_ms / 1000)": "math.floor(last_ms / 4) ~= math.floor(clock_ms / 4)",
 }
 """Smaller pieces, and more often."""
@@ -205,9 +205,9 @@ class RandomScripts:
             spent, idempotency_key = self._new()
             checks = self._checks(spent.method)
             self._check(checks, spent, self._call(checks, spent, idempotency_key, commit=True, age_ms=5), commit=True)
-        if self.client.hexists(KEYS[1], f"repeat:{idempotency_key}"):
+        if self.client.hexists(KEYS[1], f"retried:{idempotency_key}"):
             late = self._call(checks, spent, idempotency_key, commit=True, age_ms=-1)
-            assert (late[0], late[1]) == ("REPEAT", "")
+            assert (late[0], late[1]) == ("RETRIED", "")
             self._count("late")
 
     def _settle(self) -> None:

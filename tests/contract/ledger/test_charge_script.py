@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from support.servers import RedisServer
 
-LOG, STATE, AMENDED = KEYS = ("quota:{p}:log", "quota:{p}:state", "quota:{p}:amended")
+LOG, STATE, CORRECTIONS = KEYS = ("quota:{p}:log", "quota:{p}:state", "quota:{p}:corrections")
 ALL, SEARCHES, CALLS = "*|*|*|24h", "*|search.list|*|24h", "*|*|*|24h|calls"
 NOW = 1_793_000_000_000
 MIN_RETENTION_MS = 49 * HOUR_MS
@@ -51,7 +51,7 @@ class Scripts:
             "retention_ms": MIN_RETENTION_MS,
             "jitter_ms": 0,
             "closed_by": "units",
-            "seen": "",
+            "expected": "",
         }
         assert given.keys() <= first.keys()
         return [*{**first, **given}.values(), *(part for limit in limits for part in limit)]
@@ -81,7 +81,7 @@ class Scripts:
             pipe.execute()
 
     def tokens_kept(self) -> list[str]:
-        return sorted(field.removeprefix("repeat:") for field, _ in self.client.hscan_iter(STATE, "repeat:*"))
+        return sorted(field.removeprefix("retried:") for field, _ in self.client.hscan_iter(STATE, "retried:*"))
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_every_verdict_is_the_sum_of_the_log(redis_server: RedisServer, seed: in
 
 
 def head_of(scripts: Scripts, view: str) -> str:
-    stored = scripts.client.hget(STATE, view)
+    stored = scripts.client.hget(STATE, f"view:{view}")
     return str(stored).split()[2]
 
 
@@ -166,7 +166,7 @@ def test_views_of_limits_that_are_configured_no_more_go_with_the_log(scripts: Sc
     scripts.charge((ALL, 10, 1, DAY_MS))
     scripts.now_ms += 2_000
     scripts.charge((CALLS, 10, 1, DAY_MS))
-    assert sorted(field for field in scripts.client.hkeys(STATE) if "|" in field) == [ALL, CALLS]
+    assert sorted(field for field in scripts.client.hkeys(STATE) if "|" in field) == [f"view:{ALL}", f"view:{CALLS}"]
 
 
 # -- what the log no longer has ----------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def test_lost_corrections_give_no_budget_back(scripts: Scripts) -> None:
             scripts.run("settle", charge_id, 0)
         scripts.now_ms += HOUR_MS
     assert scripts.used() == 6
-    scripts.client.delete(AMENDED)
+    scripts.client.delete(CORRECTIONS)
     scripts.now_ms = NOW + DAY_MS + 3 * HOUR_MS + 1  # the refunded ones have left
     assert scripts.used() == 6
     assert [scripts.charge(day)[0] for _ in range(5)] == ["ADMITTED"] * 4 + ["REFUSED"]
@@ -256,7 +256,7 @@ def test_a_correction_after_lost_ones_gives_nothing_back_either(scripts: Scripts
     first = scripts.charge(day)[1]
     scripts.charge(day)
     scripts.run("settle", first, 0)
-    scripts.client.delete(AMENDED)
+    scripts.client.delete(CORRECTIONS)
     for _ in range(2):
         scripts.run("settle", first, units)
         assert scripts.used() == 1 + units
@@ -270,14 +270,14 @@ def test_a_correction_after_lost_ones_gives_nothing_back_either(scripts: Scripts
 
 def test_corrections_that_were_trimmed_are_not_taken_for_lost_ones(scripts: Scripts) -> None:
     scripts.run("settle", scripts.charge((ALL, 10, 1, DAY_MS))[1], 0)
-    assert scripts.client.hget(STATE, "corrected") == "1"
+    assert scripts.client.hget(STATE, "has_corrections") == "1"
     scripts.now_ms += MIN_RETENTION_MS + 1_000
     scripts.charge((ALL, 10, 1, DAY_MS))
-    assert (scripts.client.hget(STATE, "corrected"), scripts.client.exists(AMENDED)) == ("0", 0)
-    trimmed_through_ms = scripts.client.hget(STATE, "cut_ms")
+    assert (scripts.client.hget(STATE, "has_corrections"), scripts.client.exists(CORRECTIONS)) == ("0", 0)
+    trimmed_through_ms = scripts.client.hget(STATE, "trimmed_through_ms")
     scripts.now_ms += 1_000
     scripts.charge((ALL, 10, 1, DAY_MS))
-    assert scripts.client.hget(STATE, "cut_ms") == trimmed_through_ms
+    assert scripts.client.hget(STATE, "trimmed_through_ms") == trimmed_through_ms
 
 
 def test_an_evicted_state_forgets_no_longer_window(scripts: Scripts) -> None:
@@ -292,7 +292,7 @@ def test_an_evicted_state_forgets_no_longer_window(scripts: Scripts) -> None:
     assert scripts.charge(month, retention_ms=31 * DAY_MS)[0] == "REFUSED"
 
 
-LOSSES = [(LOG,), (AMENDED,), (STATE,), (LOG, AMENDED)]
+LOSSES = [(LOG,), (CORRECTIONS,), (STATE,), (LOG, CORRECTIONS)]
 
 
 @pytest.mark.parametrize("lost", LOSSES, ids=lambda keys: "+".join(key.split(":")[-1] for key in keys))
@@ -355,14 +355,14 @@ def test_an_original_that_comes_after_its_repeat_charges_nothing(scripts: Script
     day = (ALL, 10, 1, DAY_MS)
     assert scripts.charge(day, attempt="x", retry_age_ms=350)[0] == "ADMITTED"
     late = scripts.charge(day, attempt="x")
-    assert (late[0], late[1]) == ("REPEAT", "")
+    assert (late[0], late[1]) == ("RETRIED", "")
     assert scripts.used() == scripts.client.xlen(LOG) == 1
 
 
 def test_the_original_of_a_refused_repeat_charges_nothing_either(scripts: Scripts) -> None:
     """Its caller was told no and has gone on: room that came since must not be taken by a call nobody waits for."""
     assert scripts.charge((ALL, 0, 1, DAY_MS), attempt="x", retry_age_ms=350)[0] == "REFUSED"
-    assert scripts.charge((ALL, 10, 1, DAY_MS), attempt="x")[0] == "REPEAT"
+    assert scripts.charge((ALL, 10, 1, DAY_MS), attempt="x")[0] == "RETRIED"
     assert not scripts.client.exists(LOG)
 
 
@@ -381,7 +381,7 @@ def test_every_repeat_is_remembered_however_many_there_are(scripts: Scripts) -> 
     for idempotency_key in attempt_keys:
         scripts.now_ms += 1
         assert scripts.charge(attempt=idempotency_key, retry_age_ms=5)[0] == "ADMITTED"
-    assert {scripts.charge(attempt=idempotency_key)[0] for idempotency_key in attempt_keys} == {"REPEAT"}
+    assert {scripts.charge(attempt=idempotency_key)[0] for idempotency_key in attempt_keys} == {"RETRIED"}
     assert scripts.used() == scripts.client.xlen(LOG) == 400
 
 
@@ -459,7 +459,7 @@ def test_a_correction_keeps_every_view_up_to_date_and_takes_nothing_else_for_one
     before = scripts.client.hgetall(STATE)
     scripts.run("settle", charge_id, 3)
     after = scripts.client.hgetall(STATE)
-    assert {field for field in after if after[field] != before.get(field)} == {ALL, "corrected"}
+    assert {field for field in after if after[field] != before.get(field)} == {f"view:{ALL}", "has_corrections"}
     assert (scripts.used(), scripts.used(CALLS)) == (4, 2)
     scripts.run("settle", charge_id, 0)
     assert (scripts.used(), scripts.used(CALLS)) == (1, 1)
@@ -509,13 +509,13 @@ def test_sums_are_exact_beyond_32_bits_and_a_moment_before_the_epoch_is_the_epoc
         ("now_ms", {"now_ms": 10**14 + 1}, ()),
         ("caller_ms", {"caller_ms": "inf"}, ()),
         ("retry_age_ms", {"retry_age_ms": "nan"}, ()),
-        ("keep_ms", {"retention_ms": 10**14 + 1}, ()),
+        ("retention_ms", {"retention_ms": 10**14 + 1}, ()),
         ("jitter_ms", {"jitter_ms": "nan"}, ()),
         ("caller_ms", {"caller_ms": "soon"}, ()),
         ("retry_age_ms", {"retry_age_ms": ""}, ()),
         ("jitter_ms", {"jitter_ms": "some"}, ()),
-        ("keep_ms", {"retention_ms": "long"}, ()),
-        ("keep_ms", {"retention_ms": 0}, ()),
+        ("retention_ms", {"retention_ms": "long"}, ()),
+        ("retention_ms", {"retention_ms": 0}, ()),
         ("commit", {"commit": "true"}, ()),
         ("u is", {"u": "ten"}, ()),
         ("u is", {"u": -1}, ()),
@@ -523,9 +523,9 @@ def test_sums_are_exact_beyond_32_bits_and_a_moment_before_the_epoch_is_the_epoc
         ("u is", {"u": ""}, ()),
         ("u is", {"u": 10**9 + 1}, ()),
         ("u is", {"u": "search="}, ()),
-        ("token", {"attempt": ""}, ()),
-        ("token", {"attempt": "a b"}, ()),
-        ("token", {"attempt": "a@1"}, ()),
+        ("idempotency key", {"attempt": ""}, ()),
+        ("idempotency key", {"attempt": "a b"}, ()),
+        ("idempotency key", {"attempt": "a@1"}, ()),
         ("cap and cost", {}, (ALL, "many", 1, DAY_MS)),
         ("cap and cost", {}, (ALL, 10, "one", DAY_MS)),
         ("cap and cost", {"commit": 0}, (ALL, 10, -1, DAY_MS)),

@@ -193,25 +193,25 @@ def test_the_shared_ledger(redis_server: RedisServer) -> None:
         year = Year(redis_server.url, claim_ms=1)  # its server counts lifetimes by its own clock
 
         def measure() -> dict[str, int]:
-            log, state, amended = (f"quota:{{p}}:{name}" for name in ("log", "state", "amended"))
-            assert {key for key in client.keys("*") if ":claim:" not in key} == {log, state, amended}
-            assert all(0 < client.pttl(key) <= 3 * DAY_MS for key in (log, state, amended))
-            sizes: Any = [client.memory_usage(key, samples=0) for key in (log, state, amended)]
+            log, state, corrections = (f"quota:{{p}}:{name}" for name in ("log", "state", "corrections"))
+            assert {key for key in client.keys("*") if ":claim:" not in key} == {log, state, corrections}
+            assert all(0 < client.pttl(key) <= 3 * DAY_MS for key in (log, state, corrections))
+            sizes: Any = [client.memory_usage(key, samples=0) for key in (log, state, corrections)]
             return {
                 "memory": sum(sizes),
                 "log": client.xlen(log),
                 "state": client.hlen(state),
-                "amended": client.hlen(amended),
+                "corrections": client.hlen(corrections),
             }
 
         log = LOG_DAYS * CALLS_A_DAY
         check_a_year(
             year.day,
             measure,
-            high_water_mark=10 * KB + log * CHARGE_BYTES_REDIS,
+            memory=10 * KB + log * CHARGE_BYTES_REDIS,
             log=log,
-            state=13 + MACHINES,
-            amended=log,
+            state=14 + MACHINES,
+            corrections=log,
         )
         year.check_it_was_one()
         year.ledger.close()

@@ -241,7 +241,7 @@ def test_a_server_that_restarts_while_idle_is_asked_once() -> None:
             own.start()
             assert budget.charge("search.list").admitted
         with redis.Redis(port=own.port) as client:
-            assert not any(client.hscan_iter("quota:{p}:state", "repeat:*")), "not as a repeat"
+            assert not any(client.hscan_iter("quota:{p}:state", "retried:*")), "not as a repeat"
     finally:
         own.close()
 

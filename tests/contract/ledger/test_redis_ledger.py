@@ -384,7 +384,7 @@ def test_what_other_programs_wrote_is_an_error_or_shown_never_a_crash(server: Re
             ledger.exhaustions("p")
         assert budget.charge("search.list").reason == "ledger-unavailable"
         ledger.reopen("p", "units")
-        latin = {"u": "1", "m": b"caf\xe9", "j": "", "g": "", "t": "t"}
+        latin = {"u": "1", "m": b"caf\xe9", "j": "", "g": "", "k": "t"}
         newest = client.xadd("quota:{p}:log", latin, "*")  # type: ignore[arg-type]
         client.hset("quota:{p}:state", "last", newest)
         assert [entry.method for entry in ledger.read("p", (0, 0), NEVER, 10)] == ["search.list", "caf\ufffd"]
@@ -539,7 +539,7 @@ def test_there_are_three_keys_in_one_slot_and_each_ends(server: RedisServer) -> 
         budget.settle(charge_id, 5)
         ledger.exhaust("p", Exhaustion("search", 1, NEVER, "said so", "test"))
         keys = sorted(client.keys("*"))
-        assert keys == ["quota:{p}:amended", "quota:{p}:log", "quota:{p}:state"]
+        assert keys == ["quota:{p}:corrections", "quota:{p}:log", "quota:{p}:state"]
         assert all(0 < client.pttl(key) <= 49 * HOUR_MS for key in keys)
 
 
@@ -926,7 +926,7 @@ def test_a_server_that_may_drop_our_keys_is_said_once_a_day(
         asked = {name for name in client.info("commandstats") if "client" not in name and "hello" not in name}
         assert not asked & {"cmdstat_info|memory", "cmdstat_set", "cmdstat_config|get"}
         client.delete("quota:claim:eviction")
-        client.hset("quota:{p}:state", "looked_ms", time.time_ns() // 1_000_000 - DAY_MS)
+        client.hset("quota:{p}:state", "eviction_checked_ms", time.time_ns() // 1_000_000 - DAY_MS)
         time.sleep(1.01)  # housekeeping's next second
         with opened(own_server.url) as (budget, _):
             budget.charge("search.list")

@@ -176,12 +176,12 @@ def test_whatever_is_written_names_the_longest_window(setup: Setup, write: Any, 
     write(setup)
     if ledger_url.startswith("redis"):
         with redis.Redis.from_url(ledger_url) as client:
-            names = ("log", "state", "amended")
-            log, state, amended = (client.pttl(f"quota:{{{setup.project}}}:{name}") for name in names)
+            names = ("log", "state", "corrections")
+            log, state, corrections = (client.pttl(f"quota:{{{setup.project}}}:{name}") for name in names)
             assert state > MONTH_MS + DAY_MS
             assert log > MONTH_MS + DAY_MS
             assert state >= log - SECOND_MS
-            assert amended == -2 or amended >= log - SECOND_MS
+            assert corrections == -2 or corrections >= log - SECOND_MS
     for _ in range(29):
         setup.now_ms += DAY_MS
         assert day_budget(setup).charge("videos.list").admitted

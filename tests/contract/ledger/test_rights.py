@@ -16,8 +16,8 @@ import redis
 
 from contract.ledger.test_charge_script import (
     ALL,
-    AMENDED,
     CALLS,
+    CORRECTIONS,
     KEYS,
     LOG,
     MIN_RETENTION_MS,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 DAY = (ALL, 1_000, 1, DAY_MS)
-SCRIPTS = ("charge", "settle", "read", "exhaust", "reopen", "carry", "repay")
+SCRIPTS = ("charge", "settle", "read", "exhaust", "reopen", "add_unlogged", "repay")
 TIDYING = {"del", "hdel", "hscan", "info", "xtrim"}
 """Without these a charge is still made."""
 
@@ -69,7 +69,9 @@ class Limited(Scripts):
     def log(self) -> dict[str, int]:
         """What each charge in the log counts now."""
         counted = {charge_id: int(entry["u"]) for charge_id, entry in self.client.xrange(LOG)}
-        return {charge_id: int(self.client.hget(AMENDED, charge_id) or units) for charge_id, units in counted.items()}
+        return {
+            charge_id: int(self.client.hget(CORRECTIONS, charge_id) or units) for charge_id, units in counted.items()
+        }
 
     def live(self) -> int:
         """The sum of the last day, from the log itself."""
@@ -127,7 +129,7 @@ def housekeeping(scripts: Limited) -> None:
     scripts.charge(DAY, attempt="again", retry_age_ms=3)
     scripts.run("settle", scripts.client.xrange(LOG)[0][0], 3)
     scripts.run(
-        "carry", scripts.now_ms, "e2", MIN_RETENTION_MS, ALL, "e1", f"5:{NOW + 9}", "0:0:9007199254740991", "1-0"
+        "add_unlogged", scripts.now_ms, "e2", MIN_RETENTION_MS, ALL, "e1", f"5:{NOW + 9}", "0:0:9007199254740991", "1-0"
     )
     scripts.now_ms += MIN_RETENTION_MS + HOUR_MS
     scripts.charge(DAY)
@@ -226,7 +228,7 @@ def usage(scripts: Limited) -> None:
     until_ms = scripts.now_ms + HOUR_MS
     kept = "0:0:9007199254740991"
     scripts.run(
-        "carry", scripts.now_ms, "e2", MIN_RETENTION_MS, ALL, "e1", f"4:{until_ms}", kept, f"{scripts.now_ms}-0"
+        "add_unlogged", scripts.now_ms, "e2", MIN_RETENTION_MS, ALL, "e1", f"4:{until_ms}", kept, f"{scripts.now_ms}-0"
     )
 
 
@@ -239,7 +241,7 @@ DONE: dict[str, tuple[Callable[[Limited], None], int]] = {
     "repay": (repay, 3),
     "exhaust": (exhaust, 0),
     "reopen": (reopen, 0),
-    "carry": (usage, 4),
+    "add_unlogged": (usage, 4),
     "read": (read, 0),
 }
 """What each does, and how much more is used then."""
@@ -264,7 +266,7 @@ def test_what_fails_for_want_of_a_right_can_be_done_again(limited: Limited, name
     work(limited)
     work(limited)
     assert limited.used() == used + units
-    if lost != "log" and name != "carry":
+    if lost != "log" and name != "add_unlogged":
         assert limited.used(CALLS) == limited.used("*|*|*|25h|calls", 25 * HOUR_MS), "as counted afresh from the log"
 
 
@@ -273,7 +275,7 @@ def at_the_servers_time(scripts: Limited, name: str) -> None:
     DONE.get(name, (lambda scripts: scripts.charge(DAY), 0))[0](scripts)
 
 
-@pytest.mark.parametrize("name", ["charge", "exhaust", "reopen", "carry", "repay"])
+@pytest.mark.parametrize("name", ["charge", "exhaust", "reopen", "add_unlogged", "repay"])
 def test_without_the_time_nothing_is_written(limited: Limited, name: str) -> None:
     with limited.without("time"), pytest.raises(redis.ResponseError, match="can't run this command"):
         at_the_servers_time(limited, name)
@@ -297,7 +299,7 @@ def test_each_command_is_needed_somewhere_here(limited: Limited) -> None:
             limited.charge(DAY)
             limited.client.delete(lost if work is not settle else "none")
             work(limited)
-    for name in ("charge", "exhaust", "reopen", "carry", "repay"):
+    for name in ("charge", "exhaust", "reopen", "add_unlogged", "repay"):
         at_the_servers_time(limited, name)
     called = {name.removeprefix("cmdstat_") for name in limited.client.info("commandstats")}
     assert {command for name in SCRIPTS for command in commands_of(name)} <= called

@@ -32,29 +32,29 @@ __all__ = ["scripts", "server"]  # fixtures
 
 BOUNDS = {
     "CLOCK_SLACK_MS": "a caller so far ahead is answered; one more millisecond is CLOCK",
-    "KEEP_SLACK_MS": "what has expired so long ago is swept; a millisecond less and it stays",
+    "RETENTION_SLACK_MS": "what has expired so long ago is swept; a millisecond less and it stays",
     "MAX_SEQ": "numbers up to it are exact; more is an error",
     "CHUNK": "so many entries are trimmed, or fields swept, at once; the rest a second later",
-    "MOST_ENTRIES": "so many are read by one call; more is MORE. A repeat further back counts as spent again",
-    "MOST_UNITS": "the dearest charge; more is an error",
+    "MAX_ENTRIES": "so many are read by one call; more is MORE. A repeat further back counts as spent again",
+    "MAX_UNITS": "the dearest charge; more is an error",
     "LATEST_MS": "the latest time; more is an error",
-    "MOST_LIMITS": "so many limits, and names in closed_by, in one call; more is an error",
-    "LOOK_EVERY_MS": "the server's policy is looked at so often",
-    "REPEAT_KEPT_MS": "a repeat is remembered for so long",
-    "MOST_CHARGES": "so many are repaid by one call; more is an error",
+    "MAX_LIMITS": "so many limits, and names in closed_by, in one call; more is an error",
+    "CHECK_EVICTION_EVERY_MS": "the server's policy is looked at so often",
+    "RETRIED_KEPT_MS": "a repeat is remembered for so long",
+    "MAX_CHARGES": "so many are repaid by one call; more is an error",
     "PIECE": "settle.lua reads so many fields at once, and then the next",
 }
 """The bounds of the scripts, and what happens at one more. Other capitals are places in ARGV."""
 
-PLACES = {"FIRST_LIMIT", "LIMIT_SIZE", "FIRST_USED", "FIRST_CARRY", "CARRY_SIZE", "FIRST_CHARGE", "CHARGE_SIZE"}
+PLACES = {"FIRST_LIMIT", "LIMIT_SIZE", "FIRST_USED", "FIRST_REPORT", "REPORT_SIZE", "FIRST_CHARGE", "CHARGE_SIZE"}
 
 
 def test_every_bound_of_the_scripts_is_listed_here() -> None:
     text = "".join(path.read_text() for path in (Path(__file__).parents[3] / "lua").glob("*.lua"))
     names = {name for line in re.findall(r"^local ([A-Z_, ]+) =", text, re.MULTILINE) for name in line.split(", ")}
-    assert names - PLACES == BOUNDS.keys()
+    assert names - PLACES - {"FORMAT"} == BOUNDS.keys()
     # A bound without a name would not be found by the line above.
-    assert set(re.findall(r"'COUNT', (\w+)", text)) <= {"CHUNK", "MOST_ENTRIES", "PIECE", "room", "count", "1"}
+    assert set(re.findall(r"'COUNT', (\w+)", text)) <= {"CHUNK", "MAX_ENTRIES", "PIECE", "room", "count", "1"}
 
 
 # -- the scripts -------------------------------------------------------------------------------------------------------
@@ -104,16 +104,20 @@ def test_reading_none_or_more_than_a_thousand_is_an_error(scripts: Scripts, coun
 
 def test_what_was_carried_is_swept_25_hours_after_it_expired(scripts: Scripts) -> None:
     until_ms, slack_ms = NOW + 10, 25 * 60 * MINUTE_MS
-    scripts.run("carry", NOW, "e2", MIN_RETENTION_MS, ALL, "e1", f"5:{until_ms}", "0:0:9007199254740991", "1-0")
+    scripts.run("add_unlogged", NOW, "e2", MIN_RETENTION_MS, ALL, "e1", f"5:{until_ms}", "0:0:9007199254740991", "1-0")
     for after_ms, kept in ((slack_ms - 1, True), (slack_ms, False)):
         scripts.now_ms = until_ms + after_ms
         scripts.charge(retention_ms=MIN_RETENTION_MS + after_ms)  # a longer one is housekeeping's time
-        assert scripts.client.hexists(STATE, f"carry:{ALL}") == scripts.client.hexists(STATE, "carried_ms") == kept
+        assert (
+            scripts.client.hexists(STATE, f"unlogged:{ALL}")
+            == scripts.client.hexists(STATE, "unlogged_until_ms")
+            == kept
+        )
 
 
 def test_a_correction_reaches_every_view_however_many_fields_there_are(scripts: Scripts) -> None:
     charge_id = scripts.charge((ALL, 10, 1, DAY_MS))[1]
-    scripts.client.hset(STATE, mapping={f"repeat:r{n}": NOW for n in range(3_000)})
+    scripts.client.hset(STATE, mapping={f"retried:r{n}": NOW for n in range(3_000)})
     scripts.run("settle", charge_id, 7)
     assert scripts.used() == 7
 
@@ -124,7 +128,7 @@ def test_a_correction_reaches_every_view_however_many_fields_there_are(scripts: 
 def test_a_log_longer_than_may_be_read_in_one_question_is_read_on_by_the_next(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quota.ledger.redis_ledger, "MOST_PARTS", 2)
+    monkeypatch.setattr(quota.ledger.redis_ledger, "MAX_PARTS", 2)
     with opened(server.url, 10**6) as (budget, ledger):
         others = Budget(credential="w", project="p", book=BOOK, limits=(), ledger=ledger)
         for _ in range(2_500):

@@ -69,7 +69,7 @@ def quota(request: pytest.FixtureRequest, tmp_path: Path) -> Quota:
             db.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
     else:
         with redis.Redis(port=server.port) as client:
-            fields = {"u": f"b{ODD}=5", "m": f"m{ODD}", "j": f"j{ODD}", "g": f"r{ODD}", "t": ODD}
+            fields = {"u": f"b{ODD}=5", "m": f"m{ODD}", "j": f"j{ODD}", "g": f"r{ODD}", "k": ODD}
             client.xadd("quota:{main}:log", fields, id=f"{now_ms}-9")  # type: ignore[arg-type]  # of its own stubs
     quota.env["THE_ID"] = f"{now_ms}-9"
     return quota

@@ -1,0 +1,190 @@
+-- add_unlogged.lua: count what this ledger has lost, because a machine remembers more than is here.
+--
+-- Guarantee: one atomic step; idempotent: several reports of one loss are one, at every moment the largest of them. Their
+-- units are added to the view's total, each until its time, whatever is charged or settled meanwhile. If this changes
+-- anything, or the ledger has no epoch yet, a new epoch begins: a caller that knows the one before is answered BEHIND, and
+-- reports what it saw. An epoch's name begins with that of the log's first, "FIRST" or "FIRST/EPOCH": it tells another log
+-- from a copy of this one. The rules are L17 and L18 in ARCHITECTURE.md; `quota/ledger/unlogged.py` merges the same way.
+--
+-- KEYS  1 log   2 state   3 corrections     (see charge.lua; only the state is written, and all live as long)
+-- ARGV  1 now_ms         0 = the server's clock
+--       2 epoch          a name for the new epoch: unique, without spaces or /
+--       3 retention_ms   as in charge.lua; the keys also live as long as unlogged usage counts
+--       then five for each report
+--         view           as in charge.lua
+--         epoch          the ledger as it was before the loss
+--         expiries       what is missing of it, soonest first: UNITS:UNTIL_MS,UNITS:UNTIL_MS, until when each counts. One
+--                        pair for all of it is right too, and counts longer than it must
+--         kept           KEPT_UNITS:KEPT_SINCE_MS:SINCE_MS. So many units of this view are still in the log, or there
+--                        again, of what came after KEPT_SINCE_MS; the report holds what came after SINCE_MS. If another
+--                        report says less, the rest fell to a later loss, and is reported for that one. Unknown:
+--                        0:0:9007199254740991
+--         last           the id of the newest entry that was seen before the loss. A report with no later one, and no more
+--                        units, changes nothing
+-- Reply the epoch that holds now
+
+local state = KEYS[2]
+local now_ms, new_epoch, retention_ms = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
+local FIRST_REPORT, REPORT_SIZE = 4, 5
+local RETENTION_SLACK_MS = 90000000 -- 25 h (L12, L17): should the clock go back, what has expired counts again
+
+-- >>> int
+-- A whole number as text: Lua would write 1e+15.
+local function int(n) return string.format('%.0f', n) end
+-- <<< int
+
+-- >>> clock
+-- The server's clock in ms, or the time that was given, for tests and simulation.
+local function clock(given_ms)
+  if given_ms ~= 0 then return given_ms end
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+-- <<< clock
+
+-- >>> ids
+-- Ids are "ms-seq", compared by both numbers.
+local function split(id)
+  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+  return tonumber(ms), tonumber(seq)
+end
+local function before(a, b)
+  local a_ms, a_seq = split(a)
+  local b_ms, b_seq = split(b)
+  return a_ms < b_ms or (a_ms == b_ms and a_seq < b_seq)
+end
+-- <<< ids
+
+-- >>> format
+-- L24. An error where the state's field `format` (false: there is none) is not ours; nil where it is, and for a new state.
+local FORMAT = '1'
+local function other_format(found)
+  if found == FORMAT or (not found and redis.call('EXISTS', KEYS[2]) == 0) then return nil end
+  return redis.error_reply('ERR the ledger has format ' .. (found or '0') .. ', and this script needs ' .. FORMAT
+    .. ': use the scripts of its version, or delete its three keys, and with them what was charged')
+end
+-- <<< format
+
+if not (now_ms and retention_ms and retention_ms >= 1 and string.find(new_epoch, '^[^%s/]+$')) then
+  return redis.error_reply(
+    'ERR add_unlogged.lua: now_ms and retention_ms are numbers, and epoch a name without spaces or /')
+end
+for at = FIRST_REPORT, #ARGV, REPORT_SIZE do
+  local expiries, kept, last = ARGV[at + 2] or '', ARGV[at + 3] or '', ARGV[at + 4] or ''
+  local left = string.gsub(expiries .. ',', '%d+:%d+,', '')
+  local good = string.find(ARGV[at + 1] or '', '^%S+$') and string.find(kept, '^%d+:%d+:%d+$')
+  if left ~= '' or not (good and string.find(last, '^%d+%-%d+$')) then
+    return redis.error_reply(
+      'ERR add_unlogged.lua: a report is five arguments: view, epoch, expiries, kept, last')
+  end
+end
+now_ms = clock(now_ms)
+
+local function units_at(expiries, at_ms)
+  local sum = 0
+  for units, until_ms in string.gmatch(expiries, '(%d+):(%d+)') do
+    if tonumber(until_ms) > at_ms then sum = sum + tonumber(units) end
+  end
+  return sum
+end
+-- So many of the units: those that count longest.
+local function newest_expiries(expiries, units)
+  local pairs_there, found = {}, {}
+  for n, until_ms in string.gmatch(expiries, '(%d+):(%d+)') do
+    pairs_there[#pairs_there + 1] = { tonumber(n), until_ms }
+  end
+  for at = #pairs_there, 1, -1 do
+    if units <= 0 then break end
+    table.insert(found, 1, int(math.min(pairs_there[at][1], units)) .. ':' .. pairs_there[at][2])
+    units = units - pairs_there[at][1]
+  end
+  return table.concat(found, ',')
+end
+local function numbers_of(kept)
+  local units, kept_since_ms, since_ms = string.match(kept, '^(%d+):(%d+):(%d+)$')
+  return tonumber(units), tonumber(kept_since_ms), tonumber(since_ms)
+end
+-- Without what the ledger still had of it by the other report, if this report surely holds that.
+local function less_kept(expiries, kept, units, kept_since_ms)
+  local own_units, _, since_ms = numbers_of(kept)
+  if units <= own_units or since_ms > kept_since_ms then return expiries end
+  return newest_expiries(expiries, units_at(expiries, -1) - (units - own_units))
+end
+-- At every moment the larger of both.
+local function larger(a, b)
+  local ends, found = {}, {}
+  for until_ms in string.gmatch(a .. ',' .. b, ':(%d+)') do
+    if not found[until_ms] then
+      ends[#ends + 1] = tonumber(until_ms)
+      found[until_ms] = true
+    end
+  end
+  table.sort(ends)
+  local expiries, counted = {}, 0
+  for at = #ends, 1, -1 do
+    local units = math.max(units_at(a, ends[at] - 1), units_at(b, ends[at] - 1))
+    if units > counted then
+      table.insert(expiries, 1, int(units - counted) .. ':' .. int(ends[at]))
+      counted = units
+    end
+  end
+  return table.concat(expiries, ',')
+end
+local function latest_of(expiries)
+  local latest_ms = 0
+  for until_ms in string.gmatch(expiries, ':(%d+)') do latest_ms = math.max(latest_ms, tonumber(until_ms)) end
+  return latest_ms
+end
+
+local stored = redis.call('HMGET', state, 'epoch', 'unlogged_until_ms', 'retention_ms', 'format')
+local unknown_format = other_format(stored[4])
+if unknown_format then return unknown_format end
+local epoch, unlogged_until_ms = stored[1], tonumber(stored[2] or 0)
+local changed = not epoch
+-- L22. Tried before anything is written.
+local stored_retention_ms = math.max(retention_ms, tonumber(stored[3] or 0))
+redis.call('PEXPIRE', state, int(math.max(stored_retention_ms, redis.call('PTTL', state))))
+
+for at = FIRST_REPORT, #ARGV, REPORT_SIZE do
+  local field, lost, expiries, kept, last = 'unlogged:' .. ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
+  local stands, news = {}, true
+  local reports = redis.call('HGET', state, field) or ''
+  for known, known_expiries, known_kept, known_last in
+    string.gmatch(reports, '(%S+) (%S+) (%d+:%d+:%d+) (%d+%-%d+)')
+  do
+    if known == lost then
+      local units, kept_since_ms, since_ms = numbers_of(kept)
+      local known_units, known_kept_since_ms, known_since_ms = numbers_of(known_kept)
+      if known_units > units or (known_units == units and known_kept_since_ms > kept_since_ms) then
+        units, kept_since_ms = known_units, known_kept_since_ms
+      end
+      local ours = less_kept(known_expiries, known_kept, units, kept_since_ms)
+      expiries = less_kept(expiries, kept, units, kept_since_ms)
+      local further = before(known_last, last)
+      news = ours ~= known_expiries or further or units_at(expiries, now_ms) > units_at(ours, now_ms)
+      expiries = larger(ours, expiries)
+      if expiries == '' then expiries = '0:' .. int(latest_of(known_expiries)) end
+      kept = int(units) .. ':' .. int(kept_since_ms) .. ':' .. int(math.max(since_ms, known_since_ms))
+      if not further then last = known_last end
+    elseif latest_of(known_expiries) + RETENTION_SLACK_MS > now_ms then
+      stands[#stands + 1] = known .. ' ' .. known_expiries .. ' ' .. known_kept .. ' ' .. known_last
+    end
+  end
+  if news then
+    stands[#stands + 1] = lost .. ' ' .. expiries .. ' ' .. kept .. ' ' .. last
+    redis.call('HSET', state, 'format', FORMAT, field, table.concat(stands, ' '))
+    unlogged_until_ms = math.max(unlogged_until_ms, latest_of(expiries))
+    changed = true
+  end
+end
+
+redis.call('HSET', state, 'format', FORMAT, 'retention_ms', int(stored_retention_ms))
+if changed then
+  epoch = epoch and string.match(epoch, '^[^/]*') .. '/' .. new_epoch or new_epoch
+  redis.call('HSET', state, 'epoch', epoch, 'unlogged_until_ms', int(unlogged_until_ms))
+end
+local live_ms = math.max(stored_retention_ms, unlogged_until_ms + RETENTION_SLACK_MS - now_ms)
+for _, key in ipairs(KEYS) do
+  if redis.call('PTTL', key) < live_ms then redis.call('PEXPIRE', key, int(live_ms)) end
+end
+return epoch
