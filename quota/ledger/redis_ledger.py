@@ -221,8 +221,9 @@ class RedisLedger:
         return [self._read(_entry, row) for row in self._script("read", project, [since, str(until_ms), str(count)])]
 
     def whole_after_ms(self, project: str) -> int:
-        found, trimmed_through_ms = self._query("HMGET", _keys(project).state, "format", "trimmed_through_ms")
-        self._check_format(found, is_new=trimmed_through_ms is None)
+        fields = ("format", "last", "trimmed_through_ms")
+        found, last, trimmed_through_ms = self._query("HMGET", _keys(project).state, *fields)
+        self._check_format(found, is_new=last is None)
         return self._read(int, trimmed_through_ms or 0)
 
     def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:
@@ -358,7 +359,8 @@ class RedisLedger:
         return f"{where}: {said}"
 
     def _check_format(self, found: str | None, *, is_new: bool) -> None:
-        if found != FORMAT and not is_new:
+        """L24, for what is read without a script."""
+        if found != FORMAT and not (found is None and is_new):
             raise LedgerError(self._wrong_format(found or "0"))
 
     def _wrong_format(self, found: str) -> str:

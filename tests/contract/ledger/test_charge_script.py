@@ -80,7 +80,7 @@ class Scripts:
                 pipe.eval(script("charge")[0], 3, *KEYS, *map(str, self.arguments()))
             pipe.execute()
 
-    def tokens_kept(self) -> list[str]:
+    def retried_keys(self) -> list[str]:
         return sorted(field.removeprefix("retried:") for field, _ in self.client.hscan_iter(STATE, "retried:*"))
 
 
@@ -97,6 +97,7 @@ def scripts(redis_server: RedisServer) -> Iterator[Scripts]:
 
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_every_verdict_is_the_sum_of_the_log(redis_server: RedisServer, seed: int) -> None:
+    """L3 to L9."""
     with redis.Redis(port=redis_server.port, decode_responses=True) as client:
         expected = RandomScripts(client, seed).run(700)
     assert min(expected[what] for what in ("admitted", "refused", "more", "repeated", "late")) > 2, expected
@@ -111,6 +112,7 @@ def head_of(scripts: Scripts, view: str) -> str:
 
 
 def test_no_call_reads_more_than_a_thousand_entries_and_the_next_goes_on_there(scripts: Scripts) -> None:
+    """L7, L21."""
     scripts.fill(5_000)
     args = scripts.arguments((ALL, 5_000, 1, DAY_MS), (SEARCHES, 1, 1, DAY_MS))
     expected, head = 0, "-"
@@ -125,6 +127,7 @@ def test_no_call_reads_more_than_a_thousand_entries_and_the_next_goes_on_there(s
 
 
 def test_dropping_is_bounded_too(scripts: Scripts) -> None:
+    """L8, L21."""
     scripts.fill(3_000)
     assert scripts.used() == 3_000
     scripts.now_ms += DAY_MS - 500
@@ -133,6 +136,7 @@ def test_dropping_is_bounded_too(scripts: Scripts) -> None:
 
 
 def test_a_view_that_has_wholly_expired_is_not_walked(scripts: Scripts) -> None:
+    """L6."""
     scripts.fill(3_000)
     assert scripts.used() == 3_000
     scripts.now_ms += DAY_MS
@@ -149,6 +153,7 @@ def test_two_limits_on_one_view_come_to_a_verdict(scripts: Scripts) -> None:
 
 
 def test_trimming_is_bounded_and_catches_up(scripts: Scripts) -> None:
+    """L13."""
     scripts.fill(600)
     scripts.now_ms += MIN_RETENTION_MS + 1
     left = []
@@ -160,6 +165,7 @@ def test_trimming_is_bounded_and_catches_up(scripts: Scripts) -> None:
 
 
 def test_views_of_limits_that_are_configured_no_more_go_with_the_log(scripts: Scripts) -> None:
+    """L23."""
     for n in range(30):
         scripts.charge((f"units|m{n}|*|24h", 10, 1, DAY_MS))
     scripts.now_ms += MIN_RETENTION_MS - 1_000
@@ -186,7 +192,7 @@ def test_a_view_that_idled_while_the_log_was_trimmed_is_exact_again(scripts: Scr
 
 
 def test_a_deleted_log_gives_no_budget_back_until_its_charges_would_have_expired(scripts: Scripts) -> None:
-    """Evicted or deleted by hand: the sum stands; once the window is past the loss it is the log's again."""
+    """L14. Evicted or deleted by hand: the sum stands; once the window is past the loss it is the log's again."""
     day = (ALL, 10, 1, DAY_MS)
     for _ in range(7):
         scripts.charge(day)
@@ -215,6 +221,7 @@ def test_a_log_deleted_within_a_second_has_a_lifetime_at_once(scripts: Scripts) 
 
 
 def test_an_evicted_state_is_made_again_from_the_log(scripts: Scripts) -> None:
+    """L14."""
     for _ in range(3):
         scripts.charge((ALL, 10, 1, DAY_MS))
     first = scripts.client.xrange(LOG)[0][0]
@@ -226,7 +233,7 @@ def test_an_evicted_state_is_made_again_from_the_log(scripts: Scripts) -> None:
 
 
 def test_lost_corrections_give_no_budget_back(scripts: Scripts) -> None:
-    """Each refund would be taken off twice: once when it was made, and again when its charge leaves the window."""
+    """L14. Each refund would be taken off twice: once when it was made, and again when its charge leaves the window."""
     day = (ALL, 10, 1, DAY_MS)
     for number in range(10):
         charge_id = scripts.charge(day)[1]
@@ -251,7 +258,7 @@ def test_lost_corrections_give_no_budget_back(scripts: Scripts) -> None:
 
 @pytest.mark.parametrize("units", [0, 1, 3])
 def test_a_correction_after_lost_ones_gives_nothing_back_either(scripts: Scripts, units: int) -> None:
-    """Nobody knows any more what its charge counted: perhaps nothing."""
+    """L14, L15. Nobody knows any more what its charge counted: perhaps nothing."""
     day = (ALL, 10, 1, DAY_MS)
     first = scripts.charge(day)[1]
     scripts.charge(day)
@@ -324,7 +331,7 @@ def test_whatever_key_is_evicted_no_window_holds_more_than_its_number(
 
 
 def test_the_longest_window_ever_asked_for_sets_the_lifetime_even_within_one_second(scripts: Scripts) -> None:
-    """Two jobs of one cron minute: the second one's window is longer."""
+    """L12. Two jobs of one cron minute: the second one's window is longer."""
     scripts.charge((ALL, 10, 1, DAY_MS))
     scripts.charge(("*|*|*|720h", 10, 1, 30 * DAY_MS), retention_ms=31 * DAY_MS)
     scripts.now_ms += 2_000
@@ -336,6 +343,7 @@ def test_the_longest_window_ever_asked_for_sets_the_lifetime_even_within_one_sec
 
 
 def test_a_repeat_is_answered_with_the_first_charge(scripts: Scripts) -> None:
+    """L16."""
     day = (ALL, 10, 1, DAY_MS)
     first = scripts.charge(day, attempt="x")
     scripts.now_ms += 400
@@ -352,6 +360,7 @@ def test_the_repeat_of_an_admitted_charge_is_admitted_when_the_budget_is_spent_b
 
 
 def test_an_original_that_comes_after_its_repeat_charges_nothing(scripts: Scripts) -> None:
+    """L16."""
     day = (ALL, 10, 1, DAY_MS)
     assert scripts.charge(day, attempt="x", retry_age_ms=350)[0] == "ADMITTED"
     late = scripts.charge(day, attempt="x")
@@ -366,13 +375,13 @@ def test_the_original_of_a_refused_repeat_charges_nothing_either(scripts: Script
     assert not scripts.client.exists(LOG)
 
 
-def test_a_repeat_in_several_parts_leaves_its_token_with_the_verdict(scripts: Scripts) -> None:
+def test_a_retry_in_several_parts_leaves_its_key_with_the_result(scripts: Scripts) -> None:
     scripts.fill(1_500)
     args = scripts.arguments((ALL, 10**6, 1, DAY_MS), attempt="x", retry_age_ms=350)
     assert scripts.run("charge", *args)[0] == "MORE"
-    assert scripts.tokens_kept() == []
+    assert scripts.retried_keys() == []
     assert scripts.run("charge", *args)[0] == "ADMITTED"
-    assert scripts.tokens_kept() == ["x"]
+    assert scripts.retried_keys() == ["x"]
 
 
 def test_every_repeat_is_remembered_however_many_there_are(scripts: Scripts) -> None:
@@ -385,45 +394,46 @@ def test_every_repeat_is_remembered_however_many_there_are(scripts: Scripts) -> 
     assert scripts.used() == scripts.client.xlen(LOG) == 400
 
 
-def test_tokens_older_than_five_minutes_are_forgotten(scripts: Scripts) -> None:
+def test_keys_of_retries_older_than_five_minutes_are_forgotten(scripts: Scripts) -> None:
+    """L16, L23."""
     scripts.charge(attempt="old", retry_age_ms=5)
     scripts.now_ms += RETRY_KEPT_MS - 1
     scripts.charge(attempt="young", retry_age_ms=5)
-    assert scripts.tokens_kept() == ["old", "young"]
+    assert scripts.retried_keys() == ["old", "young"]
     scripts.now_ms += 1
     scripts.charge(attempt="new", retry_age_ms=5)
-    assert scripts.tokens_kept() == ["new", "young"]
+    assert scripts.retried_keys() == ["new", "young"]
     scripts.now_ms += RETRY_KEPT_MS
     scripts.charge()
-    assert scripts.tokens_kept() == [], "no repeat is needed for that"
+    assert scripts.retried_keys() == [], "no repeat is needed for that"
 
 
-def test_a_clock_that_was_far_ahead_leaves_no_token_behind(scripts: Scripts) -> None:
+def test_a_clock_that_was_far_ahead_leaves_no_key_of_a_retry_behind(scripts: Scripts) -> None:
     scripts.now_ms += 365 * DAY_MS
     scripts.charge(attempt="ahead", retry_age_ms=5)
     scripts.now_ms = NOW
     scripts.charge()
-    assert scripts.tokens_kept() == []
+    assert scripts.retried_keys() == []
 
 
-def test_sweeping_is_bounded_and_keeps_up(scripts: Scripts) -> None:
-    """5,000 repeats within a second: each later second sweeps a piece of them, and nothing that still counts."""
+def test_housekeeping_is_bounded_and_keeps_up(scripts: Scripts) -> None:
+    """L23. 5,000 repeats within a second: each later second sweeps a piece of them, and nothing that still counts."""
     with scripts.client.pipeline(transaction=False) as pipe:
         for number in range(5_000):
             words = scripts.arguments(attempt=f"r{number}", retry_age_ms=0)
             pipe.eval(script("charge")[0], 3, *KEYS, *map(str, words))
         pipe.execute()
-    assert len(scripts.tokens_kept()) == 5_000
+    assert len(scripts.retried_keys()) == 5_000
     scripts.now_ms += RETRY_KEPT_MS
     scripts.to_verdict((ALL, 10**6, 1, DAY_MS), attempt="kept", retry_age_ms=5)
-    left = [len(scripts.tokens_kept())]
+    left = [len(scripts.retried_keys())]
     while left[-1] > 1:
         scripts.now_ms += 1_000
         scripts.to_verdict((ALL, 10**6, 1, DAY_MS))
-        left.append(len(scripts.tokens_kept()))
+        left.append(len(scripts.retried_keys()))
         assert left[-2] - left[-1] < 600, "a piece at a time"
         assert len(left) < 100
-    assert scripts.tokens_kept() == ["kept"]
+    assert scripts.retried_keys() == ["kept"]
 
 
 def test_behind_a_thousand_newer_charges_a_repeat_counts_as_spent_again(scripts: Scripts) -> None:
@@ -481,6 +491,7 @@ def test_an_exhaustion_late_in_the_keys_life_lengthens_it(scripts: Scripts) -> N
 
 
 def test_the_longest_of_several_exhaustions_answers(scripts: Scripts) -> None:
+    """L9."""
     never = 2**53 - 1
     for bucket, until_ms in (("units", NOW + 5), ("search", never), ("uploads", NOW + 9)):
         scripts.run("exhaust", NOW, bucket, f"{until_ms} {NOW} {bucket}", MIN_RETENTION_MS)
@@ -582,6 +593,7 @@ def test_an_exhaustion_without_an_end_is_an_error(scripts: Scripts, args: tuple[
 
 
 def test_half_a_journal_is_not_appended(scripts: Scripts) -> None:
+    """L19, L22."""
     good = (1, 3, "videos.list", "", "", "m1")
     for bad in ((2, "three", "videos.list", "", "", "m2"), (2, 3, "videos.list"), ("two", 3, "a", "", "", "m2")):
         with pytest.raises(redis.ResponseError, match=r"repay.lua: a charge is"):
@@ -592,6 +604,7 @@ def test_half_a_journal_is_not_appended(scripts: Scripts) -> None:
 
 
 def test_repaying_to_a_deleted_log_gives_no_budget_back_either(scripts: Scripts) -> None:
+    """L14, L19."""
     day = (ALL, 10, 1, DAY_MS)
     for _ in range(7):
         scripts.charge(day)

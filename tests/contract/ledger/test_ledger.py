@@ -56,6 +56,7 @@ EDGE_ROWS = [
 
 
 def test_a_sliding_window_is_exact_to_the_millisecond(setup: Setup) -> None:
+    """L5."""
     budget = setup.budget(limit(3, 1_000))
     start = setup.now_ms
     for offset, cost, admitted, remaining, retry_at in EDGE_ROWS:
@@ -88,6 +89,7 @@ def test_no_burst_around_an_edge_admits_more_than_the_limit_in_any_window(setup:
     ],
 )
 def test_a_pacific_day_has_23_24_or_25_hours(setup: Setup, midnight: int, next_midnight: int, hours: int) -> None:
+    """L5."""
     assert next_midnight - midnight == hours * HOUR_MS
     budget = setup.budget(pacific(100))
     setup.now_ms = midnight - 1
@@ -143,7 +145,7 @@ def test_retry_at_looks_past_a_thousand_small_charges(setup: Setup) -> None:
 
 
 def test_callers_with_different_limits_share_one_truth(setup: Setup) -> None:
-    """A limit raised in mid-day admits exactly the difference; a new limit is computed from the log."""
+    """L2, L3. A limit raised in mid-day admits exactly the difference; a new limit is computed from the log."""
     old, new = setup.budget(limit(500)), setup.budget(limit(600))
     for _ in range(5):
         assert old.charge("search.list").admitted
@@ -155,6 +157,7 @@ def test_callers_with_different_limits_share_one_truth(setup: Setup) -> None:
 
 
 def test_limits_select_by_bucket_method_and_job_and_count_units_or_calls(setup: Setup) -> None:
+    """L2."""
     budget = setup.budget(
         limit(10_000),
         limit(10_000, name="search bucket", buckets=("search",)),
@@ -171,6 +174,7 @@ def test_limits_select_by_bucket_method_and_job_and_count_units_or_calls(setup: 
 
 
 def test_a_refunded_call_is_no_call(setup: Setup) -> None:
+    """L2, L15."""
     budget = setup.budget(limit(2, name="calls", count="calls"))
     first, second = budget.charge("search.list").id, budget.charge("search.list").id
     assert first is not None
@@ -214,6 +218,7 @@ def test_an_unknown_id_is_said_so(setup: Setup, charge_id: str) -> None:
 
 
 def test_a_charge_settled_above_the_limit_is_not_refused(setup: Setup) -> None:
+    """L15."""
     budget = setup.budget(limit(100))
     charge_id = budget.charge("videos.list").id
     assert charge_id is not None
@@ -225,6 +230,7 @@ def test_a_charge_settled_above_the_limit_is_not_refused(setup: Setup) -> None:
 
 
 def test_a_correction_reaches_limits_that_its_caller_does_not_know(setup: Setup) -> None:
+    """L15."""
     one, other = setup.budget(limit(500)), setup.budget(limit(400, HOUR_MS))
     charge_id = one.charge("search.list").id
     assert charge_id is not None
@@ -235,6 +241,7 @@ def test_a_correction_reaches_limits_that_its_caller_does_not_know(setup: Setup)
 
 
 def test_entries_carry_who_spent_what(setup: Setup) -> None:
+    """L1."""
     budget = setup.budget(limit(500))
     first = budget.charge("search.list", job="backfill", region="DE").id
     setup.now_ms += 5
@@ -253,6 +260,7 @@ def test_entries_carry_who_spent_what(setup: Setup) -> None:
 
 
 def test_a_clock_that_goes_back_does_not_forget_and_does_not_double(setup: Setup) -> None:
+    """L6."""
     budget = setup.budget(limit(300))
     start = setup.now_ms
     assert budget.charge("search.list").admitted
@@ -265,6 +273,7 @@ def test_a_clock_that_goes_back_does_not_forget_and_does_not_double(setup: Setup
 
 
 def test_ids_never_go_back(setup: Setup) -> None:
+    """L10."""
     budget = setup.budget(limit(300))
     first = budget.charge("videos.list").id
     setup.now_ms -= HOUR_MS
@@ -284,6 +293,7 @@ def test_a_calendar_refusal_after_the_clock_went_back_names_the_edge_that_frees(
 
 @pytest.mark.parametrize("ahead_ms", [5_001, HOUR_MS, DAY_MS])
 def test_a_caller_far_ahead_of_the_ledger_is_refused_for_its_clock(setup: Setup, ahead_ms: int) -> None:
+    """L11."""
     budget = Budget(
         credential="main",
         project=setup.project,
@@ -298,6 +308,7 @@ def test_a_caller_far_ahead_of_the_ledger_is_refused_for_its_clock(setup: Setup,
 
 
 def test_a_caller_within_five_seconds_is_served(setup: Setup) -> None:
+    """L11."""
     now = setup.now_ms
     budget = Budget(
         credential="main",
@@ -311,7 +322,7 @@ def test_a_caller_within_five_seconds_is_served(setup: Setup) -> None:
 
 
 def test_a_ledger_clock_that_runs_ahead_frees_nothing(setup: Setup) -> None:
-    """Charges expire by the earlier of the two clocks, so one of them alone mints no budget."""
+    """L11. Charges expire by the earlier of the two clocks, so one of them alone mints no budget."""
     caller_ms = setup.now_ms
     budget = Budget(
         credential="main",
@@ -337,6 +348,7 @@ def exhaustion(setup: Setup, bucket: str = "units", until_ms: int | None = None)
 
 
 def test_an_exhausted_bucket_closes_for_everybody_and_only_it(setup: Setup) -> None:
+    """L9, L20."""
     setup.ledger.exhaust(setup.project, exhaustion(setup))
     budget = setup.budget(limit(500), limit(50, name="search bucket", buckets=("search",)))
     refused = budget.charge("videos.list")
@@ -357,6 +369,7 @@ def test_an_upstream_pool_closes_its_methods_whatever_bucket_prices_them(setup: 
 
 
 def test_a_repeat_never_extends_an_exhaustion(setup: Setup) -> None:
+    """L20."""
     first = setup.ledger.exhaust(setup.project, exhaustion(setup))
     later = exhaustion(setup, until_ms=setup.now_ms + DAY_MS)
     assert setup.ledger.exhaust(setup.project, later) == first
@@ -374,7 +387,7 @@ def test_reopening_lifts_it_and_keeps_why(setup: Setup) -> None:
 
 
 def test_what_upstream_said_before_the_reopening_does_not_close_it_again(setup: Setup) -> None:
-    """The answer to a call that left before may come after; one to a call that left later is news."""
+    """L20. The answer to a call that left before may come after; one to a call that left later is news."""
     before = exhaustion(setup)
     setup.ledger.exhaust(setup.project, before)
     setup.now_ms += 5
@@ -429,6 +442,7 @@ def test_each_machine_returns_after_a_jitter_of_its_own(setup: Setup) -> None:
 
 
 def test_the_log_keeps_what_the_longest_window_needs_and_forgets_the_rest(setup: Setup) -> None:
+    """L12, L13."""
     budget = setup.budget(limit(10**6))
     for _ in range(120):
         setup.now_ms += HOUR_MS
@@ -440,6 +454,7 @@ def test_the_log_keeps_what_the_longest_window_needs_and_forgets_the_rest(setup:
 
 
 def test_a_short_windows_caller_does_not_shorten_the_log_of_a_long_one(setup: Setup) -> None:
+    """L12."""
     month = setup.budget(limit(10**6, 30 * DAY_MS))
     day = setup.budget(limit(10**6))
     month.charge("search.list")
@@ -450,7 +465,7 @@ def test_a_short_windows_caller_does_not_shorten_the_log_of_a_long_one(setup: Se
 
 
 def test_a_view_that_rests_while_the_log_is_trimmed_still_counts_right(setup: Setup) -> None:
-    """What it had counted is gone from the log, so it cannot be taken off entry by entry any more."""
+    """L13. What it had counted is gone from the log, so it cannot be taken off entry by entry any more."""
     month, day = setup.budget(limit(10**6, 30 * DAY_MS)), setup.budget(limit(10**6))
     for budget, days in ((month, 30), (day, 20)):
         for _ in range(days):
@@ -482,6 +497,7 @@ def _spend_all(url: str, project: str, seed: int, results: multiprocessing.Queue
 
 
 def test_eight_processes_admit_exactly_the_limit_and_refuse_nothing_that_fits(ledger_url: str) -> None:
+    """L4."""
     context = multiprocessing.get_context("spawn")
     results: multiprocessing.Queue[tuple[int, int]] = context.Queue()
     workers = [context.Process(target=_spend_all, args=(ledger_url, "race", n, results)) for n in range(8)]
@@ -511,7 +527,7 @@ def test_one_budget_serves_eight_threads(setup: Setup) -> None:
 
 
 def test_a_view_over_thousands_of_foreign_charges_is_exact(setup: Setup) -> None:
-    """More entries than one script call may touch: it asks again until it has seen all of them, coming and going."""
+    """L7, L8. More entries than one script call may touch: it calls again until it has seen all, coming and going."""
     writer = setup.budget(limit(10**6))
     start = setup.now_ms
     for number in range(3_300):

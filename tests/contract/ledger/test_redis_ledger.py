@@ -631,7 +631,7 @@ ODD_NAMES = (
 
 
 def test_a_selector_counts_in_the_ledger_what_it_counts_in_python(server: RedisServer) -> None:
-    """Names with separators, escapes, wildcards, accents; also after a correction, and when counted from the log."""
+    """L2. Names with separators, escapes, wildcards, accents; also after a correction, and counted from the log."""
     r = random.Random(7)
     views = [
         View(

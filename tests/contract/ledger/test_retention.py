@@ -134,7 +134,7 @@ def _unlogged(setup: Setup) -> None:
     setup.ledger.add_unlogged(setup.project, "e", [lost], month_budget(setup)._retention_ms)
 
 
-def _carried_again(setup: Setup) -> None:
+def _unlogged_again(setup: Setup) -> None:
     """Another machine reports the same loss: there is nothing new in it but how long its windows are."""
     assert day_budget(setup).charge("captions.list").admitted
     lost = UnloggedUsage(DAY.view.name, "lost", ((5, setup.now_ms + DAY_MS),), (1, 1))
@@ -164,7 +164,7 @@ DOORS = {
     _repaid: 1,
     _repaid_to_a_log_in_use: 1,
     _unlogged: 1,
-    _carried_again: 1,
+    _unlogged_again: 1,
     _settled: 1,
     _settled_before: 1,
 }
@@ -172,7 +172,7 @@ DOORS = {
 
 @pytest.mark.parametrize("write", DOORS, ids=lambda write: write.__name__.strip("_"))
 def test_whatever_is_written_names_the_longest_window(setup: Setup, write: Any, ledger_url: str) -> None:
-    """Then a month of another configuration's cheap calls, after which all that the month counts is there."""
+    """L12. Then a month of another configuration's cheap calls, after which all that the month counts is there."""
     write(setup)
     if ledger_url.startswith("redis"):
         with redis.Redis.from_url(ledger_url) as client:
@@ -189,8 +189,8 @@ def test_whatever_is_written_names_the_longest_window(setup: Setup, write: Any, 
     assert setup.ledger.whole_after_ms(setup.project) == 0
 
 
-def test_the_keys_live_as_long_as_a_carry_counts(redis_server: RedisServer) -> None:
-    """A machine reports what it saw of a limit that is configured no more; the others go on charging."""
+def test_the_keys_live_as_long_as_unlogged_usage_counts(redis_server: RedisServer) -> None:
+    """L12, L17. A machine reports what it saw of a limit that is configured no more; the others go on charging."""
     with redis.Redis(port=redis_server.port) as client:
         client.flushall()
         ledger = open_ledger(redis_server.url)

@@ -124,7 +124,7 @@ def others(scripts: Limited) -> None:
 
 
 def housekeeping(scripts: Limited) -> None:
-    """Old charges, an old correction, an old view, an old repeat and an old carry, all due to go."""
+    """Old charges, an old correction, an old view, an old retry and old unlogged usage, all due to go."""
     scripts.charge(DAY, (SEARCHES, 10, 1, DAY_MS))
     scripts.charge(DAY, attempt="again", retry_age_ms=3)
     scripts.run("settle", scripts.client.xrange(LOG)[0][0], 3)
@@ -160,6 +160,7 @@ SCENES: tuple[Callable[[Limited], None], ...] = (
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
 @pytest.mark.parametrize("command", commands_of("charge"))
 def test_a_charge_is_made_whole_or_not_at_all(limited: Limited, command: str, scene: Callable[[Limited], None]) -> None:
+    """L22."""
     scene(limited)
     lost = limited.used() - limited.live() if scene is a_lost_log else 0
     before = limited.log()
@@ -182,7 +183,7 @@ def test_a_charge_is_made_whole_or_not_at_all(limited: Limited, command: str, sc
 
 
 def test_tidying_stops_no_charge_and_is_made_up_for(limited: Limited) -> None:
-    """For 49 hours all is well, and then the log has something to trim in each second."""
+    """L23. For 49 hours all is well, and then the log has something to trim in each second."""
     for command in sorted(TIDYING):
         limited.client.flushall()
         admitted = 0
@@ -250,6 +251,7 @@ DONE: dict[str, tuple[Callable[[Limited], None], int]] = {
 @pytest.mark.parametrize("lost", ["nothing", "log", "state"])
 @pytest.mark.parametrize(("name", "command"), [(name, command) for name in DONE for command in commands_of(name)])
 def test_what_fails_for_want_of_a_right_can_be_done_again(limited: Limited, name: str, command: str, lost: str) -> None:
+    """L22."""
     work, units = DONE[name]
     limited.charge(DAY, (SEARCHES, 10, 1, DAY_MS), (CALLS, 10, 1, DAY_MS))
     limited.charge(DAY)

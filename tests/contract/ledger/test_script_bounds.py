@@ -32,15 +32,15 @@ __all__ = ["scripts", "server"]  # fixtures
 
 BOUNDS = {
     "CLOCK_SLACK_MS": "a caller so far ahead is answered; one more millisecond is CLOCK",
-    "RETENTION_SLACK_MS": "what has expired so long ago is swept; a millisecond less and it stays",
+    "RETENTION_SLACK_MS": "what has expired so long ago is removed; a millisecond less and it stays",
     "MAX_SEQ": "numbers up to it are exact; more is an error",
-    "CHUNK": "so many entries are trimmed, or fields swept, at once; the rest a second later",
-    "MAX_ENTRIES": "so many are read by one call; more is MORE. A repeat further back counts as spent again",
+    "CHUNK": "so many entries are trimmed, or fields removed, at once; the rest a second later",
+    "MAX_ENTRIES": "so many are read by one call; more is MORE. A retry of a charge further back counts as spent again",
     "MAX_UNITS": "the dearest charge; more is an error",
     "LATEST_MS": "the latest time; more is an error",
     "MAX_LIMITS": "so many limits, and names in closed_by, in one call; more is an error",
-    "CHECK_EVICTION_EVERY_MS": "the server's policy is looked at so often",
-    "RETRIED_KEPT_MS": "a repeat is remembered for so long",
+    "CHECK_EVICTION_EVERY_MS": "the server is asked for its policy so often",
+    "RETRIED_KEPT_MS": "a retry is remembered for so long",
     "MAX_CHARGES": "so many are repaid by one call; more is an error",
     "PIECE": "settle.lua reads so many fields at once, and then the next",
 }
@@ -102,7 +102,7 @@ def test_reading_none_or_more_than_a_thousand_is_an_error(scripts: Scripts, coun
         scripts.run("read", "-", "+", count)
 
 
-def test_what_was_carried_is_swept_25_hours_after_it_expired(scripts: Scripts) -> None:
+def test_unlogged_usage_is_removed_25_hours_after_it_expired(scripts: Scripts) -> None:
     until_ms, slack_ms = NOW + 10, 25 * 60 * MINUTE_MS
     scripts.run("add_unlogged", NOW, "e2", MIN_RETENTION_MS, ALL, "e1", f"5:{until_ms}", "0:0:9007199254740991", "1-0")
     for after_ms, kept in ((slack_ms - 1, True), (slack_ms, False)):

@@ -288,6 +288,7 @@ def test_a_paced_limit_says_when_it_has_room_beside_what_is_carried(site: Site) 
 
 
 def test_what_an_old_copy_lacks_is_carried_and_what_it_has_is_not(site: Site) -> None:
+    """L18."""
     budget = site.machine().budget(limit(100))
     charge(budget, 5)
     copy = site.place.copy()
@@ -806,6 +807,7 @@ def test_a_replica_that_lagged_takes_over(tmp_path: Path) -> None:
 
 
 def test_reports_of_one_loss_are_merged_and_losses_are_added(site: Site) -> None:
+    """L17, L18."""
     ledger, view = site.machine().ledger, limit(100).view.name
     budget = Budget(
         credential="main",
@@ -854,6 +856,7 @@ def test_a_report_that_may_hold_less_of_what_was_kept_counts_whole(site: Site, s
 
 
 def test_settling_leaves_what_is_carried_alone(site: Site) -> None:
+    """L15, L17."""
     budget = site.machine().budget(limit(100), limit(50, name="narrow", methods=("videos.list",)))
     charge(budget, 4)
     site.empty()

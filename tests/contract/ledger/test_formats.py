@@ -1,0 +1,127 @@
+"""L24: a ledger of another format is met with one line, whatever is asked of it, and stays as it is."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+
+from contract.ledger.test_charge_script import ALL, KEYS, NOW, STATE, Scripts, scripts
+from quota.common.clock import NEVER
+from quota.errors import LedgerError
+from quota.ledger.contract import ChargeRequest, Exhaustion
+from quota.ledger.entry import Charge
+from quota.ledger.redis_ledger import FORMAT
+from quota.ledger.sqlite_ledger import SCHEMA_VERSION
+from quota.ledger.unlogged import UnloggedUsage
+from quota.limits import DAY_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from contract.conftest import Setup
+
+__all__ = ["scripts"]  # a fixture
+
+
+def decide(setup: Setup) -> Any:
+    charge = Charge(1, "units", "videos.list", "", "", "k1")
+    return setup.ledger.decide(ChargeRequest(setup.project, charge, (), ("units",), setup.now_ms), commit=True)
+
+
+WORK: dict[str, Callable[[Setup], Any]] = {
+    "decide": decide,
+    "settle": lambda setup: setup.ledger.settle(setup.project, f"{NOW}-0", 3, []),
+    "repay": lambda setup: setup.ledger.repay(setup.project, "m", [(1, Charge(1, "units", "m", "", "", "m1"))]),
+    "add_unlogged": lambda setup: setup.ledger.add_unlogged(
+        setup.project, "e2", [UnloggedUsage(ALL, "e1", ((5, NOW + DAY_MS),), (1, 0))]
+    ),
+    "read": lambda setup: setup.ledger.read(setup.project, (0, 0), NEVER, 10),
+    "exhaust": lambda setup: setup.ledger.exhaust(setup.project, Exhaustion("units", 1, NEVER, "said so", "test")),
+    "exhaustions": lambda setup: setup.ledger.exhaustions(setup.project),
+    "reopen": lambda setup: setup.ledger.reopen(setup.project, "units"),
+    "whole_after_ms": lambda setup: setup.ledger.whole_after_ms(setup.project),
+}
+"""Everything that reads or writes a project's state."""
+
+OTHER_FORMATS = {
+    "older": "was written by an older quota-ledger (its {what} {found}, ours {ours}); ",
+    "newer": "was written by a newer quota-ledger (its {what} {found}, ours {ours}): upgrade this machine",
+}
+
+
+@pytest.mark.parametrize("age", OTHER_FORMATS)
+@pytest.mark.parametrize("work", WORK)
+def test_another_format_is_one_line_and_nothing_is_touched(
+    setup: Setup, ledger_url: str, work: str, age: str, tmp_path: Path
+) -> None:
+    decide(setup)
+    setup.ledger.exhaust(setup.project, Exhaustion("search", 1, NEVER, "said so", "test"))
+    setup.ledger.close()
+    if ledger_url.startswith("sqlite"):
+        found = SCHEMA_VERSION + (1 if age == "newer" else -1)
+        with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
+            db.execute(f"PRAGMA user_version = {found}")
+            before: Any = list(db.iterdump())
+        expected = OTHER_FORMATS[age].format(what="version", found=found, ours=SCHEMA_VERSION)
+    else:
+        found = int(FORMAT) + (1 if age == "newer" else -1)
+        with redis.Redis.from_url(ledger_url) as client:
+            state = f"quota:{{{setup.project}}}:state"
+            if age == "older":
+                client.hdel(state, "format")  # as the ledgers before the mark
+            else:
+                client.hset(state, "format", found)
+            before = {key: client.dump(key) for key in client.keys("*")}
+        expected = OTHER_FORMATS[age].format(what="format", found=found, ours=FORMAT)
+    with pytest.raises(LedgerError) as raised:
+        WORK[work](setup)
+    assert expected in str(raised.value)
+    assert "\n" not in str(raised.value)
+    if age == "older":
+        assert "move it away" in str(raised.value) or "delete its keys quota:{...}" in str(raised.value)
+    if ledger_url.startswith("sqlite"):
+        with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
+            assert list(db.iterdump()) == before
+    else:
+        with redis.Redis.from_url(ledger_url) as client:
+            assert {key: client.dump(key) for key in client.keys("*")} == before
+
+
+@pytest.mark.parametrize("ledger_url", ["redis"], indirect=True)
+@pytest.mark.parametrize("work", ["decide", "repay", "add_unlogged", "exhaust"])
+def test_whatever_begins_a_state_in_redis_marks_it(setup: Setup, ledger_url: str, work: str) -> None:
+    WORK[work](setup)
+    with redis.Redis.from_url(ledger_url, decode_responses=True) as client:
+        assert client.hget(f"quota:{{{setup.project}}}:state", "format") == FORMAT
+    assert decide(setup).outcome in ("admitted", "exhausted")
+
+
+@pytest.mark.parametrize("ledger_url", ["redis"], indirect=True)
+def test_a_state_that_was_evicted_is_no_older_format(setup: Setup, ledger_url: str) -> None:
+    decide(setup)
+    with redis.Redis.from_url(ledger_url) as client:
+        client.delete(f"quota:{{{setup.project}}}:state")
+    assert len(setup.ledger.read(setup.project, (0, 0), NEVER, 10)) == 1
+    assert decide(setup).outcome == "admitted"
+
+
+def test_the_format_costs_a_decision_no_command_of_its_own(scripts: Scripts) -> None:
+    scripts.charge((ALL, 10, 1, DAY_MS))
+    scripts.client.config_resetstat()
+    scripts.charge((ALL, 10, 1, DAY_MS))
+    said = scripts.client.info("commandstats")
+    called = {name: said.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("hmget", "hget", "exists")}
+    assert called == {"hmget": 1, "hget": 0, "exists": 0}
+
+
+def test_any_language_is_told_what_to_do(scripts: Scripts) -> None:
+    scripts.charge()
+    scripts.client.hset(STATE, "format", "7")
+    with pytest.raises(redis.ResponseError, match=r"^the ledger has format 7, and this script needs 1: use "):
+        scripts.run("read", "-", "+", 10)
+    assert sorted(scripts.client.keys("*")) == sorted(KEYS[:2])

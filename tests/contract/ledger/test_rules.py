@@ -1,0 +1,188 @@
+"""The numbered rules of ARCHITECTURE.md, each cited by its implementations and its tests, and one in every language."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from quota.budget import MAX_UNITS
+from quota.common.clock import LATEST_MS, NEVER
+from quota.ledger import contract, redis_ledger
+from quota.ledger.contract import ChargeRequest, LimitCheck
+from quota.ledger.entry import DEFAULT_BUCKET, Charge
+from quota.limits import DAY_MS, Selector, Sliding, View, selector_of
+from quota.recovery.allowance import REPAID_AT_ONCE
+
+if TYPE_CHECKING:
+    from contract.conftest import Setup
+
+ROOT = Path(__file__).parents[3]
+SCRIPTS = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "lua").glob("*.lua"))}
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+LEDGER_FILES = [*(ROOT / "lua").glob("*.lua"), *(ROOT / "quota").rglob("*.py"), *(ROOT / "quota").rglob("*.sql")]
+RULES = re.findall(r"^\*\*(L[0-9]+)\. ", ARCHITECTURE, re.MULTILINE)
+
+
+# -- citations ---------------------------------------------------------------------------------------------------------
+
+
+def cited_in(paths: list[Path]) -> set[str]:
+    return {rule for path in paths for rule in re.findall(r"\bL[0-9]+\b", path.read_text(encoding="utf-8"))}
+
+
+def test_the_rules_are_numbered_without_a_gap() -> None:
+    assert [f"L{n}" for n in range(1, 25)] == RULES
+
+
+def test_every_rule_is_cited_by_an_implementation_and_by_a_test_and_no_other_rule_is() -> None:
+    tests = [path for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__)]
+    assert cited_in(LEDGER_FILES) == set(RULES)
+    assert set(RULES) <= cited_in(tests)
+
+
+def test_each_rule_says_why() -> None:
+    section = ARCHITECTURE[ARCHITECTURE.index("\n**L1. ") :].split("\n## ")[0]
+    paragraphs = {text.split(".")[0]: text for text in re.split(r"\n\*\*(?=L[0-9]+\. )", section)[1:]}
+    without = {rule for rule, text in paragraphs.items() if "*Why" not in text}
+    assert without == {"L7", "L9", "L22", "L23"}, "these say it in their own sentences, or rest on another rule"
+
+
+# -- what stands in several scripts ------------------------------------------------------------------------------------
+
+
+def blocks_of(text: str) -> list[tuple[str, str]]:
+    """The fenced blocks of a script: their names and what stands between the fences."""
+    fences = re.findall(r"^-- (>>>|<<<) (.*)$", text, re.MULTILINE)
+    opened, closed = [name for kind, name in fences if kind == ">>>"], [name for kind, name in fences if kind == "<<<"]
+    assert opened == closed
+    blocks = re.findall(r"^-- >>> (.*)\n(.*?)^-- <<< \1$", text, re.MULTILINE | re.DOTALL)
+    assert [name for name, _ in blocks] == opened
+    return blocks
+
+
+def test_a_fenced_block_is_the_same_in_every_script_that_has_it() -> None:
+    copies: dict[str, list[str]] = {}
+    for text in SCRIPTS.values():
+        for name, block in blocks_of(text):
+            copies.setdefault(name, []).append(block)
+    assert copies.keys() == {"int", "clock", "ids", "format", "what a view counts"}
+    for name, blocks in copies.items():
+        assert len(blocks) > 1, f"{name} is fenced, and nobody shares it"
+        assert len(set(blocks)) == 1, f"the copies of {name} differ"
+
+
+def test_what_two_scripts_share_is_fenced() -> None:
+    """A function of one name in two scripts is a copy, and copies drift apart."""
+    found: dict[str, list[str]] = {}
+    for script, text in SCRIPTS.items():
+        unfenced = re.sub(r"^-- >>> (.*)\n.*?^-- <<< \1$", "", text, flags=re.MULTILINE | re.DOTALL)
+        for function in re.findall(r"^\s*local function (\w+)", unfenced, re.MULTILINE):
+            found.setdefault(function, []).append(script)
+    assert len(found) > 5
+    assert {function: scripts for function, scripts in found.items() if len(scripts) > 1} == {}
+
+
+def test_every_script_checks_the_format() -> None:
+    for name, text in SCRIPTS.items():
+        assert "format" in dict(blocks_of(text)), name
+        assert text.count("other_format(") == 2, f"{name} asks once, beside the function itself"
+
+
+# -- constants ---------------------------------------------------------------------------------------------------------
+
+
+def constants_of(text: str) -> dict[str, int | str]:
+    found: dict[str, int | str] = {}
+    for names, values in re.findall(r"^local ([A-Z_]+(?:, [A-Z_]+)*) = ([0-9', ]+)", text, re.MULTILINE):
+        for name, value in zip(names.split(", "), values.split(","), strict=True):
+            found[name] = value.strip().strip("'") if "'" in value else int(value)
+    return found
+
+
+IN_PYTHON: dict[str, int | str] = {
+    "FORMAT": redis_ledger.FORMAT,
+    "CLOCK_SLACK_MS": contract.CLOCK_SLACK_MS,
+    "RETENTION_SLACK_MS": contract.RETENTION_SLACK_MS,
+    "MAX_SEQ": NEVER,
+    "LATEST_MS": LATEST_MS,
+    "MAX_UNITS": MAX_UNITS,
+    "MAX_CHARGES": REPAID_AT_ONCE,
+    "FIRST_USED": redis_ledger.BEFORE_USED + 1,
+}
+"""Constants of the scripts that Python has too; `contract.ledger.test_script_bounds` knows the others."""
+
+
+def test_a_constant_is_the_same_in_lua_and_in_python() -> None:
+    seen = set()
+    for script, text in SCRIPTS.items():
+        for name, value in constants_of(text).items():
+            if name in IN_PYTHON:
+                assert value == IN_PYTHON[name], (script, name)
+                seen.add(name)
+    assert seen == IN_PYTHON.keys()
+
+
+def test_the_places_of_arguments_are_those_that_the_scripts_heads_number() -> None:
+    head = SCRIPTS["charge.lua"]
+    assert f"\n--       {redis_ledger.RETRY_AGE_MS + 1} retry_age_ms " in head
+    assert f"\n--      {constants_of(head)['FIRST_LIMIT'] - 1} expected " in head  # type: ignore[operator]
+
+
+def test_what_the_scripts_and_the_readme_say_of_retention_is_what_python_does() -> None:
+    readme = (ROOT / "lua" / "README.md").read_text(encoding="utf-8")
+    named = {int(number) for number in re.findall(r"\b[0-9]{9}\b", readme)}
+    assert contract.MIN_RETENTION_MS in named
+    assert f"count >= 1 and count <= {contract.MAX_READ})" in SCRIPTS["read.lua"]
+    assert f"bucket or '{DEFAULT_BUCKET}'" in SCRIPTS["charge.lua"]
+
+
+# -- L2: what a view counts --------------------------------------------------------------------------------------------
+
+ANY, ODD = Selector(), "a,b|c*%"
+COUNTS: tuple[tuple[Selector, tuple[str, str, str], int], ...] = (
+    # selector, (bucket, method, job), what it counts of 7 units
+    (ANY, ("units", "search.list", "nightly"), 7),
+    (Selector(count="calls"), ("units", "search.list", "nightly"), 1),
+    (Selector(buckets=("units",)), ("units", "m", ""), 7),
+    (Selector(buckets=("units",)), ("search", "m", ""), 0),
+    (Selector(methods=("a", "b")), ("units", "b", ""), 7),
+    (Selector(methods=("a", "b")), ("units", "a,b", ""), 0),
+    (Selector(methods=("a,b",)), ("units", "a", ""), 0),
+    (Selector(methods=("a,b",)), ("units", "a,b", ""), 7),
+    (Selector(methods=("%2C",)), ("units", ",", ""), 0),
+    (Selector(methods=("%2C",)), ("units", "%2C", ""), 7),
+    (Selector(methods=("*",)), ("units", "m", ""), 0),
+    (Selector(methods=("*",)), ("units", "*", ""), 7),
+    (Selector(buckets=(ODD,), methods=(ODD,), jobs=(ODD,)), (ODD, ODD, ODD), 7),
+    (Selector(buckets=(ODD,), methods=(ODD,), jobs=("j",)), (ODD, ODD, ODD), 0),
+    (Selector(jobs=("j",), count="calls"), ("units", "m", "j"), 1),
+    (Selector(jobs=("j",), count="calls"), ("units", "m", "k"), 0),
+)
+
+
+@pytest.mark.parametrize(("selector", "names", "counted"), COUNTS)
+def test_every_implementation_counts_the_same(
+    setup: Setup, selector: Selector, names: tuple[str, str, str], counted: int
+) -> None:
+    """L2 in Python, in SQL or charge.lua (counted from the log), and where a correction changes the total (L15)."""
+    view = View(selector, Sliding(DAY_MS))
+    bucket, method, job = names
+    assert selector_of(view.name) == selector
+    assert (selector.cost(7) if selector.counts(bucket, method, job) else 0) == counted
+
+    def decide(commit: bool, *checks: LimitCheck) -> Any:
+        charge = Charge(7, bucket, method, job, "", "k1")
+        return setup.ledger.decide(ChargeRequest(setup.project, charge, checks, (), setup.now_ms), commit=commit)
+
+    def used(of: View) -> int:
+        return int(decide(False, LimitCheck(of, 0, 0, None)).used_units[0])
+
+    charge_id = decide(True).id
+    assert used(view) == counted
+    setup.ledger.settle(setup.project, charge_id, 3, [view])
+    assert used(view) == used(View(selector, Sliding(DAY_MS + 1))) == min(counted, 3)
+    setup.ledger.settle(setup.project, charge_id, 0, [view])
+    assert used(view) == used(View(selector, Sliding(DAY_MS + 2))) == 0
