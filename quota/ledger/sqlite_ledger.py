@@ -47,17 +47,6 @@ class ViewState(NamedTuple):
     dropped_through_ms: int
 
 
-class Head(NamedTuple):
-    """What a decision reads of a project first: the newest entry's id, the epoch (empty before the first charge), until
-    when any unlogged usage counts, how long charges are kept, and whether any exhaustion may stand (0 or 1)."""
-
-    last: Id
-    epoch: str
-    unlogged_until_ms: int
-    retention_ms: int
-    any_closed: int
-
-
 SCHEMA_VERSION = 6
 APPLICATION_ID = 0x51_4C_47_31
 """Marks an SQLite file as a ledger ("QLG1")."""
@@ -149,15 +138,18 @@ class SqliteLedger:
             self._set_project(db, project, epoch, unlogged_until_ms, retention_ms)
         for i, (check, view) in enumerate(zip(request.checks, views, strict=True)):
             used[i] += check.cost_units
-            total = view.total + check.cost_units
-            charged = ViewState(total, view.tail_ms, view.tail_seq, *at, view.dropped_through_ms)
+            total, tail_ms, tail_seq, _, _, dropped_through_ms = view
+            charged = total + check.cost_units, tail_ms, tail_seq, *at, dropped_through_ms
             self._save(db, project, check.view, charged)
         if at[0] // MINUTE_MS != last[0] // MINUTE_MS:
             self._trim(db, project, now_ms, retention_ms)
         return ChargeResult("admitted", f"{at[0]}-{at[1]}", now_ms, at, tuple(used), None, epoch, unlogged)
 
-    def _head(self, db: sqlite3.Connection, project: str) -> Head:
-        """One query, where there is an entry."""
+    def _head(self, db: sqlite3.Connection, project: str) -> tuple[Id, str, int, int, int]:
+        """last, epoch, unlogged_until_ms, retention_ms, any_closed: the newest entry's id, the epoch (empty before the
+        first charge), until when any unlogged usage counts, how long charges are kept, and whether any exhaustion may
+        stand (0 or 1). One query, where there is an entry.
+        """
         row = db.execute(_HEAD, (project,)).fetchone()
         if row is None:
             sql = "SELECT epoch, unlogged_until_ms, retention_ms FROM projects WHERE project = ?"
@@ -169,7 +161,7 @@ class SqliteLedger:
             sound((ms, seq, unlogged_until_ms, retention_ms, epoch), until=4)
         if not 0 <= ms < LATEST_MS or seq < 0:
             raise DamagedError("a charge in the far future")
-        return Head((ms, seq), epoch, unlogged_until_ms, retention_ms, any_closed)
+        return (ms, seq), epoch, unlogged_until_ms, retention_ms, any_closed
 
     def _set_project(
         self, db: sqlite3.Connection, project: str, epoch: str, unlogged_until_ms: int, retention_ms: int
@@ -223,7 +215,9 @@ class SqliteLedger:
         whole = type(total) is type(t_ms) is type(t_seq) is type(h_ms) is type(h_seq) is type(dropped_through_ms) is int
         return ViewState(*row) if whole and total >= 0 else None
 
-    def _save(self, db: sqlite3.Connection, project: str, view: View, state: ViewState) -> None:
+    def _save(
+        self, db: sqlite3.Connection, project: str, view: View, state: tuple[int, int, int, int, int, int]
+    ) -> None:
         db.execute("REPLACE INTO views VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (project, view.name, *state))
 
     def _advance(
@@ -235,6 +229,8 @@ class SqliteLedger:
         if stored is None or stored.dropped_through_ms > cutoff_ms or stored.head_ms <= cutoff_ms:
             stored = ViewState(0, cutoff_ms + 1, 0, cutoff_ms, NEVER, cutoff_ms)
         total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms = stored
+        if tail_ms > cutoff_ms and (head_ms, head_seq) >= last:
+            return stored
         if (head_ms, head_seq) < last:  # L7
             total += self._sum(db, project, check.view, (head_ms, head_seq), last)
             head_ms, head_seq = last
