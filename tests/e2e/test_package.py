@@ -1,0 +1,149 @@
+"""What people install: wheel and sdist, on every Python of this machine, beside a folder `jobs/` of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from quota.jobs.emulator import Emulator
+
+ROOT = Path(__file__).resolve().parents[2]
+VERSIONS = ("3.11", "3.12", "3.13", "3.14")
+NOT_SHIPPED = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
+
+OWN_JOB = """
+from quota.jobs.job import Page, first_attempt
+
+
+@first_attempt("videos.list")
+def daily(client, region, cursor):
+    answer = client.videos().list(part="snippet", chart="mostPopular", regionCode=region).execute()
+    return Page(videos=answer["items"])
+"""
+
+CONFIG = """
+[credentials.main]
+api = "youtube-v3"
+key = "env:OWN_KEY"
+endpoint = "{address}"
+
+[jobs.daily]
+fetch = "jobs.etl:daily"
+regions = ["DE"]
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist, and the wheel that was built from it."""
+    folder = tmp_path_factory.mktemp("package")
+    source = shutil.copytree(ROOT, folder / "source", ignore=shutil.ignore_patterns(*NOT_SHIPPED))
+    done = run(sys.executable, "-m", "build", "--outdir", str(folder / "dist"), str(source), cwd=folder)
+    said = (done.stdout + done.stderr).splitlines()
+    warned = [line for line in said if re.search(r"(?i)\bwarning|deprecat", line) and "Location 'file:" not in line]
+    assert warned == []  # pip's own about a mirror that is not there are not the package's
+    return folder / "dist"
+
+
+def run(*command: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """A command in a clean environment that must end well."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("QUOTA_", "PYTHON", "PYTEST_"))}
+    done = subprocess.run(command, cwd=cwd, env={**kept, **env}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (command, done.stdout[-2000:], done.stderr[-2000:])
+    return done
+
+
+def pythons() -> dict[str, str]:
+    """The interpreters of this machine that the package supports, by version; this one for its own."""
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    found = {own: sys.executable}
+    for version in VERSIONS:
+        on_path = shutil.which(f"python{version}")
+        under_pyenv = Path.home().glob(f".pyenv/versions/{version}.*/bin/python")
+        for path in [*([on_path] if on_path else []), *map(str, under_pyenv)]:
+            says = [path, "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"]
+            if subprocess.run(says, capture_output=True, text=True, check=False).stdout.strip() == version:
+                found.setdefault(version, path)
+    return found
+
+
+def test_the_sdist_holds_what_builds_tests_and_explains_it(built: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for name in (
+        "LICENSE",
+        "README.md",
+        "FAULTS.md",
+        "Makefile",
+        ".ci/run",
+        "config/deploy/crontab",
+    ):
+        assert name in names
+    shipped = [
+        *(ROOT / "tests").rglob("*.py"),
+        *ROOT.glob("*.md"),
+        *(ROOT / "lua").iterdir(),
+        *(ROOT / "config").iterdir(),
+    ]
+    assert {str(path.relative_to(ROOT)) for path in shipped if path.name != "__pycache__"} - names == set()
+
+
+def test_the_readme_has_no_link_that_an_index_page_cannot_follow() -> None:
+    """It is the description of the package there; the page has none of the repository's files."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    targets = re.findall(r"\]\(([^)]*)\)", readme)
+    assert [target for target in targets if not target.startswith(("https://", "#"))] == []
+
+
+def test_the_wheel_holds_one_top_level_name(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"quota"}
+    for name in (
+        "quota/py.typed",
+        "quota/lua/charge.lua",
+        "quota/config/costs/youtube-v3.toml",
+        "quota/ledger/schema.sql",
+    ):
+        assert name in names
+
+
+@pytest.mark.timeout(600)
+def test_the_wheel_works_on_every_python_of_this_machine(built: Path, tmp_path: Path) -> None:
+    """The demo from an empty folder, then a job of the user's own in a folder called `jobs`."""
+    (wheel,) = built.glob("*.whl")
+    for version, python in pythons().items():
+        home = tmp_path / version
+        (home / "empty").mkdir(parents=True)
+        (home / "mine" / "jobs").mkdir(parents=True)
+        (home / "mine" / "jobs" / "etl.py").write_text(OWN_JOB, encoding="utf-8")
+        run(python, "-m", "venv", "--without-pip", "venv", cwd=home)
+        installed = str(home / "venv" / "bin" / "python")
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "--python", installed]
+        run(*pip, "install", "--no-compile", str(wheel), cwd=home)
+        quota = str(home / "venv" / "bin" / "quota")
+        env = {"QUOTA_STATE_DIR": str(home / "state"), "XDG_CONFIG_HOME": str(home / "none"), "OWN_KEY": "a-key"}
+
+        demo = run(quota, "demo", cwd=home / "empty", **env)
+        assert "upstream counted 32 requests, the ledger charged 32" in demo.stdout, version
+        assert list((home / "empty").iterdir()) == []
+
+        said = run(installed, "-m", "quota", "--version", cwd=home / "empty", **env)
+        assert said.stdout.startswith("quota, version "), version
+
+        with Emulator() as emulator:
+            config = CONFIG.format(address=emulator.address)
+            (home / "mine" / "quota.toml").write_text(config, encoding="utf-8")
+            ran = run(quota, "run", "daily", cwd=home / "mine", **env)
+            assert "daily: done: 1 region" in ran.stdout, version
+            assert emulator.usage()["requests"] == 1
