@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import subprocess
 import sys
-import urllib.request
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ import pytest
 from quota.cli.commands import cli
 from quota.jobs.emulator import Emulator
 from support.commands import Quota
+from support.pages import differs, try_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,10 +48,23 @@ def test_every_command_is_in_the_readme() -> None:
         assert f"`quota {name}" in README, name
 
 
-def test_the_make_targets_exist() -> None:
+def test_the_commands_of_the_installation_are_those_of_this_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in re.findall(r"^\$ make (\w+)", README, flags=re.MULTILINE):
-        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+    (block,) = (block for block in blocks("sh") if "install" in block)
+    lines = [shlex.split(line, comments=True) for line in block.splitlines()]
+    assert [line[0] for line in lines] == ["pipx", "uv", "pip", "make"]
+    for line in lines:
+        if line[0] == "make":
+            assert re.search(rf"^{line[1]}:", makefile, flags=re.MULTILINE)
+        else:
+            assert line[-1] == project["name"]
+
+
+def test_the_first_minute_is_what_it_shows(tmp_path: Path) -> None:
+    (block,) = (block for block in blocks("console") if "quota demo" in block)
+    ((command, printed),) = try_page(f"\n```console\n{block}```\n", Quota(tmp_path), {})
+    assert differs(command.output, printed) == ""
 
 
 def test_the_commands_for_ones_own_key_run_in_order(tmp_path: Path) -> None:
@@ -75,20 +88,6 @@ def test_the_commands_for_ones_own_key_run_in_order(tmp_path: Path) -> None:
     assert "9,468" in done.stdout
 
 
-def test_the_plan_is_what_quota_plan_says(quota: Quota) -> None:
-    """Of the built-in search in seven regions, under the default limits."""
-    (block,) = re.findall(r"^\$ quota plan.*?(?=^```)", README, flags=re.MULTILINE | re.DOTALL)
-    command, *expected = block.splitlines()
-    quota.configure(
-        '[credentials.main]\napi = "youtube-v3"\n[jobs.concerts]\nfetch = "search"\nschedule = "every 45m"\n'
-        'regions = ["US", "GB", "DE", "FR", "IN", "BR", "AU"]\noptions = { words = "live concert" }\n'
-    )
-    done = quota(*shlex.split(command)[2:])
-    assert (done.returncode, done.stderr) == (1, "")
-    told = done.stdout.splitlines()
-    assert [line for line in expected if line != "..." and line not in told] == []
-
-
 def test_the_python_example_runs(quota: Quota) -> None:
     (example,) = (block for block in blocks("python") if "quota.open()" in block)
     done = subprocess.run(
@@ -101,18 +100,3 @@ def test_the_python_example_runs(quota: Quota) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert quota.json("spend")["total_units"] == 102
-
-
-def test_the_example_of_a_job_of_ones_own_is_a_fetch_function(quota: Quota) -> None:
-    (example,) = (block for block in blocks("python") if "def fetch" in block)
-    (quota.folder / "my_module.py").write_text(example, encoding="utf-8")
-    path = quota.folder / "quota.toml"
-    config = path.read_text(encoding="utf-8")
-    address = config.partition('endpoint = "')[2].partition('"')[0]
-    query = "part=snippet&chart=mostPopular&regionCode=DE&key=somebody-elses-key"
-    with urllib.request.urlopen(f"{address}/youtube/v3/videos?{query}") as answer:  # noqa: S310  # loopback
-        channel = json.load(answer)["items"][0]["snippet"]["channelId"]
-    path.write_text(config.replace("PLAYLIST", "UU" + channel[2:]), encoding="utf-8")
-    report = quota.json("run", "mine")
-    assert (report["outcome"], report["units"]) == ("done", 1), report
-    assert report["regions"][0]["items"] > 0

@@ -1,0 +1,64 @@
+"""Every page in docs/ does what it says: its files, commands and programs are tried in their order."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from quota.jobs.emulator import Emulator
+from support.commands import Quota
+from support.pages import differs, try_page
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from support.servers import RedisServer
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(path.stem for path in DOCS.glob("*.md"))
+
+
+@pytest.fixture
+def quota(tmp_path: Path) -> Iterator[Quota]:
+    quota = Quota(tmp_path)
+    quota.env |= {"YOUTUBE_API_KEY": "a-key-for-the-docs", "PYTHONPATH": str(ROOT)}
+    return quota
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_does_what_it_says(page: str, quota: Quota, redis_server: RedisServer) -> None:
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    with Emulator() as upstream:
+        replace = {
+            "redis://ledger.internal:6379": f"redis://127.0.0.1:{redis_server.port}",
+            'api = "youtube-v3"\n': f'api = "youtube-v3"\nendpoint = "{upstream.address}"\n',
+            "https://api.weather.example": upstream.address,
+            "api.weather.example": upstream.address.partition("://")[2],
+        }
+        told = try_page(text, quota, replace)
+    wrong = [(command.line, differs(command.output, printed), printed) for command, printed in told]
+    assert [row for row in wrong if row[1]] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_pages_links_lead_somewhere(page: str) -> None:
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert target.startswith("https://") or (DOCS / target).exists(), target
+
+
+def test_the_readme_names_every_page() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [page for page in PAGES if f"`docs/{page}.md`" not in readme] == []
+
+
+def test_the_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = re.findall(r"^\$ make (\w+)", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert len(targets) > 4
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
