@@ -190,7 +190,7 @@ class MeteredRequest(HttpRequest):  # type: ignore[misc]  # the client ships no 
 
 def _check_metered(http: Any, uri: str) -> None:
     """Raises UsageError for an Http that does not charge what goes to `uri`."""
-    for _ in range(MOST_WRAPPINGS):
+    for _ in range(MAX_WRAPPINGS):
         if isinstance(http, MeteredHttp) or http is None:
             break
         http = getattr(http, "http", None)
@@ -198,7 +198,7 @@ def _check_metered(http: Any, uri: str) -> None:
         raise UsageError("this http would pass the budget by: leave it out, threads may share one service")
 
 
-MOST_WRAPPINGS = 5
+MAX_WRAPPINGS = 5
 """So many Http objects may wrap each other, as those do that add a key."""
 
 _send_batch = BatchHttpRequest._execute

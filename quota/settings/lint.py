@@ -313,7 +313,7 @@ def _uncovered(bucket: Bucket, credential: CredentialSettings) -> Iterator[Findi
 
 
 def _limited_jobs(credential: CredentialSettings, known: Mapping[str, None]) -> Iterator[Finding]:
-    hints = MOST_HINTS
+    hints = MAX_HINTS
     for index, limit in enumerate(credential.limits):
         for name in limit.view.selector.jobs:
             if name not in known:
@@ -327,7 +327,7 @@ def _limited_jobs(credential: CredentialSettings, known: Mapping[str, None]) -> 
                 )
 
 
-MOST_HINTS = 20
+MAX_HINTS = 20
 """So many unknown names are each compared with all that are known. A list of more was not written by hand."""
 
 

@@ -150,8 +150,8 @@ def _attempts(lives: list[Life], entries: dict[str, Entry], draws: list[Draw], w
             elif event["event"] == "decision" and event["commit"] and asked is not None:
                 asked.decision, asked = event, None
     for entry in sorted(entries.values(), key=lambda e: (e.ms, e.seq)):
-        if entry.idempotency_key in found:
-            found[entry.idempotency_key].entries.append(entry)
+        if entry.token in found:
+            found[entry.token].entries.append(entry)
     for draw in draws:
         found[draw.token].draw = draw
     # A call may be sent again within the client, under a charge of its own: the arrivals take its charges in turn.

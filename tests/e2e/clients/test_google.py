@@ -749,9 +749,9 @@ def test_connections_are_closed_with_their_thread_or_with_the_service(upstream: 
 FORKED = """
 import os, sys
 from quota.budget import Budget
-from quota.costs import load_book
+from quota.settings.books import load_book
 from quota.clients.google import MeteredHttp, service
-from quota.ledger.contract import open_ledger
+from quota.ledger.factory import open_ledger
 ledger = open_ledger(sys.argv[2])
 budget = Budget(credential="main", project="p", book=load_book("youtube-v3"), limits=[], ledger=ledger)
 with service(budget, endpoint=sys.argv[1], key="some-key-or-other") as youtube:

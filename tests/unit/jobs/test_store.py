@@ -110,12 +110,12 @@ import os, signal, sys
 from quota.jobs.job import Page
 from quota.jobs.store.store import Store
 store = Store(sys.argv[1], retention_ms=1)
-place = store.place("t", "DE")
+checkpoint = store.checkpoint("t", "DE")
 def die(statement):
     if statement.startswith("UPDATE places"):
         os.kill(os.getpid(), signal.SIGKILL)
 store._db.set_trace_callback(die)
-store.keep(place, Page(videos=[{"id": "b"}], ranked=True), started_at_ms=9, finished=True)
+store.save_page(checkpoint, Page(videos=[{"id": "b"}], ranked=True), started_at_ms=9, finished=True)
 """
     root = Path(__file__).resolve().parents[3]
     done = subprocess.run([sys.executable, "-c", script, store.path], cwd=root, check=False, timeout=60)

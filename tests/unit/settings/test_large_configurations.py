@@ -11,7 +11,7 @@ from quota.session import Session
 from quota.settings.lint import lint
 from quota.settings.load import load_settings
 from quota.settings.model import Settings
-from quota.settings.toml import Table
+from quota.settings.toml import TomlTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -158,7 +158,7 @@ class Compared(str):
 def test_each_name_of_an_array_is_compared_with_few_others() -> None:
     def compared(n: int) -> int:
         Compared.times = 0
-        Table({"regions": [Compared(f"name-{i}") for i in range(n)]}, "test").texts("regions")
+        TomlTable({"regions": [Compared(f"name-{i}") for i in range(n)]}, "test").texts("regions")
         return Compared.times
 
     assert compared(1_000) < 1_000

@@ -774,7 +774,7 @@ def test_charges_of_one_session_carry_its_run(state_dir: Path) -> None:
     with quota.open() as session:
         session.budget().charge("videos.list")
         session.budget().charge("videos.list")
-        tokens = [entry.token for entry in session.ledger.read("demo", (0, 0), NEVER, 10)]
+        tokens = [entry.idempotency_key for entry in session.ledger.read("demo", (0, 0), NEVER, 10)]
     assert [token[:8] for token in tokens] == [session.run] * 2
     assert len(set(tokens)) == 2
 
