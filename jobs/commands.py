@@ -5,11 +5,8 @@ Only click is imported here, the rest where it is needed: this module is loaded 
 
 from __future__ import annotations
 
-import _thread
 import os
 import signal
-import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,13 +16,15 @@ import click
 from quota.cli.commands import say
 from quota.cli.options import config_option, json_option
 from quota.cli.output import REFUSED_STATUS, fail, log_to_stderr, print_json, print_rich, unprinted
+from quota.common.text import printable
+from quota.jobs.interruption import exits, interruptible
+from quota.jobs.progress import named, watching
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
-    from quota.jobs.job import RegionReport, RunReport
-    from quota.jobs.runner import Watcher
-    from quota.jobs.store.store import Checkpoint, Found
+    from quota.jobs.job import RunReport
+    from quota.jobs.store.store import Found
     from quota.session import Session
 
 
@@ -51,7 +50,7 @@ def run(
     from quota.jobs.runner import run_job
 
     log_to_stderr()
-    with interruptible() as stop, _configured(config) as session, _watching(job, quiet) as watcher:
+    with interruptible() as stop, _configured(config) as session, watching(job, quiet) as watcher:
         report = run_job(session, job, regions=regions, stop=stop, watcher=watcher)
     _print_report(report, as_json, quiet)
     status = report.exit_status
@@ -79,12 +78,12 @@ def _print_report(report: RunReport, as_json: bool, quiet: bool = False) -> None
 
     for region in report.regions:
         if region.error is not None and region.error != report.why:
-            fail(f"{_named(report.job, region.region)}: {_printable(region.error)}")
+            fail(f"{named(report.job, region.region)}: {printable(region.error)}")
     if report.outcome == "failed" or report.exit_status == LedgerError.exit_status:
-        fail(f"{report.job}: {_printable(report.why)}")
+        fail(f"{report.job}: {printable(report.why)}")
     if quiet and (report.outcome == "done" or (report.outcome == "failed" and not as_json)):
         return
-    sentence = _printable(report.sentence(host_clock()))
+    sentence = printable(report.sentence(host_clock()))
     if as_json:
         print_json(report.as_json())
     else:
@@ -200,7 +199,7 @@ def _found_line(video: Found) -> str:
     views = "?" if video.view_count is None else f"{video.view_count:,}"
     line = f"{video.video_id}  {video.title or '(no title)'}  [{video.channel_title or '?'}, {views} views]"
     ranks = ", ".join(f"{r.region or r.job} #{r.rank}" for r in video.rankings)
-    return _printable(f"{line}  {ranks}".rstrip())
+    return printable(f"{line}  {ranks}".rstrip())
 
 
 @click.command("emulate")
@@ -222,7 +221,7 @@ def emulate(port: int, recorded: str | None, allocation: Any, quota_units: int) 
     if not 0 <= port <= 65_535:
         raise quota.UsageError(f"--port {port}: a port is a number from 0 to 65535")
     # A supervisor's SIGTERM is the regular way to end it; Ctrl-C is reported as everywhere else.
-    with _exits({signal.SIGTERM: 0, signal.SIGINT: 128 + signal.SIGINT}):
+    with exits({signal.SIGTERM: 0, signal.SIGINT: 128 + signal.SIGINT}):
         try:
             folder = None if recorded is None else Path(recorded)
             emulator = Emulator(port=port, recorded=folder, allocation=allocation, quota=quota_units)
@@ -260,7 +259,7 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
         with Emulator() as upstream, _state_in(folder / "state"):
             config = _demo_config(folder, upstream.address, units)
             with quota.open(config) as session:
-                with _watching("trending") as watcher:
+                with watching("trending") as watcher:
                     report = run_job(session, "trending", stop=stop, watcher=watcher)
                 _print_report(report, as_json)
                 if not as_json:
@@ -334,168 +333,3 @@ def _state_in(folder: Path) -> Iterator[None]:
             del os.environ["QUOTA_STATE_DIR"]
         else:
             os.environ["QUOTA_STATE_DIR"] = before
-
-
-# -- signals -----------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def interruptible(statuses: Mapping[int, int] | None = None) -> Iterator[Callable[[], int]]:
-    """Inside the block the first SIGINT or SIGTERM only sets what the yielded function returns, and begins a countdown:
-    a block that has not ended after END_WITHIN_S is abandoned, whatever it waits for. That is safe: what is stored is
-    stored in transactions. Later signals change nothing, so that one sent twice (by a terminal and by a wrapper) costs
-    no page. `statuses` are the exit statuses of an abandoned block, by signal, where they are not 128 and its number.
-    """
-    from quota.jobs.runner import END_WITHIN_S
-
-    seen: list[int] = []
-    over: list[bool] = []
-    # Python's handlers wait for the call in hand, which may be a name being looked up for a minute: the countdown is
-    # begun by the byte that the system's handler writes.
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    before = {number: signal.signal(number, lambda n, _: seen.append(n)) for number in _STOPPING}
-    woken_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a child's signals are not ours
-    _thread.start_new_thread(_count_down, (reading, over, END_WITHIN_S, statuses or {}))
-    try:
-        yield lambda: seen[0] if seen else 0
-    finally:
-        over.append(True)
-        signal.set_wakeup_fd(woken_before)
-        os.close(writing)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
-
-
-def _count_down(reading: int, over: list[bool], within_s: float, statuses: Mapping[int, int]) -> None:
-    """End the process `within_s` after the first of our signals, unless the block is over before."""
-    number = 0
-    while not number and (came := os.read(reading, 64)):
-        number = next((one for one in came if one in _STOPPING), 0)
-    until_s = time.monotonic() + within_s
-    while not over and time.monotonic() < until_s:
-        time.sleep(0.05)
-    if over:
-        os.close(reading)  # not before: a later signal is written, too
-        return
-    if sys.stderr.isatty():
-        os.write(2, b"\x1b[?25h\n")  # show the cursor that a progress line may have hidden
-    # In a thread of its own, because what the block waits for may be stderr.
-    line = f"interrupted; what was under way took over {within_s:g} s and was abandoned; what is stored stays"
-    _thread.start_new_thread(fail, (line,))
-    time.sleep(0.1)
-    os._exit(statuses.get(number, 128 + number))
-
-
-@contextmanager
-def _exits(statuses: dict[signal.Signals, int]) -> Iterator[None]:
-    """Inside the block these signals end the program with these statuses, through the usual clean-up."""
-
-    def handle(number: int, _frame: object) -> None:
-        raise SystemExit(statuses[signal.Signals(number)])
-
-    before = {number: signal.signal(number, handle) for number in statuses}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-# -- progress, on stderr -----------------------------------------------------------------------------------------------
-
-
-def _named(job: str, region: str) -> str:
-    return f"{job} {region}".rstrip()
-
-
-def _printable(text: str) -> str:
-    """One line, whatever a title or an error contains: no line ends, no control sequences for the terminal."""
-    return "".join(char if char.isprintable() else " " for char in text)
-
-
-def _region_line(job: str, outcome: RegionReport) -> str | None:
-    """What a log needs to know of a region. Errors are printed at the end, and who was skipped is in the last line."""
-    if outcome.outcome == "failed" or not (outcome.pages or outcome.outcome == "done"):
-        return None
-    pages = f"{outcome.pages} page{'' if outcome.pages == 1 else 's'}"
-    return f"{_named(job, outcome.region)}: {outcome.outcome}, {pages}, {outcome.items} items"
-
-
-class _Lines:
-    """For cron: one line for each region that was fetched."""
-
-    def __init__(self, job: str) -> None:
-        self.job = job
-
-    def began(self, checkpoints: Sequence[Checkpoint]) -> None: ...
-
-    def page(self, checkpoint: Checkpoint) -> None: ...
-
-    def retry(self, checkpoint: Checkpoint, message: str, wait_s: float) -> None: ...
-
-    def ended(self, outcome: RegionReport) -> None:
-        line = _region_line(self.job, outcome)
-        if line is not None:
-            say(line, err=True)
-
-
-class _Live(_Lines):
-    """For people: one live line, replaced by each region's own when that ends."""
-
-    def __init__(self, job: str) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-        super().__init__(job)
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("regions", markup=False),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        self._task = self._progress.add_task(job, total=None)
-
-    def __enter__(self) -> _Live:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._progress.stop()
-
-    def began(self, checkpoints: Sequence[Checkpoint]) -> None:
-        self._progress.update(self._task, total=len(checkpoints))
-
-    def page(self, checkpoint: Checkpoint) -> None:
-        where = _named(self.job, checkpoint.region)
-        self._progress.update(self._task, description=f"{where} page {checkpoint.pages}, {checkpoint.items} items")
-
-    def retry(self, checkpoint: Checkpoint, message: str, wait_s: float) -> None:
-        text = _printable(f"{_named(self.job, checkpoint.region)}: {message}; again in {wait_s:.1f} s")
-        self._progress.update(self._task, description=text)
-
-    def ended(self, outcome: RegionReport) -> None:
-        line = _region_line(self.job, outcome)
-        if line is not None:
-            self._progress.console.print(line, markup=False, highlight=False)
-        self._progress.advance(self._task)
-
-
-@contextmanager
-def _watching(job: str, quiet: bool = False) -> Iterator[Watcher]:
-    if quiet:
-        from quota.jobs.runner import Silent
-
-        yield Silent()
-        return
-    if not sys.stderr.isatty():
-        yield _Lines(job)
-        return
-    with _Live(job) as live:
-        yield live

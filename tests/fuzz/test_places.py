@@ -16,7 +16,8 @@ from tenacity import wait_none
 import quota
 from fuzz.generate import damaged, mutated, text, value
 from fuzz.inputs import PARTS, Input, check_line, every
-from quota.jobs.commands import _found_line, _printable
+from quota.common.text import printable
+from quota.jobs.commands import _found_line
 from quota.jobs.runner import ATTEMPTS, run_job
 from quota.jobs.store.store import Store, StoreError
 from quota.limits import DAY_MS
@@ -98,10 +99,10 @@ def test_a_region_recovers_from_any_place(part: int, _upstream: PlainServer) -> 
             assert report.outcome in ("done", "failed"), report
             for one in report.regions:
                 if one.error is not None:
-                    check_line(_printable(one.error))
+                    check_line(printable(one.error))
                 if one.outcome == "done":
                     done.add(one.region)
-            check_line(_printable(report.sentence(0)))
+            check_line(printable(report.sentence(0)))
         assert done == {"US", "DE"}
         assert len(_upstream.arrived) - before <= 3 * 2 * 3 * 2 * ATTEMPTS
 
@@ -148,6 +149,6 @@ def test_a_store_with_damaged_bytes_answers_or_says_so(part: int) -> None:
                         store.restart(checkpoint)
                         store.fail(checkpoint, keep_place=True)
         except StoreError as error:
-            check_line(_printable(str(error)))
+            check_line(printable(str(error)))
 
     every("store", part, attempt)

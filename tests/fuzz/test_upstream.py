@@ -18,7 +18,7 @@ from fuzz.inputs import PARTS, Input, check_line, every
 from quota.clients.google import _batched_answers
 from quota.clients.upstream_errors import MAX_MESSAGE_LENGTH, Kind, classify
 from quota.common.redact import RedactingFilter, redact, register
-from quota.jobs.commands import _printable
+from quota.common.text import printable
 from quota.jobs.failure import _judge_answer
 from quota.jobs.runner import ATTEMPTS, run_job
 from quota.settings.books import load_book
@@ -177,8 +177,8 @@ def test_a_run_ends_with_an_outcome_for_each_region(part: int, tmp_path: Path, s
                 assert one.outcome in ("done", "partial", "skipped", "failed")
                 assert (one.error is not None) == (one.outcome == "failed")
                 if one.error is not None:
-                    check_line(_printable(one.error))
-            check_line(_printable(report.sentence(0)))
+                    check_line(printable(one.error))
+            check_line(printable(report.sentence(0)))
             said = json.dumps(report.as_json()) + report.sentence(0) + report.why
             assert KEY not in said
 

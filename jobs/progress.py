@@ -1,0 +1,110 @@
+"""How a run gets on, told on stderr: a live line for people, one line for each region for cron.
+
+watching    the watcher that fits: silent, lines, or live
+named       a job and its region, as its lines begin
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from quota.cli.commands import say
+from quota.common.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from quota.jobs.job import RegionReport
+    from quota.jobs.runner import Watcher
+    from quota.jobs.store.store import Checkpoint
+
+
+def named(job: str, region: str) -> str:
+    """`trending DE`, or just the job where it has no regions."""
+    return f"{job} {region}".rstrip()
+
+
+def _region_line(job: str, outcome: RegionReport) -> str | None:
+    """What a log needs to know of a region. Errors are printed at the end, and who was skipped is in the last line."""
+    if outcome.outcome == "failed" or not (outcome.pages or outcome.outcome == "done"):
+        return None
+    pages = f"{outcome.pages} page{'' if outcome.pages == 1 else 's'}"
+    return f"{named(job, outcome.region)}: {outcome.outcome}, {pages}, {outcome.items} items"
+
+
+class _Lines:
+    """For cron: one line for each region that was fetched."""
+
+    def __init__(self, job: str) -> None:
+        self.job = job
+
+    def began(self, checkpoints: Sequence[Checkpoint]) -> None: ...
+
+    def page(self, checkpoint: Checkpoint) -> None: ...
+
+    def retry(self, checkpoint: Checkpoint, message: str, wait_s: float) -> None: ...
+
+    def ended(self, outcome: RegionReport) -> None:
+        line = _region_line(self.job, outcome)
+        if line is not None:
+            say(line, err=True)
+
+
+class _Live(_Lines):
+    """For people: one live line, replaced by each region's own when that ends."""
+
+    def __init__(self, job: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        super().__init__(job)
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("regions", markup=False),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._progress.add_task(job, total=None)
+
+    def __enter__(self) -> _Live:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._progress.stop()
+
+    def began(self, checkpoints: Sequence[Checkpoint]) -> None:
+        self._progress.update(self._task, total=len(checkpoints))
+
+    def page(self, checkpoint: Checkpoint) -> None:
+        where = named(self.job, checkpoint.region)
+        self._progress.update(self._task, description=f"{where} page {checkpoint.pages}, {checkpoint.items} items")
+
+    def retry(self, checkpoint: Checkpoint, message: str, wait_s: float) -> None:
+        text = printable(f"{named(self.job, checkpoint.region)}: {message}; again in {wait_s:.1f} s")
+        self._progress.update(self._task, description=text)
+
+    def ended(self, outcome: RegionReport) -> None:
+        line = _region_line(self.job, outcome)
+        if line is not None:
+            self._progress.console.print(line, markup=False, highlight=False)
+        self._progress.advance(self._task)
+
+
+@contextmanager
+def watching(job: str, quiet: bool = False) -> Iterator[Watcher]:
+    """Whoever is to be told how a run of this job gets on."""
+    if quiet:
+        from quota.jobs.runner import Silent
+
+        yield Silent()
+        return
+    if not sys.stderr.isatty():
+        yield _Lines(job)
+        return
+    with _Live(job) as live:
+        yield live
