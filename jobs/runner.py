@@ -374,16 +374,16 @@ class _Run:
                 self.end = _End("failed", failure.message, quota.ConfigError.exit_status)
                 return self._outcome("failed", failure.message)
             case "answer":
-                self.here = self.store.fail(checkpoint, keep_place=True)
+                self.here = self.store.fail(checkpoint, keep_cursor=True)
                 return self._outcome("failed", failure.message)
             case "transient":
                 # What fails for a passing reason goes on where it stopped.
-                self.here = self.store.fail(checkpoint, keep_place=True)
+                self.here = self.store.fail(checkpoint, keep_cursor=True)
                 advice = "" if answered else f" to reach {self._root()}; check network and endpoint, then run again"
                 return self._outcome("failed", f"{failure.message}, in {ATTEMPTS} attempts{advice}")
             case _:
                 # Beginning afresh, because the place itself may be what is wrong.
-                self.here = self.store.fail(checkpoint, keep_place=False)
+                self.here = self.store.fail(checkpoint, keep_cursor=False)
                 return self._outcome("failed", failure.message)
 
     def _root(self) -> str:

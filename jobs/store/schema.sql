@@ -1,10 +1,10 @@
--- The local store: what the jobs fetched, and where each of them stands. One SQLite file (WAL).
+-- The local store: what the jobs fetched, and a checkpoint for each region. One SQLite file (WAL).
 -- Times ending in _ms are milliseconds since the epoch; other times are upstream's own text.
--- Everything here is the provider's data, kept no longer than the retention allows: every table carries the time by
--- which its rows age.
+-- All of this is the provider's data, and the retention limits how long it is kept: every table has the time by which
+-- its rows expire.
 
--- One row per video: what upstream said at refreshed_ms. What that answer left out is null, also where an earlier one
--- had it: an owner may hide the likes, and an old count must not pass for a new one.
+-- One row per video: what upstream said at refreshed_ms. A column is null if that answer left it out, even if an
+-- earlier answer had it: an owner may hide the likes, and an old count must not pass for a new one.
 CREATE TABLE videos (
     id               INTEGER PRIMARY KEY,     -- the full-text index refers to this
     video_id         TEXT    NOT NULL UNIQUE, -- upstream's own
@@ -26,8 +26,8 @@ CREATE TABLE videos (
     definition       TEXT,                    -- hd or sd
     has_caption      INTEGER,                 -- 0 or 1
     is_licensed      INTEGER,                 -- 0 or 1
-    title_words       TEXT,                   -- these four: the text as the search reads it, where that differs; see
-    description_words TEXT,                   -- `videos_words`. Whoever else changes a text sets its words to null
+    title_words       TEXT,                   -- these four: the text as the search reads it, if that differs; see
+    description_words TEXT,                   -- `videos_words`. A program that changes a text must set its words null
     channel_words     TEXT,
     tags_words        TEXT,
     first_seen_ms    INTEGER NOT NULL,
@@ -36,8 +36,8 @@ CREATE TABLE videos (
 CREATE INDEX videos_by_age ON videos (refreshed_ms);
 CREATE INDEX videos_by_channel ON videos (channel_id);
 
--- Rankings over time. taken_at_ms is the start of the region's round: all pages of one pass share it, also when they
--- were fetched by several runs. A chart may move between two pages; a video then keeps the first rank it was seen at.
+-- Rankings over time. taken_at_ms is when the region's pass started: all its pages share it, even if several runs
+-- fetched them. A chart may change between two pages; a video then keeps the first rank at which it appeared.
 CREATE TABLE rankings (
     job         TEXT    NOT NULL,
     region      TEXT    NOT NULL,
@@ -67,36 +67,36 @@ CREATE TABLE channels (
 );
 CREATE INDEX channels_by_age ON channels (refreshed_ms);
 
--- Where a job stands in each region. A round is one pass over the job's regions.
-CREATE TABLE places (
+-- Where a job stands in each region. A round is one pass over each of the job's regions.
+CREATE TABLE checkpoints (
     job             TEXT    NOT NULL,
     region          TEXT    NOT NULL,
-    pending         INTEGER NOT NULL DEFAULT 0, -- 1: the round under way has not covered this region yet
-    cursor          TEXT,                       -- JSON of what to fetch next; null: start with the first page
+    pending         INTEGER NOT NULL DEFAULT 0, -- 1: the current round has not covered this region yet
+    cursor          TEXT,                       -- JSON: where the next page begins; null: at the first page
     pages           INTEGER NOT NULL DEFAULT 0, -- stored in this pass
     items           INTEGER NOT NULL DEFAULT 0, -- stored in this pass
-    ranks           INTEGER NOT NULL DEFAULT 0, -- given in this pass: the next page goes on from here
-    started_at_ms   INTEGER,                    -- of this pass; null: nothing of it is stored yet
+    ranks           INTEGER NOT NULL DEFAULT 0, -- given in this pass: the next page continues from here
+    started_at_ms   INTEGER,                    -- of this pass; null: nothing is stored yet
     completed_at_ms INTEGER,                    -- of the last complete pass
     failed_at_ms    INTEGER,                    -- of the last pass that ended with an error
     PRIMARY KEY (job, region)
 ) WITHOUT ROWID;
 
--- Where the pass under way was already, as digests of its cursors: upstream that names a page again goes in circles.
+-- The cursors that the current pass has had, as digests: an upstream that repeats a cursor is going round in circles.
 CREATE TABLE cursors (
     job    TEXT NOT NULL,
     region TEXT NOT NULL,
     digest BLOB NOT NULL,
     PRIMARY KEY (job, region, digest)
 ) WITHOUT ROWID;
-CREATE TRIGGER cursors_of_a_pass_that_ended AFTER UPDATE OF cursor ON places WHEN new.cursor IS NULL BEGIN
+CREATE TRIGGER cursors_of_a_pass_that_ended AFTER UPDATE OF cursor ON checkpoints WHEN new.cursor IS NULL BEGIN
     DELETE FROM cursors WHERE job = new.job AND region = new.region;
 END;
-CREATE TRIGGER cursors_of_no_place AFTER DELETE ON places BEGIN
+CREATE TRIGGER cursors_without_a_checkpoint AFTER DELETE ON checkpoints BEGIN
     DELETE FROM cursors WHERE job = old.job AND region = old.region;
 END;
 
--- The words of a video: its texts, with the words apart where a script writes none (`fulltext.py` writes them so).
+-- The words of a video: its texts, with spaces between the words of scripts that have none (`fulltext.py` adds them).
 CREATE VIEW videos_words AS
 SELECT id,
     ifnull(title_words, title) AS title,
@@ -105,9 +105,9 @@ SELECT id,
     ifnull(tags_words, tags) AS tags
 FROM videos;
 
--- The index over them. Accents do not matter: "cafe" finds "café". A mark that is no accent is part of its word (M*): the
--- vowels of Hindi and Thai are such marks. The text itself stays in `videos`; the triggers, which use nothing but SQL so
--- that any program may write, keep the index in step with it.
+-- The index over them. Accents do not matter: "cafe" finds "café". Other marks belong to their word (M*), such as the
+-- vowels of Hindi and Thai. The text itself stays in `videos`. The triggers keep the index up to date; they are plain
+-- SQL, so that any program may write to `videos`.
 CREATE VIRTUAL TABLE videos_text USING fts5 (
     title, description, channel_title, tags,
     content = 'videos_words', content_rowid = 'id',

@@ -1,12 +1,12 @@
-"""The local store: what was fetched, where each job stands, and the search over it. Its tables are in `schema.sql`.
+"""The local store: what the jobs fetched, a checkpoint for each region, and the search. `schema.sql` has its tables.
 
-    StoreError      one line: what is wrong with the file, what to do
-    Place           where one job stands in one region
+    StoreError      one line: what is wrong with the file and what to do
+    Checkpoint      where one job stands in one region
     Store           the file
     Found           one search result
 
-A page's items and the place after it are written in one transaction, so a process killed at any moment leaves neither
-a page without its place nor a place without its page.
+One transaction writes a page's items and the checkpoint after it. A process killed at any moment leaves neither a page
+without its checkpoint nor a checkpoint without its page.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 APPLICATION_ID = 0x766964A1
 """Marks the file as ours: a version number alone would let any other program's database pass."""
 
 BUSY_TIMEOUT_MS = 5_000
-DELETE_AT_ONCE = 1_000
-DELETE_PER_SWEEP = 20_000
-"""Rows of each table that one sweep deletes at most: several times what a run of 50 regions adds."""
+DELETE_PER_TRANSACTION = 1_000
+MAX_DELETED = 20_000
+"""Rows of each table that one `delete_expired` deletes at most: several times what a run of 50 regions adds."""
 
 MIN_FREE_BYTES = 4_000_000
-"""What a full page may need on its way through the write-ahead log into the file, and some more."""
+"""A full page needs less than this on its way through the write-ahead log into the file."""
 
 MAX_SEARCH_ROWS = 1_000
 MAX_IDS_READ = 50
@@ -60,7 +60,7 @@ class StoreError(quota.QuotaError):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where one job stands in one region. `pages` and `items` count this pass; see the table `checkpoints`."""
+    """Where one job stands in one region. `pages` and `items` count the current pass; see the table `checkpoints`."""
 
     job: str
     region: str
@@ -91,7 +91,7 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One search result, with where it was ranked. Texts and counts are null where upstream left them out."""
+    """One search result and its rankings. Texts and counts are None where upstream left them out."""
 
     video_id: str
     title: str | None
@@ -117,9 +117,9 @@ class Found:
 class Store:
     """One SQLite file at a `sqlite:///path` URL (or a plain path). Use it from one thread; close it when done.
 
-    `retention_ms`: what was not refreshed for that long is deleted by `delete_expired`. `create` False refuses a
-    missing file. `clock` (ms since the epoch) replaces the host's, for tests. Every method raises StoreError when the
-    file fails it.
+    `delete_expired` deletes what was not refreshed for `retention_ms`. With `create` False, a missing file is an
+    error. `clock` (ms since the epoch) replaces the host's, for tests. Every method raises StoreError when the file
+    cannot be read or written.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Store:
         self._clock = clock or host_clock
         self._transacting = False
         if not create and not os.path.exists(self.path):
-            raise StoreError(f"there is no store at {self.path} yet: `quota run JOB` makes it")
+            raise StoreError(f"there is no store at {self.path} yet: `quota run JOB` creates it")
         try:
             self._db = sqlite3.connect(self.path, timeout=busy_timeout_ms / 1_000, isolation_level=None)
         except sqlite3.Error as error:
@@ -158,7 +158,7 @@ class Store:
             self._transact(self._make)
             application, version, tables = self._identity()
         if application != APPLICATION_ID:
-            raise StoreError(f"store {self.path} is another program's database: give [store] url a file of its own")
+            raise StoreError(f"store {self.path} belongs to another program: give [store] url a file of its own")
         if version > SCHEMA_VERSION:
             raise StoreError(
                 f"store {self.path} has schema version {version}, written by a newer quota-ledger; "
@@ -166,8 +166,8 @@ class Store:
             )
         if version < SCHEMA_VERSION:
             raise StoreError(
-                f"store {self.path} has schema version {version}, of an older quota-ledger, and this one reads only "
-                f"{SCHEMA_VERSION}: move it away, the next runs fetch what they need"
+                f"store {self.path} has schema version {version}, written by an older quota-ledger; "
+                f"this one reads only {SCHEMA_VERSION}: move the file away, and the next runs fetch the data again"
             )
         # Of text that a damaged file no longer holds in UTF-8, as much as can be read.
         db.text_factory = lambda raw: raw.decode("utf-8", "replace")
@@ -243,55 +243,58 @@ class Store:
                 return StoreError(f"store {self.path}: {text}")
         return StoreError(f"store {self.path}: {error}")
 
-    # -- places ------------------------------------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def start_round(self, job: str, regions: Sequence[str]) -> list[Checkpoint]:
-        """The regions that a run covers, in its order; with nothing left over, this begins a new round over all.
+        """The regions that a run covers, in order: those still pending, or all of them in a new round.
 
-        Which order that is stands at `quota.jobs.rotation.by_rotation`.
+        `quota.jobs.rotation.by_rotation` decides the order.
         """
 
         def work(db: sqlite3.Connection) -> list[Checkpoint]:
             checkpoints = {region: self.checkpoint(job, region) for region in regions}
-            # Of a damaged row nothing may stay: the next page would be added to it.
+            # A damaged row reads as an empty checkpoint. It is deleted, or the next page would add to its numbers.
             afresh = [
                 (job, region) for region, checkpoint in checkpoints.items() if checkpoint == Checkpoint(job, region)
             ]
-            db.executemany("DELETE FROM places WHERE job = ? AND region = ?", afresh)
+            db.executemany("DELETE FROM checkpoints WHERE job = ? AND region = ?", afresh)
             if not any(checkpoint.pending for checkpoint in checkpoints.values()):
                 for checkpoint in checkpoints.values():
-                    # A pass that failed in the middle keeps its place and goes on from there.
-                    db.execute("INSERT OR IGNORE INTO places (job, region) VALUES (?, ?)", (job, checkpoint.region))
-                    db.execute("UPDATE places SET pending = 1 WHERE job = ? AND region = ?", (job, checkpoint.region))
+                    # A pass that failed half way may have kept its cursor, and continues from it.
+                    db.execute(
+                        "INSERT OR IGNORE INTO checkpoints (job, region) VALUES (?, ?)", (job, checkpoint.region)
+                    )
+                    db.execute(
+                        "UPDATE checkpoints SET pending = 1 WHERE job = ? AND region = ?", (job, checkpoint.region)
+                    )
                     if checkpoint.cursor is None:
-                        db.execute(_AFRESH, (job, checkpoint.region))
+                        db.execute(_RESTART, (job, checkpoint.region))
                 checkpoints = {region: self.checkpoint(job, region) for region in regions}
             return by_rotation(checkpoints.values())
 
         return self._transact(work)
 
     def checkpoint(self, job: str, region: str) -> Checkpoint:
-        """Where the job stands in the region; a place with nothing in it for a region never seen, or one whose row is
-        damaged."""
+        """Where the job stands in the region. A region never seen, or with a damaged row, has an empty checkpoint."""
         with self._reading():
             row = self._db.execute(
                 "SELECT pending, cursor, pages, items, ranks, started_at_ms, completed_at_ms, failed_at_ms"
-                " FROM places WHERE job = ? AND region = ?",
+                " FROM checkpoints WHERE job = ? AND region = ?",
                 (job, region),
             ).fetchone()
         return (row and _checkpoint(job, region, *row)) or Checkpoint(job, region)
 
     def check_space(self) -> None:
-        """Raise StoreError if the disk cannot take another page: it would be paid for and lost."""
+        """Raise StoreError if the disk cannot hold another page: the page would be paid for and lost."""
         try:
             disk = shutil.disk_usage(Path(self.path).parent)
         except OSError:
-            return  # to store a page will say more
+            return  # storing the page will say more
         if disk.free < MIN_FREE_BYTES and disk.total:  # some network file systems do not know their size
             raise StoreError(f"store {self.path}: {_NO_SPACE}; nothing was fetched")
 
     def save_page(self, checkpoint: Checkpoint, page: Page, *, started_at_ms: int, finished: bool) -> Checkpoint:
-        """Store one page and the place after it, all or nothing; the new place.
+        """Store one page and the checkpoint after it, both or neither. Returns the new checkpoint.
 
         `started_at_ms` dates the pass if this is its first page. `finished` ends the pass.
         """
@@ -321,8 +324,9 @@ class Store:
                     ],
                 )
             db.execute(
-                "UPDATE places SET pending = ?, cursor = ?, pages = pages + ?, items = items + ?, ranks = ranks + ?,"
-                " started_at_ms = ?, completed_at_ms = coalesce(?, completed_at_ms) WHERE job = ? AND region = ?",
+                "UPDATE checkpoints SET pending = ?, cursor = ?, pages = pages + ?, items = items + ?,"
+                " ranks = ranks + ?, started_at_ms = ?, completed_at_ms = coalesce(?, completed_at_ms)"
+                " WHERE job = ? AND region = ?",
                 (
                     int(not finished),
                     None if finished or page.cursor is None else json.dumps(page.cursor),
@@ -345,7 +349,7 @@ class Store:
         return self.checkpoint(checkpoint.job, checkpoint.region)
 
     def was_at(self, checkpoint: Checkpoint, cursor: Cursor | None) -> bool:
-        """Whether an earlier step of the pass under way, in this run or another, left this very cursor."""
+        """Whether an earlier step of the current pass, in this run or another, left this very cursor."""
         with self._reading():
             row = self._db.execute(
                 "SELECT 1 FROM cursors WHERE job = ? AND region = ? AND digest = ?",
@@ -354,7 +358,7 @@ class Store:
         return row is not None
 
     def _free_start(self, checkpoint: Checkpoint, started_at_ms: int) -> int:
-        """The pass's time, moved on where an earlier ranking has the very same: a clock may go back."""
+        """The start of the pass, moved on while an earlier ranking has the same one: a clock may go back."""
         while self._db.execute(
             "SELECT 1 FROM rankings WHERE job = ? AND region = ? AND taken_at_ms = ?",
             (checkpoint.job, checkpoint.region, started_at_ms),
@@ -363,37 +367,37 @@ class Store:
         return started_at_ms
 
     def finish(self, checkpoint: Checkpoint) -> Checkpoint:
-        """End a pass that needs no further page: the job asks for fewer than it did when the pass began."""
-        sql = "UPDATE places SET pending = 0, cursor = NULL, completed_at_ms = ? WHERE job = ? AND region = ?"
+        """End a pass that needs no further page: the job now asks for fewer pages than when the pass began."""
+        sql = "UPDATE checkpoints SET pending = 0, cursor = NULL, completed_at_ms = ? WHERE job = ? AND region = ?"
         self._transact(lambda db: db.execute(sql, (self._clock(), checkpoint.job, checkpoint.region)))
         return self.checkpoint(checkpoint.job, checkpoint.region)
 
-    def fail(self, checkpoint: Checkpoint, *, keep_place: bool) -> Checkpoint:
-        """End a pass with an error. It counts as covered by this round, so that it does not hold up the others.
+    def fail(self, checkpoint: Checkpoint, *, keep_cursor: bool) -> Checkpoint:
+        """End a pass with an error. The round counts the region as covered, so that it does not hold up the others.
 
-        With `keep_place` the next round goes on from its cursor, else it begins afresh.
+        With `keep_cursor` the next round continues from the cursor, otherwise it begins with the first page.
         """
 
         def work(db: sqlite3.Connection) -> None:
             db.execute(
-                "UPDATE places SET pending = 0, failed_at_ms = ? WHERE job = ? AND region = ?",
+                "UPDATE checkpoints SET pending = 0, failed_at_ms = ? WHERE job = ? AND region = ?",
                 (self._clock(), checkpoint.job, checkpoint.region),
             )
-            if not keep_place:
-                db.execute(_AFRESH, (checkpoint.job, checkpoint.region))
+            if not keep_cursor:
+                db.execute(_RESTART, (checkpoint.job, checkpoint.region))
 
         self._transact(work)
         return self.checkpoint(checkpoint.job, checkpoint.region)
 
     def restart(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Begin a pass again from its first page, without the rankings it has stored so far."""
+        """Begin a pass again from its first page, and delete the rankings it has stored so far."""
 
         def work(db: sqlite3.Connection) -> None:
             db.execute(
                 "DELETE FROM rankings WHERE job = ? AND region = ? AND taken_at_ms = ?",
                 (checkpoint.job, checkpoint.region, checkpoint.started_at_ms),
             )
-            db.execute(_AFRESH, (checkpoint.job, checkpoint.region))
+            db.execute(_RESTART, (checkpoint.job, checkpoint.region))
 
         self._transact(work)
         return self.checkpoint(checkpoint.job, checkpoint.region)
@@ -408,18 +412,18 @@ class Store:
             raise self._failure(error) from error
 
     def search(self, words: str, region: str | None = None, limit: int = 20) -> list[Found]:
-        """Videos whose title, description, channel or tags have all these words, best match first.
+        """Videos that have all these words in title, description, channel or tags, best match first.
 
-        Case and accents do not matter, and `word*` is whatever begins with it; no word is read as query syntax beyond
-        that. `region`: only videos ranked there at some time. Raises UsageError for no words, too many, or a limit that
-        is none.
+        Case and accents do not matter. `word*` matches every word that begins with it; there is no other query syntax.
+        With `region`, only videos that were ever ranked there. Raises UsageError for no words, too many words, or a
+        limit out of range.
         """
         phrases = query(_text(words))
         if not 1 <= limit <= MAX_SEARCH_ROWS:
             raise quota.UsageError(f"--limit {limit}: show 1 to {MAX_SEARCH_ROWS} videos")
         with self._reading():
             rows = self._db.execute(
-                # A word in the title says more than one in the description.
+                # The weights: a word in the title counts for more than one in the description.
                 "SELECT v.video_id, v.title, v.channel_title, v.published_at, v.view_count"
                 " FROM videos_text JOIN videos v ON v.id = videos_text.rowid WHERE videos_text MATCH :query"
                 " AND (:region IS NULL OR EXISTS"
@@ -441,7 +445,7 @@ class Store:
 
     def _rankings(self, video_id: str, region: str | None) -> tuple[Ranking, ...]:
         rows = self._db.execute(
-            # Beside a max(), SQLite takes the other columns from the row that has it.
+            # With max(), SQLite takes the other columns from the row that has the maximum.
             "SELECT job, region, rank, max(taken_at_ms) FROM rankings WHERE video_id = ? AND ifnull(region = ?, 1)"
             " GROUP BY job, region ORDER BY rank, region, job",
             (video_id, region),
@@ -449,7 +453,7 @@ class Store:
         return tuple(Ranking(*row) for row in rows if _count(row[2]) is not None and _is_time(row[3]))
 
     def channels_ranked(self, region: str, after: str = "", count: int = MAX_IDS_READ) -> list[str]:
-        """Ids of the channels in the region's newest ranking of each job, in id order, from behind `after` on."""
+        """Ids of the channels in the region's newest ranking of each job: those after `after`, in order."""
         with self._reading():
             rows = self._db.execute(
                 "SELECT DISTINCT v.channel_id FROM rankings r JOIN videos v ON v.video_id = r.video_id"
@@ -463,40 +467,41 @@ class Store:
     # -- retention ---------------------------------------------------------------------------------------------------
 
     def delete_expired(self) -> int:
-        """Delete what was not refreshed within the retention, in small transactions and bounded; the rows deleted.
+        """Delete what was not refreshed within the retention. Returns the number of rows deleted.
 
-        A pass begun that long ago starts over: its first pages are gone.
+        It works in small transactions and deletes at most MAX_DELETED rows of a table. A pass that began before the
+        retention starts over: its first pages are gone.
         """
         cutoff_ms = self._clock() - self.retention_ms
         deleted = 0
         for delete in _DELETE_OLD:
-            for _ in range(DELETE_PER_SWEEP // DELETE_AT_ONCE):
+            for _ in range(MAX_DELETED // DELETE_PER_TRANSACTION):
                 count = self._transact(partial(_delete, delete, cutoff_ms))
                 deleted += count
-                if count < DELETE_AT_ONCE:
+                if count < DELETE_PER_TRANSACTION:
                     break
 
-        def begin_stale_afresh(db: sqlite3.Connection) -> None:
-            stale = db.execute(
-                "SELECT job, region FROM places WHERE cursor IS NOT NULL AND started_at_ms < ?", (cutoff_ms,)
+        def restart_expired(db: sqlite3.Connection) -> None:
+            expired = db.execute(
+                "SELECT job, region FROM checkpoints WHERE cursor IS NOT NULL AND started_at_ms < ?", (cutoff_ms,)
             ).fetchall()
-            db.executemany(_AFRESH, stale)
+            db.executemany(_RESTART, expired)
             db.execute(
-                "DELETE FROM places WHERE pending = 0 AND cursor IS NULL"
+                "DELETE FROM checkpoints WHERE pending = 0 AND cursor IS NULL"
                 " AND max(ifnull(completed_at_ms, 0), ifnull(failed_at_ms, 0)) < ?",
                 (cutoff_ms,),
             )
 
-        self._transact(begin_stale_afresh)
+        self._transact(restart_expired)
         return deleted
 
 
 def _delete(sql: str, cutoff_ms: int, db: sqlite3.Connection) -> int:
-    return db.execute(sql, (cutoff_ms, DELETE_AT_ONCE)).rowcount
+    return db.execute(sql, (cutoff_ms, DELETE_PER_TRANSACTION)).rowcount
 
 
-_AFRESH = (
-    "UPDATE places SET cursor = NULL, pages = 0, items = 0, ranks = 0, started_at_ms = NULL"
+_RESTART = (
+    "UPDATE checkpoints SET cursor = NULL, pages = 0, items = 0, ranks = 0, started_at_ms = NULL"
     " WHERE job = ? AND region = ?"
 )
 """The region's next page is its first."""
@@ -509,13 +514,13 @@ _DELETE_OLD = (
 )
 
 _FAILED = (sqlite3.Error, UnicodeDecodeError)
-"""What the driver raises: the second where SQLite's message quotes a damaged schema, and is no text."""
+"""What the driver raises. UnicodeDecodeError: SQLite's message quotes a damaged schema and is not text."""
 
 _NO_SPACE = "no space is left for it: free some, then run again"
 
 _FAILURES = (
-    ("SQLITE_NOTADB", "this is not a database: move the file away, or give [store] url another one"),
-    ("SQLITE_CORRUPT", "the file is damaged: move it away (the next runs fetch what they need) or restore a copy"),
+    ("SQLITE_NOTADB", "the file is not a database: move the file away, or give [store] url another one"),
+    ("SQLITE_CORRUPT", "the file is damaged: move it away (the next runs fetch the data again) or restore a copy"),
     ("SQLITE_READONLY", "it cannot be written: check the owner and mode of the file and its folder"),
     ("SQLITE_CANTOPEN", "it cannot be opened: check that its folder exists and may be written"),
     ("SQLITE_BUSY", "another program holds it locked: close that program, then run again"),
@@ -540,22 +545,22 @@ def _path(url: str) -> str:
 def _checkpoint(
     job: str, region: str, pending: object, cursor: object, pages: Any, items: Any, ranks: Any, *times: Any
 ) -> Checkpoint | None:
-    """The place that a row of `checkpoints` says; None where it says what no store writes."""
+    """The checkpoint in a row of `checkpoints`; None if the row holds values that no store writes."""
     try:
-        going_on = None if cursor is None else json.loads(cursor)  # type: ignore[arg-type]  # a TypeError, if it is
+        decoded = None if cursor is None else json.loads(cursor)  # type: ignore[arg-type]  # a TypeError, if it is
     except (TypeError, ValueError, RecursionError):
         return None
-    right = (
+    valid = (
         pending in (0, 1)
-        and (going_on is None or isinstance(going_on, dict))
+        and (decoded is None or isinstance(decoded, dict))
         and all(isinstance(count, int) and 0 <= count < _TOO_MANY for count in (pages, items, ranks))
         and all(at_ms is None or _is_time(at_ms) for at_ms in times)
     )
-    return Checkpoint(job, region, bool(pending), going_on, pages, items, ranks, *times) if right else None
+    return Checkpoint(job, region, bool(pending), decoded, pages, items, ranks, *times) if valid else None
 
 
 def _digest(cursor: Cursor | None) -> bytes:
-    """What tells one cursor from another, of a size that does not depend on it."""
+    """A digest that tells one cursor from another, whatever its size."""
     import hashlib
 
     return hashlib.blake2b(json.dumps(cursor).encode(), digest_size=8).digest()
@@ -565,7 +570,7 @@ _TOO_MANY = 2**53
 
 
 def _is_time(value: object) -> bool:
-    """Whether it is a time in ms that has a date, up to the year 9999."""
+    """Whether it is a time in ms, up to the year 9999."""
     return isinstance(value, int) and 0 <= value < 253_402_300_800_000
 
 
@@ -603,7 +608,7 @@ def _video(video: Mapping[str, Any], now_ms: int) -> tuple[object, ...]:
         _text_or_none(snippet.get(name)) for name in ("title", "description", "channelTitle")
     )
     tags = snippet.get("tags")
-    # Not in \u escapes: the index reads this text too.
+    # Without \u escapes: the index reads this text too.
     tags = _text(json.dumps([str(tag) for tag in tags], ensure_ascii=False)) if isinstance(tags, list) else None
     return (
         _text(video["id"]),
@@ -655,7 +660,7 @@ def _part(resource: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _text(text: str) -> str:
-    """The text itself; only half a surrogate pair, which no encoding can hold, becomes U+FFFD."""
+    """The text itself, with U+FFFD for half a surrogate pair, which no encoding can hold."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -668,7 +673,7 @@ def _text_or_none(value: object) -> str | None:
 
 
 def _words(text: str | None) -> str | None:
-    """The text as the index reads it, where that is not the text itself."""
+    """The text as the index reads it; None where that is the text itself."""
     if text is None:
         return None
     words = indexed(text)
@@ -676,7 +681,7 @@ def _words(text: str | None) -> str | None:
 
 
 def _count(value: object) -> int | None:
-    """Upstream sends counts as decimal text. What is no count, or too long for the column, is null."""
+    """Upstream sends counts as decimal text. Anything else, or a number too long for the column, is None."""
     if isinstance(value, int) and not isinstance(value, bool):
         number = value
     elif isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
@@ -691,7 +696,7 @@ def _flag(value: object) -> int | None:
 
 
 def _thumbnail(snippet: Mapping[str, Any]) -> str | None:
-    """The largest one that upstream has."""
+    """The URL of the largest thumbnail that upstream has."""
     sizes = _part(snippet, "thumbnails")
     for size in ("maxres", "standard", "high", "medium", "default"):
         url = _part(sizes, size).get("url")

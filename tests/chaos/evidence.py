@@ -74,7 +74,7 @@ class Draw:
 class Stored:
     """A machine's store at the end."""
 
-    places: list[tuple[str, int, str | None]]
+    checkpoints: list[tuple[str, int, str | None]]
     """Region, pending, cursor."""
 
     passes: dict[tuple[str, int], list[tuple[int, str]]]
@@ -176,8 +176,8 @@ def _stored(path: Path) -> Stored:
         return Stored([], {})
     passes: defaultdict[tuple[str, int], list[tuple[int, str]]] = defaultdict(list)
     with closing(sqlite3.connect(path)) as db:
-        places = db.execute("SELECT region, pending, cursor FROM places ORDER BY region").fetchall()
+        checkpoints = db.execute("SELECT region, pending, cursor FROM checkpoints ORDER BY region").fetchall()
         ranked = db.execute("SELECT region, taken_at_ms, rank, video_id FROM rankings ORDER BY rank")
         for region, taken_at_ms, rank, video in ranked:
             passes[region, taken_at_ms].append((rank, video))
-    return Stored(places, dict(passes))
+    return Stored(checkpoints, dict(passes))

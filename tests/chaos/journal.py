@@ -6,7 +6,7 @@ A line is one write to a file opened for appending, so a killed worker leaves wh
     decision    the budget's answer, with the moment at which it was asked for
     answered    upstream's answer to a call is there
     failed      a call ended without an answer
-    fetched     the page of a region is there; stored: page and place are in the store
+    fetched     the page of a region is there; stored: page and checkpoint are in the store
     tick        how a tick ended
     warning     what the library logged
     end         nothing more comes: this life was not cut short

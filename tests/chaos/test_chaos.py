@@ -75,8 +75,8 @@ def _page_missing(found: Evidence) -> None:
     del ranks[10:20]
 
 
-def _place_open(found: Evidence) -> None:
-    found.stores["m2"].places[0] = ("US", 1, '{"token": "CAUQAA"}')
+def _checkpoint_open(found: Evidence) -> None:
+    found.stores["m2"].checkpoints[0] = ("US", 1, '{"token": "CAUQAA"}')
 
 
 TAMPERED: tuple[tuple[Callable[[Evidence], None], str], ...] = (
@@ -89,7 +89,7 @@ TAMPERED: tuple[tuple[Callable[[Evidence], None], str], ...] = (
     (_owed, "not repaid"),
     (_drawn_too_much, "drew too much"),
     (_page_missing, "not in the store as it was fetched"),
-    (_place_open, "not all regions are complete"),
+    (_checkpoint_open, "not all regions are complete"),
 )
 
 

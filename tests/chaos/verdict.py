@@ -406,9 +406,9 @@ def _pages(evidence: Evidence, verdict: Verdict) -> None:
             kept += len(ranks) // PAGE_ITEMS
             gaps += [rank for rank, _ in ranks] != list(range(1, len(ranks) + 1))
             unfinished += len(ranks) != PAGES * PAGE_ITEMS
-        open_places = [place for place in store.places if place[1] or place[2] is not None]
-        complete = len(store.places) == len(REGIONS) and not open_places
-        verdict.hold(complete, f"{machine}: not all regions are complete at the end: {store.places}")
+        incomplete = [one for one in store.checkpoints if one[1] or one[2] is not None]
+        complete = len(store.checkpoints) == len(REGIONS) and not incomplete
+        verdict.hold(complete, f"{machine}: not all regions are complete at the end: {store.checkpoints}")
     killed_between = fetched - stored
     figures = verdict.figures
     figures["pages"] = {

@@ -134,14 +134,14 @@ regions = {json.dumps(REGIONS)}
             return db.execute(sql, values).fetchall()
 
     def pages_stored(self) -> int:
-        """Whole pages of rankings in the store, asserting that there are no others, and that the places know them."""
+        """Whole pages of rankings in the store. Asserts that there are no others, and that the checkpoints agree."""
         if not (self.folder / "videos.db").exists() or not self.rows("SELECT 1 FROM sqlite_schema"):
             return 0
         (items,) = self.rows("SELECT count(*) FROM rankings")[0]
         assert items % ITEMS == 0, "half a page is stored"
         stored = "SELECT count(*) FROM rankings r WHERE r.region = p.region AND r.taken_at_ms = p.started_at_ms"
-        places = self.rows(f"SELECT pages * ?, ({stored}) FROM places p", ITEMS)  # noqa: S608  # a constant
-        assert all(known == kept for known, kept in places), "a page without its place, or a place without its page"
+        checkpoints = self.rows(f"SELECT pages * ?, ({stored}) FROM checkpoints p", ITEMS)  # noqa: S608  # a constant
+        assert all(known == kept for known, kept in checkpoints), "a page and its checkpoint disagree"
         return int(items // ITEMS)
 
     def check_nothing_is_lost_or_doubled(self, kills: int) -> None:
@@ -154,7 +154,7 @@ regions = {json.dumps(REGIONS)}
                 "SELECT rank FROM rankings WHERE region = ? AND taken_at_ms = ? ORDER BY 1", region, at_ms
             )
             assert [rank for (rank,) in ranks] == whole
-        assert self.rows("SELECT region FROM places WHERE pending OR cursor IS NOT NULL") == []
+        assert self.rows("SELECT region FROM checkpoints WHERE pending OR cursor IS NOT NULL") == []
         pages, units = self.pages_stored(), self.units()
         assert pages <= self.requests <= units <= self.requests + kills
         assert self.requests <= pages + kills
@@ -247,13 +247,19 @@ STEPS = [
     Step("after the ledger's commit, before the request", "return", "quota.clients.metering:Meter.attempt", 3, 3, 2),
     Step("with the request sent", "return", "quota.clients.google:_Connection.send", 3, 3, 2),
     Step("with the answer's head read", "return", "http.client:HTTPResponse.begin", 3, 3, 2),
-    Step("after the answer, before the store", "call", "quota.jobs.store.store:Store.keep", 3, 3, 2),
+    Step("after the answer, before the store", "call", "quota.jobs.store.store:Store.save_page", 3, 3, 2),
     Step("in the store's transaction", "call", "quota.jobs.store.store:_video", 2 * ITEMS + 20, 3, 2),
     Step(
-        "with the page stored, its place not", "return", "quota.jobs.store.store:_video", 3 * ITEMS, 3, 2, "json:dumps"
+        "with the page stored, its checkpoint not",
+        "return",
+        "quota.jobs.store.store:_video",
+        3 * ITEMS,
+        3,
+        2,
+        "json:dumps",
     ),
-    Step("after the store's commit", "return", "quota.jobs.store.store:Store.keep", 3, 3, 3),
-    Step("after a region's last page", "return", "quota.jobs.store.store:Store.keep", 2, 2, 2),
+    Step("after the store's commit", "return", "quota.jobs.store.store:Store.save_page", 3, 3, 3),
+    Step("after a region's last page", "return", "quota.jobs.store.store:Store.save_page", 2, 2, 2),
     Step("before the report", "call", "quota.jobs.runner:_Run._report", 1, 4, 4),
     Step(
         "in the report's reading",
@@ -456,7 +462,7 @@ STORING = """
 from quota.jobs.store.store import Store
 with Store("videos.db", retention_ms=10**12) as store:
     for _ in range(3):
-        assert [place.region for place in store.begin(sys.argv[1], ["DE"])] == ["DE"]
+        assert [checkpoint.region for checkpoint in store.start_round(sys.argv[1], ["DE"])] == ["DE"]
 """
 
 
@@ -467,7 +473,7 @@ def test_sixteen_processes_at_once_make_one_store(tmp_path: Path) -> None:
             machine, WAITING.replace("import quota,", "import quota.jobs.store.store, quota,") + STORING, "t"
         )
     assert [(status, err) for status, _, err in ended] == [(0, "")] * CROWD
-    assert machine.rows("SELECT job, region, pending FROM places") == [("t", "DE", 1)]
+    assert machine.rows("SELECT job, region, pending FROM checkpoints") == [("t", "DE", 1)]
 
 
 def test_eight_threads_of_one_session_share_ledger_and_journal(machine: Machine) -> None:

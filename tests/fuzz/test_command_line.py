@@ -88,9 +88,9 @@ def _here(tmp_path: Path, state_dir: Path) -> None:
     )
     (tmp_path / "quota.toml").write_text(closed.replace("leave = 500", "leave = 120"))
     with Store(str(tmp_path / "videos.db"), retention_ms=DAY_MS) as store:
-        (place,) = store.begin("trending", ["US"])
-        store.keep(
-            place, Page([{"id": "v", "snippet": {"title": "live"}}], ranked=True), started_at_ms=1, finished=True
+        (checkpoint,) = store.start_round("trending", ["US"])
+        store.save_page(
+            checkpoint, Page([{"id": "v", "snippet": {"title": "live"}}], ranked=True), started_at_ms=1, finished=True
         )
     with quota.open(tmp_path / "quota.toml") as session:
         assert session.budget().charge("videos.list").admitted

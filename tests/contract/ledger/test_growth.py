@@ -273,18 +273,18 @@ def test_the_store(tmp_path: Path) -> None:
         with Store(str(path), retention_ms=RETENTION_DAYS * DAY_MS, clock=clock) as store:
             for _ in range(2):
                 clock.now_ms += DAY_MS // 2
-                store.sweep()
+                store.delete_expired()
                 charted = dice.sample(range(newest, newest + 14 * NEW_VIDEOS_A_DAY), ITEMS)
                 page = Page(
                     videos=[video(-number) for number in charted],
                     channels=[{"id": f"c{dice.randrange(10**6)}", "snippet": {"description": text(newest, 20)}}],
                     ranked=True,
                 )
-                (place,) = store.begin(f"job-{month}", [f"R{month}"])
-                store.keep(place, page, started_at_ms=clock.now_ms, finished=True)
+                (checkpoint,) = store.start_round(f"job-{month}", [f"R{month}"])
+                store.save_page(checkpoint, page, started_at_ms=clock.now_ms, finished=True)
 
     def measure() -> dict[str, int]:
-        tables = ("videos", "rankings", "channels", "places")
+        tables = ("videos", "rankings", "channels", "checkpoints")
         with Store(str(path), retention_ms=1, clock=clock):
             return {"file": file_bytes(path), "wal": wal_bytes(path), **rows(path, *tables)}
 
@@ -298,5 +298,5 @@ def test_the_store(tmp_path: Path) -> None:
         videos=videos,
         rankings=rankings,
         channels=2 * RETENTION_DAYS + 2,
-        places=3,
+        checkpoints=3,
     )

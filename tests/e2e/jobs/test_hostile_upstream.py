@@ -268,7 +268,7 @@ def test_redirects_share_one_deadline(site: Site) -> None:
     assert len(site.server.targets) <= 3
 
 
-def test_a_region_that_failed_keeps_its_place_and_the_others_go_on(site: Site) -> None:
+def test_a_region_that_failed_keeps_its_cursor_and_the_others_go_on(site: Site) -> None:
     def answer(target: str) -> Iterable[bytes]:
         if "regionCode=US" in target and "pageToken" in target:
             return dripped(head() + b"\r\n{", site.server)
@@ -409,7 +409,7 @@ def test_the_tokens_of_a_pass_are_known_to_the_runs_that_follow(site: Site) -> N
     class Stops(Silent):
         told = 0
 
-        def page(self, place: Any) -> None:
+        def page(self, checkpoint: Any) -> None:
             self.told = signal.SIGTERM
 
     site.configure(pages=1_000)

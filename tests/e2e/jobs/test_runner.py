@@ -469,7 +469,7 @@ def test_a_connection_that_breaks_is_tried_again(bench: Bench) -> None:
     assert bench.count("rankings") == 200
 
 
-def test_trouble_that_stays_fails_the_region_alone_and_the_next_run_goes_on_from_its_place(bench: Bench) -> None:
+def test_trouble_that_stays_fails_the_region_alone_and_the_next_run_goes_on_from_its_checkpoint(bench: Bench) -> None:
     bench.configure(regions=["US", "DE", "FR"])
     bench.upstream.fault("status", status=503, region="DE", after=1, times=ATTEMPTS)
     report = bench.run()
@@ -521,11 +521,11 @@ def test_a_missing_key_is_said_before_anything_is_sent(bench: Bench) -> None:
     assert "key file" in report.why
 
 
-def test_a_place_that_upstream_forgot_is_given_up_once_without_duplicates(bench: Bench) -> None:
+def test_a_cursor_that_upstream_forgot_is_given_up_once_without_duplicates(bench: Bench) -> None:
     bench.clock = Clock()
     bench.configure(units=2, regions=["US"])
     assert outcomes(bench.run()) == {"US": "partial"}
-    bench.change("UPDATE places SET cursor = ?", json.dumps({"token": "forgotten"}))
+    bench.change("UPDATE checkpoints SET cursor = ?", json.dumps({"token": "forgotten"}))
     bench.clock.now_ms += DAY_MS
     bench.configure(units=10, regions=["US"])
     report = bench.run()
@@ -533,7 +533,7 @@ def test_a_place_that_upstream_forgot_is_given_up_once_without_duplicates(bench:
     assert bench.rows("SELECT count(*), count(DISTINCT taken_at_ms), max(rank) FROM rankings") == [(200, 1, 200)]
 
 
-def test_a_place_that_is_wrong_again_fails_the_region(bench: Bench) -> None:
+def test_a_cursor_that_is_wrong_again_fails_the_region(bench: Bench) -> None:
     fetch = bench.write_fetch(
         """
 def fetch(client, region, cursor):
@@ -817,7 +817,7 @@ def test_two_runs_of_one_job_do_not_overlap(bench: Bench) -> None:
     assert bench.run().outcome == "done"  # the lock died with its holder
 
 
-def test_a_disk_that_fills_up_fails_the_run_and_keeps_its_place(bench: Bench) -> None:
+def test_a_disk_that_fills_up_fails_the_run_and_keeps_its_checkpoint(bench: Bench) -> None:
     bench.configure(regions=["US", "DE"])
     script = """
 import resource

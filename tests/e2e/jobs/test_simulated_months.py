@@ -316,7 +316,7 @@ def test_a_plan_goes_on_where_ledger_and_store_stand(state_dir: Path, tmp_path: 
         (tmp_path / "ledger.db").unlink()
     with LocalSession(settings, clock=lambda: now_ms) as session:
         state = read_state(session)
-    assert any(place.pending for places in state.places.values() for place in places)
+    assert any(one.pending for checkpoints in state.checkpoints.values() for one in checkpoints)
     coming = list(ticks(settings.jobs.values(), now_ms, until_ms))
     foreseen = simulate(settings, coming, now_ms, until_ms, state=state)
     empty = simulate(settings, coming, now_ms, until_ms)

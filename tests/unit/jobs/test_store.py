@@ -53,7 +53,7 @@ def store(tmp_path: Path, clock: Clock) -> Any:
         yield opened
 
 
-def keep(store: Store, page: Page, *, region: str = "DE", at_ms: int = 1, finished: bool = False) -> Checkpoint:
+def save(store: Store, page: Page, *, region: str = "DE", at_ms: int = 1, finished: bool = False) -> Checkpoint:
     checkpoint = store.start_round("t", [region])[0]
     return store.save_page(checkpoint, page, started_at_ms=at_ms, finished=finished)
 
@@ -68,43 +68,43 @@ def count(store: Store, table: str) -> int:
     return number
 
 
-# -- pages and places --------------------------------------------------------------------------------------------------
+# -- pages and checkpoints ---------------------------------------------------------------------------------------------
 
 
-def test_a_page_and_the_place_after_it_are_stored_together(store: Store) -> None:
-    checkpoint = keep(store, Page(videos=[video("a"), video("b")], ranked=True, cursor={"token": "x"}), at_ms=77)
+def test_a_page_and_its_checkpoint_are_stored_together(store: Store) -> None:
+    checkpoint = save(store, Page(videos=[video("a"), video("b")], ranked=True, cursor={"token": "x"}), at_ms=77)
     assert checkpoint == Checkpoint("t", "DE", True, {"token": "x"}, pages=1, items=2, ranks=2, started_at_ms=77)
     assert store.checkpoint("t", "DE") == checkpoint
     assert rows(store, "SELECT * FROM rankings") == [("t", "DE", 77, 1, "a", 10), ("t", "DE", 77, 2, "b", 10)]
 
 
 def test_ranks_go_on_over_the_pages_of_one_pass(store: Store) -> None:
-    keep(store, Page(videos=[video("a"), video("b")], ranked=True, cursor={"token": "x"}), at_ms=77)
-    checkpoint = keep(store, Page(videos=[video("c")], ranked=True), at_ms=999, finished=True)
+    save(store, Page(videos=[video("a"), video("b")], ranked=True, cursor={"token": "x"}), at_ms=77)
+    checkpoint = save(store, Page(videos=[video("c")], ranked=True), at_ms=999, finished=True)
     assert rows(store, "SELECT rank, taken_at_ms FROM rankings ORDER BY rank") == [(1, 77), (2, 77), (3, 77)]
     assert (checkpoint.pending, checkpoint.cursor, checkpoint.completed_at_ms) == (False, None, 100 * DAY_MS)
 
 
 def test_a_video_that_moves_over_the_page_boundary_is_ranked_once(store: Store) -> None:
-    keep(store, Page(videos=[video("a"), video("b")], ranked=True, cursor={"token": "x"}))
-    keep(store, Page(videos=[video("b"), video("c")], ranked=True), finished=True)
+    save(store, Page(videos=[video("a"), video("b")], ranked=True, cursor={"token": "x"}))
+    save(store, Page(videos=[video("b"), video("c")], ranked=True), finished=True)
     assert rows(store, "SELECT rank, video_id FROM rankings ORDER BY rank") == [(1, "a"), (2, "b"), (4, "c")]
 
 
 def test_a_pass_at_the_very_millisecond_of_an_earlier_one_gets_a_time_of_its_own(store: Store) -> None:
     for _ in range(3):
-        keep(store, Page(videos=[video("a")], ranked=True), at_ms=5, finished=True)
+        save(store, Page(videos=[video("a")], ranked=True), at_ms=5, finished=True)
     assert rows(store, "SELECT DISTINCT taken_at_ms FROM rankings ORDER BY 1") == [(5,), (6,), (7,)]
 
 
 def test_an_intermediate_step_is_stored_without_counting_as_a_page(store: Store) -> None:
-    checkpoint = keep(store, Page(cursor={"ids": ["a"]}, complete=False))
+    checkpoint = save(store, Page(cursor={"ids": ["a"]}, complete=False))
     assert (checkpoint.pages, checkpoint.cursor, checkpoint.begun) == (0, {"ids": ["a"]}, True)
 
 
-def test_a_killed_process_leaves_neither_a_page_without_its_place_nor_the_reverse(store: Store) -> None:
-    """The process dies between the last ranking and the update of the place: nothing of the page is there."""
-    keep(store, Page(videos=[video("a")], ranked=True, cursor={"token": "x"}))
+def test_a_killed_process_leaves_neither_a_page_without_its_checkpoint_nor_the_reverse(store: Store) -> None:
+    """The process dies between the last ranking and the update of the checkpoint: nothing of the page is there."""
+    save(store, Page(videos=[video("a")], ranked=True, cursor={"token": "x"}))
     script = """
 import os, signal, sys
 from quota.jobs.job import Page
@@ -112,7 +112,7 @@ from quota.jobs.store.store import Store
 store = Store(sys.argv[1], retention_ms=1)
 checkpoint = store.checkpoint("t", "DE")
 def die(statement):
-    if statement.startswith("UPDATE places"):
+    if statement.startswith("UPDATE checkpoints"):
         os.kill(os.getpid(), signal.SIGKILL)
 store._db.set_trace_callback(die)
 store.save_page(checkpoint, Page(videos=[{"id": "b"}], ranked=True), started_at_ms=9, finished=True)
@@ -129,7 +129,7 @@ store.save_page(checkpoint, Page(videos=[{"id": "b"}], ranked=True), started_at_
 
 def test_a_round_covers_all_regions_and_a_run_after_a_stop_only_those_left(store: Store) -> None:
     assert [p.region for p in store.start_round("t", ["US", "DE", "FR"])] == ["US", "DE", "FR"]
-    keep(store, Page(), region="US", finished=True)
+    save(store, Page(), region="US", finished=True)
     assert [p.region for p in store.start_round("t", ["US", "DE", "FR"])] == ["DE", "FR"]
 
 
@@ -138,24 +138,24 @@ def test_the_order_is_cursor_first_then_longest_ago_then_as_configured(store: St
     for region in ("C", "A"):
         store.start_round("t", [region])
         clock.now_ms += 1
-        keep(store, Page(), region=region, finished=True)
+        save(store, Page(), region=region, finished=True)
     assert [p.region for p in store.start_round("t", regions)] == ["B", "D", "C", "A"]
-    keep(store, Page(cursor={"token": "x"}), region="A")
+    save(store, Page(cursor={"token": "x"}), region="A")
     assert [p.region for p in store.start_round("t", regions)] == ["A", "B", "D", "C"]
 
 
 def test_a_failed_region_does_not_hold_up_the_others(store: Store) -> None:
     for checkpoint in store.start_round("t", ["US", "XX"]):
         if checkpoint.region == "XX":
-            store.fail(checkpoint, keep_place=False)
+            store.fail(checkpoint, keep_cursor=False)
         else:
             store.save_page(checkpoint, Page(), started_at_ms=1, finished=True)
     assert {p.region for p in store.start_round("t", ["US", "XX"])} == {"US", "XX"}
 
 
-def test_a_failure_that_passes_keeps_the_place_for_the_next_round(store: Store) -> None:
-    checkpoint = keep(store, Page(videos=[video("a")], ranked=True, cursor={"token": "x"}), at_ms=5)
-    store.fail(checkpoint, keep_place=True)
+def test_a_failure_that_passes_keeps_the_cursor_for_the_next_round(store: Store) -> None:
+    checkpoint = save(store, Page(videos=[video("a")], ranked=True, cursor={"token": "x"}), at_ms=5)
+    store.fail(checkpoint, keep_cursor=True)
     assert not store.checkpoint("t", "DE").pending
     (again,) = store.start_round("t", ["DE"])
     assert (again.pending, again.cursor, again.pages, again.ranks, again.started_at_ms) == (
@@ -168,8 +168,8 @@ def test_a_failure_that_passes_keeps_the_place_for_the_next_round(store: Store) 
 
 
 def test_a_restart_drops_the_rankings_of_this_pass_only(store: Store) -> None:
-    keep(store, Page(videos=[video("a")], ranked=True), at_ms=1, finished=True)
-    checkpoint = keep(store, Page(videos=[video("a")], ranked=True, cursor={"token": "x"}), at_ms=50)
+    save(store, Page(videos=[video("a")], ranked=True), at_ms=1, finished=True)
+    checkpoint = save(store, Page(videos=[video("a")], ranked=True, cursor={"token": "x"}), at_ms=50)
     checkpoint = store.restart(checkpoint)
     assert (checkpoint.pending, checkpoint.cursor, checkpoint.pages, checkpoint.ranks, checkpoint.begun) == (
         True,
@@ -185,29 +185,29 @@ def test_a_restart_drops_the_rankings_of_this_pass_only(store: Store) -> None:
 
 
 def test_counts_that_upstream_leaves_out_are_null_also_when_they_were_there_before(store: Store) -> None:
-    keep(store, Page(videos=[video("a")]))
+    save(store, Page(videos=[video("a")]))
     hidden = video("a") | {"statistics": {"viewCount": "11"}}
-    keep(store, Page(videos=[hidden]))
+    save(store, Page(videos=[hidden]))
     assert rows(store, "SELECT view_count, like_count, comment_count FROM videos") == [(11, None, None)]
 
 
 @pytest.mark.parametrize("title", ["Ça va ? 日本語 🔥", " spaces  and\ttabs\n", "a\0b", "&amp; <b>", ""])
 def test_titles_are_kept_byte_for_byte(store: Store, title: str) -> None:
-    keep(store, Page(videos=[video("a", title=title)]))
+    save(store, Page(videos=[video("a", title=title)]))
     assert rows(store, "SELECT title FROM videos") == [(title,)]
 
 
 def test_what_is_no_text_and_no_count_does_not_stop_a_page(store: Store) -> None:
     """Half a surrogate pair, a count beyond 64 bits, parts of the wrong kind."""
     odd = {"id": "a", "snippet": {"title": "x\ud800y", "tags": "no list"}, "statistics": {"viewCount": "9" * 30}}
-    keep(store, Page(videos=[odd, {"id": "b", "snippet": None, "statistics": []}], channels=[{"id": "c"}]))
+    save(store, Page(videos=[odd, {"id": "b", "snippet": None, "statistics": []}], channels=[{"id": "c"}]))
     assert rows(store, "SELECT title, view_count, tags FROM videos WHERE video_id = 'a'") == [("x\ufffdy", None, None)]
     assert count(store, "channels") == 1
 
 
 def test_a_channel_that_hides_its_subscribers_has_none(store: Store) -> None:
     statistics = {"subscriberCount": "0", "hiddenSubscriberCount": True, "viewCount": "5"}
-    keep(store, Page(channels=[{"id": "UC1", "statistics": statistics}]))
+    save(store, Page(channels=[{"id": "UC1", "statistics": statistics}]))
     assert rows(store, "SELECT subscriber_count, view_count FROM channels") == [(None, 5)]
 
 
@@ -225,7 +225,7 @@ def check_index(store: Store) -> None:
 
 
 def test_search_looks_into_titles_descriptions_channels_and_tags_without_accents(store: Store) -> None:
-    keep(
+    save(
         store,
         Page(
             videos=[
@@ -243,8 +243,8 @@ def test_search_looks_into_titles_descriptions_channels_and_tags_without_accents
 
 
 def test_the_index_follows_changes_and_deletions(store: Store, clock: Clock) -> None:
-    keep(store, Page(videos=[video("a", title="before")]))
-    keep(store, Page(videos=[video("a", title="after")]))
+    save(store, Page(videos=[video("a", title="before")]))
+    save(store, Page(videos=[video("a", title="after")]))
     assert (found(store, "before"), found(store, "after")) == ([], ["a"])
     clock.now_ms += 31 * DAY_MS
     store.delete_expired()
@@ -274,7 +274,7 @@ def test_the_index_follows_changes_and_deletions(store: Store, clock: Clock) -> 
     ],
 )
 def test_no_input_is_query_syntax(store: Store, words: str) -> None:
-    keep(store, Page(videos=[video("a")]))
+    save(store, Page(videos=[video("a")]))
     assert isinstance(found(store, words), list)
 
 
@@ -298,7 +298,7 @@ def test_no_input_is_query_syntax(store: Store, words: str) -> None:
 def test_a_word_is_found_inside_a_script_without_spaces(
     store: Store, title: str, inside: list[str], missing: list[str]
 ) -> None:
-    keep(store, Page(videos=[video("a", title=title), video("b", description=title), video("c", tags=["x", title])]))
+    save(store, Page(videos=[video("a", title=title), video("b", description=title), video("c", tags=["x", title])]))
     assert [word for word in inside if sorted(found(store, word)) != ["a", "b", "c"]] == []
     assert [word for word in missing if found(store, word)] == []
     check_index(store)
@@ -320,14 +320,14 @@ def test_a_word_is_found_inside_a_script_without_spaces(
     ],
 )
 def test_one_word_in_two_forms_of_unicode_is_one_word(store: Store, written: str, asked: str) -> None:
-    keep(store, Page(videos=[video("a", title=written), video("b", title=f"{asked} {asked}")]))
+    save(store, Page(videos=[video("a", title=written), video("b", title=f"{asked} {asked}")]))
     assert sorted(found(store, asked)) == ["a", "b"]
     assert found(store, written)
     check_index(store)
 
 
 def test_a_star_at_the_end_of_a_word_is_whatever_begins_with_it(store: Store) -> None:
-    keep(store, Page(videos=[video("a", title="Tokyo Drift"), video("b", title="東京都"), video("c", title="to")]))
+    save(store, Page(videos=[video("a", title="Tokyo Drift"), video("b", title="東京都"), video("c", title="to")]))
     assert sorted(found(store, "tok*")) == ["a"]
     assert sorted(found(store, "t* drift")) == ["a"]
     assert sorted(found(store, "\uff54\uff4f\uff0a")) == ["a", "c"]
@@ -336,7 +336,7 @@ def test_a_star_at_the_end_of_a_word_is_whatever_begins_with_it(store: Store) ->
 
 
 def test_punctuation_parts_words_and_is_not_looked_for(store: Store) -> None:
-    keep(store, Page(videos=[video("a", title="Don't rock-n-roll! 🔥"), video("b", title="rock", tags=["n roll"])]))
+    save(store, Page(videos=[video("a", title="Don't rock-n-roll! 🔥"), video("b", title="rock", tags=["n roll"])]))
     assert found(store, "don\u2019t") == found(store, "rock-n-roll") == found(store, "🔥 rock.n!!! -- roll") == ["a"]
     assert sorted(found(store, "rock n roll")) == ["a", "b"]
     assert found(store, "🔥") == []
@@ -345,7 +345,7 @@ def test_punctuation_parts_words_and_is_not_looked_for(store: Store) -> None:
 def test_a_title_of_a_million_marks_is_stored_at_once(store: Store) -> None:
     """To sort the marks of one letter would take minutes."""
     marks = "\u0e48\u0e38" * 500_000
-    keep(store, Page(videos=[video("a", title=f"abc {marks}"), video("b", description=f"กรุง{marks}")]))
+    save(store, Page(videos=[video("a", title=f"abc {marks}"), video("b", description=f"กรุง{marks}")]))
     assert (found(store, "abc"), found(store, "กรุง")) == (["a"], ["b"])
     assert rows(store, "SELECT title FROM videos WHERE video_id = 'a'") == [(f"abc {marks}",)]
     check_index(store)
@@ -353,7 +353,7 @@ def test_a_title_of_a_million_marks_is_stored_at_once(store: Store) -> None:
 
 def test_any_program_may_write_what_the_index_is_made_of(store: Store) -> None:
     """The triggers need no function of ours."""
-    keep(store, Page(videos=[video("a", title="東京")]))
+    save(store, Page(videos=[video("a", title="東京")]))
     with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
         other.execute("UPDATE videos SET title = 'Oslo', title_words = NULL")
         assert (found(store, "oslo"), found(store, "東京")) == (["a"], [])
@@ -364,7 +364,7 @@ def test_any_program_may_write_what_the_index_is_made_of(store: Store) -> None:
 
 
 def test_words_are_and_ed_and_operators_are_words(store: Store) -> None:
-    keep(store, Page(videos=[video("a", title="cats or dogs"), video("b", title="cats")]))
+    save(store, Page(videos=[video("a", title="cats or dogs"), video("b", title="cats")]))
     assert found(store, "cats OR dogs") == ["a"]
     assert found(store, "cats !!!") in ([], ["a", "b"], ["b", "a"])
 
@@ -378,9 +378,9 @@ def test_a_search_that_cannot_be_right_is_a_usage_error(store: Store, words: str
 
 
 def test_a_result_shows_its_newest_rank_in_each_region(store: Store) -> None:
-    keep(store, Page(videos=[video("x"), video("a")], ranked=True), region="DE", at_ms=1, finished=True)
-    keep(store, Page(videos=[video("a")], ranked=True), region="DE", at_ms=2, finished=True)
-    keep(store, Page(videos=[video("y"), video("z"), video("a")], ranked=True), region="FR", at_ms=3, finished=True)
+    save(store, Page(videos=[video("x"), video("a")], ranked=True), region="DE", at_ms=1, finished=True)
+    save(store, Page(videos=[video("a")], ranked=True), region="DE", at_ms=2, finished=True)
+    save(store, Page(videos=[video("y"), video("z"), video("a")], ranked=True), region="FR", at_ms=3, finished=True)
     (result,) = store.search("video a", limit=1)
     assert [(r.region, r.rank, r.taken_at_ms) for r in result.rankings] == [("DE", 1, 2), ("FR", 3, 3)]
     assert [r["region"] for r in result.as_json()["rankings"]] == ["DE", "FR"]  # type: ignore[attr-defined]
@@ -390,9 +390,9 @@ def test_a_result_shows_its_newest_rank_in_each_region(store: Store) -> None:
 
 
 def test_the_channels_of_a_region_come_from_its_newest_ranking(store: Store) -> None:
-    keep(store, Page(videos=[video("a", channelId="UCold")], ranked=True), at_ms=1, finished=True)
+    save(store, Page(videos=[video("a", channelId="UCold")], ranked=True), at_ms=1, finished=True)
     newer = [video("b", channelId="UC2"), video("c", channelId="UC1"), video("d", channelId="UC2")]
-    keep(store, Page(videos=newer, ranked=True), at_ms=2, finished=True)
+    save(store, Page(videos=newer, ranked=True), at_ms=2, finished=True)
     assert store.channels_ranked("DE") == ["UC1", "UC2"]
     assert store.channels_ranked("DE", after="UC1") == ["UC2"]
     assert store.channels_ranked("FR") == []
@@ -403,12 +403,12 @@ def test_the_channels_of_a_region_come_from_its_newest_ranking(store: Store) -> 
 
 def test_what_was_not_refreshed_within_the_retention_is_deleted_and_nothing_else(store: Store, clock: Clock) -> None:
     start_ms = clock.now_ms
-    keep(
+    save(
         store, Page(videos=[video("a"), video("b")], ranked=True, channels=[{"id": "c"}]), at_ms=start_ms, finished=True
     )
     clock.now_ms = start_ms + 30 * DAY_MS
     assert store.delete_expired() == 0  # exactly as old as allowed
-    keep(store, Page(videos=[video("b")], ranked=True), at_ms=clock.now_ms, finished=True)
+    save(store, Page(videos=[video("b")], ranked=True), at_ms=clock.now_ms, finished=True)
     clock.now_ms += 1
     assert store.delete_expired() == 4  # two rankings, one video, one channel
     assert rows(store, "SELECT video_id FROM videos") == [("b",)]
@@ -416,17 +416,19 @@ def test_what_was_not_refreshed_within_the_retention_is_deleted_and_nothing_else
     assert count(store, "channels") == 0
 
 
-def test_one_sweep_is_bounded_and_the_next_goes_on(store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quota.jobs.store.store.DELETE_AT_ONCE", 3)
-    monkeypatch.setattr("quota.jobs.store.store.DELETE_PER_SWEEP", 6)
-    keep(store, Page(videos=[video(f"v{i}") for i in range(10)]), finished=True)
+def test_one_clean_up_is_bounded_and_the_next_goes_on(
+    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quota.jobs.store.store.DELETE_PER_TRANSACTION", 3)
+    monkeypatch.setattr("quota.jobs.store.store.MAX_DELETED", 6)
+    save(store, Page(videos=[video(f"v{i}") for i in range(10)]), finished=True)
     clock.now_ms += 31 * DAY_MS
     assert [store.delete_expired(), store.delete_expired(), store.delete_expired()] == [6, 4, 0]
 
 
 def test_a_pass_begun_before_the_retention_starts_over(store: Store, clock: Clock) -> None:
     page = Page(videos=[video("a")], ranked=True, cursor={"token": "x"})
-    keep(store, page, at_ms=clock.now_ms)
+    save(store, page, at_ms=clock.now_ms)
     clock.now_ms += 31 * DAY_MS
     store.delete_expired()
     checkpoint = store.checkpoint("t", "DE")
@@ -452,10 +454,10 @@ def test_a_newer_schema_is_refused(store: Store, tmp_path: Path) -> None:
 
 
 def test_an_older_schema_is_refused_and_left_alone(store: Store, tmp_path: Path) -> None:
-    keep(store, Page(videos=[video("a")]))
+    save(store, Page(videos=[video("a")]))
     with closing(sqlite3.connect(store.path)) as db:
         db.execute("PRAGMA user_version = 1")
-    assert "schema version 1, of an older quota-ledger" in refusal(tmp_path / "videos.db")
+    assert "schema version 1, written by an older quota-ledger" in refusal(tmp_path / "videos.db")
     assert count(store, "videos") == 1
 
 
@@ -465,7 +467,7 @@ def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
         db.execute("CREATE TABLE charges (x)")
         db.execute("PRAGMA user_version = 1")
     before = path.read_bytes()
-    assert "another program's database" in refusal(path)
+    assert "belongs to another program" in refusal(path)
     assert path.read_bytes() == before
 
 
@@ -501,7 +503,7 @@ def test_a_locked_store_is_said_to_be_locked(store: Store) -> None:
 
 
 def test_a_full_disk_keeps_nothing_half_written(store: Store) -> None:
-    checkpoint = keep(store, Page(videos=[video("a")], ranked=True, cursor={"token": "x"}))
+    checkpoint = save(store, Page(videos=[video("a")], ranked=True, cursor={"token": "x"}))
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
     store._db.execute(f"PRAGMA max_page_count = {pages}")
     bulky = [video(f"v{i}", description="x" * 5_000) for i in range(20)]
@@ -534,7 +536,7 @@ def test_recorded_titles_come_back_intact(store: Store, shared_data: Path) -> No
     for path in sorted((shared_data / "recorded" / "trending_2018").glob("*.json")):
         items = json.loads(path.read_text(encoding="utf-8"))["items"]
         sent |= {item["id"]: item["snippet"]["title"] for item in items}
-        keep(store, Page(videos=items), region=path.name[23:25])
+        save(store, Page(videos=items), region=path.name[23:25])
     assert dict(rows(store, "SELECT video_id, title FROM videos")) == sent
 
 
@@ -549,7 +551,7 @@ def test_any_two_characters_of_a_script_without_spaces_are_found_where_they_stan
     for path in sorted((shared_data / "recorded").rglob("*.json")):
         answer = json.loads(path.read_text(encoding="utf-8"))
         items = [item for item in answer.get("items", []) if isinstance(item.get("id"), str) and "snippet" in item]
-        keep(store, Page(videos=items))
+        save(store, Page(videos=items))
         for item in items:
             about = {"title": "", "description": "", "channelTitle": "", "tags": []} | item["snippet"]
             fields = [about["title"], about["description"], about["channelTitle"], " ".join(about["tags"])]
@@ -583,18 +585,18 @@ def test_any_two_characters_of_a_script_without_spaces_are_found_where_they_stan
         ("pending", -4),
     ],
 )
-def test_a_place_that_no_store_wrote_begins_afresh(store: Store, column: str, damaged: object) -> None:
-    keep(store, Page(videos=[video("a")], cursor={"token": "x"}, ranked=True))
+def test_a_checkpoint_that_no_store_wrote_begins_afresh(store: Store, column: str, damaged: object) -> None:
+    save(store, Page(videos=[video("a")], cursor={"token": "x"}, ranked=True))
     with closing(sqlite3.connect(store.path, isolation_level=None)) as db:
-        db.execute(f"UPDATE places SET {column} = ?", (damaged,))  # noqa: S608  # the tests' own names
+        db.execute(f"UPDATE checkpoints SET {column} = ?", (damaged,))  # noqa: S608  # the tests' own names
     assert store.checkpoint("t", "DE") == Checkpoint("t", "DE")
-    assert keep(store, Page(videos=[video("b")], cursor={"token": "y"}, ranked=True), at_ms=2) == Checkpoint(
+    assert save(store, Page(videos=[video("b")], cursor={"token": "y"}, ranked=True), at_ms=2) == Checkpoint(
         "t", "DE", True, {"token": "y"}, pages=1, items=1, ranks=1, started_at_ms=2
     )
 
 
 def test_a_search_leaves_out_what_is_damaged(store: Store) -> None:
-    keep(store, Page(videos=[video("a")], ranked=True))
+    save(store, Page(videos=[video("a")], ranked=True))
     with closing(sqlite3.connect(store.path, isolation_level=None)) as db:
         db.execute("UPDATE videos SET view_count = 'x', published_at = CAST(x'ff' AS TEXT), channel_title = 5")
         db.execute("UPDATE rankings SET taken_at_ms = 9000000000000000")
@@ -629,13 +631,13 @@ def test_a_page_interrupted_anywhere_is_stored_whole_or_not_at_all(store: Store)
     """By an exception out of a signal handler; and no other process finds the file locked."""
     pages = 0
 
-    def keep_a_page() -> None:
+    def save_a_page() -> None:
         nonlocal pages
         pages += 1
         page = Page(videos=[video(f"{pages} {n}") for n in range(2)], cursor={"page": pages}, ranked=True)
-        keep(store, page)
+        save(store, page)
 
-    for error in at_every_place(interrupt, keep_a_page):
+    for error in at_every_place(interrupt, save_a_page):
         assert error is None or isinstance(error, Interrupted)
         with closing(sqlite3.connect(store.path, timeout=0, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
@@ -648,19 +650,19 @@ def test_a_page_interrupted_anywhere_is_stored_whole_or_not_at_all(store: Store)
 
 
 def test_a_handler_that_writes_into_the_store_it_interrupted_is_told_so(store: Store) -> None:
-    def keep_a_page() -> None:
-        keep(store, Page(videos=[video("a")], cursor={"page": 2}))
+    def save_a_page() -> None:
+        save(store, Page(videos=[video("a")], cursor={"page": 2}))
 
-    keep_a_page()
+    save_a_page()
     refused = []
 
-    def sweep() -> None:
+    def delete() -> None:
         try:
             store.delete_expired()
         except StoreError as error:
             refused.append(str(error))
 
-    for error in at_every_place(sweep, keep_a_page):
+    for error in at_every_place(delete, save_a_page):
         assert error is None
     assert len(set(refused)) == 1
     assert "a signal handler must not write it too" in refused[0]

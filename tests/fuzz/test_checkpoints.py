@@ -1,4 +1,4 @@
-"""Damaged places and cursors in the store: the region goes on, begins again or fails in one line, and recovers."""
+"""Damaged checkpoints in the store: the region continues, begins again or fails in one line, and recovers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _upstream(tmp_path: Path, state_dir: Path) -> Any:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_a_region_recovers_from_any_place(part: int, _upstream: PlainServer) -> None:  # noqa: PT019  # its requests count
+def test_a_region_recovers_from_any_checkpoint(part: int, _upstream: PlainServer) -> None:  # noqa: PT019  # its requests count
     def attempt(r: Input) -> None:
         job = r.choice(list(CURSORS))
         cursor, column, number = _cursor(r, job), r.choice(NUMBERS), r.choice((value(r, 0), r.randrange(-5, 5)))
@@ -86,11 +86,14 @@ def test_a_region_recovers_from_any_place(part: int, _upstream: PlainServer) -> 
         shutil.copy("good.db", "videos.db")
         Path("videos.db-wal").unlink(missing_ok=True)
         with closing(sqlite3.connect("videos.db", isolation_level=None)) as db:
-            db.execute("UPDATE places SET pending = 1, pages = 1, started_at_ms = 1795204800000 WHERE job = ?", (job,))
-            db.execute("UPDATE places SET cursor = CAST(? AS TEXT) WHERE job = ? AND region = 'US'", (cursor, job))
+            db.execute(
+                "UPDATE checkpoints SET pending = 1, pages = 1, started_at_ms = 1795204800000 WHERE job = ?", (job,)
+            )
+            db.execute("UPDATE checkpoints SET cursor = CAST(? AS TEXT) WHERE job = ? AND region = 'US'", (cursor, job))
             if r.random() < 0.5:
                 number = number.encode("utf-8", "replace") if isinstance(number, str) else number
-                db.execute(f"UPDATE OR IGNORE places SET {column} = ? WHERE job = ? AND region = 'US'", (number, job))  # noqa: S608
+                change = f"UPDATE OR IGNORE checkpoints SET {column} = ? WHERE job = ? AND region = 'US'"  # noqa: S608
+                db.execute(change, (number, job))
         before = len(_upstream.arrived)
         done: set[str] = set()
         for _ in range(3):
@@ -106,7 +109,7 @@ def test_a_region_recovers_from_any_place(part: int, _upstream: PlainServer) -> 
         assert done == {"US", "DE"}
         assert len(_upstream.arrived) - before <= 3 * 2 * 3 * 2 * ATTEMPTS
 
-    every("place", part, attempt)
+    every("checkpoint", part, attempt)
 
 
 def _cursor(r: Input, job: str) -> bytes:
@@ -122,7 +125,7 @@ def _cursor(r: Input, job: str) -> bytes:
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.usefixtures("_upstream")
 def test_a_store_with_damaged_bytes_answers_or_says_so(part: int) -> None:
-    """Flipped bytes anywhere in the file: search, a pass and the sweep work or raise StoreError, and nothing else."""
+    """Flipped bytes anywhere in the file: search, a pass and the clean-up work, or raise StoreError."""
 
     def attempt(r: Input) -> None:
         with closing(sqlite3.connect("good.db")) as db:
@@ -147,7 +150,7 @@ def test_a_store_with_damaged_bytes_answers_or_says_so(part: int) -> None:
                     for checkpoint in store.start_round(job, ["US", "DE"]):
                         assert 0 <= checkpoint.pages < 2**53
                         store.restart(checkpoint)
-                        store.fail(checkpoint, keep_place=True)
+                        store.fail(checkpoint, keep_cursor=True)
         except StoreError as error:
             check_line(printable(str(error)))
 
