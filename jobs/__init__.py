@@ -5,5 +5,5 @@ This folder is installed as `quota.jobs`, so that a folder `jobs/` of the user's
 
 if __name__ != "quota.jobs":
     raise ImportError(
-        "quota-ledger's package for jobs is quota.jobs; write for example `from quota.jobs.job import Page`"
+        "quota-ledger's package for jobs is quota.jobs: write for example `from quota.jobs.job import Page`"
     )

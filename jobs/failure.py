@@ -1,4 +1,4 @@
-"""What an exception out of a fetch function means for the run."""
+"""What an exception raised by a fetch function means for the run."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Kind = Literal["exhausted", "transient", "answer", "config", "cursor", "region"]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failed step, judged. `message` is one line without secrets.
+    """One failed step, classified. `message` is one line without secrets.
 
     exhausted   upstream's own quota has run out, in `bucket`: no further call of this run can succeed
     transient   worth another attempt
-    answer      upstream answered what nobody can use; the same call later may do better, and costs as much
+    answer      upstream's answer cannot be used; the same call may succeed later, and costs as much
     config      key, API or permissions are not set up: every call would fail alike
-    cursor      upstream no longer knows the place to go on from
-    region      this region's own trouble; the others may well succeed
+    cursor      upstream no longer knows this cursor
+    region      an error of this region alone; the others may succeed
     """
 
     kind: Kind
@@ -35,10 +35,10 @@ class Failure:
 def classify_failure(error: Exception, *, method: str, book: CostBook) -> Failure:
     """What `error` means. `method` is the API method that was probably called; it only helps to name a bucket.
 
-    Looks only into modules that are already loaded: an exception cannot come from any other.
+    It looks only into modules that are already loaded, since an exception cannot come from any other.
     """
     if _is_any(error, (("googleapiclient.errors", "HttpError"),)):
-        return _judge_answer(int(error.resp.status), error.content, method, book)  # type: ignore[attr-defined]
+        return _classify_answer(int(error.resp.status), error.content, method, book)  # type: ignore[attr-defined]
     message = _redacted(one_line(error))
     if isinstance(error, BadAnswer):
         return Failure("answer", _redacted(str(error)))
@@ -56,7 +56,7 @@ _TRANSIENT = (
     ("ssl", "SSLError"),
     ("httplib2", "ServerNotFoundError"),
     ("google.auth.exceptions", "TransportError"),
-    # What a fetch function of one's own may use.
+    # A user's own fetch function may use these.
     ("requests.exceptions", "ConnectionError"),
     ("requests.exceptions", "Timeout"),
     ("httpx", "TransportError"),
@@ -68,7 +68,7 @@ def _is_any(error: Exception, classes: tuple[tuple[str, str], ...]) -> bool:
     return isinstance(error, tuple(cls for cls in found if isinstance(cls, type)))
 
 
-def _judge_answer(status: int, body: bytes, method: str, book: CostBook) -> Failure:
+def _classify_answer(status: int, body: bytes, method: str, book: CostBook) -> Failure:
     from quota.clients.upstream_errors import classify
 
     said = classify(status, body, method=method, book=book)

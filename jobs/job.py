@@ -1,13 +1,13 @@
-"""What a job is made of. READ FIRST in this package.
+"""What a job consists of. READ FIRST in this package.
 
     fetch           a plain function: one step of one region, `fetch(client, region, cursor, **options) -> Page`
-    Page            what one step brought, and where the next one goes on
-    RegionOutcome   how one region ended in one run
+    Page            what one step fetched, and the cursor of the next step
+    RegionReport    how one region ended in one run
     RunReport       how the run ended: what `quota run --json` prints
 
 A fetch function makes one call to the API and returns. It holds no state and needs no error handling: the runner
-stores the page together with the moved cursor, retries what is worth a retry, and stops the run when the budget says
-no. If it has a parameter called `store`, it is given the local store to read from.
+stores the page together with the new cursor, retries transient errors, and stops the run when the budget refuses a
+call. A fetch function with a parameter called `store` gets the local store to read from.
 
     from quota.jobs.job import Page, first_attempt
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_ID_LENGTH = 128
-"""Upstream's own have up to 34 characters. 50 of them travel in one URL."""
+"""Upstream's own ids have up to 34 characters. One URL carries 50 of them."""
 
 MAX_CURSOR_CHARACTERS = 1_000_000
 
@@ -43,13 +43,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What one step brought. `videos` and `channels` are the API's own resources, as it sent them.
+    """What one step fetched. `videos` and `channels` are the API's own resources, as it sent them.
 
-    `ranked`: the videos stand in an order worth keeping (a chart); their ranks go on from the page before.
-    `cursor`: what the next step needs, any JSON object; None when the region has no more. A cursor that an earlier step
-    of the same pass had already ends the region: going on would never end.
-    `complete` False: a step on the way to a page (ids found, videos still to be fetched); it is stored, so that a stop
-    loses nothing, but does not count towards the job's `pages`.
+    `ranked`: the order of the videos matters (a chart). Their ranks continue those of the page before.
+    `cursor`: what the next step needs, any JSON object; None when the region has no more pages. If a step returns the
+    cursor of an earlier step of the same pass, the region fails: following it would never end.
+    `complete` False: a step on the way to a page, for example one that found ids whose videos the next step fetches.
+    It is stored, so that a stop loses nothing, but it does not count towards the job's `pages`.
     """
 
     videos: Sequence[Mapping[str, Any]] = ()
@@ -78,7 +78,7 @@ class Page:
 
 
 def resources(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The items of an upstream's list answer, each with an id. Raises BadAnswer where that is not what was sent."""
+    """The items of upstream's answer to a list call. Raises BadAnswer if one of them has no usable id."""
     items: list[Mapping[str, Any]] = answer.get("items", [])
     for item in items:
         checked_id(item.get("id"))
@@ -86,9 +86,9 @@ def resources(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def checked_id(value: object) -> str:
-    """An id as upstream sent it. Raises BadAnswer for what is none."""
+    """An id as upstream sent it. Raises BadAnswer if it cannot be one."""
     if not isinstance(value, str) or not 1 <= len(value) <= MAX_ID_LENGTH:
-        raise quota.BadAnswer(f"upstream's answer has an item whose id is none: {_shown(value)}")
+        raise quota.BadAnswer(f"upstream's answer has an item with an invalid id: {_shown(value)}")
     return value
 
 
@@ -106,9 +106,9 @@ class RegionReport:
     """How one region ended in one run. `items`, `pages` and `units` are what this run added.
 
     done      the pass is complete
-    partial   something of this pass is stored, the rest is for the next run; `cursor` says from where
-    skipped   nothing of this pass is stored; the next run begins with it
-    failed    ended by an error, named in `error`; the other regions went on
+    partial   a part of this pass is stored; the next run continues from `cursor`
+    skipped   nothing of this pass is stored; the next run starts it
+    failed    `error` names the error that ended the pass; the other regions continued
     """
 
     region: str
@@ -122,10 +122,10 @@ class RegionReport:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """How one run ended. It lists the regions it covered: after a stop these are only the ones left over.
+    """How one run ended. `regions` are those that the run covered: after an earlier stop, only the ones left over.
 
-    `attempts` counts the HTTP attempts that were charged, `units` what they cost. `why` is one line for people, and
-    `exit_status` what `quota run` exits with unless it is told to fail on a refusal.
+    `attempts` counts the HTTP attempts that were charged, and `units` is their cost. `why` is one line for people.
+    `quota run` exits with `exit_status`, unless it is told to fail on a refusal.
     """
 
     run: str
@@ -142,7 +142,7 @@ class RunReport:
     next_step: str = field(default="", compare=False)
 
     def as_json(self) -> dict[str, object]:
-        """The report under the names that the command line prints."""
+        """The report as `quota run --json` prints it."""
         return {
             "run": self.run,
             "job": self.job,
@@ -166,7 +166,7 @@ class RunReport:
         }
 
     def sentence(self, now_ms: int) -> str:
-        """One line for people: what was done, why it ended, and what comes next and when."""
+        """One line for people: what the run did, why it ended, and where and when the next one resumes."""
         pages, items = sum(r.pages for r in self.regions), sum(r.items for r in self.regions)
         done = f"{_many(pages, 'page')} ({_many(self.units, 'unit')})"
         if self.outcome == "overlap":
@@ -175,14 +175,14 @@ class RunReport:
             regions = "" if [r.region for r in self.regions] == [""] else f"{_many(len(self.regions), 'region')}, "
             return f"{self.job}: done: {regions}{_many(items, 'item')}, {done}"
         if self.outcome == "failed":
-            return f"{self.job}: failed after {done}"  # why stands in `why`, which is printed as an error
+            return f"{self.job}: failed after {done}"  # `why` is printed as an error
         line = f"{self.job}: {self.outcome} after {done}: {self.why}"
         if self.outcome == "stopped" and self.next_step:
             from quota.common.text import spell
 
             line += f"; next: {self.next_step}"
             if self.retry_at_ms is not None:
-                # Rounded up to the second: whoever comes back then is not early.
+                # Rounded up to the second: a run at this time is not early.
                 at = rfc3339(-(-self.retry_at_ms // 1_000) * 1_000).replace(".000Z", "Z")
                 line += f" at {at} (in {spell(self.retry_at_ms - now_ms)})"
         return line
@@ -198,9 +198,9 @@ Attempt = str | Callable[[Cursor | None], str]
 
 
 def first_attempt(method: Attempt) -> Callable[[F], F]:
-    """Name the API method that a fetch function calls first, so that a refusal is known before the client is imported.
+    """Name the API method that a fetch function calls first. A refused run then ends without importing the client.
 
-    `method` is a name as in "videos.list", or a function of the cursor where the steps differ.
+    `method` is a name as in "videos.list", or a function of the cursor if the steps call different methods.
     """
 
     def mark(fetch: F) -> F:
@@ -211,17 +211,17 @@ def first_attempt(method: Attempt) -> Callable[[F], F]:
 
 
 def attempt_of(fetch: Fetch, cursor: Cursor | None) -> str | None:
-    """The API method that `fetch` calls first at this cursor; None when it does not say."""
+    """The API method that `fetch` calls first at this cursor; None if it is not marked with one."""
     method = getattr(fetch, "first_attempt", None)
     return method(cursor) if callable(method) else method
 
 
 def load_fetch(name: str, options: Mapping[str, Any] | None = None, folder: Path | None = None) -> Fetch:
-    """The fetch function of a name in the configuration: a built-in job, or `package.module:function`.
+    """The fetch function that the configuration names: a built-in job, or `package.module:function`.
 
-    Modules are looked for among the installed ones and then in `folder`, the configuration file's: cron starts its
-    commands in the home folder, so the current one would mean something else there than at a prompt.
-    `options` are the job's own; the function must accept them. Raises ConfigError, one line, if it cannot be used.
+    The module is an installed one or is in `folder`, where the configuration file is. The current folder does not
+    matter: cron starts its commands in the home folder. The function must accept the job's `options`. Raises
+    ConfigError, one line, if it cannot be used.
     """
     if name in BUILT_IN_FETCHES:
         module_name, function = f"quota.jobs.fetches.{name}", "fetch"
@@ -234,7 +234,7 @@ def load_fetch(name: str, options: Mapping[str, Any] | None = None, folder: Path
     if fetch is None:
         raise quota.ConfigError(f"fetch = {name!r:.100}: module {module_name:.100} has no function {function!r:.100}")
     if not callable(fetch):
-        raise quota.ConfigError(f"fetch = {name!r:.100}: {function:.100} is no function but {type(fetch).__name__}")
+        raise quota.ConfigError(f"fetch = {name!r:.100}: {function:.100} is not a function but {type(fetch).__name__}")
     _check_signature(fetch, name, dict(options or {}))
     return fetch  # type: ignore[no-any-return]
 
@@ -251,8 +251,8 @@ def _import(module_name: str, name: str, folder: Path | None) -> object:
     import sys
 
     if folder is not None and str(folder) not in sys.path:
-        # Last, so that a file beside the configuration never hides an installed module; and for good, because the
-        # function may import its neighbours when it is called.
+        # At the end, so that a file beside the configuration never hides an installed module. It stays there, because
+        # the function may import its neighbours when it is called.
         sys.path.append(str(folder))
     try:
         return importlib.import_module(module_name)
@@ -263,8 +263,10 @@ def _import(module_name: str, name: str, folder: Path | None) -> object:
         missing = (
             isinstance(error, ModuleNotFoundError) and error.name and (module_name + ".").startswith(error.name + ".")
         )
-        where = f"; it was looked for among the installed modules and in {folder}" if missing else ""
-        raise quota.ConfigError(f"fetch = {name!r:.100} does not import: {one_line(error)}{where}") from error
+        where = f"; install it, or put it in {folder}" if missing else ""
+        if not missing and isinstance(error, ModuleNotFoundError) and error.name in ("jobs", "jobs.job"):
+            where = "; quota-ledger's module is quota.jobs.job: write for example `from quota.jobs.job import Page`"
+        raise quota.ConfigError(f"fetch = {name!r:.100} cannot be imported: {one_line(error)}{where}") from error
 
 
 def _check_signature(fetch: Fetch, name: str, options: dict[str, Any]) -> None:
@@ -273,9 +275,9 @@ def _check_signature(fetch: Fetch, name: str, options: dict[str, Any]) -> None:
     try:
         signature = inspect.signature(fetch)
     except (TypeError, ValueError) as error:
-        raise quota.ConfigError(f"fetch = {name!r:.100}: its signature cannot be read: {error}") from error
+        raise quota.ConfigError(f"fetch = {name!r:.100}: its parameters cannot be read: {error}") from error
     if "store" in options:
-        raise quota.ConfigError(f"fetch = {name!r:.100}: the option name 'store' is taken by the local store")
+        raise quota.ConfigError(f"fetch = {name!r:.100}: the name 'store' is reserved for the local store")
     known = [option for option in list(signature.parameters)[3:] if option != "store"]
     open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in signature.parameters.values())
     unknown = next((option for option in options if option not in signature.parameters), None)
@@ -295,7 +297,7 @@ def _check_signature(fetch: Fetch, name: str, options: dict[str, Any]) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """An error for people: its kind and its first line, bounded."""
+    """An error for people: its type and message on one line of at most 300 characters."""
     text = " ".join(str(error).split())
     kind = type(error).__name__
     line = f"{kind}: {text}" if text else kind

@@ -1,4 +1,4 @@
-"""In which order a run covers its regions. Pure: the store goes by it, and so does the simulation of a schedule."""
+"""The order in which a run covers its regions. Pure: the store uses it, and so does the simulation of a schedule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Standing(Protocol):
-    """What the order is made from: where one region stands. `quota.jobs.store.store.Place` is one."""
+    """Where one region stands, as far as the order depends on it. `quota.jobs.store.store.Checkpoint` is one."""
 
     @property
     def pending(self) -> bool: ...
@@ -28,12 +28,12 @@ S = TypeVar("S", bound=Standing)
 
 
 def by_rotation(checkpoints: Iterable[S]) -> list[S]:
-    """The pending places, in the order in which a run covers them.
+    """The pending checkpoints, in the order in which a run covers their regions.
 
-    Regions with a cursor come first (their pass is older than any other), then those whose last pass ended longest
-    ago, then the order given.
+    Regions with a cursor come first, because their pass is older than any other. Then come those whose last pass ended
+    longest ago. Otherwise the given order stays.
     """
     return sorted(
         (checkpoint for checkpoint in checkpoints if checkpoint.pending),
-        key=lambda p: (p.cursor is None, max(p.completed_at_ms or 0, p.failed_at_ms or 0)),
+        key=lambda one: (one.cursor is None, max(one.completed_at_ms or 0, one.failed_at_ms or 0)),
     )

@@ -1,22 +1,22 @@
 """One run of a job: one cron tick. `run_job` is the door.
 
-A *round* is one pass over all regions of a job. A run that stops leaves the regions it did not reach pending, and the
-next run covers only those; with none pending it begins a new round. So ticks that the budget cuts short add up to
-exactly one round, with nothing fetched twice and no region forgotten. What decides the order and what a page's storage
-means stands at `Store.begin` and `Store.keep`.
+A *round* is one pass over every region of a job. A run that stops early leaves some regions pending, and the next run
+covers only those. When no region is pending, a run begins a new round. So runs that the budget cuts short add up to
+exactly one round: no page is fetched twice and no region is forgotten. See `quota.jobs.rotation` for the order of the
+regions and `Store.save_page` for what is stored with a page.
 
 How a step may end, and what follows:
 
-    a page                          stored with the moved cursor, in one transaction; on to the next
-    refused by the budget           the run stops at once: outcome "stopped"
-    upstream's quota has run out    the same
-    trouble that may pass           up to ATTEMPTS attempts; then the region fails and keeps its place
-    an answer beyond its limits     the region fails and keeps its place
-    the region's own trouble        the region fails; the others go on
-    configuration, ledger, store    the run fails at once
-    SIGINT, SIGTERM                 the page in flight is stored if it arrives within STOP_WITHIN_S, then the run stops
+    a page                           stored with the new cursor, in one transaction; then the next step
+    a refusal by the budget          the run stops at once: outcome "stopped"
+    upstream's quota has run out     the same
+    a transient error                up to ATTEMPTS attempts; then the region fails and keeps its cursor
+    an answer beyond its limits      the region fails and keeps its cursor
+    an error of this region alone    the region fails and begins its next pass with the first page
+    configuration, ledger, store     the run fails at once
+    SIGINT, SIGTERM                  the page in flight is stored if it arrives within STOP_WITHIN_S; the run stops
 
-A region that fails counts as covered by its round: were it left pending, the next runs would cover nothing else.
+A failed region counts as covered in its round: if it stayed pending, the next runs would cover nothing else.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 4
 MAX_WAIT_S = 4.0
-"""Between two attempts. With ATTEMPTS it bounds what one step may wait to 3 x 5 s, jitter included."""
+"""The longest wait between two attempts. With ATTEMPTS, one step waits at most 3 x 5 s, jitter included."""
 
 MAX_STEPS = 10
-"""Steps in a row without a complete page, after which a fetch function is taken to be going round in circles."""
+"""A fetch function that takes more steps than this without completing a page is going round in circles."""
 
 STOP_WITHIN_S = 8.0
-"""How long the page in flight may take once told to stop."""
+"""How long the page in flight may take after a signal to stop."""
 
 END_WITHIN_S = 9.0
-"""How long a process may live once told to stop, whatever it waits for. Supervisors begin to kill after 10 s."""
+"""How long a process may live after a signal to stop, whatever it waits for. Supervisors kill after 10 s."""
 
 log = logging.getLogger("quota.jobs")
 
 
 class Watcher(Protocol):
-    """Who is told how a run gets on. It must not raise."""
+    """Follows the progress of a run. Its methods must not raise."""
 
     def began(self, checkpoints: Sequence[Checkpoint]) -> None: ...
 
@@ -93,25 +93,26 @@ def run_job(
     name: str,
     *,
     regions: str | Sequence[str] = (),
-    in_turn: bool = False,
+    by_rotation: bool = False,
     stop: Callable[[], int] = lambda: 0,
     watcher: Watcher | None = None,
     wait: Any = None,
     clock: Callable[[], int] | None = None,
 ) -> RunReport:
-    """Run one tick of the job called `name`, over `regions` (default: all of the job's), and say how it ended.
+    """Run one tick of the job called `name` over `regions` (default: all of the job's), and report how it ended.
 
-    `in_turn` covers as many regions as are named, but those whose turn it is in the job's round. A schedule that starts
-    the regions one by one needs that: whenever a few ticks a day are admitted, they would always be the same regions'.
-    `stop` is asked before every attempt; the number of a signal ends the run there. `wait` is a tenacity wait between
-    attempts, and `clock` (ms since the epoch) dates what is stored; both are for tests.
-    Raises UsageError for a job or region that does not exist and for a call whose cost can never fit, ConfigError for
-    a fetch function that cannot be used. What goes wrong later is in the report.
+    With `by_rotation` the number of `regions` counts, not their names: the run covers those whose turn it is in the
+    job's round. A schedule that starts the regions one by one needs that. If the budget admits only a few ticks a day,
+    those would otherwise be the same regions every day.
+    The run calls `stop` before every attempt and ends when it returns the number of a signal. `wait` is a tenacity wait
+    between attempts, and `clock` (ms since the epoch) dates what is stored; both are for tests.
+    Raises UsageError for a job or region that does not exist and for a call whose cost can never fit, and ConfigError
+    for a fetch function that cannot be used. Later errors are in the report.
     """
     job = _job(session, name)
     chosen = _regions(job, texts(regions, "region"))
-    most = len(chosen)
-    if in_turn:
+    max_regions = len(chosen)
+    if by_rotation:
         chosen = _regions(job, ())
     path = session.settings.path
     folder = None if path is None else path.absolute().parent
@@ -122,14 +123,16 @@ def run_job(
         store_settings = session.settings.store
         try:
             with Store(store_settings.url, retention_ms=store_settings.retention_ms, clock=clock) as store:
-                return _Run(session, job, chosen, most, fetch, store, stop, watcher or Silent(), wait, clock).run()
+                return _Run(
+                    session, job, chosen, max_regions, fetch, store, stop, watcher or Silent(), wait, clock
+                ).run()
         except StoreError as error:
             return RunReport(session.run, job.name, "failed", why=str(error), exit_status=error.exit_status)
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Why a run goes no further."""
+    """Why a run ends here."""
 
     outcome: RunOutcome
     why: str
@@ -139,8 +142,8 @@ class _End:
     retry_at_ms: int | None = None
 
 
-class _Interrupted(Exception):  # noqa: N818 - no error: it was asked for
-    """A signal came, and there is no page to wait for any longer."""
+class _Interrupted(Exception):  # noqa: N818 - not an error: somebody asked for it
+    """A signal came, and the run waits for no page any longer."""
 
 
 class _Run:
@@ -149,7 +152,7 @@ class _Run:
         session: Session,
         job: JobSettings,
         regions: Sequence[str],
-        most: int,
+        max_regions: int,
         fetch: Fetch,
         store: Store,
         stop: Callable[[], int],
@@ -160,7 +163,7 @@ class _Run:
         self.session = session
         self.job = job
         self.regions = regions
-        self.most = most
+        self.max_regions = max_regions
         self.store = store
         self.stop = stop
         self.watcher = watcher
@@ -170,11 +173,11 @@ class _Run:
         self.fetch = fetch
         self.options = dict(job.options) | ({"store": store} if wants_store(fetch) else {})
         self.client: Any = None
-        self.told_s: float | None = None  # when it was told to stop, while a page was in flight
+        self.told_s: float | None = None  # when a signal came while a page was in flight
         self.since_ms = 0
-        self.tokens_before = 0
+        self.keys_before = 0  # attempts that this process counted before this run
         self.end: _End | None = None
-        self.here = Checkpoint(job.name, "")  # as far as the region in hand got
+        self.here = Checkpoint(job.name, "")  # of the current region
         self.added: dict[str, tuple[int, int]] = {}  # region -> pages and items that this run stored
 
     def run(self) -> RunReport:
@@ -187,7 +190,7 @@ class _Run:
     def _run(self) -> RunReport:
         outcomes: list[RegionReport] = []
         self.store.delete_expired()
-        checkpoints = self.store.start_round(self.job.name, self.regions)[: self.most]
+        checkpoints = self.store.start_round(self.job.name, self.regions)[: self.max_regions]
         self.watcher.began(checkpoints)
         left: Checkpoint | None = None
         for checkpoint in checkpoints:
@@ -222,7 +225,7 @@ class _Run:
         return self._unfinished()
 
     def _pass(self) -> RegionReport:
-        """Fetch and store page after page, until the pass is complete or something ends it."""
+        """Fetch and store one page after another until the pass is complete or something ends it."""
         inherited = self.here.cursor is not None
         steps = 0
         while self.here.pages < self.job.pages:
@@ -240,7 +243,7 @@ class _Run:
                 ends_all = isinstance(error, (quota.QuotaError, _Interrupted, MemoryError))
                 if ends_all and not isinstance(error, quota.BadAnswer):
                     raise
-                failure = self._judge(error, checkpoint)
+                failure = self._classify(error, checkpoint)
                 trouble = line(
                     "step_failed",
                     job=checkpoint.job,
@@ -250,7 +253,7 @@ class _Run:
                 )
                 log.debug("%s", trouble, exc_info=True)
                 if failure.kind == "cursor" and inherited:
-                    # Upstream forgot the place that an earlier run left: its pages are of no use without the rest.
+                    # Upstream no longer knows the cursor of an earlier run, so the rest of that pass cannot be fetched.
                     self.here, inherited = self.store.restart(checkpoint), False
                     continue
                 return self._give_up(checkpoint, failure, answered=hasattr(error, "resp"))
@@ -275,12 +278,12 @@ class _Run:
             )
             if finished:
                 return self._outcome("done")
-        # The job asks for fewer pages than it did when this pass began.
+        # The job now asks for fewer pages than when this pass began.
         self.here = self.store.finish(self.here)
         return self._outcome("done")
 
     def _step(self, checkpoint: Checkpoint) -> Page:
-        """One step of the fetch function, with attempts again where that may help."""
+        """One step of the fetch function, attempted again where that may help."""
         if self.client is None:
             self._connect(checkpoint)
         from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
@@ -293,19 +296,21 @@ class _Run:
             sleep=self._sleep,
             reraise=True,
         )
-        # A copy for each attempt: whatever a failed one did to it is forgotten.
+        # Each attempt gets a copy of the cursor: a failed one may have changed its own.
         page = retrying(
             lambda: self.fetch(self.client, checkpoint.region, copy.deepcopy(checkpoint.cursor), **self.options)
         )
         if not isinstance(page, Page):
             raise TypeError(f"fetch returned {type(page).__name__}, not a quota.jobs.job.Page")
-        items, most = len(page.videos) + len(page.channels), self.job.max_items
-        if items > most:
-            raise quota.BadAnswer(f"a page holds {items:,} items, over {most:,}; if it may, raise max_items")
+        items, max_items = len(page.videos) + len(page.channels), self.job.max_items
+        if items > max_items:
+            raise quota.BadAnswer(
+                f"a page holds {items:,} items, more than {max_items:,}; if that is right, raise max_items"
+            )
         return page
 
     def _connect(self, checkpoint: Checkpoint) -> None:
-        """Make the client. Its import takes longer than all else in a refused tick, so the budget is asked first."""
+        """Make the client, but only after the budget would admit its first call: importing the client takes long."""
         method = attempt_of(self.fetch, checkpoint.cursor)
         if method is not None:
             decision = self.budget.peek(method, job=self.job.name, region=checkpoint.region)
@@ -314,10 +319,10 @@ class _Run:
         try:
             self.since_ms = self.session.ledger.now_ms()
         except quota.LedgerError:
-            # The allowance carries the run. What it repays is dated later than this, as no caller's clock may run
-            # further ahead of the ledger's.
+            # The run lives on the allowance. What it repays later gets a later date than this: a caller's clock may
+            # be ahead of the ledger's by no more than this.
             self.since_ms = self.clock() - CLOCK_SLACK_MS
-        self.tokens_before = _number(self.session.attempt_keys.next())
+        self.keys_before = _number(self.session.attempt_keys.next())
         book = self.budget.book
         version = re.search(r"\bv[0-9]\w*", book.name)
         self.client = self.session.google(
@@ -331,24 +336,24 @@ class _Run:
         )
 
     def _wait_for_answer(self) -> None:
-        """Called again and again while an answer is awaited: once told to stop, that is not for long."""
+        """The client calls this again and again while it waits for an answer. After a signal it waits STOP_WITHIN_S."""
         if self.stop():
             now_s = time.monotonic()
             self.told_s = self.told_s or now_s
             if now_s - self.told_s >= STOP_WITHIN_S:
                 raise _Interrupted(f"; the page in flight took over {STOP_WITHIN_S:g} s and was abandoned")
 
-    def _judge(self, error: Exception, checkpoint: Checkpoint) -> Failure:
+    def _classify(self, error: Exception, checkpoint: Checkpoint) -> Failure:
         method = attempt_of(self.fetch, checkpoint.cursor) or ""
         return classify_failure(error, method=method, book=self.budget.book)
 
     def _worth_retrying(self, error: BaseException, checkpoint: Checkpoint) -> bool:
         if not isinstance(error, Exception) or isinstance(error, quota.QuotaError):
             return False
-        return self._judge(error, checkpoint).kind == "transient"
+        return self._classify(error, checkpoint).kind == "transient"
 
     def _say_retry(self, state: Any, checkpoint: Checkpoint) -> None:
-        message, wait_s = self._judge(state.outcome.exception(), checkpoint).message, state.next_action.sleep
+        message, wait_s = self._classify(state.outcome.exception(), checkpoint).message, state.next_action.sleep
         number, wait_ms = state.attempt_number, round(wait_s * 1_000)
         _debug(
             "attempt_failed", job=checkpoint.job, region=checkpoint.region, attempt=number, wait_ms=wait_ms, why=message
@@ -356,7 +361,7 @@ class _Run:
         self.watcher.retry(checkpoint, message, wait_s)
 
     def _sleep(self, seconds: float) -> None:
-        """Wait between two attempts, in short pieces: a signal ends the wait."""
+        """Wait between two attempts. A signal ends the wait, which therefore comes in short pieces."""
         until_s = time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0:
             if self.stop():
@@ -377,22 +382,22 @@ class _Run:
                 self.here = self.store.fail(checkpoint, keep_cursor=True)
                 return self._outcome("failed", failure.message)
             case "transient":
-                # What fails for a passing reason goes on where it stopped.
+                # The next pass continues from here.
                 self.here = self.store.fail(checkpoint, keep_cursor=True)
                 advice = "" if answered else f" to reach {self._root()}; check network and endpoint, then run again"
                 return self._outcome("failed", f"{failure.message}, in {ATTEMPTS} attempts{advice}")
             case _:
-                # Beginning afresh, because the place itself may be what is wrong.
+                # The cursor itself may be the cause, so the next pass begins with the first page.
                 self.here = self.store.fail(checkpoint, keep_cursor=False)
                 return self._outcome("failed", failure.message)
 
     def _root(self) -> str:
-        """Where the client sends its calls."""
+        """The address to which the client sends its calls."""
         scheme, _, rest = self.client._baseUrl.partition("://")
         return f"{scheme}://{rest.partition('/')[0]}"
 
     def _exhausted(self, checkpoint: Checkpoint, failure: Failure) -> _End:
-        """Upstream's own "no more". The metering has closed the bucket; the budget now knows until when."""
+        """Upstream says that its quota is spent. The metering has closed the bucket; the budget knows until when."""
         method = attempt_of(self.fetch, checkpoint.cursor)
         decision = None if method is None else self.budget.peek(method, job=self.job.name, region=checkpoint.region)
         if decision is None or decision.admitted:
@@ -460,39 +465,35 @@ class _Run:
         )
 
     def _spent(self) -> tuple[dict[str, int], int]:
-        """Units by region and the number of attempts, from the ledger's own log and what was drawn without it: this
-        run's tokens name its charges."""
+        """Units by region and the number of attempts, from the ledger's log and from what was drawn on the allowance.
+        The idempotency keys tell this run's charges from others."""
         units: dict[str, int] = {}
         attempts = 0
         if self.client is None:
             return units, attempts
         for charge in self._charges():
-            mine = (
-                charge.idempotency_key.startswith(self.session.run)
-                and _number(charge.idempotency_key) > self.tokens_before
-            )
-            if mine and charge.job == self.job.name and charge.units:
+            key = charge.idempotency_key
+            of_this_run = key.startswith(self.session.run) and _number(key) > self.keys_before
+            if of_this_run and charge.job == self.job.name and charge.units:
                 units[charge.region] = units.get(charge.region, 0) + charge.units
                 attempts += 1
         return units, attempts
 
     def _charges(self) -> Iterable[Charge | Entry]:
-        """The charges of this run, and maybe others. What was drawn and repaid stands in both books and counts once."""
+        """The charges of this run, and maybe others. A repaid draw is in the journal and in the log; it counts once."""
         from quota.common.clock import NEVER
         from quota.ledger.contract import read_entries
 
         project, run = self.budget.project, self.session.run
-        asked = _number(self.session.attempt_keys.next()) - self.tokens_before - 1
+        asked = _number(self.session.attempt_keys.next()) - self.keys_before - 1
         found: dict[str, Charge | Entry] = {}
         try:
             if self.budget.allowance is not None:
                 found.update(
                     (charge.idempotency_key, charge) for charge in self.budget.allowance.drawn_by(project, run)
                 )
-            log_of_all = read_entries(self.session.ledger, project, self.since_ms, NEVER)
-            found.update(
-                (entry.idempotency_key, entry) for entry in log_of_all if entry.idempotency_key.startswith(run)
-            )
+            entries = read_entries(self.session.ledger, project, self.since_ms, NEVER)
+            found.update((entry.idempotency_key, entry) for entry in entries if entry.idempotency_key.startswith(run))
         except quota.LedgerError as error:
             if len(found) < asked:
                 known = line("spending_known_in_part", run=run, job=self.job.name, attempts=asked, known=len(found))
@@ -500,7 +501,9 @@ class _Run:
         return found.values()
 
 
-_CIRCLE = Failure("region", "upstream names a page that this pass has fetched already; the next round begins afresh")
+_CIRCLE = Failure(
+    "region", "upstream named a page that this pass has already fetched; the next round begins with the first page"
+)
 
 
 def _refused(decision: Decision) -> _End:
@@ -515,13 +518,13 @@ def _count_failed(failed: Sequence[RegionReport], regions: Sequence[RegionReport
 
 
 def _debug(event: str, **fields: object) -> None:
-    """A line of the log for QUOTA_LOG=debug."""
+    """One line in the log, shown with QUOTA_LOG=debug."""
     if log.isEnabledFor(logging.DEBUG):
         log.debug("%s", line(event, **fields))
 
 
 def _number(idempotency_key: str) -> int:
-    """The attempt's counter in a token; 0 for what is none."""
+    """The attempt's counter in an idempotency key; 0 if the key has none."""
     return int(idempotency_key[8:]) if idempotency_key[8:].isdigit() else 0
 
 
@@ -549,9 +552,9 @@ def _regions(job: JobSettings, wanted: Sequence[str]) -> tuple[str, ...]:
 
 @contextmanager
 def _only_one(store_url: str, job: str) -> Iterator[bool]:
-    """Whether no other run of this job into this store is under way on this machine, held for the block.
+    """Lock this job and this store on this machine for the block. Yields False if another run holds the lock.
 
-    A lock on a file: the kernel lets go of it however the process ends.
+    It is a lock on a file, so that the kernel releases it however the process ends.
     """
     import fcntl
 
@@ -562,15 +565,15 @@ def _only_one(store_url: str, job: str) -> Iterator[bool]:
         except BlockingIOError:
             yield False
             return
-        # The file stays: removing it would let a third run lock a new one beside a second run's.
+        # The file stays. If this run removed it, a third run could lock a new one while a second holds the old one.
         yield True
     finally:
         os.close(descriptor)
 
 
 def _lock_file(store_url: str, job: str) -> int:
-    """The file to lock, open: in the state folder; where none can be made there, beside the store, which every run of
-    this job writes."""
+    """Open the file to lock. It is in the state folder or, if no file can be created there, beside the store: every
+    run of this job must be able to write there."""
     import hashlib
 
     from quota.settings.folders import make_state_folder
@@ -594,8 +597,8 @@ def _opened(path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         try:
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # made while the folder could be written, and as good
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # an existing file can be locked without writing to it
         except OSError:
             raise quota.ConfigError(
-                f"{path}: {error.strerror}; set QUOTA_STATE_DIR to a folder that can be written"
+                f"{path}: {error.strerror}; set QUOTA_STATE_DIR to a folder that you can write to"
             ) from error

@@ -278,7 +278,7 @@ class _Lane:
     def _run(self, session: Session, tick: Tick) -> RunReport:
         """One run. While a `quota run` of the same job is under way on this machine, the tick waits for its end."""
         while True:
-            report = runner.run_job(session, self.job.name, regions=tick.regions, in_turn=True, stop=self._stop)
+            report = runner.run_job(session, self.job.name, regions=tick.regions, by_rotation=True, stop=self._stop)
             if report.outcome != "overlap" or self._stop() or self._late(tick):
                 return report
             time.sleep(POLL_S)

@@ -19,7 +19,7 @@ from quota.clients.google import _batched_answers
 from quota.clients.upstream_errors import MAX_MESSAGE_LENGTH, Kind, classify
 from quota.common.redact import RedactingFilter, redact, register
 from quota.common.text import printable
-from quota.jobs.failure import _judge_answer
+from quota.jobs.failure import _classify_answer
 from quota.jobs.runner import ATTEMPTS, run_job
 from quota.settings.books import load_book
 from support.plain_http import Answer, Arrived, PlainServer
@@ -81,7 +81,7 @@ VIDEO: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_an_error_answer_is_understood_or_judged_by_its_status(part: int) -> None:
+def test_an_error_answer_is_understood_or_classified_by_its_status(part: int) -> None:
     register(KEY)
 
     def attempt(r: Input) -> None:
@@ -94,7 +94,7 @@ def test_an_error_answer_is_understood_or_judged_by_its_status(part: int) -> Non
         assert said.bucket is None or said.bucket in book.buckets or said.bucket in [pool.name for pool in book.pools]
         assert len(said.message) <= MAX_MESSAGE_LENGTH
         assert len(said.reason) <= 128
-        failure = _judge_answer(status, body, method, book)
+        failure = _classify_answer(status, body, method, book)
         check_line(failure.message, 1_000)
         for line in (said.message, said.reason, failure.message, said.remedy):
             assert not line or line.isprintable()

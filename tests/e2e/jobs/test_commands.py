@@ -143,7 +143,7 @@ def test_a_function_that_raises_leaves_no_traceback(quota: Quota, upstream: Emul
         (["run", "trending", "--region", "FR"], 2, "has no region 'FR'; it has US, DE"),
         (["run"], 2, "Missing argument 'JOB'"),
         (["run", "trending", "--config", "nowhere.toml"], 78, "nowhere.toml"),
-        (["run", "broken"], 78, "does not import: ModuleNotFoundError"),
+        (["run", "broken"], 78, "cannot be imported: ModuleNotFoundError"),
         (["search", "x"], 1, "there is no store"),
         (["search"], 2, "Missing argument"),
         (["emulate", "--port", "99999"], 2, "a port is a number"),

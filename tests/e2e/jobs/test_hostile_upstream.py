@@ -308,9 +308,9 @@ SHAPES = {
     "items: null": (whole(b'{"items": null}'), "items that are no list of objects"),
     "items: an object": (whole(b'{"items": {"id": "v1"}}'), "items that are no list of objects"),
     "items: texts": (whole(b'{"items": ["v1"]}'), "items that are no list of objects"),
-    "an item without an id": (whole(b'{"items": [{}]}'), "an item whose id is none: None"),
-    "an id that is a number": (whole(b'{"items": [{"id": 5}]}'), "an item whose id is none: 5"),
-    "an id that is long": (whole(b'{"items": [{"id": "%s"}]}' % (b"x" * 129)), "an item whose id is none"),
+    "an item without an id": (whole(b'{"items": [{}]}'), "an item with an invalid id: None"),
+    "an id that is a number": (whole(b'{"items": [{"id": 5}]}'), "an item with an invalid id: 5"),
+    "an id that is long": (whole(b'{"items": [{"id": "%s"}]}' % (b"x" * 129)), "an item with an invalid id"),
     "a token that is a number": (whole(b'{"items": [], "nextPageToken": 5}'), "a nextPageToken that is none"),
     "a token that is long": (whole(b'{"nextPageToken": "%s"}' % (b"x" * 9_000)), "a nextPageToken that is none"),
     "a token of half a pair": (whole(b'{"nextPageToken": "\\ud800"}'), "a nextPageToken that is none"),
@@ -361,7 +361,7 @@ def test_a_page_of_a_function_of_ones_own_has_the_same_bound(site: Site) -> None
     )
     site.configure("max_items = 10", fetch="many:fetch")
     report = site.run()
-    assert report.regions[0].error == "a page holds 11 items, over 10; if it may, raise max_items"
+    assert report.regions[0].error == "a page holds 11 items, more than 10; if that is right, raise max_items"
 
 
 # -- in circles --------------------------------------------------------------------------------------------------------
@@ -378,7 +378,7 @@ def tokens(*following: str) -> Answer:
     return answer
 
 
-CIRCLE = "upstream names a page that this pass has fetched already; the next round begins afresh"
+CIRCLE = "upstream named a page that this pass has already fetched; the next round begins with the first page"
 
 
 def test_a_token_that_is_repeated_ends_the_region_at_once(site: Site) -> None:
@@ -419,7 +419,7 @@ def test_the_tokens_of_a_pass_are_known_to_the_runs_that_follow(site: Site) -> N
         assert site.run(watcher=watcher, stop=lambda: watcher.told).outcome == "stopped"  # noqa: B023  # used at once
     assert site.run().regions[0].error == CIRCLE
     assert len(site.server.targets) == 4
-    # A round that begins afresh may use the same tokens, and so may one after a round that was done.
+    # The next round may use the same tokens, and so may one after a round that was done.
     site.answer = tokens("a", "b", "c")
     site.configure(pages=3)
     assert [site.run().outcome for _ in range(2)] == ["done", "done"]

@@ -574,7 +574,7 @@ def fetch(client, region, cursor, *, store, letter="a"):
         ("return Page(videos=[{}])", 'ValueError: each of a page\'s videos must be an object with an "id", not {}'),
         ("return Page(cursor={1: {2}})", "ValueError: a page's cursor must be JSON"),
         ("return Page(cursor={'x': (cursor or {'x': 0})['x'] + 1}, complete=False)", "without completing a page"),
-        ("return Page(cursor={'x': 1}, complete=False)", "names a page that this pass has fetched already"),
+        ("return Page(cursor={'x': 1}, complete=False)", "named a page that this pass has already fetched"),
         ("return Page(cursor={'x': 'y' * 1_000_000})", "a page's cursor has 1,000,009 characters, over 1,000,000"),
     ],
 )
@@ -624,13 +624,13 @@ def fetch(client, region, cursor):
 @pytest.mark.parametrize(
     ("fetch", "source", "error"),
     [
-        ("nowhere_{n}:fetch", None, "does not import: ModuleNotFoundError"),
+        ("nowhere_{n}:fetch", None, "cannot be imported: ModuleNotFoundError"),
         ("mod_{n}:other", "def fetch(client, region, cursor): ...", "has no function 'other'"),
-        ("mod_{n}:fetch", "fetch = 3", "is no function but int"),
+        ("mod_{n}:fetch", "fetch = 3", "is not a function but int"),
         ("mod_{n}:fetch", "def fetch(client, region): ...", "too many positional arguments"),
         ("mod_{n}:fetch", "def fetch(client, region, cursor, *, words): ...", "missing a required"),
-        ("mod_{n}:fetch", "1 / 0", "does not import: ZeroDivisionError"),
-        ("mod_{n}:fetch", "def fetch(", "does not import: SyntaxError"),
+        ("mod_{n}:fetch", "1 / 0", "cannot be imported: ZeroDivisionError"),
+        ("mod_{n}:fetch", "def fetch(", "cannot be imported: SyntaxError"),
     ],
 )
 def test_a_function_that_cannot_be_used_is_a_configuration_error(

@@ -451,7 +451,7 @@ def test_without_a_ledger_ticks_are_refused_and_it_goes_on(tmp_path: Path, upstr
         ),
         (
             '[jobs.t]\nfetch = "nowhere:fetch"\nschedule = "every 1s"',
-            "fetch = 'nowhere:fetch' does not import: ModuleNotFoundError",
+            "fetch = 'nowhere:fetch' cannot be imported: ModuleNotFoundError",
         ),
         (
             '[jobs.t]\nfetch = "mine:nothing"\nschedule = "every 1s"',

@@ -132,7 +132,7 @@ def live(config: Path, start_ms: int, until_ms: int) -> Months:
         read_ms = start_ms
         for tick in ticks(settings.jobs.values(), start_ms, until_ms):
             now_ms = tick.at_ms
-            report = run_job(session, tick.job, regions=tick.regions, in_turn=True, clock=clock)
+            report = run_job(session, tick.job, regions=tick.regions, by_rotation=True, clock=clock)
             assert report.outcome in ("done", "stopped"), report.why
             left = [region for region in report.regions if region.outcome != "done"]
             for region in report.regions:
@@ -366,7 +366,7 @@ def test_a_day_over_http_meets_no_quota_error(state_dir: Path, tmp_path: Path) -
         with Session(settings, clock=clock) as session:
             for tick in coming:
                 now_ms = tick.at_ms
-                report = run_job(session, tick.job, regions=tick.regions, in_turn=True, clock=clock)
+                report = run_job(session, tick.job, regions=tick.regions, by_rotation=True, clock=clock)
                 assert report.outcome in ("done", "stopped"), report.why
                 charged += report.units
                 refused += report.refused

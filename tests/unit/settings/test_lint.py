@@ -335,8 +335,8 @@ def test_a_fetch_function_is_looked_for_beside_the_configuration(tmp_path: Path)
     text = GOOD.replace('fetch = "trending"', 'fetch = "fetched_by_lint:fetch"')
     (found,) = findings(tmp_path, text)
     assert (found.level, found.location) == ("error", "jobs.trending.fetch")
-    assert found.message.startswith("'fetched_by_lint:fetch' does not import: ModuleNotFoundError")
-    assert found.remedy == f"it was looked for among the installed modules and in {tmp_path}"
+    assert found.message.startswith("'fetched_by_lint:fetch' cannot be imported: ModuleNotFoundError")
+    assert found.remedy == f"install it, or put it in {tmp_path}"
     (tmp_path / "fetched_by_lint.py").write_text("def fetch(client, region, cursor): ...\n")
     assert findings(tmp_path, text) == []
 
