@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[2]
+
 QUOTA = [sys.executable, "-m", "quota.cli.commands"]
 
 

@@ -1,0 +1,109 @@
+"""A user's own folder `jobs/` beside the configuration keeps its name: ours is `quota.jobs`."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from quota.jobs.emulator import Emulator
+from support.commands import ROOT, Quota, one_line
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COMMAND = [sys.executable, "-P", "-m", "quota.cli.commands"]
+"""As the installed `quota` starts: without the current folder among those of modules."""
+
+CONFIG = """
+[ledger]
+url = "sqlite:///ledger.db"
+[credentials.main]
+api = "youtube-v3"
+key = "file:key"
+endpoint = "{address}"
+limits = [{{ name = "day", units = 100, window = "24h" }}]
+[store]
+url = "sqlite:///videos.db"
+[jobs.daily]
+fetch = "{fetch}"
+regions = ["US"]
+"""
+
+DAILY = """
+from {module} import Page, first_attempt
+
+from jobs.names import PARTS
+
+@first_attempt("videos.list")
+def daily(client, region, cursor):
+    answer = client.videos().list(part=PARTS, chart="mostPopular", regionCode=region).execute()
+    return Page(videos=answer["items"])
+"""
+
+
+def run(folder: Path, *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *args],
+        cwd=cwd or folder,
+        env=Quota(folder).env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def write(folder: Path, fetch: str, address: str = "http://127.0.0.1:9", module: str = "quota.jobs.job") -> None:
+    (folder / "jobs").mkdir()
+    (folder / "jobs" / "names.py").write_text('PARTS = "snippet,statistics"\n')
+    (folder / "jobs" / "etl.py").write_text(DAILY.format(module=module))
+    (folder / "mine.py").write_text(DAILY.format(module=module))
+    (folder / "key").write_text("a-key")
+    (folder / "quota.toml").write_text(CONFIG.format(fetch=fetch, address=address))
+
+
+def test_a_job_in_the_users_folder_jobs_is_checked_and_run(tmp_path: Path) -> None:
+    """From beside the configuration and, as cron does, from elsewhere."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with Emulator() as upstream:
+        write(tmp_path, "jobs.etl:daily", upstream.address)
+        checked = run(tmp_path, "check")
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+        for cwd in (tmp_path, elsewhere):
+            done = run(tmp_path, "run", "daily", "--config", str(tmp_path / "quota.toml"), cwd=cwd)
+            assert (done.returncode, "daily: done" in done.stdout) == (0, True), done.stderr
+        assert upstream.usage()["requests"] == 2
+
+
+@pytest.mark.parametrize("own_folder", [True, False], ids=["beside a folder jobs", "alone"])
+def test_a_module_that_imports_jobs_is_told_the_name_of_quotas(tmp_path: Path, own_folder: bool) -> None:
+    write(tmp_path, "mine:daily", module="jobs.job")
+    if not own_folder:
+        shutil.rmtree(tmp_path / "jobs")
+    said = one_line(run(tmp_path, "run", "daily"), 78)
+    assert "fetch = 'mine:daily' cannot be imported: ModuleNotFoundError: No module named 'jobs" in said
+    assert said.endswith(
+        "; quota-ledger's module is quota.jobs.job: write for example `from quota.jobs.job import Page`"
+    )
+    checked = run(tmp_path, "check")
+    assert checked.returncode == 78, checked.stdout + checked.stderr
+    assert "from quota.jobs.job import Page" in " ".join((checked.stdout + checked.stderr).split())
+
+
+def test_the_folder_imported_under_another_name_says_its_own() -> None:
+    """As a program does that runs in this repository."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from jobs.job import Page"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    said = "quota-ledger's package for jobs is quota.jobs: write for example `from quota.jobs.job import Page`"
+    assert done.stderr.splitlines()[-1] == f"ImportError: {said}"
