@@ -1,6 +1,6 @@
-"""The application's commands of `quota`: run, schedule, plan, search, demo, emulate. Thin: the work is elsewhere.
+"""The commands of `quota` that this package adds: run, schedule, plan, search, demo, emulate. The work is elsewhere.
 
-Only click is imported here, the rest where it is needed: this module is loaded for every tick, also a refused one.
+Every tick loads this module, even one that is refused. So only what all of them need is imported at the top.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ if TYPE_CHECKING:
 @click.argument("job")
 @click.option("--region", "regions", multiple=True, metavar="R", help="Only this region of the job; may be repeated.")
 @click.option("--fail-on-refusal", is_flag=True, help=f"Exit with {REFUSED_STATUS} when the budget stopped the run.")
-@click.option("--quiet", is_flag=True, help="Print what went wrong or was refused, nothing else.")
+@click.option("--quiet", is_flag=True, help="Print only errors and refusals.")
 @json_option
 @config_option
 def run(
     job: str, regions: tuple[str, ...], fail_on_refusal: bool, quiet: bool, as_json: bool, config: str | None
 ) -> None:
-    """Run one tick of JOB: fetch its regions until done or refused.
+    """Run one tick of JOB: fetch its regions until it is done or the budget refuses a call.
 
-    A run that is refused stops at once, keeps what it fetched and its place, and the next one goes on from there.
+    When the budget is spent, a run exits at once with status 0 and prints where and when it will resume. Progress is
+    saved; the next run resumes there, even days later.
 
     \b
     Example: quota run trending
              quota run trending --region DE --region FR --json
-             quota run trending --quiet    # for cron, which mails what is printed
+             quota run trending --quiet    # for cron, which mails all output
     """
     from quota.jobs.runner import run_job
 
@@ -61,7 +62,7 @@ def run(
 
 @contextmanager
 def _configured(config: str | None) -> Iterator[Session]:
-    """A session over a configuration file. The built-in one has no key to call the API with."""
+    """A session over a configuration file. The built-in configuration has no key to call the API with."""
     import quota
     from quota.settings.load import NO_FILE
 
@@ -72,7 +73,7 @@ def _configured(config: str | None) -> Iterator[Session]:
 
 
 def _print_report(report: RunReport, as_json: bool, quiet: bool = False) -> None:
-    """`quiet`: of a run that is done nothing, of one that failed its errors, of any other why it did not go on."""
+    """With `quiet`, print nothing if the run is done, its errors if it failed, and otherwise why it stopped."""
     from quota.common.clock import host_clock
     from quota.errors import LedgerError
 
@@ -94,10 +95,10 @@ def _print_report(report: RunReport, as_json: bool, quiet: bool = False) -> None
 @click.command("schedule")
 @config_option
 def schedule(config: str | None) -> None:
-    """Run all jobs on their schedules until told to stop.
+    """Run all jobs on their schedules until a signal stops it.
 
-    One line on stderr for each tick that starts, ends or is skipped, and why. SIGTERM (exit 0) and Ctrl-C store the
-    pages in flight first. Several of these over one Redis ledger run each tick once.
+    Each tick that starts, ends or is skipped prints a line on stderr that says why. On SIGTERM (exit 0) and Ctrl-C the
+    pages in flight are stored first. Several schedulers that share a Redis ledger run each tick once.
 
     \b
     Example: quota schedule
@@ -105,7 +106,7 @@ def schedule(config: str | None) -> None:
     """
     from quota.jobs.schedule.scheduler import log_schedule, run_schedule
 
-    # A supervisor's SIGTERM is the regular way to end it; Ctrl-C is reported as everywhere else.
+    # SIGTERM from a supervisor is the regular way to end it. Ctrl-C exits with the same status as everywhere else.
     with interruptible({signal.SIGTERM: 0}) as stop, _configured(config) as session:
         log_schedule()
         run_schedule(session, stop=stop)
@@ -114,9 +115,9 @@ def schedule(config: str | None) -> None:
 
 @click.command("plan")
 @click.option("--days", default=7, show_default=True, metavar="N", help="Whole days to look ahead.")
-@click.option("--from-empty", is_flag=True, help="Begin with nothing spent, not with what the ledger and store hold.")
+@click.option("--from-empty", is_flag=True, help="Begin with nothing spent; do not read ledger and store.")
 @click.option("--start", metavar="DATE", help="Begin at upstream's midnight of that day, with nothing spent.")
-@click.option("--may-be-refused", multiple=True, metavar="JOB", help="JOB lives on what others leave; repeatable.")
+@click.option("--may-be-refused", multiple=True, metavar="JOB", help="Refusals of JOB are fine; may be repeated.")
 @json_option
 @config_option
 def plan(
@@ -124,7 +125,7 @@ def plan(
 ) -> None:
     """Simulate the schedule over the coming days: does it fit into the budget?
 
-    Exit 0 when no tick would be refused, else 1, with the smallest changes that make it fit.
+    Exits 0 if no tick would be refused. Otherwise it exits 1 and prints the smallest changes that make it fit.
 
     
     Example: quota plan
@@ -140,9 +141,9 @@ def plan(
     try:
         first_day = None if start is None else date.fromisoformat(start)
     except ValueError:
-        raise quota.UsageError(f"--start {start!r}: write a day, for example 2026-11-01") from None
-    if first_day is not None and not 1970 < first_day.year < 9999:  # it looks some days further, and no year is 10000
-        raise quota.UsageError(f"--start {start!r}: a plan begins in a year from 1971 to 9998")
+        raise quota.UsageError(f"--start {start!r}: write a date, for example 2026-11-01") from None
+    if first_day is not None and not 1970 < first_day.year < 9999:  # a plan looks ahead, and dates end with 9999
+        raise quota.UsageError(f"--start {start!r}: the year must be from 1971 to 9998")
     with _configured(config) as session:
         state = EMPTY if from_empty or first_day else read_state(session)
         answer = make_plan(
@@ -170,9 +171,10 @@ def plan(
 def search(words: tuple[str, ...], region: str | None, limit: int, as_json: bool, config: str | None) -> None:
     """Search the local store for videos that have all WORDS in title, description, channel or tags.
 
-    It costs no quota. Best match first, each with its newest rank in every region. Accents and case do not matter.
-    WORD* is whatever begins with it. Punctuation and emoji part words and are not looked for: rock-n-roll is those
-    three in a row. A script without spaces (Chinese, Japanese, Korean, Thai) is found inside longer text.
+    A search costs no quota. It prints the best match first, and each video with its newest rank in every region.
+    Accents and case do not matter. WORD* matches every word that begins with WORD. Punctuation and emoji separate words
+    and are ignored: rock-n-roll matches these three words in a row. Chinese, Japanese, Korean and Thai words match
+    inside longer text.
 
     \b
     Example: quota search music video --region DE
@@ -210,7 +212,8 @@ def _found_line(video: Found) -> str:
 def emulate(port: int, recorded: str | None, allocation: Any, quota_units: int) -> None:
     """Serve an emulator of the upstream API on loopback, for development without spending quota.
 
-    One line says where, as soon as it listens. GET /emulator/usage answers what reached it. Ctrl-C or SIGTERM ends it.
+    It prints its address as soon as it listens. GET /emulator/usage returns the number of requests that reached it.
+    Ctrl-C or SIGTERM ends it.
 
     \b
     Example: quota emulate --port 8765 --quota 100
@@ -220,7 +223,7 @@ def emulate(port: int, recorded: str | None, allocation: Any, quota_units: int) 
 
     if not 0 <= port <= 65_535:
         raise quota.UsageError(f"--port {port}: a port is a number from 0 to 65535")
-    # A supervisor's SIGTERM is the regular way to end it; Ctrl-C is reported as everywhere else.
+    # SIGTERM from a supervisor is the regular way to end it. Ctrl-C exits with the same status as everywhere else.
     with exits({signal.SIGTERM: 0, signal.SIGINT: 128 + signal.SIGINT}):
         try:
             folder = None if recorded is None else Path(recorded)
@@ -233,17 +236,17 @@ def emulate(port: int, recorded: str | None, allocation: Any, quota_units: int) 
 
 
 @click.command("demo")
-@click.option("--keep", metavar="DIR", help="Keep configuration, ledger and store in this folder, to look at or go on.")
+@click.option("--keep", metavar="DIR", help="Keep configuration, ledger and store in this folder.")
 @click.option("--units", default=9_500, show_default=True, metavar="N", help="Enforce a limit of N units a day.")
 @json_option
 def demo(keep: str | None, units: int, as_json: bool) -> None:
     """Show the whole product: an emulated upstream, eight regions, the real client, the embedded ledger.
 
-    Nothing leaves this machine and no key is needed.
+    It needs no key, and nothing leaves this machine.
 
     \b
     Example: quota demo
-             quota demo --units 10 --keep /tmp/demo     # refused after 10; the same again goes on there
+             quota demo --units 10 --keep /tmp/demo     # stops after 10; run it again to resume
     """
     import tempfile
 
@@ -275,7 +278,7 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
 
 
 _DEMO_CONFIG = """\
-# Written by `quota demo`. The endpoint is an emulator that lives as long as the demo.
+# Written by `quota demo`. The endpoint is an emulator that runs as long as the demo.
 [ledger]
 url = "sqlite:///ledger.db"
 
@@ -313,7 +316,7 @@ def _demo_config(folder: Path, address: str, units: int) -> Path:
     try:
         make_folder(folder)
         if config.exists() and not config.read_text(encoding="utf-8").startswith("# Written by `quota demo`"):
-            raise quota.UsageError(f"--keep {folder}: it holds a quota.toml of yours; name another folder")
+            raise quota.UsageError(f"--keep {folder}: it has a quota.toml that is not the demo's; name another folder")
         config.write_text(_DEMO_CONFIG.format(address=address, units=units), encoding="utf-8")
         (folder / "demo.key").write_text("demo-key\n", encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -323,7 +326,7 @@ def _demo_config(folder: Path, address: str, units: int) -> Path:
 
 @contextmanager
 def _state_in(folder: Path) -> Iterator[None]:
-    """The demo leaves this machine's own state alone."""
+    """Keep the demo's state apart from this machine's own."""
     before = os.environ.get("QUOTA_STATE_DIR")
     os.environ["QUOTA_STATE_DIR"] = str(folder)
     try:

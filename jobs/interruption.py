@@ -1,7 +1,9 @@
-"""Ctrl-C and SIGTERM: a block that may end its page in flight, and one that ends at once.
+"""Ctrl-C and SIGTERM. One kind of block may finish its page in flight, the other ends at once.
 
-interruptible   the first signal asks the block to stop, and abandons it if it does not
-exits           a signal ends the program at once, through the usual clean-up
+    interruptible   the first signal asks the block to stop, and ends the process if it does not
+    exits           a signal ends the program at once, through the usual clean-up
+
+Both put back the handlers that were there before.
 """
 
 from __future__ import annotations
@@ -22,17 +24,19 @@ if TYPE_CHECKING:
 
 @contextmanager
 def interruptible(statuses: Mapping[int, int] | None = None) -> Iterator[Callable[[], int]]:
-    """Inside the block the first SIGINT or SIGTERM only sets what the yielded function returns, and begins a countdown:
-    a block that has not ended after END_WITHIN_S is abandoned, whatever it waits for. That is safe: what is stored is
-    stored in transactions. Later signals change nothing, so that one sent twice (by a terminal and by a wrapper) costs
-    no page. `statuses` are the exit statuses of an abandoned block, by signal, where they are not 128 and its number.
+    """Let the block end by itself after SIGINT or SIGTERM, but within END_WITHIN_S.
+
+    The yielded function returns the number of the first signal, or 0. If the block has not ended END_WITHIN_S after
+    it, the process ends, whatever the block waits for. That is safe, because everything is stored in transactions.
+    Later signals change nothing, so that a signal sent twice (by a terminal and by a wrapper) costs no page. The exit
+    status of an abandoned block is 128 and the signal's number, unless `statuses` has another one for the signal.
     """
     from quota.jobs.runner import END_WITHIN_S
 
     seen: list[int] = []
     over: list[bool] = []
-    # Python's handlers wait for the call in hand, which may be a name being looked up for a minute: the countdown is
-    # begun by the byte that the system's handler writes.
+    # Python runs a handler only after the current call, which may look up a host name for a minute. The byte that the
+    # system's own handler writes starts the countdown at once.
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     before = {number: signal.signal(number, lambda n, _: seen.append(n)) for number in _STOPPING}
@@ -53,7 +57,7 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 def _count_down(reading: int, over: list[bool], within_s: float, statuses: Mapping[int, int]) -> None:
-    """End the process `within_s` after the first of our signals, unless the block is over before."""
+    """End the process `within_s` after the first of our signals, unless the block ends before."""
     number = 0
     while not number and (came := os.read(reading, 64)):
         number = next((one for one in came if one in _STOPPING), 0)
@@ -61,12 +65,12 @@ def _count_down(reading: int, over: list[bool], within_s: float, statuses: Mappi
     while not over and time.monotonic() < until_s:
         time.sleep(0.05)
     if over:
-        os.close(reading)  # not before: a later signal is written, too
+        os.close(reading)  # not before: a later signal writes a byte, too
         return
     if sys.stderr.isatty():
         os.write(2, b"\x1b[?25h\n")  # show the cursor that a progress line may have hidden
-    # In a thread of its own, because what the block waits for may be stderr.
-    line = f"interrupted; what was under way took over {within_s:g} s and was abandoned; what is stored stays"
+    # In a thread of its own, because the block may be waiting for stderr.
+    line = f"interrupted; the work in progress took over {within_s:g} s and was abandoned; what was stored is kept"
     _thread.start_new_thread(fail, (line,))
     time.sleep(0.1)
     os._exit(statuses.get(number, 128 + number))
@@ -74,7 +78,7 @@ def _count_down(reading: int, over: list[bool], within_s: float, statuses: Mappi
 
 @contextmanager
 def exits(statuses: dict[signal.Signals, int]) -> Iterator[None]:
-    """Inside the block these signals end the program with these statuses, through the usual clean-up."""
+    """Within the block, these signals end the program with these statuses, through the usual clean-up."""
 
     def handle(number: int, _frame: object) -> None:
         raise SystemExit(statuses[signal.Signals(number)])

@@ -1,7 +1,9 @@
-"""How a run gets on, told on stderr: a live line for people, one line for each region for cron.
+"""The progress of a run, on stderr.
 
-watching    the watcher that fits: silent, lines, or live
-named       a job and its region, as its lines begin
+    watching    the watcher that fits: a live line at a terminal, otherwise one line for each region
+    named       a job and its region
+
+A failure to print never stops a run.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ def named(job: str, region: str) -> str:
 
 
 def _region_line(job: str, outcome: RegionReport) -> str | None:
-    """What a log needs to know of a region. Errors are printed at the end, and who was skipped is in the last line."""
+    """The line of a region that fetched something. Errors are printed at the end; the last line names who is next."""
     if outcome.outcome == "failed" or not (outcome.pages or outcome.outcome == "done"):
         return None
     pages = f"{outcome.pages} page{'' if outcome.pages == 1 else 's'}"
@@ -35,7 +37,7 @@ def _region_line(job: str, outcome: RegionReport) -> str | None:
 
 
 class _Lines:
-    """For cron: one line for each region that was fetched."""
+    """For logs and cron: one line for each region."""
 
     def __init__(self, job: str) -> None:
         self.job = job
@@ -53,7 +55,7 @@ class _Lines:
 
 
 class _Live(_Lines):
-    """For people: one live line, replaced by each region's own when that ends."""
+    """For people: one live line. When a region ends, its own line appears above."""
 
     def __init__(self, job: str) -> None:
         from rich.console import Console
@@ -97,7 +99,7 @@ class _Live(_Lines):
 
 @contextmanager
 def watching(job: str, quiet: bool = False) -> Iterator[Watcher]:
-    """Whoever is to be told how a run of this job gets on."""
+    """The watcher for a run of this job: none if `quiet`, live at a terminal, otherwise lines."""
     if quiet:
         from quota.jobs.runner import Silent
 

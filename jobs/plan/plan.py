@@ -1,10 +1,10 @@
 """Will the configured schedule fit into the budget? `make_plan` simulates it; `render_plan` draws the answer.
 
-    Plan        the answer: what each limit gives out hour by hour, what is refused, what would fit
-    LimitPlan   one limit: what the schedule needs of it, and each day
+    Plan        the answer: the use of each limit hour by hour, the refusals, and changes that would make it fit
+    LimitPlan   one limit: how much of it the schedule needs, and its days
     JobPlan     one job: its ticks, and the first one that is refused
 
-A schedule fits when no tick is refused. Jobs that are meant to live on what others leave can be excepted.
+A schedule fits if no tick is refused. Jobs that are meant to live on what others leave can be excepted.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ MAX_DAYS = 92
 
 @dataclass(frozen=True, slots=True)
 class DayPlan:
-    """One day of one limit in its zone. `hours` are the units (or calls) it counts in each, 23 to 25 of them.
+    """One day of one limit in its zone. `hours` are the units (or calls) used in each of its 23 to 25 hours.
 
-    `left_units` is what is left of it in the end; None for a limit whose window is no day, and for a day whose end the
-    plan does not reach. `dry_ms` is when it first refused a tick that day.
+    `left_units` is what remains at the end of the day. It is None if the limit's window is not a day, or if the plan
+    ends before the day does. `dry_ms` is when the limit first refused a tick that day.
     """
 
     start_ms: int
@@ -54,7 +54,7 @@ class DayPlan:
 
 @dataclass(frozen=True, slots=True)
 class LimitPlan:
-    """One limit. `needs_units` is the most that the ticks of 24 hours would take of it if nothing were refused."""
+    """One limit. `needs_units` is the most that the ticks of any 24 hours would use if nothing were refused."""
 
     project: str
     limit: Limit
@@ -65,8 +65,8 @@ class LimitPlan:
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """One job. `refused_ticks` met a refusal, at the start or on the way; `refused_regions` is what they left undone,
-    for a later tick. `passes` is how often each region gets done."""
+    """One job. `refused_ticks` met a refusal, at their start or later, and left `refused_regions` to a later tick.
+    `passes` is how often each region is completed."""
 
     name: str
     ticks: int
@@ -79,7 +79,7 @@ class JobPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The answer. `changes` are single changes of which each makes it fit; see `quota.jobs.plan.suggestions`."""
+    """The answer. Each of the `changes` alone makes the schedule fit; see `quota.jobs.plan.suggestions`."""
 
     start_ms: int
     until_ms: int
@@ -92,7 +92,7 @@ class Plan:
     notes: tuple[str, ...]
 
     def as_json(self) -> dict[str, object]:
-        """The plan under the names that the command line prints."""
+        """The plan as `quota plan --json` prints it."""
         return {
             "from": rfc3339(self.start_ms),
             "until": rfc3339(self.until_ms),
@@ -150,14 +150,14 @@ def make_plan(
     may_be_refused: str | Sequence[str] = (),
     find_changes: bool = True,
 ) -> Plan:
-    """Simulate the schedule from `now_ms` over what is left of the day and `days` whole ones, by upstream's calendar.
+    """Simulate the schedule from `now_ms` to the end of the day and over `days` whole days, by upstream's calendar.
 
-    `first_day` begins at that day's midnight instead, `from_midnight` at the next one. The jobs named in
-    `may_be_refused` do not decide whether it fits. Raises UsageError for a job that does not exist or a span that is
-    too long, and ConfigError and UsageError where a run of one of the jobs would.
+    With `first_day` it begins at that day's midnight instead, and with `from_midnight` at the next midnight. The
+    schedule fits even if jobs named in `may_be_refused` are refused. Raises UsageError for a job that does not exist
+    or too many days. Also raises ConfigError and UsageError where a run of one of the jobs would.
     """
     if not 1 <= days <= MAX_DAYS:
-        raise UsageError(f"--days {days}: a plan covers 1 to {MAX_DAYS} days")
+        raise UsageError(f"--days {days}: choose 1 to {MAX_DAYS} days")
     may_be_refused = texts(may_be_refused, "job")
     unknown = [name for name in may_be_refused if name not in settings.jobs]
     if unknown:
@@ -169,7 +169,7 @@ def make_plan(
     start_ms = calendar.edges(now_ms)[1] if from_midnight else now_ms
     if first_day is not None:
         start_ms = _midnight(first_day, zone)
-    # A plan that begins at a midnight covers just its days, another one also the rest of its first.
+    # A plan that begins at midnight covers whole days only. Any other plan also covers the rest of its first day.
     until_ms = start_ms if calendar.edges(start_ms)[0] == start_ms else calendar.edges(start_ms)[1]
     for _ in range(days):
         until_ms = calendar.edges(until_ms)[1]
@@ -204,7 +204,7 @@ def _midnight(day: date, zone: str) -> int:
 
 
 def _zone(credential: CredentialSettings, limit: Limit | None) -> str:
-    """Where the days of a limit begin: where its window says, else where upstream's do."""
+    """The zone in which the days of a limit begin: that of its window, otherwise that of upstream."""
     book = credential.book
     windows = [book.main_bucket.window]
     if limit is not None:
@@ -213,17 +213,17 @@ def _zone(credential: CredentialSettings, limit: Limit | None) -> str:
 
 
 def _notes(settings: Settings, fetches: Mapping[str, Fetch]) -> list[str]:
-    """What the answer rests on and a reader might not expect."""
+    """Assumptions of the answer that a reader might not expect."""
     notes = []
     by_hand = [job.name for job in settings.jobs.values() if job.schedule is None]
     if by_hand:
-        notes.append(f"without a schedule, so not in the plan: {_some(by_hand)}")
+        notes.append(f"not in the plan, because they have no schedule: {_some(by_hand)}")
     silent = [job.name for job in settings.jobs.values() if attempt_of(fetches[job.name], None) is None]
     if silent:
-        notes.append(f"reckoned as one call of the default price a page, for want of @first_attempt: {_some(silent)}")
+        notes.append(f"counted as one call of the default price per page (no @first_attempt): {_some(silent)}")
     own = [job.name for job in settings.jobs.values() if ":" in job.fetch and job.name not in silent]
     if own:
-        notes.append(f"reckoned as one call of their first method a page: {_some(own)}")
+        notes.append(f"counted as one call of their first method per page: {_some(own)}")
     return notes
 
 
@@ -271,7 +271,7 @@ def _limit_plans(settings: Settings, outcome: Simulated, state: State) -> Iterab
 
 
 def _before(project: str, state: State) -> list[Spent]:
-    """What the live log holds from before the plan."""
+    """The charges of the live log, which are older than the plan."""
     found: dict[tuple[str, str, str], Spent] = {}
     for entry in state.entries.get(project, ()):
         key = (entry.bucket, entry.method, entry.job)
@@ -281,7 +281,7 @@ def _before(project: str, state: State) -> list[Spent]:
 
 
 def _counted(limit: Limit, project: str, spent: Iterable[Spent]) -> dict[int, int]:
-    """What a limit counts of it: units or calls, by slot or day."""
+    """The part of `spent` that a limit counts: units or calls, by slot or day."""
     selector = limit.view.selector
     total: dict[int, int] = {}
     for row in spent:
@@ -318,8 +318,8 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 
 def render_plan(plan: Plan) -> RenderableType:
-    """The plan for people: a chart for each group of limits that count the same, then what is refused
-    and what would fit."""
+    """The plan for people: a chart for each group of limits that count the same, then the refusals and the changes
+    that would make it fit."""
     from rich.console import Group
     from rich.text import Text
 
@@ -334,7 +334,7 @@ def render_plan(plan: Plan) -> RenderableType:
             f"does not fit: of {total:,} ticks {refused:,} are refused, leaving {regions:,} regions for later ones",
             style="bold red",
         )
-    expiries: list[RenderableType] = [Text(span), verdict]
+    parts: list[RenderableType] = [Text(span), verdict]
     groups: dict[tuple[object, ...], list[LimitPlan]] = {}
     for row in plan.limits:
         groups.setdefault((row.project, row.limit.view.selector, row.zone), []).append(row)
@@ -342,24 +342,24 @@ def render_plan(plan: Plan) -> RenderableType:
     unused = []
     for rows in groups.values():
         if any(row.needs_units or any(day.used_units for day in row.days) for row in rows):
-            expiries += [Text(), *_chart(rows, several=several)]
+            parts += [Text(), *_chart(rows, several=several)]
         else:
             unused += [_name(row, several=several) for row in rows]
     if unused:
-        expiries += [Text(), Text(f"not used: {', '.join(unused)}", overflow="fold")]
+        parts += [Text(), Text(f"not used: {', '.join(unused)}", overflow="fold")]
     if refused:
-        expiries += [Text(), _refused_jobs(plan)]
+        parts += [Text(), _refused_jobs(plan)]
     if plan.changes:
-        expiries += [Text(), Text("any one of these makes it fit:", style="bold")]
-        expiries += [Text(f"  {change.sentence()}", overflow="fold") for change in plan.changes]
+        parts += [Text(), Text("any one of these makes it fit:", style="bold")]
+        parts += [Text(f"  {change.sentence()}", overflow="fold") for change in plan.changes]
     if plan.notes:
-        expiries.append(Text())
-    expiries += [Text(note, overflow="fold", style="dim") for note in plan.notes]
-    return Group(*expiries)
+        parts.append(Text())
+    parts += [Text(note, overflow="fold", style="dim") for note in plan.notes]
+    return Group(*parts)
 
 
 def _chart(rows: Sequence[LimitPlan], *, several: bool) -> Iterable[RenderableType]:
-    """One line a day, one column an hour, as high as the hour's share of the busiest one."""
+    """One line a day, one bar an hour, scaled to the busiest hour."""
     from rich.text import Text
 
     for row in rows:
@@ -385,11 +385,12 @@ def _chart(rows: Sequence[LimitPlan], *, several: bool) -> Iterable[RenderableTy
 
 
 def _days_drawn(rows: Sequence[LimitPlan], pattern: str, width: int, *, dry: bool = True, left: bool = True) -> Text:
-    """The lines of a chart: days in that pattern, numbers that wide, with what is left and when it runs dry or not."""
+    """The lines of a chart. `pattern` formats the days, and numbers are `width` wide. `dry` adds when the limit runs
+    dry, `left` what remains."""
     from rich.text import Text
 
     first = rows[0]
-    most = max((units for day in first.days for units in day.hours), default=0)
+    busiest = max((units for day in first.days for units in day.hours), default=0)
     dates = [_in(day.start_ms, first.zone, pattern) for day in first.days]
     of_date = 1 + max(map(len, dates), default=0)
     heads = f"{'used':>{width}}" + (f"{'left':>{width}}" if left else "")
@@ -398,7 +399,7 @@ def _days_drawn(rows: Sequence[LimitPlan], pattern: str, width: int, *, dry: boo
         same = [row.days[index] for row in rows]
         line = Text(f"{dates[index]:<{of_date}}")
         for units in day.hours:
-            line.append(_BARS[-(-units * 8 // most) if most else 0])
+            line.append(_BARS[-(-units * 8 // busiest) if busiest else 0])
         line.append(f"{'':<{26 - len(day.hours)}}{day.used_units:>{width},}")
         lefts = [other.left_units for other in same if other.left_units is not None]
         if left:

@@ -1,13 +1,13 @@
 """The configured schedule, run ahead of time: the real decision code over a ledger in memory, with a clock that jumps.
 
-    Step            one call of a pass, as far as the budget is concerned
+    Step            one call of a pass, as the budget sees it
     pass_steps      the calls that one pass of one region makes: the model of each fetch function
-    State           where it begins: a live ledger and store, or nothing
-    simulate        run ticks in their order; what was spent, wanted and refused
+    State           where the simulation begins: with a live ledger and store, or with nothing
+    simulate        run ticks in their order and report what was spent, wanted and refused
 
-A simulated tick follows the rules of `quota.jobs.runner`: a round over all regions, in the order of
-`quota.jobs.rotation`; the first refusal ends it; what is left stays pending, with its place, for the next one. It takes
-no time, and upstream always answers: no errors, no retries, and as many pages as the job asks for.
+A simulated tick follows the rules of `quota.jobs.runner`. It covers a round in the order of `quota.jobs.rotation`, its
+first refusal ends it, and the rest stays pending, with its cursor, for the next tick. A tick takes no time, and
+upstream always answers: there are no errors and no retries, and each region has as many pages as the job asks for.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Step(NamedTuple):
-    """One call. `method` None: the fetch function does not say, and the book's cheapest reading price is assumed."""
+    """One call. `method` is None if the fetch function names none; the book's default reading price then applies."""
 
     method: str | None
     completes_page: bool
@@ -51,9 +51,9 @@ class Step(NamedTuple):
 
 
 def pass_steps(job: JobSettings, fetch: Fetch) -> tuple[Step, ...]:
-    """The calls of one pass over one region, at most: upstream may have fewer pages than the job asks for.
+    """The most calls of one pass over one region: upstream may have fewer pages than the job asks for.
 
-    A function of one's own is taken to make the call it names, once a page.
+    A user's own fetch function is assumed to make the call that it names, once per page.
     """
     if job.fetch == "search":
         return (Step("search.list", False), Step("videos.list", True)) * job.pages
@@ -66,7 +66,7 @@ def pass_steps(job: JobSettings, fetch: Fetch) -> tuple[Step, ...]:
 
 
 def step_at(steps: Sequence[Step], checkpoint: Checkpoint) -> int:
-    """Where in the pass a place from the store goes on."""
+    """The index of the step at which a checkpoint from the store continues."""
     if not checkpoint.begun or checkpoint.cursor is None:
         return 0
     pages, index = 0, 0
@@ -81,13 +81,13 @@ def step_at(steps: Sequence[Step], checkpoint: Checkpoint) -> int:
 
 
 SLOT_MS = 15 * MINUTE_MS
-"""What was spent is summed over these: no time zone's days or hours begin at any other times."""
+"""Spending is summed over slots of this length: in every time zone, days and hours begin with a slot."""
 
 
 @dataclass(slots=True)
 class Spent:
-    """Units and calls of one method of one job: those charged, by slot since the epoch, or those that its ticks would
-    make with nothing refused, by the day since the start."""
+    """Units and calls of one method of one job. Either those charged, by slot since the epoch, or those wanted if
+    nothing were refused, by day since the start."""
 
     project: str
     bucket: str
@@ -102,9 +102,9 @@ class Spent:
 
 
 class Refusal(NamedTuple):
-    """A tick that met a refusal. `regions` are those it left; `started` is False when nothing of it was done.
+    """A tick that met a refusal. It left `regions` regions; `started` is False if its first call was refused.
 
-    `limit` is the one that refused, when the budget was last asked for such a call.
+    `limit` is the one that refused when the budget was last asked for such a call.
     """
 
     at_ms: int
@@ -116,7 +116,7 @@ class Refusal(NamedTuple):
 
 @dataclass(slots=True)
 class JobTotals:
-    """One job's part: its ticks, and how often each region was completed."""
+    """One job's ticks, and how often each of its regions was completed."""
 
     ticks: int = 0
     passes: dict[str, int] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class JobTotals:
 
 @dataclass(slots=True)
 class Simulated:
-    """What a simulation saw. With `stopped_early` it ended at its first refusal, and the rest is not known."""
+    """The result of a simulation. With `stopped_early` it ended at a refusal, and later ticks are not in it."""
 
     start_ms: int
     until_ms: int
@@ -137,9 +137,8 @@ class Simulated:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where a simulation begins: what the ledger holds, and what it counts though it lost it; which buckets are closed;
-    where each job stands.
-    """
+    """Where a simulation begins: the ledger's entries and unlogged usage, the closed buckets, and the checkpoints of
+    each job."""
 
     entries: Mapping[str, Sequence[Entry]] = field(default_factory=dict)
     unlogged: Mapping[str, Sequence[UnloggedUsage]] = field(default_factory=dict)
@@ -151,7 +150,7 @@ EMPTY = State()
 
 
 def read_state(session: Session) -> State:
-    """The live state of a session's ledger and store. Raises LedgerError and StoreError; changes neither."""
+    """The live state of a session's ledger and store. It changes neither. Raises LedgerError and StoreError."""
     import os
 
     from quota.jobs.store.store import Store
@@ -187,16 +186,16 @@ def simulate(
 ) -> Simulated:
     """Run ticks, given in their order, from `start_ms` to `until_ms`.
 
-    `stop_at_refusal` is asked with the job's name at each refusal; True ends the simulation there. `fetches` are the
-    fetch functions by job, where they are loaded already. Raises ConfigError for one that does not load, and
-    UsageError for a call whose cost no limit can ever hold, as the run itself would.
+    At each refusal `stop_at_refusal` gets the job's name; if it returns True, the simulation ends there. `fetches` are
+    fetch functions by job, if they are already loaded. Raises ConfigError for one that does not load, and UsageError
+    for a call whose cost no limit can ever hold, as the run itself would.
     """
     return _Simulation(settings, start_ms, until_ms, state, fetches).run(ticks, stop_at_refusal)
 
 
 class _Region:
-    """Where one job stands in one region: a `quota.jobs.rotation.Standing` that is cheap to move. `cursor` is a
-    step."""
+    """Where one job stands in one region: a `quota.jobs.rotation.Standing` that is cheap to change. `cursor` is the
+    index of a step."""
 
     __slots__ = ("completed_at_ms", "cursor", "failed_at_ms", "name", "pending")
 
@@ -209,7 +208,7 @@ class _Region:
 
 
 class _Job:
-    """One job's constants and its place."""
+    """One job's constants and its regions."""
 
     __slots__ = ("budget", "calls", "knows", "name", "regions", "spent", "steps", "totals", "wanted")
 
@@ -237,7 +236,7 @@ class _Job:
             so_far, units_a_pass, calls = self.wanted[method]
             self.wanted[method] = (so_far, units_a_pass + known[method][3], calls + 1)
         self.spent = [call[2] for call in known.values()]
-        # Jobs that the budget cannot tell apart are refused alike, so one refusal answers for all of them.
+        # The budget refuses jobs alike that it cannot tell apart, so the refusal of one is that of all.
         selected = any(limit.view.selector.jobs for limit in budget.limits)
         self.knows = (budget.project, budget.credential, tuple(sorted(job.leave.items())), job.name if selected else "")
 
@@ -266,7 +265,7 @@ class _Simulation:
         self.refusals: list[Refusal] = []
 
     def _replay(self, state: State) -> None:
-        """Give the ledger in memory the live log, each charge at its own time, and what upstream closed."""
+        """Copy the live log into the ledger in memory, each charge at its own time, and the closed buckets."""
         ledger, start_ms = self.session.ledger, self.now_ms
         attempt_keys = AttemptKeys()
         for project, entries in state.entries.items():
@@ -311,33 +310,33 @@ class _Simulation:
     def _tick(self, job: _Job, tick: Tick) -> Refusal | None:
         at_ms = tick.at_ms
         slot, day = at_ms // SLOT_MS, (at_ms - self.start_ms) // DAY_MS
-        checkpoints = list(job.regions.values())
-        most = len(tick.regions) or len(checkpoints)
+        regions = list(job.regions.values())
+        max_regions = len(tick.regions) or len(regions)
         job.totals.ticks += 1
         for wanted, units_a_pass, calls in job.wanted.values():
-            wanted.add(day, units_a_pass * most, calls * most)
-        if not any(checkpoint.pending for checkpoint in checkpoints):
-            for checkpoint in checkpoints:
-                checkpoint.pending = True
-        todo = by_rotation(checkpoints)[:most]
+            wanted.add(day, units_a_pass * max_regions, calls * max_regions)
+        if not any(region.pending for region in regions):
+            for region in regions:
+                region.pending = True
+        todo = by_rotation(regions)[:max_regions]
         started = False
-        for done, checkpoint in enumerate(todo):
-            for index in range(checkpoint.cursor or 0, len(job.calls)):
+        for done, region in enumerate(todo):
+            for index in range(region.cursor or 0, len(job.calls)):
                 method, units, spent, _ = job.calls[index]
-                # A refusal's time is exact and no charge makes it earlier: until then the answer is known.
+                # A refusal's time is exact, and no charge makes it earlier. Until then the answer stays the same.
                 key = (method, *job.knows)
                 until_ms, refused_by = self.refused_until.get(key, (0, None))
                 if at_ms < until_ms:
                     return Refusal(at_ms, job.name, refused_by, len(todo) - done, started)
-                decision = job.budget.charge(method, units=units, job=job.name, region=checkpoint.name)
+                decision = job.budget.charge(method, units=units, job=job.name, region=region.name)
                 if not decision.admitted:
                     self.refused_until[key] = (_until(decision), decision.refused_by)
                     return Refusal(at_ms, job.name, decision.refused_by, len(todo) - done, started)
                 started = True
                 spent.add(slot, decision.cost_units)
-                checkpoint.cursor = index + 1
-            checkpoint.pending, checkpoint.cursor, checkpoint.completed_at_ms = False, None, at_ms
-            job.totals.passes[checkpoint.name] += 1
+                region.cursor = index + 1
+            region.pending, region.cursor, region.completed_at_ms = False, None, at_ms
+            job.totals.passes[region.name] += 1
         return None
 
 

@@ -1,7 +1,7 @@
-"""What would make a schedule fit: the smallest changes of one setting, each verified by simulating it.
+"""The smallest changes of one setting that would make a schedule fit, each verified by a simulation.
 
-For the jobs that take most of the limits that refuse: a longer interval, fewer pages, fewer regions, less left for
-others. Where no single job's setting is enough, the same change of all jobs of the credential.
+It tries the jobs that use most of the limits that refuse: a longer interval, fewer pages, fewer regions, a smaller
+`leave`. If no change of a single job is enough, it tries the same change on all jobs of the credential.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from quota.settings.model import JobSettings, Settings
 
 MAX_JOBS = 5
-"""Jobs that are looked at one by one, those that want most first."""
+"""The most jobs to try one by one: those that use most."""
 
 MAX_SIMULATIONS = 60
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One setting of one job (`job` None: of all jobs of `credential`), before and after, as the file spells it."""
+    """One setting of one job, or of all jobs of `credential` if `job` is None, spelled as in the configuration."""
 
     job: str | None
     credential: str
@@ -64,18 +64,18 @@ def smallest_changes(
     fetches: Mapping[str, Fetch],
     may_be_refused: Sequence[str],
 ) -> tuple[tuple[Change, ...], list[str]]:
-    """The changes that make `outcome` one without refusals, and notes on what could not be found."""
+    """The changes that would avoid the refusals of `outcome`, and notes on what could not be found."""
     search = _Search(settings, outcome, state, fetches, may_be_refused)
     changes = search.single()
     notes = []
     if not changes:
         changes = search.together()
         if changes:
-            notes.append("no change of a single job makes it fit")
+            notes.append("no change of one job alone makes it fit")
         else:
             notes.append("no single change of interval, pages, regions or leave makes it fit")
     if search.simulations >= MAX_SIMULATIONS:
-        notes.append(f"after {MAX_SIMULATIONS} simulations the search for smaller changes ended")
+        notes.append(f"the search for smaller changes ended after {MAX_SIMULATIONS} simulations")
     return tuple(changes), notes
 
 
@@ -112,7 +112,7 @@ class _Search:
         return changes
 
     def together(self) -> list[Change]:
-        """The same change for all jobs of each credential whose jobs are refused, where that is a single one."""
+        """The same change for all jobs of the credential whose jobs are refused, if it is only one credential."""
         credentials = {self.settings.jobs[name].credential for name in self.refused}
         if len(credentials) != 1:
             return []
@@ -127,16 +127,15 @@ class _Search:
             same = len(schedules) == 1
             before, after = (f'"{text}"' for text in schedules.pop()) if same else ("1", f"1/{factors[best] / 100:g}")
             changes.append(Change(None, credential, "schedule" if same else "ticks a day", before, after))
-        most = max(job.pages for job in jobs)
-        limited = [[replace(job, pages=min(job.pages, pages)) for job in jobs] for pages in range(most - 1, 0, -1)]
+        max_pages = max(job.pages for job in jobs)
+        limited = [[replace(job, pages=min(job.pages, pages)) for job in jobs] for pages in range(max_pages - 1, 0, -1)]
         best = first_that_fits([*range(len(limited))], lambda index: self._fits(limited[index]))
         if best is not None:
-            changes.append(Change(None, credential, "pages", f"up to {most}", f"up to {most - 1 - best}"))
+            changes.append(Change(None, credential, "pages", f"up to {max_pages}", f"up to {max_pages - 1 - best}"))
         return changes
 
     def _suspects(self) -> list[JobSettings]:
-        """Jobs that share a full limit with a refused one: those that want most of it first, and what is refused for
-        the sake of its own `leave`."""
+        """Jobs that use a limit which refused a tick of theirs or of others; those that use most come first."""
         settings = self.settings
         full = {(settings.credentials[settings.jobs[r.job].credential].project, r.limit) for r in self.outcome.refusals}
         wants: dict[str, int] = {}
@@ -154,14 +153,14 @@ class _Search:
         return next(c.limits for c in self.settings.credentials.values() if c.project == project)
 
     def _leaves(self, job: JobSettings) -> list[JobSettings]:
-        """A refused job may leave less; one that may be refused may leave more, for the others."""
+        """The job with other numbers for `leave`: less for a refused job, more for one that may be refused."""
         limits = {limit.name: limit.limit_units for limit in self.settings.credentials[job.credential].limits}
         main = self.settings.credentials[job.credential]
         if job.name in self.refused and any(job.leave.values()):
-            most = max(job.leave.values())
+            highest = max(job.leave.values())
             return [
-                replace(job, leave={name: min(units, most - less) for name, units in job.leave.items()})
-                for less in _steps(most)
+                replace(job, leave={name: min(units, highest - less) for name, units in job.leave.items()})
+                for less in _steps(highest)
             ]
         if job.name in self.may_be_refused:
             bucket = main.book.main_bucket.name
@@ -204,7 +203,7 @@ class _Search:
         return not outcome.stopped_early
 
     def _wants_too_much(self, settings: Settings) -> bool:
-        """Whether some 24 hours want more of a limit over 24 hours than it holds: then there is nothing to simulate."""
+        """Whether a day wants more of a 24-hour limit than it holds. Then no simulation is needed."""
         for credential in {c.project: c for c in settings.credentials.values()}.values():
             book = credential.book.at(self.outcome.start_ms)
             for limit in credential.limits:
@@ -230,7 +229,7 @@ class _Search:
         return False
 
     def _region_ticks(self, job: JobSettings) -> dict[int, int]:
-        """How many regions the job's ticks begin on each day from the start."""
+        """How many regions the job's ticks start on each day of the plan."""
         key = (job.name, job.schedule, len(job.regions))
         if key not in self.region_ticks:
             found: dict[int, int] = {}
@@ -245,7 +244,7 @@ class _Search:
 
 
 def first_that_fits(candidates: Sequence[T], fits: Callable[[T], bool]) -> T | None:
-    """The first of `candidates`, ordered from the smallest change to the largest, that fits; found by halving."""
+    """The first of `candidates` that fits, by binary search. They go from the smallest change to the largest."""
     if not candidates or not fits(candidates[-1]):
         return None
     low, high = 0, len(candidates) - 1
@@ -264,7 +263,7 @@ _HOUR_STEPS = (1, 2, 3, 4, 6, 8, 12, 24)
 def slower(job: JobSettings) -> list[str]:
     """Schedules of the same kind that start fewer ticks, the nearest first, down to one a day.
 
-    An interval in whole minutes; a cron line in even steps of the hour and of the day, on the same days.
+    Intervals are whole minutes. Cron lines have even steps of the hour and of the day, on the same days.
     """
     if job.schedule is None:
         return []
@@ -276,7 +275,7 @@ def slower(job: JobSettings) -> list[str]:
 
 
 def _slower_crons(text: str, schedule: Cron) -> list[tuple[str, int]]:
-    """Slower cron lines and the ticks of a day of each."""
+    """Slower cron lines, each with its ticks per day."""
     _, hours_text, *days = text.split()
     minute, hours = schedule.minutes[0], len(schedule.hours)
     lines = [
@@ -300,7 +299,7 @@ def _slower_crons(text: str, schedule: Cron) -> list[tuple[str, int]]:
 
 
 def _slowed(job: JobSettings, percent: int) -> JobSettings:
-    """The job with an interval of at least `percent` of its own, or the longest there is."""
+    """The job with an interval of at least `percent` of its own, or the longest interval there is."""
     assert job.schedule is not None  # noqa: S101  # only scheduled jobs are slowed
     schedule = parse_schedule(job.schedule, job.timezone)
     if isinstance(schedule, Every):
@@ -324,13 +323,13 @@ def _fewer(regions: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _steps(units: int) -> list[int]:
-    """1 to `units` in at most a thousand even steps, the last one included."""
+    """Even steps up to `units`, at most about a thousand, the last one included."""
     step = max(1, units // 1_000)
     return [*range(step, units, step), units] if units else []
 
 
 def _spelled(job: JobSettings, setting: str) -> str:
-    """A setting as the configuration spells it."""
+    """A setting, spelled as in the configuration."""
     if setting == "schedule":
         return f'"{job.schedule}"'
     if setting == "regions":

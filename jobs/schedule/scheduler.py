@@ -1,26 +1,26 @@
 """`quota schedule`: all jobs on their schedules in one process. The only file that knows APScheduler.
 
     run_schedule    the door: run until told to stop
-    _Lane           one job's ticks, one at a time
+    _JobQueue       one job's ticks, one at a time
 
-APScheduler keeps the time: it wakes up when the next tick of a stream (see `quota.jobs.schedule.ticks`) is due. What a
-tick goes through from there:
+APScheduler keeps the time: it wakes up when the next tick of a stream (see `quota.jobs.schedule.ticks`) is due. Each
+tick then passes these stages:
 
-    its lane        ticks of one job never run beside each other: they queue. Of one stream only the newest waits
-    late            past the job's misfire_grace it is not run at all
-    claimed         schedulers that share a ledger and have a job of the same name run each of its ticks once: the
-                    first to claim it in the ledger does
-    refused         when the budget would refuse its first call it is not started; the log says when that changes
+    queue           the ticks of one job run one after the other; of each stream only the newest waits in the queue
+    late            a tick that waited longer than the job's misfire_grace is skipped
+    claim           schedulers that share a ledger run each tick of a job of the same name once: the first to claim it
+                    in the ledger runs it
+    refusal         if the budget would refuse the first call, the tick does not start; the log says when it could
     run             as `quota run` does
 
-The budget is asked at every tick and nothing about it is remembered: one question costs less than a millisecond, and
-a budget that was raised, refunded or reopened is noticed at the next tick.
+Every tick asks the budget, and nothing is remembered: one question takes less than a millisecond, and the next tick
+notices that a budget was raised, refunded or reopened.
 
-A claim that the ledger cannot answer does not stop the tick: without a ledger only the local allowance admits
-anything, it bounds what two machines could spend on the same tick, and it exists so that work goes on.
+If the ledger cannot answer a claim, the tick runs. Without a ledger only the local allowance admits anything: it limits
+what two machines can spend on the same tick, and it exists so that work continues.
 
-A scheduler that starts makes up for the newest tick of each stream, if it is still within its misfire_grace and
-nobody claimed it: a restart at the wrong moment does not lose a daily job its day.
+A scheduler that starts catches up on the newest tick of each stream that is within its misfire_grace and that nobody
+claimed. A restart at the wrong moment does not cost a daily job its day.
 """
 
 from __future__ import annotations
@@ -58,47 +58,47 @@ if TYPE_CHECKING:
     from quota.settings.model import JobSettings
 
 WORKERS = 32
-"""At most so many jobs run at once. They mostly wait for the network."""
+"""The most jobs that run at the same time. They mostly wait for the network."""
 
-SAY_WITHIN_S = 0.5
-"""How long a run may take to end that gave up its page after STOP_WITHIN_S."""
+REPORT_WITHIN_S = 0.5
+"""How long a run may take to end after it has abandoned its page."""
 
 POLL_S = 0.1
-"""How often the main thread looks whether it was told to stop, and a tick whether another process's run has ended."""
+"""How often the main thread checks for a signal, and a tick whether another process's run has ended."""
 
 WAKE_S = 10.0
-"""The timer sleeps by a clock that stands still while the machine is suspended, so it is woken to look at the time."""
+"""The timer's clock stops while the machine is suspended, so the timer is woken this often to look at the time."""
 
 CLAIM_SLACK_MS = HOUR_MS
-"""A claim outlives its tick's grace by this: machines' clocks may differ, and waiting for a run may take its time."""
+"""A claim outlives its tick's grace by this: machines' clocks may differ, and a tick may wait long for another run."""
 
 log = logging.getLogger("quota.schedule")
 
 
 def run_schedule(session: Session, *, stop: Callable[[], int]) -> None:
-    """Run all scheduled jobs until `stop` answers a signal's number; the pages in flight are then stored first.
+    """Run all scheduled jobs until `stop` returns the number of a signal. The pages in flight are then stored first.
 
-    Raises ConfigError, before anything is run, when no job has a schedule or one could never run.
+    Raises ConfigError, before anything runs, if no job has a schedule or a job could never run.
     """
     jobs = [job for job in session.settings.jobs.values() if job.schedule is not None]
     if not jobs:
         source = session.settings.source
         raise quota.ConfigError(f'{source}: no job has a schedule; add schedule = "*/30 * * * *" to one')
     with ThreadPoolExecutor(min(WORKERS, len(jobs)), thread_name_prefix="job") as pool:
-        lanes = {job.name: _Lane(session, job, pool, stop) for job in jobs}
+        queues = {job.name: _JobQueue(session, job, pool, stop) for job in jobs}
         scheduler = BackgroundScheduler(
-            timezone=UTC, executors={"default": _Lanes(lanes)}, job_defaults={"coalesce": True}
+            timezone=UTC, executors={"default": _ToQueues(queues)}, job_defaults={"coalesce": True}
         )
-        lines = streams(jobs)
-        for stream in lines:
+        found = streams(jobs)
+        for stream in found:
             scheduler.add_job(
-                _no_call, _Fires(stream, lanes[stream.job].job.misfire_grace_ms), args=(stream,), max_instances=1
+                _no_call, _Fires(stream, queues[stream.job].job.misfire_grace_ms), args=(stream,), max_instances=1
             )
-        following = min((stream.after(host_clock()) for stream in lines), key=lambda tick: tick.at_ms)
+        following = min((stream.after(host_clock()) for stream in found), key=lambda tick: tick.at_ms)
         _say(
             "schedule_started",
             jobs=len(jobs),
-            streams=len(lines),
+            streams=len(found),
             ledger=session.ledger.label,
             next=following.job,
             at=rfc3339(following.at_ms),
@@ -108,9 +108,9 @@ def run_schedule(session: Session, *, stop: Callable[[], int]) -> None:
             _wait(scheduler, stop)
         finally:
             scheduler.shutdown(wait=False)
-        running = [lane for lane in lanes.values() if lane.running is not None]
-        _say("schedule_stopping", signal=stop(), running=",".join(lane.job.name for lane in running) or None)
-        _finish(list(lanes.values()), 128 + signal.SIGINT if stop() == signal.SIGINT else 0)
+        running = [queue for queue in queues.values() if queue.running is not None]
+        _say("schedule_stopping", signal=stop(), running=",".join(queue.job.name for queue in running) or None)
+        _finish(list(queues.values()), 128 + signal.SIGINT if stop() == signal.SIGINT else 0)
     _say("schedule_stopped")
 
 
@@ -123,17 +123,17 @@ def _wait(scheduler: Any, stop: Callable[[], int]) -> None:
             woken_s = time.monotonic()
 
 
-def _finish(lanes: Sequence[_Lane], status: int) -> None:
-    """Wait for the pages in flight, but not for ever: what is stored is stored in transactions, so that ending the
-    process here, with `status`, loses no more than those pages."""
-    until_s = time.monotonic() + runner.STOP_WITHIN_S + SAY_WITHIN_S
+def _finish(queues: Sequence[_JobQueue], status: int) -> None:
+    """Wait for the pages in flight, then end the process with `status` if one still has not arrived. It loses no more
+    than those pages, because everything is stored in transactions."""
+    until_s = time.monotonic() + runner.STOP_WITHIN_S + REPORT_WITHIN_S
     while time.monotonic() < until_s:
-        if not any(lane.running for lane in lanes):
+        if not any(queue.running for queue in queues):
             return
         time.sleep(POLL_S / 4)
-    for lane in lanes:
-        if lane.running is not None:
-            _say("tick_abandoned", lane.running, level=logging.WARNING, why=f"it took over {runner.STOP_WITHIN_S:g} s")
+    for queue in queues:
+        if queue.running is not None:
+            _say("tick_abandoned", queue.running, level=logging.WARNING, why=f"it took over {runner.STOP_WITHIN_S:g} s")
     logging.shutdown()
     os._exit(status)
 
@@ -142,7 +142,7 @@ def _finish(lanes: Sequence[_Lane], status: int) -> None:
 
 
 class _Fires(BaseTrigger):  # type: ignore[misc]  # apscheduler ships no types
-    """A stream's ticks as APScheduler asks for them. Those too late to be run are passed over."""
+    """A stream's ticks as APScheduler asks for them. Ticks that are too late to run are skipped."""
 
     def __init__(self, stream: Stream, grace_ms: int) -> None:
         self._stream = stream
@@ -155,24 +155,24 @@ class _Fires(BaseTrigger):  # type: ignore[misc]  # apscheduler ships no types
         return utc(self._stream.after(after_ms).at_ms)
 
 
-class _Lanes(BaseExecutor):  # type: ignore[misc]  # apscheduler ships no types
-    """Hands due ticks to their lanes, each with the time it was due, which APScheduler's own executors keep to
-    themselves. The lanes see to it that one instance runs at a time."""
+class _ToQueues(BaseExecutor):  # type: ignore[misc]  # apscheduler ships no types
+    """Hands due ticks to their queues, each with the time it was due, which APScheduler's own executors do not tell.
+    A queue runs one of its ticks at a time."""
 
-    def __init__(self, lanes: dict[str, _Lane]) -> None:
+    def __init__(self, queues: dict[str, _JobQueue]) -> None:
         super().__init__()
-        self._lanes = lanes
+        self._queues = queues
 
     def submit_job(self, job: Any, run_times: Sequence[datetime]) -> None:
         stream: Stream = job.args[0]
-        self._lanes[stream.job].put(stream, Tick(_ms(run_times[-1]), stream.job, stream.regions))
+        self._queues[stream.job].put(stream, Tick(_ms(run_times[-1]), stream.job, stream.regions))
 
     def _do_submit_job(self, job: Any, run_times: Sequence[datetime]) -> None:
-        raise AssertionError("submit_job stands above")
+        raise AssertionError("submit_job does not call this")
 
 
 def _no_call(stream: Stream) -> None:
-    """What APScheduler has for a function: the lanes do the work."""
+    """APScheduler needs a function to call. The queues do the work."""
 
 
 def _ms(at: datetime) -> int:
@@ -185,14 +185,14 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # -- one job -----------------------------------------------------------------------------------------------------------
 
 
-class _Lane:
-    """The ticks of one job, run one after the other. `running` is the one in hand."""
+class _JobQueue:
+    """The ticks of one job, run one after the other. `running` is the current one."""
 
     def __init__(self, session: Session, job: JobSettings, pool: ThreadPoolExecutor, stop: Callable[[], int]) -> None:
         path = session.settings.path
         self.settings = session.settings
         self.job = job
-        # What a tick needs is tried now, so that what can never work is said at once and not at three in the morning.
+        # Load now what every tick needs, so that a mistake shows at once and not at three in the morning.
         self.fetch: Fetch = load_fetch(job.fetch, job.options, None if path is None else path.absolute().parent)
         session.key(job.credential)
         self.running: Tick | None = None
@@ -203,13 +203,13 @@ class _Lane:
         self._busy = False
 
     def put(self, stream: Stream, tick: Tick) -> None:
-        """Run this tick after those that wait already. Does not block."""
+        """Run this tick after those that already wait. Does not block."""
         with self._lock:
             older = self._due.get(stream)
             self._due[stream] = tick
             start, self._busy = not self._busy, True
         if older is not None:
-            _say("tick_skipped", older, reason="coalesced", why="the next tick is due, and this one still waited")
+            _say("tick_skipped", older, reason="coalesced", why="the next tick is due and this one was still waiting")
         if start:
             self._pool.submit(self._drain)
 
@@ -232,7 +232,7 @@ class _Lane:
         if self._late(tick):
             _say("tick_skipped", tick, reason="late", late_ms=host_clock() - tick.at_ms)
             return
-        # A session for each tick, as if it were a process of its own: its charges carry a run id of their own.
+        # Each tick gets a session of its own, as if it were a process, so that its charges have a run id of their own.
         with quota.Session(self.settings) as session:
             if not self._claim(session, tick):
                 _say("tick_skipped", tick, reason="claimed", why="another scheduler runs it")
@@ -258,13 +258,13 @@ class _Lane:
             return True
 
     def _refusal(self, session: Session, tick: Tick) -> Decision | None:
-        """The decision that refuses the tick's first call; None when it may start, or that call is not known."""
+        """The decision that refuses the tick's first call; None if the tick may start or that call is not known."""
         cursor = None
         if callable(getattr(self.fetch, "first_attempt", None)):
             settings = self.settings.store
             with Store(settings.url, retention_ms=settings.retention_ms) as store:
                 checkpoints = [store.checkpoint(self.job.name, region) for region in self.job.regions or ("",)]
-            # With nothing left over from earlier runs it begins a round over all of them.
+            # If earlier runs left nothing pending, the tick begins a round over all regions.
             waiting = by_rotation(checkpoints) or by_rotation(
                 replace(checkpoint, pending=True) for checkpoint in checkpoints
             )
@@ -276,7 +276,7 @@ class _Lane:
         return None if decision.admitted else decision
 
     def _run(self, session: Session, tick: Tick) -> RunReport:
-        """One run. While a `quota run` of the same job is under way on this machine, the tick waits for its end."""
+        """One run. If a `quota run` of the same job is running on this machine, the tick waits until it ends."""
         while True:
             report = runner.run_job(session, self.job.name, regions=tick.regions, by_rotation=True, stop=self._stop)
             if report.outcome != "overlap" or self._stop() or self._late(tick):
@@ -314,7 +314,7 @@ class _Lane:
 
 
 def _say(event: str, tick: Tick | None = None, *, level: int = logging.INFO, **fields: object) -> None:
-    """One line of the log, see `quota.common.log.line`."""
+    """One line in the log; see `quota.common.log.line`."""
     if tick is not None:
         named = {"job": tick.job, "region": ",".join(tick.regions) or None, "at": rfc3339(tick.at_ms)}
         fields = {**named, **fields}
@@ -322,7 +322,7 @@ def _say(event: str, tick: Tick | None = None, *, level: int = logging.INFO, **f
 
 
 def log_schedule() -> None:
-    """Send the log to stderr: each line with the time in UTC, without secrets. QUOTA_LOG=debug adds everything else."""
+    """Log to stderr, each line with the time in UTC and without secrets. With QUOTA_LOG=debug, log everything."""
     from quota.cli.output import quiet_libraries
     from quota.common.redact import LineFormatter, install
 

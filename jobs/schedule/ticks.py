@@ -1,13 +1,13 @@
-"""Which tick of which job starts when. Pure: what `quota schedule` will do and what `quota plan` says it will.
+"""When the ticks of all jobs start. Pure: `quota schedule` runs by it, and `quota plan` looks ahead with it.
 
-    Stream    one line of ticks: a job, or with `stagger` one region of it
+    Stream    a sequence of ticks: a job's, or with `stagger` those of one region
     Tick      one start: when, of which job, over which regions
     streams   the streams of the configured jobs
-    ticks     their ticks over a span, in order
+    ticks     their ticks between two times, in order
 
-A tick starts at its schedule's time, plus the region's place times the job's `stagger`, plus the tick's jitter. That is
-drawn from the tick's own name and time and not from a generator: every machine draws the same, so that they can agree
-who runs the tick, and a plan foretells it to the millisecond.
+A tick starts at the time of its schedule, plus `stagger` times the position of its region, plus its jitter. The jitter
+is computed from the tick's own name and time, not drawn at random. So every machine computes the same, they can agree
+who runs the tick, and a plan predicts it to the millisecond.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Tick:
 
     @property
     def name(self) -> str:
-        """What schedulers that share a ledger know this tick by."""
+        """The name by which schedulers that share a ledger know this tick."""
         return f"tick:{self.job}:{','.join(self.regions)}:{self.at_ms}"
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A line of ticks that never runs beside itself. `offset_ms` is how much later than its schedule it starts."""
+    """A sequence of ticks, of which one runs at a time. Each starts `offset_ms` later than its schedule."""
 
     job: str
     regions: tuple[str, ...]
@@ -54,7 +54,7 @@ class Stream:
     def ticks(self, since_ms: int, until_ms: int) -> Iterator[Tick]:
         """The ticks with since_ms <= at_ms < until_ms, in order.
 
-        The configuration keeps jitter shorter than the time between two fires, so that none overtakes another.
+        The configuration keeps jitter shorter than the time between two fires, so that no tick overtakes another.
         """
         since = since_ms - self.offset_ms
         for base_ms in self.schedule.fires(since - self.jitter_ms, until_ms - self.offset_ms):
@@ -64,12 +64,12 @@ class Stream:
 
     def after(self, at_ms: int) -> Tick:
         """The first tick later than `at_ms`."""
-        # A day at a time to begin with: most schedules answer within the first, and few need to look for years.
+        # Try a day first: most schedules have a tick within it, and few need a search over years.
         for days in (1, 32, MAX_PAUSE_DAYS):
             found = next(self.ticks(at_ms + 1, at_ms + days * DAY_MS), None)
             if found is not None:
                 return found
-        raise AssertionError("a schedule that never fires was let into the configuration")
+        raise AssertionError("the configuration has a schedule that never fires")
 
     def _jitter(self, base_ms: int) -> int:
         if not self.jitter_ms:
@@ -85,8 +85,8 @@ def streams(jobs: Iterable[JobSettings]) -> list[Stream]:
             continue
         schedule = parse_schedule(job.schedule, job.timezone)
         groups = [(region,) for region in job.regions] if job.stagger_ms and job.regions else [()]
-        for checkpoint, regions in enumerate(groups):
-            found.append(Stream(job.name, regions, schedule, checkpoint * job.stagger_ms, job.jitter_ms))
+        for position, regions in enumerate(groups):
+            found.append(Stream(job.name, regions, schedule, position * job.stagger_ms, job.jitter_ms))
     return found
 
 

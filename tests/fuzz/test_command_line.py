@@ -141,12 +141,12 @@ def test_what_would_go_on_for_ever_fails_as_well(args: list[str], monkeypatch: p
         (
             ["plan", "--start", "9999-12-31"],
             2,
-            "quota: --start '9999-12-31': a plan begins in a year from 1971 to 9998\n",
+            "quota: --start '9999-12-31': the year must be from 1971 to 9998\n",
         ),
         (
             ["plan", "--start", "0001-01-01"],
             2,
-            "quota: --start '0001-01-01': a plan begins in a year from 1971 to 9998\n",
+            "quota: --start '0001-01-01': the year must be from 1971 to 9998\n",
         ),
         (
             ["reopen", "\udcff", "--because", "x"],

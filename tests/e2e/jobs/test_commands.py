@@ -155,9 +155,9 @@ def test_a_function_that_raises_leaves_no_traceback(quota: Quota, upstream: Emul
             2,
             "--units 99999999999999999999: enforce 1 or more, up to 10000",
         ),
-        (["plan", "--start", "tomorrow"], 2, "write a day, for example 2026-11-01"),
-        (["plan", "--start", "9999-12-31"], 2, "--start '9999-12-31': a plan begins in a year from 1971 to 9998"),
-        (["plan", "--start", "1970-01-01"], 2, "a plan begins in a year from 1971 to 9998"),
+        (["plan", "--start", "tomorrow"], 2, "write a date, for example 2026-11-01"),
+        (["plan", "--start", "9999-12-31"], 2, "--start '9999-12-31': the year must be from 1971 to 9998"),
+        (["plan", "--start", "1970-01-01"], 2, "the year must be from 1971 to 9998"),
     ],
 )
 def test_what_cannot_be_right_is_one_line_that_says_why(
@@ -348,7 +348,7 @@ def test_a_demo_that_is_kept_goes_on_where_it_was_refused(quota: Quota) -> None:
 def test_a_demo_does_not_overwrite_a_configuration(quota: Quota, upstream: Emulator) -> None:
     configure(quota, upstream.address)
     before = (quota.folder / "quota.toml").read_bytes()
-    assert "holds a quota.toml of yours" in one_line(quota("demo", "--keep", "."), 2)
+    assert "has a quota.toml that is not the demo" in one_line(quota("demo", "--keep", "."), 2)
     assert (quota.folder / "quota.toml").read_bytes() == before
 
 

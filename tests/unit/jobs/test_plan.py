@@ -116,7 +116,7 @@ def test_seven_jobs_of_one_keyword_fit_only_when_all_are_slower(folder: Path) ->
     )
     plan = make_plan(settings(folder, LIMITS + jobs), 0, first_day=MONDAY)
     assert [(x.job, x.setting, x.after) for x in plan.changes] == [(None, "schedule", '"every 113m"')]
-    assert "no change of a single job makes it fit" in plan.notes
+    assert "no change of one job alone makes it fit" in plan.notes
 
 
 def test_a_schedule_that_fits_says_so_and_what_is_left(folder: Path) -> None:
@@ -343,8 +343,8 @@ def test_the_command_begins_with_what_the_ledger_holds(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["--days", "0"], "--days 0: a plan covers 1 to 92 days"),
-        (["--start", "tomorrow"], "--start 'tomorrow': write a day, for example 2026-11-01"),
+        (["--days", "0"], "--days 0: choose 1 to 92 days"),
+        (["--start", "tomorrow"], "--start 'tomorrow': write a date, for example 2026-11-01"),
         (["--may-be-refused", "keyword"], "no job 'keyword'; did you mean 'keywords'?"),
     ],
 )
