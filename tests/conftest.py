@@ -12,13 +12,38 @@ import pytest
 from support.servers import RedisServer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
 
 # Started in the background of a script, this process ignores Ctrl-C, and so would every command that a test interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+NO_SKIPS = os.environ.get("QUOTA_TEST_NO_SKIPS") == "1"
+"""Where everything that a test may need should be installed, a test that is skipped fails and says what is missing."""
+
+
+def _fail_if_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if NO_SKIPS and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid}: {reason}; with QUOTA_TEST_NO_SKIPS=1 no test may be skipped"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    _fail_if_skipped(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    _fail_if_skipped(report)
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -343,7 +343,9 @@ def test_the_page_in_flight_is_stored_and_nothing_is_fetched_twice(
 def test_a_page_that_does_not_end_is_abandoned(tmp_path: Path, upstream: Emulator, start: Any) -> None:
     machine = Machine(tmp_path / "one")
     machine.configure(upstream.address, SLOW % 60)
-    code = "import quota.jobs.runner, quota.cli.commands; quota.jobs.runner.STOP_WITHIN_S = 0.5; quota.cli.commands.main()"
+    code = (
+        "import quota.jobs.runner, quota.cli.commands; quota.jobs.runner.STOP_WITHIN_S = 0.5; quota.cli.commands.main()"
+    )
     scheduler = start(machine, "-c", code)
     scheduler.until("tick_started")
     while not (machine.folder / "state-trace").exists():
