@@ -1,5 +1,4 @@
-"""Where charges live: the contract, the embedded ledger (SQLite), the shared one (Redis). No driver is imported
-here."""
+"""Where charges live: the names of the contract. `quota.ledger.factory` opens a ledger; no driver is imported here."""
 
 from quota.ledger.contract import ChargeRequest, ChargeResult, Exhaustion, Ledger, LimitCheck
 from quota.ledger.entry import Charge, Entry

@@ -1,56 +1,45 @@
-"""The contract every ledger keeps, and the plain values that cross it.
+"""The contract that every ledger keeps, and the plain values that cross it.
 
 A project's charges are one append-only log in time order. A limit's state is a *view* on that log: a running total and
-how far it has read. One decision, atomic over all limits asked about:
+how far it has read. One decision is atomic over all limits that it checks:
 
-1. bring each view up to the log's end: entries that other callers appended are added where its selector matches;
-2. drop what has left its window;
-3. compare: the charge is admitted when every limit has room for its cost;
-4. append the charge and add it to the views; or, refused, change nothing.
+1. each view reads on to the log's end and adds the new entries that it selects;
+2. it drops what has left its window;
+3. the costs are compared: the charge is admitted if every limit has room for its cost;
+4. an admitted charge is appended and added to the views; a refused one changes nothing.
+
+ARCHITECTURE.md, "The ledger, normatively", states the rules by number (L1, L2, ...); every implementation cites them.
 
 The values are named tuples: a decision makes several of them, and they cost a third of a frozen dataclass.
 
-The ledger's clock dates the charge. A view is rebuilt from the log when it is missing, or when the clock went back
-behind what it has dropped.
-
-A ledger can lose what it has decided: emptied, restored from an old copy, replaced by a replica that lagged. A *carry*
-stands for what was lost: so many units of a view, in parts, each until the time at which all of it would have expired.
-It is added to the view's total. `quota.recovery.high_water_mark` finds out what was lost.
+A ledger can lose what it has decided: somebody empties it, restores an old copy, or promotes a replica that lagged.
+`quota.recovery.high_water_mark` notices that and reports what was lost as `UnloggedUsage`, which the ledger adds to the
+view's total until it would have expired.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from quota.arguments import whole
-from quota.common.clock import NEVER
-from quota.ledger.entry import Charge
+from quota.common.clock import LATEST_MS, NEVER
+from quota.limits import HOUR_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from quota.ledger.entry import Charge, Entry, Id
     from quota.ledger.unlogged import UnloggedUsage
-    from quota.limits import Edges, View
-
-from typing import TYPE_CHECKING, Literal, Protocol
-
-from quota.common.clock import LATEST_MS
-from quota.limits import HOUR_MS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from quota.limits import Edges, View, Window
 
 CLOCK_SLACK_MS = 5_000
-"""How far a caller's clock may run ahead of the ledger's before its question is answered "clock"."""
+"""How far a caller's clock may run ahead of the ledger's before the answer is "clock" (L11)."""
 
 MIN_RETENTION_MS = 49 * HOUR_MS
 RETENTION_SLACK_MS = 25 * HOUR_MS
 """The log is kept for the longest window that any writer named and 25 h more (a long day, should the clock go back), at
-least 49 h. Every write names the longest window of all limits of its configuration, whichever of them count the charge:
-see `retention_of`. Who joins with a longer window later starts with what is there: see `Ledger.whole_after_ms`."""
+least 49 h (L12). A longer window that is introduced later counts only what is still kept: see
+`Ledger.whole_after_ms`."""
 
 
 class LimitCheck(NamedTuple):
@@ -66,10 +55,10 @@ class LimitCheck(NamedTuple):
 
 
 class Exhaustion(NamedTuple):
-    """Upstream said "no more": a dated fact that closes one bucket for everybody until `until_ms`.
+    """Upstream said "no more": a dated fact that closes one bucket for everybody until `until_ms` (L20).
 
-    `until_ms` is NEVER for a project to which upstream grants nothing at all: no reset will reopen that. One that was
-    lifted closes nothing any more: `reopened_ms` is when (0: it stands), `reopened_because` what was said to be why.
+    `until_ms` is NEVER if upstream grants the project nothing at all: no reset will reopen that bucket. `reopened_ms`
+    is when somebody lifted it (0: it stands) and `reopened_because` the reason; a lifted exhaustion closes nothing.
     """
 
     bucket: str
@@ -82,21 +71,23 @@ class Exhaustion(NamedTuple):
 
 
 MAX_READ = 1_000
-"""So many entries `Ledger.read` gives at once, and no more."""
+"""`Ledger.read` gives at most so many entries at once."""
 
 
 ChargeOutcome = Literal["admitted", "refused", "exhausted", "clock", "behind"]
 
 
 class ChargeResult(NamedTuple):
-    """The ledger's answer to one question.
+    """The ledger's answer to one ChargeRequest.
 
-    `used_units` stands in the order of the asks and includes the charge if it was admitted, and what is carried.
-    `now_ms` is the moment at which the windows end: the ledger's clock, or the caller's plus its slack where that is
-    earlier. `last` is the id of the newest entry in the log, (0, 0) of an empty one. With "clock" nothing was compared,
-    and `now_ms` is the ledger's clock. With "behind" nothing was compared either: the ledger lacks what the question
-    says was seen of it. `epoch` names this ledger since it was begun, or since its last loss was made good; empty
-    before the first charge. `unlogged` is in the order of the asks; empty where nothing is carried at all.
+    `used_units` has one number for each check, in the request's order, with the charge if it was admitted, and with
+    unlogged usage. `now_ms` is the moment at which the windows end: the ledger's clock, or the caller's plus its slack
+    if that is earlier. `last` is the id of the newest entry in the log, (0, 0) for an empty one. `epoch` names this
+    ledger since its first charge, or since its last reported loss; empty before the first charge. `unlogged` is in the
+    order of the checks; empty if there is none at all.
+
+    With "clock" nothing was compared, and `now_ms` is the ledger's clock. With "behind" nothing was compared either:
+    the ledger lacks what the request expects.
     """
 
     outcome: ChargeOutcome
@@ -110,7 +101,7 @@ class ChargeResult(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """An epoch, and ids that are in the log then. No epoch: nothing was seen, and nothing is checked."""
+    """What the ledger must have: this epoch, and entries with these ids (L18). Without an epoch nothing is checked."""
 
     epoch: str
     ids: tuple[Id, ...]
@@ -120,16 +111,16 @@ NOTHING_EXPECTED = Expected("", ())
 
 
 def root_of(epoch: str) -> str:
-    """The first epoch of the log: the same for a copy of it, another for one that was begun anew."""
+    """The first epoch of the log. A copy of the log has the same one; a log that was begun anew has another."""
     return epoch.partition("/")[0]
 
 
 class ChargeRequest(NamedTuple):
-    """Everything one decision needs. `caller_ms` is the caller's clock: the second witness beside the ledger's own.
+    """Everything that one decision needs.
 
-    `expected` is what the caller's machine has seen of this ledger: in that epoch, charges with these ids.
-    `retention_ms` is how long the log must be kept: `retention_of` of all limits that the caller knows of, not only of
-    those asked about.
+    `caller_ms` is the caller's clock, the second witness beside the ledger's own. `expected` is what the caller's
+    machine has seen of this ledger. `retention_ms` is how long the log must be kept: `retention_of` all limits that the
+    caller knows of, not only of those checked.
     """
 
     project: str
@@ -143,15 +134,15 @@ class ChargeRequest(NamedTuple):
 
 
 def retention_of(windows: Iterable[Window]) -> int:
-    """How long the log must be kept for these windows."""
+    """How long the log must be kept for these windows (L12)."""
     return max(MIN_RETENTION_MS, RETENTION_SLACK_MS + max((window.longest_ms for window in windows), default=0))
 
 
 class Ledger(Protocol):
-    """Where charges live. Every method raises LedgerError, and nothing else, when the storage cannot answer; UsageError
-    for a number that is none.
+    """Where charges live.
 
-    Safe to use from several threads and after a fork.
+    Every method raises LedgerError if the storage cannot answer, UsageError for a number that is none, and nothing
+    else. Safe to use from several threads and after a fork.
     """
 
     label: str
@@ -161,27 +152,28 @@ class Ledger(Protocol):
     """Whether other machines can use it too."""
 
     def decide(self, request: ChargeRequest, *, commit: bool) -> ChargeResult:
-        """Answer one question in one atomic step; with `commit` an admitted charge is in the log when this returns.
+        """Decide in one atomic step; with `commit` an admitted charge is in the log when this returns.
 
-        A refusal and a peek change nothing that anybody can see. Never charges twice for one call, whatever happens
-        to the connection: in doubt the charge counts as spent.
+        A refusal and a peek change nothing that anybody can see. One call never charges twice, whatever happens to the
+        connection: in doubt the charge counts as spent.
         """
         ...
 
     def repay(
         self, project: str, machine: str, charges: Sequence[tuple[int, Charge]], retention_ms: int = MIN_RETENTION_MS
     ) -> None:
-        """Append what a machine spent while this ledger could not answer: at most 100 charges, numbers rising.
+        """Append what a machine spent while this ledger could not answer: at most 100 charges, numbers rising (L19).
 
-        Unconditional, and once: numbers up to the last one repaid by `machine` are ignored. Dated now. `retention_ms`
-        as in a question.
+        Nothing is compared, and each charge is appended once: numbers up to the last one repaid by `machine` are
+        ignored. The charges are dated now. `retention_ms` as in a ChargeRequest.
         """
         ...
 
     def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
-        """Set what a charge counts, absolutely, keeping its time and id; the entry as it was before, None if unknown.
+        """Set what a charge counts, absolutely, keeping its time and id (L15).
 
-        Idempotent and never refused. `views` are kept up to date; others too, or they are rebuilt at their next use.
+        Returns the entry as it was before, or None if the id is unknown. Idempotent and never refused. The ledger
+        updates `views`; other views it updates too, or rebuilds at their next use.
         """
         ...
 
@@ -192,38 +184,39 @@ class Ledger(Protocol):
     def add_unlogged(
         self, project: str, epoch: str, usages: Sequence[UnloggedUsage], retention_ms: int = MIN_RETENTION_MS
     ) -> str:
-        """Count what this ledger has lost; the epoch that holds from now on. `retention_ms` as in a question.
+        """Count what this ledger has lost (L17); returns the epoch that holds from now on (L18).
 
-        Merged by view and lost epoch, as `UnloggedUsage.with_report` says: one that was reported already changes
-        nothing, so that it may be repeated. If that changes anything, or the ledger has no epoch yet, `epoch` begins
-        (after the root's name and a slash, where there is one: see `root_of`).
+        Reports are merged by view and lost epoch, as `UnloggedUsage.with_report` does it: the same report again changes
+        nothing. If a report changes anything, or the ledger has no epoch yet, `epoch` begins (after the root's name and
+        a slash, if there is one: see `root_of`). `retention_ms` as in a ChargeRequest.
         """
         ...
 
     def whole_after_ms(self, project: str) -> int:
-        """The log has every charge that is newer than this; of older ones some were let go of. 0: of none."""
+        """The log has every charge that is newer than this; older ones may be gone. 0: the log has all (L13, L14)."""
         ...
 
     def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:
-        """Close a bucket; what stands afterwards. A bucket already closed stays as it is: a repeat extends nothing.
+        """Close a bucket; returns what stands afterwards (L20).
 
-        What upstream said before the bucket was reopened does not close it again: that was known then.
+        A bucket that is closed already stays as it is: a repeat extends nothing. If it was reopened after what upstream
+        said, it stays open.
         """
         ...
 
     def exhaustions(self, project: str) -> Sequence[Exhaustion]:
-        """The recorded exhaustions, one a bucket, by its name: also those whose time has passed, and those lifted."""
+        """The recorded exhaustions, one a bucket, by its name; also those that are over, and those lifted."""
         ...
 
     def reopen(self, project: str, bucket: str, because: str = "") -> bool:
-        """Lift an exhaustion, keeping it with the reason until the bucket is closed again; False when none stood."""
+        """Lift an exhaustion, and keep it with the reason until the bucket is closed again. False if there was none."""
         ...
 
     def claim(self, project: str, name: str, ttl_ms: int) -> bool:
         """Whether the caller is the first to claim `name` in the last `ttl_ms`: True for exactly one of any number.
 
-        For work that several machines would do and one should: name the work and its time. A claim is never given
-        back; a lost answer asked for again is the same claim.
+        For work that one of several machines should do: name the work and its time. A claim is never given back. If an
+        answer is lost, claiming again is the same claim.
         """
         ...
 
@@ -232,7 +225,7 @@ class Ledger(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of files and connections. May be called twice."""
+        """Release files and connections. May be called twice."""
         ...
 
 
@@ -247,7 +240,7 @@ def checked_range(after: Id, until_ms: int, count: int) -> tuple[Id, int, int]:
 
 
 def checked_exhaustion(exhaustion: Exhaustion) -> Exhaustion:
-    """The argument of `Ledger.exhaust`, its times whole numbers that can be read again. Raises UsageError."""
+    """The argument of `Ledger.exhaust`, with times that can be read again. Raises UsageError."""
     since_ms, until_ms = exhaustion.since_ms, exhaustion.until_ms
     return exhaustion._replace(
         since_ms=whole(since_ms, "ms: a time", 0, LATEST_MS - 1),

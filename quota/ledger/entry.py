@@ -1,4 +1,4 @@
-"""What the log holds: one entry for each admitted charge."""
+"""What the log holds: one entry for each admitted charge (L1 in ARCHITECTURE.md)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ DEFAULT_BUCKET = "units"
 
 
 class Charge(NamedTuple):
-    """What is to be charged. `idempotency_key` is unique to this attempt: a repeated question finds its first answer by
-    it."""
+    """What is to be charged. `idempotency_key` is unique to this attempt: by it, a retry finds the charge of its first
+    try (L16)."""
 
     units: int
     bucket: str
@@ -21,7 +21,7 @@ class Charge(NamedTuple):
 
 
 Id = tuple[int, int]
-"""An entry's place in the log: its time in ms, then its number within that millisecond."""
+"""An entry's id in the log: its time in ms, then its number within that millisecond."""
 
 
 class Entry(NamedTuple):

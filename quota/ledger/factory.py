@@ -1,4 +1,4 @@
-"""Which ledger a URL means. Only the driver that is used gets imported."""
+"""Opens the ledger at a URL, and imports only the driver that it needs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ if TYPE_CHECKING:
 
 
 LEDGER_SCHEMES = ("sqlite", "redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
-"""The kinds of URL that a ledger can have: the embedded one's, then Redis'."""
+"""The schemes of a ledger's URL: the embedded ledger's, then those of Redis."""
 
 
 def open_ledger(url: str, *, clock: Callable[[], int] | None = None) -> Ledger:
     """The ledger at a URL: `sqlite:///path`, or `redis://`, `rediss://`, `unix://`, `redis+sentinel://`, `redis+cluster://`.
 
-    Only the driver that is used gets imported; nothing is contacted before the first question. `clock` (ms since the
-    epoch) replaces the ledger's own clock, for tests and simulation only.
-    Raises ConfigError for a URL of any other kind.
+    Nothing is contacted before the first use. `clock` (ms since 1970) replaces the ledger's own clock, for tests and
+    simulation only. Raises ConfigError for any other scheme.
     """
     scheme = url.partition(":")[0]
     if scheme == "sqlite":

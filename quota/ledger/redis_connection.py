@@ -1,12 +1,12 @@
 """Connections to one Redis server, made by redis-py and used without its pool.
 
-A decision is one short round trip, and redis-py's client with its pool takes nearly as long around it as the round trip
-itself: locks, events, callbacks for each reply, a read that must time out. What connects is still redis-py's own class
-for the kind of url, so that passwords, TLS, databases and client names are its business.
+A decision is one short round trip. redis-py's client and pool take nearly as long again: locks, events, callbacks for
+each reply, a read that must time out. redis-py's own connection classes still connect, so passwords, TLS, databases and
+client names stay their business.
 
-There are as many connections as calls under way at once. A call has one to itself, and nobody else ever sees it before
-its reply was read to the end. After anything else (a timeout, half a reply, an interrupt) it is closed, never used
-again: so no reply can be taken for the answer to another question. Nothing is sent twice.
+There are as many connections as calls under way at once. A call has a connection to itself until it has read its reply
+to the end. After anything else (a timeout, half a reply, an interrupt) the connection is closed and never used again,
+so no call can take another call's reply for its own. Nothing is sent twice.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 
     from redis.connection import AbstractConnection
 
-    # A connection, and what tells without waiting whether there is something to be read from it.
+    # A connection, and a function that tells without waiting whether there is something to read from it.
     Line = tuple[AbstractConnection, Callable[[], object]]
 
 
 _pack: Callable[[tuple[str | bytes, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]  # its stub is wrong
-"""A command as the server reads it. Every word must be text or bytes, never a number.
+"""Packs a command as the server reads it. Every word must be text or bytes, never a number.
 
-hiredis (3.5 and before) makes text of a number itself, and does not look whether that failed. A signal handler may
-raise just there, and then the interpreter crashes.
+hiredis (3.5 and before) turns a number into text itself, and does not check whether that failed. If a signal handler
+raises just there, the interpreter crashes.
 """
 
 
 class Connections:
-    """As much of redis-py's client as a ledger uses. Safe to use from several threads and after a fork."""
+    """The part of redis-py's client that a ledger uses. Safe to use from several threads and after a fork."""
 
     def __init__(self, make: Callable[[], AbstractConnection]) -> None:
         self._make = make
         self._idle: list[Line] = []  # threads share it without a lock: append and pop are atomic
 
     def execute_command(self, *command: str) -> Any:
-        """The server's reply, as it came. Raises what redis-py raises."""
+        """The server's reply, unchanged. Raises redis-py's own errors."""
         words = _pack(command)
         idle = self._idle
         line = _pop(idle) or self._connect()
@@ -60,15 +60,15 @@ class Connections:
         finally:
             if answered:
                 idle.append(line)
-                if idle is not self._idle:  # `close` came meanwhile
+                if idle is not self._idle:  # `close` was called meanwhile
                     _close(idle)
             else:
                 connection.disconnect()
-                _close(idle)  # what silenced one may have silenced all, and the repeat must not find that out slowly
+                _close(idle)  # the others may be dead too, and the retry has no time to find out
         return reply
 
     def close(self) -> None:
-        """Let go of all connections: of those in use when their call ends. The next call connects again."""
+        """Close all connections; those in use are closed when their call ends. The next call connects again."""
         idle, self._idle = self._idle, []
         _close(idle)
 
@@ -83,18 +83,20 @@ class Connections:
 
 
 class Packer:
-    """Packs what redis-py itself asks while it connects, for example SELECT with the database's number."""
+    """Packs the commands that redis-py itself sends while it connects, for example SELECT with the database's
+    number."""
 
     def pack(self, *command: str | bytes | float) -> list[bytes]:
         first, *rest = command
-        # The driver's name of a command may be two words.
+        # The driver may give a command as two words in one.
         words = first.split() if isinstance(first, (str, bytes)) else [str(first)]
         return [_pack((*words, *(word if isinstance(word, (str, bytes)) else str(word) for word in rest)))]
 
 
 def _pop(idle: list[Line]) -> Line | None:
-    """A connection that can be used. The others on the way to it are closed: what can be read from a connection while
-    nobody asks is its end, and a forked child must not talk on its parent's (which closing it there leaves alone).
+    """An idle connection that can be used; None if there is none. It closes those on the way that cannot: if an idle
+    connection has something to read, the server has closed it, and a forked child must not talk on its parent's
+    (closing that in the child leaves the parent's open).
     """
     while idle:
         try:

@@ -83,7 +83,7 @@ class SqliteLedger:
             schema=("quota.ledger", "schema.sql"),
             application_id=APPLICATION_ID,
             version=SCHEMA_VERSION,
-            lost_then="what this machine has seen of it counts on",
+            lost_then="this machine still counts what it has seen",
         )
         self._clock = host_clock if clock is None else whole_clock(clock)
         self._sums: dict[View, tuple[str, tuple[str, ...]]] = {}

@@ -1,4 +1,7 @@
-"""Usage that counts though the log lacks it: how it is merged and how it expires. Pure."""
+"""Usage that counts though the log lacks it: how it is merged and how it expires (L17 in ARCHITECTURE.md). Pure.
+
+`lua/add_unlogged.lua` merges the same way.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,12 @@ Expiries = tuple[tuple[int, int], ...]
 
 
 class UnloggedUsage(NamedTuple):
-    """What a view counted of charges that the ledger has lost: that much more, part by part, and at least one.
+    """One report of a loss: what a view counted of charges that the ledger no longer has. At least one pair in
+    `expiries`.
 
-    `epoch` names the ledger as it was before that loss. Several machines report the same loss, each what it had seen
-    after `since_ms`, up to the entry `last`: of two reports, the one that goes further holds all of the other. Of what
-    came after `kept_since_ms` the ledger still had `kept_units` when it was asked.
+    `epoch` names the ledger as it was before that loss. Several machines report the same loss, each what it saw after
+    `since_ms`, up to the entry `last`: of two reports, the one that goes further holds all of the other. Of what came
+    after `kept_since_ms` the ledger still had `kept_units` at the time of the report.
     """
 
     view: str
@@ -39,22 +43,23 @@ class UnloggedUsage(NamedTuple):
         return units_at(self.expiries, now_ms)
 
     def fields(self) -> tuple[str, str, str, str]:
-        """How Redis and the slots of a machine's file have it, beside its view; `from_fields` reads that."""
+        """As Redis and a machine's watermark file store it, beside the view's name; `from_fields` reads this."""
         kept = f"{self.kept_units}:{self.kept_since_ms}:{self.since_ms}"
         return self.epoch, expiries_text(self.expiries), kept, f"{self.last[0]}-{self.last[1]}"
 
     @classmethod
     def from_fields(cls, view: str, epoch: str, expiries: str, kept: str, last: str) -> UnloggedUsage:
-        """Raises ValueError for what `fields` never made."""
+        """Raises ValueError for fields that `fields` never makes."""
         ms, seq = last.split("-")
         kept_units, kept_since_ms, since_ms = map(int, kept.split(":"))
         return cls(view, epoch, read_expiries(expiries), (int(ms), int(seq)), kept_units, kept_since_ms, since_ms)
 
     def with_report(self, other: UnloggedUsage, now_ms: int) -> UnloggedUsage:
-        """With another report of the same loss: if that goes further or holds more, at every moment the larger of both.
+        """Merged with another report of the same loss: if that goes further or holds more, at every moment the larger
+        of both counts.
 
-        What the ledger still had, or had again, by one of them and not by the other, fell to a later loss, and is
-        carried for that one.
+        If one report says that the ledger still had units, or had them again, and the other does not, these fell to a
+        later loss and are counted in the report of that one.
         """
         kept = max((self.kept_units, self.kept_since_ms), (other.kept_units, other.kept_since_ms))
         ours, theirs = self._less_kept(*kept), other._less_kept(*kept)
@@ -73,7 +78,7 @@ class UnloggedUsage(NamedTuple):
         )
 
     def _less_kept(self, units: int, since_ms: int) -> Expiries:
-        """Without what the ledger had kept of it by another's report, if it surely holds that."""
+        """Without what the ledger still had of it by another report, if this report surely holds that."""
         more = units - self.kept_units
         if more <= 0 or self.since_ms > since_ms:
             return self.expiries
@@ -85,7 +90,7 @@ def units_at(expiries: Expiries, now_ms: int) -> int:
 
 
 def newest_expiries(expiries: Expiries, units: int) -> Expiries:
-    """So many of the units: those that count longest."""
+    """Of these, as many units as given: those that count longest."""
     found: list[tuple[int, int]] = []
     for there, until_ms in reversed(expiries):
         if units <= 0:
@@ -101,10 +106,10 @@ def expiries_text(expiries: Expiries) -> str:
 
 
 def read_expiries(text: str) -> Expiries:
-    """Parts from their text. Raises ValueError for what `expiries_text` never made."""
+    """The expiries in a text. Raises ValueError for a text that `expiries_text` never makes."""
     pairs = [part.split(":") for part in text.split(",")]
     expiries = tuple((int(units), int(until_ms)) for units, until_ms in pairs)
     untils_ms = [until_ms for _, until_ms in expiries]
     if min(units for units, _ in expiries) < 0 or untils_ms != sorted(untils_ms) or not 0 <= untils_ms[-1] < LATEST_MS:
-        raise ValueError(f"{text!r:.100} is not what is carried")
+        raise ValueError(f"{text!r:.100} is no unlogged usage")
     return expiries
