@@ -178,10 +178,9 @@ class SqliteLedger:
         if request.expected.epoch != epoch:
             return True
         sql = "SELECT 1 FROM charges WHERE project = ? AND ms = ? AND seq = ?"
-        missing = (
-            db.execute(sql, (request.project, *at)).fetchone() is None for at in request.expected.ids if at != last
-        )
-        return any(missing)
+        ids = [at for at in request.expected.ids if at != last]
+        missing_ms = [at[0] for at in ids if db.execute(sql, (request.project, *at)).fetchone() is None]
+        return bool(missing_ms) and max(missing_ms) > self._trimmed_through_ms(db, request.project)
 
     def _unlogged(
         self, db: sqlite3.Connection, request: ChargeRequest, now_ms: int
@@ -283,10 +282,11 @@ class SqliteLedger:
             )
 
     def whole_after_ms(self, project: str) -> int:
+        return self._file.transact(lambda db: self._trimmed_through_ms(db, project), write=False)
+
+    def _trimmed_through_ms(self, db: sqlite3.Connection, project: str) -> int:
         sql = "SELECT trimmed_through_ms FROM projects WHERE project = ?"
-        return self._file.transact(
-            lambda db: sound(db.execute(sql, (project,)).fetchone() or (0,), until=1)[0], write=False
-        )
+        return sound(db.execute(sql, (project,)).fetchone() or (0,), until=1)[0]
 
     # -- corrections and reading -------------------------------------------------------------------------------------
 

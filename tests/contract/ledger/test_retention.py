@@ -13,7 +13,16 @@ import quota
 from contract.conftest import limit
 from quota.budget import Budget
 from quota.common.clock import NEVER, host_clock
-from quota.ledger.contract import MIN_RETENTION_MS, RETENTION_SLACK_MS, Exhaustion, read_entries
+from quota.ledger.contract import (
+    MIN_RETENTION_MS,
+    NOTHING_EXPECTED,
+    RETENTION_SLACK_MS,
+    ChargeRequest,
+    ChargeResult,
+    Exhaustion,
+    Expected,
+    read_entries,
+)
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.ledger.unlogged import UnloggedUsage
@@ -187,6 +196,24 @@ def test_whatever_is_written_names_the_longest_window(setup: Setup, write: Any, 
         assert day_budget(setup).charge("videos.list").admitted
     assert month_budget(setup).usage()[1].used_units == DOORS[write]
     assert setup.ledger.whole_after_ms(setup.project) == 0
+
+
+def test_an_entry_that_was_trimmed_is_not_missed(setup: Setup) -> None:
+    """L18. Who returns after days expects an entry that the ledger has rightly trimmed; a newer one is missed."""
+
+    def decide(expected: Expected, commit: bool = False) -> ChargeResult:
+        charge = Charge(1, "units", "videos.list", "", "", "k")
+        request = ChargeRequest(setup.project, charge, (), (), setup.now_ms, expected=expected)
+        return setup.ledger.decide(request, commit=commit)
+
+    first = decide(NOTHING_EXPECTED, commit=True)
+    for _ in range(60):
+        setup.now_ms += HOUR_MS
+        last = decide(NOTHING_EXPECTED, commit=True)
+    assert setup.ledger.whole_after_ms(setup.project) >= first.last[0]
+    assert decide(Expected(first.epoch, (first.last,))).outcome == "admitted"
+    missing = (last.last[0] - 1, 0)
+    assert decide(Expected(first.epoch, (first.last, missing))).outcome == "behind"
 
 
 def test_the_keys_live_as_long_as_unlogged_usage_counts(redis_server: RedisServer) -> None:
