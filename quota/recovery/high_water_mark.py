@@ -38,19 +38,19 @@ from quota.errors import LedgerError
 from quota.ledger.contract import NOTHING_EXPECTED, RETENTION_SLACK_MS, Expected, read_entries, root_of
 from quota.limits import selector_of
 from quota.recovery.observations import (
-    HourlyUsage,
+    SlicedUsage,
     ViewObservation,
     Watermark,
-    as_of,
-    best_hours,
-    hour_end,
-    hour_ms_of,
+    furthest_slices,
+    less_reappeared,
     merge,
+    missing_usage,
+    next_slice_end_ms,
     observation_of,
-    placed,
+    slice_ms_of,
     span_of,
-    unlogged_of,
-    without,
+    still_in_window,
+    with_slices,
 )
 from quota.recovery.watermark_file import SLOTS, WatermarkFile
 
@@ -75,7 +75,9 @@ FORGET_AFTER_DAYS = 400
 """A file that nobody has written for so long, longer than any window in use, is removed."""
 
 
-_HANDLES = frozenset(("path", "_project", "_slots", "_own", "_full", "_lock", "_started", "_changing", "_late"))
+_HANDLES = frozenset(
+    ("path", "_project", "_file", "_writable_file", "_said_full", "_lock", "_started", "_changing", "_deferred")
+)
 """What of a Memory is not what it knows."""
 
 
@@ -89,61 +91,63 @@ class HighWaterMark:
     def __init__(self, path: str | None, project: str) -> None:
         self.path = path
         self._project = project
-        self._slots: WatermarkFile | None = None
-        self._own: WatermarkFile | None = None  # the same, where one of them is ours
-        self._full = False
-        self._begin_process()
+        self._file: WatermarkFile | None = None
+        self._writable_file: WatermarkFile | None = None  # the same, where one of them is ours
+        self._said_full = False
+        self._start_process()
         _all.add(self)
 
-    def _begin_process(self) -> None:
+    def _start_process(self) -> None:
         """As it is made, and again in a forked child: its parent's slot is not its own."""
         self._lock = threading.RLock()
         self._started = False
         self._changing = False  # by this thread, if it holds the lock: then a signal handler asks in the middle of that
-        self._late: list[
+        self._deferred: list[
             tuple[Sequence[LimitCheck], ChargeResult]
         ] = []  # what such handlers saw, noted once the change is over
-        self._begin("")
+        self._start_epoch("")
 
-    def _begin(self, epoch: str) -> None:
+    def _start_epoch(self, epoch: str) -> None:
         """Nothing is known yet of the ledger in this epoch."""
         self._epoch = epoch
         self._tag = zlib.crc32(epoch.encode())
-        self._newest: Id = (0, 0)
+        self._newest_id: Id = (0, 0)
         self._checks: Sequence[LimitCheck] = ()  # of the last decision: what its units count
-        self._units: tuple[int, ...] = ()
-        self._at_ms = 0
-        self._records: dict[str, ViewObservation] = {}  # of views that it did not ask about
-        self._earlier: set[ViewObservation] = set()  # of other logs
+        self._logged_units: tuple[int, ...] = ()
+        self._decided_ms = 0
+        self._observations: dict[str, ViewObservation] = {}  # of views that it did not ask about
+        self._lost_log_observations: set[ViewObservation] = set()  # of other logs
         self._usages: dict[tuple[str, str], UnloggedUsage] = {}
-        self._unlogged: tuple[tuple[UnloggedUsage, ...], ...] = ()  # of these, what the last decision showed
-        self._hours: dict[str, HourlyUsage] = {}
-        self._read_from_ms = NEVER  # an entry this new ends a cell
-        self._others: tuple[Id, ...] = ()  # what the machine's other processes saw, until the ledger has shown it
+        self._last_unlogged: tuple[tuple[UnloggedUsage, ...], ...] = ()  # of these, what the last decision showed
+        self._sliced: dict[str, SlicedUsage] = {}
+        self._next_slice_end_ms = NEVER  # an entry this new ends a cell
+        self._ids_of_others: tuple[
+            Id, ...
+        ] = ()  # what the machine's other processes saw, until the ledger has shown it
         self._expected = NOTHING_EXPECTED
         self._outdated = False  # another process has seen the ledger in another epoch since:
         self._compared_ms = 0  # later than this
-        self._look_at_s = 0.0  # until then, `_expected` is the answer
-        self._tidy_at_ms = 0  # until then, and after a decision noted whole, only the head changes
+        self._next_look_s = 0.0  # until then, `_expected` is the answer
+        self._next_tidy_ms = 0  # until then, and after a decision noted whole, only the head changes
 
     # -- around a decision -------------------------------------------------------------------------------------------
 
     def expected(self) -> Expected:
         """What the ledger must have."""
-        if time.monotonic() < self._look_at_s:
+        if time.monotonic() < self._next_look_s:
             return self._expected
         with self._lock:
             if not self._changing:
-                self._change(self._see)
+                self._change(self._look_and_set_expected)
             return self._expected
 
-    def _see(self) -> None:
+    def _look_and_set_expected(self) -> None:
         if not self._started:
             self._start()
             self._started = True
         self._look()
-        self._say()
-        self._look_at_s = time.monotonic() + LOOK_EVERY_S
+        self._set_expected()
+        self._next_look_s = time.monotonic() + LOOK_EVERY_S
 
     def _change(self, work: Callable[[], object]) -> None:
         """Do `work` whole, or, where a signal handler raises in the middle of it, nothing of it."""
@@ -163,28 +167,28 @@ class HighWaterMark:
         _, _, now_ms, last, units, _, epoch, unlogged = result
         with self._lock:
             if self._changing:
-                self._late.append((checks, result))
+                self._deferred.append((checks, result))
                 return False
-            other = epoch != self._epoch or unlogged != self._unlogged or not _same_views(checks, self._checks)
-            if other or now_ms >= self._tidy_at_ms:
+            other = epoch != self._epoch or unlogged != self._last_unlogged or not _same_views(checks, self._checks)
+            if other or now_ms >= self._next_tidy_ms:
                 self._change(partial(self._record_all, checks, result))
-            elif last >= self._newest:  # else another thread has seen more
+            elif last >= self._newest_id:  # else another thread has seen more
                 if unlogged:
-                    units = _without_carried(result)
+                    units = _without_unlogged(result)
                 try:
                     self._changing = True
-                    self._newest, self._units, self._at_ms = last, units, now_ms
-                    self._others = ()
+                    self._newest_id, self._logged_units, self._decided_ms = last, units, now_ms
+                    self._ids_of_others = ()
                     self._expected = Expected(epoch, (last,))
-                    if self._own is not None:
-                        self._own.write_head(last, now_ms, units)
+                    if self._writable_file is not None:
+                        self._writable_file.write_head(last, now_ms, units)
                 except OSError as error:
                     self._give_up(error)
                 finally:
                     self._changing = False
-            if self._late:
-                self.record(*self._late.pop(0))
-            return self._newest[0] >= self._read_from_ms
+            if self._deferred:
+                self.record(*self._deferred.pop(0))
+            return self._newest_id[0] >= self._next_slice_end_ms
 
     def _record_all(self, checks: Sequence[LimitCheck], result: ChargeResult) -> None:
         """The same where more has changed than the numbers."""
@@ -192,19 +196,19 @@ class HighWaterMark:
         if not epoch:
             return
         if epoch != self._epoch:
-            if self._checks or self._records:
+            if self._checks or self._observations:
                 return  # decided before another thread made a loss good
-            self._begin(epoch)
-        if last >= self._newest:
-            self._set_aside(checks, now_ms)
+            self._start_epoch(epoch)
+        if last >= self._newest_id:
+            self._keep_last_observations(checks, now_ms)
             # What the ledger says holds our own report and the others'.
             self._usages |= {(usage.view, usage.epoch): usage for of_view in unlogged for usage in of_view}
-            self._unlogged = unlogged
-            self._newest, self._units, self._at_ms = last, _without_carried(result), now_ms
+            self._last_unlogged = unlogged
+            self._newest_id, self._logged_units, self._decided_ms = last, _without_unlogged(result), now_ms
             self._write()
-        self._others = ()
-        self._read_from_ms = self._cell_end()
-        self._say()
+        self._ids_of_others = ()
+        self._next_slice_end_ms = self._earliest_slice_end_ms()
+        self._set_expected()
 
     def read_log(self, ledger: Ledger) -> None:
         """Note what is in the cells of time that are over. Where the ledger cannot answer, a minute later will do."""
@@ -213,57 +217,59 @@ class HighWaterMark:
                 self._change(partial(self._read_log, ledger))
 
     def _read_log(self, ledger: Ledger) -> None:
-        self._read_from_ms = self._newest[0] + TIDY_EVERY_MS
+        self._next_slice_end_ms = self._newest_id[0] + TIDY_EVERY_MS
         for check in self._checks:
-            if self._newest[0] >= hour_end(check, self._hours):
+            if self._newest_id[0] >= next_slice_end_ms(check, self._sliced):
                 try:
-                    self._hours[check.view.name] = self._read_cells(ledger, check.view)
+                    self._sliced[check.view.name] = self._read_slices(ledger, check.view)
                 except LedgerError:
                     return
-        self._read_from_ms = self._cell_end()
+        self._next_slice_end_ms = self._earliest_slice_end_ms()
         self._write()
 
-    def _cell_end(self) -> int:
+    def _earliest_slice_end_ms(self) -> int:
         """How new an entry must be to end a cell of anything that was asked."""
-        return min((hour_end(check, self._hours) for check in self._checks), default=NEVER)
+        return min((next_slice_end_ms(check, self._sliced) for check in self._checks), default=NEVER)
 
-    def _read_cells(self, ledger: Ledger, view: View) -> HourlyUsage:
+    def _read_slices(self, ledger: Ledger, view: View) -> SlicedUsage:
         """What is known of a view's cells and what is new. The last of them ends before the newest entry: nothing comes
         into it any more.
         """
         selector, window_ms = view.selector, view.window.longest_ms
-        cell_ms = hour_ms_of(window_ms)
-        end_ms = (self._newest[0] - 1) // cell_ms * cell_ms
-        known = self._hours.get(view.name, HourlyUsage(0, ()))
-        first_ms = max(known.until_ms, (self._at_ms - window_ms) // cell_ms * cell_ms)
+        slice_ms = slice_ms_of(window_ms)
+        end_ms = (self._newest_id[0] - 1) // slice_ms * slice_ms
+        known = self._sliced.get(view.name, SlicedUsage(0, ()))
+        first_ms = max(known.until_ms, (self._decided_ms - window_ms) // slice_ms * slice_ms)
         units: dict[int, int] = {}
         for entry in read_entries(ledger, self._project, first_ms + 1, end_ms):
             if selector.counts(entry.bucket, entry.method, entry.job):
-                left_ms = -(-entry.ms // cell_ms) * cell_ms + window_ms
+                left_ms = -(-entry.ms // slice_ms) * slice_ms + window_ms
                 units[left_ms] = units.get(left_ms, 0) + selector.cost(entry.units)
-        live = [part for part in known.expiries if part[1] > self._at_ms]
-        return HourlyUsage(end_ms, (*live, *((n, left_ms) for left_ms, n in units.items() if n)))
+        live = [part for part in known.expiries if part[1] > self._decided_ms]
+        return SlicedUsage(end_ms, (*live, *((n, left_ms) for left_ms, n in units.items() if n)))
 
-    def _say(self) -> None:
+    def _set_expected(self) -> None:
         """What `expected` answers from now on."""
-        ids = (*self._others, self._newest) if self._checks or self._records else self._others
+        ids = (*self._ids_of_others, self._newest_id) if self._checks or self._observations else self._ids_of_others
         # What this process saw last may be just what an old copy has, put there since: then compare all that was seen.
         self._expected = Expected(NO_EPOCH if self._outdated else self._epoch, ids) if self._epoch else NOTHING_EXPECTED
 
-    def _set_aside(self, checks: Sequence[LimitCheck], now_ms: int) -> None:
+    def _keep_last_observations(self, checks: Sequence[LimitCheck], now_ms: int) -> None:
         """Another question than the last: what that one showed is kept beside it; what has expired is forgotten."""
-        self._records.update((record.view, record) for record in self._asked())
+        self._observations.update((observation.view, observation) for observation in self._last_observations())
         for check in checks:
-            self._records.pop(check.view.name, None)
+            self._observations.pop(check.view.name, None)
         self._checks = checks
-        if now_ms >= self._tidy_at_ms:
-            self._tidy_at_ms = now_ms + TIDY_EVERY_MS
+        if now_ms >= self._next_tidy_ms:
+            self._next_tidy_ms = now_ms + TIDY_EVERY_MS
             since_ms = now_ms - RETENTION_SLACK_MS
-            self._records = {v: r for v, r in self._records.items() if r.until_ms > since_ms and r.units > 0}
-            self._earlier = {record for record in self._earlier if record.until_ms > since_ms}
+            self._observations = {v: r for v, r in self._observations.items() if r.until_ms > since_ms and r.units > 0}
+            self._lost_log_observations = {
+                observation for observation in self._lost_log_observations if observation.until_ms > since_ms
+            }
             self._usages = {key: usage for key, usage in self._usages.items() if usage.until_ms > since_ms}
-            views = {*self._records, *(check.view.name for check in checks)}
-            self._hours = {view: hours for view, hours in self._hours.items() if view in views}
+            views = {*self._observations, *(check.view.name for check in checks)}
+            self._sliced = {view: sliced for view, sliced in self._sliced.items() if view in views}
 
     def restore_missing(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> None:
         """Tell a ledger that is behind what it has lost, as far as anybody on this machine has seen it. `retention_ms`
@@ -274,52 +280,63 @@ class HighWaterMark:
         with self._lock:
             if self._changing:
                 raise LedgerError(f"ledger {ledger.label} has lost something, and a signal handler cannot make it good")
-            self._change(partial(self._make_good, ledger, result, new_epoch, retention_ms))
+            self._change(partial(self._restore_missing, ledger, result, new_epoch, retention_ms))
 
-    def _make_good(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> None:
+    def _restore_missing(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> None:
         now_ms = result.now_ms
         since_ms = now_ms - RETENTION_SLACK_MS  # should the clock go back, what has expired counts again
-        slots = [*self._read_slots(), self._slot(*self._asked())]
-        live = [(slot, record) for slot in slots for record in slot.records if record.until_ms > since_ms]
-        hours = {epoch: best_hours(slots, epoch) for epoch in {slot.epoch for slot in slots}}
-        expected = {placed(record, hours[slot.epoch]) for slot, record in live if record.epoch == slot.epoch}
-        earlier = {record for slot, record in live if record.epoch != slot.epoch}
+        watermarks = [*self._read_watermarks(), self._watermark(*self._last_observations())]
+        live = [
+            (watermark, observation)
+            for watermark in watermarks
+            for observation in watermark.observations
+            if observation.until_ms > since_ms
+        ]
+        sliced = {epoch: furthest_slices(watermarks, epoch) for epoch in {watermark.epoch for watermark in watermarks}}
+        expected = {
+            with_slices(observation, sliced[watermark.epoch])
+            for watermark, observation in live
+            if observation.epoch == watermark.epoch
+        }
+        earlier = {observation for watermark, observation in live if observation.epoch != watermark.epoch}
         root = root_of(result.epoch)
-        came_back = {
-            record: _here(ledger, self._project, as_of(record, now_ms))
-            for record in earlier
-            if root_of(record.epoch) == root
+        reappeared = {
+            observation: _logged_part(ledger, self._project, still_in_window(observation, now_ms))
+            for observation in earlier
+            if root_of(observation.epoch) == root
         }
         usages: dict[tuple[str, str], UnloggedUsage] = {}
-        for slot in slots:
+        for watermark in watermarks:
             # Only where a record stands beside its carry: without one, what came back was taken off before.
-            back = {(r.view, r.epoch): came_back[r] for r in slot.records if r in came_back}
-            for usage in slot.usages:
+            back = {(r.view, r.epoch): reappeared[r] for r in watermark.observations if r in reappeared}
+            for usage in watermark.usages:
                 if usage.until_ms > since_ms:
-                    here = back.get((usage.view, usage.epoch))
-                    merge(usages, usage if here is None else without(usage, here, now_ms), now_ms)
-        left = {record: self._left(ledger, root, record) for record in expected}
+                    logged = back.get((usage.view, usage.epoch))
+                    merge(usages, usage if logged is None else less_reappeared(usage, logged, now_ms), now_ms)
+        still_logged = {observation: self._still_logged(ledger, root, observation) for observation in expected}
         lost = [
-            unlogged_of(record, here, _here(ledger, self._project, as_of(here, now_ms)))
-            for record, here in left.items()
-            if here.units < record.units
+            missing_usage(observation, logged, _logged_part(ledger, self._project, still_in_window(logged, now_ms)))
+            for observation, logged in still_logged.items()
+            if logged.units < observation.units
         ]
         for usage in lost:
             merge(usages, usage, now_ms)
         epoch = result.epoch
         if usages:
             epoch = ledger.add_unlogged(self._project, new_epoch, list(usages.values()), retention_ms)
-        self._begin(epoch)
+        self._start_epoch(epoch)
         self._usages = usages
-        self._earlier = {r for r in expected | earlier if root_of(r.epoch) != root and (r.view, r.epoch) in usages}
-        for here in sorted([*left.values(), *came_back.values()], key=_last):
-            if here.units > 0:
-                self._records[here.view] = here._replace(epoch=epoch)
-                self._newest = max(self._newest, here.last)
-        self._at_ms = now_ms
-        self._compared_ms = max(slot.at_ms for slot in slots)
+        self._lost_log_observations = {
+            r for r in expected | earlier if root_of(r.epoch) != root and (r.view, r.epoch) in usages
+        }
+        for logged in sorted([*still_logged.values(), *reappeared.values()], key=_last):
+            if logged.units > 0:
+                self._observations[logged.view] = logged._replace(epoch=epoch)
+                self._newest_id = max(self._newest_id, logged.last)
+        self._decided_ms = now_ms
+        self._compared_ms = max(watermark.at_ms for watermark in watermarks)
         self._write(clear=True)
-        self._say()
+        self._set_expected()
         views = {usage.view for usage in lost if usage.until_ms > now_ms}
         of_views = [[usage for usage in usages.values() if usage.view == view] for view in views]
         sums = [(sum(c.units_at(now_ms) for c in some), max(c.until_ms for c in some)) for some in of_views]
@@ -334,113 +351,121 @@ class HighWaterMark:
                 rfc3339(until_ms),
             )
 
-    def _left(self, ledger: Ledger, root: str, record: ViewObservation) -> ViewObservation:
-        """What the ledger still has of a record: all of it, if it has the newest entry that the record knows of.
+    def _still_logged(self, ledger: Ledger, root: str, observation: ViewObservation) -> ViewObservation:
+        """What the ledger still has of an observation: all of it, if it has the newest entry that was seen.
 
         Another log has nothing of it, whatever it holds; but where all of it is there, only the log's name was lost.
         """
-        here = _here(ledger, self._project, record)
-        if root_of(record.epoch) == root:
-            return record if here.last == record.last else here
-        return record if here.units == record.units and here.last == record.last else record._replace(units=0)
+        logged = _logged_part(ledger, self._project, observation)
+        if root_of(observation.epoch) == root:
+            return observation if logged.last == observation.last else logged
+        return (
+            observation
+            if logged.units == observation.units and logged.last == observation.last
+            else observation._replace(units=0)
+        )
 
     # -- the file ----------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         """In a new process: get a slot of its own, and go on from what this machine's processes have noted."""
-        slots, self._slots, self._own = self._slots, None, None
-        if slots is not None:  # a forked child's parent's, or what an interrupted start has left
-            slots.close()
-        self._begin("")
+        file, self._file, self._writable_file = self._file, None, None
+        if file is not None:  # a forked child's parent's, or what an interrupted start has left
+            file.close()
+        self._start_epoch("")
         if self.path is not None:
             try:
                 _make_room(self.path)
-                self._slots = WatermarkFile(self.path)
-                if self._slots.writable:
-                    self._own = self._slots
+                self._file = WatermarkFile(self.path)
+                if self._file.writable:
+                    self._writable_file = self._file
                 else:
                     self._warn(f"more than {SLOTS} processes use it at once")
-                own = self._slots.own()
+                own = self._file.own()
                 self._recall(own and Watermark.read(*own))
             except OSError as error:
                 self._give_up(error)
 
     def _recall(self, own: Watermark | None) -> None:
         """Begin with the epoch that was noted last. What stands in our own slot is only there: it goes on with us."""
-        slots = self._read_slots()
-        latest = max(slots, key=lambda slot: slot.at_ms, default=None)
+        watermarks = self._read_watermarks()
+        latest = max(watermarks, key=lambda watermark: watermark.at_ms, default=None)
         if latest is None:
             return
-        self._begin(latest.epoch)
-        self._at_ms = latest.at_ms
-        self._hours = best_hours(slots, latest.epoch)
+        self._start_epoch(latest.epoch)
+        self._decided_ms = latest.at_ms
+        self._sliced = furthest_slices(watermarks, latest.epoch)
         since_ms = latest.at_ms - RETENTION_SLACK_MS
-        for slot in slots:
-            for usage in slot.usages:
+        for watermark in watermarks:
+            for usage in watermark.usages:
                 if usage.until_ms > since_ms:
                     merge(self._usages, usage, latest.at_ms)
-            if slot.epoch == latest.epoch:
-                live = [record for record in slot.records if record.until_ms > since_ms]
-                here = [record for record in live if record.epoch == slot.epoch]
-                self._others += tuple({record.last for record in here})
-                self._earlier.update(set(live).difference(here))
-                if slot == own:
-                    self._records = {record.view: record for record in here}
-                    self._newest = max((record.last for record in here), default=(0, 0))
+            if watermark.epoch == latest.epoch:
+                live = [observation for observation in watermark.observations if observation.until_ms > since_ms]
+                logged = [observation for observation in live if observation.epoch == watermark.epoch]
+                self._ids_of_others += tuple({observation.last for observation in logged})
+                self._lost_log_observations.update(set(live).difference(logged))
+                if watermark == own:
+                    self._observations = {observation.view: observation for observation in logged}
+                    self._newest_id = max((observation.last for observation in logged), default=(0, 0))
 
     def _look(self) -> None:
         """See what the other processes of this machine have seen."""
-        if self._slots is None:
+        if self._file is None:
             return
         try:
             if not self._epoch:
                 self._recall(None)
-            newest, elsewhere_ms = self._slots.newest(self._tag)
+            newest, elsewhere_ms = self._file.newest(self._tag)
         except OSError as error:
             self._give_up(error)
             return
-        if newest > self._newest and newest not in self._others:
-            self._others += (newest,)
-        self._outdated = elsewhere_ms > max(self._at_ms, self._compared_ms)
+        if newest > self._newest_id and newest not in self._ids_of_others:
+            self._ids_of_others += (newest,)
+        self._outdated = elsewhere_ms > max(self._decided_ms, self._compared_ms)
 
-    def _read_slots(self) -> list[Watermark]:
-        if self._slots is None:
+    def _read_watermarks(self) -> list[Watermark]:
+        if self._file is None:
             return []
         try:
-            return [slot for slot in (Watermark.read(*found) for found in self._slots.all()) if slot is not None]
+            return [
+                watermark
+                for watermark in (Watermark.read(*found) for found in self._file.all())
+                if watermark is not None
+            ]
         except OSError as error:
             self._give_up(error)
             return []
 
-    def _asked(self) -> list[ViewObservation]:
+    def _last_observations(self) -> list[ViewObservation]:
         """What the last decision showed."""
         return [
-            observation_of(check.view.name, span_of(check), self._epoch, units, self._newest, self._at_ms)
-            for check, units in zip(self._checks, self._units, strict=False)
+            observation_of(check.view.name, span_of(check), self._epoch, units, self._newest_id, self._decided_ms)
+            for check, units in zip(self._checks, self._logged_units, strict=False)
         ]
 
-    def _slot(self, *asked: ViewObservation) -> Watermark:
+    def _watermark(self, *asked: ViewObservation) -> Watermark:
         """What is known beside what was asked about last, or with it."""
-        records = (*asked, *self._records.values(), *self._earlier)
-        return Watermark(self._epoch, self._at_ms, records, tuple(self._usages.values()), self._hours)
+        observations = (*asked, *self._observations.values(), *self._lost_log_observations)
+        return Watermark(self._epoch, self._decided_ms, observations, tuple(self._usages.values()), self._sliced)
 
     def _write(self, *, clear: bool = False) -> None:
         """Note all that is known. `clear`: what processes that are gone have noted stands in our slot now."""
-        if self._own is None:
+        if self._writable_file is None:
             return
-        slot = self._slot()
-        text = slot.text([(check.view.name, span_of(check)) for check in self._checks])
+        watermark = self._watermark()
+        text = watermark.text([(check.view.name, span_of(check)) for check in self._checks])
         try:
-            lines = self._own.write(self._newest, self._tag, self._at_ms, self._units, text)
+            lines = self._writable_file.write(self._newest_id, self._tag, self._decided_ms, self._logged_units, text)
             if clear:
-                self._own.clear_abandoned()
+                self._writable_file.clear_abandoned()
         except OSError as error:
             self._give_up(error)
             return
         # Cells come last: without theirs, units only count longer.
-        needed = 1 + len(self._checks) + len(slot.records) + len(slot.usages)
-        if lines < needed and not self._full:
-            self._full = True
+        needed = 1 + len(self._checks) + len(watermark.observations) + len(watermark.usages)
+        if lines < needed and not self._said_full:
+            self._said_full = True
             warn(
                 "memory_full path=%s: what was seen of %d limits does not fit; have fewer, or shorter names",
                 self.path,
@@ -452,10 +477,10 @@ class HighWaterMark:
         if error.errno is None:  # not the system's: the TimeoutError of a signal handler
             raise error
         self._warn(error.strerror or error)
-        slots, self._slots, self._own = self._slots, None, None
-        if slots is not None:
+        file, self._file, self._writable_file = self._file, None, None
+        if file is not None:
             with contextlib.suppress(OSError):
-                slots.close()
+                file.close()
 
     def _warn(self, why: object) -> None:
         warn("memory_unusable path=%s: %s; what this process sees of its ledger ends with it", self.path, why)
@@ -463,11 +488,11 @@ class HighWaterMark:
     def close(self) -> None:
         """Give the slot back; what it holds stays. A later decision takes one again."""
         with self._lock:
-            slots, self._slots, self._own = self._slots, None, None
-            if slots is not None:
-                slots.close()
+            file, self._file, self._writable_file = self._file, None, None
+            if file is not None:
+                file.close()
             self._started = False
-            self._look_at_s = 0.0
+            self._next_look_s = 0.0
 
 
 _all: WeakSet[HighWaterMark] = WeakSet()
@@ -475,7 +500,7 @@ _all: WeakSet[HighWaterMark] = WeakSet()
 
 def _after_fork() -> None:
     for high_water_mark in _all:
-        high_water_mark._begin_process()
+        high_water_mark._start_process()
 
 
 if hasattr(os, "register_at_fork"):
@@ -494,23 +519,23 @@ def _same_views(checks: Sequence[LimitCheck], others: Sequence[LimitCheck]) -> b
     return True
 
 
-def _last(record: ViewObservation) -> Id:
-    return record.last
+def _last(observation: ViewObservation) -> Id:
+    return observation.last
 
 
-def _here(ledger: Ledger, project: str, record: ViewObservation) -> ViewObservation:
-    """As much of a record as the log has within its bounds."""
-    selector = selector_of(record.view)
+def _logged_part(ledger: Ledger, project: str, observation: ViewObservation) -> ViewObservation:
+    """As much of an observation as the log has within its bounds."""
+    selector = selector_of(observation.view)
     units, last = 0, (0, 0)
-    for entry in read_entries(ledger, project, record.since_ms + 1, record.last[0]):
-        if (entry.ms, entry.seq) <= record.last:
+    for entry in read_entries(ledger, project, observation.since_ms + 1, observation.last[0]):
+        if (entry.ms, entry.seq) <= observation.last:
             last = (entry.ms, entry.seq)
             if selector.counts(entry.bucket, entry.method, entry.job):
                 units += selector.cost(entry.units)
-    return record._replace(units=units, last=last, older=())
+    return observation._replace(units=units, last=last, slices=())
 
 
-def _without_carried(result: ChargeResult) -> tuple[int, ...]:
+def _without_unlogged(result: ChargeResult) -> tuple[int, ...]:
     """What the views count of the log alone."""
     if not result.unlogged:
         return result.used_units

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from quota.ledger.unlogged import Expiries
     from quota.recovery.watermark_file import Head
 
-HOURS = 24
-MIN_HOUR_MS = 1_000
+SLICES = 24
+MIN_SLICE_MS = 1_000
 """Into so many cells a sliding window is divided, but into none that are shorter: each is one more question."""
 
 
 class ViewObservation(NamedTuple):
     """What one view counted of the log in one epoch, without carries: `units` of the entries after `since_ms`, up to
-    `last`. All of them have expired at `until_ms`, and those of the `older` cells before.
+    `last`. All of them have expired at `until_ms`, and those of the `slices` before.
     """
 
     view: str
@@ -39,16 +39,16 @@ class ViewObservation(NamedTuple):
     since_ms: int
     last: Id
     until_ms: int
-    older: Expiries = ()
+    slices: Expiries = ()
 
     @property
     def expiries(self) -> Expiries:
         """All of it. What is in no cell counts as its newest entry does."""
-        rest = self.units - sum(units for units, _ in self.older)
-        return (*self.older, (rest, self.until_ms)) if rest > 0 else newest_expiries(self.older, self.units)
+        rest = self.units - sum(units for units, _ in self.slices)
+        return (*self.slices, (rest, self.until_ms)) if rest > 0 else newest_expiries(self.slices, self.units)
 
 
-class HourlyUsage(NamedTuple):
+class SlicedUsage(NamedTuple):
     """How much of a view is where in the log: `expiries`, by the time at which each cell has left the window, of all
     cells up to `until_ms` that had anything in them.
     """
@@ -70,31 +70,33 @@ class Watermark(NamedTuple):
 
     epoch: str
     at_ms: int
-    records: tuple[ViewObservation, ...]
+    observations: tuple[ViewObservation, ...]
     usages: tuple[UnloggedUsage, ...]
-    hours: dict[str, HourlyUsage]
+    sliced: dict[str, SlicedUsage]
 
-    def text(self, asked: Sequence[tuple[str, Span]]) -> str:
+    def text(self, counted: Sequence[tuple[str, Span]]) -> str:
         """What a slot's text says: the views whose units stand in its head, then these records and carries."""
         lines = [self.epoch]
         lines += [
             f"{view}\t{span}" if isinstance(span, int) else f"{view}\t{span[0]} {span[1]} {span[2]}"
-            for view, span in asked
+            for view, span in counted
         ]
         lines += [
             f"{r.view}\t{r.epoch}\t{r.units}\t{r.since_ms}\t{r.last[0]}\t{r.last[1]}\t{r.until_ms}\t"
-            f"{expiries_text(r.older)}"
-            for r in self.records
+            f"{expiries_text(r.slices)}"
+            for r in self.observations
         ]
         lines += ["\t".join((usage.view, *usage.fields())) for usage in self.usages]
-        lines += [f"{view}\t{hours.until_ms}\t{expiries_text(hours.expiries)}" for view, hours in self.hours.items()]
+        lines += [
+            f"{view}\t{sliced.until_ms}\t{expiries_text(sliced.expiries)}" for view, sliced in self.sliced.items()
+        ]
         return "\n".join(lines) + "\n"
 
     @classmethod
     def read(cls, head: Head, text: str) -> Watermark | None:
         """The slot that was written with `text`; None for what never was."""
         epoch, *lines = text.removesuffix("\n").split("\n")
-        records, usages, hours = [], [], {}
+        observations, usages, sliced = [], [], {}
         numbers = iter(head.numbers)
         try:
             for line in lines:
@@ -103,20 +105,20 @@ class Watermark(NamedTuple):
                 if len(fields) == 1:
                     edges = tuple(map(int, fields[0].split(" ")))
                     span = edges[0] if len(edges) == 1 else (edges[0], edges[1], edges[2])
-                    records.append(observation_of(view, span, epoch, next(numbers), head.newest, head.at_ms))
+                    observations.append(observation_of(view, span, epoch, next(numbers), head.newest, head.at_ms))
                 elif len(fields) == 2:
-                    hours[view] = HourlyUsage(int(fields[0]), _parts(fields[1]))
+                    sliced[view] = SlicedUsage(int(fields[0]), _expiries_from(fields[1]))
                 elif len(fields) == 4:
                     usages.append(UnloggedUsage.from_fields(view, *fields))
                 else:
                     units, since_ms, last_ms, last_seq, until_ms = map(int, fields[1:6])
-                    older = _parts(fields[6])
-                    records.append(
-                        ViewObservation(view, fields[0], units, since_ms, (last_ms, last_seq), until_ms, older)
+                    slices = _expiries_from(fields[6])
+                    observations.append(
+                        ViewObservation(view, fields[0], units, since_ms, (last_ms, last_seq), until_ms, slices)
                     )
         except (ValueError, IndexError, StopIteration):
             return None
-        return cls(epoch, head.at_ms, tuple(records), tuple(usages), hours)
+        return cls(epoch, head.at_ms, tuple(observations), tuple(usages), sliced)
 
 
 def observation_of(view: str, span: Span, epoch: str, units: int, last: Id, now_ms: int) -> ViewObservation:
@@ -135,19 +137,29 @@ def span_of(check: LimitCheck) -> Span:
     return check.view.window.longest_ms if check.edges is None else check.edges
 
 
-def as_of(record: ViewObservation, now_ms: int) -> ViewObservation:
+def still_in_window(observation: ViewObservation, now_ms: int) -> ViewObservation:
     """The record without what has left its window since: a carry made of a later look at the log has none of that."""
-    window_ms = record.until_ms - record.last[0]
-    return record._replace(since_ms=max(record.since_ms, now_ms - window_ms))
+    window_ms = observation.until_ms - observation.last[0]
+    return observation._replace(since_ms=max(observation.since_ms, now_ms - window_ms))
 
 
-def unlogged_of(record: ViewObservation, here: ViewObservation, live: ViewObservation) -> UnloggedUsage:
-    """What is missing of a record, where `here` is still there, and `live` of that is in its window now.
+def missing_usage(
+    observation: ViewObservation, still_logged: ViewObservation, still_counting: ViewObservation
+) -> UnloggedUsage:
+    """What is missing of an observation, where `still_logged` is still there, and `still_counting` of that counts.
 
     A log loses its newest entries, or all.
     """
-    expiries = newest_expiries(record.expiries, record.units - here.units)
-    return UnloggedUsage(record.view, record.epoch, expiries, record.last, live.units, live.since_ms, record.since_ms)
+    expiries = newest_expiries(observation.expiries, observation.units - still_logged.units)
+    return UnloggedUsage(
+        observation.view,
+        observation.epoch,
+        expiries,
+        observation.last,
+        still_counting.units,
+        still_counting.since_ms,
+        observation.since_ms,
+    )
 
 
 def merge(into: dict[tuple[str, str], UnloggedUsage], usage: UnloggedUsage, now_ms: int) -> None:
@@ -157,52 +169,56 @@ def merge(into: dict[tuple[str, str], UnloggedUsage], usage: UnloggedUsage, now_
         into[key] = into[key].with_report(usage, now_ms) if key in into else usage
 
 
-def without(usage: UnloggedUsage, back: ViewObservation, now_ms: int) -> UnloggedUsage:
+def less_reappeared(usage: UnloggedUsage, reappeared: ViewObservation, now_ms: int) -> UnloggedUsage:
     """The carry, less what came back of it: the oldest of what still counts at `now_ms`. If that is all, it says so."""
     expired = tuple(part for part in usage.expiries if part[1] <= now_ms)
-    live = newest_expiries(usage.expiries[len(expired) :], usage.units_at(now_ms) - back.units)
+    live = newest_expiries(usage.expiries[len(expired) :], usage.units_at(now_ms) - reappeared.units)
     expiries = (*expired, *live) or ((0, usage.until_ms),)
-    return usage._replace(expiries=expiries, kept_units=usage.kept_units + back.units, kept_since_ms=back.since_ms)
+    return usage._replace(
+        expiries=expiries, kept_units=usage.kept_units + reappeared.units, kept_since_ms=reappeared.since_ms
+    )
 
 
-def _parts(text: str) -> Expiries:
+def _expiries_from(text: str) -> Expiries:
     return read_expiries(text) if text else ()
 
 
-def hour_ms_of(window_ms: int) -> int:
-    return max(MIN_HOUR_MS, window_ms // HOURS)
+def slice_ms_of(window_ms: int) -> int:
+    return max(MIN_SLICE_MS, window_ms // SLICES)
 
 
-def hour_end(check: LimitCheck, hours: dict[str, HourlyUsage]) -> int:
+def next_slice_end_ms(check: LimitCheck, sliced: dict[str, SlicedUsage]) -> int:
     """How new an entry must be to end the next cell of what was asked: any, where no cell is known.
 
     A calendar period is not divided: all of it expires at once. Nor is what is shorter than two cells.
     """
     window = check.view.window
-    if not isinstance(window, Sliding) or window.window_ms < 2 * MIN_HOUR_MS:
+    if not isinstance(window, Sliding) or window.window_ms < 2 * MIN_SLICE_MS:
         return NEVER
-    known = hours.get(check.view.name)
-    return 0 if known is None else known.until_ms + hour_ms_of(window.window_ms) + 1
+    known = sliced.get(check.view.name)
+    return 0 if known is None else known.until_ms + slice_ms_of(window.window_ms) + 1
 
 
-def best_hours(slots: Sequence[Watermark], epoch: str) -> dict[str, HourlyUsage]:
+def furthest_slices(watermarks: Sequence[Watermark], epoch: str) -> dict[str, SlicedUsage]:
     """What the processes of this machine have read of the log in this epoch."""
-    best: dict[str, HourlyUsage] = {}
-    for slot in slots:
-        if slot.epoch == epoch:
-            for view, hours in slot.hours.items():
-                best[view] = max(hours, best.get(view, hours))
+    best: dict[str, SlicedUsage] = {}
+    for watermark in watermarks:
+        if watermark.epoch == epoch:
+            for view, sliced in watermark.sliced.items():
+                best[view] = max(sliced, best.get(view, sliced))
     return best
 
 
-def placed(record: ViewObservation, hours: dict[str, HourlyUsage]) -> ViewObservation:
+def with_slices(observation: ViewObservation, sliced: dict[str, SlicedUsage]) -> ViewObservation:
     """The record with the cells that are wholly in it. Of one that has partly left its window nothing is known but the
     sum, like of what is newest.
     """
-    window_ms = record.until_ms - record.last[0]
-    known = hours.get(record.view)
+    window_ms = observation.until_ms - observation.last[0]
+    known = sliced.get(observation.view)
     if known is None:
-        return record
+        return observation
     # A cell lies within the record if it begins where that does or later, and ends before its last entry.
-    first_ms = record.since_ms + hour_ms_of(window_ms) + window_ms
-    return record._replace(older=tuple(part for part in known.expiries if first_ms <= part[1] < record.until_ms))
+    first_ms = observation.since_ms + slice_ms_of(window_ms) + window_ms
+    return observation._replace(
+        slices=tuple(part for part in known.expiries if first_ms <= part[1] < observation.until_ms)
+    )

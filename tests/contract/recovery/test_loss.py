@@ -598,8 +598,8 @@ def test_the_memory_is_bounded(site: Site) -> None:
     site.now_ms += 3 * DAY_MS
     machine.start()
     charge(machine.budget(limit(10_000)))
-    slot = machine.high_water_mark._slot(*machine.high_water_mark._asked())
-    assert len(slot.records) + len(slot.usages) == 1, "what has expired is forgotten"
+    watermark = machine.high_water_mark._watermark(*machine.high_water_mark._last_observations())
+    assert len(watermark.observations) + len(watermark.usages) == 1, "what has expired is forgotten"
 
 
 def test_a_memory_that_nobody_used_for_a_year_is_removed(site: Site) -> None:
@@ -673,7 +673,7 @@ def test_a_process_notices_what_only_another_of_its_machine_has_seen(site: Site)
     assert results.get(timeout=60) == 7
     neighbour.join()
     site.place.restore(copy)
-    high_water_mark._look_at_s = 0.0  # it looks every 50 ms
+    high_water_mark._next_look_s = 0.0  # it looks every 50 ms
     assert charge(budget) == 8
     ledger.close()
     high_water_mark.close()
@@ -697,7 +697,7 @@ def test_a_process_that_rested_notices_what_others_saw_after_a_loss(site: Site) 
         neighbour.join()
         site.place.empty()
     site.place.restore(copy)
-    high_water_mark._look_at_s = 0.0
+    high_water_mark._next_look_s = 0.0
     assert charge(budget) == 5 + 3 + 2 + 1
     ledger.close()
     high_water_mark.close()

@@ -115,8 +115,8 @@ def test_what_does_not_fit_into_a_slot_is_said(
     budget = scene.budget(*limits)
     assert budget.charge("search.list", units=10).admitted
     (high_water_mark,) = scene.opened
-    text = high_water_mark._slot().text([(check.view.name, DAY_MS) for check in high_water_mark._checks])
-    head = quota.recovery.watermark_file._head_of(len(high_water_mark._units)).size + 4
+    text = high_water_mark._watermark().text([(check.view.name, DAY_MS) for check in high_water_mark._checks])
+    head = quota.recovery.watermark_file._head_of(len(high_water_mark._logged_units)).size + 4
     hours = sum(len(line) + 1 for line in text.splitlines() if line.count("\t") == 2)
     assert hours
     monkeypatch.setattr(quota.recovery.watermark_file, "SLOT_BYTES", head + len(text) - hours - (not room))
@@ -137,7 +137,7 @@ def test_a_process_that_finds_no_slot_reads_those_of_the_others(
     first = scene.budget(*_limits(9))
     for _ in range(10):
         assert first.charge("videos.list").admitted
-    slots = scene.opened[0]._slots
+    slots = scene.opened[0]._file
     assert slots is not None
     noted = slots.all()
     pid = os.fork()
