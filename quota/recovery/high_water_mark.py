@@ -35,22 +35,18 @@ from weakref import WeakSet
 from quota.common.clock import NEVER, rfc3339
 from quota.common.log import warn
 from quota.errors import LedgerError
-from quota.ledger.contract import NOTHING_EXPECTED, RETENTION_SLACK_MS, Expected, read_entries, root_of
-from quota.limits import selector_of
+from quota.ledger.contract import NOTHING_EXPECTED, RETENTION_SLACK_MS, Expected, read_entries
+from quota.recovery.loss import compare
 from quota.recovery.observations import (
     SlicedUsage,
     ViewObservation,
     Watermark,
     furthest_slices,
-    less_reappeared,
     merge,
-    missing_usage,
     next_slice_end_ms,
     observation_of,
     slice_ms_of,
     span_of,
-    still_in_window,
-    with_slices,
 )
 from quota.recovery.watermark_file import SLOTS, WatermarkFile
 
@@ -130,7 +126,7 @@ class HighWaterMark:
         self._next_look_s = 0.0  # until then, `_expected` is the answer
         self._next_tidy_ms = 0  # until then, and after a decision noted whole, only the head changes
 
-    # -- around a decision -------------------------------------------------------------------------------------------
+    # -- before a decision ---------------------------------------------------------------------------------------------
 
     def expected(self) -> Expected:
         """What the ledger must have."""
@@ -148,224 +144,6 @@ class HighWaterMark:
         self._look()
         self._set_expected()
         self._next_look_s = time.monotonic() + LOOK_EVERY_S
-
-    def _change(self, work: Callable[[], object]) -> None:
-        """Do `work` whole, or, where a signal handler raises in the middle of it, nothing of it."""
-        known = [(name, value) for name, value in vars(self).items() if name not in _HANDLES]
-        before = {name: value.copy() if isinstance(value, (dict, set)) else value for name, value in known}
-        try:
-            self._changing = True
-            work()
-        except BaseException:
-            vars(self).update(before)
-            raise
-        finally:
-            self._changing = False
-
-    def record(self, checks: Sequence[LimitCheck], result: ChargeResult) -> bool:
-        """Remember what a decision showed. Whether it is time to `read_log`."""
-        _, _, now_ms, last, units, _, epoch, unlogged = result
-        with self._lock:
-            if self._changing:
-                self._deferred.append((checks, result))
-                return False
-            other = epoch != self._epoch or unlogged != self._last_unlogged or not _same_views(checks, self._checks)
-            if other or now_ms >= self._next_tidy_ms:
-                self._change(partial(self._record_all, checks, result))
-            elif last >= self._newest_id:  # else another thread has seen more
-                if unlogged:
-                    units = _without_unlogged(result)
-                try:
-                    self._changing = True
-                    self._newest_id, self._logged_units, self._decided_ms = last, units, now_ms
-                    self._ids_of_others = ()
-                    self._expected = Expected(epoch, (last,))
-                    if self._writable_file is not None:
-                        self._writable_file.write_head(last, now_ms, units)
-                except OSError as error:
-                    self._give_up(error)
-                finally:
-                    self._changing = False
-            if self._deferred:
-                self.record(*self._deferred.pop(0))
-            return self._newest_id[0] >= self._next_slice_end_ms
-
-    def _record_all(self, checks: Sequence[LimitCheck], result: ChargeResult) -> None:
-        """The same where more has changed than the numbers."""
-        _, _, now_ms, last, _, _, epoch, unlogged = result
-        if not epoch:
-            return
-        if epoch != self._epoch:
-            if self._checks or self._observations:
-                return  # decided before another thread made a loss good
-            self._start_epoch(epoch)
-        if last >= self._newest_id:
-            self._keep_last_observations(checks, now_ms)
-            # What the ledger says holds our own report and the others'.
-            self._usages |= {(usage.view, usage.epoch): usage for of_view in unlogged for usage in of_view}
-            self._last_unlogged = unlogged
-            self._newest_id, self._logged_units, self._decided_ms = last, _without_unlogged(result), now_ms
-            self._write()
-        self._ids_of_others = ()
-        self._next_slice_end_ms = self._earliest_slice_end_ms()
-        self._set_expected()
-
-    def read_log(self, ledger: Ledger) -> None:
-        """Note what is in the cells of time that are over. Where the ledger cannot answer, a minute later will do."""
-        with self._lock:
-            if not self._changing:
-                self._change(partial(self._read_log, ledger))
-
-    def _read_log(self, ledger: Ledger) -> None:
-        self._next_slice_end_ms = self._newest_id[0] + TIDY_EVERY_MS
-        for check in self._checks:
-            if self._newest_id[0] >= next_slice_end_ms(check, self._sliced):
-                try:
-                    self._sliced[check.view.name] = self._read_slices(ledger, check.view)
-                except LedgerError:
-                    return
-        self._next_slice_end_ms = self._earliest_slice_end_ms()
-        self._write()
-
-    def _earliest_slice_end_ms(self) -> int:
-        """How new an entry must be to end a cell of anything that was asked."""
-        return min((next_slice_end_ms(check, self._sliced) for check in self._checks), default=NEVER)
-
-    def _read_slices(self, ledger: Ledger, view: View) -> SlicedUsage:
-        """What is known of a view's cells and what is new. The last of them ends before the newest entry: nothing comes
-        into it any more.
-        """
-        selector, window_ms = view.selector, view.window.longest_ms
-        slice_ms = slice_ms_of(window_ms)
-        end_ms = (self._newest_id[0] - 1) // slice_ms * slice_ms
-        known = self._sliced.get(view.name, SlicedUsage(0, ()))
-        first_ms = max(known.until_ms, (self._decided_ms - window_ms) // slice_ms * slice_ms)
-        units: dict[int, int] = {}
-        for entry in read_entries(ledger, self._project, first_ms + 1, end_ms):
-            if selector.counts(entry.bucket, entry.method, entry.job):
-                left_ms = -(-entry.ms // slice_ms) * slice_ms + window_ms
-                units[left_ms] = units.get(left_ms, 0) + selector.cost(entry.units)
-        live = [part for part in known.expiries if part[1] > self._decided_ms]
-        return SlicedUsage(end_ms, (*live, *((n, left_ms) for left_ms, n in units.items() if n)))
-
-    def _set_expected(self) -> None:
-        """What `expected` answers from now on."""
-        ids = (*self._ids_of_others, self._newest_id) if self._checks or self._observations else self._ids_of_others
-        # What this process saw last may be just what an old copy has, put there since: then compare all that was seen.
-        self._expected = Expected(NO_EPOCH if self._outdated else self._epoch, ids) if self._epoch else NOTHING_EXPECTED
-
-    def _keep_last_observations(self, checks: Sequence[LimitCheck], now_ms: int) -> None:
-        """Another question than the last: what that one showed is kept beside it; what has expired is forgotten."""
-        self._observations.update((observation.view, observation) for observation in self._last_observations())
-        for check in checks:
-            self._observations.pop(check.view.name, None)
-        self._checks = checks
-        if now_ms >= self._next_tidy_ms:
-            self._next_tidy_ms = now_ms + TIDY_EVERY_MS
-            since_ms = now_ms - RETENTION_SLACK_MS
-            self._observations = {v: r for v, r in self._observations.items() if r.until_ms > since_ms and r.units > 0}
-            self._lost_log_observations = {
-                observation for observation in self._lost_log_observations if observation.until_ms > since_ms
-            }
-            self._usages = {key: usage for key, usage in self._usages.items() if usage.until_ms > since_ms}
-            views = {*self._observations, *(check.view.name for check in checks)}
-            self._sliced = {view: sliced for view, sliced in self._sliced.items() if view in views}
-
-    def restore_missing(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> None:
-        """Tell a ledger that is behind what it has lost, as far as anybody on this machine has seen it. `retention_ms`
-        as in a question.
-
-        Raises LedgerError. May be repeated: the ledger merges reports of one loss.
-        """
-        with self._lock:
-            if self._changing:
-                raise LedgerError(f"ledger {ledger.label} has lost something, and a signal handler cannot make it good")
-            self._change(partial(self._restore_missing, ledger, result, new_epoch, retention_ms))
-
-    def _restore_missing(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> None:
-        now_ms = result.now_ms
-        since_ms = now_ms - RETENTION_SLACK_MS  # should the clock go back, what has expired counts again
-        watermarks = [*self._read_watermarks(), self._watermark(*self._last_observations())]
-        live = [
-            (watermark, observation)
-            for watermark in watermarks
-            for observation in watermark.observations
-            if observation.until_ms > since_ms
-        ]
-        sliced = {epoch: furthest_slices(watermarks, epoch) for epoch in {watermark.epoch for watermark in watermarks}}
-        expected = {
-            with_slices(observation, sliced[watermark.epoch])
-            for watermark, observation in live
-            if observation.epoch == watermark.epoch
-        }
-        earlier = {observation for watermark, observation in live if observation.epoch != watermark.epoch}
-        root = root_of(result.epoch)
-        reappeared = {
-            observation: _logged_part(ledger, self._project, still_in_window(observation, now_ms))
-            for observation in earlier
-            if root_of(observation.epoch) == root
-        }
-        usages: dict[tuple[str, str], UnloggedUsage] = {}
-        for watermark in watermarks:
-            # Only where a record stands beside its carry: without one, what came back was taken off before.
-            back = {(r.view, r.epoch): reappeared[r] for r in watermark.observations if r in reappeared}
-            for usage in watermark.usages:
-                if usage.until_ms > since_ms:
-                    logged = back.get((usage.view, usage.epoch))
-                    merge(usages, usage if logged is None else less_reappeared(usage, logged, now_ms), now_ms)
-        still_logged = {observation: self._still_logged(ledger, root, observation) for observation in expected}
-        lost = [
-            missing_usage(observation, logged, _logged_part(ledger, self._project, still_in_window(logged, now_ms)))
-            for observation, logged in still_logged.items()
-            if logged.units < observation.units
-        ]
-        for usage in lost:
-            merge(usages, usage, now_ms)
-        epoch = result.epoch
-        if usages:
-            epoch = ledger.add_unlogged(self._project, new_epoch, list(usages.values()), retention_ms)
-        self._start_epoch(epoch)
-        self._usages = usages
-        self._lost_log_observations = {
-            r for r in expected | earlier if root_of(r.epoch) != root and (r.view, r.epoch) in usages
-        }
-        for logged in sorted([*still_logged.values(), *reappeared.values()], key=_last):
-            if logged.units > 0:
-                self._observations[logged.view] = logged._replace(epoch=epoch)
-                self._newest_id = max(self._newest_id, logged.last)
-        self._decided_ms = now_ms
-        self._compared_ms = max(watermark.at_ms for watermark in watermarks)
-        self._write(clear=True)
-        self._set_expected()
-        views = {usage.view for usage in lost if usage.until_ms > now_ms}
-        of_views = [[usage for usage in usages.values() if usage.view == view] for view in views]
-        sums = [(sum(c.units_at(now_ms) for c in some), max(c.until_ms for c in some)) for some in of_views]
-        if sums:
-            lost_units, until_ms = max(sums)
-            warn(
-                "ledger_behind project=%s ledger=%s lost_units=%d until=%s: charges that this machine saw are missing "
-                "there (emptied? restored from an old copy?); they count on until they would have expired",
-                self._project,
-                ledger.label,
-                lost_units,
-                rfc3339(until_ms),
-            )
-
-    def _still_logged(self, ledger: Ledger, root: str, observation: ViewObservation) -> ViewObservation:
-        """What the ledger still has of an observation: all of it, if it has the newest entry that was seen.
-
-        Another log has nothing of it, whatever it holds; but where all of it is there, only the log's name was lost.
-        """
-        logged = _logged_part(ledger, self._project, observation)
-        if root_of(observation.epoch) == root:
-            return observation if logged.last == observation.last else logged
-        return (
-            observation
-            if logged.units == observation.units and logged.last == observation.last
-            else observation._replace(units=0)
-        )
-
-    # -- the file ----------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         """In a new process: get a slot of its own, and go on from what this machine's processes have noted."""
@@ -424,30 +202,162 @@ class HighWaterMark:
             self._ids_of_others += (newest,)
         self._outdated = elsewhere_ms > max(self._decided_ms, self._compared_ms)
 
-    def _read_watermarks(self) -> list[Watermark]:
-        if self._file is None:
-            return []
-        try:
-            return [
-                watermark
-                for watermark in (Watermark.read(*found) for found in self._file.all())
-                if watermark is not None
-            ]
-        except OSError as error:
-            self._give_up(error)
-            return []
+    def _set_expected(self) -> None:
+        """What `expected` answers from now on."""
+        ids = (*self._ids_of_others, self._newest_id) if self._checks or self._observations else self._ids_of_others
+        # What this process saw last may be just what an old copy has, put there since: then compare all that was seen.
+        self._expected = Expected(NO_EPOCH if self._outdated else self._epoch, ids) if self._epoch else NOTHING_EXPECTED
 
-    def _last_observations(self) -> list[ViewObservation]:
-        """What the last decision showed."""
-        return [
-            observation_of(check.view.name, span_of(check), self._epoch, units, self._newest_id, self._decided_ms)
-            for check, units in zip(self._checks, self._logged_units, strict=False)
-        ]
+    # -- after a decision ----------------------------------------------------------------------------------------------
 
-    def _watermark(self, *asked: ViewObservation) -> Watermark:
-        """What is known beside what was asked about last, or with it."""
-        observations = (*asked, *self._observations.values(), *self._lost_log_observations)
-        return Watermark(self._epoch, self._decided_ms, observations, tuple(self._usages.values()), self._sliced)
+    def record(self, checks: Sequence[LimitCheck], result: ChargeResult) -> bool:
+        """Remember what a decision showed. Whether it is time to `read_log`."""
+        _, _, now_ms, last, units, _, epoch, unlogged = result
+        with self._lock:
+            if self._changing:
+                self._deferred.append((checks, result))
+                return False
+            other = epoch != self._epoch or unlogged != self._last_unlogged or not _same_views(checks, self._checks)
+            if other or now_ms >= self._next_tidy_ms:
+                self._change(partial(self._record_all, checks, result))
+            elif last >= self._newest_id:  # else another thread has seen more
+                if unlogged:
+                    units = _without_unlogged(result)
+                try:
+                    self._changing = True
+                    self._newest_id, self._logged_units, self._decided_ms = last, units, now_ms
+                    self._ids_of_others = ()
+                    self._expected = Expected(epoch, (last,))
+                    if self._writable_file is not None:
+                        self._writable_file.write_head(last, now_ms, units)
+                except OSError as error:
+                    self._give_up(error)
+                finally:
+                    self._changing = False
+            if self._deferred:
+                self.record(*self._deferred.pop(0))
+            return self._newest_id[0] >= self._next_slice_end_ms
+
+    def _record_all(self, checks: Sequence[LimitCheck], result: ChargeResult) -> None:
+        """The same where more has changed than the numbers."""
+        _, _, now_ms, last, _, _, epoch, unlogged = result
+        if not epoch:
+            return
+        if epoch != self._epoch:
+            if self._checks or self._observations:
+                return  # decided before another thread made a loss good
+            self._start_epoch(epoch)
+        if last >= self._newest_id:
+            self._keep_last_observations(checks, now_ms)
+            # What the ledger says holds our own report and the others'.
+            self._usages |= {(usage.view, usage.epoch): usage for of_view in unlogged for usage in of_view}
+            self._last_unlogged = unlogged
+            self._newest_id, self._logged_units, self._decided_ms = last, _without_unlogged(result), now_ms
+            self._write()
+        self._ids_of_others = ()
+        self._next_slice_end_ms = self._earliest_slice_end_ms()
+        self._set_expected()
+
+    def _keep_last_observations(self, checks: Sequence[LimitCheck], now_ms: int) -> None:
+        """Another question than the last: what that one showed is kept beside it; what has expired is forgotten."""
+        self._observations.update((observation.view, observation) for observation in self._last_observations())
+        for check in checks:
+            self._observations.pop(check.view.name, None)
+        self._checks = checks
+        if now_ms >= self._next_tidy_ms:
+            self._next_tidy_ms = now_ms + TIDY_EVERY_MS
+            since_ms = now_ms - RETENTION_SLACK_MS
+            self._observations = {v: r for v, r in self._observations.items() if r.until_ms > since_ms and r.units > 0}
+            self._lost_log_observations = {
+                observation for observation in self._lost_log_observations if observation.until_ms > since_ms
+            }
+            self._usages = {key: usage for key, usage in self._usages.items() if usage.until_ms > since_ms}
+            views = {*self._observations, *(check.view.name for check in checks)}
+            self._sliced = {view: sliced for view, sliced in self._sliced.items() if view in views}
+
+    # -- the log, slice by slice ---------------------------------------------------------------------------------------
+
+    def read_log(self, ledger: Ledger) -> None:
+        """Note what is in the cells of time that are over. Where the ledger cannot answer, a minute later will do."""
+        with self._lock:
+            if not self._changing:
+                self._change(partial(self._read_log, ledger))
+
+    def _read_log(self, ledger: Ledger) -> None:
+        self._next_slice_end_ms = self._newest_id[0] + TIDY_EVERY_MS
+        for check in self._checks:
+            if self._newest_id[0] >= next_slice_end_ms(check, self._sliced):
+                try:
+                    self._sliced[check.view.name] = self._read_slices(ledger, check.view)
+                except LedgerError:
+                    return
+        self._next_slice_end_ms = self._earliest_slice_end_ms()
+        self._write()
+
+    def _read_slices(self, ledger: Ledger, view: View) -> SlicedUsage:
+        """What is known of a view's cells and what is new. The last of them ends before the newest entry: nothing comes
+        into it any more.
+        """
+        selector, window_ms = view.selector, view.window.longest_ms
+        slice_ms = slice_ms_of(window_ms)
+        end_ms = (self._newest_id[0] - 1) // slice_ms * slice_ms
+        known = self._sliced.get(view.name, SlicedUsage(0, ()))
+        first_ms = max(known.until_ms, (self._decided_ms - window_ms) // slice_ms * slice_ms)
+        units: dict[int, int] = {}
+        for entry in read_entries(ledger, self._project, first_ms + 1, end_ms):
+            if selector.counts(entry.bucket, entry.method, entry.job):
+                left_ms = -(-entry.ms // slice_ms) * slice_ms + window_ms
+                units[left_ms] = units.get(left_ms, 0) + selector.cost(entry.units)
+        live = [part for part in known.expiries if part[1] > self._decided_ms]
+        return SlicedUsage(end_ms, (*live, *((n, left_ms) for left_ms, n in units.items() if n)))
+
+    def _earliest_slice_end_ms(self) -> int:
+        """How new an entry must be to end a cell of anything that was asked."""
+        return min((next_slice_end_ms(check, self._sliced) for check in self._checks), default=NEVER)
+
+    # -- after a loss --------------------------------------------------------------------------------------------------
+
+    def restore_missing(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> None:
+        """Tell a ledger that is behind what it has lost, as far as anybody on this machine has seen it. `retention_ms`
+        as in a question.
+
+        Raises LedgerError. May be repeated: the ledger merges reports of one loss.
+        """
+        with self._lock:
+            if self._changing:
+                raise LedgerError(f"ledger {ledger.label} has lost something, and a signal handler cannot make it good")
+            self._change(partial(self._restore_missing, ledger, result, new_epoch, retention_ms))
+
+    def _restore_missing(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> None:
+        now_ms = result.now_ms
+        watermarks = [*self._read_watermarks(), self._watermark(*self._last_observations())]
+        found = compare(ledger, self._project, result.epoch, now_ms, watermarks)
+        epoch = result.epoch
+        if found.usages:
+            epoch = ledger.add_unlogged(self._project, new_epoch, list(found.usages.values()), retention_ms)
+        self._start_epoch(epoch)
+        self._usages = found.usages
+        self._lost_log_observations = found.lost_log_observations
+        for logged in sorted(found.still_logged, key=_last):
+            if logged.units > 0:
+                self._observations[logged.view] = logged._replace(epoch=epoch)
+                self._newest_id = max(self._newest_id, logged.last)
+        self._decided_ms = now_ms
+        self._compared_ms = max(watermark.at_ms for watermark in watermarks)
+        self._write(clear=True)
+        self._set_expected()
+        loss = found.largest_loss(now_ms)
+        if loss is not None:
+            warn(
+                "ledger_behind project=%s ledger=%s lost_units=%d until=%s: charges that this machine saw are missing "
+                "there (emptied? restored from an old copy?); they count on until they would have expired",
+                self._project,
+                ledger.label,
+                loss.units,
+                rfc3339(loss.until_ms),
+            )
+
+    # -- what is stored ------------------------------------------------------------------------------------------------
 
     def _write(self, *, clear: bool = False) -> None:
         """Note all that is known. `clear`: what processes that are gone have noted stands in our slot now."""
@@ -472,6 +382,31 @@ class HighWaterMark:
                 needed - lines,
             )
 
+    def _watermark(self, *asked: ViewObservation) -> Watermark:
+        """What is known beside what was asked about last, or with it."""
+        observations = (*asked, *self._observations.values(), *self._lost_log_observations)
+        return Watermark(self._epoch, self._decided_ms, observations, tuple(self._usages.values()), self._sliced)
+
+    def _last_observations(self) -> list[ViewObservation]:
+        """What the last decision showed."""
+        return [
+            observation_of(check.view.name, span_of(check), self._epoch, units, self._newest_id, self._decided_ms)
+            for check, units in zip(self._checks, self._logged_units, strict=False)
+        ]
+
+    def _read_watermarks(self) -> list[Watermark]:
+        if self._file is None:
+            return []
+        try:
+            return [
+                watermark
+                for watermark in (Watermark.read(*found) for found in self._file.all())
+                if watermark is not None
+            ]
+        except OSError as error:
+            self._give_up(error)
+            return []
+
     def _give_up(self, error: OSError) -> None:
         """The file cannot be used: from now on this process remembers for itself alone."""
         if error.errno is None:  # not the system's: the TimeoutError of a signal handler
@@ -493,6 +428,21 @@ class HighWaterMark:
                 file.close()
             self._started = False
             self._next_look_s = 0.0
+
+    # -- signal handlers -----------------------------------------------------------------------------------------------
+
+    def _change(self, work: Callable[[], object]) -> None:
+        """Do `work` whole, or, where a signal handler raises in the middle of it, nothing of it."""
+        known = [(name, value) for name, value in vars(self).items() if name not in _HANDLES]
+        before = {name: value.copy() if isinstance(value, (dict, set)) else value for name, value in known}
+        try:
+            self._changing = True
+            work()
+        except BaseException:
+            vars(self).update(before)
+            raise
+        finally:
+            self._changing = False
 
 
 _all: WeakSet[HighWaterMark] = WeakSet()
@@ -521,18 +471,6 @@ def _same_views(checks: Sequence[LimitCheck], others: Sequence[LimitCheck]) -> b
 
 def _last(observation: ViewObservation) -> Id:
     return observation.last
-
-
-def _logged_part(ledger: Ledger, project: str, observation: ViewObservation) -> ViewObservation:
-    """As much of an observation as the log has within its bounds."""
-    selector = selector_of(observation.view)
-    units, last = 0, (0, 0)
-    for entry in read_entries(ledger, project, observation.since_ms + 1, observation.last[0]):
-        if (entry.ms, entry.seq) <= observation.last:
-            last = (entry.ms, entry.seq)
-            if selector.counts(entry.bucket, entry.method, entry.job):
-                units += selector.cost(entry.units)
-    return observation._replace(units=units, last=last, slices=())
 
 
 def _without_unlogged(result: ChargeResult) -> tuple[int, ...]:

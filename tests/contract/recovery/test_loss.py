@@ -21,6 +21,7 @@ from quota.ledger.factory import open_ledger
 from quota.ledger.unlogged import UnloggedUsage
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
 from quota.recovery import high_water_mark as high_water_mark
+from quota.recovery import loss as loss
 from quota.recovery.high_water_mark import HighWaterMark, close_high_water_mark, open_high_water_mark, watermark_path
 from quota.recovery.watermark_file import SLOT_BYTES, WatermarkFile
 from support.books import BOOK
@@ -871,6 +872,9 @@ def test_settling_leaves_what_is_carried_alone(site: Site) -> None:
 # -- interrupted -------------------------------------------------------------------------------------------------------
 
 
+_MODULES = (high_water_mark.__file__, loss.__file__)
+
+
 @pytest.mark.parametrize("handler", ["raises", "times out", "charges"])
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_memory_interrupted_anywhere_forgets_nothing(site: Site, lost: bool, handler: str) -> None:
@@ -898,7 +902,7 @@ def test_a_memory_interrupted_anywhere_forgets_nothing(site: Site, lost: bool, h
         machine = before if lost else site.machine(name)
         budget, admitted, interrupted = machine.budget(limit(1_000)), 3, 0
         try:
-            more = at_place(number, handle, lambda: charge(budget), within=(high_water_mark.__file__,))  # noqa: B023
+            more = at_place(number, handle, lambda: charge(budget), within=_MODULES)  # noqa: B023
             admitted += 1
         except (Interrupted, TimeoutError):
             interrupted = 1
