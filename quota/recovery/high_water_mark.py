@@ -106,7 +106,7 @@ class HighWaterMark:
     def _start_epoch(self, epoch: str) -> None:
         """Nothing is known yet of the ledger in this epoch."""
         self._epoch = epoch
-        self._tag = zlib.crc32(epoch.encode())
+        self._epoch_tag = zlib.crc32(epoch.encode())
         self._newest_id: Id = (0, 0)
         self._checks: Sequence[LimitCheck] = ()  # of the last decision: what its units count
         self._logged_units: tuple[int, ...] = ()
@@ -159,7 +159,7 @@ class HighWaterMark:
                     self._writable_file = self._file
                 else:
                     self._warn(f"more than {SLOTS} processes use it at once")
-                own = self._file.own()
+                own = self._file.read_own()
                 self._recall(own and Watermark.read(*own))
             except OSError as error:
                 self._give_up(error)
@@ -194,13 +194,13 @@ class HighWaterMark:
         try:
             if not self._epoch:
                 self._recall(None)
-            newest, elsewhere_ms = self._file.newest(self._tag)
+            newest, other_epoch_ms = self._file.newest_of_others(self._epoch_tag)
         except OSError as error:
             self._give_up(error)
             return
         if newest > self._newest_id and newest not in self._ids_of_others:
             self._ids_of_others += (newest,)
-        self._outdated = elsewhere_ms > max(self._decided_ms, self._compared_ms)
+        self._outdated = other_epoch_ms > max(self._decided_ms, self._compared_ms)
 
     def _set_expected(self) -> None:
         """What `expected` answers from now on."""
@@ -366,7 +366,9 @@ class HighWaterMark:
         watermark = self._watermark()
         text = watermark.text([(check.view.name, span_of(check)) for check in self._checks])
         try:
-            lines = self._writable_file.write(self._newest_id, self._tag, self._decided_ms, self._logged_units, text)
+            lines = self._writable_file.write(
+                self._newest_id, self._epoch_tag, self._decided_ms, self._logged_units, text
+            )
             if clear:
                 self._writable_file.clear_abandoned()
         except OSError as error:
@@ -400,7 +402,7 @@ class HighWaterMark:
         try:
             return [
                 watermark
-                for watermark in (Watermark.read(*found) for found in self._file.all())
+                for watermark in (Watermark.read(*found) for found in self._file.read_all())
                 if watermark is not None
             ]
         except OSError as error:

@@ -28,28 +28,51 @@ FORMAT = 0x51_4C_53_32
 """Begins every slot ("QLS2")."""
 
 _CHECKSUM = struct.Struct("<I")
-_READ_AT_ONCE = 512
+_FIRST_READ_BYTES = 512
 """A head of up to 56 numbers: hardly any is longer, and one that is takes another read."""
 
 
 @lru_cache(maxsize=64)
-def _head_of(count: int) -> struct.Struct:
+def _head_struct(count: int) -> struct.Struct:
     """FORMAT, how many numbers there are, the text's checksum and its length in bytes; then the fields of Head. Behind
     it, its own checksum, and then the text.
     """
     return struct.Struct(f"<IIIIQQQQ{count}Q")
 
 
-_LEAST_HEAD = _head_of(0).size + _CHECKSUM.size
+_MIN_HEAD = _head_struct(0).size + _CHECKSUM.size
 
 
 class Head(NamedTuple):
-    """What a process saw last: the newest entry, under which tag, when, and some numbers."""
+    """What a process saw last: the newest entry, under which epoch_tag, when, and some numbers."""
 
     newest: tuple[int, int]
-    tag: int
+    epoch_tag: int
     at_ms: int
     numbers: tuple[int, ...]
+
+
+class SlotContent(NamedTuple):
+    """A slot as it was written last."""
+
+    head: Head
+    text: str
+
+
+class SeenByOthers(NamedTuple):
+    """The newest entry under a tag, (0, 0) for none; and when anything was seen under another tag, 0 for never."""
+
+    newest: tuple[int, int]
+    other_epoch_ms: int
+
+
+class _FoundHead(NamedTuple):
+    """A head, its text's checksum and length, and where in the slot the text begins."""
+
+    head: Head
+    text_checksum: int
+    text_bytes: int
+    text_offset: int
 
 
 class WatermarkFile:
@@ -68,57 +91,54 @@ class WatermarkFile:
             data = os.pread(self._fd, _CHECKSUM.size, 0)
             if any(data) and _CHECKSUM.unpack(data) != (FORMAT,):
                 raise OSError(0, "another version of quota-ledger wrote it; delete it")
-            self._own = self._claim()
+            self._own_slot = self._claim()
         except BaseException:
             os.close(self._fd)
             raise
-        self.writable = self._own is not None
-        self._at = (self._own or 0) * SLOT_BYTES
+        self.writable = self._own_slot is not None
+        self._own_offset = (self._own_slot or 0) * SLOT_BYTES
 
-    def write(self, newest: tuple[int, int], tag: int, at_ms: int, numbers: tuple[int, ...], text: str) -> int:
+    def write(self, newest: tuple[int, int], epoch_tag: int, at_ms: int, numbers: tuple[int, ...], text: str) -> int:
         """Set this process's slot, numbers 0 or more; how many lines of the text there was room for, the first ones."""
         data = text.encode()
-        self._head = _head_of(len(numbers))
+        self._head = _head_struct(len(numbers))
         room = SLOT_BYTES - self._head.size - _CHECKSUM.size
         if len(data) > room:
             data = data[: data.rfind(b"\n", 0, room) + 1]
-        self._first = (FORMAT, len(numbers), zlib.crc32(data), len(data))
-        self._tag = tag
-        head = self._head.pack(*self._first, *newest, tag, at_ms, *numbers)
-        os.pwrite(self._fd, head + _CHECKSUM.pack(zlib.crc32(head)) + data, self._at)
+        self._format_and_text = (FORMAT, len(numbers), zlib.crc32(data), len(data))
+        self._epoch_tag = epoch_tag
+        head = self._head.pack(*self._format_and_text, *newest, epoch_tag, at_ms, *numbers)
+        os.pwrite(self._fd, head + _CHECKSUM.pack(zlib.crc32(head)) + data, self._own_offset)
         return data.count(b"\n")
 
     def write_head(self, newest: tuple[int, int], at_ms: int, numbers: tuple[int, ...]) -> None:
-        """Set the head alone, under the tag and beside the text of the last `write`: as many numbers as then.
+        """Set the head alone, under the epoch_tag and beside the text of the last `write`: as many numbers as then.
 
         The one thing that every decision does here.
         """
-        head = self._head.pack(*self._first, *newest, self._tag, at_ms, *numbers)
-        os.pwrite(self._fd, head + _CHECKSUM.pack(zlib.crc32(head)), self._at)
+        head = self._head.pack(*self._format_and_text, *newest, self._epoch_tag, at_ms, *numbers)
+        os.pwrite(self._fd, head + _CHECKSUM.pack(zlib.crc32(head)), self._own_offset)
 
-    def own(self) -> tuple[Head, str] | None:
+    def read_own(self) -> SlotContent | None:
         """What this process, or the one that had its slot before, wrote last."""
-        return None if self._own is None else self._read(self._own)
+        return None if self._own_slot is None else self._read(self._own_slot)
 
-    def all(self) -> list[tuple[Head, str]]:
+    def read_all(self) -> list[SlotContent]:
         """What every process wrote last, also those that are gone."""
-        return [found for found in map(self._read, range(self._used())) if found is not None]
+        return [found for found in map(self._read, range(self._slots_written())) if found is not None]
 
-    def newest(self, tag: int) -> tuple[tuple[int, int], int]:
-        """The newest entry that another process has seen under this tag, (0, 0) for none.
-
-        And when one last saw anything under another tag, 0 for never.
-        """
-        found = (self._head_in(slot) for slot in range(self._used()) if slot != self._own)
-        heads = [one[0] for one in found if one is not None]
-        newest = max((head.newest for head in heads if head.tag == tag), default=(0, 0))
-        return newest, max((head.at_ms for head in heads if head.tag != tag), default=0)
+    def newest_of_others(self, epoch_tag: int) -> SeenByOthers:
+        """What other processes have seen under this tag, and when one saw anything under another."""
+        found = (self._read_head(slot) for slot in range(self._slots_written()) if slot != self._own_slot)
+        heads = [one.head for one in found if one is not None]
+        newest = max((head.newest for head in heads if head.epoch_tag == epoch_tag), default=(0, 0))
+        return SeenByOthers(newest, max((head.at_ms for head in heads if head.epoch_tag != epoch_tag), default=0))
 
     def clear_abandoned(self) -> None:
         """Empty the slots of processes that are gone."""
-        for slot in range(self._used()):
-            if slot != self._own and self._head_in(slot) is not None and self._lock(slot):
-                os.pwrite(self._fd, bytes(_LEAST_HEAD), slot * SLOT_BYTES)
+        for slot in range(self._slots_written()):
+            if slot != self._own_slot and self._read_head(slot) is not None and self._lock(slot):
+                os.pwrite(self._fd, bytes(_MIN_HEAD), slot * SLOT_BYTES)
                 fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot * SLOT_BYTES)
 
     def close(self) -> None:
@@ -134,35 +154,35 @@ class WatermarkFile:
             return False
         return True
 
-    def _used(self) -> int:
+    def _slots_written(self) -> int:
         """How many slots were ever written: the lowest free one is claimed first."""
         return min(SLOTS, -(-os.fstat(self._fd).st_size // SLOT_BYTES))
 
-    def _head_in(self, slot: int) -> tuple[Head, int, int, int] | None:
-        """A head, its text's checksum and length, and where in the slot that begins."""
+    def _read_head(self, slot: int) -> _FoundHead | None:
         for _ in range(3):  # its process may be writing it
-            data = os.pread(self._fd, _READ_AT_ONCE, slot * SLOT_BYTES)
-            if len(data) < _LEAST_HEAD or not any(data[:_LEAST_HEAD]):
+            data = os.pread(self._fd, _FIRST_READ_BYTES, slot * SLOT_BYTES)
+            if len(data) < _MIN_HEAD or not any(data[:_MIN_HEAD]):
                 return None
-            form, count, checksum, length, ms, seq, tag, at_ms = _head_of(0).unpack_from(data)
-            size = _head_of(0).size + 8 * count
-            if form != FORMAT or size > SLOT_BYTES:
+            found_format, count, text_checksum, text_bytes, ms, seq, epoch_tag, at_ms = _head_struct(0).unpack_from(
+                data
+            )
+            head_bytes = _head_struct(0).size + 8 * count
+            if found_format != FORMAT or head_bytes > SLOT_BYTES:
                 continue
-            text_at = size + _CHECKSUM.size
-            if text_at > len(data):
-                data = os.pread(self._fd, text_at, slot * SLOT_BYTES)
-            if text_at <= len(data) and _CHECKSUM.unpack_from(data, size)[0] == zlib.crc32(data[:size]):
-                numbers = struct.unpack_from(f"<{count}Q", data, _head_of(0).size)
-                return Head((ms, seq), tag, at_ms, numbers), checksum, length, text_at
+            text_offset = head_bytes + _CHECKSUM.size
+            if text_offset > len(data):
+                data = os.pread(self._fd, text_offset, slot * SLOT_BYTES)
+            if text_offset <= len(data) and _CHECKSUM.unpack_from(data, head_bytes)[0] == zlib.crc32(data[:head_bytes]):
+                numbers = struct.unpack_from(f"<{count}Q", data, _head_struct(0).size)
+                return _FoundHead(Head((ms, seq), epoch_tag, at_ms, numbers), text_checksum, text_bytes, text_offset)
         return None
 
-    def _read(self, slot: int) -> tuple[Head, str] | None:
+    def _read(self, slot: int) -> SlotContent | None:
         for _ in range(3):
-            found = self._head_in(slot)
+            found = self._read_head(slot)
             if found is None:
                 return None
-            head, checksum, length, text_at = found
-            text = os.pread(self._fd, min(length, SLOT_BYTES), slot * SLOT_BYTES + text_at)
-            if zlib.crc32(text) == checksum:
-                return head, text.decode(errors="replace")
+            text = os.pread(self._fd, min(found.text_bytes, SLOT_BYTES), slot * SLOT_BYTES + found.text_offset)
+            if zlib.crc32(text) == found.text_checksum:
+                return SlotContent(found.head, text.decode(errors="replace"))
         return None

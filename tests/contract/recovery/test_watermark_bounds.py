@@ -116,7 +116,7 @@ def test_what_does_not_fit_into_a_slot_is_said(
     assert budget.charge("search.list", units=10).admitted
     (high_water_mark,) = scene.opened
     text = high_water_mark._watermark().text([(check.view.name, DAY_MS) for check in high_water_mark._checks])
-    head = quota.recovery.watermark_file._head_of(len(high_water_mark._logged_units)).size + 4
+    head = quota.recovery.watermark_file._head_struct(len(high_water_mark._logged_units)).size + 4
     hours = sum(len(line) + 1 for line in text.splitlines() if line.count("\t") == 2)
     assert hours
     monkeypatch.setattr(quota.recovery.watermark_file, "SLOT_BYTES", head + len(text) - hours - (not room))
@@ -139,7 +139,7 @@ def test_a_process_that_finds_no_slot_reads_those_of_the_others(
         assert first.charge("videos.list").admitted
     slots = scene.opened[0]._file
     assert slots is not None
-    noted = slots.all()
+    noted = slots.read_all()
     pid = os.fork()
     if pid == 0:  # a lock is its process's: only another one finds the slot taken
         status = 1
@@ -151,7 +151,7 @@ def test_a_process_that_finds_no_slot_reads_those_of_the_others(
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert slots.all() == noted
+    assert slots.read_all() == noted
 
 
 def test_a_file_of_another_version_is_said_and_left_alone(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
@@ -171,7 +171,7 @@ def test_a_head_holds_as_many_numbers_as_there_are(tmp_path: Path, count: int) -
     slots = WatermarkFile(str(tmp_path / "slots"))
     numbers = tuple(range(2**53 - count, 2**53))
     assert slots.write((5, 6), 7, 8, numbers, "one\ntwo\n") == 2
-    assert slots.own() == (((5, 6), 7, 8, numbers), "one\ntwo\n")
+    assert slots.read_own() == (((5, 6), 7, 8, numbers), "one\ntwo\n")
     slots.write_head((9, 0), 10, numbers[::-1])
-    assert slots.all() == [(((9, 0), 7, 10, numbers[::-1]), "one\ntwo\n")]
+    assert slots.read_all() == [(((9, 0), 7, 10, numbers[::-1]), "one\ntwo\n")]
     slots.close()
