@@ -82,7 +82,7 @@ class Allowance:
             "allowance",
             schema=("quota.recovery", "journal.sql"),
             application_id=APPLICATION_ID,
-            version=3,
+            version=4,
             lost_then="what it owes is forgotten then",
             durable=True,
         )
@@ -101,12 +101,13 @@ class Allowance:
             return None
 
         def work(db: sqlite3.Connection) -> Drawn | None:
-            newest = db.execute("SELECT COALESCE(MAX(ms), 0) FROM draws WHERE project = ?", (project,)).fetchone()
+            newest = db.execute("SELECT COALESCE(MAX(drawn_ms), 0) FROM draws WHERE project = ?", (project,)).fetchone()
             now_ms = max(
                 self._clock(), *sound(newest, until=1, most=LATEST_MS)
             )  # a clock that goes back must not renew anything
             used = db.execute(
-                "SELECT COALESCE(SUM(units), 0) FROM draws WHERE project = ? AND ms > ?", (project, now_ms - longest_ms)
+                "SELECT COALESCE(SUM(units), 0) FROM draws WHERE project = ? AND drawn_ms > ?",
+                (project, now_ms - longest_ms),
             ).fetchone()
             left_units = self.allowance_units - sound(used, until=1)[0]
             if charge.units > left_units:
@@ -124,17 +125,17 @@ class Allowance:
                 charge.idempotency_key,
             )
             number = db.execute(
-                "INSERT INTO draws (project, ms, units, bucket, method, job, region, token)"
+                "INSERT INTO draws (project, drawn_ms, units, bucket, method, job, region, idempotency_key)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 row,
             ).lastrowid
             # No window reaches these any more, so neither the allowance nor the ledger has a use for them: not the
             # longest of any configuration that draws here.
-            known = db.execute("SELECT longest_ms FROM windows WHERE project = ?", (project,)).fetchone() or (0,)
+            known = db.execute("SELECT window_ms FROM longest_windows WHERE project = ?", (project,)).fetchone() or (0,)
             kept_ms = max(longest_ms, sound(known, until=1)[0])
             if known != (kept_ms,):
-                db.execute("REPLACE INTO windows VALUES (?, ?)", (project, kept_ms))
-            db.execute("DELETE FROM draws WHERE project = ? AND ms <= ?", (project, now_ms - 2 * kept_ms))
+                db.execute("REPLACE INTO longest_windows VALUES (?, ?)", (project, kept_ms))
+            db.execute("DELETE FROM draws WHERE project = ? AND drawn_ms <= ?", (project, now_ms - 2 * kept_ms))
             return Drawn(number, left_units - charge.units)
 
         drawn = self._file.transact(work, write=commit)
@@ -158,13 +159,13 @@ class Allowance:
 
         def work(db: sqlite3.Connection) -> Charge | None:
             row = db.execute(
-                "SELECT units, bucket, method, job, region, token FROM draws"
+                "SELECT units, bucket, method, job, region, idempotency_key FROM draws"
                 " WHERE project = ? AND number = ? AND NOT repaid",
                 (project, number),
             ).fetchone()
             if row is None:
                 return None
-            db.execute("UPDATE draws SET units = ?, settled = 1 WHERE number = ?", (units, number))
+            db.execute("UPDATE draws SET units = ?, corrected = 1 WHERE number = ?", (units, number))
             return Charge(*sound(row, until=1))
 
         return self._file.transact(work, write=True) if os.path.exists(self._path) else None
@@ -174,7 +175,8 @@ class Allowance:
 
         def work(db: sqlite3.Connection) -> Repaid | None:
             row = db.execute(
-                "SELECT units, ms, token FROM draws WHERE project = ? AND number = ? AND repaid", (project, number)
+                "SELECT units, drawn_ms, idempotency_key FROM draws WHERE project = ? AND number = ? AND repaid",
+                (project, number),
             ).fetchone()
             return None if row is None else Repaid(*sound(row, until=2, most=LATEST_MS))
 
@@ -188,7 +190,8 @@ class Allowance:
     def drawn_by(self, project: str, run: str) -> list[Charge]:
         """What this run drew, repaid or not, as it stands now."""
         sql = (
-            "SELECT units, bucket, method, job, region, token FROM draws WHERE project = ? AND substr(token, 1, ?) = ?"
+            "SELECT units, bucket, method, job, region, idempotency_key FROM draws"
+            " WHERE project = ? AND substr(idempotency_key, 1, ?) = ?"
         )
 
         def work(db: sqlite3.Connection) -> list[Charge]:
@@ -274,7 +277,8 @@ class Allowance:
 
         def work(db: sqlite3.Connection) -> list[Repaid]:
             found = db.execute(
-                "SELECT units, ms, token FROM draws WHERE project = ? AND number <= ? AND NOT repaid AND settled",
+                "SELECT units, drawn_ms, idempotency_key FROM draws"
+                " WHERE project = ? AND number <= ? AND NOT repaid AND corrected",
                 (project, last),
             )
             corrected = [Repaid(*sound(row, until=2, most=LATEST_MS)) for row in found]
@@ -287,7 +291,7 @@ class Allowance:
         self, db: sqlite3.Connection, project: str, after: int
     ) -> tuple[str, list[tuple[int, int, str, str, str, str, str]]]:
         rows = db.execute(
-            "SELECT number, units, bucket, method, job, region, token FROM draws"
+            "SELECT number, units, bucket, method, job, region, idempotency_key FROM draws"
             " WHERE project = ? AND NOT repaid AND number > ? ORDER BY number LIMIT ?",
             (project, after, REPAID_AT_ONCE),
         ).fetchall()

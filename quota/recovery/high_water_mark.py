@@ -67,6 +67,12 @@ NO_EPOCH = "?"
 
 TIDY_EVERY_MS = 60_000
 
+FOLDER = "watermarks"
+"""Of the state folder: one file in it for each project of each ledger."""
+
+FORMER_FOLDER = "seen"
+"""What an older version wrote there is not read any more."""
+
 FORGET_AFTER_DAYS = 400
 """A file that nobody has written for so long, longer than any window in use, is removed."""
 
@@ -160,7 +166,7 @@ class HighWaterMark:
                 else:
                     self._warn(f"more than {SLOTS} processes use it at once")
                 own = self._file.read_own()
-                self._recall(own and Watermark.read(*own))
+                self._recall(own and Watermark.from_slot(*own))
             except OSError as error:
                 self._give_up(error)
 
@@ -364,7 +370,7 @@ class HighWaterMark:
         if self._writable_file is None:
             return
         watermark = self._watermark()
-        text = watermark.text([(check.view.name, span_of(check)) for check in self._checks])
+        text = watermark.to_text([(check.view.name, span_of(check)) for check in self._checks])
         try:
             lines = self._writable_file.write(
                 self._newest_id, self._epoch_tag, self._decided_ms, self._logged_units, text
@@ -402,7 +408,7 @@ class HighWaterMark:
         try:
             return [
                 watermark
-                for watermark in (Watermark.read(*found) for found in self._file.read_all())
+                for watermark in (Watermark.from_slot(*found) for found in self._file.read_all())
                 if watermark is not None
             ]
         except OSError as error:
@@ -492,6 +498,9 @@ def _make_room(path: str) -> None:
         from quota.common.folders import make_folder  # late: a machine needs it once
 
         make_folder(folder)
+        former = os.path.join(os.path.dirname(folder), FORMER_FOLDER)
+        if os.path.isdir(former):
+            warn("memory_unusable path=%s: an older quota-ledger wrote it, and this one begins anew; delete it", former)
     for entry in os.scandir(folder):
         with contextlib.suppress(FileNotFoundError):  # another process is as tidy
             if time.time() - entry.stat().st_mtime > FORGET_AFTER_DAYS * 86_400:
@@ -529,4 +538,4 @@ def close_high_water_mark(high_water_mark: HighWaterMark) -> None:
 def watermark_path(folder: Path, ledger: str, project: str) -> str:
     """The file for one project of the ledger that calls itself `ledger`, in a state folder."""
     spelled = re.sub(r"[^A-Za-z0-9._-]", "_", project)
-    return str(folder / "seen" / f"{spelled}-{zlib.crc32(f'{ledger} {project}'.encode()):08x}")
+    return str(folder / FOLDER / f"{spelled}-{zlib.crc32(f'{ledger} {project}'.encode()):08x}")

@@ -4,24 +4,24 @@
 CREATE TABLE machine (id TEXT NOT NULL);
 INSERT INTO machine VALUES (lower(hex(randomblob(8))));
 
--- One row for each call that was let through. Kept while it counts against the allowance, repaid or not.
+-- One row for each call that was admitted. Kept while it counts against the allowance, repaid or not.
 CREATE TABLE draws (
-    number  INTEGER PRIMARY KEY AUTOINCREMENT,  -- never reused: the ledger remembers the last one repaid
-    project TEXT    NOT NULL,
-    ms      INTEGER NOT NULL,
-    units   INTEGER NOT NULL,
-    bucket  TEXT    NOT NULL,
-    method  TEXT    NOT NULL,
-    job     TEXT    NOT NULL,
-    region  TEXT    NOT NULL,
-    token   TEXT    NOT NULL,
-    repaid  INTEGER NOT NULL DEFAULT 0,
-    settled INTEGER NOT NULL DEFAULT 0  -- its units were corrected; the ledger may have been told others before
+    number          INTEGER PRIMARY KEY AUTOINCREMENT,  -- never reused: the ledger remembers the last one repaid
+    project         TEXT    NOT NULL,
+    drawn_ms        INTEGER NOT NULL,
+    units           INTEGER NOT NULL,
+    bucket          TEXT    NOT NULL,
+    method          TEXT    NOT NULL,
+    job             TEXT    NOT NULL,
+    region          TEXT    NOT NULL,
+    idempotency_key TEXT    NOT NULL,
+    repaid          INTEGER NOT NULL DEFAULT 0,
+    corrected       INTEGER NOT NULL DEFAULT 0  -- its units were changed; the ledger may have been told the old number
 );
-CREATE INDEX draws_of_project ON draws (project, ms);
+CREATE INDEX draws_of_project ON draws (project, drawn_ms);
 
--- The longest window of any configuration that drew for a project: a draw is kept for twice as long. Only grows.
-CREATE TABLE windows (
-    project    TEXT    PRIMARY KEY,
-    longest_ms INTEGER NOT NULL
+-- The longest window of any configuration that drew for a project. A draw is kept for twice as long. Only grows.
+CREATE TABLE longest_windows (
+    project   TEXT    PRIMARY KEY,
+    window_ms INTEGER NOT NULL
 ) WITHOUT ROWID;

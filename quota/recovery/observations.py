@@ -74,51 +74,70 @@ class Watermark(NamedTuple):
     usages: tuple[UnloggedUsage, ...]
     sliced: dict[str, SlicedUsage]
 
-    def text(self, counted: Sequence[tuple[str, Span]]) -> str:
-        """What a slot's text says: the views whose units stand in its head, then these records and carries."""
-        lines = [self.epoch]
+    def to_text(self, head_views: Sequence[tuple[str, Span]]) -> str:
+        """The text of a slot: the views whose units stand in its head, then everything else.
+
+        A line begins with the word that says what it is. Slices come last: without them, units only count longer.
+        """
+        lines = [f"epoch\t{self.epoch}"]
+        lines += [f"head\t{view}\t{_span_text(span)}" for view, span in head_views]
+        lines += [f"observed\t{_observation_text(observation)}" for observation in self.observations]
+        lines += ["\t".join(("unlogged", usage.view, *usage.fields())) for usage in self.usages]
         lines += [
-            f"{view}\t{span}" if isinstance(span, int) else f"{view}\t{span[0]} {span[1]} {span[2]}"
-            for view, span in counted
-        ]
-        lines += [
-            f"{r.view}\t{r.epoch}\t{r.units}\t{r.since_ms}\t{r.last[0]}\t{r.last[1]}\t{r.until_ms}\t"
-            f"{expiries_text(r.slices)}"
-            for r in self.observations
-        ]
-        lines += ["\t".join((usage.view, *usage.fields())) for usage in self.usages]
-        lines += [
-            f"{view}\t{sliced.until_ms}\t{expiries_text(sliced.expiries)}" for view, sliced in self.sliced.items()
+            f"slices\t{view}\t{sliced.until_ms}\t{expiries_text(sliced.expiries)}"
+            for view, sliced in self.sliced.items()
         ]
         return "\n".join(lines) + "\n"
 
     @classmethod
-    def read(cls, head: Head, text: str) -> Watermark | None:
-        """The slot that was written with `text`; None for what never was."""
-        epoch, *lines = text.removesuffix("\n").split("\n")
+    def from_slot(cls, head: Head, text: str) -> Watermark | None:
+        """The watermark that was written as this head and text; None for what was never written so."""
+        first, *lines = text.removesuffix("\n").split("\n")
         observations, usages, sliced = [], [], {}
         numbers = iter(head.numbers)
         try:
+            _, epoch = first.split("\t")
             for line in lines:
-                view, *fields = line.split("\t")
+                kind, view, *fields = line.split("\t")
                 selector_of(view)
-                if len(fields) == 1:
-                    edges = tuple(map(int, fields[0].split(" ")))
-                    span = edges[0] if len(edges) == 1 else (edges[0], edges[1], edges[2])
+                if kind == "head":
+                    (span,) = map(_span_from, fields)
                     observations.append(observation_of(view, span, epoch, next(numbers), head.newest, head.at_ms))
-                elif len(fields) == 2:
-                    sliced[view] = SlicedUsage(int(fields[0]), _expiries_from(fields[1]))
-                elif len(fields) == 4:
+                elif kind == "observed":
+                    observations.append(_observation_from(view, *fields))
+                elif kind == "unlogged":
                     usages.append(UnloggedUsage.from_fields(view, *fields))
                 else:
-                    units, since_ms, last_ms, last_seq, until_ms = map(int, fields[1:6])
-                    slices = _expiries_from(fields[6])
-                    observations.append(
-                        ViewObservation(view, fields[0], units, since_ms, (last_ms, last_seq), until_ms, slices)
-                    )
-        except (ValueError, IndexError, StopIteration):
+                    until_ms, expiries = fields
+                    sliced[view] = SlicedUsage(int(until_ms), _expiries_from(expiries))
+        except (ValueError, TypeError, IndexError, StopIteration):
             return None
         return cls(epoch, head.at_ms, tuple(observations), tuple(usages), sliced)
+
+
+def _observation_text(o: ViewObservation) -> str:
+    numbers = f"{o.units}\t{o.since_ms}\t{o.last[0]}\t{o.last[1]}\t{o.until_ms}"
+    return f"{o.view}\t{o.epoch}\t{numbers}\t{expiries_text(o.slices)}"
+
+
+def _observation_from(
+    view: str, epoch: str, units: str, since_ms: str, last_ms: str, last_seq: str, until_ms: str, slices: str
+) -> ViewObservation:
+    last = (int(last_ms), int(last_seq))
+    return ViewObservation(view, epoch, int(units), int(since_ms), last, int(until_ms), _expiries_from(slices))
+
+
+def _span_text(span: Span) -> str:
+    return str(span) if isinstance(span, int) else f"{span[0]} {span[1]} {span[2]}"
+
+
+def _span_from(text: str) -> Span:
+    edges = tuple(map(int, text.split(" ")))
+    return edges[0] if len(edges) == 1 else (edges[0], edges[1], edges[2])
+
+
+def _expiries_from(text: str) -> Expiries:
+    return read_expiries(text) if text else ()
 
 
 def observation_of(view: str, span: Span, epoch: str, units: int, last: Id, now_ms: int) -> ViewObservation:
@@ -177,10 +196,6 @@ def less_reappeared(usage: UnloggedUsage, reappeared: ViewObservation, now_ms: i
     return usage._replace(
         expiries=expiries, kept_units=usage.kept_units + reappeared.units, kept_since_ms=reappeared.since_ms
     )
-
-
-def _expiries_from(text: str) -> Expiries:
-    return read_expiries(text) if text else ()
 
 
 def slice_ms_of(window_ms: int) -> int:

@@ -24,8 +24,8 @@ SLOTS = 64
 SLOT_BYTES = 2**20
 """Room for the text about some thousand numbers. A slot takes the space of what is in it; the rest is a hole."""
 
-FORMAT = 0x51_4C_53_32
-"""Begins every slot ("QLS2")."""
+FORMAT = 0x51_4C_57_31
+"""Begins every slot ("QLW1")."""
 
 _CHECKSUM = struct.Struct("<I")
 _FIRST_READ_BYTES = 512

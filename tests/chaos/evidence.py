@@ -167,8 +167,10 @@ def _draws(machine: str, state: Path) -> list[Draw]:
     if not (state / "allowance.db").exists():
         return []
     with closing(sqlite3.connect(state / "allowance.db")) as db:
-        rows = db.execute("SELECT number, ms, units, token, repaid FROM draws ORDER BY number").fetchall()
-    return [Draw(machine, number, ms, units, token, bool(repaid)) for number, ms, units, token, repaid in rows]
+        rows = db.execute(
+            "SELECT number, drawn_ms, units, idempotency_key, repaid FROM draws ORDER BY number"
+        ).fetchall()
+    return [Draw(machine, number, ms, units, key, bool(repaid)) for number, ms, units, key, repaid in rows]
 
 
 def _stored(path: Path) -> Stored:

@@ -48,7 +48,7 @@ def of_a_journal(folder: Path) -> None:
 
 
 def of_a_memory(folder: Path) -> None:
-    with closing(HighWaterMark(f"{folder}/seen/p-1", "p")) as high_water_mark:
+    with closing(HighWaterMark(f"{folder}/watermarks/p-1", "p")) as high_water_mark:
         high_water_mark.expected()
 
 

@@ -128,9 +128,9 @@ LEDGER_COLUMNS = {
     "projects": ("epoch", "unlogged_until_ms", "retention_ms", "trimmed_through_ms"),
 }
 JOURNAL_COLUMNS = {
-    "draws": ("ms", "units", "bucket", "method", "job", "region", "token", "repaid", "number"),
+    "draws": ("drawn_ms", "units", "bucket", "method", "job", "region", "idempotency_key", "repaid", "number"),
     "machine": ("id",),
-    "windows": ("longest_ms",),
+    "longest_windows": ("window_ms",),
 }
 
 

@@ -92,7 +92,7 @@ class Machine:
 
     def __init__(self, name: str, folder: Path, url: str, clock: Callable[[], int]) -> None:
         self.name = name
-        self.watermark_path: str | None = str(folder / name / "seen" / "p")
+        self.watermark_path: str | None = str(folder / name / "watermarks" / "p")
         self._url = url
         self._clock = clock
         self.skew_ms = 0

@@ -485,7 +485,7 @@ api = "youtube-v3"
         assert session.budget().charge("videos.list").remaining_units == 3
     assert _open_files(state_dir / "allowance.db") == []
     left = sorted(path.name for path in state_dir.iterdir())
-    assert left == ["allowance.db", "seen"], "no side files of the journal are left behind"
+    assert left == ["allowance.db", "watermarks"], "no side files of the journal are left behind"
 
 
 def _open_files(path: Path) -> list[str]:

@@ -566,11 +566,11 @@ def test_projects_and_ledgers_are_remembered_apart(tmp_path: Path) -> None:
         for project in ("p", "p/q", "p_q", "é")
     }
     assert len(paths) == 8
-    assert all(path.startswith(f"{tmp_path}/seen/p") or "_" in path for path in paths)
+    assert all(path.startswith(f"{tmp_path}/watermarks/p") or "_" in path for path in paths)
 
 
 def test_a_memory_is_one_for_each_file_in_a_process(tmp_path: Path) -> None:
-    path = str(tmp_path / "seen" / "p")
+    path = str(tmp_path / "watermarks" / "p")
     first, second = open_high_water_mark(path, "p"), open_high_water_mark(path, "p")
     assert first is second
     first.expected()
@@ -604,7 +604,7 @@ def test_the_memory_is_bounded(site: Site) -> None:
 
 
 def test_a_memory_that_nobody_used_for_a_year_is_removed(site: Site) -> None:
-    folder = site.folder / "a" / "seen"
+    folder = site.folder / "a" / "watermarks"
     folder.mkdir(parents=True)
     for name, days in (("old", 401), ("recent", 399)):
         (folder / name).touch()
@@ -637,7 +637,7 @@ def _charge_some(url: str, path: str, times: int, results: multiprocessing.Queue
 def test_eight_processes_of_one_machine_write_side_by_side(site: Site) -> None:
     context = multiprocessing.get_context("fork")
     results: multiprocessing.Queue[int] = context.Queue()
-    path = str(site.folder / "state" / "seen" / "p")
+    path = str(site.folder / "state" / "watermarks" / "p")
     workers = [context.Process(target=_charge_some, args=(site.place.url, path, 50, results)) for _ in range(8)]
     for worker in workers:
         worker.start()
@@ -660,7 +660,7 @@ def test_eight_processes_of_one_machine_write_side_by_side(site: Site) -> None:
 
 def test_a_process_notices_what_only_another_of_its_machine_has_seen(site: Site) -> None:
     """An old copy that has all that this process saw, but not what its neighbour saw later."""
-    path = str(site.folder / "state" / "seen" / "p")
+    path = str(site.folder / "state" / "watermarks" / "p")
     ledger, high_water_mark = open_ledger(site.place.url), HighWaterMark(path, "p")
     budget = Budget(
         credential="main", project="p", book=BOOK, limits=(limit(100),), ledger=ledger, high_water_mark=high_water_mark
@@ -682,7 +682,7 @@ def test_a_process_notices_what_only_another_of_its_machine_has_seen(site: Site)
 
 def test_a_process_that_rested_notices_what_others_saw_after_a_loss(site: Site) -> None:
     """It saw only what an old copy has; meanwhile the ledger was emptied, spent from, and restored from that copy."""
-    path = str(site.folder / "state" / "seen" / "p")
+    path = str(site.folder / "state" / "watermarks" / "p")
     ledger, high_water_mark = open_ledger(site.place.url), HighWaterMark(path, "p")
     budget = Budget(
         credential="main", project="p", book=BOOK, limits=(limit(100),), ledger=ledger, high_water_mark=high_water_mark
@@ -706,7 +706,7 @@ def test_a_process_that_rested_notices_what_others_saw_after_a_loss(site: Site) 
 
 def _note_and_rest(path: str, at_ms: int, noted: Event, over: Event) -> None:
     slots = WatermarkFile(path)
-    slots.write((at_ms, 0), 7, at_ms, (5,), f"another\n{limit(100).view.name}\t{DAY_MS}\n")
+    slots.write((at_ms, 0), 7, at_ms, (5,), f"epoch\tanother\nhead\t{limit(100).view.name}\t{DAY_MS}\n")
     noted.set()
     over.wait(60)
 
@@ -734,7 +734,7 @@ def test_a_clock_set_back_makes_nobody_compare_for_ever(site: Site, monkeypatch:
 def test_a_real_server_that_loses_its_data(tmp_path: Path, loss: str) -> None:
     server = RedisServer()
     try:
-        ledger, high_water_mark = open_ledger(server.url), HighWaterMark(str(tmp_path / "seen" / "p"), "p")
+        ledger, high_water_mark = open_ledger(server.url), HighWaterMark(str(tmp_path / "watermarks" / "p"), "p")
         budget = Budget(
             credential="main",
             project="p",
@@ -766,7 +766,7 @@ def test_a_real_server_that_loses_its_data(tmp_path: Path, loss: str) -> None:
 def test_a_replica_that_lagged_takes_over(tmp_path: Path) -> None:
     primary, replica = RedisServer(), RedisServer()
     try:
-        ledger, high_water_mark = open_ledger(primary.url), HighWaterMark(str(tmp_path / "seen" / "p"), "p")
+        ledger, high_water_mark = open_ledger(primary.url), HighWaterMark(str(tmp_path / "watermarks" / "p"), "p")
         budget = Budget(
             credential="main",
             project="p",

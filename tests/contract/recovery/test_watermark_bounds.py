@@ -32,7 +32,7 @@ class Scene:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.path = str(folder / "seen" / "p")
+        self.path = str(folder / "watermarks" / "p")
         self.now_ms = NOW
         self.opened: list[HighWaterMark] = []
 
@@ -110,16 +110,16 @@ def test_a_look_at_many_limits_erases_none(scene: Scene, count: int) -> None:
 def test_what_does_not_fit_into_a_slot_is_said(
     scene: Scene, room: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The head's numbers come first, then all that was seen, then cells, without which it only counts longer."""
+    """The head's numbers come first, then all that was seen, then slices, without which it only counts longer."""
     limits = [*_limits(11), limit(100, HOUR_MS, name="other", methods=("search.list",))]
     budget = scene.budget(*limits)
     assert budget.charge("search.list", units=10).admitted
     (high_water_mark,) = scene.opened
-    text = high_water_mark._watermark().text([(check.view.name, DAY_MS) for check in high_water_mark._checks])
+    text = high_water_mark._watermark().to_text([(check.view.name, DAY_MS) for check in high_water_mark._checks])
     head = quota.recovery.watermark_file._head_struct(len(high_water_mark._logged_units)).size + 4
-    hours = sum(len(line) + 1 for line in text.splitlines() if line.count("\t") == 2)
-    assert hours
-    monkeypatch.setattr(quota.recovery.watermark_file, "SLOT_BYTES", head + len(text) - hours - (not room))
+    slices = sum(len(line) + 1 for line in text.splitlines() if line.startswith("slices\t"))
+    assert slices
+    monkeypatch.setattr(quota.recovery.watermark_file, "SLOT_BYTES", head + len(text) - slices - (not room))
     scene.now_ms += 60_000
     assert not budget.charge("search.list", units=1).admitted
     said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
@@ -163,6 +163,17 @@ def test_a_file_of_another_version_is_said_and_left_alone(scene: Scene, caplog: 
     assert said.startswith(f"memory_unusable path={scene.path}: another version of quota-ledger wrote it; delete it;")
     with open(scene.path, "rb") as file:
         assert file.read() == b"\x01" * 200
+
+
+def test_the_folder_of_an_older_version_is_said_once(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    folder = os.path.dirname(os.path.dirname(scene.path))
+    os.makedirs(f"{folder}/seen")
+    for _ in range(2):
+        assert scene.budget(limit(10)).charge("videos.list").admitted
+        scene.another_process()
+    (said,) = [r.getMessage() for r in caplog.records]
+    assert said.startswith(f"memory_unusable path={folder}/seen: an older quota-ledger wrote it")
+    assert said.endswith("delete it")
 
 
 @pytest.mark.parametrize("count", [0, 1, 56, 57, 58, 1_000])
