@@ -239,7 +239,7 @@ class Budget:
             repaid = allowance.repaid(self.project, number)
             before = None if repaid is None else self._settle_repaid(repaid._replace(units=units))
             if before is not None:
-                allowance.note_settled(self.project, number, units)
+                allowance.correct_repaid(self.project, number, units)
         return before
 
     def _settle_repaid(self, repaid: Repaid) -> Entry | None:
@@ -249,7 +249,7 @@ class Budget:
         lost: it counted because nobody knew better, and now somebody does.
         """
         views = tuple(limit.view for limit in self.limits)
-        log = read_entries(self.ledger, self.project, repaid.ms - RETENTION_SLACK_MS, NEVER)
+        log = read_entries(self.ledger, self.project, repaid.drawn_ms - RETENTION_SLACK_MS, NEVER)
         found = [entry for entry in log if entry.idempotency_key == repaid.idempotency_key]
         for entry in found:
             self.ledger.settle(self.project, entry.id, repaid.units if entry is found[-1] else 0, views)
@@ -518,7 +518,7 @@ class Budget:
             cost_units=plan.units,
             reason="ok" if admitted else "ledger-unavailable",
             refused_by=None,
-            remaining_units=drawn.left_units if drawn is not None else 0,
+            remaining_units=drawn.remaining_units if drawn is not None else 0,
             decided_at_ms=self._clock(),
             retry_at_ms=None,
             limits=(),

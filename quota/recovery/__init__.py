@@ -1,1 +1,1 @@
-"""No budget is regained: what a machine saw of a ledger that lost it, and what may be spent while none answers."""
+"""Losing the ledger does not restore budget: what a machine saw of it, and what it may spend while none answers."""

@@ -1,25 +1,31 @@
-"""When the ledger cannot answer: a small local allowance, bounded, durable, and repaid once the ledger is back.
+"""The local allowance: what a machine may spend while the ledger does not answer. Bounded, durable, and repaid.
 
-    draw    calls up to `max_cost_units` are admitted while the journal holds less than `allowance_units` of this
-            project within the longest window; dearer calls are refused
-    repay   the next decision that reaches the ledger first hands it what was drawn
+    draw    a call of at most `max_cost_units` is admitted while this project's draws of the longest window stay within
+            `allowance_units`; a dearer call is refused
+    repay   the next decision that reaches the ledger first hands it all draws that are owed
 
-The journal is one file for all processes of a machine. Repaying does not renew the allowance: what was drawn counts
-against it until it has left the longest window, so that `machines` journals together never hold more than
-machines x allowance, whatever fails how often. `quota check` holds that against the headroom.
+For example with max_cost 1 and allowance 50, and a longest window of 24 h:
 
-What the journal itself may suffer, and what follows:
+    10:00   the ledger stops. 30 calls of 1 unit are drawn, numbers 1 to 30; 20 units remain. A search of 100 units is
+            refused
+    10:30   the ledger answers again. It is handed 1 to 30, dates them 10:30, and remembers 30 as the last number
+    16:00   the ledger stops again. 20 calls are drawn, and the next one is refused
+    10:00   on the next day the first draw has left the window, and there is room for one call
 
-    it cannot be read or written    nothing is drawn. What is owed stays noted, is repaid once it can be read again, and
-                                    stops no call meanwhile: the ledger answers for those
-    its note "repaid" is lost       the same is sent again, and the ledger, which remembers the last number, ignores it
+Repaying does not renew the allowance. So `machines` journals together never hold more than machines x allowance in a
+window, whatever fails how often; `quota check` compares that with the headroom.
+
+The journal is one file for all processes of a machine. What may happen to it, and what follows:
+
+    it cannot be read or written    nothing is drawn. The debt stays and is repaid once the journal can be read again;
+                                    until then the ledger decides all calls that it can
+    its mark "repaid" is lost       the same draws are sent again, and the ledger ignores the numbers that it remembers
     the machine loses its power     a draw is on the disk before its call leaves
-    it is deleted                   what was owed is forgotten and the allowance begins anew: upstream may see up to
+    it is deleted                   its debt is forgotten and the allowance begins anew: upstream may see up to
                                     `allowance_units` more than the ledger counts, once for each deletion
 
-An outage is two lines of a process's log, however many calls it lets through: `allowance_drawn` at the first of them,
-with what the ledger's trouble is, and at its end `debt_repaid`, or `allowance_used` where the process ends before it
-repays.
+An outage is two lines of a process's log, however many calls are drawn: `allowance_drawn` at the first call, with the
+reason why the ledger did not answer, and then `debt_repaid`, or `allowance_used` if the process ends before it repays.
 """
 
 from __future__ import annotations
@@ -47,29 +53,43 @@ APPLICATION_ID = 0x51_4C_4A_31
 REPAID_AT_ONCE = 100
 
 LOOK_AGAIN_MS = 10_000
-"""How soon a process looks again into a journal that it found paid, or unreadable: others may draw meanwhile."""
+"""How long a process trusts that nothing is owed, or that the journal is unreadable: other processes may draw."""
 
 
 class Drawn(NamedTuple):
-    """A call that the allowance let through, by its number in the journal, and what the allowance has left."""
+    """A call that the allowance admitted: its number in the journal, None for a peek, and what remains after it."""
 
     number: int | None
-    left_units: int
+    remaining_units: int
 
 
 class Repaid(NamedTuple):
-    """A draw that the ledger has been handed: it is found there by its token, not long before `ms` or after it."""
+    """A draw that was handed to the ledger. There it has this idempotency key, and a time at or after `drawn_ms`."""
 
     units: int
-    ms: int
+    drawn_ms: int
     idempotency_key: str
+
+
+class _OutageDraw(NamedTuple):
+    """A draw of the outage under way: its units, and what remained of the allowance after it."""
+
+    units: int
+    remaining_units: int
+
+
+class _Unpaid(NamedTuple):
+    """Draws that are owed, in the order of their numbers, and the name under which the ledger knows the journal."""
+
+    machine: str
+    draws: list[tuple[int, Charge]]
 
 
 class Allowance:
     """The allowance of one machine. Safe to share between threads and after a fork.
 
-    `clock` is in ms since the epoch. The file is made at the first draw. When it fails, `draw` and `settle` raise
-    LedgerError; the others go on without it and log `allowance_unreadable`, once for each process.
+    `clock` is in ms since the epoch. The first draw makes the file. If the file fails, `draw` and `settle` raise
+    LedgerError; `repay` and `owed_units` go on without it and log `allowance_unreadable`, once a process.
     """
 
     def __init__(self, path: str, max_cost_units: int, allowance_units: int, clock: Callable[[], int]) -> None:
@@ -86,35 +106,46 @@ class Allowance:
             lost_then="what it owes is forgotten then",
             durable=True,
         )
-        self._looked_ms: dict[str, int] = {}  # when a project was found to owe nothing
-        self._drawn: dict[tuple[str, int], list[tuple[int, int]]] = {}  # (project, pid) -> units and what was left then
+        self._checked_ms: dict[str, int] = {}  # when a project was found to owe nothing
+        self._outages: dict[tuple[str, int], list[_OutageDraw]] = {}  # by project and pid
         self._warned = False
+
+    # -- while the ledger does not answer ------------------------------------------------------------------------------
 
     def draw(
         self, project: str, charge: Charge, longest_ms: int, *, commit: bool, because: str = "the ledger did not answer"
     ) -> Drawn | None:
-        """Let one call through, if it is cheap enough and the allowance has room; None: refused.
+        """Admit one call if it is cheap enough and the allowance has room for it; None: refused.
 
-        Without `commit` only the answer is given, and its number is None. `because` is what the log says of the ledger.
+        `longest_ms` is the longest window of the caller's limits. Without `commit` nothing is drawn. `because` is the
+        trouble of the ledger, for the log.
         """
         if charge.units > self.max_cost_units:
             return None
+        work = partial(self._draw, project=project, charge=charge, longest_ms=longest_ms, commit=commit)
+        drawn = self._file.transact(work, write=commit)
+        if commit and drawn is not None:
+            self._checked_ms.pop(project, None)
+            self._log_draw(project, charge, drawn, because)
+        return drawn
 
-        def work(db: sqlite3.Connection) -> Drawn | None:
-            newest = db.execute("SELECT COALESCE(MAX(drawn_ms), 0) FROM draws WHERE project = ?", (project,)).fetchone()
-            now_ms = max(
-                self._clock(), *sound(newest, until=1, most=LATEST_MS)
-            )  # a clock that goes back must not renew anything
-            used = db.execute(
-                "SELECT COALESCE(SUM(units), 0) FROM draws WHERE project = ? AND drawn_ms > ?",
-                (project, now_ms - longest_ms),
-            ).fetchone()
-            left_units = self.allowance_units - sound(used, until=1)[0]
-            if charge.units > left_units:
-                return None
-            if not commit:
-                return Drawn(None, left_units)
-            row = (
+    def _draw(
+        self, db: sqlite3.Connection, project: str, charge: Charge, longest_ms: int, *, commit: bool
+    ) -> Drawn | None:
+        newest = db.execute("SELECT COALESCE(MAX(drawn_ms), 0) FROM draws WHERE project = ?", (project,)).fetchone()
+        (newest_ms,) = sound(newest, until=1, most=LATEST_MS)
+        now_ms = max(self._clock(), newest_ms)  # a clock that goes back must not renew the allowance
+        sql = "SELECT COALESCE(SUM(units), 0) FROM draws WHERE project = ? AND drawn_ms > ?"
+        (used_units,) = sound(db.execute(sql, (project, now_ms - longest_ms)).fetchone(), until=1)
+        remaining_units = self.allowance_units - used_units
+        if charge.units > remaining_units:
+            return None
+        if not commit:
+            return Drawn(None, remaining_units)
+        number = db.execute(
+            "INSERT INTO draws (project, drawn_ms, units, bucket, method, job, region, idempotency_key)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
                 project,
                 now_ms,
                 charge.units,
@@ -123,39 +154,29 @@ class Allowance:
                 charge.job,
                 charge.region,
                 charge.idempotency_key,
-            )
-            number = db.execute(
-                "INSERT INTO draws (project, drawn_ms, units, bucket, method, job, region, idempotency_key)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                row,
-            ).lastrowid
-            # No window reaches these any more, so neither the allowance nor the ledger has a use for them: not the
-            # longest of any configuration that draws here.
-            known = db.execute("SELECT window_ms FROM longest_windows WHERE project = ?", (project,)).fetchone() or (0,)
-            kept_ms = max(longest_ms, sound(known, until=1)[0])
-            if known != (kept_ms,):
-                db.execute("REPLACE INTO longest_windows VALUES (?, ?)", (project, kept_ms))
-            db.execute("DELETE FROM draws WHERE project = ? AND drawn_ms <= ?", (project, now_ms - 2 * kept_ms))
-            return Drawn(number, left_units - charge.units)
+            ),
+        ).lastrowid
+        _delete_expired(db, project, now_ms, longest_ms)
+        return Drawn(number, remaining_units - charge.units)
 
-        drawn = self._file.transact(work, write=commit)
-        if commit and drawn is not None:
-            self._looked_ms.pop(project, None)
-            outage = self._drawn.setdefault((project, os.getpid()), [])
-            if not outage:
-                warn(
-                    "allowance_drawn project=%s method=%s units=%d left=%d: %s",
-                    project,
-                    charge.method,
-                    charge.units,
-                    drawn.left_units,
-                    because,
-                )
-            outage.append((charge.units, drawn.left_units))
-        return drawn
+    def _log_draw(self, project: str, charge: Charge, drawn: Drawn, because: str) -> None:
+        outage = self._outages.setdefault((project, os.getpid()), [])
+        if not outage:
+            warn(
+                "allowance_drawn project=%s method=%s units=%d left=%d: %s",
+                project,
+                charge.method,
+                charge.units,
+                drawn.remaining_units,
+                because,
+            )
+        outage.append(_OutageDraw(charge.units, drawn.remaining_units))
+
+    # -- corrections ---------------------------------------------------------------------------------------------------
 
     def settle(self, project: str, number: int, units: int) -> Charge | None:
-        """Correct a draw that is not repaid yet; the charge as it stood before, None if there is none: see `repaid`."""
+        """Correct a draw that is still owed. Returns the charge as it stood before; None if it is not owed: see
+        `repaid`."""
 
         def work(db: sqlite3.Connection) -> Charge | None:
             row = db.execute(
@@ -171,7 +192,7 @@ class Allowance:
         return self._file.transact(work, write=True) if os.path.exists(self._path) else None
 
     def repaid(self, project: str, number: int) -> Repaid | None:
-        """What the ledger was handed for a draw; None for one that is owed, or is not known (any more)."""
+        """A draw as it was handed to the ledger; None if it is still owed, or unknown (any more)."""
 
         def work(db: sqlite3.Connection) -> Repaid | None:
             row = db.execute(
@@ -182,13 +203,15 @@ class Allowance:
 
         return self._file.transact(work, write=False) if os.path.exists(self._path) else None
 
-    def note_settled(self, project: str, number: int, units: int) -> None:
-        """A repaid draw counts so much now: the ledger knows, and this is for the allowance and its reports."""
+    def correct_repaid(self, project: str, number: int, units: int) -> None:
+        """Set what a repaid draw counts against the allowance, after the ledger was told the same."""
         sql = "UPDATE draws SET units = ? WHERE project = ? AND number = ? AND repaid"
         self._file.transact(lambda db: db.execute(sql, (units, project, number)), write=True)
 
+    # -- reports -------------------------------------------------------------------------------------------------------
+
     def drawn_by(self, project: str, run: str) -> list[Charge]:
-        """What this run drew, repaid or not, as it stands now."""
+        """All draws of a run, repaid or not, as they stand now."""
         sql = (
             "SELECT units, bucket, method, job, region, idempotency_key FROM draws"
             " WHERE project = ? AND substr(idempotency_key, 1, ?) = ?"
@@ -201,7 +224,7 @@ class Allowance:
         return self._file.transact(work, write=False) if os.path.exists(self._path) else []
 
     def owed_units(self, project: str) -> int:
-        """What was drawn and is not repaid, as far as the journal can be read."""
+        """What was drawn and is not repaid; 0 if the journal cannot be read."""
         if not os.path.exists(self._path):
             return 0
         sql = "SELECT COALESCE(SUM(units), 0) FROM draws WHERE project = ? AND NOT repaid"
@@ -214,66 +237,55 @@ class Allowance:
             return 0
         return owed[0]
 
+    # -- once the ledger answers again ---------------------------------------------------------------------------------
+
     def repay(self, project: str, ledger: Ledger, retention_ms: int) -> Sequence[Repaid]:
-        """Hand the ledger what was drawn, once: it remembers the last number repaid by this journal. `retention_ms` is
-        how long it must keep it: see `quota.ledger.contract.kept_ms`.
+        """Hand the ledger all draws that are owed. It appends each of them once: it remembers the last number.
 
-        Costs next to nothing where nothing is owed. Raises LedgerError while the ledger still cannot answer, and never
-        because of the journal: a debt that cannot be read is no reason to refuse calls that the ledger can decide.
+        `retention_ms` is how long it must keep them: see `quota.ledger.contract.retention_of`. Costs next to nothing
+        where nothing is owed. Raises LedgerError if the ledger still does not answer, and never because of the journal:
+        an unreadable debt is no reason to refuse calls that the ledger can decide.
 
-        Returns the draws that were corrected before they were noted as repaid. The ledger may have been told what they
-        counted before that, and the caller has to settle them there.
+        Returns the draws that were corrected before they were marked as repaid. The ledger may have been told what they
+        counted before that, so the caller has to settle them there.
         """
         now_ms = self._clock()
-        looked_ms = self._looked_ms.get(project)
-        if looked_ms is not None and 0 <= now_ms - looked_ms < LOOK_AGAIN_MS:
+        checked_ms = self._checked_ms.get(project)
+        if checked_ms is not None and 0 <= now_ms - checked_ms < LOOK_AGAIN_MS:
             return ()
         corrected: list[Repaid] = []
         if os.path.exists(self._path):
-            corrected = self._repay(project, ledger, retention_ms)
-            self._say_used(project)
-        self._looked_ms[project] = now_ms
+            corrected = self._repay_all(project, ledger, retention_ms)
+            self._log_end_of_outage(project)
+        self._checked_ms[project] = now_ms
         return corrected
 
-    def _repay(self, project: str, ledger: Ledger, retention_ms: int) -> list[Repaid]:
+    def _repay_all(self, project: str, ledger: Ledger, retention_ms: int) -> list[Repaid]:
         corrected: list[Repaid] = []
-        after, more = 0, True
+        last, more = 0, True
         while more:
-            unpaid = partial(self._unpaid, project=project, after=after)
             try:
-                machine, rows = self._file.transact(unpaid, write=False)
+                unpaid = self._file.transact(partial(_read_unpaid, project=project, after=last), write=False)
             except LedgerError as error:
                 self._warn(error)
                 return corrected
-            more = len(rows) == REPAID_AT_ONCE
-            if not rows:
+            more = len(unpaid.draws) == REPAID_AT_ONCE
+            if not unpaid.draws:
                 return corrected
-            after = rows[-1][0]
-            ledger.repay(project, machine, [(row[0], Charge(*row[1:])) for row in rows], retention_ms)
+            last = unpaid.draws[-1][0]
+            ledger.repay(project, unpaid.machine, unpaid.draws, retention_ms)
             try:
-                corrected += self._mark_repaid(project, after)
+                corrected += self._mark_repaid(project, last)
             except LedgerError as error:  # they are sent again later, which changes nothing
                 self._warn(error)
             else:
-                units = sum(row[1] for row in rows)
-                self._drawn.pop((project, os.getpid()), None)
-                warn("debt_repaid project=%s charges=%d units=%d", project, len(rows), units)
+                units = sum(charge.units for _, charge in unpaid.draws)
+                self._outages.pop((project, os.getpid()), None)
+                warn("debt_repaid project=%s charges=%d units=%d", project, len(unpaid.draws), units)
         return corrected
 
-    def _say_used(self, project: str) -> None:
-        """The end of an outage whose debt this process has not repaid; of a single draw all is said."""
-        outage = self._drawn.pop((project, os.getpid()), [])
-        if len(outage) > 1:
-            units = sum(units for units, _ in outage)
-            warn("allowance_used project=%s charges=%d units=%d left=%d", project, len(outage), units, outage[-1][1])
-
-    def _warn(self, error: LedgerError) -> None:
-        if not self._warned:
-            self._warned = True
-            warn("allowance_unreadable path=%s: %s", self._path, error)
-
     def _mark_repaid(self, project: str, last: int) -> list[Repaid]:
-        """Those among them that were corrected meanwhile, or after a note "repaid" that was lost."""
+        """Mark the draws up to this number. Returns those that were corrected while they were owed."""
 
         def work(db: sqlite3.Connection) -> list[Repaid]:
             found = db.execute(
@@ -287,18 +299,43 @@ class Allowance:
 
         return self._file.transact(work, write=True)
 
-    def _unpaid(
-        self, db: sqlite3.Connection, project: str, after: int
-    ) -> tuple[str, list[tuple[int, int, str, str, str, str, str]]]:
-        rows = db.execute(
-            "SELECT number, units, bucket, method, job, region, idempotency_key FROM draws"
-            " WHERE project = ? AND NOT repaid AND number > ? ORDER BY number LIMIT ?",
-            (project, after, REPAID_AT_ONCE),
-        ).fetchall()
-        machine: tuple[str] = db.execute("SELECT id FROM machine").fetchone() or ("",)
-        return sound(machine, until=0)[0], [sound(row, until=2) for row in rows]
+    def _log_end_of_outage(self, project: str) -> None:
+        """Say what this process drew and did not repay itself. `allowance_drawn` has said all about a single draw."""
+        outage = self._outages.pop((project, os.getpid()), [])
+        if len(outage) > 1:
+            units = sum(draw.units for draw in outage)
+            remaining_units = outage[-1].remaining_units
+            warn("allowance_used project=%s charges=%d units=%d left=%d", project, len(outage), units, remaining_units)
+
+    def _warn(self, error: LedgerError) -> None:
+        if not self._warned:
+            self._warned = True
+            warn("allowance_unreadable path=%s: %s", self._path, error)
 
     def close(self) -> None:
-        for project, _ in list(self._drawn):
-            self._say_used(project)
+        """Close the journal, and log what was drawn and not repaid. May be called twice."""
+        for project, _ in list(self._outages):
+            self._log_end_of_outage(project)
         self._file.close()
+
+
+def _delete_expired(db: sqlite3.Connection, project: str, now_ms: int, longest_ms: int) -> None:
+    """Delete the draws that neither the allowance nor the ledger needs any more: no window reaches them, not the
+    longest one of any configuration that draws for this project."""
+    known = db.execute("SELECT window_ms FROM longest_windows WHERE project = ?", (project,)).fetchone() or (0,)
+    kept_ms = max(longest_ms, sound(known, until=1)[0])
+    if known != (kept_ms,):
+        db.execute("REPLACE INTO longest_windows VALUES (?, ?)", (project, kept_ms))
+    db.execute("DELETE FROM draws WHERE project = ? AND drawn_ms <= ?", (project, now_ms - 2 * kept_ms))
+
+
+def _read_unpaid(db: sqlite3.Connection, project: str, after: int) -> _Unpaid:
+    """The first draws with a number above `after` that are owed."""
+    rows = db.execute(
+        "SELECT number, units, bucket, method, job, region, idempotency_key FROM draws"
+        " WHERE project = ? AND NOT repaid AND number > ? ORDER BY number LIMIT ?",
+        (project, after, REPAID_AT_ONCE),
+    ).fetchall()
+    machine: tuple[str] = db.execute("SELECT id FROM machine").fetchone() or ("",)
+    draws = [(number, Charge(*charge)) for number, *charge in (sound(row, until=2) for row in rows)]
+    return _Unpaid(sound(machine, until=0)[0], draws)

@@ -1,23 +1,35 @@
-"""What this machine has seen of a project's ledger, so that a ledger that loses it gives no budget back.
+"""What this machine has seen of a project's ledger, so that losing the ledger does not restore budget.
 
-A server may be flushed, restarted without its data, restored from an old copy, replaced by a replica that lagged; a
-ledger file may be deleted. Each process notes, after each decision, what that showed: the ledger's epoch, its newest
-entry, and how much each view counted. Before each decision it says which entries must be there. A ledger that has
-another epoch, or lacks one of them, answers "behind":
+A server may be flushed, restarted without its data, restored from an old copy, or replaced by a replica that lagged. A
+ledger file may be deleted. So each process keeps a *watermark*: the ledger's epoch, its newest entry and what each view
+counted when the process saw them last. Three calls stand around every decision:
 
-    lost      what a view counted when last seen, less what the log still has of that: the newest of it
-    carry     the ledger adds that to the view, part by part, until it would have expired, and begins a new epoch
+    expected()          before it: the epoch and the ids that the ledger must have. A ledger of another epoch, or one
+                        without these ids, answers "behind" and decides nothing
+    record()            after it: keep what it showed
+    restore_missing()   after "behind": compare all watermarks of this machine with the log, and hand the ledger what is
+                        missing as unlogged usage. The ledger counts that until it would have expired, and begins a new
+                        epoch
 
-How much expires when is known to an hour for a window of a day: the units in each such *cell* of time are read from the
-log, once, when it is over, and noted too. Of what is newer only the sum is known, and expires with its newest entry.
+For example with a limit of 9,500 units in 24 h:
 
-Every process has a slot of its own in one file (quota.recovery.watermark_file), so that what a killed process saw is
-known to the next, and each looks at what the others of its machine saw last. Writing a slot costs some microseconds and
-waits for nothing; a crash of the whole machine may lose the last of it. Without a folder that can be written, a process
-still remembers what it saw itself.
+    12:00   the log holds 5,000 units, charged at 08:20 and 11:40, in epoch e1. Somebody copies the ledger
+    14:30   1,500 units are charged, and 600 at 15:15. The watermark: e1, newest entry 15:15, the view counts 7,100
+    15:30   the copy is put back. The next charge expects e1 and the entry of 15:15. The ledger is behind
+    15:30   the log still holds 5,000 of 7,100. The missing 2,100 are the newest: 1,500 count until 15:00 tomorrow, 600
+            until 15:15. The ledger adds them to the view and begins epoch e1/e2. The charge is decided against 7,100
 
-What cannot be known: charges that no machine which still asks has seen. They are at most what was spent between the
-loss and the first decision of a machine that had seen more.
+The time at which missing units expire is known to a *slice*, a 24th of the window: when a slice is over, `read_log`
+reads it from the log and keeps its sum. The 1,500 of 14:30 belong to the slice that ends at 15:00. Of newer units only
+the sum is known; they expire with the newest entry.
+
+Each process has a slot of its own in one file (quota.recovery.watermark_file). So the next process knows what a killed
+one saw, and each process sees what the others of its machine saw last. Writing a slot costs some microseconds and waits
+for nothing; a crash of the whole machine may lose the last of it. Where the folder cannot be written, a process still
+remembers what it saw itself.
+
+What cannot be known: charges seen only by machines that no longer run. They are at most what was spent between the loss
+and the first decision of a machine that had seen more.
 """
 
 from __future__ import annotations
@@ -60,82 +72,82 @@ if TYPE_CHECKING:
     from quota.limits import View
 
 LOOK_EVERY_S = 0.05
-"""How often at most a process looks at what the others of its machine have seen."""
+"""A process looks at most so often at what the others of its machine have seen."""
 
 NO_EPOCH = "?"
-"""The name of no epoch: whatever the ledger's is, it is behind."""
+"""No ledger has this epoch, so one that is expected to have it is behind."""
 
 TIDY_EVERY_MS = 60_000
+"""So often what has expired is forgotten."""
 
 FOLDER = "watermarks"
-"""Of the state folder: one file in it for each project of each ledger."""
+"""Part of the state folder. It has one file for each project of each ledger."""
 
 FORMER_FOLDER = "seen"
-"""What an older version wrote there is not read any more."""
+"""An older version wrote here. It is not read any more."""
 
 FORGET_AFTER_DAYS = 400
-"""A file that nobody has written for so long, longer than any window in use, is removed."""
-
+"""A file that nobody wrote for so long, longer than any window in use, is removed."""
 
 _HANDLES = frozenset(
     ("path", "_project", "_file", "_writable_file", "_said_full", "_lock", "_started", "_changing", "_deferred")
 )
-"""What of a Memory is not what it knows."""
+"""Attributes of a HighWaterMark that are not knowledge: `_change` does not restore them."""
 
 
 class HighWaterMark:
     """What one process knows of one project's ledger. Safe to share between threads and after a fork.
 
-    `open_high_water_mark` makes it: there is one for each file in a process. Without a path it lasts as long as the
-    process.
+    `open_high_water_mark` makes it, one for each file in a process. Without a path it is kept in memory only.
     """
 
     def __init__(self, path: str | None, project: str) -> None:
         self.path = path
         self._project = project
         self._file: WatermarkFile | None = None
-        self._writable_file: WatermarkFile | None = None  # the same, where one of them is ours
+        self._writable_file: WatermarkFile | None = None  # the same, if one of its slots is ours
         self._said_full = False
         self._start_process()
         _all.add(self)
 
     def _start_process(self) -> None:
-        """As it is made, and again in a forked child: its parent's slot is not its own."""
+        """Begin as a new process. Called again in a forked child, which must not write its parent's slot."""
         self._lock = threading.RLock()
         self._started = False
-        self._changing = False  # by this thread, if it holds the lock: then a signal handler asks in the middle of that
-        self._deferred: list[
-            tuple[Sequence[LimitCheck], ChargeResult]
-        ] = []  # what such handlers saw, noted once the change is over
+        # Who holds the lock and finds this True is a signal handler, in the middle of its own thread's change.
+        self._changing = False
+        # What the decisions of such handlers showed; recorded once the change is over.
+        self._deferred: list[tuple[Sequence[LimitCheck], ChargeResult]] = []
         self._start_epoch("")
 
     def _start_epoch(self, epoch: str) -> None:
-        """Nothing is known yet of the ledger in this epoch."""
+        """Forget everything; from now on the ledger is in this epoch."""
         self._epoch = epoch
         self._epoch_tag = zlib.crc32(epoch.encode())
-        self._newest_id: Id = (0, 0)
-        self._checks: Sequence[LimitCheck] = ()  # of the last decision: what its units count
+        # The last decision: what it checked, what each view counted of the log, when, and the newest entry.
+        self._checks: Sequence[LimitCheck] = ()
         self._logged_units: tuple[int, ...] = ()
         self._decided_ms = 0
-        self._observations: dict[str, ViewObservation] = {}  # of views that it did not ask about
-        self._lost_log_observations: set[ViewObservation] = set()  # of other logs
-        self._usages: dict[tuple[str, str], UnloggedUsage] = {}
-        self._last_unlogged: tuple[tuple[UnloggedUsage, ...], ...] = ()  # of these, what the last decision showed
-        self._sliced: dict[str, SlicedUsage] = {}
-        self._next_slice_end_ms = NEVER  # an entry this new ends a cell
-        self._ids_of_others: tuple[
-            Id, ...
-        ] = ()  # what the machine's other processes saw, until the ledger has shown it
+        self._newest_id: Id = (0, 0)
+        self._last_unlogged: tuple[tuple[UnloggedUsage, ...], ...] = ()
+        # Everything else that is known.
+        self._observations: dict[str, ViewObservation] = {}  # of views that the last decision did not check
+        self._lost_log_observations: set[ViewObservation] = set()  # of logs that were lost as a whole
+        self._usages: dict[tuple[str, str], UnloggedUsage] = {}  # by view and lost epoch
+        self._sliced: dict[str, SlicedUsage] = {}  # by view
+        self._next_slice_end_ms = NEVER  # an entry this new completes a slice
+        # The other processes of this machine.
+        self._ids_of_others: tuple[Id, ...] = ()  # entries that they saw, until a decision of ours has shown as much
+        self._outdated = False  # one of them saw the ledger in another epoch, later than we did and than:
+        self._compared_ms = 0
         self._expected = NOTHING_EXPECTED
-        self._outdated = False  # another process has seen the ledger in another epoch since:
-        self._compared_ms = 0  # later than this
-        self._next_look_s = 0.0  # until then, `_expected` is the answer
-        self._next_tidy_ms = 0  # until then, and after a decision noted whole, only the head changes
+        self._next_look_s = 0.0  # until then `_expected` is the answer
+        self._next_tidy_ms = 0  # until then a decision about the same views changes only the head of the slot
 
     # -- before a decision ---------------------------------------------------------------------------------------------
 
     def expected(self) -> Expected:
-        """What the ledger must have."""
+        """What the ledger must have: its epoch, and entries that this machine saw in it."""
         if time.monotonic() < self._next_look_s:
             return self._expected
         with self._lock:
@@ -152,9 +164,9 @@ class HighWaterMark:
         self._next_look_s = time.monotonic() + LOOK_EVERY_S
 
     def _start(self) -> None:
-        """In a new process: get a slot of its own, and go on from what this machine's processes have noted."""
+        """In a new process: claim a slot, and go on from what the processes of this machine have written."""
         file, self._file, self._writable_file = self._file, None, None
-        if file is not None:  # a forked child's parent's, or what an interrupted start has left
+        if file is not None:  # its parent's in a forked child, or left by an interrupted start
             file.close()
         self._start_epoch("")
         if self.path is not None:
@@ -171,7 +183,7 @@ class HighWaterMark:
                 self._give_up(error)
 
     def _recall(self, own: Watermark | None) -> None:
-        """Begin with the epoch that was noted last. What stands in our own slot is only there: it goes on with us."""
+        """Begin with the epoch that was seen last. What our own slot holds is nowhere else, so we take it over."""
         watermarks = self._read_watermarks()
         latest = max(watermarks, key=lambda watermark: watermark.at_ms, default=None)
         if latest is None:
@@ -194,31 +206,32 @@ class HighWaterMark:
                     self._newest_id = max((observation.last for observation in logged), default=(0, 0))
 
     def _look(self) -> None:
-        """See what the other processes of this machine have seen."""
+        """Find out what the other processes of this machine have seen."""
         if self._file is None:
             return
         try:
             if not self._epoch:
                 self._recall(None)
-            newest, other_epoch_ms = self._file.newest_of_others(self._epoch_tag)
+            others = self._file.newest_of_others(self._epoch_tag)
         except OSError as error:
             self._give_up(error)
             return
-        if newest > self._newest_id and newest not in self._ids_of_others:
-            self._ids_of_others += (newest,)
-        self._outdated = other_epoch_ms > max(self._decided_ms, self._compared_ms)
+        if others.newest > self._newest_id and others.newest not in self._ids_of_others:
+            self._ids_of_others += (others.newest,)
+        self._outdated = others.other_epoch_ms > max(self._decided_ms, self._compared_ms)
 
     def _set_expected(self) -> None:
-        """What `expected` answers from now on."""
+        """Work out what `expected` answers from now on."""
         ids = (*self._ids_of_others, self._newest_id) if self._checks or self._observations else self._ids_of_others
-        # What this process saw last may be just what an old copy has, put there since: then compare all that was seen.
+        # When outdated: an old copy may have been put back that holds all that this process saw, but not what others
+        # saw since. An epoch that no ledger has makes it compare everything.
         self._expected = Expected(NO_EPOCH if self._outdated else self._epoch, ids) if self._epoch else NOTHING_EXPECTED
 
     # -- after a decision ----------------------------------------------------------------------------------------------
 
     def record(self, checks: Sequence[LimitCheck], result: ChargeResult) -> bool:
-        """Remember what a decision showed. Whether it is time to `read_log`."""
-        _, _, now_ms, last, units, _, epoch, unlogged = result
+        """Keep what a decision showed. Returns whether a slice is complete: then call `read_log`."""
+        epoch, unlogged, now_ms = result.epoch, result.unlogged, result.now_ms
         with self._lock:
             if self._changing:
                 self._deferred.append((checks, result))
@@ -226,46 +239,49 @@ class HighWaterMark:
             other = epoch != self._epoch or unlogged != self._last_unlogged or not _same_views(checks, self._checks)
             if other or now_ms >= self._next_tidy_ms:
                 self._change(partial(self._record_all, checks, result))
-            elif last >= self._newest_id:  # else another thread has seen more
-                if unlogged:
-                    units = _without_unlogged(result)
-                try:
-                    self._changing = True
-                    self._newest_id, self._logged_units, self._decided_ms = last, units, now_ms
-                    self._ids_of_others = ()
-                    self._expected = Expected(epoch, (last,))
-                    if self._writable_file is not None:
-                        self._writable_file.write_head(last, now_ms, units)
-                except OSError as error:
-                    self._give_up(error)
-                finally:
-                    self._changing = False
+            elif result.last >= self._newest_id:  # else another thread has seen more
+                self._record_numbers(result)
             if self._deferred:
                 self.record(*self._deferred.pop(0))
             return self._newest_id[0] >= self._next_slice_end_ms
 
+    def _record_numbers(self, result: ChargeResult) -> None:
+        """Most decisions are about the same views as the one before: only the numbers in the head change."""
+        units = _without_unlogged(result)
+        try:
+            self._changing = True
+            self._newest_id, self._logged_units, self._decided_ms = result.last, units, result.now_ms
+            self._ids_of_others = ()
+            self._expected = Expected(result.epoch, (result.last,))
+            if self._writable_file is not None:
+                self._writable_file.write_head(result.last, result.now_ms, units)
+        except OSError as error:
+            self._give_up(error)
+        finally:
+            self._changing = False
+
     def _record_all(self, checks: Sequence[LimitCheck], result: ChargeResult) -> None:
-        """The same where more has changed than the numbers."""
-        _, _, now_ms, last, _, _, epoch, unlogged = result
-        if not epoch:
+        """More has changed than the numbers: write the slot anew."""
+        if not result.epoch:
             return
-        if epoch != self._epoch:
+        if result.epoch != self._epoch:
             if self._checks or self._observations:
-                return  # decided before another thread made a loss good
-            self._start_epoch(epoch)
-        if last >= self._newest_id:
-            self._keep_last_observations(checks, now_ms)
-            # What the ledger says holds our own report and the others'.
-            self._usages |= {(usage.view, usage.epoch): usage for of_view in unlogged for usage in of_view}
-            self._last_unlogged = unlogged
-            self._newest_id, self._logged_units, self._decided_ms = last, _without_unlogged(result), now_ms
+                return  # decided before another thread restored what was missing
+            self._start_epoch(result.epoch)
+        if result.last >= self._newest_id:
+            self._keep_last_observations(checks, result.now_ms)
+            # The ledger's unlogged usage holds our own report and those of others.
+            self._usages |= {(usage.view, usage.epoch): usage for of_view in result.unlogged for usage in of_view}
+            self._last_unlogged = result.unlogged
+            self._newest_id, self._logged_units = result.last, _without_unlogged(result)
+            self._decided_ms = result.now_ms
             self._write()
         self._ids_of_others = ()
         self._next_slice_end_ms = self._earliest_slice_end_ms()
         self._set_expected()
 
     def _keep_last_observations(self, checks: Sequence[LimitCheck], now_ms: int) -> None:
-        """Another question than the last: what that one showed is kept beside it; what has expired is forgotten."""
+        """Keep what the last decision showed beside the next one, which checks other views. Forget what has expired."""
         self._observations.update((observation.view, observation) for observation in self._last_observations())
         for check in checks:
             self._observations.pop(check.view.name, None)
@@ -273,10 +289,9 @@ class HighWaterMark:
         if now_ms >= self._next_tidy_ms:
             self._next_tidy_ms = now_ms + TIDY_EVERY_MS
             since_ms = now_ms - RETENTION_SLACK_MS
-            self._observations = {v: r for v, r in self._observations.items() if r.until_ms > since_ms and r.units > 0}
-            self._lost_log_observations = {
-                observation for observation in self._lost_log_observations if observation.until_ms > since_ms
-            }
+            live = {view: o for view, o in self._observations.items() if o.until_ms > since_ms and o.units > 0}
+            self._observations = live
+            self._lost_log_observations = {o for o in self._lost_log_observations if o.until_ms > since_ms}
             self._usages = {key: usage for key, usage in self._usages.items() if usage.until_ms > since_ms}
             views = {*self._observations, *(check.view.name for check in checks)}
             self._sliced = {view: sliced for view, sliced in self._sliced.items() if view in views}
@@ -284,7 +299,7 @@ class HighWaterMark:
     # -- the log, slice by slice ---------------------------------------------------------------------------------------
 
     def read_log(self, ledger: Ledger) -> None:
-        """Note what is in the cells of time that are over. Where the ledger cannot answer, a minute later will do."""
+        """Keep the sums of the slices that are over. If the ledger does not answer, try again in a minute."""
         with self._lock:
             if not self._changing:
                 self._change(partial(self._read_log, ledger))
@@ -301,8 +316,8 @@ class HighWaterMark:
         self._write()
 
     def _read_slices(self, ledger: Ledger, view: View) -> SlicedUsage:
-        """What is known of a view's cells and what is new. The last of them ends before the newest entry: nothing comes
-        into it any more.
+        """The slices of a view that are known, and those that ended since. The last one ends before the newest entry,
+        so no charge is added to it any more.
         """
         selector, window_ms = view.selector, view.window.longest_ms
         slice_ms = slice_ms_of(window_ms)
@@ -312,26 +327,26 @@ class HighWaterMark:
         units: dict[int, int] = {}
         for entry in read_entries(ledger, self._project, first_ms + 1, end_ms):
             if selector.counts(entry.bucket, entry.method, entry.job):
-                left_ms = -(-entry.ms // slice_ms) * slice_ms + window_ms
-                units[left_ms] = units.get(left_ms, 0) + selector.cost(entry.units)
-        live = [part for part in known.expiries if part[1] > self._decided_ms]
-        return SlicedUsage(end_ms, (*live, *((n, left_ms) for left_ms, n in units.items() if n)))
+                expires_ms = -(-entry.ms // slice_ms) * slice_ms + window_ms
+                units[expires_ms] = units.get(expires_ms, 0) + selector.cost(entry.units)
+        live = [(n, until_ms) for n, until_ms in known.expiries if until_ms > self._decided_ms]
+        return SlicedUsage(end_ms, (*live, *((n, expires_ms) for expires_ms, n in units.items() if n)))
 
     def _earliest_slice_end_ms(self) -> int:
-        """How new an entry must be to end a cell of anything that was asked."""
+        """How new an entry must be to complete a slice of any view that the last decision checked."""
         return min((next_slice_end_ms(check, self._sliced) for check in self._checks), default=NEVER)
 
     # -- after a loss --------------------------------------------------------------------------------------------------
 
     def restore_missing(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> None:
-        """Tell a ledger that is behind what it has lost, as far as anybody on this machine has seen it. `retention_ms`
-        as in a question.
+        """Hand a ledger that is behind what it has lost, as far as any process of this machine saw it.
 
-        Raises LedgerError. May be repeated: the ledger merges reports of one loss.
+        `result` is its answer "behind". If there is something to report, the ledger begins `new_epoch`. `retention_ms`
+        as in a request. Raises LedgerError. May be repeated: the ledger merges the reports of one loss.
         """
         with self._lock:
             if self._changing:
-                raise LedgerError(f"ledger {ledger.label} has lost something, and a signal handler cannot make it good")
+                raise LedgerError(f"ledger {ledger.label} has lost charges, and a signal handler cannot restore them")
             self._change(partial(self._restore_missing, ledger, result, new_epoch, retention_ms))
 
     def _restore_missing(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> None:
@@ -356,7 +371,7 @@ class HighWaterMark:
         if loss is not None:
             warn(
                 "ledger_behind project=%s ledger=%s lost_units=%d until=%s: charges that this machine saw are missing "
-                "there (emptied? restored from an old copy?); they count on until they would have expired",
+                "there (emptied? restored from an old copy?); they still count until they would have expired",
                 self._project,
                 ledger.label,
                 loss.units,
@@ -366,7 +381,7 @@ class HighWaterMark:
     # -- what is stored ------------------------------------------------------------------------------------------------
 
     def _write(self, *, clear: bool = False) -> None:
-        """Note all that is known. `clear`: what processes that are gone have noted stands in our slot now."""
+        """Write all that is known. `clear`: our slot now holds what ended processes knew, so empty theirs."""
         if self._writable_file is None:
             return
         watermark = self._watermark()
@@ -380,23 +395,23 @@ class HighWaterMark:
         except OSError as error:
             self._give_up(error)
             return
-        # Cells come last: without theirs, units only count longer.
+        # The lines of slices come last and may be missing.
         needed = 1 + len(self._checks) + len(watermark.observations) + len(watermark.usages)
         if lines < needed and not self._said_full:
             self._said_full = True
             warn(
-                "memory_full path=%s: what was seen of %d limits does not fit; have fewer, or shorter names",
+                "memory_full path=%s: there is no room for what was seen of %d limits; use fewer, or shorter names",
                 self.path,
                 needed - lines,
             )
 
-    def _watermark(self, *asked: ViewObservation) -> Watermark:
-        """What is known beside what was asked about last, or with it."""
-        observations = (*asked, *self._observations.values(), *self._lost_log_observations)
+    def _watermark(self, *more: ViewObservation) -> Watermark:
+        """All that is known, without what the last decision showed, and with `more`."""
+        observations = (*more, *self._observations.values(), *self._lost_log_observations)
         return Watermark(self._epoch, self._decided_ms, observations, tuple(self._usages.values()), self._sliced)
 
     def _last_observations(self) -> list[ViewObservation]:
-        """What the last decision showed."""
+        """What the last decision showed of each view."""
         return [
             observation_of(check.view.name, span_of(check), self._epoch, units, self._newest_id, self._decided_ms)
             for check, units in zip(self._checks, self._logged_units, strict=False)
@@ -416,7 +431,7 @@ class HighWaterMark:
             return []
 
     def _give_up(self, error: OSError) -> None:
-        """The file cannot be used: from now on this process remembers for itself alone."""
+        """The file cannot be used. From now on this process remembers only what it sees itself."""
         if error.errno is None:  # not the system's: the TimeoutError of a signal handler
             raise error
         self._warn(error.strerror or error)
@@ -426,10 +441,10 @@ class HighWaterMark:
                 file.close()
 
     def _warn(self, why: object) -> None:
-        warn("memory_unusable path=%s: %s; what this process sees of its ledger ends with it", self.path, why)
+        warn("memory_unusable path=%s: %s; what this process sees of its ledger is lost when it ends", self.path, why)
 
     def close(self) -> None:
-        """Give the slot back; what it holds stays. A later decision takes one again."""
+        """Give the slot back; its content stays. A later decision claims one again."""
         with self._lock:
             file, self._file, self._writable_file = self._file, None, None
             if file is not None:
@@ -440,7 +455,7 @@ class HighWaterMark:
     # -- signal handlers -----------------------------------------------------------------------------------------------
 
     def _change(self, work: Callable[[], object]) -> None:
-        """Do `work` whole, or, where a signal handler raises in the middle of it, nothing of it."""
+        """Do all of `work`, or nothing of it if a signal handler raises in the middle."""
         known = [(name, value) for name, value in vars(self).items() if name not in _HANDLES]
         before = {name: value.copy() if isinstance(value, (dict, set)) else value for name, value in known}
         try:
@@ -466,13 +481,13 @@ if hasattr(os, "register_at_fork"):
 
 
 def _same_views(checks: Sequence[LimitCheck], others: Sequence[LimitCheck]) -> bool:
-    """Whether two questions were about the same windows. Views and edges are made once and asked about often."""
+    """Whether two decisions check the same views. These and their edges are made once and used often."""
     if checks is others:
         return True
     if len(checks) != len(others):
         return False
     for check, other in zip(checks, others, strict=True):  # half the time of `all` and a generator
-        if check[0] is not other[0] or check[3] is not other[3]:
+        if check.view is not other.view or check.edges is not other.edges:
             return False
     return True
 
@@ -482,15 +497,15 @@ def _last(observation: ViewObservation) -> Id:
 
 
 def _without_unlogged(result: ChargeResult) -> tuple[int, ...]:
-    """What the views count of the log alone."""
+    """What each view counts of the log alone."""
     if not result.unlogged:
         return result.used_units
-    both = zip(result.used_units, result.unlogged, strict=True)
-    return tuple(max(0, units - sum(c.units_at(result.now_ms) for c in usages)) for units, usages in both)
+    pairs = zip(result.used_units, result.unlogged, strict=True)
+    return tuple(max(0, units - sum(u.units_at(result.now_ms) for u in usages)) for units, usages in pairs)
 
 
 def _make_room(path: str) -> None:
-    """Make the folder, and remove from it what nobody has used for longer than any window lasts."""
+    """Make the folder, and remove files from it that nobody has used for longer than any window lasts."""
     if os.path.exists(path):
         return
     folder = os.path.dirname(path)
@@ -500,21 +515,24 @@ def _make_room(path: str) -> None:
         make_folder(folder)
         former = os.path.join(os.path.dirname(folder), FORMER_FOLDER)
         if os.path.isdir(former):
-            warn("memory_unusable path=%s: an older quota-ledger wrote it, and this one begins anew; delete it", former)
+            warn(
+                "memory_unusable path=%s: an older quota-ledger wrote it and this one does not read it; delete it",
+                former,
+            )
     for entry in os.scandir(folder):
-        with contextlib.suppress(FileNotFoundError):  # another process is as tidy
+        with contextlib.suppress(FileNotFoundError):  # another process removed it first
             if time.time() - entry.stat().st_mtime > FORGET_AFTER_DAYS * 86_400:
                 os.unlink(entry.path)
 
 
-# -- one memory for each file ------------------------------------------------------------------------------------------
+# -- one for each file of a process ------------------------------------------------------------------------------------
 
 _open: dict[str, tuple[HighWaterMark, int]] = {}
 _open_lock = threading.RLock()  # a signal handler may open a session while its thread does
 
 
 def open_high_water_mark(path: str, project: str) -> HighWaterMark:
-    """The memory in this file, shared by all of this process that ask for it. Give it back with
+    """The high-water mark in this file. All of this process that ask for it share it. Give it back with
     `close_high_water_mark`."""
     with _open_lock:
         high_water_mark, users = _open.get(path) or (HighWaterMark(path, project), 0)
@@ -523,7 +541,7 @@ def open_high_water_mark(path: str, project: str) -> HighWaterMark:
 
 
 def close_high_water_mark(high_water_mark: HighWaterMark) -> None:
-    """Let go of a memory from `open_high_water_mark`; the last to do so gives its slot back."""
+    """Give back what `open_high_water_mark` gave; the last one to do so frees its slot."""
     with _open_lock:
         if high_water_mark.path not in _open:
             return
@@ -536,6 +554,6 @@ def close_high_water_mark(high_water_mark: HighWaterMark) -> None:
 
 
 def watermark_path(folder: Path, ledger: str, project: str) -> str:
-    """The file for one project of the ledger that calls itself `ledger`, in a state folder."""
+    """Where in a state folder the file is for one project of the ledger that is called `ledger`."""
     spelled = re.sub(r"[^A-Za-z0-9._-]", "_", project)
     return str(folder / FOLDER / f"{spelled}-{zlib.crc32(f'{ledger} {project}'.encode()):08x}")

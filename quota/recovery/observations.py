@@ -1,10 +1,19 @@
-"""What a process notes of a ledger: how much each view counted, where in the log that is, and what was lost already.
+"""What a process keeps of a ledger, and the arithmetic on it. Pure.
 
-    Record   what a view counted when it was last seen
-    Cells    how much of that is in which hour, for a window of a day
-    Slot     all that one process has noted, as text in its slot of the file (quota.recovery.watermark_file)
+    ViewObservation   how much one view counted when it was seen last, and which part of the log that is
+    SlicedUsage       how much of a sliding view is in which slice of time: a 24th of its window
+    Watermark         everything that one process knows: the content of its slot (quota.recovery.watermark_file)
 
-`quota.recovery.high_water_mark` makes them and compares them with the ledger.
+For example a view of 24 h that is seen at 15:15, when its newest entry was charged at 15:15:
+
+    ViewObservation   7,100 units of the log, after 15:15 yesterday, up to the entry of 15:15. All have expired at 15:15
+                      tomorrow
+    SlicedUsage       known up to 15:00: 3,000 units expire at 09:00 tomorrow, 2,000 at 12:00, 1,500 at 15:00
+    expiries          both together: 3,000 until 09:00, 2,000 until 12:00, 1,500 until 15:00. Of the other 600 only the
+                      sum is known: until 15:15
+
+A log loses its newest entries, or all. If 5,000 of the 7,100 units are still there, the missing 2,100 are those that
+expire last: 1,500 at 15:00 and 600 at 15:15.
 """
 
 from __future__ import annotations
@@ -24,13 +33,17 @@ if TYPE_CHECKING:
     from quota.recovery.watermark_file import Head
 
 SLICES = 24
+"""A sliding window is divided into so many slices."""
+
 MIN_SLICE_MS = 1_000
-"""Into so many cells a sliding window is divided, but into none that are shorter: each is one more question."""
+"""No slice is shorter: each of them costs one more question to the ledger."""
 
 
 class ViewObservation(NamedTuple):
-    """What one view counted of the log in one epoch, without carries: `units` of the entries after `since_ms`, up to
-    `last`. All of them have expired at `until_ms`, and those of the `slices` before.
+    """What one view counted of the log in one epoch, without unlogged usage.
+
+    `units` is the sum of the entries after `since_ms`, up to the entry `last`. All of them have expired at `until_ms`.
+    `slices` says of a part of the units when they expire before that.
     """
 
     view: str
@@ -43,14 +56,14 @@ class ViewObservation(NamedTuple):
 
     @property
     def expiries(self) -> Expiries:
-        """All of it. What is in no cell counts as its newest entry does."""
+        """All units, each with the time until which it counts: the last entry's, if it is in no slice."""
         rest = self.units - sum(units for units, _ in self.slices)
         return (*self.slices, (rest, self.until_ms)) if rest > 0 else newest_expiries(self.slices, self.units)
 
 
 class SlicedUsage(NamedTuple):
-    """How much of a view is where in the log: `expiries`, by the time at which each cell has left the window, of all
-    cells up to `until_ms` that had anything in them.
+    """The slices of a view that end at `until_ms` or before, without empty ones: the units of each, and when the whole
+    slice has left the window.
     """
 
     until_ms: int
@@ -62,10 +75,10 @@ Span = int | Edges
 
 
 class Watermark(NamedTuple):
-    """What one process has noted: at `at_ms`, by the ledger's clock, of a ledger that was in `epoch` then.
+    """What one process knew at `at_ms`, by the ledger's clock, of a ledger that was in `epoch`.
 
-    Records of another log, which was lost as a whole, stay beside the carries made of them: what a copy of it brings
-    back, when one is put there after all, is then not counted twice.
+    After a log was lost as a whole, its observations stay here beside the unlogged usage made of them. Should a copy of
+    that log be put back, what it brings back is then taken off and not counted twice.
     """
 
     epoch: str
@@ -141,23 +154,24 @@ def _expiries_from(text: str) -> Expiries:
 
 
 def observation_of(view: str, span: Span, epoch: str, units: int, last: Id, now_ms: int) -> ViewObservation:
-    """What a decision at `now_ms` says of a view: `units`, without carries."""
+    """What a decision at `now_ms` shows of a view that counts `units` of the log, without unlogged usage."""
     if isinstance(span, int):
         return ViewObservation(view, epoch, units, now_ms - span, last, last[0] + span)
     _, next_ms, next_but_one_ms = span
     since_ms = span[1 if now_ms >= next_ms else 0] - 1
     until_ms = next_ms if last[0] < next_ms else next_but_one_ms
-    if last[0] >= next_but_one_ms:  # a clock was far behind; the edges beyond are not known, but lie before this
+    if last[0] >= next_but_one_ms:  # a clock was far behind; the edge that follows is not known, but lies before this
         until_ms = last[0] + 2 * (next_but_one_ms - next_ms)
     return ViewObservation(view, epoch, units, since_ms, last, until_ms)
 
 
 def span_of(check: LimitCheck) -> Span:
+    """The window of a check."""
     return check.view.window.longest_ms if check.edges is None else check.edges
 
 
 def still_in_window(observation: ViewObservation, now_ms: int) -> ViewObservation:
-    """The record without what has left its window since: a carry made of a later look at the log has none of that."""
+    """The observation without what has left its window by now. Unlogged usage made of a later look lacks that too."""
     window_ms = observation.until_ms - observation.last[0]
     return observation._replace(since_ms=max(observation.since_ms, now_ms - window_ms))
 
@@ -165,9 +179,9 @@ def still_in_window(observation: ViewObservation, now_ms: int) -> ViewObservatio
 def missing_usage(
     observation: ViewObservation, still_logged: ViewObservation, still_counting: ViewObservation
 ) -> UnloggedUsage:
-    """What is missing of an observation, where `still_logged` is still there, and `still_counting` of that counts.
+    """What is missing of an observation: the newest of its units.
 
-    A log loses its newest entries, or all.
+    `still_logged` is the part that the log still has; `still_counting` is the part of this that is in its window now.
     """
     expiries = newest_expiries(observation.expiries, observation.units - still_logged.units)
     return UnloggedUsage(
@@ -182,15 +196,18 @@ def missing_usage(
 
 
 def merge(into: dict[tuple[str, str], UnloggedUsage], usage: UnloggedUsage, now_ms: int) -> None:
-    """Several reports of one loss are one: as the ledger does it."""
+    """Add a report. Several reports of one loss become one, as the ledger merges them."""
     if usage.expiries:
         key = (usage.view, usage.epoch)
         into[key] = into[key].with_report(usage, now_ms) if key in into else usage
 
 
 def less_reappeared(usage: UnloggedUsage, reappeared: ViewObservation, now_ms: int) -> UnloggedUsage:
-    """The carry, less what came back of it: the oldest of what still counts at `now_ms`. If that is all, it says so."""
-    expired = tuple(part for part in usage.expiries if part[1] <= now_ms)
+    """The usage without what came back to the log: the oldest of what still counts at `now_ms`.
+
+    If everything came back, 0 units remain: so the others learn of it.
+    """
+    expired = tuple((n, until_ms) for n, until_ms in usage.expiries if until_ms <= now_ms)
     live = newest_expiries(usage.expiries[len(expired) :], usage.units_at(now_ms) - reappeared.units)
     expiries = (*expired, *live) or ((0, usage.until_ms),)
     return usage._replace(
@@ -199,13 +216,14 @@ def less_reappeared(usage: UnloggedUsage, reappeared: ViewObservation, now_ms: i
 
 
 def slice_ms_of(window_ms: int) -> int:
+    """How long a slice of a sliding window is: an hour of a day."""
     return max(MIN_SLICE_MS, window_ms // SLICES)
 
 
 def next_slice_end_ms(check: LimitCheck, sliced: dict[str, SlicedUsage]) -> int:
-    """How new an entry must be to end the next cell of what was asked: any, where no cell is known.
+    """How new an entry must be to complete the next slice of a view; any entry is, if no slice is known.
 
-    A calendar period is not divided: all of it expires at once. Nor is what is shorter than two cells.
+    A calendar period has no slices: all of it expires at once. Nor has a window shorter than two slices.
     """
     window = check.view.window
     if not isinstance(window, Sliding) or window.window_ms < 2 * MIN_SLICE_MS:
@@ -215,7 +233,7 @@ def next_slice_end_ms(check: LimitCheck, sliced: dict[str, SlicedUsage]) -> int:
 
 
 def furthest_slices(watermarks: Sequence[Watermark], epoch: str) -> dict[str, SlicedUsage]:
-    """What the processes of this machine have read of the log in this epoch."""
+    """The slices of each view that reach furthest, of all that were read from the log in this epoch."""
     best: dict[str, SlicedUsage] = {}
     for watermark in watermarks:
         if watermark.epoch == epoch:
@@ -225,15 +243,14 @@ def furthest_slices(watermarks: Sequence[Watermark], epoch: str) -> dict[str, Sl
 
 
 def with_slices(observation: ViewObservation, sliced: dict[str, SlicedUsage]) -> ViewObservation:
-    """The record with the cells that are wholly in it. Of one that has partly left its window nothing is known but the
-    sum, like of what is newest.
+    """The observation with the slices that lie wholly in it. Of a slice that has partly left the window nothing is
+    known, so its units count with the rest, until the last entry expires.
     """
     window_ms = observation.until_ms - observation.last[0]
     known = sliced.get(observation.view)
     if known is None:
         return observation
-    # A cell lies within the record if it begins where that does or later, and ends before its last entry.
+    # A slice lies in the observation if it begins where that does or later, and ends before the last entry.
     first_ms = observation.since_ms + slice_ms_of(window_ms) + window_ms
-    return observation._replace(
-        slices=tuple(part for part in known.expiries if first_ms <= part[1] < observation.until_ms)
-    )
+    within = tuple((n, until_ms) for n, until_ms in known.expiries if first_ms <= until_ms < observation.until_ms)
+    return observation._replace(slices=within)

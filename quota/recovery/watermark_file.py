@@ -1,9 +1,16 @@
-"""One small file into which many processes write, each its own slot: no lock is held while writing, and none waits.
+"""One small file with a slot for each process of a machine. No lock is held while writing, and nobody waits.
 
-A slot is a head (what its process saw last: a place in the log, a time, as many numbers as there are) and a text that
-says what the numbers mean. Most writes change the head alone. Both carry checksums: what was cut off in the middle is
-not there.
-Nothing waits for the disk: what a process wrote survives its death, though not always its machine's.
+    slot 0   head      format, sizes; newest entry, epoch tag, time, numbers; checksum      (about 100 bytes)
+             text      lines that say what the numbers mean, and everything else; its checksum is in the head
+    slot 1   1 MB later, and so on up to slot 63. What is not written takes no space on the disk
+
+A process claims the first free slot by a lock that ends with the process. Most writes change the head alone, with one
+`pwrite`. A reader who meets a half-written slot sees it by the checksums, and reads again or ignores it.
+
+For example 64 cron jobs may run at once on one machine. A 65th has no slot: it reads what the others saw, and what it
+sees itself is lost when it ends.
+
+Nothing waits for the disk. What a process wrote survives its death, though not always its machine's.
 """
 
 from __future__ import annotations
@@ -19,23 +26,23 @@ if sys.platform != "win32":
     import fcntl
 
 SLOTS = 64
-"""More processes of one machine at a time find no slot of their own: they can read what the others wrote."""
+"""If more processes of one machine run at once, the others have no slot: they only read."""
 
 SLOT_BYTES = 2**20
-"""Room for the text about some thousand numbers. A slot takes the space of what is in it; the rest is a hole."""
+"""Room for the text about a thousand numbers. A slot takes the space of its content; the rest is a hole."""
 
 FORMAT = 0x51_4C_57_31
 """Begins every slot ("QLW1")."""
 
 _CHECKSUM = struct.Struct("<I")
 _FIRST_READ_BYTES = 512
-"""A head of up to 56 numbers: hardly any is longer, and one that is takes another read."""
+"""Enough for a head of 56 numbers. A longer one takes another read."""
 
 
 @lru_cache(maxsize=64)
 def _head_struct(count: int) -> struct.Struct:
-    """FORMAT, how many numbers there are, the text's checksum and its length in bytes; then the fields of Head. Behind
-    it, its own checksum, and then the text.
+    """The layout of a head: FORMAT, how many numbers there are, the text's checksum and its length in bytes; then the
+    fields of Head. The head's own checksum follows, and then the text.
     """
     return struct.Struct(f"<IIIIQQQQ{count}Q")
 
@@ -44,7 +51,7 @@ _MIN_HEAD = _head_struct(0).size + _CHECKSUM.size
 
 
 class Head(NamedTuple):
-    """What a process saw last: the newest entry, under which epoch_tag, when, and some numbers."""
+    """What a process saw last: the newest entry, the tag of its epoch, when, and a number for each view."""
 
     newest: tuple[int, int]
     epoch_tag: int
@@ -60,7 +67,8 @@ class SlotContent(NamedTuple):
 
 
 class SeenByOthers(NamedTuple):
-    """The newest entry under a tag, (0, 0) for none; and when anything was seen under another tag, 0 for never."""
+    """What other processes saw: the newest entry of one epoch, (0, 0) for none; and when one of them saw another epoch
+    last, 0 for never."""
 
     newest: tuple[int, int]
     other_epoch_ms: int
@@ -76,11 +84,10 @@ class _FoundHead(NamedTuple):
 
 
 class WatermarkFile:
-    """An opened file with a slot of this process's own. Raises OSError where the file cannot be used.
+    """An open file in which this process has a slot. Raises OSError if the file cannot be used.
 
-    To be used by the process that opened it; a lock on the slot, which ends with the process, keeps others off. That
-    lock is the whole process's: the same file must not be opened twice in it. `writable` is False where all slots are
-    taken: then it may only be read.
+    Only the process that opened it may use it. The lock on its slot belongs to the whole process, so a process must not
+    open the same file twice. `writable` is False if all slots are taken: then the file may only be read.
     """
 
     def __init__(self, path: str) -> None:
@@ -99,7 +106,7 @@ class WatermarkFile:
         self._own_offset = (self._own_slot or 0) * SLOT_BYTES
 
     def write(self, newest: tuple[int, int], epoch_tag: int, at_ms: int, numbers: tuple[int, ...], text: str) -> int:
-        """Set this process's slot, numbers 0 or more; how many lines of the text there was room for, the first ones."""
+        """Write this process's slot; numbers are 0 or more. Returns how many of the text's lines there was room for."""
         data = text.encode()
         self._head = _head_struct(len(numbers))
         room = SLOT_BYTES - self._head.size - _CHECKSUM.size
@@ -112,30 +119,30 @@ class WatermarkFile:
         return data.count(b"\n")
 
     def write_head(self, newest: tuple[int, int], at_ms: int, numbers: tuple[int, ...]) -> None:
-        """Set the head alone, under the epoch_tag and beside the text of the last `write`: as many numbers as then.
+        """Write the head alone, with the tag, the text and as many numbers as in the last `write`.
 
-        The one thing that every decision does here.
+        Most decisions do only this.
         """
         head = self._head.pack(*self._format_and_text, *newest, self._epoch_tag, at_ms, *numbers)
         os.pwrite(self._fd, head + _CHECKSUM.pack(zlib.crc32(head)), self._own_offset)
 
     def read_own(self) -> SlotContent | None:
-        """What this process, or the one that had its slot before, wrote last."""
+        """Our slot, as this process or the one before it wrote it last."""
         return None if self._own_slot is None else self._read(self._own_slot)
 
     def read_all(self) -> list[SlotContent]:
-        """What every process wrote last, also those that are gone."""
+        """All slots, also those of processes that have ended."""
         return [found for found in map(self._read, range(self._slots_written())) if found is not None]
 
     def newest_of_others(self, epoch_tag: int) -> SeenByOthers:
-        """What other processes have seen under this tag, and when one saw anything under another."""
+        """The newest entry that others saw in the epoch of this tag, and when they last saw another epoch."""
         found = (self._read_head(slot) for slot in range(self._slots_written()) if slot != self._own_slot)
         heads = [one.head for one in found if one is not None]
         newest = max((head.newest for head in heads if head.epoch_tag == epoch_tag), default=(0, 0))
         return SeenByOthers(newest, max((head.at_ms for head in heads if head.epoch_tag != epoch_tag), default=0))
 
     def clear_abandoned(self) -> None:
-        """Empty the slots of processes that are gone."""
+        """Empty the slots of processes that have ended."""
         for slot in range(self._slots_written()):
             if slot != self._own_slot and self._read_head(slot) is not None and self._lock(slot):
                 os.pwrite(self._fd, bytes(_MIN_HEAD), slot * SLOT_BYTES)
@@ -155,7 +162,7 @@ class WatermarkFile:
         return True
 
     def _slots_written(self) -> int:
-        """How many slots were ever written: the lowest free one is claimed first."""
+        """How many slots may hold something: the lowest free one is claimed first."""
         return min(SLOTS, -(-os.fstat(self._fd).st_size // SLOT_BYTES))
 
     def _read_head(self, slot: int) -> _FoundHead | None:

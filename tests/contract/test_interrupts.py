@@ -189,7 +189,7 @@ def test_a_draw_and_its_repayment_interrupted_anywhere_are_counted_once(tmp_path
             assert error is None or isinstance(error, Interrupted)
             assert others_can_write(path) or not path.exists()
             assert others_can_write(tmp_path / "ledger.db")
-            allowance._looked_ms.clear()
+            allowance._checked_ms.clear()
             allowance.repay("p", ledger, DAY_MS)
         assert interrupted > 50
         assert allowance.owed_units("p") == 0
