@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from quota.cli.output import fail
+from quota.common.fork import start_over_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -41,7 +42,8 @@ def interruptible(statuses: Mapping[int, int] | None = None) -> Iterator[Callabl
     os.set_blocking(writing, False)
     before = {number: signal.signal(number, lambda n, _: seen.append(n)) for number in _STOPPING}
     woken_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a child's signals are not ours
+    wakeups = _Wakeups()
+    start_over_in_child(wakeups)
     _thread.start_new_thread(_count_down, (reading, over, END_WITHIN_S, statuses or {}))
     try:
         yield lambda: seen[0] if seen else 0
@@ -51,6 +53,13 @@ def interruptible(statuses: Mapping[int, int] | None = None) -> Iterator[Callabl
         os.close(writing)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class _Wakeups:
+    """The bytes that begin the countdown. The signals of a forked child are not ours: they must not begin it."""
+
+    def start_over_in_child(self) -> None:
+        signal.set_wakeup_fd(-1)
 
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM)

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import count
 from typing import TYPE_CHECKING
-from weakref import WeakSet
 
 from quota.arguments import text
+from quota.common.fork import start_over_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,23 +41,14 @@ class AttemptKeys:
     def __init__(self, run: str | None = None) -> None:
         self.run = run or run_id()
         self._counter = count(1)
-        _all.add(self)
+        start_over_in_child(self)
+
+    def start_over_in_child(self) -> None:
+        """A forked child starts over under a name of its own."""
+        self.run, self._counter = run_id(), count(1)
 
     def next(self) -> str:
         return f"{self.run}{next(self._counter)}"
-
-
-_all: WeakSet[AttemptKeys] = WeakSet()
-
-
-def _after_fork() -> None:
-    """A forked child starts over under a name of its own."""
-    for attempt_keys in list(_all):
-        attempt_keys.__init__()  # type: ignore[misc]
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def machine_name() -> str:

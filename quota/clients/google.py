@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import select
 import threading
@@ -42,6 +41,7 @@ from googleapiclient.http import BatchHttpRequest, HttpRequest
 from quota.arguments import seconds
 from quota.clients.answers import AnswerLimits, LimitedResponse, Watch, checked
 from quota.clients.metering import Hosts, Meter, is_loopback
+from quota.common.fork import start_over_in_child
 from quota.common.redact import redact, register
 from quota.errors import ConfigError, UsageError
 
@@ -500,6 +500,7 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
             for scheme, parent in httplib2.SCHEME_TO_CONNECTION.items()
         }
         self._start_pool()
+        start_over_in_child(self)
         loopback = is_loopback(urlsplit(document["rootUrl"]).hostname or "")
         # A proxy does not lead to this machine's own loopback.
         proxy_info = None if loopback else httplib2.proxy_info_from_environment
@@ -538,19 +539,20 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
     # -- a pool of connections for each thread -------------------------------------------------------------------------
 
     def _start_pool(self) -> None:
-        self._pid = os.getpid()
         self._mine = threading.local()
         self._pools: list[tuple[threading.Thread, dict[str, _Connection]]] = []
         self._pools_lock = threading.Lock()
 
+    def start_over_in_child(self) -> None:
+        """A forked child shares its parent's sockets, and would read its parent's answers. Closing them does not hang
+        up."""
+        inherited = self._pools
+        self._start_pool()
+        _close_all(inherited)
+
     @property
     def connections(self) -> dict[str, _Connection]:
         """This thread's open connections, by scheme and authority."""
-        if self._pid != os.getpid():
-            # A fork shares its parent's sockets, and would read its parent's answers. To let go does not hang up.
-            inherited = self._pools
-            self._start_pool()
-            _close_all(inherited)
         pool: dict[str, _Connection] | None = getattr(self._mine, "pool", None)
         if pool is None:
             pool = self._mine.pool = {}

@@ -6,9 +6,9 @@ import os
 import sqlite3
 import threading
 import time
-import weakref
 from typing import TYPE_CHECKING, TypeVar
 
+from quota.common.fork import hold_over_fork
 from quota.errors import LedgerError
 
 if TYPE_CHECKING:
@@ -29,9 +29,6 @@ _UNPREPARED = -1
 """No file's number: the connection is not ready to be used."""
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-
-_open: weakref.WeakSet[SqliteFile] = weakref.WeakSet()
-"""What a fork must not carry over: SQLite's own notes on who has locked what would be wrong in the child."""
 
 
 class DamagedError(Exception):
@@ -79,7 +76,7 @@ class SqliteFile:
         self._db: sqlite3.Connection | None = None
         self._inode = _UNPREPARED
         self._turn = 0  # counts how often a connection was let go of
-        _open.add(self)
+        hold_over_fork(self)
 
     def transact(self, work: Callable[[sqlite3.Connection], T], *, write: bool) -> T:
         """Run `work` in one transaction; wait for other processes' transactions, but not for ever.
@@ -129,8 +126,11 @@ class SqliteFile:
         with self._lock:
             self._let_go()
 
-    def _held_over_fork(self) -> Generator[None, None, None]:
-        """Wait for the transaction under way, and let go of the file: both sides open it again when they need it."""
+    def held_over_fork(self) -> Generator[None, None, None]:
+        """Wait for the transaction under way, and let go of the file: both sides open it again when they need it.
+
+        SQLite's own notes on who has locked what would be wrong in the child.
+        """
         with self._lock:
             if self.path:
                 self._let_go()
@@ -241,40 +241,6 @@ class SqliteFile:
 
     def _damaged(self) -> str:
         return f"{self.label} is damaged; move it away ({self._lost_then})"
-
-
-_held: list[Generator[None, None, None]] = []
-
-
-def _hold_all() -> None:
-    _hold(list(_open))
-
-
-def _hold(files: list[SqliteFile]) -> None:
-    """Hold these files until `_release_all`. A fork is not stopped by an exception out of a signal handler, and so
-    neither is this.
-    """
-    try:
-        while files:
-            _held.append(files[-1]._held_over_fork())
-            next(_held[-1])
-            files.pop()
-    finally:
-        if files:
-            _hold(files)
-
-
-def _release_all() -> None:
-    try:
-        while _held:
-            _held.pop().close()
-    finally:
-        if _held:
-            _release_all()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_hold_all, after_in_parent=_release_all, after_in_child=_release_all)
 
 
 def statements(script: str) -> list[str]:

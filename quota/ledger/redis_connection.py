@@ -11,13 +11,14 @@ so no call can take another call's reply for its own. Nothing is sent twice.
 
 from __future__ import annotations
 
-import os
 import select
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import hiredis
 from redis.exceptions import ResponseError
+
+from quota.common.fork import start_over_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +43,7 @@ class Connections:
     def __init__(self, make: Callable[[], AbstractConnection]) -> None:
         self._make = make
         self._idle: list[Line] = []  # threads share it without a lock: append and pop are atomic
+        start_over_in_child(self)
 
     def execute_command(self, *command: str) -> Any:
         """The server's reply, unchanged. Raises redis-py's own errors."""
@@ -72,6 +74,10 @@ class Connections:
         idle, self._idle = self._idle, []
         _close(idle)
 
+    def start_over_in_child(self) -> None:
+        """A forked child must not talk on its parent's connections. Closing them here leaves the parent's alone."""
+        self.close()
+
     def _connect(self) -> Line:
         connection = self._make()
         try:
@@ -95,8 +101,7 @@ class Packer:
 
 def _pop(idle: list[Line]) -> Line | None:
     """An idle connection that can be used; None if there is none. It closes those on the way that cannot: if an idle
-    connection has something to read, the server has closed it, and a forked child must not talk on its parent's
-    (closing that in the child leaves the parent's open).
+    connection has something to read, the server has closed it.
     """
     while idle:
         try:
@@ -104,7 +109,7 @@ def _pop(idle: list[Line]) -> Line | None:
         except IndexError:  # another thread was quicker
             break
         connection, readable = line
-        if connection.pid == os.getpid() and not readable():
+        if not readable():
             return line
         connection.disconnect()
     return None

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import threading
-import weakref
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, urlsplit
@@ -43,6 +42,7 @@ from redis.sentinel import Sentinel
 
 from quota.arguments import MAX_NUMBER, text, whole, whole_clock
 from quota.common.clock import LATEST_MS, NEVER, elapsed_s
+from quota.common.fork import start_over_in_child
 from quota.common.log import warn
 from quota.errors import ConfigError, LedgerError
 from quota.ledger.contract import MIN_RETENTION_MS, ChargeResult, Exhaustion, checked_exhaustion, checked_range
@@ -110,7 +110,7 @@ class RedisLedger:
         self._connected: redis.Redis | Connections | None = None
         self._say_evicts_at_s = 0.0
         self._lock = threading.RLock()  # a signal handler may ask while its thread connects
-        _made.add(self)
+        start_over_in_child(self)
 
     def now_ms(self) -> int:
         if self._clock is not None:
@@ -381,23 +381,16 @@ class RedisLedger:
         if client is not None:
             client.close()
 
+    def start_over_in_child(self) -> None:
+        """Connect anew."""
+        _left_to_parent.extend((self._connected, self._connect))
+        self._connected, self._lock = None, threading.RLock()
+        self._connect = _connector(self._url, self.label)
 
-_made: weakref.WeakSet[RedisLedger] = weakref.WeakSet()
+
 _left_to_parent: list[object] = []
 """Clients inherited over a fork. They are not even closed: a thread that the child lacks may hold their locks, and the
 driver would wait for it."""
-
-
-def _start_over() -> None:
-    """In a forked child: connect anew."""
-    for ledger in list(_made):
-        _left_to_parent.extend((ledger._connected, ledger._connect))
-        ledger._connected, ledger._lock = None, threading.RLock()
-        ledger._connect = _connector(ledger._url, ledger.label)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start_over)
 
 
 def evicts(policy: str) -> tuple[str, str]:

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quota.arguments import MAX_NUMBER, whole, whole_clock
 from quota.common.clock import LATEST_MS, host_clock
+from quota.common.fork import start_over_in_child
 from quota.common.log import warn
 from quota.common.sqlite_file import SqliteFile, sound
 from quota.errors import LedgerError
@@ -107,8 +108,13 @@ class Allowance:
             durable=True,
         )
         self._checked_ms: dict[str, int] = {}  # when a project was found to owe nothing
-        self._outages: dict[tuple[str, int], list[_OutageDraw]] = {}  # by project and pid
+        self._outages: dict[str, list[_OutageDraw]] = {}  # by project
         self._warned = False
+        start_over_in_child(self)
+
+    def start_over_in_child(self) -> None:
+        """A forked child logs its own outages, not its parent's."""
+        self._outages = {}
 
     # -- while the ledger does not answer ------------------------------------------------------------------------------
 
@@ -160,7 +166,7 @@ class Allowance:
         return Drawn(number, remaining_units - charge.units)
 
     def _log_draw(self, project: str, charge: Charge, drawn: Drawn, because: str) -> None:
-        outage = self._outages.setdefault((project, os.getpid()), [])
+        outage = self._outages.setdefault(project, [])
         if not outage:
             warn(
                 "allowance_drawn project=%s method=%s units=%d left=%d: %s",
@@ -280,7 +286,7 @@ class Allowance:
                 self._warn(error)
             else:
                 units = sum(charge.units for _, charge in unpaid.draws)
-                self._outages.pop((project, os.getpid()), None)
+                self._outages.pop(project, None)
                 warn("debt_repaid project=%s charges=%d units=%d", project, len(unpaid.draws), units)
         return corrected
 
@@ -301,7 +307,7 @@ class Allowance:
 
     def _log_end_of_outage(self, project: str) -> None:
         """Say what this process drew and did not repay itself. `allowance_drawn` has said all about a single draw."""
-        outage = self._outages.pop((project, os.getpid()), [])
+        outage = self._outages.pop(project, [])
         if len(outage) > 1:
             units = sum(draw.units for draw in outage)
             remaining_units = outage[-1].remaining_units
@@ -314,7 +320,7 @@ class Allowance:
 
     def close(self) -> None:
         """Close the journal, and log what was drawn and not repaid. May be called twice."""
-        for project, _ in list(self._outages):
+        for project in list(self._outages):
             self._log_end_of_outage(project)
         self._file.close()
 

@@ -42,9 +42,9 @@ import time
 import zlib
 from functools import partial
 from typing import TYPE_CHECKING
-from weakref import WeakSet
 
 from quota.common.clock import NEVER, rfc3339
+from quota.common.fork import start_over_in_child
 from quota.common.log import warn
 from quota.errors import LedgerError
 from quota.ledger.contract import NOTHING_EXPECTED, RETENTION_SLACK_MS, Expected, read_entries
@@ -108,10 +108,10 @@ class HighWaterMark:
         self._writable_file: WatermarkFile | None = None  # the same, if one of its slots is ours
         self._said_full = False
         self._start_process()
-        _all.add(self)
+        start_over_in_child(self)
 
     def _start_process(self) -> None:
-        """Begin as a new process. Called again in a forked child, which must not write its parent's slot."""
+        """Begin as a new process."""
         self._lock = threading.RLock()
         self._started = False
         # Who holds the lock and finds this True is a signal handler, in the middle of its own thread's change.
@@ -119,6 +119,10 @@ class HighWaterMark:
         # What the decisions of such handlers showed; recorded once the change is over.
         self._deferred: list[tuple[Sequence[LimitCheck], ChargeResult]] = []
         self._start_epoch("")
+
+    def start_over_in_child(self) -> None:
+        """A forked child must not write its parent's slot: it claims one of its own."""
+        self._start_process()
 
     def _start_epoch(self, epoch: str) -> None:
         """Forget everything; from now on the ledger is in this epoch."""
@@ -466,18 +470,6 @@ class HighWaterMark:
             raise
         finally:
             self._changing = False
-
-
-_all: WeakSet[HighWaterMark] = WeakSet()
-
-
-def _after_fork() -> None:
-    for high_water_mark in _all:
-        high_water_mark._start_process()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _same_views(checks: Sequence[LimitCheck], others: Sequence[LimitCheck]) -> bool:

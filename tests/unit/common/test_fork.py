@@ -1,0 +1,107 @@
+"""Who has a turn around a fork, and in which order."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import quota
+from quota.common.fork import hold_over_fork, start_over_in_child
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+
+class Noted:
+    """Notes its turns; the first one of each kind is interrupted if told to."""
+
+    def __init__(self, name: str, turns: list[str], *, interrupted: bool = False) -> None:
+        self.name, self.turns, self.interrupted = name, turns, interrupted
+
+    def note(self, turn: str) -> None:
+        self.turns.append(f"{turn} {self.name}")
+        if self.interrupted:
+            self.interrupted = False
+            raise KeyboardInterrupt  # as a signal handler may
+
+    def held_over_fork(self) -> Generator[None, None, None]:
+        self.note("hold")
+        try:
+            yield
+        finally:
+            self.turns.append(f"release {self.name}")
+
+    def start_over_in_child(self) -> None:
+        self.note("start over")
+
+
+def forked(turns: list[str]) -> list[str]:
+    """The turns that a child has seen when it begins."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(writing, "\n".join(turns).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        seen = file.read().split("\n")
+    os.waitpid(pid, 0)
+    return seen
+
+
+def test_the_newest_is_held_first_and_the_oldest_starts_over_first() -> None:
+    turns: list[str] = []
+    ones = [Noted(name, turns) for name in "abc"]
+    for one in ones:
+        hold_over_fork(one)
+        start_over_in_child(one)
+    in_child = forked(turns)
+    around = ["hold c", "hold b", "hold a", "release a", "release b", "release c"]
+    assert turns == around
+    assert in_child == [*around, "start over a", "start over b", "start over c"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("interrupted", ["a", "b", "c"])
+def test_an_exception_in_the_turn_of_one_takes_nobody_elses(interrupted: str) -> None:
+    turns: list[str] = []
+    ones = [Noted(name, turns, interrupted=name == interrupted) for name in "abc"]
+    for one in ones:
+        hold_over_fork(one)
+    starting = [Noted(f"child {name}", turns, interrupted=name == interrupted) for name in "abc"]
+    for one in starting:
+        start_over_in_child(one)
+    in_child = forked(turns)
+    assert {turn for turn in turns if turn.startswith("hold")} == {"hold a", "hold b", "hold c"}
+    assert {turn for turn in turns if turn.startswith("release")} == {"release a", "release b", "release c"}
+    assert [turn for turn in in_child if turn.startswith("start over")][-1] == "start over child c"
+    assert {f"start over child {name}" for name in "abc"} <= set(in_child)
+
+
+def test_who_is_gone_has_no_turn() -> None:
+    turns: list[str] = []
+    one = Noted("a", turns)
+    hold_over_fork(one)
+    start_over_in_child(one)
+    del one
+    gc.collect()
+    assert forked(turns) == [""]
+
+
+def test_nothing_else_in_the_package_has_a_fork_hook_of_its_own() -> None:
+    """One registry, so that the order is known."""
+    root = Path(quota.__file__).parent.parent
+    hooks = [
+        str(path.relative_to(root))
+        for folder in ("quota", "jobs")
+        for path in (root / folder).rglob("*.py")
+        if re.search(r"register_at_fork|\bgetpid\(\) *[!=]=|[!=]= *os\.getpid\(\)", path.read_text())
+    ]
+    assert hooks == ["quota/common/fork.py"]
