@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import quota
 from quota.arguments import texts
+from quota.attribution import attempt_number
 from quota.common.clock import host_clock
 from quota.common.log import line
 from quota.jobs.failure import Failure, classify_failure
@@ -175,7 +176,7 @@ class _Run:
         self.client: Any = None
         self.told_s: float | None = None  # when a signal came while a page was in flight
         self.since_ms = 0
-        self.keys_before = 0  # attempts that this process counted before this run
+        self.attempts_before = 0  # attempts that this process counted before this run
         self.end: _End | None = None
         self.here = Checkpoint(job.name, "")  # of the current region
         self.added: dict[str, tuple[int, int]] = {}  # region -> pages and items that this run stored
@@ -322,7 +323,7 @@ class _Run:
             # The run lives on the allowance. What it repays later gets a later date than this: a caller's clock may
             # be ahead of the ledger's by no more than this.
             self.since_ms = self.clock() - CLOCK_SLACK_MS
-        self.keys_before = _number(self.session.attempt_keys.next())
+        self.attempts_before = self.session.attempt_number()
         book = self.budget.book
         version = re.search(r"\bv[0-9]\w*", book.name)
         self.client = self.session.google(
@@ -473,7 +474,7 @@ class _Run:
             return units, attempts
         for charge in self._charges():
             key = charge.idempotency_key
-            of_this_run = key.startswith(self.session.run) and _number(key) > self.keys_before
+            of_this_run = key.startswith(self.session.run) and attempt_number(key) > self.attempts_before
             if of_this_run and charge.job == self.job.name and charge.units:
                 units[charge.region] = units.get(charge.region, 0) + charge.units
                 attempts += 1
@@ -481,17 +482,15 @@ class _Run:
 
     def _charges(self) -> Iterable[Charge | Entry]:
         """The charges of this run, and maybe others. A repaid draw is in the journal and in the log; it counts once."""
+        from quota.budget import drawn_by
         from quota.common.clock import NEVER
         from quota.ledger.contract import read_entries
 
         project, run = self.budget.project, self.session.run
-        asked = _number(self.session.attempt_keys.next()) - self.keys_before - 1
+        asked = self.session.attempt_number() - self.attempts_before - 1
         found: dict[str, Charge | Entry] = {}
         try:
-            if self.budget.allowance is not None:
-                found.update(
-                    (charge.idempotency_key, charge) for charge in self.budget.allowance.drawn_by(project, run)
-                )
+            found.update((charge.idempotency_key, charge) for charge in drawn_by(self.budget, run))
             entries = read_entries(self.session.ledger, project, self.since_ms, NEVER)
             found.update((entry.idempotency_key, entry) for entry in entries if entry.idempotency_key.startswith(run))
         except quota.LedgerError as error:
@@ -521,11 +520,6 @@ def _debug(event: str, **fields: object) -> None:
     """One line in the log, shown with QUOTA_LOG=debug."""
     if log.isEnabledFor(logging.DEBUG):
         log.debug("%s", line(event, **fields))
-
-
-def _number(idempotency_key: str) -> int:
-    """The attempt's counter in an idempotency key; 0 if the key has none."""
-    return int(idempotency_key[8:]) if idempotency_key[8:].isdigit() else 0
 
 
 # -- what is to be run -------------------------------------------------------------------------------------------------

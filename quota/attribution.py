@@ -1,4 +1,4 @@
-"""Who spends: the job and region that charges carry, and the run that each attempt's token names."""
+"""Who spends: the job and region that charges carry, and the run that each attempt's idempotency key names."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def current_attribution() -> tuple[str, str]:
 @contextmanager
 def labels(*, job: str = "", region: str = "") -> Iterator[None]:
     """Say who spends inside this block: charges made in it carry this job and region unless they name their own."""
-    idempotency_key = _labels.set((text(job, "job"), text(region, "region")))
+    reset = _labels.set((text(job, "job"), text(region, "region")))
     try:
         yield
     finally:
-        _labels.reset(idempotency_key)
+        _labels.reset(reset)
 
 
 class AttemptKeys:
@@ -49,6 +49,11 @@ class AttemptKeys:
 
     def next(self) -> str:
         return f"{self.run}{next(self._counter)}"
+
+
+def attempt_number(idempotency_key: str) -> int:
+    """The counter in an idempotency key that `AttemptKeys` made; 0 for any other."""
+    return int(idempotency_key[8:]) if idempotency_key[8:].isdigit() else 0
 
 
 def machine_name() -> str:

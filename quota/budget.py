@@ -164,8 +164,8 @@ class Budget:
         self._clock = host_clock if clock is None else whole_clock(clock)
         self._jitter_ms = whole(jitter_ms, "ms: the jitter", 0, MAX_NUMBER)
         self._plans: dict[tuple[str, int | None, str | None, str], _Plan] = {}
-        self.attempt_keys = attempt_keys or AttemptKeys()
-        self.allowance = allowance
+        self._attempt_keys = attempt_keys or AttemptKeys()
+        self._allowance = allowance
         self._high_water_mark = high_water_mark
 
     def charge(
@@ -197,17 +197,6 @@ class Budget:
         """The decision `charge` would take now, without charging."""
         return self._decide(method, units, None, job, region, commit=False)
 
-    def charge_attempt(self, method: str, verb: str) -> Decision:
-        """`charge` for a call on its way out: a method the book does not have costs its default for the HTTP verb."""
-        book = self.book
-        method, verb = text(method, "method"), text(verb, "verb")
-        if book.canonical(method) in book.methods:
-            return self._decide(method, None, None, None, None, commit=True)
-        price = book.default_price(verb)
-        _warn_default_price(book.name, method, price.units)
-        units = whole(price.units, _A_CHARGE, 1, MAX_UNITS)
-        return self._decide(method, units, price.bucket, None, None, commit=True)
-
     def refund(self, charge_id: str) -> Charge | Entry:
         """Give back a charge whose request provably never left this machine. The charge as it stood before."""
         return self.settle(charge_id, 0)
@@ -222,8 +211,8 @@ class Budget:
         before: Charge | Entry | None = None
         number = charge_id.removeprefix(ALLOWANCE_ID)
         if number != charge_id:
-            if self.allowance is not None and number.isascii() and number.isdigit() and len(number) <= 15:
-                before = self._settle_drawn(self.allowance, int(number), units)
+            if self._allowance is not None and number.isascii() and number.isdigit() and len(number) <= 15:
+                before = self._settle_drawn(self._allowance, int(number), units)
         elif _is_id(charge_id):
             before = self.ledger.settle(self.project, charge_id, units, tuple(limit.view for limit in self.limits))
         if before is None:
@@ -322,10 +311,6 @@ class Budget:
             return self._would_be_told(method)
         return self._decision(plan, request, result, commit=False)
 
-    def unlogged(self) -> tuple[UnloggedUsage, ...]:
-        """What the ledger counts, in any limit, for charges that it has lost."""
-        return tuple(usage for of_limit in self._look("")[2].unlogged for usage in of_limit)
-
     def _look(self, job: str) -> tuple[_Plan, ChargeRequest, ChargeResult]:
         plan = self._plan("", 0, "", self.limits, (0,) * len(self.limits), job)
         request, result = self._ask_ledger(plan, Charge(0, "", "", "", "", ""), commit=False)
@@ -333,7 +318,7 @@ class Budget:
 
     def owed_units(self) -> int:
         """What this machine drew on its local allowance and has not repaid to the ledger yet."""
-        return 0 if self.allowance is None else self.allowance.owed_units(self.project)
+        return 0 if self._allowance is None else self._allowance.owed_units(self.project)
 
     def spend(
         self,
@@ -373,11 +358,11 @@ class Budget:
         key = (method, units, bucket, job)
         plan = self._plans.get(key) or self._make_plan(key)
         _check_name("region", region)
-        charge = Charge(plan.units, plan.bucket, plan.method, job, region, self.attempt_keys.next() if commit else "")
+        charge = Charge(plan.units, plan.bucket, plan.method, job, region, self._attempt_keys.next() if commit else "")
         try:
             try:
-                if self.allowance is not None:
-                    for corrected in self.allowance.repay(self.project, self.ledger, self._retention_ms):
+                if self._allowance is not None:
+                    for corrected in self._allowance.repay(self.project, self.ledger, self._retention_ms):
                         self._settle_repaid(corrected)
                 request, result = self._ask_ledger(plan, charge, commit=commit)
                 return self._decision(plan, request, result, commit=commit)
@@ -407,9 +392,9 @@ class Budget:
                 behind_tries += 1
                 if behind_tries > MAX_LOSSES:
                     raise LedgerError(f"ledger {self.ledger.label} loses what it is told; see its server's log")
-                high_water_mark.restore_missing(self.ledger, result, self.attempt_keys.next(), self._retention_ms)
+                high_water_mark.restore_missing(self.ledger, result, self._attempt_keys.next(), self._retention_ms)
                 if commit:  # the lost question may yet arrive, and must not be taken for this one
-                    charge = charge._replace(idempotency_key=self.attempt_keys.next())
+                    charge = charge._replace(idempotency_key=self._attempt_keys.next())
             else:
                 if high_water_mark is not None and result.outcome != "clock" and high_water_mark.record(checks, result):
                     high_water_mark.read_log(self.ledger)
@@ -501,10 +486,10 @@ class Budget:
     def _unanswered(self, plan: _Plan, charge: Charge, detail: str, *, commit: bool) -> Decision:
         """The decision when the ledger could not answer: the local allowance's, where there is one, else no."""
         drawn = None
-        if self.allowance is not None:
+        if self._allowance is not None:
             longest_ms = max((limit.view.window.longest_ms for limit in self.limits), default=DAY_MS)
             try:
-                drawn = self.allowance.draw(self.project, charge, longest_ms, commit=commit, because=detail)
+                drawn = self._allowance.draw(self.project, charge, longest_ms, commit=commit, because=detail)
             except LedgerError as error:
                 detail = f"{detail}; {error}"
         admitted = drawn is not None
@@ -536,6 +521,32 @@ class Budget:
 
     def _entries(self, since_ms: int, until_ms: int) -> Iterator[Entry]:
         return read_entries(self.ledger, self.project, since_ms, until_ms)
+
+
+# -- what clients and jobs need of a budget, and users do not ----------------------------------------------------------
+
+
+def charge_attempt(budget: Budget, method: str, verb: str) -> Decision:
+    """`Budget.charge` for a call on its way out. A method that the book does not have costs its default for the verb."""
+    book = budget.book
+    method, verb = text(method, "method"), text(verb, "verb")
+    if book.canonical(method) in book.methods:
+        return budget._decide(method, None, None, None, None, commit=True)
+    price = book.default_price(verb)
+    _warn_default_price(book.name, method, price.units)
+    units = whole(price.units, _A_CHARGE, 1, MAX_UNITS)
+    return budget._decide(method, units, price.bucket, None, None, commit=True)
+
+
+def unlogged_usage(budget: Budget) -> tuple[UnloggedUsage, ...]:
+    """What the ledger counts, in any limit of a budget, for charges that it has lost."""
+    _, _, result = budget._look("")
+    return tuple(usage for of_limit in result.unlogged for usage in of_limit)
+
+
+def drawn_by(budget: Budget, run: str) -> list[Charge]:
+    """What a run drew on this machine's local allowance, repaid or not. Raises LedgerError."""
+    return [] if budget._allowance is None else budget._allowance.drawn_by(budget.project, run)
 
 
 # -- a charge around a block or a function -----------------------------------------------------------------------------

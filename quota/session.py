@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from quota.attribution import AttemptKeys, machine_name
+from quota.attribution import AttemptKeys, attempt_number, machine_name
 from quota.budget import Budget
 from quota.common.clock import host_clock
 from quota.common.text import listed, nearest, show
@@ -34,7 +34,7 @@ class Session:
 
     def __init__(self, settings: Settings, *, clock: Callable[[], int] | None = None) -> None:
         self.settings = settings
-        self.attempt_keys = AttemptKeys()
+        self._attempt_keys = AttemptKeys()
         self._clock = clock
         self._ledger: Ledger | None = None
         self._allowance: Allowance | None = None
@@ -47,8 +47,13 @@ class Session:
 
     @property
     def run(self) -> str:
-        """8 characters that name this process's work: the first part of every charge's token."""
-        return self.attempt_keys.run
+        """8 characters that name this process's work: every idempotency key of its charges begins with them."""
+        return self._attempt_keys.run
+
+    def attempt_number(self) -> int:
+        """A number that no attempt has: it is higher than those of all attempts before this call, and lower than those
+        of all later ones. Compare it with `quota.attribution.attempt_number`."""
+        return attempt_number(self._attempt_keys.next())
 
     @property
     def ledger(self) -> Ledger:
@@ -87,7 +92,7 @@ class Session:
                 leave=self._leaves.get(chosen.name),
                 clock=self._clock,
                 jitter_ms=machine_jitter_ms(),
-                attempt_keys=self.attempt_keys,
+                attempt_keys=self._attempt_keys,
                 allowance=self._open_allowance(),
                 high_water_mark=self._open_high_water_mark(chosen.project),
             )
@@ -117,7 +122,11 @@ class Session:
             self._allowance = Allowance(path, allowed.max_cost_units, allowed.allowance_units, clock)
         return self._allowance
 
-    def key(self, credential: str | None = None) -> str | None:
+    def check_key(self, credential: str | None = None) -> None:
+        """Raises ConfigError if the secret of a credential is named and cannot be read. Never shows it."""
+        self._key(credential)
+
+    def _key(self, credential: str | None) -> str | None:
         """The secret of a credential, registered for redaction; None where the configuration gives none."""
         chosen = self.credential(credential)
         if chosen.key_ref is None:
@@ -140,7 +149,7 @@ class Session:
 
         chosen = self.credential(credential)
         options.setdefault("endpoint", chosen.endpoint)
-        made = service(self.budget(chosen.name), api, version, key=self.key(chosen.name), **options)
+        made = service(self.budget(chosen.name), api, version, key=self._key(chosen.name), **options)
         self._services.append(made)
         return made
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quota.attribution import AttemptKeys
+from quota.budget import unlogged_usage
 from quota.common.clock import NEVER
 from quota.jobs.fetches.channels import PAGE_ITEMS as CHANNELS_A_CALL
 from quota.jobs.job import attempt_of, load_fetch
@@ -161,7 +162,7 @@ def read_state(session: Session) -> State:
     for credential in settings.credentials.values():
         longest_ms = max((limit.view.window.longest_ms for limit in credential.limits), default=MIN_RETENTION_MS)
         entries[credential.project] = list(read_entries(ledger, credential.project, now_ms - longest_ms, NEVER))
-        unlogged[credential.project] = session.budget(credential.name).unlogged()
+        unlogged[credential.project] = unlogged_usage(session.budget(credential.name))
         exhaustions[credential.project] = [x for x in ledger.exhaustions(credential.project) if not x.reopened_ms]
     checkpoints: dict[str, list[Checkpoint]] = {}
     if os.path.exists(settings.store.url.removeprefix("sqlite:///")):

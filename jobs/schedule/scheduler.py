@@ -194,7 +194,7 @@ class _JobQueue:
         self.job = job
         # Load now what every tick needs, so that a mistake shows at once and not at three in the morning.
         self.fetch: Fetch = load_fetch(job.fetch, job.options, None if path is None else path.absolute().parent)
-        session.key(job.credential)
+        session.check_key(job.credential)
         self.running: Tick | None = None
         self._pool = pool
         self._stop = stop

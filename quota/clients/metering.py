@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from quota.arguments import text, texts
 from quota.attribution import current_attribution, machine_name
+from quota.budget import charge_attempt
 from quota.clients.upstream_errors import UpstreamError, classify
 from quota.common.clock import NEVER, rfc3339
 from quota.common.log import line
@@ -48,14 +49,14 @@ class Meter:
     def attempt(self, method: str, verb: str) -> Attempt:
         """Charge one attempt of `method`, which the caller is about to send with this HTTP verb.
 
-        Raises Refused when the budget has no room for it, and what `Budget.charge_attempt` raises. In every case of
-        an error nothing was charged and nothing may be sent.
+        Raises Refused when the budget has no room for it, and what `quota.budget.charge_attempt` raises. After any
+        error nothing was charged and nothing may be sent.
         """
         name = self.budget.book.canonical(text(method, "method"))
         if len(name) > MAX_NAME_LENGTH or not name.isprintable():
             # What is on its way out is charged, whatever it is called.
             name = "".join(char if char.isprintable() else "?" for char in name)[-MAX_NAME_LENGTH:]
-        decision = self.budget.charge_attempt(name, verb)
+        decision = charge_attempt(self.budget, name, verb)
         if not decision.admitted:
             raise Refused(decision)
         return Attempt(self.budget, decision)

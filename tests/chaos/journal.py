@@ -70,7 +70,7 @@ class NotedSession(Session):
 
     def __init__(self, settings: Settings, journal: Journal) -> None:
         super().__init__(settings)
-        self.attempt_keys = NotedAttemptKeys(journal)
+        self._attempt_keys = NotedAttemptKeys(journal)
         self._journal = journal
 
     def budget(self, credential: str | None = None) -> Budget:
