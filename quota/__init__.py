@@ -1,6 +1,17 @@
-"""The gate between cron jobs and a metered API. `quota.open()` is the door; read `quota.budget` first.
+"""The gate between cron jobs and a metered API. Read `quota.budget` first.
 
-What is named here is imported when it is first used: the command must answer Ctrl-C before all that is loaded.
+    with quota.open() as session:                 # a Session: the configuration as the command finds it
+        budget = session.budget()                 # a Budget
+        decision = budget.charge("search.list")   # a Decision; it has a LimitState for each limit
+
+    Limit, CostBook, Ledger    what a budget is made of: `budget.limits`, `budget.book`, `budget.ledger`
+    Charge, Entry              what `budget.refund` and `budget.settle` return: a charge that is owed to the ledger, or
+                               its entry in the log
+    labels                     says which job and region spend
+    QuotaError and the others  see `quota.errors`
+
+Other modules are not meant for users, and may change. A name is imported when it is first used: the command must answer
+Ctrl-C before everything is loaded.
 """
 
 from quota.attribution import labels  # at once: later, the module of that name would stand here
@@ -8,6 +19,7 @@ from quota.attribution import labels  # at once: later, the module of that name 
 TYPE_CHECKING = False  # `typing` takes longer to import than all of this
 if TYPE_CHECKING:
     from quota.budget import Budget
+    from quota.costs import CostBook
     from quota.decision import Decision, LimitState
     from quota.errors import (
         BadAnswer,
@@ -20,12 +32,20 @@ if TYPE_CHECKING:
         UnknownMethod,
         UsageError,
     )
+    from quota.ledger.contract import Ledger
+    from quota.ledger.entry import Charge, Entry
+    from quota.limits import Limit
     from quota.session import Session
     from quota.session import open_session as open  # noqa: A004  # `quota.open()` reads as it should
 else:
     _FROM = {
         "Budget": "quota.budget",
+        "Charge": "quota.ledger.entry",
+        "CostBook": "quota.costs",
         "Decision": "quota.decision",
+        "Entry": "quota.ledger.entry",
+        "Ledger": "quota.ledger.contract",
+        "Limit": "quota.limits",
         "LimitState": "quota.decision",
         "Session": "quota.session",
         "open": "quota.session",
@@ -40,14 +60,22 @@ else:
         globals()[name] = found = getattr(module, "open_session" if name == "open" else name)
         return found
 
+    def __dir__():
+        return __all__
+
 
 __all__ = [
     "BadAnswer",
     "Budget",
+    "Charge",
     "ConfigError",
+    "CostBook",
     "CostExceedsLimit",
     "Decision",
+    "Entry",
+    "Ledger",
     "LedgerError",
+    "Limit",
     "LimitState",
     "QuotaError",
     "Refused",

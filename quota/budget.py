@@ -527,7 +527,7 @@ class Budget:
 
 
 def charge_attempt(budget: Budget, method: str, verb: str) -> Decision:
-    """`Budget.charge` for a call on its way out. A method that the book does not have costs its default for the verb."""
+    """`Budget.charge` for a call on its way out. A method unknown to the book costs its default for the HTTP verb."""
     book = budget.book
     method, verb = text(method, "method"), text(verb, "verb")
     if book.canonical(method) in book.methods:

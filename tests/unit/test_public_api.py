@@ -15,10 +15,15 @@ def test_the_public_names_are_these() -> None:
     assert quota.__all__ == [
         "BadAnswer",
         "Budget",
+        "Charge",
         "ConfigError",
+        "CostBook",
         "CostExceedsLimit",
         "Decision",
+        "Entry",
+        "Ledger",
         "LedgerError",
+        "Limit",
         "LimitState",
         "QuotaError",
         "Refused",
@@ -29,6 +34,55 @@ def test_the_public_names_are_these() -> None:
         "labels",
         "open",
     ]
+
+
+def test_dir_shows_the_public_names_before_any_of_them_is_used() -> None:
+    script = "import quota; assert dir(quota) == quota.__all__; quota.Budget; assert dir(quota) == quota.__all__"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_public_names_are_those_that_the_modules_define() -> None:
+    from quota.costs import CostBook
+    from quota.ledger import Charge, Entry, Ledger
+    from quota.limits import Limit
+
+    assert (quota.CostBook, quota.Charge, quota.Entry) == (CostBook, Charge, Entry)
+    assert (quota.Ledger, quota.Limit) == (Ledger, Limit)
+
+
+def test_a_session_and_a_budget_have_no_other_public_names() -> None:
+    """The secret of a credential is not among them, nor what only clients and jobs need."""
+    with quota.open() as session:
+        assert _public(session) == [
+            "attempt_number",
+            "budget",
+            "check_key",
+            "close",
+            "credential",
+            "google",
+            "ledger",
+            "run",
+            "settings",
+        ]
+        assert _public(session.budget()) == [
+            "book",
+            "charge",
+            "credential",
+            "ledger",
+            "limits",
+            "outlook",
+            "owed_units",
+            "peek",
+            "project",
+            "refund",
+            "settle",
+            "spend",
+            "usage",
+        ]
+
+
+def _public(thing: object) -> list[str]:
+    return [name for name in dir(thing) if not name.startswith("_")]
 
 
 @pytest.mark.parametrize("name", quota.__all__)
