@@ -5,10 +5,14 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 import quota
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_the_public_names_are_these() -> None:
@@ -50,7 +54,7 @@ def test_the_public_names_are_those_that_the_modules_define() -> None:
     assert (quota.Ledger, quota.Limit) == (Ledger, Limit)
 
 
-def test_a_session_and_a_budget_have_no_other_public_names() -> None:
+def test_a_session_and_a_budget_have_no_other_public_names(state_dir: Path) -> None:
     """The secret of a credential is not among them, nor what only clients and jobs need."""
     with quota.open() as session:
         assert _public(session) == [
