@@ -238,7 +238,7 @@ STEPS = [
     Step(
         "with the first charge made, and not all of it noted",
         "call",
-        "quota.recovery.high_water_mark:Memory.read_log",
+        "quota.recovery.high_water_mark:HighWaterMark.read_log",
         1,
         1,
         0,
@@ -535,9 +535,9 @@ def test_a_session_forked_in_use_serves_parent_and_children(machine: Machine) ->
     entries = machine.entries()
     spent = Counter(entry.job for entry in entries)
     assert spent == dict.fromkeys(("before", "one", "two", "parent", "after"), 20)
-    assert len({entry.token for entry in entries}) == machine.requests == 100
+    assert len({entry.idempotency_key for entry in entries}) == machine.requests == 100
     # A child is a run of its own; its parent goes on with the one it had.
-    runs = {job: {entry.token[:8] for entry in entries if entry.job == job} for job in spent}
+    runs = {job: {entry.idempotency_key[:8] for entry in entries if entry.job == job} for job in spent}
     assert runs["before"] == runs["parent"] == runs["after"]
     assert len(runs["one"] | runs["two"] | runs["parent"]) == 3
 
