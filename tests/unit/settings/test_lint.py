@@ -410,7 +410,7 @@ def test_an_address_that_lint_rejects_is_not_asked(tmp_path: Path) -> None:
         (
             "noeviction",
             "-info -config",
-            ["its maxmemory-policy could not be seen; let this user run INFO, or see to it"],
+            ["its maxmemory-policy could not be seen; let this user run INFO, or make sure"],
         ),
     ],
 )
