@@ -1,4 +1,4 @@
-"""A ledger that can lose what it knows, and machines that use it, each with a memory of its own."""
+"""A ledger that can lose its charges, and machines that use it, each with watermarks of its own."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from quota.limits import Limit
 
 
-class Place(Protocol):
-    """Where a ledger's data is, and what can happen to it."""
+class LedgerStorage(Protocol):
+    """Where a ledger keeps its data, and what can happen to that."""
 
     url: str
 
@@ -33,8 +33,8 @@ class Place(Protocol):
     def restore(self, copy: Any) -> None: ...
 
 
-class SqlitePlace:
-    """A file. Losing it means another file at its path, as a restore from a backup does it."""
+class SqliteStorage:
+    """A file. To lose it means to find another file at its path, as after a restore from a backup."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "ledger.db"
@@ -66,8 +66,8 @@ class SqlitePlace:
             os.replace(beside, self.path)
 
 
-class RedisPlace:
-    """A server whose keys are taken out and put back, in one step, as a restart with other data would."""
+class RedisStorage:
+    """A server. All keys are replaced in one step, as by a restart with other data."""
 
     def __init__(self, server_url: str) -> None:
         self.url = server_url
@@ -99,12 +99,12 @@ class Machine:
         self.start()
 
     def start(self) -> None:
-        """A new process: it knows what is in the folder."""
+        """Start a new process. It knows what the folder holds."""
         self.ledger: Ledger = open_ledger(self._url, clock=self._clock)
         self.high_water_mark = HighWaterMark(self.watermark_path, "p")
 
     def stop(self) -> None:
-        """The process ends, by whatever cause: a slot needs no goodbye."""
+        """End the process, as a kill would: a slot needs no goodbye."""
         self.high_water_mark.close()
         self.ledger.close()
 

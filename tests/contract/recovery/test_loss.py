@@ -26,7 +26,7 @@ from quota.recovery.high_water_mark import HighWaterMark, close_high_water_mark,
 from quota.recovery.watermark_file import SLOT_BYTES, WatermarkFile
 from support.books import BOOK
 from support.interrupts import Interrupted, at_place
-from support.losses import Machine, RedisPlace, SqlitePlace
+from support.losses import Machine, RedisStorage, SqliteStorage
 from support.servers import RedisServer
 from support.users import not_root
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from quota.ledger.entry import Entry, Id
-    from support.losses import Place
+    from support.losses import LedgerStorage
 
 NOW = 1_793_000_000_000
 
@@ -44,40 +44,40 @@ NOW = 1_793_000_000_000
 class Site:
     """One ledger, some machines, and the time."""
 
-    def __init__(self, place: Place, folder: Path) -> None:
-        self.place = place
+    def __init__(self, storage: LedgerStorage, folder: Path) -> None:
+        self.storage = storage
         self.folder = folder
         self.now_ms = NOW
         self.machines: list[Machine] = []
 
     def machine(self, name: str = "a") -> Machine:
-        self.machines.append(Machine(name, self.folder, self.place.url, lambda: self.now_ms))
+        self.machines.append(Machine(name, self.folder, self.storage.url, lambda: self.now_ms))
         return self.machines[-1]
 
     def empty(self) -> None:
-        self.place.empty()
+        self.storage.empty()
         self.now_ms += 1
 
     def restore(self, copy: object) -> None:
-        self.place.restore(copy)
+        self.storage.restore(copy)
         self.now_ms += 1
 
 
 @pytest.fixture(params=["sqlite", "redis"])
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    place: Place
+    storage: LedgerStorage
     if request.param == "sqlite":
-        place = SqlitePlace(tmp_path)
+        storage = SqliteStorage(tmp_path)
     else:
-        place = RedisPlace(request.getfixturevalue("redis_server").url)
-        place.empty()
-    made = Site(place, tmp_path)
+        storage = RedisStorage(request.getfixturevalue("redis_server").url)
+        storage.empty()
+    made = Site(storage, tmp_path)
     yield made
     for machine in made.machines:
         machine.stop()
-    if isinstance(place, RedisPlace):
-        immortal = [key for key in place.client.keys("*") if place.client.pttl(key) < 0]
-        place.client.close()
+    if isinstance(storage, RedisStorage):
+        immortal = [key for key in storage.client.keys("*") if storage.client.pttl(key) < 0]
+        storage.client.close()
         assert immortal == [], "keys without a lifetime"
 
 
@@ -134,7 +134,7 @@ def test_within_an_hour_all_counts_as_long_as_the_newest(site: Site) -> None:
 
 
 def test_the_log_is_read_once_an_hour_and_not_for_a_short_window(site: Site) -> None:
-    """A decision is one question to the ledger; what is in a cell that is over is one more, however many are asked."""
+    """A decision is one question to the ledger. A slice that is over is one more, however many limits are checked."""
     budget = site.machine().budget(limit(100_000), limit(100_000, 1_500, name="burst"))
     read, spans = budget.ledger.read, []
 
@@ -174,7 +174,7 @@ def test_a_loss_costs_little_more_than_what_was_spent(site: Site, seed: int) -> 
         dice.choice(budgets).charge("videos.list", units=units)
         spent.append((site.now_ms, units))
         if n == 120:
-            copy = site.place.copy()
+            copy = site.storage.copy()
     for budget in budgets:
         budget.peek("videos.list")
     site.restore(copy) if seed % 2 else site.empty()
@@ -192,14 +192,14 @@ def test_a_loss_costs_little_more_than_what_was_spent(site: Site, seed: int) -> 
     assert budgets[0].usage()[0].used_units == 0
 
 
-def test_new_charges_expire_by_themselves_beside_what_is_carried(site: Site) -> None:
+def test_new_charges_expire_by_themselves_beside_unlogged_usage(site: Site) -> None:
     budget = site.machine().budget(limit(10))
     charge(budget, 3)
     site.now_ms += HOUR_MS
     site.empty()
     charge(budget, 7)
     refused = budget.charge("videos.list", units=4)
-    assert refused.retry_at_ms == site.now_ms + DAY_MS, "first what is carried leaves, 3 units, then the first charges"
+    assert refused.retry_at_ms == site.now_ms + DAY_MS, "first the 3 unlogged units expire, then the first charges"
     assert budget.charge("videos.list", units=3).retry_at_ms == NOW + DAY_MS
     site.now_ms += DAY_MS
     assert charge(budget, units=10) == 10
@@ -259,7 +259,7 @@ def test_every_limit_has_its_own_share(site: Site) -> None:
     assert budget.charge("search.list").refused_by is not None
 
 
-def test_a_calendar_limit_carries_until_its_edge(site: Site) -> None:
+def test_unlogged_usage_of_a_calendar_limit_counts_until_its_edge(site: Site) -> None:
     pacific = Limit("pacific", 10, View(Selector(), Calendar("day", "America/Los_Angeles")), 10, 0)
     budget = site.machine().budget(pacific)
     charge(budget, 8)
@@ -270,7 +270,7 @@ def test_a_calendar_limit_carries_until_its_edge(site: Site) -> None:
     assert charge(budget, units=10) == 10
 
 
-def test_a_paced_limit_says_when_it_has_room_beside_what_is_carried(site: Site) -> None:
+def test_a_paced_limit_says_when_it_has_room_beside_unlogged_usage(site: Site) -> None:
     pacific = Limit("pacific", 800, View(Selector(), Calendar("day", "UTC")), 800, 0, paced=True)
     budget = site.machine().budget(pacific)
     while budget.charge("videos.list", units=10).admitted:
@@ -288,11 +288,11 @@ def test_a_paced_limit_says_when_it_has_room_beside_what_is_carried(site: Site) 
 # -- an old copy -------------------------------------------------------------------------------------------------------
 
 
-def test_what_an_old_copy_lacks_is_carried_and_what_it_has_is_not(site: Site) -> None:
+def test_what_an_old_copy_lacks_counts_on_and_what_it_has_counts_once(site: Site) -> None:
     """L18."""
     budget = site.machine().budget(limit(100))
     charge(budget, 5)
-    copy = site.place.copy()
+    copy = site.storage.copy()
     site.now_ms += 10
     charge(budget, 3)
     site.restore(copy)
@@ -302,12 +302,12 @@ def test_what_an_old_copy_lacks_is_carried_and_what_it_has_is_not(site: Site) ->
 
 
 def test_charges_made_before_anybody_noticed_are_added_to_what_was_lost(site: Site) -> None:
-    """A machine that had seen less than the copy goes on without a doubt; then one comes that had seen more."""
+    """A machine that had seen less than the copy goes on as before; then one comes that had seen more."""
     ignorant = site.machine("b").budget(limit(100))
     budget = site.machine("a").budget(limit(100))
     charge(budget, 5)
     charge(ignorant)
-    copy = site.place.copy()
+    copy = site.storage.copy()
     charge(budget, 3)
     site.restore(copy)
     assert charge(ignorant, 2) == 8, "nobody could know"
@@ -317,7 +317,7 @@ def test_charges_made_before_anybody_noticed_are_added_to_what_was_lost(site: Si
 def test_one_loss_after_the_other(site: Site) -> None:
     budget = site.machine().budget(limit(100))
     charge(budget, 5)
-    copy = site.place.copy()
+    copy = site.storage.copy()
     site.now_ms += 10
     charge(budget, 3)
     for n in range(1, 6):
@@ -332,14 +332,14 @@ def test_what_had_expired_when_the_loss_was_reported_is_not_taken_off_it(site: S
     site.now_ms += DAY_MS - HOUR_MS
     charge(late, 3)
     assert early.peek("videos.list").admitted
-    copy = site.place.copy()
+    copy = site.storage.copy()
     site.now_ms += 2 * HOUR_MS
     assert charge(late) == 4
     site.empty()
     assert charge(early) >= 4
     assert charge(late) >= 6
     site.restore(copy)
-    assert charge(early) >= 5, "what the other spent it has not seen"
+    assert charge(early) >= 5, "it has not seen what the other spent"
     assert charge(late) >= 8
 
 
@@ -348,7 +348,7 @@ def test_what_a_copy_brought_back_is_missed_when_it_goes_again(site: Site) -> No
     machine = site.machine()
     budget, other = machine.budget(limit(100)), machine.budget(limit(50, HOUR_MS, name="other"))
     charge(budget, 5)
-    copy = site.place.copy()
+    copy = site.storage.copy()
     site.now_ms += 10
     charge(budget, 3)
     for happen in (site.empty, lambda: site.restore(copy), site.empty):
@@ -361,7 +361,7 @@ def test_what_survived_one_loss_and_fell_to_the_next_counts_once(site: Site) -> 
     """One machine asks between the two losses, the other only after both."""
     first, second = site.machine("a").budget(limit(100)), site.machine("b").budget(limit(100))
     charge(second, 5)
-    copy = site.place.copy()
+    copy = site.storage.copy()
     site.now_ms += 10
     charge(second, 2)
     charge(first)
@@ -376,7 +376,7 @@ def test_so_too_where_the_other_had_seen_more_of_the_first(site: Site) -> None:
     """What it reports of the first loss holds all that survived that one, and is counted for the second already."""
     first, second = site.machine("a").budget(limit(100)), site.machine("b").budget(limit(100))
     charge(second, 5)
-    copy = site.place.copy()
+    copy = site.storage.copy()
     site.now_ms += 10
     charge(first)
     charge(second, 2)
@@ -389,13 +389,13 @@ def test_so_too_where_the_other_had_seen_more_of_the_first(site: Site) -> None:
     assert charge(second) == 12
 
 
-def test_what_a_copy_brought_back_to_one_is_not_carried_for_the_other(site: Site) -> None:
+def test_what_a_copy_brought_back_to_one_counts_once_for_the_other(site: Site) -> None:
     """Emptied, restored, emptied: one machine asks each time, the other after the first and after the last."""
     first, second = site.machine("a").budget(limit(100)), site.machine("b").budget(limit(100))
     charge(first, 5)
     charge(second)
     first.peek("videos.list")
-    copy = site.place.copy()
+    copy = site.storage.copy()
     site.empty()
     charge(first)
     assert charge(second) == 8
@@ -408,11 +408,11 @@ def test_what_a_copy_brought_back_to_one_is_not_carried_for_the_other(site: Site
 
 
 def test_of_what_survived_no_more_is_taken_off_a_report_than_it_holds(site: Site) -> None:
-    """The other had seen less of it: some had left its window since, or came before what it counts."""
+    """The other had seen less: some charges had left its window since, or came before what it counts."""
     first, second = site.machine("a").budget(limit(100)), site.machine("b").budget(limit(100))
     charge(first, 5)
     site.now_ms += DAY_MS - 10
-    copy = site.place.copy()
+    copy = site.storage.copy()
     charge(first)
     site.now_ms += 20
     assert charge(second, 2) == 3, "the five have left the window"
@@ -429,7 +429,7 @@ def test_what_is_left_after_a_loss_is_not_forgotten_by_a_process_that_ends_then(
     """It reports the loss, and is killed before its next decision; then comes the second loss."""
     machine = site.machine()
     charge(machine.budget(limit(100), limit(50, HOUR_MS, name="hour")), 5)
-    copy = site.place.copy()
+    copy = site.storage.copy()
     site.now_ms += 10
     charge(machine.budget(limit(100)), 3)
     site.restore(copy)
@@ -455,7 +455,7 @@ def test_a_copy_put_back_over_an_emptied_ledger_counts_once(site: Site, charged_
     budget, other = machine.budget(limit(100)), site.machine("b").budget(limit(100))
     charge(other)
     assert charge(budget, 5) == 6
-    copy = site.place.copy()
+    copy = site.storage.copy()
     site.now_ms += 10
     if charged_after_it:
         charge(budget, charged_after_it)
@@ -473,12 +473,12 @@ def test_a_copy_older_than_the_report_of_a_loss_is_behind_too(site: Site) -> Non
     charge(first, 5)
     site.empty()
     charge(second)
-    copy = site.place.copy()
+    copy = site.storage.copy()
     site.now_ms += 10
     assert charge(first) == 7
     assert charge(second) == 8
     site.restore(copy)
-    assert charge(second) == 9, "the second learned of the carry from the ledger, and puts it back"
+    assert charge(second) == 9, "the second learned of the unlogged usage from the ledger, and puts it back"
 
 
 def test_a_correction_is_no_loss(site: Site) -> None:
@@ -529,7 +529,7 @@ def test_without_a_folder_a_process_remembers_for_itself(site: Site, caplog: pyt
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\0" * 40_000, b"x" * 40_000, os.urandom(200_000)])
-def test_a_damaged_memory_is_no_memory(site: Site, garbage: bytes) -> None:
+def test_a_damaged_watermark_file_is_as_good_as_none(site: Site, garbage: bytes) -> None:
     machine = site.machine()
     charge(machine.budget(limit(10)), 8)
     machine.stop()
@@ -569,7 +569,7 @@ def test_projects_and_ledgers_are_remembered_apart(tmp_path: Path) -> None:
     assert all(path.startswith(f"{tmp_path}/watermarks/p") or "_" in path for path in paths)
 
 
-def test_a_memory_is_one_for_each_file_in_a_process(tmp_path: Path) -> None:
+def test_a_process_has_one_high_water_mark_for_each_file(tmp_path: Path) -> None:
     path = str(tmp_path / "watermarks" / "p")
     first, second = open_high_water_mark(path, "p"), open_high_water_mark(path, "p")
     assert first is second
@@ -583,7 +583,7 @@ def test_a_memory_is_one_for_each_file_in_a_process(tmp_path: Path) -> None:
     assert path not in held
 
 
-def test_the_memory_is_bounded(site: Site) -> None:
+def test_a_watermark_is_bounded(site: Site) -> None:
     """Hundreds of jobs, each with a limit of its own, and a loss now and then: one slot holds it."""
     machine = site.machine()
     for n in range(400):
@@ -603,7 +603,7 @@ def test_the_memory_is_bounded(site: Site) -> None:
     assert len(watermark.observations) + len(watermark.usages) == 1, "what has expired is forgotten"
 
 
-def test_a_memory_that_nobody_used_for_a_year_is_removed(site: Site) -> None:
+def test_a_watermark_file_that_nobody_used_for_a_year_is_removed(site: Site) -> None:
     folder = site.folder / "a" / "watermarks"
     folder.mkdir(parents=True)
     for name, days in (("old", 401), ("recent", 399)):
@@ -638,14 +638,14 @@ def test_eight_processes_of_one_machine_write_side_by_side(site: Site) -> None:
     context = multiprocessing.get_context("fork")
     results: multiprocessing.Queue[int] = context.Queue()
     path = str(site.folder / "state" / "watermarks" / "p")
-    workers = [context.Process(target=_charge_some, args=(site.place.url, path, 50, results)) for _ in range(8)]
+    workers = [context.Process(target=_charge_some, args=(site.storage.url, path, 50, results)) for _ in range(8)]
     for worker in workers:
         worker.start()
     assert max(results.get(timeout=60) for _ in workers) == 400
     for worker in workers:
         worker.join()
-    site.place.empty()
-    ledger = open_ledger(site.place.url)
+    site.storage.empty()
+    ledger = open_ledger(site.storage.url)
     budget = Budget(
         credential="main",
         project="p",
@@ -661,19 +661,19 @@ def test_eight_processes_of_one_machine_write_side_by_side(site: Site) -> None:
 def test_a_process_notices_what_only_another_of_its_machine_has_seen(site: Site) -> None:
     """An old copy that has all that this process saw, but not what its neighbour saw later."""
     path = str(site.folder / "state" / "watermarks" / "p")
-    ledger, high_water_mark = open_ledger(site.place.url), HighWaterMark(path, "p")
+    ledger, high_water_mark = open_ledger(site.storage.url), HighWaterMark(path, "p")
     budget = Budget(
         credential="main", project="p", book=BOOK, limits=(limit(100),), ledger=ledger, high_water_mark=high_water_mark
     )
     charge(budget, 2)
-    copy = site.place.copy()
+    copy = site.storage.copy()
     context = multiprocessing.get_context("fork")
     results: multiprocessing.Queue[int] = context.Queue()
-    neighbour = context.Process(target=_charge_some, args=(site.place.url, path, 5, results))
+    neighbour = context.Process(target=_charge_some, args=(site.storage.url, path, 5, results))
     neighbour.start()
     assert results.get(timeout=60) == 7
     neighbour.join()
-    site.place.restore(copy)
+    site.storage.restore(copy)
     high_water_mark._next_look_s = 0.0  # it looks every 50 ms
     assert charge(budget) == 8
     ledger.close()
@@ -683,21 +683,21 @@ def test_a_process_notices_what_only_another_of_its_machine_has_seen(site: Site)
 def test_a_process_that_rested_notices_what_others_saw_after_a_loss(site: Site) -> None:
     """It saw only what an old copy has; meanwhile the ledger was emptied, spent from, and restored from that copy."""
     path = str(site.folder / "state" / "watermarks" / "p")
-    ledger, high_water_mark = open_ledger(site.place.url), HighWaterMark(path, "p")
+    ledger, high_water_mark = open_ledger(site.storage.url), HighWaterMark(path, "p")
     budget = Budget(
         credential="main", project="p", book=BOOK, limits=(limit(100),), ledger=ledger, high_water_mark=high_water_mark
     )
     charge(budget, 5)
-    copy = site.place.copy()
+    copy = site.storage.copy()
     context = multiprocessing.get_context("fork")
     results: multiprocessing.Queue[int] = context.Queue()
     for times, used in ((3, 8), (2, 10)):
-        neighbour = context.Process(target=_charge_some, args=(site.place.url, path, times, results))
+        neighbour = context.Process(target=_charge_some, args=(site.storage.url, path, times, results))
         neighbour.start()
         assert results.get(timeout=60) == used
         neighbour.join()
-        site.place.empty()
-    site.place.restore(copy)
+        site.storage.empty()
+    site.storage.restore(copy)
     high_water_mark._next_look_s = 0.0
     assert charge(budget) == 5 + 3 + 2 + 1
     ledger.close()
@@ -856,7 +856,7 @@ def test_a_report_that_may_hold_less_of_what_was_kept_counts_whole(site: Site, s
     assert ledger.add_unlogged("p", "e3", [UnloggedUsage(view, "lost", nine, (NOW, 0), 0, 0, since_ms)]) == "e1/e2"
 
 
-def test_settling_leaves_what_is_carried_alone(site: Site) -> None:
+def test_settling_leaves_unlogged_usage_alone(site: Site) -> None:
     """L15, L17."""
     budget = site.machine().budget(limit(100), limit(50, name="narrow", methods=("videos.list",)))
     charge(budget, 4)
@@ -877,8 +877,8 @@ _MODULES = (high_water_mark.__file__, loss.__file__)
 
 @pytest.mark.parametrize("handler", ["raises", "times out", "charges"])
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_memory_interrupted_anywhere_forgets_nothing(site: Site, lost: bool, handler: str) -> None:
-    """By a signal handler, in a process's first decision, or where a loss is made good: what was seen counts on."""
+def test_a_high_water_mark_interrupted_anywhere_forgets_nothing(site: Site, lost: bool, handler: str) -> None:
+    """By a signal handler, in the first decision of a process, or while it restores what is missing."""
     admitted = 0
 
     def handle() -> None:

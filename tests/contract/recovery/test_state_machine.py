@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: nothing that anybody who asks has seen is granted again.
+"""Whatever happens, in whatever order: no charge that a running machine has seen is granted again.
 
 A Hypothesis state machine over the public API: machines that charge, peek, refund, and start anew; a ledger that is
 emptied, copied and restored; clocks that step; connections that lose questions and answers. It knows every charge ever
@@ -34,7 +34,7 @@ from quota.ledger.contract import CLOCK_SLACK_MS, read_entries
 from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 from support.books import BOOK
-from support.losses import Machine, RedisPlace, SqlitePlace
+from support.losses import Machine, RedisStorage, SqliteStorage
 from support.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ class Made:
 
 
 Known = dict[tuple[str, int], int]
-"""What is known of charges: by limit and number, the units they counted when they were seen. Who asked another limit
-has not seen what this one counts."""
+"""What is known of charges: by limit and number, the units that they counted when they were seen. A machine that
+checked another limit has not seen what this one counts."""
 
 
 class LosingLedger(RuleBasedStateMachine):
@@ -81,14 +81,14 @@ class LosingLedger(RuleBasedStateMachine):
     def begin(self) -> None:
         self.home = Path(tempfile.mkdtemp(dir=self.folder))
         self.proxy: Proxy | None = None
-        self.place: Any
+        self.storage: Any
         url: str
         if self.server is None:
-            self.place = SqlitePlace(self.home)
-            url = self.place.url
+            self.storage = SqliteStorage(self.home)
+            url = self.storage.url
         else:
-            self.place = RedisPlace(self.server.url)
-            self.place.empty()
+            self.storage = RedisStorage(self.server.url)
+            self.storage.empty()
             self.proxy = Proxy(self.server.port).__enter__()
             url = self.proxy.url
         self.url = url
@@ -102,15 +102,15 @@ class LosingLedger(RuleBasedStateMachine):
         self.unpromised: set[int] = set()
         self.machines: dict[str, Machine] = {}
         self.expected: dict[str, Known] = {}
-        self.bystander = open_ledger(self.place.url, clock=lambda: self.now_ms)
+        self.bystander = open_ledger(self.storage.url, clock=lambda: self.now_ms)
 
     def teardown(self) -> None:
         for machine in self.machines.values():
             machine.stop()
         self.bystander.close()
-        if isinstance(self.place, RedisPlace):
-            assert [key for key in self.place.client.keys("*") if self.place.client.pttl(key) < 0] == []
-            self.place.client.close()
+        if isinstance(self.storage, RedisStorage):
+            assert [key for key in self.storage.client.keys("*") if self.storage.client.pttl(key) < 0] == []
+            self.storage.client.close()
         if self.proxy is not None:
             self.proxy.__exit__(None, None, None)
         shutil.rmtree(self.home)
@@ -205,20 +205,20 @@ class LosingLedger(RuleBasedStateMachine):
 
     @rule()
     def emptied(self) -> None:
-        self.place.empty()
+        self.storage.empty()
         self._lost({})
 
     @precondition(lambda self: len(self.copies) < COPIES)
     @rule()
     def copied(self) -> None:
-        self.copies.append((self.place.copy(), dict(self.known)))
+        self.copies.append((self.storage.copy(), dict(self.known)))
 
     @precondition(lambda self: self.copies)
     @rule(data=st.data())
     def restored(self, data: st.DataObject) -> None:
         """A refund that the copy knows nothing of hides as much of what the copy lacks: the sums look right."""
         copy, known = data.draw(st.sampled_from(self.copies))
-        self.place.restore(copy)
+        self.storage.restore(copy)
         cost = {one.name: one.view.selector.cost for one in LIMITS}
         for (name, number), units in known.items():
             self.hidden[name] += cost[name](units) - cost[name](min(units, self.made[number].units))
@@ -326,8 +326,8 @@ class LosingLedger(RuleBasedStateMachine):
 
     @invariant()
     def every_key_has_a_lifetime(self) -> None:
-        if isinstance(getattr(self, "place", None), RedisPlace):
-            assert [key for key in self.place.client.keys("*") if self.place.client.pttl(key) < 0] == []
+        if isinstance(getattr(self, "storage", None), RedisStorage):
+            assert [key for key in self.storage.client.keys("*") if self.storage.client.pttl(key) < 0] == []
 
 
 @pytest.fixture(params=["sqlite", "redis"])

@@ -110,7 +110,7 @@ def test_a_look_at_many_limits_erases_none(scene: Scene, count: int) -> None:
 def test_what_does_not_fit_into_a_slot_is_said(
     scene: Scene, room: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The head's numbers come first, then all that was seen, then slices, without which it only counts longer."""
+    """The numbers of the head come first, then what was seen, then slices: without them units only count longer."""
     limits = [*_limits(11), limit(100, HOUR_MS, name="other", methods=("search.list",))]
     budget = scene.budget(*limits)
     assert budget.charge("search.list", units=10).admitted
