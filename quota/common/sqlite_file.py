@@ -9,7 +9,6 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from quota.common.fork import hold_over_fork
-from quota.errors import LedgerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -32,7 +31,7 @@ _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 class DamagedError(Exception):
-    """A row holds what this package never writes. Where a transaction meets it, it ends in a LedgerError."""
+    """A row holds what this package never writes. Where a transaction meets it, it ends in the file's error."""
 
 
 def sound(row: R, *, until: int, most: int = 2**53) -> R:
@@ -50,7 +49,7 @@ class SqliteFile:
     `schema` names a shipped script, as `read_text` takes it, `application_id` marks the file as ours, `version` its
     format. `lost_then` says what becomes of its content if a damaged file is moved away. `durable` waits for the disk
     at every commit; else a crash of the machine, not of a process, may lose the last. Opened at the first transaction.
-    Safe to share between threads and after a fork; every failure is a LedgerError.
+    Safe to share between threads and after a fork; every failure is an `error` of one line.
     """
 
     def __init__(
@@ -62,6 +61,7 @@ class SqliteFile:
         application_id: int,
         version: int,
         lost_then: str,
+        error: type[Exception],
         durable: bool = False,
     ) -> None:
         self.path = path
@@ -71,6 +71,7 @@ class SqliteFile:
         self._application_id = application_id
         self._version = version
         self._lost_then = lost_then
+        self._error = error
         self._synchronous = "FULL" if durable else "NORMAL"
         self._lock = threading.RLock()
         self._db: sqlite3.Connection | None = None
@@ -111,15 +112,15 @@ class SqliteFile:
 
                         time.sleep(random.uniform(0.0002, 0.002))  # noqa: S311  # a jitter, not a secret
                         continue
-                    raise LedgerError(self._explain(error)) from error
+                    raise self._error(self._explain(error)) from error
                 except (DamagedError, TypeError, OverflowError, UnicodeDecodeError, MemoryError) as error:
                     # The last two: where SQLite's own message quotes a damaged schema, the driver cannot read it; and
                     # a damaged length asks for more memory than there is.
-                    raise LedgerError(self._damaged()) from error
+                    raise self._error(self._damaged()) from error
                 except OSError as error:
                     if error.errno is None:  # not the system's: the TimeoutError of a signal handler
                         raise
-                    raise LedgerError(f"{self.label}: {error.strerror}; check its folder") from error
+                    raise self._error(f"{self.label}: {error.strerror}; check its folder") from error
 
     def close(self) -> None:
         """Close the file. May be called twice; a later transaction opens it again."""
@@ -206,16 +207,16 @@ class SqliteFile:
         """The version of our format that the file has, 0 for an empty one."""
         if db.execute("PRAGMA application_id").fetchone()[0] != self._application_id:
             if db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
-                raise LedgerError(f"{self.label} is another program's database; {self._instead}")
+                raise self._error(f"{self.label} is another program's database; {self._instead}")
             return 0
         version: int = db.execute("PRAGMA user_version").fetchone()[0]
         if version > self._version:
-            raise LedgerError(
+            raise self._error(
                 f"{self.label} was written by a newer quota-ledger (its version {version}, ours {self._version}): "
                 "upgrade this machine"
             )
         if version < self._version:
-            raise LedgerError(
+            raise self._error(
                 f"{self.label} was written by an older quota-ledger (its version {version}, ours {self._version}); "
                 f"{self._instead} ({self._lost_then})"
             )

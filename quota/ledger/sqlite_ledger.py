@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from quota.arguments import MAX_NUMBER, text, whole, whole_clock
 from quota.common.clock import LATEST_MS, NEVER, host_clock
 from quota.common.sqlite_file import DamagedError, SqliteFile, sound
+from quota.errors import LedgerError
 from quota.ledger.contract import (
     CLOCK_SLACK_MS,
     MIN_RETENTION_MS,
@@ -84,6 +85,7 @@ class SqliteLedger:
             application_id=APPLICATION_ID,
             version=SCHEMA_VERSION,
             lost_then="this machine still counts what it has seen",
+            error=LedgerError,
         )
         self._clock = host_clock if clock is None else whole_clock(clock)
         self._sums: dict[View, tuple[str, tuple[str, ...]]] = {}

@@ -105,6 +105,7 @@ class Allowance:
             application_id=APPLICATION_ID,
             version=4,
             lost_then="what it owes is forgotten then",
+            error=LedgerError,
             durable=True,
         )
         self._checked_ms: dict[str, int] = {}  # when a project was found to owe nothing
