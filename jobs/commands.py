@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quota.cli.commands import say
 from quota.cli.options import config_option, json_option
-from quota.cli.output import REFUSED_STATUS, fail, log_to_stderr, print_json, print_rich, unprinted
+from quota.cli.output import REFUSED_STATUS, fail, log_to_stderr, print_json, print_rich, say, unprinted
 from quota.common.text import printable
 from quota.jobs.interruption import exits, interruptible
 from quota.jobs.progress import named, watching
@@ -64,7 +63,7 @@ def run(
 def _configured(config: str | None) -> Iterator[Session]:
     """A session over a configuration file. The built-in configuration has no key to call the API with."""
     import quota
-    from quota.settings.load import NO_FILE
+    from quota.settings.model import NO_FILE
 
     with quota.open(config) as session:
         if session.settings.path is None:
@@ -253,10 +252,10 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
     import quota
     from quota.jobs.emulator import Emulator
     from quota.jobs.runner import run_job
-    from quota.settings.toml import MAX_INTEGER
+    from quota.limits import MAX_UNITS
 
-    if not 1 <= units <= MAX_INTEGER:
-        raise quota.UsageError(f"--units {units}: enforce 1 or more, up to {MAX_INTEGER}")
+    if not 1 <= units <= MAX_UNITS:
+        raise quota.UsageError(f"--units {units}: enforce 1 or more, up to {MAX_UNITS}")
     with tempfile.TemporaryDirectory(prefix="quota-demo-") as temporary, interruptible() as stop:
         folder = Path(keep or temporary).absolute()
         with Emulator() as upstream, _state_in(folder / "state"):

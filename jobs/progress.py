@@ -12,7 +12,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from quota.cli.commands import say
+from quota.cli.output import say
 from quota.common.text import printable
 
 if TYPE_CHECKING:

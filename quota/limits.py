@@ -16,6 +16,9 @@ from quota.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+MAX_UNITS = 10**15
+"""Sums of many such numbers stay exact wherever they travel; nobody grants a larger quota."""
+
 SECOND_MS = 1_000
 MINUTE_MS = 60 * SECOND_MS
 HOUR_MS = 60 * MINUTE_MS

@@ -22,9 +22,9 @@ from quota.cli.output import (
     output_lost,
     print_json,
     print_rich,
+    say,
     unprinted,
 )
-from quota.common.text import printable
 from quota.errors import ConfigError, QuotaError
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _decide(config: str | None, as_json: bool, call: dict[str, Any], *, commit: 
 
 def _say_built_in(session: Session, *, err: bool) -> None:
     """Whoever forgot the configuration, or runs from another folder, is charging another budget than they think."""
-    from quota.settings.load import BUILT_IN_NOTICE
+    from quota.settings.model import BUILT_IN_NOTICE
 
     if session.settings.path is None:
         say(f"quota: {BUILT_IN_NOTICE}" if err else BUILT_IN_NOTICE, err=err)
@@ -340,9 +340,9 @@ def spend(by: str, since: str, credential: str | None, as_json: bool, config: st
       quota spend --by job,region --since 2d
     """
     import quota
-    from quota.cli.render import render_spending
+    from quota.cli.render import render_spending, weekday
     from quota.limits import parse_duration
-    from quota.status import SPEND_FIELDS, read_spending, weekday
+    from quota.status import SPEND_FIELDS, read_spending
 
     fields = [field.strip() for field in by.split(",")]
     for field in fields:
@@ -491,10 +491,10 @@ def init(path: str, force: bool) -> None:
     say(f"wrote {path}; set your key and project in it, then: quota check --config {path}")
 
 
-@cli.command()
+@cli.command("check")
 @json_option
 @config_option
-def check(as_json: bool, config: str | None) -> None:
+def check_(as_json: bool, config: str | None) -> None:
     """Lint the configuration: what cannot work, and what will surprise. Errors: exit 78.
 
     It also asks the ledger whether it answers; if not, that is a warning.
@@ -504,10 +504,10 @@ def check(as_json: bool, config: str | None) -> None:
       quota check --config quota.toml
     """
     import quota
-    from quota.settings.lint import ask_ledger, lint, young_windows
+    from quota.cli.check import check
 
     with quota.open(config) as session:
-        findings = [*lint(session.settings), *ask_ledger(session.settings), *young_windows(session)]
+        findings = check(session)
         source = session.settings.source
     wrong = [finding for finding in findings if finding.level == "error"]
     if as_json:
@@ -550,11 +550,6 @@ def prove_(as_json: bool) -> None:
         f"\nMost in any 24 hours: fixed {proof.fixed_peak_units}, sliding {proof.sliding_peak_units}; "
         f"the limit is {proof.limit_units}."
     )
-
-
-def say(line: str, *, err: bool = False) -> None:
-    """One line for people, whatever is quoted in it."""
-    click.echo(printable(line), err=err)
 
 
 def main() -> None:

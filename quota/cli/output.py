@@ -51,6 +51,11 @@ def print_rich(renderable: Any) -> None:
     Console(highlight=False, soft_wrap=False).print(renderable)
 
 
+def say(line: str, *, err: bool = False) -> None:
+    """One line for people, whatever is quoted in it."""
+    click.echo(printable(line), err=err)
+
+
 def fail(message: str) -> None:
     """One line on stderr, without secrets and control characters; of what is very long, the beginning and the end."""
     from quota.common.redact import redact

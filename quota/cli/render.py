@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quota.cli.tables import Column, FirstThatFits, tables
-from quota.common.clock import utc
-from quota.common.text import spell
-from quota.settings.load import BUILT_IN_NOTICE
-from quota.status import CredentialRow, LimitRow, Spending, Status, _closed, _line, _verdict, moment, weekday
+from quota.common.clock import NEVER, utc
+from quota.common.text import printable, spell
+from quota.limits import MINUTE_MS, SECOND_MS
+from quota.settings.model import BUILT_IN_NOTICE
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-
-# -- how it looks ------------------------------------------------------------------------------------------------------
+    from quota.decision import Decision
+    from quota.ledger.contract import Exhaustion
+    from quota.status import CredentialRow, LimitRow, Spending, Status
 
 
 def render_status(status: Status) -> RenderableType:
@@ -125,3 +126,74 @@ def _clock(at_ms: int, zone: str | None = None) -> str:
     from zoneinfo import ZoneInfo
 
     return utc(at_ms).astimezone(ZoneInfo(zone) if zone else None).strftime("%a %H:%M")
+
+
+# -- the lines of a status ---------------------------------------------------------------------------------------------
+
+
+def _counts_all_units(row: LimitRow, credential: CredentialRow) -> bool:
+    """Whether it counts every unit of the main bucket."""
+    selector = row.limit.view.selector
+    main = credential.main_bucket
+    return not row.limit.narrow and selector.count == "units" and main in (selector.buckets or (main,))
+
+
+def _line(text: str, style: str = "") -> RenderableType:
+    from rich.text import Text
+
+    return Text(printable(text), style, overflow="fold")
+
+
+def _verdict(credential: CredentialRow, at_ms: int) -> str:
+    """The first thing to know: whether anything may leave, else when it may again, and why."""
+    outlook = credential.outlook
+    if outlook.closed is not None:
+        later = outlook.full is not None and outlook.next_ms is not None and outlook.next_ms > outlook.closed.until_ms
+        then = f"; then full until {moment(outlook.next_ms, at_ms)}" if later and outlook.next_ms is not None else ""
+        return f"{_closed(outlook.closed, at_ms).replace('closed', 'CLOSED', 1)}{then}"
+    if outlook.full is not None:
+        until = "" if outlook.next_ms is None else f" until {moment(outlook.next_ms, at_ms)}"
+        return f"FULL{until}: {outlook.full.why()}"
+    main = [row.state.remaining_units for row in credential.limits if _counts_all_units(row, credential)]
+    units = f"{min(main):,} unit{'' if min(main) == 1 else 's'}" if main else "no limit counts its units"
+    return f"OPEN: {units}{_calls_left(outlook.dearest, min(main, default=0), at_ms)}"
+
+
+def _closed(x: Exhaustion, at_ms: int) -> str:
+    until = "it grants quota" if x.until_ms == NEVER else moment(x.until_ms, at_ms)
+    return f'closed by upstream until {until}: "{x.evidence}"'
+
+
+def _calls_left(dearest: Decision | None, units: int, at_ms: int) -> str:
+    """` = 94 searches`: what that is in calls of the dearest method of the credential's jobs."""
+    if dearest is None:
+        return ""
+    resource = dearest.method.partition(".")[0]
+    if not dearest.admitted:
+        until = "" if dearest.retry_at_ms is None else f" until {moment(dearest.retry_at_ms, at_ms)}"
+        return f", no {'searches' if resource == 'search' else dearest.method}{until}"
+    left = min(state.remaining_units // state.cost_units for state in dearest.limits) if dearest.limits else 0
+    if not dearest.limits or left == units:
+        return ""  # a unit a call
+    one = left == 1
+    what = (
+        ("search" if one else "searches") if resource == "search" else f"call{'' if one else 's'} of {dearest.method}"
+    )
+    return f"{' =' if left == units // dearest.cost_units else ','} {left:,} {what}"
+
+
+def moment(at_ms: int, now_ms: int) -> str:
+    """`14:05` today, `Sun 08:00` in the coming days, else `31 Dec 08:00`, in the local zone; less than a minute ahead
+    `14:05:07`. What is to come is rounded up: whoever comes back then is not early."""
+    ahead_ms = at_ms - now_ms
+    step_ms = SECOND_MS if 0 < ahead_ms < MINUTE_MS else MINUTE_MS
+    at = utc((at_ms + (step_ms - 1 if ahead_ms > 0 else 0)) // step_ms * step_ms).astimezone()
+    now = utc(now_ms).astimezone()
+    days = (at.date() - now.date()).days
+    day = "" if not days else "%a " if 0 < days < 7 else "%d %b "
+    return at.strftime(f"{day}%H:%M" if step_ms == MINUTE_MS else f"{day}%H:%M:%S")
+
+
+def weekday(at_ms: int) -> str:
+    """`Sun 22 Nov 09:00`, in the local zone."""
+    return utc(at_ms).astimezone().strftime("%a %d %b %H:%M")

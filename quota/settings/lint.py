@@ -1,11 +1,8 @@
-"""What is well formed but unwise in a configuration: the findings of `quota check`. Changes nothing.
+"""What is well formed but unwise in a configuration. Changes nothing and contacts nobody.
 
-    lint             what the configuration itself says; contacts nobody
-    ask_ledger       whether the ledger it names answers
-    young_windows    which limits that ledger does not yet count in full
-
-An `error` will refuse work or spend too much for certain; a `warning` may be meant. What a command would reject at its
-start is rejected by that command's own code: the ledger is opened, and each job's fetch function imported.
+An `error` will certainly refuse work or spend too much; a `warning` may be intended. `lint` runs the code that a
+command would run at its start: it opens the ledger, and the entry points of the group `quota.checks` judge the rest.
+`quota.cli.check` adds what only the ledger can tell.
 """
 
 from __future__ import annotations
@@ -16,10 +13,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from quota.common.clock import host_clock, rfc3339
+from quota.common.clock import host_clock
 from quota.common.redact import redact
 from quota.common.text import nearest, one_line
-from quota.errors import ConfigError, LedgerError
+from quota.errors import ConfigError
 from quota.limits import DAY_MS, Calendar
 from quota.settings.folders import state_folder
 from quota.settings.keys import read_key
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
 
     from quota.costs import Bucket, CostBook
     from quota.limits import Limit
-    from quota.session import Session
     from quota.settings.model import CredentialSettings, JobSettings, Settings
 
 Level = Literal["error", "warning"]
@@ -68,58 +64,8 @@ def lint(settings: Settings) -> list[Finding]:
     limits = {c.name: {limit.name: limit for limit in c.limits} for c in settings.credentials.values()}
     for job in settings.jobs.values():
         findings += _job(job, limits[job.credential], settings.credentials[job.credential].book)
-    findings += _fetches(settings)
+    findings += _checks(settings)
     return sorted(findings, key=lambda finding: finding.level)  # "error" < "warning"; the sort is stable
-
-
-def ask_ledger(settings: Settings) -> list[Finding]:
-    """A warning if the ledger does not answer what every decision asks first. A file that is not there is not made."""
-    from quota.budget import Budget
-    from quota.ledger.factory import open_ledger
-
-    url = settings.ledger.url
-    if url.startswith("sqlite:"):
-        file = Path(url.removeprefix("sqlite:///"))
-        there = next(path for path in (file, *file.parents) if os.path.lexists(path) or path == path.parent)
-        if there != file and not there.is_dir():
-            return [_unasked(url, f"{one_line(there)} is no folder", "correct the path")]
-        if not os.access(there, os.W_OK | os.X_OK * (there != file), effective_ids=_EFFECTIVE):
-            return [_unasked(url, f"this user may not write to {one_line(there)}", "correct the path, or its owner")]
-        if there != file:
-            return []
-    try:
-        ledger = open_ledger(url)
-    except ConfigError:  # `lint` says so
-        return []
-    try:
-        for credential in {c.project: c for c in settings.credentials.values()}.values():
-            Budget(
-                credential=credential.name,
-                project=credential.project,
-                book=credential.book,
-                limits=credential.limits,
-                ledger=ledger,
-            ).usage()
-        if ledger.shared:
-            from quota.ledger.redis_ledger import RedisLedger, evicts
-
-            assert isinstance(ledger, RedisLedger)  # noqa: S101  # the only kind that is shared
-            policy = ledger.eviction_policy(credential.project)
-            if policy != "noeviction":
-                return [Finding("warning", "ledger.url", *evicts(policy))]
-    except LedgerError as error:
-        message, _, remedy = str(error).partition("; ")
-        return [Finding("warning", "ledger.url", message, remedy or "no call is admitted until it does")]
-    finally:
-        ledger.close()
-    return []
-
-
-_EFFECTIVE = os.access in os.supports_effective_ids
-
-
-def _unasked(url: str, why: str, remedy: str) -> Finding:
-    return Finding("warning", "ledger.url", f"ledger {one_line(url)} cannot be opened: {why}", remedy)
 
 
 # -- ledger and store --------------------------------------------------------------------------------------------------
@@ -331,30 +277,6 @@ MAX_HINTS = 20
 """So many unknown names are each compared with all that are known. A list of more was not written by hand."""
 
 
-def young_windows(session: Session) -> Iterator[Finding]:
-    """The limits over whose windows the ledger's log does not reach back; of a ledger that does not answer, none."""
-    from quota.status import exact_from
-
-    url = session.settings.ledger.url
-    if url.startswith("sqlite:") and not os.path.exists(url.removeprefix("sqlite:///")):  # asking would make it
-        return
-    for credential in session.settings.credentials.values():
-        try:
-            since_ms, now_ms = session.ledger.whole_after_ms(credential.project), session.ledger.now_ms()
-        except LedgerError:
-            return
-        for index, limit in enumerate(credential.limits):
-            exact_ms = exact_from(limit.view.window, since_ms, now_ms)
-            if exact_ms is not None:
-                yield Finding(
-                    "warning",
-                    f"credentials.{credential.name}.limits[{index}]",
-                    f"limit {limit.name!r} counts since {rfc3339(since_ms)}, exact from {rfc3339(exact_ms)}: no window "
-                    "was so long before, and the ledger has let go of what is older",
-                    "until then leave as much more headroom as was spent before",
-                )
-
-
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 
@@ -438,21 +360,14 @@ def _job(job: JobSettings, limits: Mapping[str, Limit], book: CostBook) -> Itera
             )
 
 
-def _fetches(settings: Settings) -> Iterator[Finding]:
-    """What `quota run` would say of each job's fetch function.
+def _checks(settings: Settings) -> Iterator[Finding]:
+    """What other packages reject: those that bring commands also know what these need of a configuration.
 
-    This package does not know the one that runs jobs: it is the one that brings the command `run`, and its module `job`
-    loads a fetch function.
+    An entry point of the group `quota.checks` is a function `(settings) -> iterable of (location, message)`. Each is an
+    error that a command would end with; the message says what is wrong and, after a semicolon, what to do.
     """
-    from importlib import import_module
     from importlib.metadata import entry_points
 
-    folder = None if settings.path is None else settings.path.absolute().parent
-    for point in entry_points(group="quota.commands", name="run") if settings.jobs else ():
-        load_fetch = import_module(f"{point.module.rpartition('.')[0]}.job").load_fetch
-        for job in settings.jobs.values():
-            try:
-                load_fetch(job.fetch, job.options, folder)
-            except ConfigError as error:
-                remedy = "no run of this job can begin: correct it"
-                yield _rejected(f"jobs.{job.name}.fetch", str(error).removeprefix("fetch = "), remedy)
+    for point in entry_points(group="quota.checks"):
+        for location, message in point.load()(settings):
+            yield _rejected(location, message, "correct it")

@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from quota.costs import CostBook
-NO_FILE = "no quota.toml was found"
-BUILT_IN_NOTICE = f"{NO_FILE}: this is the {BUILT_IN}; `quota init` writes one"
 
 
 def find_config(named: str | Path | None = None) -> Path | None:

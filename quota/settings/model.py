@@ -6,11 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.text import one_line
-from quota.limits import (
-    DAY_MS,
-    MINUTE_MS,
-    Limit,
-)
+from quota.limits import DAY_MS, MINUTE_MS, Limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,10 +21,12 @@ DEFAULT_RETENTION_MS = 30 * DAY_MS
 DEFAULT_HEADROOM_PERCENT = 5
 DEFAULT_MISFIRE_GRACE_MS = 10 * MINUTE_MS
 MAX_MISFIRE_GRACE_MS = 7 * DAY_MS
-BUILT_IN = "built-in configuration"
 DEFAULT_MAX_BODY_MB = 16
 DEFAULT_MAX_ANSWER_S = 120
 DEFAULT_MAX_ITEMS = 10_000
+BUILT_IN = "built-in configuration"
+NO_FILE = "no quota.toml was found"
+BUILT_IN_NOTICE = f"{NO_FILE}: this is the {BUILT_IN}; `quota init` writes one"
 
 
 class Unavailable(NamedTuple):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError
+from quota.limits import MAX_UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_FILE_BYTES = 1 << 20
-MAX_INTEGER = 10**15
-"""Sums of many such numbers stay exact wherever they travel; nobody grants a larger quota."""
 
 _REQUIRED: Final = object()
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -78,14 +77,14 @@ class TomlTable:
             raise self.error(f"{show(value)} is not one of these; {nearest(value, known)}", key)
         return value
 
-    def whole(self, key: str, default: Any = _REQUIRED, *, least: int = 1, most: int = MAX_INTEGER) -> int:
+    def whole(self, key: str, default: Any = _REQUIRED, *, least: int = 1, most: int = MAX_UNITS) -> int:
         """A whole number, from `least` to `most`."""
         value = self._take(key, default)
         if value is default:
             return default  # type: ignore[no-any-return]  # the caller's own value
         return self.as_whole(value, key, least=least, most=most)
 
-    def as_whole(self, value: object, key: str, *, least: int = 1, most: int = MAX_INTEGER) -> int:
+    def as_whole(self, value: object, key: str, *, least: int = 1, most: int = MAX_UNITS) -> int:
         """`value`, which stands at `key`, as a whole number."""
         if not isinstance(value, int) or isinstance(value, bool):
             raise self._type_error(key, value, "a whole number")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
-from quota.cli.render import render_status
+from quota.cli.render import moment, render_status
 from quota.common.clock import NEVER, rfc3339
 from quota.errors import LedgerError
 from quota.jobs.job import attempt_of, load_fetch
@@ -20,7 +20,7 @@ from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from quota.session import Session
 from quota.settings.load import load_settings
 from quota.settings.model import BUILT_IN_FETCHES
-from quota.status import moment, read_status
+from quota.status import read_status
 from support.commands import Quota, one_line
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ import pytest
 import redis
 
 import quota
-from quota.settings.lint import Finding, ask_ledger, lint
+from quota.cli.check import ask_ledger
+from quota.settings.lint import Finding, lint
 from quota.settings.load import load_settings
 from support.servers import RedisServer
 from support.users import not_root
