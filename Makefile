@@ -11,7 +11,7 @@ run: .venv/installed
 test: .venv/installed-test
 	@$(BIN)/python -m pytest -n auto -q
 
-# Formatting, lint and strict types. The checkers know nothing of the mapping in pyproject.toml that makes jobs/ the package
+# Formatting, lint, strict types and import layers. The checkers know nothing of the mapping in pyproject.toml that makes jobs/ the package
 # quota.jobs: they are shown a tree in which it stands there.
 lint: .venv/installed-test .venv/installed-lint
 	@$(BIN)/ruff format --check .
@@ -19,6 +19,8 @@ lint: .venv/installed-test .venv/installed-lint
 	@rm -rf $(LINKED) && mkdir -p $(LINKED)/quota
 	@ln -s $(CURDIR)/quota/[a-z_]* $(CURDIR)/jobs $(CURDIR)/lua $(CURDIR)/config $(LINKED)/quota/
 	@cd $(LINKED) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --linecount-report lines
+	@cd $(LINKED) && PYTHONPATH=. $(CURDIR)/$(BIN)/lint-imports --config $(CURDIR)/pyproject.toml --no-cache --no-logo \
+		>imports.txt || (cat imports.txt; exit 1)
 	@grep -q "quota.jobs.runner" $(LINKED)/lines/linecount.txt || (echo "mypy did not see quota.jobs"; exit 1)
 
 # Both ledgers beside the field, as ratios to floors measured in the same run; and how long a plan takes.
