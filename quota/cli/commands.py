@@ -15,9 +15,9 @@ import click
 
 from quota.cli.options import call_options, config_option, credential_option, json_option
 from quota.cli.output import (
-    _guard_streams,
     decision_status,
     fail,
+    guard_streams,
     log_to_stderr,
     output_lost,
     print_json,
@@ -69,9 +69,16 @@ def _entry_points() -> Any:
     return entry_points(group="quota.commands")
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
+@click.group(
+    cls=Commands,
+    invoke_without_command=True,
+    subcommand_metavar="COMMAND [ARGS]...",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+)
+@click.option("--config", metavar="FILE", help="Configuration of the command that follows; its own --config wins.")
 @click.version_option(package_name="quota-ledger", prog_name="quota")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context, config: str | None) -> None:
     """The gate between scheduled jobs and a metered API.
 
     Every call is priced and charged to a shared daily budget before it leaves; what would overspend is refused, with
@@ -87,6 +94,13 @@ def cli() -> None:
     Exit status: 0 done; 1 no, or the work failed; 2 usage; 69 the ledger could not answer; 75 refused;
     78 configuration. QUOTA_LOG=info (or debug) in the environment logs to stderr.
     """
+    name = ctx.invoked_subcommand
+    if name is None:
+        click.echo(ctx.get_help())
+        ctx.exit(click.UsageError.exit_code)
+    command = cli.get_command(ctx, name)
+    if config is not None and command is not None and not any(param.name == "config" for param in command.params):
+        raise click.UsageError(f"`quota {name}` reads no configuration; leave --config out", ctx)
 
 
 # -- decisions ---------------------------------------------------------------------------------------------------------
@@ -554,7 +568,7 @@ def prove_(as_json: bool) -> None:
 
 def main() -> None:
     """The entry point: every way to fail is one line on stderr and an exit status."""
-    _guard_streams()
+    guard_streams()
     sys.exit(_main())
 
 
@@ -588,7 +602,3 @@ def _usage(error: click.ClickException) -> str:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "quota"
     return message if "--help" in message else f"{message}; see `{path} --help`"
-
-
-if __name__ == "__main__":
-    main()

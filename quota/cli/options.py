@@ -11,10 +11,17 @@ if TYPE_CHECKING:
 
 
 def config_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--config FILE`, the same for every command."""
+    """`--config FILE`, the same for every command; without it, the one before the command's name."""
     return click.option(
-        "--config", metavar="FILE", help="Configuration (default: $QUOTA_CONFIG, ./quota.toml, the user's)."
+        "--config",
+        metavar="FILE",
+        callback=_own_or_the_groups,
+        help="Configuration (default: $QUOTA_CONFIG, ./quota.toml, the user's).",
     )(command)
+
+
+def _own_or_the_groups(ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    return ctx.find_root().params.get("config") if value is None else value
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:

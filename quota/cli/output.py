@@ -110,7 +110,7 @@ class _Output(io.FileIO):
         return written
 
 
-def _guard_streams() -> None:
+def guard_streams() -> None:
     """Let nothing that is printed or logged raise, whatever standard output and error are."""
     for number in range(3):
         try:

@@ -11,7 +11,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
-QUOTA = [sys.executable, "-m", "quota.cli.commands"]
+QUOTA = [sys.executable, "-m", "quota"]
 
 
 class Quota:
@@ -40,7 +40,7 @@ class Quota:
 
     def shell(self, script: str) -> subprocess.CompletedProcess[str]:
         """What a shell makes of `script`, in which `quota` is the command."""
-        prefix = f'set -o pipefail; quota() {{ "{sys.executable}" -m quota.cli.commands "$@"; }}; '
+        prefix = f'set -o pipefail; quota() {{ "{sys.executable}" -m quota "$@"; }}; '
         return subprocess.run(
             ["bash", "-c", prefix + script],
             cwd=self.folder,

@@ -62,6 +62,28 @@ def test_every_command_takes_a_configuration() -> None:
         assert "config" in {parameter.name for parameter in command.params}, name
 
 
+def test_quota_alone_prints_its_help(quota: Quota) -> None:
+    alone = quota()
+    assert (alone.returncode, alone.stderr) == (2, "")
+    assert alone.stdout == quota("--help").stdout
+    assert "  status    " in alone.stdout
+
+
+def test_a_configuration_named_before_the_command_is_the_commands(quota: Quota) -> None:
+    (quota.folder / "small.toml").write_text(SMALL, encoding="utf-8")
+    (quota.folder / "two.toml").write_text(TWO, encoding="utf-8")
+    before, own = ("--config", "small.toml"), ("--config", "two.toml")
+
+    def credentials(*args: str) -> list[str]:
+        return [credential["name"] for credential in quota.json(*args)["credentials"]]
+
+    assert credentials(*before, "status") == credentials("status", *before) == ["main"]
+    assert credentials(*before, "status", *own) == ["main", "other"], "the command's own wins"
+    assert quota(*before, "exec", "videos.list", "--", "true").returncode == 0
+    assert "small.toml" in one_line(quota(*before, "run", "no-such-job"), 2), "commands of other packages read it too"
+    assert "`quota prove` reads no configuration" in one_line(quota(*before, "prove"), 2)
+
+
 def test_help_fits_eighty_columns(quota: Quota) -> None:
     for command in ([], ["charge"], ["status"], ["spend"], ["run"], ["exec"]):
         done = quota(*command, "--help")
@@ -380,9 +402,7 @@ def test_watching_in_json_is_a_line_each_time(quota: Quota) -> None:
 
 def test_watching_ends_when_its_reader_goes_away(quota: Quota) -> None:
     assert (
-        quota.shell(
-            "timeout 20 bash -c 'exec \"$0\" -m quota.cli.commands status --watch' " + sys.executable + " | true"
-        ).returncode
+        quota.shell("timeout 20 bash -c 'exec \"$0\" -m quota status --watch' " + sys.executable + " | true").returncode
         == 0
     )
 

@@ -72,7 +72,7 @@ def test_the_crontab_lines_are_times_and_commands_that_run(tmp_path: Path) -> No
         )
         bin_folder = tmp_path / "bin"
         bin_folder.mkdir()
-        (bin_folder / "quota").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m quota.cli.commands "$@"\n')
+        (bin_folder / "quota").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m quota "$@"\n')
         (bin_folder / "quota").chmod(0o755)
         env = {**quota.env, "KEY": "a-key-for-tests", "PATH": f"{bin_folder}:/usr/bin:/bin"}
         env["QUOTA_CONFIG"] = str(tmp_path / "quota.toml")
@@ -97,7 +97,7 @@ def test_the_readmes_crontab_runs_and_keeps_the_key_out_of_the_command(tmp_path:
             '[jobs.trending]\nfetch = "trending"\nregions = ["US"]\npages = 1\n'
         )
         env = {**quota.env, "PYTHONPATH": str(ROOT), "YOUTUBE_API_KEY": "a-key-for-tests", "QUOTA_CONFIG": str(config)}
-        command = command.replace("/path/to/.venv/bin/quota", f"{shlex.quote(sys.executable)} -m quota.cli.commands")
+        command = command.replace("/path/to/.venv/bin/quota", f"{shlex.quote(sys.executable)} -m quota")
         done = subprocess.run(["/bin/sh", "-c", command], cwd="/", env=env, capture_output=True, timeout=60, check=True)
         assert done.stdout + done.stderr == b""
         assert upstream.usage()["requests"] == 1
