@@ -6,8 +6,8 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from quota.common.text import describe
 from quota.errors import BadAnswer
-from quota.jobs.job import one_line
 
 if TYPE_CHECKING:
     from quota.costs import CostBook
@@ -39,7 +39,7 @@ def classify_failure(error: Exception, *, method: str, book: CostBook) -> Failur
     """
     if _is_any(error, (("googleapiclient.errors", "HttpError"),)):
         return _classify_answer(int(error.resp.status), error.content, method, book)  # type: ignore[attr-defined]
-    message = _redacted(one_line(error))
+    message = _redacted(describe(error))
     if isinstance(error, BadAnswer):
         return Failure("answer", _redacted(str(error)))
     if isinstance(error, (ConnectionError, TimeoutError)) or _is_any(error, _TRANSIENT):

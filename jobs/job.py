@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import quota
 from quota.common.clock import rfc3339
+from quota.common.text import describe, nearest, show, spell
 from quota.settings.model import BUILT_IN_FETCHES
 
 if TYPE_CHECKING:
@@ -64,9 +65,9 @@ class Page:
                 raise ValueError(f"a page's {what} must be a list, not {type(resources).__name__}")
             for resource in resources:
                 if not isinstance(resource, Mapping) or not isinstance(resource.get("id"), str):
-                    raise ValueError(f'each of a page\'s {what} must be an object with an "id", not {_shown(resource)}')
+                    raise ValueError(f'each of a page\'s {what} must be an object with an "id", not {show(resource)}')
         if self.cursor is not None and not isinstance(self.cursor, dict):
-            raise ValueError(f"a page's cursor must be a dict or None, not {_shown(self.cursor)}")
+            raise ValueError(f"a page's cursor must be a dict or None, not {show(self.cursor)}")
         if self.cursor is None and not self.complete:
             raise ValueError("an incomplete step needs a cursor that says how to complete it")
         try:
@@ -88,13 +89,8 @@ def resources(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def checked_id(value: object) -> str:
     """An id as upstream sent it. Raises BadAnswer if it cannot be one."""
     if not isinstance(value, str) or not 1 <= len(value) <= MAX_ID_LENGTH:
-        raise quota.BadAnswer(f"upstream's answer has an item with an invalid id: {_shown(value)}")
+        raise quota.BadAnswer(f"upstream's answer has an item with an invalid id: {show(value)}")
     return value
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 RegionOutcome = Literal["done", "partial", "skipped", "failed"]
@@ -178,8 +174,6 @@ class RunReport:
             return f"{self.job}: failed after {done}"  # `why` is printed as an error
         line = f"{self.job}: {self.outcome} after {done}: {self.why}"
         if self.outcome == "stopped" and self.next_step:
-            from quota.common.text import spell
-
             line += f"; next: {self.next_step}"
             if self.retry_at_ms is not None:
                 # Rounded up to the second: a run at this time is not early.
@@ -266,7 +260,7 @@ def _import(module_name: str, name: str, folder: Path | None) -> object:
         where = f"; install it, or put it in {folder}" if missing else ""
         if not missing and isinstance(error, ModuleNotFoundError) and error.name in ("jobs", "jobs.job"):
             where = "; quota-ledger's module is quota.jobs.job: write for example `from quota.jobs.job import Page`"
-        raise quota.ConfigError(f"fetch = {name!r:.100} cannot be imported: {one_line(error)}{where}") from error
+        raise quota.ConfigError(f"fetch = {name!r:.100} cannot be imported: {describe(error)}{where}") from error
 
 
 def _check_signature(fetch: Fetch, name: str, options: dict[str, Any]) -> None:
@@ -282,8 +276,6 @@ def _check_signature(fetch: Fetch, name: str, options: dict[str, Any]) -> None:
     open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in signature.parameters.values())
     unknown = next((option for option in options if option not in signature.parameters), None)
     if unknown is not None and not open_ended:
-        from quota.common.text import nearest, show
-
         raise quota.ConfigError(f"fetch = {name!r:.100} has no option {show(unknown)}; {nearest(unknown, known)}")
     given = options | ({"store": None} if "store" in signature.parameters else {})
     try:
@@ -294,11 +286,3 @@ def _check_signature(fetch: Fetch, name: str, options: dict[str, Any]) -> None:
             + "".join(f", {option}=..." for option in given)
             + ")"
         ) from error
-
-
-def one_line(error: BaseException) -> str:
-    """An error for people: its type and message on one line of at most 300 characters."""
-    text = " ".join(str(error).split())
-    kind = type(error).__name__
-    line = f"{kind}: {text}" if text else kind
-    return line if len(line) <= 300 else line[:297] + "..."

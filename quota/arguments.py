@@ -9,6 +9,7 @@ from contextlib import suppress
 from operator import index
 from typing import TYPE_CHECKING
 
+from quota.common.text import show
 from quota.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def whole(value: object, what: str, least: int, most: int) -> int:
         with suppress(TypeError):
             number = index(value)  # type: ignore[arg-type]  # what does not stand for one raises
     if number is None or not least <= number <= most:
-        raise UsageError(f"{_shown(value)} {what} is a whole number from {least} to {most}")
+        raise UsageError(f"{show(value)} {what} is a whole number from {least} to {most}")
     return number
 
 
@@ -41,7 +42,7 @@ def seconds(value: object, what: str) -> float:
         with suppress(TypeError, ValueError, OverflowError):
             number = float(value)  # type: ignore[arg-type]  # what is no number raises
     if not 0 < number <= MAX_SECONDS:
-        raise UsageError(f"{what} {_shown(value)} is not a number of seconds above 0, up to {MAX_SECONDS}")
+        raise UsageError(f"{what} {show(value)} is not a number of seconds above 0, up to {MAX_SECONDS}")
     return number
 
 
@@ -53,7 +54,7 @@ def whole_clock(clock: Callable[[], int]) -> Callable[[], int]:
 def text(value: object, what: str) -> str:
     """`value` as a plain str: one, or what is one by inheritance, as the members of a StrEnum are."""
     if not isinstance(value, str):
-        raise UsageError(f"{what} {_shown(value)} is not a str")
+        raise UsageError(f"{what} {show(value)} is not a str")
     return str.__str__(value)
 
 
@@ -64,17 +65,8 @@ def texts(value: str | Iterable[str], what: str) -> tuple[str, ...]:
     try:
         names = tuple(value)
     except TypeError:
-        raise UsageError(f"{what} {_shown(value)} is not a str, and not several of them in a list") from None
+        raise UsageError(f"{what} {show(value)} is not a str, and not several of them in a list") from None
     names = tuple(text(name, what) for name in names)
     if "" in names:
         raise UsageError(f"{what} '' is a name without characters")
     return names
-
-
-def _shown(value: object) -> str:
-    """For a message: short, on one line. A value whose own words fail is known by its kind."""
-    try:
-        shown = repr(value)
-    except Exception:  # Python refuses to print very long numbers, and anything may have a repr of its own
-        return f"this {type(value).__name__}"
-    return shown if len(shown) <= 60 and shown.isprintable() else f"{shown[:57]!a}..."

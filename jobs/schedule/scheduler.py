@@ -42,8 +42,9 @@ from apscheduler.triggers.base import BaseTrigger
 import quota
 from quota.common.clock import host_clock, rfc3339, utc
 from quota.common.log import line
+from quota.common.text import describe
 from quota.jobs import runner
-from quota.jobs.job import attempt_of, load_fetch, one_line
+from quota.jobs.job import attempt_of, load_fetch
 from quota.jobs.rotation import by_rotation
 from quota.jobs.schedule.ticks import Tick, streams
 from quota.jobs.store.store import Store
@@ -225,7 +226,7 @@ class _JobQueue:
             except quota.QuotaError as error:
                 _say("tick_failed", self.running, level=logging.ERROR, why=str(error))
             except Exception as error:
-                _say("tick_failed", self.running, level=logging.ERROR, why=one_line(error))
+                _say("tick_failed", self.running, level=logging.ERROR, why=describe(error))
                 log.debug("tick_traceback job=%s run=%s", self.job.name, self.running.name, exc_info=True)
 
     def _tick(self, tick: Tick) -> None:

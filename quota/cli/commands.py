@@ -25,6 +25,7 @@ from quota.cli.output import (
     say,
     unprinted,
 )
+from quota.common.text import show
 from quota.errors import ConfigError, QuotaError
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Commands(click.Group):
 
             near = get_close_matches(args[0], self.list_commands(ctx), n=1)
             hint = f"did you mean {near[0]!r}?" if near else "`quota --help` lists the commands"
-            raise click.UsageError(f"no such command {args[0][:80]!r}; {hint}") from None
+            raise click.UsageError(f"no such command {show(args[0])}; {hint}") from None
 
 
 def _entry_points() -> Any:
@@ -361,7 +362,7 @@ def spend(by: str, since: str, credential: str | None, as_json: bool, config: st
     fields = [field.strip() for field in by.split(",")]
     for field in fields:
         if field not in SPEND_FIELDS:
-            raise click.UsageError(f"--by {field[:40]!r}: choose from {', '.join(SPEND_FIELDS)}")
+            raise click.UsageError(f"--by {show(field)}: choose from {', '.join(SPEND_FIELDS)}")
     try:
         since_ms = parse_duration(since)
     except ValueError as error:
@@ -411,7 +412,7 @@ def reopen(bucket: str, because: str, credential: str | None, config: str | None
         known = [x.bucket for x in session.ledger.exhaustions(project) if not x.reopened_ms]
     if not lifted:
         raise QuotaError(
-            f"bucket {bucket[:80]!r} of project {project!r} is not closed; closed: {', '.join(known) or 'none'}"
+            f"bucket {show(bucket)} of project {project!r} is not closed; closed: {', '.join(known) or 'none'}"
         )
     logging.getLogger("quota").info("bucket_reopened project=%s bucket=%s because=%r", project, bucket, reason)
     say(f"bucket {bucket} of project {project} is open again: {reason}")

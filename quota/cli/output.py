@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quota.common.text import printable
+from quota.common.text import printable, show
 from quota.errors import LedgerError, Refused
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def log_to_stderr() -> None:
 
     level = os.environ.get("QUOTA_LOG", "").lower()
     if level not in ("", *LOG_LEVELS):
-        raise click.UsageError(f"QUOTA_LOG={level[:40]!r}: choose from {', '.join(LOG_LEVELS)}")
+        raise click.UsageError(f"QUOTA_LOG={show(level)}: choose from {', '.join(LOG_LEVELS)}")
     handler = logging.StreamHandler()
     form = "%(asctime)s %(levelname)s %(name)s %(message)s" if level else "quota: %(message)s"
     handler.setFormatter(LineFormatter(form))

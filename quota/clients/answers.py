@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from googleapiclient.model import JsonModel
 
 from quota.arguments import seconds, whole
+from quota.common.text import spaced
 from quota.errors import BadAnswer
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ def _check_page(answer: object, limits: AnswerLimits) -> None:
     for name, value in answer.items():
         if limits.max_items is not None and isinstance(value, list) and len(value) > limits.max_items:
             raise BadAnswer(
-                f"upstream's answer holds {len(value):,} {_readable(name)}, over {limits.max_items:,}; "
+                f"upstream's answer holds {len(value):,} {_word(name)}, over {limits.max_items:,}; "
                 "if it may, raise max_items"
             )
     items, token = answer.get("items", []), answer.get("nextPageToken")
@@ -236,10 +237,9 @@ def _unparsed(content: bytes | str, content_type: str) -> str:
     """What a body is that is no JSON: what upstream calls it, unless it calls it JSON."""
     if not content:
         return "an empty body"
-    return "unreadable JSON" if "json" in content_type.lower() else _readable(content_type)
+    return "unreadable JSON" if "json" in content_type.lower() else _word(content_type)
 
 
-def _readable(text: str) -> str:
+def _word(text: str) -> str:
     """A word of upstream's, fit for a message."""
-    shown = "".join(char if char.isprintable() else " " for char in text[:40]).strip()
-    return shown or "text"
+    return spaced(text[:40]).strip() or "text"

@@ -22,7 +22,7 @@ from quota.budget import charge_attempt
 from quota.clients.upstream_errors import UpstreamError, classify
 from quota.common.clock import NEVER, rfc3339
 from quota.common.log import line
-from quota.common.text import show
+from quota.common.text import show, spaced
 from quota.errors import QuotaError, Refused, UsageError
 from quota.ledger.contract import Exhaustion
 from quota.limits import Calendar
@@ -55,7 +55,7 @@ class Meter:
         name = self.budget.book.canonical(text(method, "method"))
         if len(name) > MAX_NAME_LENGTH or not name.isprintable():
             # What is on its way out is charged, whatever it is called.
-            name = "".join(char if char.isprintable() else "?" for char in name)[-MAX_NAME_LENGTH:]
+            name = spaced(name, "?")[-MAX_NAME_LENGTH:]
         decision = charge_attempt(self.budget, name, verb)
         if not decision.admitted:
             raise Refused(decision)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from quota.common.redact import redact
+from quota.common.text import shorten, spaced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -166,9 +167,7 @@ def _plain(text: str, tags: re.Pattern[str] = _KNOWN_TAG) -> str:
     text = tags.sub(" " if tags is _ANY_TAG else "", text[:20_000])
     with contextlib.suppress(ValueError):  # `&#` and thousands of digits
         text = html.unescape(text)
-    text = "".join(char if char.isprintable() else " " for char in text)
-    text = redact(" ".join(text.split()))
-    return text if len(text) <= MAX_MESSAGE_LENGTH else text[: MAX_MESSAGE_LENGTH - 3] + "..."
+    return shorten(redact(" ".join(spaced(text).split())), MAX_MESSAGE_LENGTH)
 
 
 # -- judging it --------------------------------------------------------------------------------------------------------

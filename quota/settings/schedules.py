@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from quota.common.text import show
 from quota.limits import DAY_MS, MINUTE_MS, SECOND_MS, parse_duration
 
 if TYPE_CHECKING:
@@ -130,14 +131,14 @@ def parse_schedule(text: str, zone: str = "UTC") -> Schedule:
     if fields[:1] == [EVERY]:
         return _every(text, fields[1:])
     if len(fields) != 5:
-        raise ValueError(f'{_show(text)} is neither a cron line of five fields such as "*/30 * * * *" nor "every 45m"')
+        raise ValueError(f'{show(text)} is neither a cron line of five fields such as "*/30 * * * *" nor "every 45m"')
     minutes, hours, days, months, weekdays = (
         _field(field, *shape) for field, shape in zip(fields, _FIELDS, strict=True)
     )
     # As in cron: a field that begins with a star narrows the other, two that do not widen each other.
     either = not fields[2].startswith("*") and not fields[4].startswith("*")
     if not either and not any(day <= _MAX_MONTH[month - 1] for day in days for month in months):
-        raise ValueError(f"{_show(text)} never fires: no such month has a day {min(days)}")
+        raise ValueError(f"{show(text)} never fires: no such month has a day {min(days)}")
     return Cron(
         minutes=tuple(sorted(minutes)),
         hours=tuple(sorted(hours)),
@@ -153,9 +154,9 @@ def _every(text: str, rest: list[str]) -> Every:
     try:
         interval_ms = parse_duration("".join(rest))
     except ValueError:
-        raise ValueError(f'{_show(text)} is not an interval; write for example "every 45m"') from None
+        raise ValueError(f'{show(text)} is not an interval; write for example "every 45m"') from None
     if not SECOND_MS <= interval_ms <= MAX_EVERY_MS:
-        raise ValueError(f'{_show(text)}: an interval is from "every 1s" to "every 366d"')
+        raise ValueError(f'{show(text)}: an interval is from "every 1s" to "every 366d"')
     return Every(interval_ms)
 
 
@@ -183,11 +184,11 @@ def _field(text: str, what: str, least: int, most: int, names: tuple[str, ...]) 
             low = _number(first, what, least, most, names)
             high = _number(last, what, least, most, names) if dash else low
         if high < low:
-            raise ValueError(f"{what} {_show(part)} runs backwards; write two ranges with a comma between them")
+            raise ValueError(f"{what} {show(part)} runs backwards; write two ranges with a comma between them")
         step = 1
         if slash:
             if not dash and span != "*":
-                raise ValueError(f"{what} {_show(part)}: a step needs a range; write {first}-{most}/{step_text[:9]}")
+                raise ValueError(f"{what} {show(part)}: a step needs a range; write {first}-{most}/{step_text[:9]}")
             step = _number(step_text, f"step of {what}", 1, most, ())
         selected.update(range(low, high + 1, step))
     return selected
@@ -199,7 +200,7 @@ def _number(text: str, what: str, least: int, most: int, names: tuple[str, ...])
     if text.lower() in names:
         return names.index(text.lower()) + (what == "month")
     named = f", or {names[0]} to {names[-1]}" if names else ""
-    raise ValueError(f"{what} {_show(text)} is not a number from {least} to {most}{named}")
+    raise ValueError(f"{what} {show(text)} is not a number from {least} to {most}{named}")
 
 
 def load_zone(name: str) -> ZoneInfo:
@@ -209,7 +210,7 @@ def load_zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError) as error:
-        raise ValueError(f'{_show(name)} is not a time zone; write for example "Europe/Berlin"') from error
+        raise ValueError(f'{show(name)} is not a time zone; write for example "Europe/Berlin"') from error
 
 
 @lru_cache(maxsize=4096)
@@ -225,8 +226,3 @@ def _day(zone_name: str, day: date) -> tuple[int, bool]:
     following = day + timedelta(days=1)
     ends = datetime(following.year, following.month, following.day, tzinfo=zone)
     return int(begins.timestamp()) * 1000, begins.utcoffset() == ends.replace(fold=1).utcoffset()
-
-
-def _show(text: str) -> str:
-    shown = repr(text)
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."

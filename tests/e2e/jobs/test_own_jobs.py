@@ -15,7 +15,7 @@ from support.commands import ROOT, Quota, one_line
 if TYPE_CHECKING:
     from pathlib import Path
 
-COMMAND = [sys.executable, "-P", "-m", "quota.cli.commands"]
+COMMAND = [sys.executable, "-P", "-m", "quota"]
 """As the installed `quota` starts: without the current folder among those of modules."""
 
 CONFIG = """

@@ -1,0 +1,54 @@
+"""Whatever a message quotes, it stays short, on one line, and moves no cursor."""
+
+from __future__ import annotations
+
+import pytest
+
+from quota.common.text import describe, one_line, quoted, shorten, show, spaced
+
+
+class Rude:
+    def __repr__(self) -> str:
+        return "\x1b[31m\n"
+
+
+class Mute:
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("a", "'a'"),
+        ("\x1b[31m", r"'\x1b[31m'"),
+        ("x" * 100, "'" + "x" * 56 + "..."),
+        (10**30, "1" + "0" * 30),
+        pytest.param(10**5_000, "a number that large", id="huge"),
+        (Rude(), r"\x1b[31m\n"),
+        (Mute(), "this Mute"),
+    ],
+)
+def test_a_value_is_shown_on_one_short_line(value: object, text: str) -> None:
+    assert show(value) == text
+
+
+def test_text_is_cut_only_where_it_is_too_long() -> None:
+    assert (shorten("abcdef", 6), shorten("abcdefg", 6)) == ("abcdef", "abc...")
+    assert one_line("a" * 300 + "\n" + "b" * 300) == "a" * 199 + "..." + "b" * 198
+
+
+def test_control_characters_become_what_the_caller_says() -> None:
+    assert (spaced("a\r\n\x1b[0mb"), spaced("a\tb", "?")) == ("a   [0mb", "a?b")
+
+
+def test_an_error_is_its_kind_and_what_it_says() -> None:
+    assert describe(ValueError("no\n  good")) == "ValueError: no good"
+    assert describe(ValueError()) == "ValueError"
+    assert len(describe(ValueError("x" * 1_000))) == 300
+
+
+def test_a_value_in_the_log_reads_one_way_only() -> None:
+    assert [quoted(value) for value in (5, "a/b", "a b", 'a"', "a\n", "é e")] == [
+        "5", "a/b", '"a b"', r'"a\""', r'"a\n"', '"é e"',
+    ]  # fmt: skip
