@@ -13,11 +13,8 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import sqlite3
-import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,12 +22,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import quota
 from quota.common.clock import host_clock, rfc3339
-from quota.common.sqlite_file import statements
+from quota.common.sqlite_file import SqliteFile, Wording
 from quota.jobs.rotation import by_rotation
 from quota.jobs.store.fulltext import indexed, query
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from quota.jobs.job import Cursor, Page
 
@@ -44,6 +41,9 @@ BUSY_TIMEOUT_MS = 5_000
 DELETE_PER_TRANSACTION = 1_000
 MAX_DELETED = 20_000
 """Rows of each table that one `delete_expired` deletes at most: several times what a run of 50 regions adds."""
+
+PAGE_BYTES = 4096
+"""SQLite's own: a video is as long as many charges."""
 
 MIN_FREE_BYTES = 4_000_000
 """A full page needs less than this on its way through the write-ahead log into the file."""
@@ -134,77 +134,24 @@ class Store:
         self.path = _path(url)
         self.retention_ms = retention_ms
         self._clock = clock or host_clock
-        self._transacting = False
         if not create and not os.path.exists(self.path):
             raise StoreError(f"there is no store at {self.path} yet: `quota run JOB` creates it")
-        try:
-            self._db = sqlite3.connect(self.path, timeout=busy_timeout_ms / 1_000, isolation_level=None)
-        except sqlite3.Error as error:
-            raise self._failure(error) from error
-        try:
-            self._open(busy_timeout_ms)
-        except _FAILED as error:
-            self._db.close()
-            raise self._failure(error) from error
-        except BaseException:
-            self._db.close()
-            raise
-
-    def _open(self, busy_timeout_ms: int) -> None:
-        db = self._db
-        application, version, tables = self._identity()
-        if (application, version, tables) == (0, 0, 0):
-            self._switch_to_wal(busy_timeout_ms)
-            self._transact(self._make)
-            application, version, tables = self._identity()
-        if application != APPLICATION_ID:
-            raise StoreError(f"store {self.path} belongs to another program: give [store] url a file of its own")
-        if version > SCHEMA_VERSION:
-            raise StoreError(
-                f"store {self.path} has schema version {version}, written by a newer quota-ledger; "
-                f"this one reads up to {SCHEMA_VERSION}: upgrade it"
-            )
-        if version < SCHEMA_VERSION:
-            raise StoreError(
-                f"store {self.path} has schema version {version}, written by an older quota-ledger; "
-                f"this one reads only {SCHEMA_VERSION}: move the file away, and the next runs fetch the data again"
-            )
-        # Of text that a damaged file no longer holds in UTF-8, as much as can be read.
-        db.text_factory = lambda raw: raw.decode("utf-8", "replace")
-        # A commit may be lost with the power, but never half of it; losing it costs one page fetched again.
-        db.execute("PRAGMA synchronous = NORMAL")
-
-    def _make(self, db: sqlite3.Connection) -> None:
-        # Looked at again inside the transaction: two runs may have found the file empty.
-        if self._identity() == (0, 0, 0):
-            for statement in statements(Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")):
-                db.execute(statement)
-            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-
-    def _switch_to_wal(self, busy_timeout_ms: int) -> None:
-        """Others may be making the same file just now, and SQLite waits for them everywhere but here."""
-        deadline = time.monotonic() + busy_timeout_ms / 1_000
-        while True:
-            try:
-                self._db.execute("PRAGMA journal_mode = WAL")
-            except sqlite3.OperationalError as error:
-                if not error.sqlite_errorname.startswith("SQLITE_BUSY") or time.monotonic() >= deadline:
-                    raise
-                time.sleep(random.uniform(0.001, 0.01))  # noqa: S311  # a jitter, not a secret
-            else:
-                return
-
-    def _identity(self) -> tuple[int, int, int]:
-        """(application id, schema version, number of tables): all 0 for a new file. One statement, one moment."""
-        identity: tuple[int, int, int] = self._db.execute(
-            "SELECT (SELECT application_id FROM pragma_application_id),"
-            " (SELECT user_version FROM pragma_user_version), (SELECT count(*) FROM sqlite_schema)"
-        ).fetchone()
-        return identity
+        self._file = SqliteFile(
+            self.path,
+            schema=("quota.jobs.store", "schema.sql"),
+            application_id=APPLICATION_ID,
+            version=SCHEMA_VERSION,
+            error=StoreError,
+            wording=_wording(self.path),
+            private=False,
+            lenient=True,
+            deadline_s=busy_timeout_ms / 1_000,
+            page_bytes=PAGE_BYTES,
+        )
+        self._read(lambda db: None)
 
     def close(self) -> None:
-        self._db.close()
+        self._file.close()
 
     def __enter__(self) -> Store:
         return self
@@ -212,36 +159,12 @@ class Store:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """All of `work` or nothing of it. IMMEDIATE: the lock is taken at the start, where waiting for it works.
+    def _write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """All of `work` or nothing of it."""
+        return self._file.transact(work, write=True)
 
-        Not as a context manager: an exception out of a signal handler may come before `__exit__` does anything, and
-        would leave the file locked.
-        """
-        db = self._db
-        if self._transacting:
-            raise StoreError(f"store {self.path} is being written: a signal handler must not write it too")
-        try:
-            self._transacting = True
-            try:
-                db.execute("BEGIN IMMEDIATE")
-                result = work(db)
-                db.execute("COMMIT")
-            except BaseException:
-                db.rollback()  # does nothing where a full disk has rolled back already
-                raise
-            return result
-        except _FAILED as error:
-            raise self._failure(error) from error
-        finally:
-            self._transacting = False
-
-    def _failure(self, error: Exception) -> StoreError:
-        name = "SQLITE_CORRUPT" if isinstance(error, UnicodeDecodeError) else getattr(error, "sqlite_errorname", "")
-        for prefix, text in _FAILURES:
-            if name.startswith(prefix):
-                return StoreError(f"store {self.path}: {text}")
-        return StoreError(f"store {self.path}: {error}")
+    def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return self._file.transact(work, write=False)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -252,7 +175,7 @@ class Store:
         """
 
         def work(db: sqlite3.Connection) -> list[Checkpoint]:
-            checkpoints = {region: self.checkpoint(job, region) for region in regions}
+            checkpoints = {region: _read_checkpoint(db, job, region) for region in regions}
             # A damaged row reads as an empty checkpoint. It is deleted, or the next page would add to its numbers.
             afresh = [
                 (job, region) for region, checkpoint in checkpoints.items() if checkpoint == Checkpoint(job, region)
@@ -269,20 +192,14 @@ class Store:
                     )
                     if checkpoint.cursor is None:
                         db.execute(_RESTART, (job, checkpoint.region))
-                checkpoints = {region: self.checkpoint(job, region) for region in regions}
+                checkpoints = {region: _read_checkpoint(db, job, region) for region in regions}
             return by_rotation(checkpoints.values())
 
-        return self._transact(work)
+        return self._write(work)
 
     def checkpoint(self, job: str, region: str) -> Checkpoint:
         """Where the job stands in the region. A region never seen, or with a damaged row, has an empty checkpoint."""
-        with self._reading():
-            row = self._db.execute(
-                "SELECT pending, cursor, pages, items, ranks, started_at_ms, completed_at_ms, failed_at_ms"
-                " FROM checkpoints WHERE job = ? AND region = ?",
-                (job, region),
-            ).fetchone()
-        return (row and _checkpoint(job, region, *row)) or Checkpoint(job, region)
+        return self._read(lambda db: _read_checkpoint(db, job, region))
 
     def check_space(self) -> None:
         """Raise StoreError if the disk cannot hold another page: the page would be paid for and lost."""
@@ -303,7 +220,7 @@ class Store:
         def work(db: sqlite3.Connection) -> None:
             taken_at_ms = checkpoint.started_at_ms
             if taken_at_ms is None:
-                taken_at_ms = self._free_start(checkpoint, started_at_ms)
+                taken_at_ms = _free_start(db, checkpoint, started_at_ms)
             for video in page.videos:
                 db.execute(_UPSERT_VIDEO, _video(video, now_ms))
             for channel in page.channels:
@@ -345,31 +262,19 @@ class Store:
                     (checkpoint.job, checkpoint.region, _digest(page.cursor)),
                 )
 
-        self._transact(work)
+        self._write(work)
         return self.checkpoint(checkpoint.job, checkpoint.region)
 
     def was_at(self, checkpoint: Checkpoint, cursor: Cursor | None) -> bool:
         """Whether an earlier step of the current pass, in this run or another, left this very cursor."""
-        with self._reading():
-            row = self._db.execute(
-                "SELECT 1 FROM cursors WHERE job = ? AND region = ? AND digest = ?",
-                (checkpoint.job, checkpoint.region, _digest(cursor)),
-            ).fetchone()
-        return row is not None
-
-    def _free_start(self, checkpoint: Checkpoint, started_at_ms: int) -> int:
-        """The start of the pass, moved on while an earlier ranking has the same one: a clock may go back."""
-        while self._db.execute(
-            "SELECT 1 FROM rankings WHERE job = ? AND region = ? AND taken_at_ms = ?",
-            (checkpoint.job, checkpoint.region, started_at_ms),
-        ).fetchone():
-            started_at_ms += 1
-        return started_at_ms
+        sql = "SELECT 1 FROM cursors WHERE job = ? AND region = ? AND digest = ?"
+        key = (checkpoint.job, checkpoint.region, _digest(cursor))
+        return self._read(lambda db: db.execute(sql, key).fetchone()) is not None
 
     def finish(self, checkpoint: Checkpoint) -> Checkpoint:
         """End a pass that needs no further page: the job now asks for fewer pages than when the pass began."""
         sql = "UPDATE checkpoints SET pending = 0, cursor = NULL, completed_at_ms = ? WHERE job = ? AND region = ?"
-        self._transact(lambda db: db.execute(sql, (self._clock(), checkpoint.job, checkpoint.region)))
+        self._write(lambda db: db.execute(sql, (self._clock(), checkpoint.job, checkpoint.region)))
         return self.checkpoint(checkpoint.job, checkpoint.region)
 
     def fail(self, checkpoint: Checkpoint, *, keep_cursor: bool) -> Checkpoint:
@@ -386,7 +291,7 @@ class Store:
             if not keep_cursor:
                 db.execute(_RESTART, (checkpoint.job, checkpoint.region))
 
-        self._transact(work)
+        self._write(work)
         return self.checkpoint(checkpoint.job, checkpoint.region)
 
     def restart(self, checkpoint: Checkpoint) -> Checkpoint:
@@ -399,17 +304,10 @@ class Store:
             )
             db.execute(_RESTART, (checkpoint.job, checkpoint.region))
 
-        self._transact(work)
+        self._write(work)
         return self.checkpoint(checkpoint.job, checkpoint.region)
 
     # -- reading -----------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except _FAILED as error:
-            raise self._failure(error) from error
 
     def search(self, words: str, region: str | None = None, limit: int = 20) -> list[Found]:
         """Videos that have all these words in title, description, channel or tags, best match first.
@@ -421,8 +319,9 @@ class Store:
         phrases = query(_text(words))
         if not 1 <= limit <= MAX_SEARCH_ROWS:
             raise quota.UsageError(f"--limit {limit}: show 1 to {MAX_SEARCH_ROWS} videos")
-        with self._reading():
-            rows = self._db.execute(
+
+        def work(db: sqlite3.Connection) -> list[Found]:
+            rows = db.execute(
                 # The weights: a word in the title counts for more than one in the description.
                 "SELECT v.video_id, v.title, v.channel_title, v.published_at, v.view_count"
                 " FROM videos_text JOIN videos v ON v.id = videos_text.rowid WHERE videos_text MATCH :query"
@@ -438,30 +337,23 @@ class Store:
                     _text_or_none(channel),
                     _text_or_none(published),
                     _count(views),
-                    self._rankings(video_id, _text_or_none(region)),
+                    _rankings(db, video_id, _text_or_none(region)),
                 )
                 for video_id, title, channel, published, views in rows
             ]
 
-    def _rankings(self, video_id: str, region: str | None) -> tuple[Ranking, ...]:
-        rows = self._db.execute(
-            # With max(), SQLite takes the other columns from the row that has the maximum.
-            "SELECT job, region, rank, max(taken_at_ms) FROM rankings WHERE video_id = ? AND ifnull(region = ?, 1)"
-            " GROUP BY job, region ORDER BY rank, region, job",
-            (video_id, region),
-        ).fetchall()
-        return tuple(Ranking(*row) for row in rows if _count(row[2]) is not None and _is_time(row[3]))
+        return self._read(work)
 
     def channels_ranked(self, region: str, after: str = "", count: int = MAX_IDS_READ) -> list[str]:
         """Ids of the channels in the region's newest ranking of each job: those after `after`, in order."""
-        with self._reading():
-            rows = self._db.execute(
-                "SELECT DISTINCT v.channel_id FROM rankings r JOIN videos v ON v.video_id = r.video_id"
-                " WHERE r.region = :region AND v.channel_id > :after AND r.taken_at_ms ="
-                " (SELECT max(taken_at_ms) FROM rankings n WHERE n.region = r.region AND n.job = r.job)"
-                " ORDER BY v.channel_id LIMIT :count",
-                {"region": region, "after": after, "count": min(count, MAX_IDS_READ)},
-            ).fetchall()
+        sql = (
+            "SELECT DISTINCT v.channel_id FROM rankings r JOIN videos v ON v.video_id = r.video_id"
+            " WHERE r.region = :region AND v.channel_id > :after AND r.taken_at_ms ="
+            " (SELECT max(taken_at_ms) FROM rankings n WHERE n.region = r.region AND n.job = r.job)"
+            " ORDER BY v.channel_id LIMIT :count"
+        )
+        values = {"region": region, "after": after, "count": min(count, MAX_IDS_READ)}
+        rows = self._read(lambda db: db.execute(sql, values).fetchall())
         return [row[0] for row in rows if isinstance(row[0], str)]
 
     # -- retention ---------------------------------------------------------------------------------------------------
@@ -476,7 +368,7 @@ class Store:
         deleted = 0
         for delete in _DELETE_OLD:
             for _ in range(MAX_DELETED // DELETE_PER_TRANSACTION):
-                count = self._transact(partial(_delete, delete, cutoff_ms))
+                count = self._write(partial(_delete, delete, cutoff_ms))
                 deleted += count
                 if count < DELETE_PER_TRANSACTION:
                     break
@@ -492,7 +384,7 @@ class Store:
                 (cutoff_ms,),
             )
 
-        self._transact(restart_expired)
+        self._write(restart_expired)
         return deleted
 
 
@@ -513,21 +405,30 @@ _DELETE_OLD = (
     "DELETE FROM channels WHERE channel_id IN (SELECT channel_id FROM channels WHERE refreshed_ms < ? LIMIT ?)",
 )
 
-_FAILED = (sqlite3.Error, UnicodeDecodeError)
-"""What the driver raises. UnicodeDecodeError: SQLite's message quotes a damaged schema and is not text."""
-
 _NO_SPACE = "no space is left for it: free some, then run again"
 
-_FAILURES = (
-    ("SQLITE_NOTADB", "the file is not a database: move the file away, or give [store] url another one"),
-    ("SQLITE_CORRUPT", "the file is damaged: move it away (the next runs fetch the data again) or restore a copy"),
-    ("SQLITE_READONLY", "it cannot be written: check the owner and mode of the file and its folder"),
-    ("SQLITE_CANTOPEN", "it cannot be opened: check that its folder exists and may be written"),
-    ("SQLITE_BUSY", "another program holds it locked: close that program, then run again"),
-    ("SQLITE_LOCKED", "another program holds it locked: close that program, then run again"),
-    ("SQLITE_FULL", f"{_NO_SPACE}; nothing half-written was kept"),
-    ("SQLITE_IOERR", "reading or writing it failed: check the disk and its space; nothing half-written was kept"),
-)
+
+def _wording(path: str) -> Wording:
+    """What the errors of a store say."""
+    store = f"store {path}"
+    closed = f"{store}: it cannot be opened: check that its folder exists and may be written"
+    return Wording(
+        foreign=f"{store} belongs to another program: give [store] url a file of its own",
+        newer=f"{store} has schema version {{version}}, written by a newer quota-ledger; this one reads up to "
+        f"{SCHEMA_VERSION}: upgrade it",
+        older=f"{store} has schema version {{version}}, written by an older quota-ledger; this one reads only "
+        f"{SCHEMA_VERSION}: move the file away, and the next runs fetch the data again",
+        locked=f"{store}: another program holds it locked: close that program, then run again",
+        not_a_database=f"{store}: the file is not a database: move the file away, or give [store] url another one",
+        read_only=f"{store}: it cannot be written: check the owner and mode of the file and its folder",
+        cannot_open=closed,
+        no_file=closed,
+        disk_full=f"{store}: {_NO_SPACE}; nothing half-written was kept",
+        damaged=f"{store}: the file is damaged: move it away (the next runs fetch the data again) or restore a copy",
+        disk_fails=f"{store}: reading or writing it failed: check the disk and its space; "
+        "nothing half-written was kept",
+        other=f"{store}: {{reason}}",
+    )
 
 
 def _path(url: str) -> str:
@@ -540,6 +441,35 @@ def _path(url: str) -> str:
 
 
 # -- rows read ---------------------------------------------------------------------------------------------------------
+
+
+def _read_checkpoint(db: sqlite3.Connection, job: str, region: str) -> Checkpoint:
+    row = db.execute(
+        "SELECT pending, cursor, pages, items, ranks, started_at_ms, completed_at_ms, failed_at_ms"
+        " FROM checkpoints WHERE job = ? AND region = ?",
+        (job, region),
+    ).fetchone()
+    return (row and _checkpoint(job, region, *row)) or Checkpoint(job, region)
+
+
+def _free_start(db: sqlite3.Connection, checkpoint: Checkpoint, started_at_ms: int) -> int:
+    """The start of the pass, moved on while an earlier ranking has the same one: a clock may go back."""
+    while db.execute(
+        "SELECT 1 FROM rankings WHERE job = ? AND region = ? AND taken_at_ms = ?",
+        (checkpoint.job, checkpoint.region, started_at_ms),
+    ).fetchone():
+        started_at_ms += 1
+    return started_at_ms
+
+
+def _rankings(db: sqlite3.Connection, video_id: str, region: str | None) -> tuple[Ranking, ...]:
+    rows = db.execute(
+        # With max(), SQLite takes the other columns from the row that has the maximum.
+        "SELECT job, region, rank, max(taken_at_ms) FROM rankings WHERE video_id = ? AND ifnull(region = ?, 1)"
+        " GROUP BY job, region ORDER BY rank, region, job",
+        (video_id, region),
+    ).fetchall()
+    return tuple(Ranking(*row) for row in rows if _count(row[2]) is not None and _is_time(row[3]))
 
 
 def _checkpoint(

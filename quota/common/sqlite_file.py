@@ -6,7 +6,7 @@ import os
 import sqlite3
 import threading
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from quota.common.fork import hold_over_fork
 
@@ -43,36 +43,63 @@ def sound(row: R, *, until: int, most: int = 2**53) -> R:
     return row
 
 
+class Wording(NamedTuple):
+    """What a file's errors say: each is one line that names the file and what to do.
+
+    `{version}` stands for the version that the file has, `{reason}` for the system's own word.
+    """
+
+    foreign: str
+    newer: str
+    older: str
+    locked: str
+    not_a_database: str
+    read_only: str
+    cannot_open: str
+    no_file: str
+    disk_full: str
+    damaged: str
+    disk_fails: str
+    other: str
+
+
 class SqliteFile:
     """A file in WAL mode with a schema of its own; "" is a database in memory.
 
     `schema` names a shipped script, as `read_text` takes it, `application_id` marks the file as ours, `version` its
-    format. `lost_then` says what becomes of its content if a damaged file is moved away. `durable` waits for the disk
-    at every commit; else a crash of the machine, not of a process, may lose the last. Opened at the first transaction.
-    Safe to share between threads and after a fork; every failure is an `error` of one line.
+    format. Every failure is an `error` with the text that `wording` has for it. `durable` waits for the disk at every
+    commit; else a crash of the machine, not of a process, may lose the last. A `private` file, and a folder that is
+    missing, are made for this user alone. `lenient` reads text that is not UTF-8 as far as it can be read. A
+    transaction waits `deadline_s` for other processes'. Opened at the first transaction. Safe to share between threads
+    and after a fork.
     """
 
     def __init__(
         self,
         path: str,
-        what: str,
         *,
         schema: tuple[str, str],
         application_id: int,
         version: int,
-        lost_then: str,
         error: type[Exception],
+        wording: Wording,
         durable: bool = False,
+        private: bool = True,
+        lenient: bool = False,
+        deadline_s: float = DEADLINE_S,
+        page_bytes: int = PAGE_BYTES,
     ) -> None:
         self.path = path
-        self.label = f"{what} sqlite:///{path}" if path else f"{what} in memory"
-        self._instead = "move it away" + (", or name another file in the url" if what == "ledger" else "")
         self._schema = schema
         self._application_id = application_id
         self._version = version
-        self._lost_then = lost_then
         self._error = error
+        self._wording = wording
         self._synchronous = "FULL" if durable else "NORMAL"
+        self._private = private
+        self._lenient = lenient
+        self._deadline_s = deadline_s
+        self._page_bytes = page_bytes
         self._lock = threading.RLock()
         self._db: sqlite3.Connection | None = None
         self._inode = _UNPREPARED
@@ -88,7 +115,7 @@ class SqliteFile:
         A signal handler may raise anywhere in here: its exception ends the transaction and goes on as it came. Or it
         may ask a question itself, in the middle of this one: that ends ours, and we begin again when it is answered.
         """
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + self._deadline_s
         with self._lock:
             while True:
                 turn = self._turn
@@ -116,11 +143,11 @@ class SqliteFile:
                 except (DamagedError, TypeError, OverflowError, UnicodeDecodeError, MemoryError) as error:
                     # The last two: where SQLite's own message quotes a damaged schema, the driver cannot read it; and
                     # a damaged length asks for more memory than there is.
-                    raise self._error(self._damaged()) from error
+                    raise self._error(self._wording.damaged) from error
                 except OSError as error:
                     if error.errno is None:  # not the system's: the TimeoutError of a signal handler
                         raise
-                    raise self._error(f"{self.label}: {error.strerror}; check its folder") from error
+                    raise self._error(self._wording.no_file.replace("{reason}", str(error.strerror))) from error
 
     def close(self) -> None:
         """Close the file. May be called twice; a later transaction opens it again."""
@@ -158,7 +185,7 @@ class SqliteFile:
             # transaction there: a signal handler interrupted it, and asks us.
             self._let_go()
         if self.path:
-            _make_private(self.path)
+            _make(self.path, private=self._private)
         inode = _inode(self.path)
         self._inode = _UNPREPARED
         self._db = db = self._connect()
@@ -173,7 +200,10 @@ class SqliteFile:
         return db
 
     def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.path or ":memory:", timeout=0, isolation_level=None, check_same_thread=False)
+        db = sqlite3.connect(self.path or ":memory:", timeout=0, isolation_level=None, check_same_thread=False)
+        if self._lenient:
+            db.text_factory = _decoded
+        return db
 
     def _moved(self, db: sqlite3.Connection) -> sqlite3.Connection:
         """`_let_go` for what is only in memory, which would end with its connection: it moves to another."""
@@ -190,7 +220,7 @@ class SqliteFile:
         version = self._format(db)
         db.execute("COMMIT")
         if version < self._version:
-            db.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # of a new file; another keeps its own
+            db.execute(f"PRAGMA page_size = {self._page_bytes}")  # of a new file; another keeps its own
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("BEGIN IMMEDIATE")
             if self._format(db) < self._version:  # another process may have been faster
@@ -207,41 +237,31 @@ class SqliteFile:
         """The version of our format that the file has, 0 for an empty one."""
         if db.execute("PRAGMA application_id").fetchone()[0] != self._application_id:
             if db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
-                raise self._error(f"{self.label} is another program's database; {self._instead}")
+                raise self._error(self._wording.foreign)
             return 0
         version: int = db.execute("PRAGMA user_version").fetchone()[0]
-        if version > self._version:
-            raise self._error(
-                f"{self.label} was written by a newer quota-ledger (its version {version}, ours {self._version}): "
-                "upgrade this machine"
-            )
-        if version < self._version:
-            raise self._error(
-                f"{self.label} was written by an older quota-ledger (its version {version}, ours {self._version}); "
-                f"{self._instead} ({self._lost_then})"
-            )
+        if version != self._version:
+            text = self._wording.newer if version > self._version else self._wording.older
+            raise self._error(text.replace("{version}", str(version)))
         return version
 
     def _explain(self, error: sqlite3.Error) -> str:
-        code = _code(error)
+        wording, code = self._wording, _code(error)
         if code in _BUSY:
-            return f"{self.label} is locked by another process (waited {DEADLINE_S:g} s); find it: fuser {self.path}"
+            return wording.locked
         if code == sqlite3.SQLITE_NOTADB:
-            return f"{self.label} is not an SQLite database; {self._instead}"
+            return wording.not_a_database
         if code == sqlite3.SQLITE_READONLY:
-            return f"{self.label} is read-only; give this user write access to the file and its folder"
+            return wording.read_only
         if code == sqlite3.SQLITE_CANTOPEN:
-            return f"{self.label} cannot be opened; check that its folder exists and this user may write there"
+            return wording.cannot_open
         if code == sqlite3.SQLITE_FULL:
-            return f"{self.label}: the disk is full; nothing was charged"
+            return wording.disk_full
         if code == sqlite3.SQLITE_CORRUPT or "Could not decode" in str(error):
-            return self._damaged()
+            return wording.damaged
         if code == sqlite3.SQLITE_IOERR:
-            return f"{self.label}: reading or writing it failed; check the disk and its space"
-        return f"{self.label}: {error}"
-
-    def _damaged(self) -> str:
-        return f"{self.label} is damaged; move it away ({self._lost_then})"
+            return wording.disk_fails
+        return wording.other.replace("{reason}", str(error))
 
 
 def statements(script: str) -> list[str]:
@@ -279,12 +299,16 @@ def _inode(path: str) -> int:
         return 0
 
 
-def _make_private(path: str) -> None:
-    """Create the file for this user only; SQLite gives its side files the same mode."""
+def _make(path: str, *, private: bool) -> None:
+    """Create the file; SQLite gives its side files the same mode. A private one is this user's, with its folder."""
     folder = os.path.dirname(path)
-    if folder and not os.path.isdir(folder):
+    if private and folder and not os.path.isdir(folder):
         from quota.common.folders import make_folder  # late: a machine needs it once
 
         make_folder(folder)
     if not os.path.exists(path):
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600 if private else 0o666))
+
+
+def _decoded(text: bytes) -> str:
+    return text.decode("utf-8", "replace")

@@ -25,6 +25,7 @@ from quota.ledger.contract import (
     root_of,
 )
 from quota.ledger.entry import Entry
+from quota.ledger.file_errors import file_wording
 from quota.ledger.unlogged import UnloggedUsage, expiries_text, read_expiries
 from quota.limits import MINUTE_MS, Sliding
 
@@ -80,12 +81,17 @@ class SqliteLedger:
         self.label = f"sqlite:///{path}" if path else "sqlite:// (in memory)"
         self._file = SqliteFile(
             path,
-            "ledger",
             schema=("quota.ledger", "schema.sql"),
             application_id=APPLICATION_ID,
             version=SCHEMA_VERSION,
-            lost_then="this machine still counts what it has seen",
             error=LedgerError,
+            wording=file_wording(
+                path,
+                "ledger",
+                version=SCHEMA_VERSION,
+                lost_then="this machine still counts what it has seen",
+                remedy="move it away, or name another file in the url",
+            ),
         )
         self._clock = host_clock if clock is None else whole_clock(clock)
         self._sums: dict[View, tuple[str, tuple[str, ...]]] = {}

@@ -41,6 +41,7 @@ from quota.common.log import warn
 from quota.common.sqlite_file import SqliteFile, sound
 from quota.errors import LedgerError
 from quota.ledger.entry import Charge
+from quota.ledger.file_errors import file_wording
 
 if TYPE_CHECKING:
     import sqlite3
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 
 APPLICATION_ID = 0x51_4C_4A_31
 """Marks an SQLite file as a journal ("QLJ1")."""
+
+SCHEMA_VERSION = 4
 
 REPAID_AT_ONCE = 100
 
@@ -100,12 +103,11 @@ class Allowance:
         self._path = path
         self._file = SqliteFile(
             path,
-            "allowance",
             schema=("quota.recovery", "journal.sql"),
             application_id=APPLICATION_ID,
-            version=4,
-            lost_then="what it owes is forgotten then",
+            version=SCHEMA_VERSION,
             error=LedgerError,
+            wording=file_wording(path, "allowance", version=SCHEMA_VERSION, lost_then="what it owes is forgotten then"),
             durable=True,
         )
         self._checked_ms: dict[str, int] = {}  # when a project was found to owe nothing

@@ -1,0 +1,26 @@
+"""What the errors of a ledger's file, and of the allowance's beside it, say."""
+
+from __future__ import annotations
+
+from quota.common.sqlite_file import DEADLINE_S, Wording
+
+
+def file_wording(path: str, what: str, *, version: int, lost_then: str, remedy: str = "move it away") -> Wording:
+    """The errors of the file `what` at `path`. `lost_then` says what becomes of its content if it is moved away."""
+    file = f"{what} sqlite:///{path}" if path else f"{what} in memory"
+    return Wording(
+        foreign=f"{file} is another program's database; {remedy}",
+        newer=f"{file} was written by a newer quota-ledger (its version {{version}}, ours {version}): "
+        "upgrade this machine",
+        older=f"{file} was written by an older quota-ledger (its version {{version}}, ours {version}); "
+        f"{remedy} ({lost_then})",
+        locked=f"{file} is locked by another process (waited {DEADLINE_S:g} s); find it: fuser {path}",
+        not_a_database=f"{file} is not an SQLite database; {remedy}",
+        read_only=f"{file} is read-only; give this user write access to the file and its folder",
+        cannot_open=f"{file} cannot be opened; check that its folder exists and this user may write there",
+        no_file=f"{file}: {{reason}}; check its folder",
+        disk_full=f"{file}: the disk is full; nothing was charged",
+        damaged=f"{file} is damaged; move it away ({lost_then})",
+        disk_fails=f"{file}: reading or writing it failed; check the disk and its space",
+        other=f"{file}: {{reason}}",
+    )
