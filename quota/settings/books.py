@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def load_book(name: str, folder: Path | None = None) -> CostBook:
-    """The cost book shipped under this name, or the one in a TOML file (a name with a `/` or ending in `.toml`).
+    """The cost book of this name: a built-in one, or a TOML file (a name with a `/` or ending in `.toml`).
 
     A relative file name is relative to `folder` (default: the working folder).
-    Raises ConfigError for a name that is not there or a file that cannot be read as a cost book.
+    Raises ConfigError for an unknown name or a file that is not a cost book.
     """
     if "/" in name or name.endswith(".toml"):
         from pathlib import Path
@@ -36,7 +36,7 @@ def load_book(name: str, folder: Path | None = None) -> CostBook:
 
 
 def book_names() -> list[str]:
-    """The cost books that are shipped, sorted."""
+    """The names of the built-in cost books, sorted."""
     from quota.common.resources import list_names
 
     return sorted(name.removesuffix(".toml") for name in list_names("quota.config", "costs") if name.endswith(".toml"))
@@ -81,7 +81,7 @@ def _book(data: dict[str, object], name: str, source: str) -> CostBook:
 
 
 def _prices(table: TomlTable, method: str, value: object, buckets: Mapping[str, Bucket]) -> list[Price]:
-    """The dated prices of one method, oldest first."""
+    """The prices of one method, oldest first."""
     if not isinstance(value, list):
         return [_price(table, method, value, buckets)]
     rows = table.array(method, ("units", "bucket", "since"))
@@ -89,7 +89,7 @@ def _prices(table: TomlTable, method: str, value: object, buckets: Mapping[str, 
     for row in rows:
         price = _priced(row, buckets)
         if prices and price.since <= prices[-1].since:
-            raise row.error("not later than the row before; put the oldest price first", "since")
+            raise row.error("not later than in the row before; list the oldest price first", "since")
         prices.append(price)
     return prices
 

@@ -1,4 +1,4 @@
-"""The folder for what a machine must keep."""
+"""The folder for the state of one machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 
 def state_folder() -> Path:
-    """Where this machine keeps what must survive a reboot: QUOTA_STATE_DIR, else the platform's. Not created here."""
+    """The folder for what must survive a reboot: QUOTA_STATE_DIR, else the platform's. This does not create it."""
     named = os.environ.get("QUOTA_STATE_DIR")
     if named:
         return Path(named).absolute()
@@ -27,17 +27,17 @@ def state_folder() -> Path:
 
 
 def make_state_folder() -> Path:
-    """The state folder, made readable by this user alone if it was not there."""
+    """The state folder. If it is missing it is created, readable by this user alone."""
     folder = state_folder()
     if os.path.isdir(folder):
         return folder
-    from quota.common.folders import make_folder  # late: a machine needs it once
+    from quota.common.folders import make_folder  # late: needed once per machine
 
     try:
         make_folder(folder)
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(
-            f"state folder {one_line(folder)} cannot be made: {reason}; set QUOTA_STATE_DIR to a folder that can"
+            f"state folder {one_line(folder)} cannot be made: {reason}; set QUOTA_STATE_DIR to another folder"
         ) from error
     return folder

@@ -9,9 +9,9 @@ from quota.errors import ConfigError
 
 
 def read_key(ref: str) -> str:
-    """The secret that a key reference points to, without its line end.
+    """The secret that a key reference points to, without a trailing line break.
 
-    Raises ConfigError, naming the variable or file and never the value.
+    Raises ConfigError, which names the variable or file and never the value.
     """
     kind, _, name = ref.partition(":")
     if kind == "env":
@@ -30,10 +30,12 @@ def read_key(ref: str) -> str:
     if not key:
         raise ConfigError(f"{where} is empty; put the key into it")
     if len(key) > _MAX_KEY_CHARS:
-        raise ConfigError(f"{where} holds more than {_MAX_KEY_CHARS} characters: that is not a key")
-    # What travels in a header: anything else would fail later, inside a client that prints the value.
+        raise ConfigError(f"{where} holds more than {_MAX_KEY_CHARS} characters, so this is not a key")
+    # The key travels in a header: any other character would fail later, inside a client that prints the value.
     if not all(" " < c <= "~" for c in key):
-        raise ConfigError(f"{where} holds a space, a line end or a character that no key has; store the bare key in it")
+        raise ConfigError(
+            f"{where} holds a space, a line break or another character that no key has; store only the key in it"
+        )
     return key
 
 

@@ -6,8 +6,8 @@
     JobSettings            a job: whose credential, what it fetches, when, and what it leaves for others
     StoreSettings          where jobs keep what they fetched
 
-The file is `--config`, else QUOTA_CONFIG, else ./quota.toml, else quota.toml in the user's configuration folder. With
-none of them, `config/default.toml` holds. `quota.settings.lint` judges what is well formed but unwise.
+The file is `--config`, else QUOTA_CONFIG, else ./quota.toml, else quota.toml in the user's configuration folder. If
+there is none, the settings come from `config/default.toml`. `quota.settings.lint` warns of valid but unwise settings.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ if TYPE_CHECKING:
 
 
 def find_config(named: str | Path | None = None) -> Path | None:
-    """The configuration file that holds: the one named, QUOTA_CONFIG, ./quota.toml, the user's; None if there is none.
+    """The configuration file to read: the one named, QUOTA_CONFIG, ./quota.toml or the user's; None if there is none.
 
-    A file that was named is returned whether or not it exists: reading it then says so.
+    A file that was named is returned even if it does not exist: the error comes when it is read.
     """
     named = named or os.environ.get("QUOTA_CONFIG")
     if named:
@@ -127,36 +127,37 @@ def _store(table: TomlTable, folder: Path, ledger: LedgerSettings) -> StoreSetti
     retention_ms = parse_span(table, "retention") if "retention" in table else DEFAULT_RETENTION_MS
     url = _url(table, folder, "videos.db", ("sqlite",))
     if _file(url) == _file(ledger.url):
-        raise table.error("the ledger is that file already; give the store one of its own", "url")
+        raise table.error("the ledger uses this file already; give the store a file of its own", "url")
     return StoreSettings(url, retention_ms)
 
 
 def _file(url: str) -> str:
-    """The file that an SQLite url names, by whatever path."""
+    """The file that an SQLite URL points to, with symbolic links resolved; any other URL as it is."""
     return os.path.realpath(url.removeprefix("sqlite:///")) if url.startswith("sqlite:") else url
 
 
 def _url(table: TomlTable, folder: Path, default: str, schemes: tuple[str, ...]) -> str:
-    """A URL whose path, if it is one of SQLite, is absolute; by default a file in the state folder.
+    """The URL in a table, an SQLite path made absolute. The default is a file in the state folder.
 
-    Never shown: it may hold a password.
+    No message shows the URL: it may hold a password.
     """
     if "url" not in table:
         return f"sqlite:///{state_folder() / default}"
     url = table.text("url")
     scheme, colon, rest = url.partition("://")
     if not colon or scheme not in schemes:
-        # The scheme alone is shown, and only if it is one: the rest may hold a password.
-        kind = f"{scheme}:// is" if colon and _SCHEME.fullmatch(scheme) else "this is"
+        # The message shows a valid scheme and nothing else: the rest may hold a password.
+        shown = f" {scheme}://" if colon and _SCHEME.fullmatch(scheme) else ""
+        kind = f"unsupported URL scheme{shown}"
         known = ", ".join(f"{name}://" for name in schemes)
-        raise table.error(f"{kind} of no kind that is known here; known: {known}", "url")
+        raise table.error(f"{kind}; use one of {known}", "url")
     if not url.isprintable():
         raise table.error("a URL has no control characters", "url")
     if scheme != "sqlite":
         return url
     a_file = "a file is sqlite:///relative/path or sqlite:////absolute/path"
     if rest in ("", "/", "/:memory:"):
-        raise table.error(f"a database in memory ends with each command; {a_file}", "url")
+        raise table.error(f"a database in memory is lost when the command ends; {a_file}", "url")
     if not rest.startswith("/"):
         raise table.error(a_file, "url")
     try:
@@ -204,7 +205,7 @@ def _credentials(table: TomlTable, folder: Path) -> dict[str, CredentialSettings
                     "limits",
                 )
         credentials[name] = credential
-    # A credential without limits has those of its project, wherever in the file they stand.
+    # A credential without limits has the limits of its project, wherever in the file these are.
     return {
         name: replace(credential, limits=credentials[limited.get(credential.project, name)].limits)
         for name, credential in credentials.items()
@@ -225,8 +226,8 @@ def _credential(
     project = row.check_name(row.text("project", name), "project")
     endpoint = row.text("endpoint", None)
     if endpoint is not None and not _is_address(endpoint):
-        # Not shown: people have put `?key=...` into it.
-        raise row.error("not an address such as http://127.0.0.1:8765, without user, query and fragment", "endpoint")
+        # The message does not show it: people have put `?key=...` into it.
+        raise row.error("not an address such as http://127.0.0.1:8765, without user, query or fragment", "endpoint")
     return CredentialSettings(
         name=name,
         api=api,
@@ -244,7 +245,7 @@ def _is_address(endpoint: str) -> bool:
     try:
         parts = urlsplit(endpoint)
         return bool(_ENDPOINT.fullmatch(endpoint) and parts.hostname and parts.port != 0)
-    except ValueError:  # a port that none can be, half a pair of brackets
+    except ValueError:  # a port out of range, an unmatched bracket
         return False
 
 
@@ -258,8 +259,8 @@ def _key_ref(row: TomlTable, folder: Path) -> str:
             return f"file:{folder / Path(rest).expanduser()}"
         except RuntimeError as error:
             raise row.error(one_line(error), "key") from None
-    # Whatever it is, it may be the secret itself: it is not shown.
-    raise row.error('a key is not written here but named: "env:VARIABLE" or "file:/path"', "key")
+    # The message does not show the value: it may be the secret itself.
+    raise row.error('do not write the key itself here; write "env:VARIABLE" or "file:/path"', "key")
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
@@ -270,8 +271,9 @@ _SPAN_NAMES = {MINUTE_MS: "minute", HOUR_MS: "hour", DAY_MS: "day"}
 
 
 def default_limits(book: CostBook) -> tuple[Limit, ...]:
-    """Two limits for each bucket, each leaving 5% of it unspent: any span as long as upstream's period, and upstream's
-    own calendar window (`day` and `pacific-day`). A bucket that upstream counts by a sliding window needs one."""
+    """Two limits for each bucket, each with 5% of its quota as headroom: a sliding window as long as upstream's period,
+    and upstream's own calendar window (`day` and `pacific-day`). A bucket whose upstream window slides needs only one.
+    """
     limits = []
     for bucket in book.buckets.values():
         prefix = "" if bucket is book.main_bucket else f"{bucket.name}-"
@@ -323,23 +325,23 @@ def _pacing(table: TomlTable, window: Window) -> bool:
     paced = table.flag("pacing", False)
     if paced and not isinstance(window, Calendar):
         raise table.error(
-            "only a calendar window has a reset to pace towards; a sliding one, once full, gives out by itself as much "
-            "as leaves it; remove the key here and pace a calendar limit beside it",
+            "only a calendar window can be paced, because only it has a reset; remove the key here, and pace a "
+            "calendar limit instead",
             "pacing",
         )
     return paced
 
 
 def _numbers(table: TomlTable) -> tuple[int, int]:
-    """(quota, headroom) of a limit; `units` is a quota of which nothing is left unspent."""
+    """(quota, headroom) of a limit; `units` is a quota without headroom."""
     if "units" in table:
         for other in ("quota", "headroom"):
             if other in table:
-                raise table.error(f"stands beside {other}; give quota and headroom, or units alone", "units")
+                raise table.error(f"cannot be combined with {other}; give quota and headroom, or units alone", "units")
         return table.whole("units"), 0
     if "quota" not in table:
         raise table.error("missing; give quota (granted by upstream) and headroom, or units (enforced)", "quota")
-    quota_units, headroom_units = table.whole("quota"), table.whole("headroom", 0, least=0)
+    quota_units, headroom_units = table.whole("quota"), table.whole("headroom", 0, minimum=0)
     if headroom_units >= quota_units:
         raise table.error(f"{headroom_units} of a quota of {quota_units} leaves nothing to spend", "headroom")
     return quota_units, headroom_units
@@ -394,7 +396,7 @@ def _job(
         raise row.error(f"there is no credential {show(credential)}; {nearest(credential, credentials)}", "credential")
     fetch = row.text("fetch")
     if fetch not in BUILT_IN_FETCHES and not _FUNCTION.fullmatch(fetch):
-        own = 'no built-in job, and one of your own is "package.module:function"'
+        own = 'not a built-in job; write your own as "package.module:function"'
         raise row.error(f"{own}; {nearest(fetch, BUILT_IN_FETCHES)}", "fetch")
     job = JobSettings(
         name=name,
@@ -406,19 +408,19 @@ def _job(
         stagger_ms=0,
         leave=_leave(row, credentials[credential], left) if "leave" in row else {},
         options=_options(row.table("options", default={})),
-        max_body_mb=row.whole("max_body_mb", DEFAULT_MAX_BODY_MB, most=1_000),
-        max_answer_s=row.whole("max_answer_s", DEFAULT_MAX_ANSWER_S, most=3_600),
-        max_items=row.whole("max_items", DEFAULT_MAX_ITEMS, most=1_000_000),
+        max_body_mb=row.whole("max_body_mb", DEFAULT_MAX_BODY_MB, maximum=1_000),
+        max_answer_s=row.whole("max_answer_s", DEFAULT_MAX_ANSWER_S, maximum=3_600),
+        max_items=row.whole("max_items", DEFAULT_MAX_ITEMS, maximum=1_000_000),
     )
     return _scheduled(job, row)
 
 
 def _scheduled(job: JobSettings, row: TomlTable) -> JobSettings:
-    """`job` with what the configuration says about when it runs."""
+    """`job` with its schedule from the configuration."""
     if "schedule" not in row:
         for key in _SCHEDULE_KEYS:
             if key in row:
-                raise row.error("means nothing without a schedule; add one, or remove this key", key)
+                raise row.error("has no effect without a schedule; add one, or remove this key", key)
         return job
     from quota.settings.schedules import Every, load_zone, parse_schedule
 
@@ -429,14 +431,14 @@ def _scheduled(job: JobSettings, row: TomlTable) -> JobSettings:
         raise row.error(str(error), "schedule") from None
     if "timezone" in row:
         if isinstance(schedule, Every):
-            raise row.error("an interval is elapsed time, the same in every zone; remove this key", "timezone")
+            raise row.error("an interval does not depend on the time zone; remove this key", "timezone")
         try:
             load_zone(zone)
         except ValueError as error:
             raise row.error(str(error), "timezone") from None
     stagger_ms = parse_span(row, "stagger") if "stagger" in row else 0
     jitter_ms = parse_span(row, "jitter") if "jitter" in row else 0
-    # A tick must not overtake the next one of its region, and a round of regions not run into the next round.
+    # All regions of one tick must start before the next tick does.
     shortest_ms, others = schedule.shortest_ms, max(0, len(job.regions) - 1)
     spread_ms = others * stagger_ms + jitter_ms
     then = f"and {show(text)} starts the next after {format_duration(shortest_ms)}; lower it or run less often"
@@ -462,13 +464,13 @@ def _scheduled(job: JobSettings, row: TomlTable) -> JobSettings:
 def _leave(
     row: TomlTable, credential: CredentialSettings, left: dict[tuple[str, int], dict[str, int]]
 ) -> dict[str, int]:
-    """Units by limit name; a bare number stands for every limit of the main bucket that counts all its calls.
+    """Units by limit name; a bare number applies to every limit that counts all calls of the main bucket.
 
-    `left` holds what such a number meant for the jobs before: many jobs of many limits leave the same.
+    `left` caches the result of a bare number: many jobs leave the same number of many limits.
     """
     value = row.value("leave")
     if not isinstance(value, dict):
-        units = row.as_whole(value, "leave", least=0)
+        units = row.as_whole(value, "leave", minimum=0)
         key = (credential.name, units)
         if key not in left:
             main = credential.book.main_bucket.name
@@ -479,11 +481,11 @@ def _leave(
     for name, _ in table.items():
         if name not in names:
             raise table.error(f"credential {credential.name!r} has no such limit; {nearest(name, names)}", name)
-    return {name: table.whole(name, least=0) for name, _ in table.items()}
+    return {name: table.whole(name, minimum=0) for name, _ in table.items()}
 
 
 def _options(table: TomlTable) -> dict[str, object]:
     for name, _ in table.items():
         if not name.isidentifier():
-            raise table.error("not a name that can be passed to a function; use letters, digits and _", name)
+            raise table.error("not a valid argument name; use letters, digits and _", name)
     return dict(table.items())

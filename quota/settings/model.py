@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from quota.costs import CostBook
 
 BUILT_IN_FETCHES = {"trending": "videos.list", "search": "search.list", "channels": "channels.list"}
-"""The built-in jobs, each with the API method that it calls first."""
+"""The built-in fetch functions, each with the API method that it calls first."""
 
 DEFAULT_RETENTION_MS = 30 * DAY_MS
 DEFAULT_HEADROOM_PERCENT = 5
@@ -30,8 +30,8 @@ BUILT_IN_NOTICE = f"{NO_FILE}: this is the {BUILT_IN}; `quota init` writes one"
 
 
 class Unavailable(NamedTuple):
-    """What each of `machines` may spend while the ledger cannot be reached: calls of up to `max_cost_units`, together
-    at most `allowance_units` in any longest window.
+    """What each of `machines` may spend while the ledger cannot be reached: calls of up to `max_cost_units` each, and
+    `allowance_units` in total within any longest window.
     """
 
     max_cost_units: int
@@ -40,7 +40,7 @@ class Unavailable(NamedTuple):
 
 
 class LedgerSettings(NamedTuple):
-    """`url` has absolute paths. `unavailable` is None where nothing may be spent without the ledger."""
+    """`url` has absolute paths. `unavailable` is None if nothing may be spent without the ledger."""
 
     url: str
     unavailable: Unavailable | None
@@ -66,11 +66,11 @@ class CredentialSettings:
 class JobSettings:
     """One job. `leave` is in units by limit name; `options` are keyword arguments for the fetch function.
 
-    Without `regions` the job makes one pass that is not about a region. `schedule` is a cron line on the wall clock of
-    `timezone`, or an interval ("every 45m"), see `quota.settings.schedules`; None: run by hand. `stagger_ms` is how
-    much later each region starts than the one before; 0: all in one tick. Up to `jitter_ms` are added to each start,
-    and a tick that could not start within `misfire_grace_ms` is not run. `max_body_mb`, `max_answer_s` and `max_items`
-    bound what an answer may be, see `quota.clients.google.service`; `max_items` also a page of a fetch function's own.
+    Without `regions` the job makes one pass without a region. `schedule` is a cron line on the wall clock of
+    `timezone`, or an interval ("every 45m"), see `quota.settings.schedules`; None: run by hand. Each region starts
+    `stagger_ms` after the one before; 0: all in one tick. Up to `jitter_ms` is added to each start, and a tick that
+    cannot start within `misfire_grace_ms` is not run. `max_body_mb`, `max_answer_s` and `max_items` limit an answer,
+    see `quota.clients.google.service`; `max_items` also limits a page that a fetch function of your own returns.
     """
 
     name: str
@@ -99,7 +99,7 @@ class StoreSettings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One configuration. `path` is the file it came from, None for the built-in one."""
+    """A whole configuration. `path` is its file; None for the built-in one."""
 
     path: Path | None
     ledger: LedgerSettings

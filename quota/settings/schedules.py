@@ -1,21 +1,21 @@
-"""When a job runs, written as a cron line or an interval. Pure: times go in, times come out; no clock, no timer.
+"""When a job runs: a cron line or an interval. Pure: times go in, times come out; it has no clock and no timer.
 
     Cron            "*/30 6-20 * * mon-fri": the wall clock of a zone
     Every           "every 45m": elapsed time, counted from 1970-01-01 00:00 UTC
     parse_schedule  either of them from its text
 
-A schedule answers the same on every machine and after every restart, because it depends on nothing but itself. That is
-what lets several schedulers agree on a tick, and a simulation foretell it.
+A schedule gives the same times on every machine and after every restart, because it depends on nothing else. So
+several schedulers agree on each tick, and a simulation can predict it.
 
-Cron lines mean what they mean to cron: weekdays count from Sunday = 0 (7 is Sunday too), and where day of month and
-weekday are both given, either suffices. On the days of a clock change:
+Cron lines mean what they mean to cron: weekdays count from Sunday = 0 (7 is Sunday too), and a line with both a day of
+the month and a weekday runs on either. When the clock changes:
 
-    the clock goes forward     a time that is skipped runs as much later: 02:30 becomes 03:30
-    the clock goes back        a time that comes twice runs once, the first time round; a line for every hour of the
-                               day runs in both, or there would be an hour without it
+    the clock goes forward     a skipped time runs later by the same amount: 02:30 becomes 03:30
+    the clock goes back        a repeated time runs once, the first time; a line for every hour of the day runs both
+                               times, so that no hour is left out
 
-APScheduler's own cron trigger differs in each of these, and at the clock changes its answer also depends on when it
-was asked last; away from them the two are held against each other in the tests.
+APScheduler's own cron trigger differs in all of these, and around clock changes its answer also depends on when it was
+last asked. At all other times the tests compare the two.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 EVERY = "every"
 MAX_EVERY_MS = 366 * DAY_MS
 MAX_PAUSE_DAYS = 8 * 366 + 1
-"""No cron line that ever fires pauses longer: 29 February, over a turn of the century that is no leap year."""
+"""The longest pause of a cron line that fires at all: 29 February, across a century year without a leap day."""
 
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """Every `interval_ms`, at the multiples of it since the epoch. Clock changes do not touch it."""
+    """Fires at each multiple of `interval_ms` since the epoch, whatever the clock changes."""
 
     interval_ms: int
 
@@ -57,8 +57,9 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """A cron line in a zone. `weekdays` count from Sunday = 0; `either` means that a day of the month or a weekday
-    suffices, where otherwise the day must be both."""
+    """A cron line in a zone. `weekdays` count from Sunday = 0. With `either` a day must match the day of the month or
+    the weekday, otherwise both.
+    """
 
     minutes: tuple[int, ...]
     hours: tuple[int, ...]
@@ -80,7 +81,7 @@ class Cron:
 
         zone = load_zone(self.zone)
         minutes_ms = tuple((hour * 60 + minute) * MINUTE_MS for hour in self.hours for minute in self.minutes)
-        # A day more on either side: a skipped time may run on the day after its own.
+        # Start a day early: a skipped time may run on the next day.
         day = datetime.fromtimestamp(since_ms // 1000, UTC).astimezone(zone).date() - timedelta(days=1)
         last_ms = since_ms - 1
         while True:
@@ -108,11 +109,11 @@ class Cron:
         found = set()
         for hour in self.hours:
             for minute in self.minutes:
-                # fold=0 is the first of two, and reads a time that is skipped with the offset before the change.
+                # fold=0 is the first of two equal times; for a skipped time it uses the offset before the change.
                 first = datetime(day.year, day.month, day.day, hour, minute, tzinfo=zone)
                 found.add(int(first.timestamp()) * 1000)
                 second_ms = int(first.replace(fold=1).timestamp()) * 1000
-                # Of a skipped time the other reading lies before it.
+                # For a skipped time fold=1 is earlier, so this adds nothing.
                 if len(self.hours) == 24 and second_ms > int(first.timestamp()) * 1000:
                     found.add(second_ms)
         return sorted(found)
@@ -123,7 +124,7 @@ Schedule = Cron | Every
 
 @lru_cache(maxsize=256)
 def parse_schedule(text: str, zone: str = "UTC") -> Schedule:
-    """The schedule written as `text`; a cron line is on the wall clock of `zone`.
+    """The schedule that `text` describes; a cron line uses the wall clock of `zone`.
 
     Raises ValueError, its message showing what is wrong, for anything that is neither, and for a line that never fires.
     """
@@ -135,10 +136,10 @@ def parse_schedule(text: str, zone: str = "UTC") -> Schedule:
     minutes, hours, days, months, weekdays = (
         _field(field, *shape) for field, shape in zip(fields, _FIELDS, strict=True)
     )
-    # As in cron: a field that begins with a star narrows the other, two that do not widen each other.
+    # As in cron: if either field begins with a star, both must match; otherwise one is enough.
     either = not fields[2].startswith("*") and not fields[4].startswith("*")
     if not either and not any(day <= _MAX_MONTH[month - 1] for day in days for month in months):
-        raise ValueError(f"{show(text)} never fires: no such month has a day {min(days)}")
+        raise ValueError(f"{show(text)} never fires: none of its months has a day {min(days)}")
     return Cron(
         minutes=tuple(sorted(minutes)),
         hours=tuple(sorted(hours)),
@@ -172,39 +173,39 @@ _FIELDS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
 )
 
 
-def _field(text: str, what: str, least: int, most: int, names: tuple[str, ...]) -> set[int]:
+def _field(text: str, what: str, minimum: int, maximum: int, names: tuple[str, ...]) -> set[int]:
     """The numbers that one field of a cron line selects."""
     selected: set[int] = set()
     for part in text.split(","):
         span, slash, step_text = part.partition("/")
         first, dash, last = span.partition("-")
         if span == "*":
-            low, high = least, 6 if what == "weekday" else most
+            low, high = minimum, 6 if what == "weekday" else maximum
         else:
-            low = _number(first, what, least, most, names)
-            high = _number(last, what, least, most, names) if dash else low
+            low = _number(first, what, minimum, maximum, names)
+            high = _number(last, what, minimum, maximum, names) if dash else low
         if high < low:
-            raise ValueError(f"{what} {show(part)} runs backwards; write two ranges with a comma between them")
+            raise ValueError(f"{what} {show(part)} runs backwards; write two ranges, separated by a comma")
         step = 1
         if slash:
             if not dash and span != "*":
-                raise ValueError(f"{what} {show(part)}: a step needs a range; write {first}-{most}/{step_text[:9]}")
-            step = _number(step_text, f"step of {what}", 1, most, ())
+                raise ValueError(f"{what} {show(part)}: a step needs a range; write {first}-{maximum}/{step_text[:9]}")
+            step = _number(step_text, f"step of {what}", 1, maximum, ())
         selected.update(range(low, high + 1, step))
     return selected
 
 
-def _number(text: str, what: str, least: int, most: int, names: tuple[str, ...]) -> int:
-    if text.isascii() and text.isdigit() and len(text) <= 4 and least <= int(text) <= most:
+def _number(text: str, what: str, minimum: int, maximum: int, names: tuple[str, ...]) -> int:
+    if text.isascii() and text.isdigit() and len(text) <= 4 and minimum <= int(text) <= maximum:
         return int(text)
     if text.lower() in names:
         return names.index(text.lower()) + (what == "month")
     named = f", or {names[0]} to {names[-1]}" if names else ""
-    raise ValueError(f"{what} {show(text)} is not a number from {least} to {most}{named}")
+    raise ValueError(f"{what} {show(text)} is not a number from {minimum} to {maximum}{named}")
 
 
 def load_zone(name: str) -> ZoneInfo:
-    """The time zone of this name. Raises ValueError for one that is unknown."""
+    """The time zone of this name. Raises ValueError if there is none."""
     from zoneinfo import ZoneInfo
 
     try:
@@ -215,7 +216,7 @@ def load_zone(name: str) -> ZoneInfo:
 
 @lru_cache(maxsize=4096)
 def _day(zone_name: str, day: date) -> tuple[int, bool]:
-    """When a day begins in a zone, and whether its clock runs through it without a change.
+    """When a day begins in a zone, and whether it passes without a clock change.
 
     The first field is a lower bound of every time in it, also where midnight itself is skipped.
     """

@@ -1,6 +1,6 @@
-"""Reading TOML strictly: every key known, every value of the right type, every complaint one line that names the place.
+"""Read TOML strictly: only known keys, only values of the right type, every error one line that names the place.
 
-    Table    one table of a file; its `take` methods return checked values or raise ConfigError
+    TomlTable    one table of a file; its methods return checked values or raise ConfigError
 
 A message reads `quota.toml: credentials.main.limits[1].windw: unknown key; did you mean 'window'?`
 """
@@ -28,9 +28,9 @@ _NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
 class TomlTable:
-    """One table of a TOML file. `keys` are the only ones it may have; None for a table whose keys are names.
+    """One table of a TOML file. It may have only these `keys`; None allows any, for a table whose keys are names.
 
-    The keys are checked before any value is, so that a misspelt key is reported as that and not as a missing one.
+    The keys are checked first, so that a misspelt key is reported as misspelt, not as missing.
     """
 
     def __init__(self, data: Mapping[str, Any], source: str, path: str = "", keys: Iterable[str] | None = None) -> None:
@@ -55,41 +55,41 @@ class TomlTable:
         return ConfigError(f"{self.source}: {where}: {message}" if where else f"{self.source}: {message}")
 
     def at(self, key: str) -> str:
-        """The dotted path of a key, short and on one line whatever the key contains."""
+        """The dotted path of a key, always short and on one line."""
         shown = key if _BARE_KEY.fullmatch(key) else show(key)
         return f"{self.path}.{shown}" if self.path else shown
 
     # -- values ------------------------------------------------------------------------------------------------------
 
     def value(self, key: str) -> Any:
-        """The raw value, which must be there."""
+        """The raw value of a required key."""
         return self._take(key, _REQUIRED)
 
     def text(self, key: str, default: Any = _REQUIRED, *, choices: Iterable[str] = ()) -> str:
-        """A string that is not empty; one of `choices` where they are given."""
+        """A non-empty string; one of `choices` if they are given."""
         value = self._take(key, default)
         if value is default:
             return default  # type: ignore[no-any-return]  # the caller's own value
         if not isinstance(value, str) or not value:
-            raise self._type_error(key, value, "a string that is not empty")
+            raise self._type_error(key, value, "a non-empty string")
         known = tuple(choices)
         if known and value not in known:
-            raise self.error(f"{show(value)} is not one of these; {nearest(value, known)}", key)
+            raise self.error(f"{show(value)} is not allowed here; {nearest(value, known)}", key)
         return value
 
-    def whole(self, key: str, default: Any = _REQUIRED, *, least: int = 1, most: int = MAX_UNITS) -> int:
-        """A whole number, from `least` to `most`."""
+    def whole(self, key: str, default: Any = _REQUIRED, *, minimum: int = 1, maximum: int = MAX_UNITS) -> int:
+        """A whole number, from `minimum` to `maximum`."""
         value = self._take(key, default)
         if value is default:
             return default  # type: ignore[no-any-return]  # the caller's own value
-        return self.as_whole(value, key, least=least, most=most)
+        return self.as_whole(value, key, minimum=minimum, maximum=maximum)
 
-    def as_whole(self, value: object, key: str, *, least: int = 1, most: int = MAX_UNITS) -> int:
-        """`value`, which stands at `key`, as a whole number."""
+    def as_whole(self, value: object, key: str, *, minimum: int = 1, maximum: int = MAX_UNITS) -> int:
+        """`value`, found at `key`, as a whole number."""
         if not isinstance(value, int) or isinstance(value, bool):
             raise self._type_error(key, value, "a whole number")
-        if not least <= value <= most:
-            raise self.error(f"{show(value)} is not a whole number from {least} to {most}", key)
+        if not minimum <= value <= maximum:
+            raise self.error(f"{show(value)} is not a whole number from {minimum} to {maximum}", key)
         return value
 
     def flag(self, key: str, default: bool) -> bool:
@@ -100,17 +100,17 @@ class TomlTable:
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """An array of different strings, () when the key is missing."""
+        """An array of distinct strings; () if the key is missing."""
         value = self._take(key, ())
         if not isinstance(value, list | tuple) or any(not isinstance(item, str) or not item for item in value):
             raise self._type_error(key, value, "an array of strings")
         seen: set[str] = set()
         for index, item in enumerate(value):
             if item in seen:
-                raise self.error(f"{show(item)} stands there twice", key, index)
+                raise self.error(f"{show(item)} appears twice", key, index)
             seen.add(item)
         if key in self and not value:
-            raise self.error("an empty array selects nothing; remove the key or name something", key)
+            raise self.error("an empty array selects nothing; remove the key or add a name", key)
         return tuple(value)
 
     def day(self, key: str) -> date:
@@ -125,14 +125,14 @@ class TomlTable:
     # -- names -------------------------------------------------------------------------------------------------------
 
     def check_name(self, name: str, key: str = "") -> str:
-        """`name`, which may be part of a key in the ledger."""
+        """`name`, checked: it becomes part of a key in the ledger."""
         if not _NAME.fullmatch(name):
             shown = f"{show(name)}: " if key else ""
-            raise self.error(f"{shown}a name here has 1 to 64 of the characters A-Z a-z 0-9 . _ : -", key)
+            raise self.error(f"{shown}a name here has 1 to 64 characters out of A-Z a-z 0-9 . _ : -", key)
         return name
 
     def check_label(self, name: str, key: str = "", index: int | None = None) -> str:
-        """`name`, which is stored with charges or shown beside them."""
+        """`name`, checked: it is stored with charges or shown with them."""
         if not 1 <= len(name) <= 64 or not name.isprintable():
             raise self.error(f"{show(name)}: a name has 1 to 64 printable characters", key, index)
         return name
@@ -140,19 +140,19 @@ class TomlTable:
     # -- tables ------------------------------------------------------------------------------------------------------
 
     def table(self, key: str, keys: Iterable[str] | None = None, default: Any = _REQUIRED) -> TomlTable:
-        """A table below this one; where `default` is given, that table when the key is missing."""
+        """A table inside this one; `default` if the key is missing and a default is given."""
         return self.as_table(self._take(key, default), key, keys)
 
     def as_table(
         self, value: object, key: str, keys: Iterable[str] | None = None, index: int | None = None
     ) -> TomlTable:
-        """`value`, which stands at `key`, as a table."""
+        """`value`, found at `key`, as a table."""
         if not isinstance(value, dict):
             raise self._type_error(key, value, "a table")
         return TomlTable(value, self.source, self.at(key) + ("" if index is None else f"[{index}]"), keys)
 
     def tables(self, keys: Iterable[str]) -> dict[str, TomlTable]:
-        """Every entry of this table, each of them a table with these keys, by name."""
+        """The tables in this table by name; each may have only these keys."""
         known = tuple(keys)
         return {name: self.as_table(value, name, known) for name, value in self._data.items()}
 
@@ -160,11 +160,11 @@ class TomlTable:
         """An array of tables."""
         value, known = self.value(key), tuple(keys)
         if not isinstance(value, list) or not value:
-            raise self._type_error(key, value, "an array of tables that is not empty")
+            raise self._type_error(key, value, "a non-empty array of tables")
         return [self.as_table(item, key, known, index) for index, item in enumerate(value)]
 
     def items(self) -> Iterable[tuple[str, Any]]:
-        """The raw entries, in the file's order."""
+        """The raw entries, in file order."""
         return self._data.items()
 
     def _take(self, key: str, default: Any) -> Any:
@@ -174,7 +174,7 @@ class TomlTable:
         return value
 
     def _type_error(self, key: str, value: object, wanted: str) -> ConfigError:
-        # Never the value of a string: it could be a secret that was put in the wrong place.
+        # Never show a string: it could be a secret in the wrong place.
         if value in ("", []):
             got = "an empty string" if value == "" else "an empty array"
         else:
@@ -193,7 +193,7 @@ _KINDS = {
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file. Raises ConfigError, on one line, for whatever cannot be read as one."""
+    """The tables of a TOML file. Raises ConfigError, on one line, if it cannot be read."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -202,9 +202,11 @@ def read_toml(path: Path) -> dict[str, Any]:
     except ValueError as error:  # a NUL in the name
         raise ConfigError(f"{one_line(path)}: cannot be read: {error}") from error
     if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(f"{one_line(path)}: larger than {MAX_FILE_BYTES >> 10} KiB: not a configuration file")
+        raise ConfigError(
+            f"{one_line(path)}: larger than {MAX_FILE_BYTES >> 10} KiB, so this is not a configuration file"
+        )
     try:
-        text = data.decode("utf-8-sig")  # a byte order mark is what some editors put in front
+        text = data.decode("utf-8-sig")  # some editors add a byte order mark
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise ConfigError(f"{one_line(path)}: line {line}: not UTF-8 text; save the file as UTF-8") from None
@@ -212,7 +214,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse_toml(text: str, source: str) -> dict[str, Any]:
-    """The tables of a TOML text. Raises ConfigError, on one line, with the line where it stops being TOML."""
+    """The tables of a TOML text. Raises ConfigError, on one line, with the number of the broken line."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -220,4 +222,4 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{source}: not TOML: {one_line(error)}") from None
     except RecursionError:
-        raise ConfigError(f"{source}: not a configuration file: nested too deep") from None
+        raise ConfigError(f"{source}: nested too deep") from None

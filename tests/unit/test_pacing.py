@@ -187,7 +187,7 @@ def test_pacing_is_an_option_of_a_calendar_limit(tmp_path: Path, state_dir: Path
 @pytest.mark.parametrize(
     ("window", "pacing", "says"),
     [
-        ('"24h"', "true", "only a calendar window has a reset to pace towards"),
+        ('"24h"', "true", "only a calendar window can be paced"),
         ('{ calendar = "day", zone = "UTC" }', '"yes"', "a string where true or false is needed"),
         ('{ calendar = "day", zone = "UTC" }', "1", "a number where true or false is needed"),
     ],

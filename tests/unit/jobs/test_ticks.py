@@ -185,7 +185,7 @@ def test_apscheduler_agrees_away_from_clock_changes() -> None:
         ("-1 * * * *", "minute '' is not"),
         ("٣ * * * *", "minute '٣' is not"),
         ("0 0 L * *", "day of month 'L' is not"),
-        ("0 0 31 2 *", "'0 0 31 2 *' never fires: no such month has a day 31"),
+        ("0 0 31 2 *", "'0 0 31 2 *' never fires: none of its months has a day 31"),
         ("0 0 30-31 2 *", "never fires"),
         ("0 0 31 4,6,9,11 */2", "never fires"),
         ("* * * *", "neither a cron line of five fields"),

@@ -245,7 +245,7 @@ def test_a_book_of_ones_own_is_a_file(tmp_path: Path) -> None:
             'resets = "soon"',
             'buckets.calls.resets: \'soon\' is not a duration; write for example "30m", "24h" or "7d"',
         ),
-        ('"month"', '"week"', "buckets.calls.resets.calendar: 'week' is not one of these; known: hour, day, month"),
+        ('"month"', '"week"', "buckets.calls.resets.calendar: 'week' is not allowed here; known: hour, day, month"),
         (
             '"UTC"',
             '"Mars/Base"',
@@ -255,12 +255,12 @@ def test_a_book_of_ones_own_is_a_file(tmp_path: Path) -> None:
         (
             "[buckets.calls]",
             '[buckets."a,b"]',
-            "buckets.'a,b': a name here has 1 to 64 of the characters A-Z a-z 0-9 . _ : -",
+            "buckets.'a,b': a name here has 1 to 64 characters out of A-Z a-z 0-9 . _ : -",
         ),
         (
             "[pools.adding]",
             '[pools."a\\nb"]',
-            "pools.'a\\nb': a name here has 1 to 64 of the characters A-Z a-z 0-9 . _ : -",
+            "pools.'a\\nb': a name here has 1 to 64 characters out of A-Z a-z 0-9 . _ : -",
         ),
         (
             '"items.list" = 2',
@@ -272,7 +272,7 @@ def test_a_book_of_ones_own_is_a_file(tmp_path: Path) -> None:
         (
             '"items.list" = 2',
             '"items.list" = { units = 2, bucket = "call" }',
-            "methods.'items.list'.bucket: 'call' is not one of these; did you mean 'calls'?",
+            "methods.'items.list'.bucket: 'call' is not allowed here; did you mean 'calls'?",
         ),
         (
             "since = 2026-06-01",
@@ -282,7 +282,7 @@ def test_a_book_of_ones_own_is_a_file(tmp_path: Path) -> None:
         (
             "{ units = 9 }",
             "{ units = 9, since = 2027-01-01 }",
-            "methods.'items.add'[1].since: not later than the row before; put the oldest price first",
+            "methods.'items.add'[1].since: not later than in the row before; list the oldest price first",
         ),
         (
             'methods = ["items.add"]',
@@ -292,7 +292,7 @@ def test_a_book_of_ones_own_is_a_file(tmp_path: Path) -> None:
         (
             "[{ units = 9 }, { units = 4, since = 2026-06-01 }]",
             "[]",
-            "methods.'items.add': an empty array where an array of tables that is not empty is needed",
+            "methods.'items.add': an empty array where a non-empty array of tables is needed",
         ),
     ],
 )

@@ -264,12 +264,12 @@ def test_a_byte_order_mark_does_no_harm(write: Any) -> None:
         (b"[ledger\n", "not TOML: Expected ']' at the end of a table declaration (at line 1, column 8)"),
         (b"a = 1\nb = = 2\n", "not TOML: Invalid value (at line 2, column 5)"),
         (b"a = 1\na = 2\n", "not TOML: Cannot overwrite a value (at line 2, column 6)"),
-        (b"x = " + b"[" * 5_000, "not a configuration file: nested too deep"),
+        (b"x = " + b"[" * 5_000, "nested too deep"),
         (b"x = " + b"9" * 5_000, None),
         (b"a = 1\nb = 'caf\xe9'\n", "line 2: not UTF-8 text; save the file as UTF-8"),
         (FULL.encode("utf-16"), "line 1: not UTF-8 text; save the file as UTF-8"),
         (b"\x7fELF\x02\x01\x01\0\0\0", None),
-        (b"\0" * 2_000_000, "larger than 1024 KiB: not a configuration file"),
+        (b"\0" * 2_000_000, "larger than 1024 KiB, so this is not a configuration file"),
         (b"", 'credentials: missing; add [credentials.main] with api = "youtube-v3"'),
     ],
 )
@@ -309,8 +309,8 @@ def test_a_path_that_is_none(state_dir: Path) -> None:
 # -- mistakes in it ----------------------------------------------------------------------------------------------------
 
 WHOLE = f"is not a whole number from 1 to {10**15}"
-NAME_RULE = "a name here has 1 to 64 of the characters A-Z a-z 0-9 . _ : -"
-KEY_RULE = 'a key is not written here but named: "env:VARIABLE" or "file:/path"'
+NAME_RULE = "a name here has 1 to 64 characters out of A-Z a-z 0-9 . _ : -"
+KEY_RULE = 'do not write the key itself here; write "env:VARIABLE" or "file:/path"'
 SCHEMES = "sqlite://, redis://, rediss://, unix://, redis+sentinel://, redis+cluster://"
 
 MISTAKES = [
@@ -355,16 +355,16 @@ MISTAKES = [
     ("pages = 4", "pages = 0", f"jobs.trending.pages: 0 {WHOLE}"),
     ('regions = ["US", "GB"]', 'regions = "US"', "jobs.trending.regions: a string where an array of strings is needed"),
     ('regions = ["US", "GB"]', "regions = [1]", "jobs.trending.regions: an array where an array of strings is needed"),
-    ('regions = ["US", "GB"]', 'regions = ["US", "US"]', "jobs.trending.regions[1]: 'US' stands there twice"),
+    ('regions = ["US", "GB"]', 'regions = ["US", "US"]', "jobs.trending.regions[1]: 'US' appears twice"),
     (
         'regions = ["US", "GB"]',
         "regions = []",
-        "jobs.trending.regions: an empty array selects nothing; remove the key or name something",
+        "jobs.trending.regions: an empty array selects nothing; remove the key or add a name",
     ),
     (
         'fetch = "trending"',
         'fetch = ""',
-        "jobs.trending.fetch: an empty string where a string that is not empty is needed",
+        "jobs.trending.fetch: an empty string where a non-empty string is needed",
     ),
     # Limits.
     (
@@ -379,7 +379,7 @@ MISTAKES = [
     (
         "units = 4_000",
         "units = 4_000\nquota = 5",
-        "credentials.main.limits[1].units: stands beside quota; give quota and headroom, or units alone",
+        "credentials.main.limits[1].units: cannot be combined with quota; give quota and headroom, or units alone",
     ),
     (
         "units = 4_000\n",
@@ -415,7 +415,7 @@ MISTAKES = [
     (
         "units = 4_000",
         'units = 4_000\ncount = "call"',
-        "credentials.main.limits[1].count: 'call' is not one of these; did you mean 'calls'?",
+        "credentials.main.limits[1].count: 'call' is not allowed here; did you mean 'calls'?",
     ),
     # Windows and durations.
     (
@@ -431,7 +431,7 @@ MISTAKES = [
     (
         'headroom = 500\nwindow = "24h"',
         'headroom = 500\nwindow = { calendar = "week", zone = "UTC" }',
-        "credentials.main.limits[0].window.calendar: 'week' is not one of these; known: hour, day, month",
+        "credentials.main.limits[0].window.calendar: 'week' is not allowed here; known: hour, day, month",
     ),
     (
         'headroom = 500\nwindow = "24h"',
@@ -456,22 +456,22 @@ MISTAKES = [
     ('"env:YOUTUBE_API_KEY"', '"env:AIzaSyAsecretsecretsecretsecretsecrets"', f"credentials.main.key: {KEY_RULE}"),
     ('"env:YOUTUBE_API_KEY"', '"file:"', f"credentials.main.key: {KEY_RULE}"),
     ('"env:YOUTUBE_API_KEY"', '"vault:secret/x"', f"credentials.main.key: {KEY_RULE}"),
-    ('"env:YOUTUBE_API_KEY"', "12345", "credentials.main.key: a number where a string that is not empty is needed"),
+    ('"env:YOUTUBE_API_KEY"', "12345", "credentials.main.key: a number where a non-empty string is needed"),
     (
         "http://127.0.0.1:8765",
         "http://127.0.0.1:8765/?key=AIzaSecret",
-        "credentials.main.endpoint: not an address such as http://127.0.0.1:8765, without user, query and fragment",
+        "credentials.main.endpoint: not an address such as http://127.0.0.1:8765, without user, query or fragment",
     ),
     (
         "http://127.0.0.1:8765",
         "127.0.0.1:8765",
-        "credentials.main.endpoint: not an address such as http://127.0.0.1:8765, without user, query and fragment",
+        "credentials.main.endpoint: not an address such as http://127.0.0.1:8765, without user, query or fragment",
     ),
     *(
         (
             "http://127.0.0.1:8765",
             wrong,
-            "credentials.main.endpoint: not an address such as http://127.0.0.1:8765, without user, query and fragment",
+            "credentials.main.endpoint: not an address such as http://127.0.0.1:8765, without user, query or fragment",
         )
         for wrong in ("http://127.0.0.1:99999", "http://[::1", "http://:80")
     ),
@@ -484,7 +484,7 @@ MISTAKES = [
     (
         'fetch = "trending"',
         'fetch = "trendng"',
-        'jobs.trending.fetch: no built-in job, and one of your own is "package.module:function"; '
+        'jobs.trending.fetch: not a built-in job; write your own as "package.module:function"; '
         "did you mean 'trending'?",
     ),
     (
@@ -501,7 +501,7 @@ MISTAKES = [
     (
         '"*/30 * * * *"',
         '"0 0 31 2 *"',
-        "jobs.trending.schedule: '0 0 31 2 *' never fires: no such month has a day 31",
+        "jobs.trending.schedule: '0 0 31 2 *' never fires: none of its months has a day 31",
     ),
     (
         'stagger = "2m"',
@@ -511,12 +511,12 @@ MISTAKES = [
     (
         'schedule = "*/30 * * * *"\nstagger = "2m"',
         'schedule = "every 45m"\ntimezone = "UTC"',
-        "jobs.trending.timezone: an interval is elapsed time, the same in every zone; remove this key",
+        "jobs.trending.timezone: an interval does not depend on the time zone; remove this key",
     ),
     (
         'schedule = "*/30 * * * *"\n',
         "",
-        "jobs.trending.stagger: means nothing without a schedule; add one, or remove this key",
+        "jobs.trending.stagger: has no effect without a schedule; add one, or remove this key",
     ),
     (
         'stagger = "2m"',
@@ -539,15 +539,15 @@ MISTAKES = [
     (
         "{ category =",
         '{ "cate-gory" =',
-        "jobs.trending.options.cate-gory: not a name that can be passed to a function; use letters, digits and _",
+        "jobs.trending.options.cate-gory: not a valid argument name; use letters, digits and _",
     ),
     ("[jobs.trending]", '[jobs."tr\\u0000"]', "jobs.'tr\\x00': 'tr\\x00': a name has 1 to 64 printable characters"),
     # Ledger and store.
-    ("redis://127", "http://127", f"ledger.url: http:// is of no kind that is known here; known: {SCHEMES}"),
+    ("redis://127", "http://127", f"ledger.url: unsupported URL scheme http://; use one of {SCHEMES}"),
     (
         "redis://127.0.0.1:6379/0",
         "redis:127.0.0.1",
-        f"ledger.url: this is of no kind that is known here; known: {SCHEMES}",
+        f"ledger.url: unsupported URL scheme; use one of {SCHEMES}",
     ),
     (
         "redis://127.0.0.1:6379/0",
@@ -557,12 +557,12 @@ MISTAKES = [
     (
         "sqlite:///videos.db",
         "redis://:secret@h",
-        "store.url: redis:// is of no kind that is known here; known: sqlite://",
+        "store.url: unsupported URL scheme redis://; use one of sqlite://",
     ),
     (
         "redis://127.0.0.1:6379/0",
         "sqlite:///:memory:",
-        "ledger.url: a database in memory ends with each command; "
+        "ledger.url: a database in memory is lost when the command ends; "
         "a file is sqlite:///relative/path or sqlite:////absolute/path",
     ),
     ("sqlite:///videos.db", "sqlite:///.", "store.url: this is a folder; name a file in it"),
@@ -570,7 +570,7 @@ MISTAKES = [
     (
         "redis://127.0.0.1:6379/0",
         "sqlite:///sub/../videos.db",
-        "store.url: the ledger is that file already; give the store one of its own",
+        "store.url: the ledger uses this file already; give the store a file of its own",
     ),
     (
         "max_cost = 1",
@@ -626,7 +626,7 @@ def test_with_two_credentials_a_job_has_to_say_whose_budget_it_spends(write: Any
 def test_a_link_to_the_ledgers_file_is_that_file(write: Any, tmp_path: Path) -> None:
     (tmp_path / "link.db").symlink_to("ledger.db")
     text = FULL.replace("redis://127.0.0.1:6379/0", "sqlite:///ledger.db").replace("videos.db", "link.db")
-    assert message(write(text)) == "store.url: the ledger is that file already; give the store one of its own"
+    assert message(write(text)) == "store.url: the ledger uses this file already; give the store a file of its own"
 
 
 def test_a_configuration_without_credentials_is_told_how_to_have_one(write: Any) -> None:
@@ -705,11 +705,17 @@ def test_a_key_comes_from_the_environment_or_a_file(tmp_path: Path, monkeypatch:
     [
         (b"", "is empty; put the key into it"),
         (b"\n\n", "is empty; put the key into it"),
-        (b"top secret", "holds a space, a line end or a character that no key has; store the bare key in it"),
-        (b"secret\nsecret\n", "holds a space, a line end or a character that no key has; store the bare key in it"),
-        (b"secret\x00", "holds a space, a line end or a character that no key has; store the bare key in it"),
-        ("sécret→".encode(), "holds a space, a line end or a character that no key has; store the bare key in it"),
-        (b"secret" * 9_000, "holds more than 8192 characters: that is not a key"),
+        (b"top secret", "holds a space, a line break or another character that no key has; store only the key in it"),
+        (
+            b"secret\nsecret\n",
+            "holds a space, a line break or another character that no key has; store only the key in it",
+        ),
+        (b"secret\x00", "holds a space, a line break or another character that no key has; store only the key in it"),
+        (
+            "sécret→".encode(),
+            "holds a space, a line break or another character that no key has; store only the key in it",
+        ),
+        (b"secret" * 9_000, "holds more than 8192 characters, so this is not a key"),
     ],
 )
 def test_what_no_header_can_carry_is_no_key_and_is_not_shown(tmp_path: Path, content: bytes, said: str) -> None:
