@@ -1,1 +1,1 @@
-"""The command line: `quota`. Thin: each command opens a session, calls one public function, prints its result."""
+"""The command line: `quota`. Each command opens a session, calls one public function and prints the result."""

@@ -1,7 +1,7 @@
-"""The `quota` command. Thin: each command opens a session, calls one public function, prints its result.
+"""The `quota` command. Each command opens a session, calls one public function and prints the result.
 
-Imports inside the commands keep a cold `quota charge` cheap. Commands of other packages (`run`, `demo` ...) come
-through the entry-point group `quota.commands`, which is read only for a command this file lacks, or for `--help`.
+Imports inside the commands keep a cold `quota charge` cheap. Commands of other packages (`run`, `demo` ...) come from
+the entry-point group `quota.commands`, which is read only for an unknown command and for `--help`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WATCH_S = 2
 
 
 class Commands(click.Group):
-    """This file's commands, and those that other packages add."""
+    """The commands in this file, and those that other packages add."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*self.commands, *(point.name for point in _entry_points())})
@@ -82,18 +82,18 @@ def _entry_points() -> Any:
 def cli(ctx: click.Context, config: str | None) -> None:
     """The gate between scheduled jobs and a metered API.
 
-    Every call is priced and charged to a shared daily budget before it leaves; what would overspend is refused, with
-    the time to come back.
+    Every call is priced and charged to a shared budget before it leaves. A call that would overspend is refused, and
+    the refusal says when to come back.
 
     \b
     Example:
-      quota demo            the whole product, on this machine, no key needed
+      quota demo            try everything on this machine, without a key
       quota init            write a commented quota.toml
       quota run trending    one cron tick of a job
-      quota status          what is used, what remains, when more comes
+      quota status          what is used and what remains
 
-    Exit status: 0 done; 1 no, or the work failed; 2 usage; 69 the ledger could not answer; 75 refused;
-    78 configuration. QUOTA_LOG=info (or debug) in the environment logs to stderr.
+    Exit status: 0 done; 1 the answer is no, or the work failed; 2 wrong usage; 69 the ledger did not answer;
+    75 refused; 78 wrong configuration. Set QUOTA_LOG=info (or debug) to log to stderr.
     """
     name = ctx.invoked_subcommand
     if name is None:
@@ -127,7 +127,7 @@ def charge(config: str | None, as_json: bool, **call: Any) -> None:
 @json_option
 @config_option
 def peek(config: str | None, as_json: bool, **call: Any) -> None:
-    """The decision `charge` would take now, without charging.
+    """Say what `charge` would decide now. Charges nothing.
 
     \b
     Example:
@@ -154,7 +154,7 @@ def _decide(config: str | None, as_json: bool, call: dict[str, Any], *, commit: 
 
 
 def _say_built_in(session: Session, *, err: bool) -> None:
-    """Whoever forgot the configuration, or runs from another folder, is charging another budget than they think."""
+    """Say that no configuration was found: the user may think of another budget than the one that is charged."""
     from quota.settings.model import BUILT_IN_NOTICE
 
     if session.settings.path is None:
@@ -166,7 +166,9 @@ def _say_built_in(session: Session, *, err: bool) -> None:
 @credential_option
 @config_option
 def refund(charge_id: str, credential: str | None, config: str | None) -> None:
-    """Give back a charge whose request provably never left. Unknown ID: exit 1.
+    """Give back a charge whose request never left this machine.
+
+    An unknown ID exits with 1.
 
     \b
     Example:
@@ -181,7 +183,9 @@ def refund(charge_id: str, credential: str | None, config: str | None) -> None:
 @credential_option
 @config_option
 def settle(charge_id: str, units: int, credential: str | None, config: str | None) -> None:
-    """Set what a charge really cost, in units. May be repeated. Unknown ID: exit 1.
+    """Set what a charge really cost, in units. May be repeated.
+
+    An unknown ID exits with 1.
 
     \b
     Example:
@@ -195,11 +199,11 @@ def _settle(charge_id: str, units: int, credential: str | None, config: str | No
 
     with quota.open(config) as session:
         before = session.budget(credential).settle(charge_id, units)
-    say(f"{before.method} {charge_id}: counts {units} units now, {before.units} before")
+    say(f"{before.method} {charge_id}: now {units} units, before {before.units}")
 
 
 class BeforeCommand(click.Command):
-    """A command whose own arguments end at the first `--`. What follows is another program's, and is not looked at."""
+    """A command whose own arguments end at the first `--`. The rest belongs to another program and is not parsed."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -212,16 +216,17 @@ class BeforeCommand(click.Command):
 
 
 @cli.command("exec", cls=BeforeCommand)
-@click.option("--units", type=int, metavar="N", help="Cost, instead of the cost book's.")
+@click.option("--units", type=int, metavar="N", help="Cost in units, instead of the cost book's.")
 @credential_option
-@click.option("--job", metavar="J", default="", help="Job to note with the charge.")
-@click.option("--region", metavar="R", default="", help="Region to note with the charge.")
+@click.option("--job", metavar="J", default="", help="Job that the charge belongs to.")
+@click.option("--region", metavar="R", default="", help="Region that the charge belongs to.")
 @config_option
 @click.argument("method")
 def exec_(method: str, command: list[str], config: str | None, credential: str | None, **call: Any) -> None:
-    """Charge METHOD, then run COMMAND in its place. Refused: not run, exit 75.
+    """Charge METHOD, then run COMMAND.
 
-    What stands before the first `--` is for quota, what follows is the command.
+    If the charge is refused, COMMAND does not run and the exit status is 75. Options for quota come before the first
+    `--`, the command after it.
 
     \b
     Example:
@@ -243,15 +248,16 @@ def exec_(method: str, command: list[str], config: str | None, credential: str |
         try:
             _become(command)
         except OSError as error:
-            # It never ran, so nothing left.
+            # The command did not start, so no call left.
             budget.refund(str(decision.id))
-            fail(f"{command[0]}: {error.strerror}; the charge was given back")
+            fail(f"{command[0]}: {error.strerror}; the charge was refunded")
             click.get_current_context().exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
 def _become(command: list[str]) -> None:
-    """Replace this process by another program, which gets the signals as every program expects them: Python ignores
-    two that end a `yes | head` and a write beyond `ulimit -f`, and that would be inherited."""
+    """Replace this process by another program, with default signal handling. Python ignores SIGPIPE and SIGXFSZ, and
+    the program would inherit that: `yes | head` would not end.
+    """
     import signal
 
     before = {
@@ -270,29 +276,29 @@ def _become(command: list[str]) -> None:
 
 
 @cli.command()
-@click.option("--watch", is_flag=True, help="Show it again every two seconds, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Refresh every two seconds until Ctrl-C.")
 @click.option("--check", "checks", is_flag=True, help="Exit 75 if any credential is full or closed.")
 @json_option
 @config_option
 def status(watch: bool, checks: bool, as_json: bool, config: str | None) -> None:
-    """Per credential whether it is open, full or closed; per limit what is used.
+    """Show whether calls are admitted and what each limit has left.
 
-    OPEN: the cheapest call would be admitted now. FULL: by which limit, and until when. CLOSED: upstream itself said no
-    more. When the ledger does not answer, exit 69.
+    OPEN: the cheapest call would be admitted now. FULL: a limit is used up until the time shown. CLOSED: upstream
+    reported that its quota is used up. If the ledger does not answer, the exit status is 69.
 
     \b
     Example:
       quota status
       quota status --check > /dev/null || echo "not now"
       quota status --json | jq '.credentials[].limits[].remaining_units'
-      quota status --watch --json     a line of JSON each time
+      quota status --watch --json     one line of JSON each time
     """
     import quota
     from quota.cli.render import render_status
     from quota.status import read_status
 
     if watch and checks:
-        raise click.UsageError("--check ends with an exit status and --watch does not end: choose one")
+        raise click.UsageError("--check and --watch cannot be combined: --watch never ends")
     with quota.open(config) as session:
         if as_json:
             _say_built_in(session, err=True)
@@ -311,12 +317,12 @@ def status(watch: bool, checks: bool, as_json: bool, config: str | None) -> None
         click.get_current_context().exit(current.exit_status)
 
 
-def _repeat(show: Callable[[], None]) -> None:
-    """Until there is nobody left to read it."""
+def _repeat(draw: Callable[[], None]) -> None:
+    """Draw again and again, until nobody reads it."""
     import time
 
     while True:
-        show()
+        draw()
         if output_lost() is not None:
             return
         time.sleep(WATCH_S)
@@ -345,10 +351,10 @@ def _watch(render: Callable[[], Any]) -> None:
 @json_option
 @config_option
 def spend(by: str, since: str, credential: str | None, as_json: bool, config: str | None) -> None:
-    """Who spent it: charges and units, dearest first.
+    """Show who spent the budget: charges and units, largest first.
 
-    The ledger keeps charges for as long as the longest window needs them, at least 49 hours. Where that is less than
-    was asked for, a line says since when.
+    The ledger keeps charges as long as the longest window needs them, at least 49 hours. If you ask for more, a line
+    says where the history begins.
 
     \b
     Example:
@@ -380,18 +386,18 @@ def spend(by: str, since: str, credential: str | None, as_json: bool, config: st
     else:
         say(f"nothing was charged {f'since {weekday(spending.since_ms)}' if cut else f'in the last {since}'}")
     if cut:
-        say(f"since {weekday(spending.since_ms)}, not {since}: the ledger keeps no charge that no window needs")
+        say(f"only since {weekday(spending.since_ms)}, not {since}: the ledger has dropped older charges")
 
 
 @cli.command()
 @click.argument("bucket")
-@click.option("--because", required=True, metavar="TEXT", help="Why you know better than upstream's last word.")
+@click.option("--because", required=True, metavar="TEXT", help="Why you expect upstream to admit calls again.")
 @credential_option
 @config_option
 def reopen(bucket: str, because: str, credential: str | None, config: str | None) -> None:
-    """Lift an exhaustion that upstream reported. None there: exit 1.
+    """Open a bucket that upstream reported as used up.
 
-    The reason is kept, and `quota status` shows it, until upstream says no again.
+    `quota status` shows the reason until upstream reports it again. If the bucket is not closed, the exit status is 1.
 
     \b
     Example:
@@ -405,7 +411,7 @@ def reopen(bucket: str, because: str, credential: str | None, config: str | None
 
     reason = one_line(redact(because)).strip()
     if not reason:
-        raise click.UsageError("--because: say why")
+        raise click.UsageError("--because needs a reason")
     with quota.open(config) as session:
         project = session.credential(credential).project
         lifted = bucket.isprintable() and session.ledger.reopen(project, bucket, reason)
@@ -428,7 +434,7 @@ def reopen(bucket: str, because: str, credential: str | None, config: str | None
 @json_option
 @config_option
 def costs(method: str | None, book: str | None, credential: str | None, as_json: bool, config: str | None) -> None:
-    """The cost book: what each API method costs today, from which bucket, and from when it costs something else.
+    """Show what each API method costs, and when its price changes.
 
     \b
     Example:
@@ -485,7 +491,7 @@ def costs(method: str | None, book: str | None, credential: str | None, as_json:
 
 @cli.command()
 @click.argument("path", default="quota.toml", type=click.Path())
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 def init(path: str, force: bool) -> None:
     """Write a commented configuration to PATH [default: quota.toml].
 
@@ -500,19 +506,19 @@ def init(path: str, force: bool) -> None:
         with open(path, "w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise QuotaError(f"{path} is there already; name another file, or --force to replace it") from None
+        raise QuotaError(f"{path} exists already; name another file, or use --force to replace it") from None
     except OSError as error:
         raise QuotaError(f"{path} cannot be written: {error.strerror}") from None
-    say(f"wrote {path}; set your key and project in it, then: quota check --config {path}")
+    say(f"wrote {path}; set your key and project in it, then run: quota check --config {path}")
 
 
 @cli.command("check")
 @json_option
 @config_option
 def check_(as_json: bool, config: str | None) -> None:
-    """Lint the configuration: what cannot work, and what will surprise. Errors: exit 78.
+    """Check the configuration for errors and surprises. Errors exit with 78.
 
-    It also asks the ledger whether it answers; if not, that is a warning.
+    It also asks the ledger; if that does not answer, it is a warning.
 
     \b
     Example:
@@ -541,7 +547,7 @@ def check_(as_json: bool, config: str | None) -> None:
 @cli.command("prove")
 @json_option
 def prove_(as_json: bool) -> None:
-    """Show a fixed window admitting twice its limit at an edge, and ours not.
+    """Show that a fixed window can admit twice its limit; ours cannot.
 
     \b
     Example:
@@ -568,14 +574,14 @@ def prove_(as_json: bool) -> None:
 
 
 def main() -> None:
-    """The entry point: every way to fail is one line on stderr and an exit status."""
+    """Run the command line. Every failure is one line on stderr and an exit status."""
     guard_streams()
     sys.exit(_main())
 
 
 def _main() -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # An argument that is no text in the locale's encoding comes back as half surrogates.
+        # An argument that the locale cannot decode contains lone surrogates, which could not be printed.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         if os.environ.get("QUOTA_LOG"):

@@ -1,4 +1,4 @@
-"""What the command `quota` starts. Importing the rest takes a moment, in which Ctrl-C must end it as it does later."""
+"""The entry point of the command `quota`. Importing the rest takes a moment, and Ctrl-C must work during it too."""
 
 import os
 import signal
@@ -9,9 +9,9 @@ def _end(number: int, _frame: object) -> None:
 
 
 def main() -> None:
-    """Run the command line. Its own code handles Ctrl-C once it is imported."""
+    """Run the command line. Once imported, it handles Ctrl-C itself."""
     before = signal.getsignal(signal.SIGINT)
-    catches = before is signal.default_int_handler  # and is not told to ignore it, as what a script starts with `&` is
+    catches = before is signal.default_int_handler  # a script starts background jobs with SIGINT ignored; keep that
     if catches:
         signal.signal(signal.SIGINT, _end)
     from quota.cli.commands import main

@@ -29,16 +29,18 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
-credential_option = click.option("--credential", metavar="C", help="Whose budget; needed where there are several.")
+credential_option = click.option("--credential", metavar="C", help="Whose budget; needed if there are several.")
 
 
 def call_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """What describes one call: METHOD, --units, --credential, --job, --region."""
     for option in (
-        click.option("--region", metavar="R", default="", help="Region to note with the charge."),
-        click.option("--job", metavar="J", default="", help="Job to note with it; its limits and `leave` apply."),
+        click.option("--region", metavar="R", default="", help="Region that the charge belongs to."),
+        click.option(
+            "--job", metavar="J", default="", help="Job that the charge belongs to; its limits and `leave` apply."
+        ),
         credential_option,
-        click.option("--units", type=int, metavar="N", help="Cost, instead of the cost book's."),
+        click.option("--units", type=int, metavar="N", help="Cost in units, instead of the cost book's."),
         click.argument("method"),
     ):
         command = option(command)

@@ -1,4 +1,4 @@
-"""Printing, failing and logging: one line on stderr for every way to fail."""
+"""Printing, errors and logging. Every failure is one line on stderr."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 def decision_status(decision: Decision) -> int:
-    """The exit status that a decision means."""
+    """The exit status for a decision."""
     if decision.admitted:
         return 0
     return LedgerError.exit_status if decision.reason == "ledger-unavailable" else REFUSED_STATUS
@@ -32,8 +32,9 @@ def decision_status(decision: Decision) -> int:
 
 
 def print_json(data: object, indent: int | None = 2) -> None:
-    """One JSON document on stdout; without `indent` on one line. It is UTF-8, as JSON must be: where stdout has another
-    encoding it is ASCII, with escapes. What would move a terminal's cursor is escaped everywhere.
+    """One JSON document on stdout; without `indent` on one line.
+
+    It is UTF-8, or ASCII with escapes if stdout has another encoding. Control characters are always escaped.
     """
     import json
 
@@ -45,19 +46,19 @@ def print_json(data: object, indent: int | None = 2) -> None:
 
 
 def print_rich(renderable: Any) -> None:
-    """A table or text for people; colour only on a terminal, 80 columns where there is none."""
+    """A table or text for people. Colours only on a terminal; 80 columns without one."""
     from rich.console import Console
 
     Console(highlight=False, soft_wrap=False).print(renderable)
 
 
 def say(line: str, *, err: bool = False) -> None:
-    """One line for people, whatever is quoted in it."""
+    """One line for people, without control characters."""
     click.echo(printable(line), err=err)
 
 
 def fail(message: str) -> None:
-    """One line on stderr, without secrets and control characters; of what is very long, the beginning and the end."""
+    """One line on stderr, without secrets and control characters. A very long one is cut in the middle."""
     from quota.common.redact import redact
 
     line = printable(" ".join(redact(message).splitlines()))
@@ -87,7 +88,7 @@ def log_to_stderr() -> None:
 
 
 def quiet_libraries() -> None:
-    """Let no library warn of upstream's error answers: the command says itself what they mean."""
+    """Silence libraries that warn of upstream's error answers: the command explains these itself."""
     import logging
 
     if not os.environ.get("QUOTA_LOG"):
@@ -95,7 +96,7 @@ def quiet_libraries() -> None:
 
 
 class _Output(io.FileIO):
-    """Standard output or error. What cannot be written there is dropped and stops no work; `lost` says why."""
+    """Standard output or error. A failure to print never stops a command: the text is dropped, and `lost` says why."""
 
     lost: OSError | None = None
 
@@ -111,25 +112,25 @@ class _Output(io.FileIO):
 
 
 def guard_streams() -> None:
-    """Let nothing that is printed or logged raise, whatever standard output and error are."""
+    """Make sure that printing and logging never raise, whatever standard output and error are."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # Closed: the next file of ours would get this number, and what others print. This one takes no byte.
+            # It is closed, and our next file would get this number and everything printed. Fill it with a dummy.
             os.open(os.devnull, os.O_RDONLY)
     sys.stdout, sys.stderr = _guarded(1, sys.stdout), _guarded(2, sys.stderr)
 
 
 def _guarded(number: int, before: Any) -> io.TextIOWrapper:
-    """A stream on this file descriptor like the one `before`, which is None where that was closed."""
+    """A stream on this file descriptor with the settings of `before`, which is None if it was closed."""
     file = io.BufferedWriter(_Output(number, "w", closefd=False))
     encoding, errors = getattr(before, "encoding", None), getattr(before, "errors", None)
     return io.TextIOWrapper(file, encoding, errors, line_buffering=getattr(before, "line_buffering", False))
 
 
 def output_lost() -> OSError | None:
-    """Why something that was printed did not get through to stdout; None as long as everything did."""
+    """The error that stopped output to stdout; None if everything was written."""
     sys.stdout.flush()
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     lost: OSError | None = getattr(raw, "lost", None)
@@ -137,13 +138,13 @@ def output_lost() -> OSError | None:
 
 
 def unprinted(result: str = "") -> bool:
-    """Whether stdout could not take what was printed. One line on stderr says so, with the `result` that it hid.
+    """Whether output to stdout was lost. If so, one line on stderr says it, with the `result` that was lost.
 
-    A reader that went away (`quota status | head -1`) has all it wanted.
+    A reader that closed the pipe (`quota status | head -1`) has all it wanted.
     """
     lost = output_lost()
     if lost is None or lost.errno == errno.EPIPE:
         return False
     fail(f"stdout cannot be written: {lost.strerror}" + (f"; {result}" if result else ""))
-    sys.stdout = io.StringIO()  # said once
+    sys.stdout = io.StringIO()  # once is enough
     return True

@@ -1,4 +1,4 @@
-"""Tables that fit any width."""
+"""Tables that fit any terminal width."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class FirstThatFits:
-    """The first of some renderables that fits the width as it is; the last where none does."""
+    """The first candidate that fits the width; the last one if none does."""
 
     def __init__(self, candidates: Sequence[RenderableType]) -> None:
         self._candidates = candidates
@@ -35,15 +35,15 @@ class FirstThatFits:
 
 _ANY_WIDTH = 10_000
 _PADDING: dict[int, PaddingDimensions] = {3: (0, 1), 2: (0, 1, 0, 0), 1: (0, 0)}
-"""Around a column, by the spaces between two."""
+"""The padding of a column, by the number of spaces between two columns."""
 
 _FOLDS = (40, 32, 24, 16, 12)
 _PIECE = re.compile(r"(?:[^ @/._-]|(?<=\d)-(?=\d))*[ @/._-]*")
-"""A word with what follows it; a date is one."""
+"""A word with the separators after it; a date counts as one word."""
 
 
 class Column(NamedTuple):
-    """One column of `tables`. Numbers stand at the right."""
+    """One column of `tables`. Numbers are aligned right."""
 
     heading: str
     number: bool = False
@@ -57,21 +57,23 @@ def tables(
     footer: Sequence[str] = (),
     without: Sequence[int] = (),
 ) -> list[RenderableType]:
-    """One table for ever less width: first with less space between its columns, then folded between words, then
-    without the columns that `without` lists, one after the other. Whatever is in them is shown as text."""
+    """The same table ever narrower: first with less space between the columns, then with lines folded between words,
+    then without the columns in `without`, dropped one by one. Cells are shown as plain text.
+    """
     rows = [[printable(cell) for cell in row] for row in rows]
     found: list[RenderableType] = []
     for left_out in range(len(without) + 1):
         kept = [n for n in range(len(columns)) if n not in without[:left_out]]
-        for gap, most in [*((gap, 0) for gap in _PADDING), *((1, fold) for fold in _FOLDS)]:
-            found.append(_Layout(columns, rows, styles, footer, kept, gap, most))
+        for gap, maximum in [*((gap, 0) for gap in _PADDING), *((1, fold) for fold in _FOLDS)]:
+            found.append(_Layout(columns, rows, styles, footer, kept, gap, maximum))
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """A table with the columns `kept`, `gap` spaces apart, folded to `most` characters (0: not at all). It knows its
-    width before it is made: of one with many rows making it is what takes long."""
+    """A table with the columns `kept`, `gap` spaces apart, folded to `maximum` characters (0: not folded). Its width is
+    known before it is rendered, because rendering many rows takes long.
+    """
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
@@ -79,7 +81,7 @@ class _Layout:
     footer: Sequence[str]
     kept: Sequence[int]
     gap: int
-    most: int
+    maximum: int
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         from rich.cells import cell_len
@@ -88,7 +90,7 @@ class _Layout:
         width = self.gap * (len(self.kept) - 1)
         for n in self.kept:
             cells = {self.columns[n].heading, *(row[n] for row in (*self.rows, self.footer) if row)}
-            width += max(cell_len(line) for cell in cells for line in fold(cell, self.most).split("\n"))
+            width += max(cell_len(line) for cell in cells for line in fold(cell, self.maximum).split("\n"))
         return Measurement(width, width)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
@@ -101,25 +103,25 @@ class _Layout:
         for n in self.kept:
             heading, number = self.columns[n]
             table.add_column(
-                Text(fold(heading, self.most)),
+                Text(fold(heading, self.maximum)),
                 self.footer[n] if self.footer else "",
                 justify="right" if number else "left",
                 no_wrap=number,
                 overflow="fold",
             )
         for n, row in enumerate(self.rows):
-            cells = (Text(fold(row[k], self.most)) for k in self.kept)
+            cells = (Text(fold(row[k], self.maximum)) for k in self.kept)
             table.add_row(*cells, style=self.styles[n] if self.styles else "")
         yield table
 
 
-def fold(text: str, most: int) -> str:
-    """`text` in lines of at most `most` characters where words allow it (0: in one line)."""
-    if not most:
+def fold(text: str, maximum: int) -> str:
+    """`text` in lines of at most `maximum` characters, broken between words only (0: one line)."""
+    if not maximum:
         return text
     lines = [""]
     for piece in _PIECE.findall(text):
-        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > most:
+        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > maximum:
             lines.append("")
         lines[-1] += piece
     return "\n".join(line.rstrip() for line in lines)

@@ -204,8 +204,8 @@ def test_an_unknown_method_is_charged_where_the_units_are_given(quota: Quota) ->
 
 def test_refund_and_settle_correct_a_charge(quota: Quota) -> None:
     charge_id = quota.json("charge", "search.list")["id"]
-    assert "counts 35 units now, 100 before" in quota("settle", charge_id, "35").stdout
-    assert "counts 0 units now, 35 before" in quota("refund", charge_id).stdout
+    assert "now 35 units, before 100" in quota("settle", charge_id, "35").stdout
+    assert "now 0 units, before 35" in quota("refund", charge_id).stdout
     assert quota.json("spend")["total_units"] == 0
 
 
@@ -257,7 +257,7 @@ def test_exec_does_not_run_what_is_refused(quota: Quota) -> None:
 def test_exec_gives_back_a_charge_whose_command_could_not_start(quota: Quota) -> None:
     quota.configure(SMALL)
     done = quota("exec", "search.list", "--", "no-such-command")
-    assert "the charge was given back" in one_line(done, 127)
+    assert "the charge was refunded" in one_line(done, 127)
     assert quota.json("spend")["total_units"] == 0
 
 
@@ -325,7 +325,7 @@ def test_the_reason_of_a_reopening_is_kept_without_secrets_and_a_plan_begins_ope
     ledger.close()
     assert quota("charge", "videos.list").returncode == 75
     assert quota("plan", "--days", "1").returncode == 1
-    assert "say why" in one_line(quota("reopen", "units", "--because", " "), 2)
+    assert "needs a reason" in one_line(quota("reopen", "units", "--because", " "), 2)
     reopened = quota("reopen", "units", "--because", "raised,\nsee ?key=AIzaSyThisIsTheSecretOfTheTests_0123456")
     assert reopened.stdout == r"bucket units of project p is open again: raised,\nsee ?key=[redacted]" + "\n"
     (known,) = quota.json("status")["credentials"][0]["exhausted"]
@@ -439,7 +439,7 @@ def test_init_writes_a_configuration_that_check_accepts(quota: Quota) -> None:
     assert quota("init").returncode == 0
     checked = quota("check", YOUTUBE_API_KEY="not-a-real-key")
     assert (checked.returncode, checked.stderr) == (0, ""), checked.stdout
-    assert "is there already" in one_line(quota("init"), 1)
+    assert "exists already" in one_line(quota("init"), 1)
 
 
 @pytest.mark.parametrize(
@@ -450,7 +450,10 @@ def test_init_writes_a_configuration_that_check_accepts(quota: Quota) -> None:
         (SMALL.replace("units = 150", "quota = 100\nheadroom = 200"), "headroom"),
         (SMALL.replace('"24h"', '"24 hours"'), "24 hours"),
         (SMALL.replace("youtube-v3", "youtube-v4"), "did you mean 'youtube-v3'?"),
-        ('[ledger]\nurl = "postgres://x"\n' + SMALL, "ledger.url: postgres"),
+        (
+            '[ledger]\nurl = "postgres://x"\n' + SMALL,
+            "ledger.url: unsupported URL scheme postgres://; use one of sqlite://, ",
+        ),
     ],
 )
 def test_a_bad_configuration_is_one_line_and_exit_78(quota: Quota, text: str, says: str) -> None:
