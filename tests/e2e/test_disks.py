@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import quota
-from quota.common.clock import NEVER
 from quota.jobs.emulator import Emulator
 from quota.jobs.runner import run_job
-from quota.ledger.contract import read_entries
-from support.commands import Quota, one_line
+from support.commands import one_line
+from support.installation import Installation
 from support.users import not_root
 
 if TYPE_CHECKING:
@@ -76,16 +75,13 @@ def fill(folder: Path) -> Path:
     return ballast
 
 
-class Machine:
+class Machine(Installation):
     """Ledger, state and store in folders of their own, so that one of them can fail alone."""
 
     def __init__(self, folder: Path, upstream: Emulator | None = None) -> None:
-        self.folder = folder
-        self.upstream = upstream
-        self.quota = Quota(folder)
+        super().__init__(folder, upstream)
         for name in ("ledger", "state", "store"):
             (folder / name).mkdir()
-        (folder / "key").write_text("a-key-for-tests")
         self.endpoint = upstream.address if upstream else "http://127.0.0.1:9"
         self.quota.configure(CONFIG.format(ledger=folder / "ledger", store=folder / "store", endpoint=self.endpoint))
 
@@ -131,16 +127,6 @@ class Machine:
         os.waitpid(child, 0)
         with os.fdopen(said) as pipe:
             return json.load(pipe)
-
-    @property
-    def requests(self) -> int:
-        assert self.upstream is not None
-        number: int = self.upstream.usage()["requests"]
-        return number
-
-    def units(self) -> int:
-        with quota.open(self.folder / "quota.toml") as session:
-            return sum(entry.units for entry in read_entries(session.ledger, "main", 0, NEVER))
 
 
 @pytest.fixture
@@ -304,5 +290,5 @@ def test_without_any_place_for_its_lock_nothing_is_run(machine: Machine) -> None
         (machine.folder / "quota.toml").read_text().replace(str(machine.folder / "store"), "/proc/no")
     )
     machine.quota.env["QUOTA_STATE_DIR"] = "/proc/nowhere"
-    assert "set QUOTA_STATE_DIR to a folder that you can" in one_line(machine.quota("run", "t"), 78)
+    assert "set QUOTA_STATE_DIR to a folder that can" in one_line(machine.quota("run", "t"), 78)
     assert machine.requests == 0

@@ -23,7 +23,6 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,21 +31,16 @@ import redis
 from tenacity import wait_none
 
 import quota
-from quota.common.clock import NEVER
 from quota.jobs.emulator import Emulator
-from quota.jobs.runner import run_job
-from quota.ledger.contract import read_entries
 from quota.status import read_status
-from support.commands import Quota
+from support.installation import Installation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from quota.jobs.job import RunReport
-    from quota.ledger.entry import Entry
     from support.servers import RedisServer
 
-ROOT = Path(__file__).resolve().parents[2]
 KILLS = int(os.environ.get("QUOTA_TEST_KILLS", "8"))
 REGIONS = ["US", "DE"]
 PAGES = 2
@@ -68,16 +62,16 @@ window = {{ calendar = "day", zone = "America/Los_Angeles" }}
 """
 
 
-@dataclass
-class Machine:
-    """A folder with a configuration, a state folder, an upstream, and a ledger that may be elsewhere."""
+class Machine(Installation):
+    """An installation with an upstream, and a ledger that may be elsewhere."""
 
-    folder: Path
-    ledger: str
     upstream: Emulator
 
+    def __init__(self, folder: Path, ledger: str, upstream: Emulator) -> None:
+        super().__init__(folder, upstream)
+        self.ledger = ledger
+
     def configure(self, *, units: int = 9_500, unavailable: str = "") -> None:
-        (self.folder / "key").write_text("a-key-for-tests")
         (self.folder / "quota.toml").write_text(
             f"""
 [ledger]
@@ -97,41 +91,12 @@ regions = {json.dumps(REGIONS)}
 """
         )
 
-    @property
-    def config(self) -> Path:
-        return self.folder / "quota.toml"
-
-    @property
-    def requests(self) -> int:
-        number: int = self.upstream.usage()["requests"]
-        return number
-
-    def spawn(self, script: str, *args: str, **options: Any) -> subprocess.Popen[str]:
+    def script(self, script: str, *args: str, **options: Any) -> subprocess.Popen[str]:
         """A Python process of its own that runs this script in the folder."""
-        return subprocess.Popen(
-            [sys.executable, "-c", script, *args],
-            cwd=self.folder,
-            env={**Quota(self.folder).env, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            **options,
-        )
+        return self.spawn(sys.executable, "-c", script, *args, **options)
 
     def tick(self) -> RunReport:
-        with quota.open(self.config) as session:
-            return run_job(session, "t", wait=wait_none())
-
-    def entries(self) -> list[Entry]:
-        with quota.open(self.config) as session:
-            return list(read_entries(session.ledger, "main", 0, NEVER))
-
-    def units(self) -> int:
-        return sum(entry.units for entry in self.entries())
-
-    def rows(self, sql: str, *values: object) -> list[Any]:
-        with closing(sqlite3.connect(self.folder / "videos.db")) as db:
-            return db.execute(sql, values).fetchall()
+        return self.run("t", wait=wait_none())
 
     def pages_stored(self) -> int:
         """Whole pages of rankings in the store. Asserts that there are no others, and that the checkpoints agree."""
@@ -292,7 +257,7 @@ def steps(*more: Step) -> Any:
 
 
 def killed_at(machine: Machine, step: Step) -> None:
-    with machine.spawn(KILLED, step.event, step.where, str(step.nth), step.then, "run", "t") as process:
+    with machine.script(KILLED, step.event, step.where, str(step.nth), step.then, "run", "t") as process:
         out, err = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL, (process.returncode, out, err)
 
@@ -332,7 +297,7 @@ def test_a_tick_killed_while_the_shared_ledger_answers_goes_on(machine: Machine,
 
 def test_a_tick_killed_while_upstream_works_counts_what_upstream_counts(machine: Machine) -> None:
     machine.upstream.fault("hang", after=2, ms=20_000)
-    with machine.spawn(KILLED, "call", "nowhere:nothing", "1", ":", "run", "t") as process:
+    with machine.script(KILLED, "call", "nowhere:nothing", "1", ":", "run", "t") as process:
         while machine.requests < 3:
             assert process.poll() is None
             time.sleep(0.01)
@@ -349,7 +314,7 @@ def test_ticks_killed_one_after_another_anywhere_add_up_to_whole_rounds(machine:
     kills = 0
     while kills < KILLS:
         nth = str(dice.randint(1, CALLS_IN_A_TICK))
-        with machine.spawn(KILLED, "call", ":", nth, ":", "run", "t") as process:
+        with machine.script(KILLED, "call", ":", nth, ":", "run", "t") as process:
             out, err = process.communicate(timeout=60)
         assert process.returncode in (0, -signal.SIGKILL), (process.returncode, out, err)
         kills += process.returncode != 0
@@ -402,7 +367,7 @@ CROWD = 16
 def all_at_once(machine: Machine, script: str, *args: str) -> list[tuple[int, str, str]]:
     """Status, output and errors of CROWD processes that leave the starting line together."""
     with ExitStack() as stack:
-        crowd = [stack.enter_context(machine.spawn(script, *args, stdin=subprocess.PIPE)) for _ in range(CROWD)]
+        crowd = [stack.enter_context(machine.script(script, *args, stdin=subprocess.PIPE)) for _ in range(CROWD)]
         for process in crowd:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
@@ -529,7 +494,7 @@ with quota.open() as session:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
 def test_a_session_forked_in_use_serves_parent_and_children(machine: Machine) -> None:
     machine.configure(unavailable="{ max_cost = 1, allowance = 5 }")
-    with machine.spawn(FORKED) as process:
+    with machine.script(FORKED) as process:
         out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, ""), (out, err)
     entries = machine.entries()
@@ -569,7 +534,7 @@ assert os.wait()[1] == 9
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
 def test_a_child_that_outlives_its_parents_session_loses_no_charge(machine: Machine) -> None:
-    with machine.spawn(OUTLIVED) as process:
+    with machine.script(OUTLIVED) as process:
         out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, ""), (out, err)
     assert machine.units() == 5
@@ -610,7 +575,7 @@ with quota.open() as session:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
 def test_a_fork_while_other_threads_charge_leaves_no_child_waiting(machine: Machine) -> None:
     machine.configure(units=1_000_000)
-    with machine.spawn(FORKED_IN_THREADS) as process:
+    with machine.script(FORKED_IN_THREADS) as process:
         out, err = process.communicate(timeout=100)
     assert process.returncode == 0, (out, err)
     assert sum(entry.job == "child" for entry in machine.entries()) == 20

@@ -21,8 +21,8 @@ import pytest
 
 import quota
 from quota.jobs.job import RunReport
-from quota.jobs.runner import Silent, run_job
-from support.commands import QUOTA, Quota
+from quota.jobs.runner import Silent
+from support.installation import Installation, until
 from support.raw_http import RawServer, head, whole
 
 MB = 1_000_000
@@ -57,12 +57,11 @@ quota.cli.commands.main()
 Answer = Callable[[str], Iterable[bytes]]
 
 
-class Site:
+class Site(Installation):
     """A configuration whose upstream sends what `answer` says."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.quota = Quota(folder)
+        super().__init__(folder)
         self.answer: Answer = lambda _: [whole(PAGE)]
         self.server = RawServer(lambda target: self.answer(target))
         self.configure()
@@ -79,9 +78,8 @@ class Site:
         )
         self.quota.configure(text)
 
-    def run(self, **options: Any) -> RunReport:
-        with quota.open(self.folder / "quota.toml") as session:
-            return run_job(session, "j", **options)
+    def run(self, job: str = "j", **options: Any) -> RunReport:
+        return super().run(job, **options)
 
     def fails(self, report: RunReport, attempts: int = 1) -> str:
         """The one plain line of the only region, which failed at the cost of so many attempts."""
@@ -108,30 +106,11 @@ class Site:
         assert done.returncode == (report["outcome"] == "failed"), done
         return report, int((self.folder / "memory_kb").read_text())
 
-    def start(self, *args: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [*QUOTA, *args],
-            cwd=self.folder,
-            env=self.quota.env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
     def arrived(self, number: int) -> None:
         until(lambda: len(self.server.targets) >= number)
 
     def stored(self) -> int:
-        with closing(sqlite3.connect(self.folder / "videos.db")) as db:
-            number: int = db.execute("SELECT count(*) FROM rankings").fetchone()[0]
-            return number
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen within 30 seconds"
-        time.sleep(0.01)
+        return self.count("rankings")
 
 
 @pytest.fixture

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,12 +18,13 @@ from tenacity import wait_fixed, wait_none
 import quota
 from quota.jobs.emulator import Emulator
 from quota.jobs.job import RunReport, load_fetch
-from quota.jobs.runner import ATTEMPTS, Silent, run_job
-from support.commands import QUOTA, Quota
+from quota.jobs.runner import ATTEMPTS, Silent
+from support.commands import QUOTA
+from support.installation import Installation, until
 from support.servers import RedisServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from quota.jobs.store.store import Checkpoint
 
@@ -33,8 +32,6 @@ DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
 EIGHT = ["US", "GB", "DE", "FR", "IN", "BR", "AU", "CA"]
 RECORDED = ["US", "GB", "DE", "FR", "IN", "BR", "CA"]
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 class Clock:
@@ -47,13 +44,12 @@ class Clock:
         return self.now_ms
 
 
-class Bench:
-    """A configuration in a folder of its own, against one emulator."""
+class Bench(Installation):
+    """A configuration with one job, against one emulator."""
 
     def __init__(self, folder: Path, upstream: Emulator) -> None:
-        self.folder = folder
-        self.upstream = upstream
-        self.clock: Clock | None = None
+        super().__init__(folder, upstream)
+        self.endpoint = upstream.address
         self.configure()
 
     def configure(
@@ -76,7 +72,7 @@ url = "sqlite:///ledger.db"
 [credentials.main]
 api = "youtube-v3"
 key = "file:key"
-endpoint = "{endpoint or self.upstream.address}"
+endpoint = "{endpoint or self.endpoint}"
 [[credentials.main.limits]]
 name = "day"
 units = {units}
@@ -92,31 +88,12 @@ pages = {pages}
         )
 
     def run(self, job: str = "t", **options: Any) -> RunReport:
-        options.setdefault("wait", wait_none())
-        with quota.open(self.folder / "quota.toml", clock=self.clock) as session:
-            return run_job(session, job, clock=self.clock, **options)
+        return super().run(job, **{"wait": wait_none(), **options})
 
     def charge(self, method: str, job: str = "") -> None:
         """As another process would."""
-        with quota.open(self.folder / "quota.toml", clock=self.clock) as session:
+        with quota.open(self.config, clock=self.clock) as session:
             assert session.budget().charge(method, job=job).admitted
-
-    @property
-    def requests(self) -> int:
-        number: int = self.upstream.usage()["requests"]
-        return number
-
-    def rows(self, sql: str, *values: object) -> list[Any]:
-        with closing(sqlite3.connect(self.folder / "videos.db")) as db:
-            return db.execute(sql, values).fetchall()
-
-    def count(self, table: str) -> int:
-        number: int = self.rows(f"SELECT count(*) FROM {table}")[0][0]  # noqa: S608  # the tests' own names
-        return number
-
-    def change(self, sql: str, *values: object) -> None:
-        with closing(sqlite3.connect(self.folder / "videos.db")) as db, db:
-            db.execute(sql, values)
 
     def write_fetch(self, source: str) -> str:
         """A fetch function of one's own beside the configuration; its name for the configuration."""
@@ -124,33 +101,11 @@ pages = {pages}
         (self.folder / f"{module}.py").write_text("from quota.jobs.job import Page, first_attempt\n" + source)
         return f"{module}:fetch"
 
-    def start(self, *args: str) -> subprocess.Popen[str]:
-        command = Quota(self.folder)
-        return subprocess.Popen(
-            [*QUOTA, *args],
-            cwd=self.folder,
-            env=child_env(command.env),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
     def await_requests(self, number: int) -> None:
         until(lambda: self.requests >= number)
 
 
 _numbers = count(1)
-
-
-def child_env(env: dict[str, str]) -> dict[str, str]:
-    return env | {"PYTHONPATH": str(ROOT)}
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen within 30 seconds"
-        time.sleep(0.01)
 
 
 def outcomes(report: RunReport) -> dict[str, str]:
@@ -261,7 +216,7 @@ cli.main(["run", "t"], standalone_mode=False)
 heavy = ("googleapiclient", "httplib2", "google.auth", "apscheduler", "redis", "requests", "httpx", "rich", "tenacity")
 print([name for name in sys.modules if name in heavy or name.startswith(("googleapiclient.", "redis."))])
 """
-    env = child_env(Quota(bench.folder).env)
+    env = bench.quota.env
     done = subprocess.run(
         [sys.executable, "-c", script],
         cwd=bench.folder,
@@ -656,7 +611,7 @@ def test_an_option_that_a_built_in_job_does_not_have_is_a_configuration_error() 
 
 
 def test_a_quiet_run_prints_what_went_wrong_or_was_refused_and_nothing_else(bench: Bench) -> None:
-    command = Quota(bench.folder)
+    command = bench.quota
     bench.configure(units=4, regions=["US", "XX", "DE"], pages=1)
     assert len(command("run", "t", "--region", "US").stdout.splitlines()) == 1
     done = command("run", "t", "--region", "DE", "--quiet")
@@ -682,7 +637,7 @@ def test_a_quiet_run_on_a_terminal_is_quiet_too(bench: Bench) -> None:
     child = subprocess.Popen(
         [*QUOTA, "run", "t", "--quiet"],
         cwd=bench.folder,
-        env=child_env(Quota(bench.folder).env),
+        env=bench.quota.env,
         stdout=terminal,
         stderr=terminal,
     )
@@ -828,7 +783,7 @@ main()
     done = subprocess.run(
         [sys.executable, "-c", script, "run", "t", "--json"],
         cwd=bench.folder,
-        env=child_env(Quota(bench.folder).env),
+        env=bench.quota.env,
         capture_output=True,
         text=True,
         check=False,

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +19,13 @@ from quota.common.clock import rfc3339
 from quota.jobs.emulator import Emulator
 from quota.jobs.schedule.ticks import ticks
 from quota.settings.load import load_settings
-from support.commands import QUOTA, Quota, one_line
+from support.commands import QUOTA, one_line
+from support.installation import Installation
 from support.servers import RedisServer, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT = Path(__file__).resolve().parents[3]
 KEY = "a-secret-key-for-the-scheduler"
 
 # A page that takes PAGE_S seconds, and a line in `trace` when it begins and ends.
@@ -63,21 +62,14 @@ def shared(redis_server: RedisServer) -> Iterator[RedisServer]:
         assert [key for key in client.keys("*") if client.pttl(key) < 0] == [], "keys without a lifetime"
 
 
-@dataclass
-class Machine:
-    """A folder with a configuration, a store and a state folder of its own."""
+class Machine(Installation):
+    """A folder with a job that leaves a trace of its calls."""
 
-    folder: Path
-    quota: Quota = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.folder.mkdir(exist_ok=True)
-        self.quota = Quota(self.folder)
-        self.quota.env["PYTHONPATH"] = str(ROOT)
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, key=KEY)
 
     def configure(self, address: str, jobs: str, *, ledger: str = "sqlite:///ledger.db", units: int = 9_500) -> None:
         (self.folder / "mine.py").write_text(FETCH)
-        (self.folder / "key").write_text(KEY)
         self.quota.configure(
             f"""
 [ledger]

@@ -1,0 +1,100 @@
+"""An installation as its owner has it: a folder with a configuration, a key, a ledger and a store."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import quota
+from quota.common.clock import NEVER
+from quota.jobs.runner import run_job
+from quota.ledger.contract import read_entries
+from support.commands import QUOTA, Quota
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from quota.jobs.emulator import Emulator
+    from quota.jobs.job import RunReport
+    from quota.ledger.entry import Entry
+
+
+class Installation:
+    """One folder. Its kinds write the configuration that their tests need.
+
+    `clock` (ms since the epoch) is the time of ledger, budget and store; None is the host's.
+    """
+
+    def __init__(self, folder: Path, upstream: Emulator | None = None, *, key: str = "a-key-for-tests") -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+        self.upstream = upstream
+        self.quota = Quota(folder)
+        self.clock: Callable[[], int] | None = None
+        (folder / "key").write_text(key)
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "quota.toml"
+
+    @property
+    def requests(self) -> int:
+        """Those that reached the emulated upstream."""
+        assert self.upstream is not None
+        number: int = self.upstream.usage()["requests"]
+        return number
+
+    def run(self, job: str, **options: Any) -> RunReport:
+        """One run, in this process."""
+        with quota.open(self.config, clock=self.clock) as session:
+            return run_job(session, job, clock=self.clock, **options)
+
+    def start(self, *args: str) -> subprocess.Popen[str]:
+        """A `quota` command in a process of its own."""
+        return self.spawn(*QUOTA, *args)
+
+    def spawn(self, *command: str, **options: Any) -> subprocess.Popen[str]:
+        """Any command in the folder."""
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=self.quota.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+
+    def entries(self) -> list[Entry]:
+        """All charges in the ledger."""
+        with quota.open(self.config, clock=self.clock) as session:
+            return list(read_entries(session.ledger, "main", 0, NEVER))
+
+    def units(self) -> int:
+        return sum(entry.units for entry in self.entries())
+
+    def rows(self, sql: str, *values: object) -> list[Any]:
+        """Rows of the store."""
+        with closing(sqlite3.connect(self.folder / "videos.db")) as db:
+            return db.execute(sql, values).fetchall()
+
+    def count(self, table: str) -> int:
+        number: int = self.rows(f"SELECT count(*) FROM {table}")[0][0]  # noqa: S608  # the tests' own names
+        return number
+
+    def change(self, sql: str, *values: object) -> None:
+        """Change the store behind its back."""
+        with closing(sqlite3.connect(self.folder / "videos.db")) as db, db:
+            db.execute(sql, values)
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for something to become true. Fails after half a minute."""
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen within 30 seconds"
+        time.sleep(0.01)
