@@ -88,6 +88,18 @@ def test_the_commands_for_ones_own_key_run_in_order(tmp_path: Path) -> None:
     assert "9,468" in done.stdout
 
 
+def test_a_run_that_is_refused_says_what_the_readme_shows(quota: Quota) -> None:
+    (shown,) = re.findall(r"^trending: stopped .*$", README, flags=re.MULTILINE)
+    config = (quota.folder / "quota.toml").read_text(encoding="utf-8").partition("[jobs.mine]")[0]
+    quota.configure(
+        config + '[[credentials.main.limits]]\nname = "day"\nunits = 10\nwindow = "24h"\n'
+        '[jobs.trending]\nfetch = "trending"\nregions = ["US", "GB", "DE", "FR"]\npages = 4\n'
+    )
+    done = quota("run", "trending")
+    assert done.returncode == 0
+    assert differs(["...", shown, "..."], (done.stdout + done.stderr).splitlines()) == ""
+
+
 def test_the_python_example_runs(quota: Quota) -> None:
     (example,) = (block for block in blocks("python") if "quota.open()" in block)
     done = subprocess.run(

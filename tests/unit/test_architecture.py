@@ -1,0 +1,121 @@
+"""The page for maintainers is true where that can be checked: it cites what exists, and its layers are the linter's."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+OTHERS = [
+    (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md", "FAULTS.md", "lua/README.md")
+]
+WINGS = ("quota", "jobs", "lua", "config", "tests", "docs")
+DIAGRAM = re.search(r"^```\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+LINTER = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+
+
+def cited_in(page: str) -> list[str]:
+    """What stands in backticks, outside of blocks."""
+    return sorted(set(re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL))))
+
+
+CITED = cited_in(PAGE)
+
+
+@cache
+def sources() -> str:
+    """All code and configuration, without comments' line breaks mattering."""
+    files = [
+        path for wing in WINGS for path in (ROOT / wing).rglob("*") if path.suffix in (".py", ".lua", ".sql", ".toml")
+    ]
+    files += [ROOT / "Makefile", ROOT / "pyproject.toml"]
+    return "\n".join(path.read_text(encoding="utf-8") for path in files if path != Path(__file__))
+
+
+def test_the_page_can_be_read_in_one_sitting() -> None:
+    assert len(PAGE.splitlines()) <= 520
+
+
+def test_every_file_that_it_and_the_other_pages_cite_exists() -> None:
+    cited = [word for page in (PAGE, *OTHERS) for word in cited_in(page)]
+    paths = [word for word in cited if re.fullmatch(r"\.?[\w@-]+(/[\w@.-]+)+/?", word) and word.split("/")[0] in WINGS]
+    assert DIAGRAM is not None
+    paths += re.findall(r"\b(?:quota|jobs|lua)/[\w/]+(?:\.\w+)?", DIAGRAM[1])
+    assert len(paths) > 40
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_every_file_it_cites_by_its_name_alone_exists() -> None:
+    names = [word for word in CITED if re.fullmatch(r"\w+\.(py|lua|sql|md|toml)", word)]
+    known = {path.name for wing in WINGS for path in (ROOT / wing).rglob("*")} | {path.name for path in ROOT.iterdir()}
+    assert len(names) > 5
+    assert [name for name in names if name not in known] == []
+
+
+@pytest.mark.parametrize("name", [word for word in CITED if re.fullmatch(r"quota(\.\w+)+", word)])
+def test_every_module_it_cites_can_be_imported(name: str) -> None:
+    if name not in {f"{group}" for group in ("quota.commands", "quota.checks")}:  # entry points
+        import_module(name)
+
+
+def test_every_name_it_cites_stands_in_the_code() -> None:
+    """Classes, functions, fields, events: whatever looks like one."""
+    names = {
+        part
+        for word in CITED
+        if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?(\(\))?", word) and not word.endswith((".py", ".db"))
+        for part in word.removesuffix("()").split(".")
+    }
+    assert len(names) > 60
+    assert sorted(name for name in names if not re.search(rf"\b{name}\b", sources())) == []
+
+
+def test_every_rule_it_refers_to_is_one() -> None:
+    rules = {int(number) for number in re.findall(r"^\*\*L(\d+)\.", PAGE, flags=re.MULTILINE)}
+    assert rules == set(range(1, len(rules) + 1))
+    assert {int(number) for number in re.findall(r"\bL(\d+)\b", PAGE)} <= rules
+
+
+def test_the_import_order_is_the_linters() -> None:
+    section = PAGE.partition("### What may import what")[2]
+    fence = re.search(r"^```\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)
+    assert fence is not None
+    (layers,) = (row["layers"] for row in LINTER if row["type"] == "layers" and row["containers"] == ["quota"])
+    assert [line.strip() for line in fence[1].splitlines()] == layers
+
+
+def test_every_module_is_public_for_jobs_or_forbidden() -> None:
+    (row,) = (row for row in LINTER if row["type"] == "forbidden" and row["source_modules"] == ["quota.jobs"])
+    listed = re.search(r"These modules are public for it:\n\n(.*?)\n\n", PAGE, flags=re.DOTALL)
+    assert listed is not None
+    public = tuple(re.findall(r"`([\w.]+)`", listed[1]))
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in (ROOT / "quota").rglob("*.py")
+        if path.stem not in ("__init__", "__main__")
+    }
+    of_jobs = {name for name in modules if is_in(name, public)}
+    others = {name for name in modules if is_in(name, row["forbidden_modules"])}
+    assert (of_jobs & others, modules - of_jobs - others) == (set(), set())
+
+
+def is_in(name: str, modules: Iterable[str]) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+def test_every_link_leads_to_a_heading() -> None:
+    headings = {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in re.findall(r"^#+ (.*)$", PAGE, flags=re.MULTILINE)
+    }
+    assert [target for target in re.findall(r"\]\(#([\w-]+)\)", PAGE) if target not in headings] == []
