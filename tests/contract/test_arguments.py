@@ -21,13 +21,12 @@ from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, Limit, Selector, Sliding, View
 from quota.recovery.allowance import Allowance
 from support.books import BOOK
-
-from .conftest import limit
+from support.setup import limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .conftest import Setup
+    from support.setup import Setup
 
 
 class Whole:

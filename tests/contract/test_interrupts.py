@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 import quota
-from contract.conftest import Setup, limit
 from quota.common import sqlite_file
 from quota.common.clock import NEVER, host_clock
 from quota.errors import LedgerError
@@ -29,6 +28,7 @@ from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS
 from quota.recovery.allowance import Allowance
 from support.interrupts import Interrupted, at_every_place, interrupt
+from support.setup import Setup, limit
 
 if TYPE_CHECKING:
     from pathlib import Path

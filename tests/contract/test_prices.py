@@ -19,15 +19,13 @@ from quota.recovery.allowance import Allowance
 from quota.settings.books import parse_book
 from quota.settings.lint import lint
 from quota.settings.load import load_settings
-
-from .conftest import limit
+from support.setup import limit
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from quota.ledger.contract import ChargeRequest, ChargeResult
-
-    from .conftest import Setup
+    from support.setup import Setup
 
 UPLOAD = "videos.insert"  # 1,600 until 2025-12-03, 100 from 2025-12-04
 

@@ -19,7 +19,7 @@ from support.commands import Quota
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from contract.conftest import Setup
+    from support.setup import Setup
 
 
 def test_a_spending_says_since_when_the_log_is_whole(setup: Setup) -> None:

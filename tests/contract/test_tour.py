@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from contract.conftest import limit
 from quota.errors import CostExceedsLimit
 from quota.limits import DAY_MS, HOUR_MS
+from support.setup import limit
 
 if TYPE_CHECKING:
-    from contract.conftest import Setup
+    from support.setup import Setup
 
 
 def test_a_search_costs_a_hundred_units_and_a_video_list_one(setup: Setup) -> None:

@@ -9,12 +9,11 @@ import pytest
 
 from quota.budget import Budget, cap
 from quota.errors import ConfigError, CostExceedsLimit, UsageError
-from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View, paced_units, paced_until
 from quota.session import Session
 from quota.settings.load import load_settings
 from quota.status import read_status
-from support.books import BOOK
+from support.setup import Setup
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,28 +32,20 @@ def paced(units: int, window: Calendar = PACIFIC, name: str = "pacific-day") -> 
     return Limit(name, units, View(Selector(buckets=("units",)), window), units, 0, paced=True)
 
 
-class Setup:
-    """A budget under a clock that the test moves."""
+def start(
+    *limits: Limit, leave: dict[str, dict[str, int]] | None = None, now_ms: int = MIDNIGHT
+) -> tuple[Setup, Budget]:
+    """A budget with these limits, and the clock that moves it."""
+    setup = Setup.open("sqlite://", now_ms=now_ms)
+    return setup, setup.budget(*limits, leave=leave)
 
-    def __init__(self, *limits: Limit, leave: dict[str, dict[str, int]] | None = None, now_ms: int = MIDNIGHT) -> None:
-        self.now_ms = now_ms
-        self.ledger = open_ledger("sqlite://", clock=lambda: self.now_ms)
-        self.budget = Budget(
-            credential="main",
-            project="p",
-            book=BOOK,
-            limits=limits,
-            ledger=self.ledger,
-            leave=leave,
-            clock=lambda: self.now_ms,
-        )
 
-    def spend_all(self, units: int, job: str = "") -> int:
-        """Charge until refused; what was admitted."""
-        total = 0
-        while self.budget.charge("videos.list", units=units, job=job).admitted:
-            total += units
-        return total
+def spend_all(budget: Budget, units: int, job: str = "") -> int:
+    """Charge until refused; what was admitted."""
+    total = 0
+    while budget.charge("videos.list", units=units, job=job).admitted:
+        total += units
+    return total
 
 
 # -- the arithmetic ----------------------------------------------------------------------------------------------------
@@ -85,81 +76,81 @@ def test_an_unused_window_has_room_for_one_call_whatever_its_pace() -> None:
     limit = paced(100)
     assert cap(limit, 0, 100, MIDNIGHT) == 100
     assert cap(limit, 0, 1, MIDNIGHT) == 12
-    setup = Setup(limit)
-    assert setup.budget.charge("search.list").admitted
+    setup, budget = start(limit)
+    assert budget.charge("search.list").admitted
     setup.now_ms += DAY_MS - 1
-    refused = setup.budget.charge("videos.list")
+    refused = budget.charge("videos.list")
     assert refused.retry_at_ms == MIDNIGHT + DAY_MS
     with pytest.raises(CostExceedsLimit):
-        setup.budget.charge("videos.list", units=101)
+        budget.charge("videos.list", units=101)
 
 
 # -- decisions ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_refusal_by_pace_names_the_millisecond_of_the_next_call() -> None:
-    setup = Setup(paced(2_400))
-    assert setup.spend_all(100) == 300
-    refused = setup.budget.charge("search.list")
+    setup, budget = start(paced(2_400))
+    assert spend_all(budget, 100) == 300
+    refused = budget.charge("search.list")
     assert (refused.reason, refused.refused_by, refused.limits[0].limit_units) == ("limit", "pacific-day", 300)
     assert "300 of 300 units used, of 2400 by the end of the day" in refused.sentence()
     assert refused.retry_at_ms == MIDNIGHT + HOUR_MS
     setup.now_ms = refused.retry_at_ms - 1
-    assert not setup.budget.charge("search.list").admitted
+    assert not budget.charge("search.list").admitted
     setup.now_ms += 1
-    assert setup.budget.charge("search.list").admitted
+    assert budget.charge("search.list").admitted
 
 
 def test_nothing_is_left_over_at_the_end_of_a_day() -> None:
     """Demand without end, every half hour: the whole number is spent, and never more than the pace allows."""
-    setup = Setup(paced(9_500))
+    setup, budget = start(paced(9_500))
     spent = 0
     for tick in range(48):
         setup.now_ms = MIDNIGHT + tick * HOUR_MS // 2
-        spent += setup.spend_all(1 if tick == 47 else 50)
+        spent += spend_all(budget, 1 if tick == 47 else 50)
         assert spent <= paced_units(9_500, PACIFIC.edges(MIDNIGHT), setup.now_ms)
     assert spent == 9_500
 
 
 def test_a_job_that_leaves_some_has_a_pace_of_its_own() -> None:
     """It spends its half as evenly as the others spend all, and what it leaves is free at any time."""
-    setup = Setup(paced(2_400), leave={"backfill": {"pacific-day": 1_200}})
-    assert setup.spend_all(10, "backfill") == 150
-    refused = setup.budget.charge("videos.list", job="backfill")
+    setup, budget = start(paced(2_400), leave={"backfill": {"pacific-day": 1_200}})
+    assert spend_all(budget, 10, "backfill") == 150
+    refused = budget.charge("videos.list", job="backfill")
     assert (refused.reason, refused.limits[0].limit_units) == ("leave", 150)
-    assert setup.spend_all(10) == 150, "the rest of the first 300"
+    assert spend_all(budget, 10) == 150, "the rest of the first 300"
     setup.now_ms += 12 * HOUR_MS
-    assert setup.spend_all(10, "backfill") == 450
-    assert setup.spend_all(10) == 750
+    assert spend_all(budget, 10, "backfill") == 450
+    assert spend_all(budget, 10) == 750
     setup.now_ms += 10 * HOUR_MS
-    assert setup.spend_all(10, "backfill") == 0
-    assert setup.spend_all(10) == 900
+    assert spend_all(budget, 10, "backfill") == 0
+    assert spend_all(budget, 10) == 900
 
 
 def test_a_limit_that_has_room_now_and_less_after_its_reset_moves_the_time() -> None:
     """The sliding limit has room at 02:00 of the next day. By then a charge dated there (the clock went back) has used
     up the paced limit's first hours: the time given is when both have room."""
     sliding = Limit("day", 1_000, View(Selector(buckets=("units",)), Sliding(DAY_MS)), 1_000, 0)
-    setup = Setup(sliding, paced(2_400), now_ms=MIDNIGHT + 2 * HOUR_MS)
-    assert setup.budget.charge("videos.list", units=500).admitted
+    setup, budget = start(sliding, paced(2_400), now_ms=MIDNIGHT + 2 * HOUR_MS)
+    assert budget.charge("videos.list", units=500).admitted
     setup.now_ms = MIDNIGHT + DAY_MS + HOUR_MS
-    assert setup.budget.charge("videos.list", units=380).admitted
+    assert budget.charge("videos.list", units=380).admitted
     setup.now_ms = MIDNIGHT + 22 * HOUR_MS
-    refused = setup.budget.peek("videos.list", units=600)
+    refused = budget.peek("videos.list", units=600)
     assert refused.refused_by == "day"
     # 380 + 600 = 980 of 2,400 units are given out 6 h 48 min into the day.
     assert refused.retry_at_ms == MIDNIGHT + DAY_MS + 6 * HOUR_MS + 48 * 60_000
     setup.now_ms = refused.retry_at_ms - 1
-    assert not setup.budget.peek("videos.list", units=600).admitted
+    assert not budget.peek("videos.list", units=600).admitted
     setup.now_ms += 1
-    assert setup.budget.peek("videos.list", units=600).admitted
+    assert budget.peek("videos.list", units=600).admitted
 
 
 def test_calls_without_a_paced_limit_reckon_nothing_per_decision() -> None:
     limit = Limit("day", 500, View(Selector(buckets=("units",)), PACIFIC), 500, 0)
-    setup = Setup(limit)
-    setup.budget.charge("videos.list")
-    (plan,) = setup.budget._plans.values()
+    _, budget = start(limit)
+    budget.charge("videos.list")
+    (plan,) = budget._plans.values()
     assert plan.caps_at(MIDNIGHT) is plan.caps
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from multiprocessing.synchronize import Barrier
     from pathlib import Path
 
-    from contract.conftest import Setup
+    from support.setup import Setup
 
 HOUR_MS = 3_600_000
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from contract.conftest import limit
 from quota.budget import Budget
 from quota.common.clock import elapsed_s
 from quota.ledger.contract import CLOCK_SLACK_MS
 from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Calendar, Limit, Selector, View
 from support.books import BOOK
+from support.setup import limit
 
 if TYPE_CHECKING:
     from quota.ledger.contract import Ledger

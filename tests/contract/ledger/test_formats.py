@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from contract.conftest import Setup
+    from support.setup import Setup
 
 __all__ = ["scripts"]  # a fixture
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
-from contract.conftest import limit
 from quota.budget import Budget
 from quota.common.sqlite_file import PAGE_BYTES
 from quota.jobs.job import Page
@@ -27,6 +26,7 @@ from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
 from quota.recovery.allowance import Allowance
 from support.books import BOOK
+from support.setup import limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from contract.conftest import limit
 from quota.budget import Budget
 from quota.common.clock import NEVER
 from quota.errors import UnknownCharge, UsageError
@@ -18,9 +17,10 @@ from quota.ledger.contract import MIN_RETENTION_MS, Exhaustion, read_entries
 from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 from support.books import BOOK
+from support.setup import limit
 
 if TYPE_CHECKING:
-    from contract.conftest import Setup
+    from support.setup import Setup
 
 PACIFIC = Calendar("day", "America/Los_Angeles")
 

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from contract.conftest import limit
 from quota.budget import Budget
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_connection import Connections
 from support.books import BOOK
 from support.proxy import Proxy
 from support.servers import RedisServer
+from support.setup import limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from contract.conftest import limit
 from quota.budget import Budget
 from quota.common.clock import NEVER
 from quota.common.redact import redact
@@ -37,6 +36,7 @@ from support.random_operations import RandomOperations
 from support.random_scripts import RandomScripts
 from support.resp import RespServer
 from support.servers import RedisServer, executables, free_port, redis_executable
+from support.setup import limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

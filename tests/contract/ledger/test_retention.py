@@ -10,7 +10,6 @@ import pytest
 import redis
 
 import quota
-from contract.conftest import limit
 from quota.budget import Budget
 from quota.common.clock import NEVER, host_clock
 from quota.ledger.contract import (
@@ -31,13 +30,14 @@ from quota.recovery.allowance import Allowance
 from quota.status import exact_from
 from support.books import BOOK
 from support.commands import Quota
+from support.setup import limit
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from contract.conftest import Setup
     from quota.limits import Window
     from support.servers import RedisServer
+    from support.setup import Setup
 
 MONTH_MS = 30 * DAY_MS
 MONTH = limit(3, MONTH_MS, name="month", methods=("captions.list",), count="calls")

@@ -17,7 +17,7 @@ from quota.limits import DAY_MS, Selector, Sliding, View, selector_of
 from quota.recovery.allowance import REPAID_AT_ONCE
 
 if TYPE_CHECKING:
-    from contract.conftest import Setup
+    from support.setup import Setup
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "lua").glob("*.lua"))}

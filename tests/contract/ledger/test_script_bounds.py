@@ -13,7 +13,6 @@ import redis
 
 import quota.ledger.redis_ledger
 import quota.ledger.sqlite_ledger
-from contract.conftest import limit
 from contract.ledger.test_charge_script import ALL, LOG, MIN_RETENTION_MS, NOW, STATE, Scripts, scripts
 from contract.ledger.test_redis_ledger import calls, opened, server
 from quota.budget import Budget
@@ -24,6 +23,7 @@ from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, MINUTE_MS
 from support.books import BOOK
 from support.proxy import Proxy
+from support.setup import limit
 
 if TYPE_CHECKING:
     from support.servers import RedisServer

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import quota
-from contract.conftest import limit
 from quota.budget import Budget
 from quota.common.clock import NEVER
 from quota.errors import LedgerError, UnknownCharge
@@ -23,6 +22,7 @@ from quota.limits import DAY_MS
 from quota.recovery.allowance import LOOK_AGAIN_MS, REPAID_AT_ONCE, Allowance
 from support.books import BOOK
 from support.servers import RedisServer
+from support.setup import limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

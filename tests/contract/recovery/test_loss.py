@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from contract.conftest import limit
 from quota.budget import Budget
 from quota.common.clock import NEVER
 from quota.ledger.contract import MIN_RETENTION_MS, ChargeRequest
@@ -28,6 +27,7 @@ from support.books import BOOK
 from support.interrupts import Interrupted, at_place
 from support.losses import Machine, RedisStorage, SqliteStorage
 from support.servers import RedisServer
+from support.setup import limit
 from support.users import not_root
 
 if TYPE_CHECKING:

@@ -27,7 +27,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from contract.conftest import limit
 from quota.budget import Budget
 from quota.common.clock import NEVER
 from quota.ledger.contract import CLOCK_SLACK_MS, read_entries
@@ -36,6 +35,7 @@ from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, 
 from support.books import BOOK
 from support.losses import Machine, RedisStorage, SqliteStorage
 from support.proxy import Proxy
+from support.setup import limit
 
 if TYPE_CHECKING:
     from quota.decision import Decision

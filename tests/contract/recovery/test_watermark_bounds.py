@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 import quota.recovery.watermark_file
-from contract.conftest import limit
 from quota.budget import Budget
 from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS
 from quota.recovery.high_water_mark import HighWaterMark
 from quota.recovery.watermark_file import WatermarkFile
 from support.books import BOOK
+from support.setup import limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
