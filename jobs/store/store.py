@@ -24,10 +24,20 @@ import quota
 from quota.common.clock import host_clock, rfc3339
 from quota.common.sqlite_file import SqliteFile, Wording
 from quota.jobs.rotation import by_rotation
-from quota.jobs.store.fulltext import indexed, query
+from quota.jobs.store.fulltext import query
+from quota.jobs.store.rows import (
+    UPSERT_CHANNEL,
+    UPSERT_VIDEO,
+    as_text,
+    channel_row,
+    count_or_none,
+    part,
+    text_or_none,
+    video_row,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from quota.jobs.job import Cursor, Page
 
@@ -222,9 +232,9 @@ class Store:
             if taken_at_ms is None:
                 taken_at_ms = _free_start(db, checkpoint, started_at_ms)
             for video in page.videos:
-                db.execute(_UPSERT_VIDEO, _video(video, now_ms))
+                db.execute(UPSERT_VIDEO, video_row(video, now_ms))
             for channel in page.channels:
-                db.execute(_UPSERT_CHANNEL, _channel(channel, now_ms))
+                db.execute(UPSERT_CHANNEL, channel_row(channel, now_ms))
             if page.ranked:
                 db.executemany(
                     "INSERT INTO rankings VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
@@ -234,8 +244,8 @@ class Store:
                             checkpoint.region,
                             taken_at_ms,
                             checkpoint.ranks + i,
-                            _text(video["id"]),
-                            _count(_part(video, "statistics").get("viewCount")),
+                            as_text(video["id"]),
+                            count_or_none(part(video, "statistics").get("viewCount")),
                         )
                         for i, video in enumerate(page.videos, 1)
                     ],
@@ -316,7 +326,7 @@ class Store:
         With `region`, only videos that were ever ranked there. Raises UsageError for no words, too many words, or a
         limit out of range.
         """
-        phrases = query(_text(words))
+        phrases = query(as_text(words))
         if not 1 <= limit <= MAX_SEARCH_ROWS:
             raise quota.UsageError(f"--limit {limit}: show 1 to {MAX_SEARCH_ROWS} videos")
 
@@ -328,16 +338,16 @@ class Store:
                 " AND (:region IS NULL OR EXISTS"
                 " (SELECT 1 FROM rankings r WHERE r.video_id = v.video_id AND r.region = :region))"
                 " ORDER BY bm25(videos_text, 10, 1, 4, 4), v.view_count DESC, v.video_id LIMIT :limit",
-                {"query": phrases, "region": _text_or_none(region), "limit": limit},
+                {"query": phrases, "region": text_or_none(region), "limit": limit},
             ).fetchall()
             return [
                 Found(
                     str(video_id),
-                    _text_or_none(title),
-                    _text_or_none(channel),
-                    _text_or_none(published),
-                    _count(views),
-                    _rankings(db, video_id, _text_or_none(region)),
+                    text_or_none(title),
+                    text_or_none(channel),
+                    text_or_none(published),
+                    count_or_none(views),
+                    _rankings(db, video_id, text_or_none(region)),
                 )
                 for video_id, title, channel, published, views in rows
             ]
@@ -469,7 +479,7 @@ def _rankings(db: sqlite3.Connection, video_id: str, region: str | None) -> tupl
         " GROUP BY job, region ORDER BY rank, region, job",
         (video_id, region),
     ).fetchall()
-    return tuple(Ranking(*row) for row in rows if _count(row[2]) is not None and _is_time(row[3]))
+    return tuple(Ranking(*row) for row in rows if count_or_none(row[2]) is not None and _is_time(row[3]))
 
 
 def _checkpoint(
@@ -502,134 +512,3 @@ _TOO_MANY = 2**53
 def _is_time(value: object) -> bool:
     """Whether it is a time in ms, up to the year 9999."""
     return isinstance(value, int) and 0 <= value < 253_402_300_800_000
-
-
-# -- upstream's resources as rows --------------------------------------------------------------------------------------
-
-_VIDEO_COLUMNS = """
-    video_id title description channel_id channel_title category_id published_at tags default_language audio_language
-    live_broadcast thumbnail_url view_count like_count comment_count duration definition has_caption is_licensed
-    title_words description_words channel_words tags_words
-    first_seen_ms refreshed_ms
-"""
-_CHANNEL_COLUMNS = """
-    channel_id title description custom_url country published_at thumbnail_url view_count subscriber_count video_count
-    first_seen_ms refreshed_ms
-"""
-
-
-def _upsert(table: str, names: str) -> str:
-    columns = names.split()
-    kept = (columns[0], "first_seen_ms")
-    return (
-        f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608 - our names
-        f" ON CONFLICT ({columns[0]}) DO UPDATE SET "
-        + ", ".join(f"{column} = excluded.{column}" for column in columns if column not in kept)
-    )
-
-
-_UPSERT_VIDEO = _upsert("videos", _VIDEO_COLUMNS)
-_UPSERT_CHANNEL = _upsert("channels", _CHANNEL_COLUMNS)
-
-
-def _video(video: Mapping[str, Any], now_ms: int) -> tuple[object, ...]:
-    snippet, statistics, details = (_part(video, name) for name in ("snippet", "statistics", "contentDetails"))
-    title, description, channel_title = (
-        _text_or_none(snippet.get(name)) for name in ("title", "description", "channelTitle")
-    )
-    tags = snippet.get("tags")
-    # Without \u escapes: the index reads this text too.
-    tags = _text(json.dumps([str(tag) for tag in tags], ensure_ascii=False)) if isinstance(tags, list) else None
-    return (
-        _text(video["id"]),
-        title,
-        description,
-        _text_or_none(snippet.get("channelId")),
-        channel_title,
-        _text_or_none(snippet.get("categoryId")),
-        _text_or_none(snippet.get("publishedAt")),
-        tags,
-        _text_or_none(snippet.get("defaultLanguage")),
-        _text_or_none(snippet.get("defaultAudioLanguage")),
-        _text_or_none(snippet.get("liveBroadcastContent")),
-        _thumbnail(snippet),
-        _count(statistics.get("viewCount")),
-        _count(statistics.get("likeCount")),
-        _count(statistics.get("commentCount")),
-        _text_or_none(details.get("duration")),
-        _text_or_none(details.get("definition")),
-        _flag(details.get("caption")),
-        _flag(details.get("licensedContent")),
-        *(_words(text) for text in (title, description, channel_title, tags)),
-        now_ms,
-        now_ms,
-    )
-
-
-def _channel(channel: Mapping[str, Any], now_ms: int) -> tuple[object, ...]:
-    snippet, statistics = _part(channel, "snippet"), _part(channel, "statistics")
-    return (
-        _text(channel["id"]),
-        _text_or_none(snippet.get("title")),
-        _text_or_none(snippet.get("description")),
-        _text_or_none(snippet.get("customUrl")),
-        _text_or_none(snippet.get("country")),
-        _text_or_none(snippet.get("publishedAt")),
-        _thumbnail(snippet),
-        _count(statistics.get("viewCount")),
-        None if statistics.get("hiddenSubscriberCount") is True else _count(statistics.get("subscriberCount")),
-        _count(statistics.get("videoCount")),
-        now_ms,
-        now_ms,
-    )
-
-
-def _part(resource: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = resource.get(name)
-    return part if isinstance(part, dict) else {}
-
-
-def _text(text: str) -> str:
-    """The text itself, with U+FFFD for half a surrogate pair, which no encoding can hold."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
-
-
-def _text_or_none(value: object) -> str | None:
-    return _text(value) if isinstance(value, str) else None
-
-
-def _words(text: str | None) -> str | None:
-    """The text as the index reads it; None where that is the text itself."""
-    if text is None:
-        return None
-    words = indexed(text)
-    return None if words == text else words
-
-
-def _count(value: object) -> int | None:
-    """Upstream sends counts as decimal text. Anything else, or a number too long for the column, is None."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        number = value
-    elif isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
-        number = int(value)
-    else:
-        return None
-    return number if 0 <= number < 2**63 else None
-
-
-def _flag(value: object) -> int | None:
-    return {True: 1, False: 0, "true": 1, "false": 0}.get(value) if isinstance(value, (bool, str)) else None
-
-
-def _thumbnail(snippet: Mapping[str, Any]) -> str | None:
-    """The URL of the largest thumbnail that upstream has."""
-    sizes = _part(snippet, "thumbnails")
-    for size in ("maxres", "standard", "high", "medium", "default"):
-        url = _part(sizes, size).get("url")
-        if isinstance(url, str):
-            return _text(url)
-    return None

@@ -30,7 +30,7 @@ from quota.jobs.runner import Silent, run_job
 from quota.settings.load import load_settings
 
 if TYPE_CHECKING:
-    from quota.jobs.store.store import Place
+    from quota.jobs.store.store import Checkpoint
 
 DEAR_SHARE = 0.04
 """Of the plain charges, how many are dear: more than they get."""
@@ -43,9 +43,13 @@ class NotingWatcher(Silent):
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
-    def page(self, place: Place) -> None:
+    def page(self, checkpoint: Checkpoint) -> None:
         self._journal.note(
-            "stored", call=self._journal.call, region=place.region, pages=place.pages, taken_ms=place.started_at_ms
+            "stored",
+            call=self._journal.call,
+            region=checkpoint.region,
+            pages=checkpoint.pages,
+            taken_ms=checkpoint.started_at_ms,
         )
 
 

@@ -159,7 +159,7 @@ def any_of_ours(frame, what, _):
     global seen
     name = frame.f_globals.get("__name__") or ""
     # The store takes nine of ten calls, to put a page's texts together.
-    if what == "call" and name.startswith("quota.") and name != "quota.jobs.store.store":
+    if what == "call" and name.startswith("quota.") and name not in ("quota.jobs.store.store", "quota.jobs.store.rows"):
         seen += 1
         if seen == nth:
             os.kill(os.getpid(), 9)
@@ -213,11 +213,11 @@ STEPS = [
     Step("with the request sent", "return", "quota.clients.google:_Connection.send", 3, 3, 2),
     Step("with the answer's head read", "return", "http.client:HTTPResponse.begin", 3, 3, 2),
     Step("after the answer, before the store", "call", "quota.jobs.store.store:Store.save_page", 3, 3, 2),
-    Step("in the store's transaction", "call", "quota.jobs.store.store:_video", 2 * ITEMS + 20, 3, 2),
+    Step("in the store's transaction", "call", "quota.jobs.store.rows:video_row", 2 * ITEMS + 20, 3, 2),
     Step(
         "with the page stored, its checkpoint not",
         "return",
-        "quota.jobs.store.store:_video",
+        "quota.jobs.store.rows:video_row",
         3 * ITEMS,
         3,
         2,
