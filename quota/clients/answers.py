@@ -1,12 +1,12 @@
-"""How much of an answer is taken in: of what size, for how long, in what shape.
+"""Limits on an answer of upstream: its size, its time, its shape.
 
-A hostile or broken upstream sends a body without an end, a byte every two seconds, a few bytes that unpack to
-gigabytes, a page of 400,000 items, or a web page where JSON belongs. Each of these is a `BadAnswer`, one line.
+A hostile or broken upstream may send an endless body, one byte every two seconds, a few bytes that unpack to gigabytes,
+a page of 400,000 items, or HTML instead of JSON. Each of these raises `BadAnswer` with one line.
 
-    AnswerLimits      what is allowed; None: no limit
-    Watch             the limits of one client, and until when each thread's request may take
-    LimitedResponse   an answer that is read within them
-    checked           what the client makes of a body, if it is what the API promises
+    AnswerLimits      the limits; None: no limit
+    Watch             the limits of one client, and the deadline of each thread's request
+    LimitedResponse   an answer that is read within the limits
+    checked           checks the shape of a body before the client parses it
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ MAX_BODY_MB = 1_000
 MAX_ITEMS = 1_000_000
 
 BYTES_PER_VALUE = 16
-"""A body may hold one value for each 16 bytes that are allowed. Parsed, a value of three bytes takes a hundred."""
+"""A body may hold one value for each 16 bytes of its limit: a value of three bytes takes a hundred when parsed."""
 
 MAX_TOKEN_LENGTH = 8_192
-"""A page's token travels in a URL."""
+"""A page token travels in a URL."""
 
 POLL_S = 0.1
-"""How often a request that waits looks whether it should."""
+"""How often a waiting request checks its deadline."""
 
 READ_BYTES = 1 << 16
 
 
 class AnswerLimits(NamedTuple):
-    """How large a body may be, unpacked too; how long an answer may take in all; how long its lists may be."""
+    """The largest body (also when unpacked), the longest time for an answer, and the longest list in it."""
 
     max_body_mb: int | None = None
     max_answer_s: float | None = None
@@ -67,12 +67,15 @@ class AnswerLimits(NamedTuple):
         return None if self.max_body_mb is None else self.max_body_mb * MB
 
     def too_large(self) -> BadAnswer:
-        return BadAnswer(f"upstream's answer is larger than {self.max_body_mb} MB; if it may be, raise max_body_mb")
+        return BadAnswer(
+            f"upstream's answer is larger than {self.max_body_mb} MB; if this is expected, raise max_body_mb"
+        )
 
 
 class Watch(threading.local):
-    """What one client's answers are held to. `waiting` is called several times a second while an answer is awaited;
-    what it raises ends the request."""
+    """The limits of one client. `waiting` is called several times a second while a request waits for its answer; an
+    exception from it ends the request.
+    """
 
     def __init__(self, limits: AnswerLimits, waiting: Callable[[], None] | None) -> None:
         self.limits = limits
@@ -81,7 +84,7 @@ class Watch(threading.local):
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """One request of this thread, with all its redirects."""
+        """One request of this thread, including its redirects."""
         if self._until_s is not None:
             yield
             return
@@ -93,18 +96,20 @@ class Watch(threading.local):
             self._until_s = None
 
     def left_s(self) -> float:
-        """How long this thread's request may still take. Raises BadAnswer when its time is over."""
+        """The time that this thread's request has left. Raises BadAnswer when none is left."""
         if self._waiting is not None:
             self._waiting()
         left_s = math.inf if self._until_s is None else self._until_s - time.monotonic()
         if left_s <= 0:
             allowed = self.limits.max_answer_s
-            raise BadAnswer(f"upstream's answer was not complete after {allowed:g} s; if it may be, raise max_answer_s")
+            raise BadAnswer(
+                f"upstream's answer was not complete after {allowed:g} s; if this is expected, raise max_answer_s"
+            )
         return left_s
 
 
 class _Arriving(io.RawIOBase):
-    """The bytes of an answer as they arrive: in short waits, so that its deadline holds however slowly they come."""
+    """The bytes of an answer as they arrive, read in short waits, so that the deadline holds for a slow answer too."""
 
     def __init__(self, raw: io.RawIOBase, sock: socket, timeout_s: float | None, watch: Watch) -> None:
         self._raw = raw
@@ -126,13 +131,13 @@ class _Arriving(io.RawIOBase):
                     raise
 
     def close(self) -> None:
-        # The raw file keeps a socket open whose connection was closed; to close it lets go.
+        # The raw file keeps the socket open after the connection is closed, so close it too.
         self._raw.close()
         super().close()
 
 
 class LimitedResponse(HTTPResponse):
-    """An answer whose head and body are read within a watch's limits. A packed body comes out unpacked."""
+    """An answer whose head and body are read within the limits of a watch. It unpacks a compressed body."""
 
     def __init__(self, sock: socket, *, timeout_s: float | None, watch: Watch, method: str | None) -> None:
         super().__init__(sock, method=method)
@@ -154,7 +159,7 @@ class LimitedResponse(HTTPResponse):
             content += piece
             if len(content) > most:
                 raise self._limits.too_large()
-        if self.length:  # with a size given, http.client does not mind a body cut short
+        if self.length:  # http.client accepts a body that is shorter than announced
             raise IncompleteRead(bytes(content), self.length)
         return bytes(content)
 
@@ -180,8 +185,10 @@ class LimitedResponse(HTTPResponse):
 
 
 def checked(postproc: Callable[[Any, Any], Any], limits: AnswerLimits) -> Callable[[Any, Any], Any]:
-    """What the client calls to make values of a body: `postproc`, held to the limits and the API's own shapes."""
-    promises_json = type(getattr(postproc, "__self__", None)) is JsonModel  # others are for media, and for no body
+    """`postproc`, with which the client parses a body, plus a check of the limits and of the API's shapes."""
+    promises_json = (
+        type(getattr(postproc, "__self__", None)) is JsonModel
+    )  # other models are for media and empty bodies
 
     def check(response: Any, content: Any) -> Any:
         if int(response.status) >= 300 or not promises_json:
@@ -189,13 +196,14 @@ def checked(postproc: Callable[[Any, Any], Any], limits: AnswerLimits) -> Callab
         most = limits.max_bytes
         if most is not None and _values(content) > most // BYTES_PER_VALUE:
             raise BadAnswer(
-                f"upstream's answer holds over {most // BYTES_PER_VALUE:,} values; if it may, raise max_body_mb"
+                f"upstream's answer holds over {most // BYTES_PER_VALUE:,} values; "
+                "if this is expected, raise max_body_mb"
             )
         try:
             answer = postproc(response, content)
         except (ValueError, RecursionError):
             answer = content
-        # The client hands on as it came what it cannot read.
+        # The client returns a body that it cannot parse unchanged.
         if answer == (content.decode() if isinstance(answer, str) and isinstance(content, bytes) else content):
             raise _no_object(_unparsed(content, str(response.get("content-type", ""))))
         _check_page(answer, limits)
@@ -205,7 +213,7 @@ def checked(postproc: Callable[[Any, Any], Any], limits: AnswerLimits) -> Callab
 
 
 def _values(content: bytes | str) -> int:
-    """At most so many values are in a JSON text: what stands in strings is counted too."""
+    """An upper bound on the values in a JSON text: it also counts characters inside strings."""
     text = content.encode() if isinstance(content, str) else content
     return text.count(b",") + text.count(b"[") + text.count(b"{")
 
@@ -217,29 +225,29 @@ def _check_page(answer: object, limits: AnswerLimits) -> None:
         if limits.max_items is not None and isinstance(value, list) and len(value) > limits.max_items:
             raise BadAnswer(
                 f"upstream's answer holds {len(value):,} {_word(name)}, over {limits.max_items:,}; "
-                "if it may, raise max_items"
+                "if this is expected, raise max_items"
             )
     items, token = answer.get("items", []), answer.get("nextPageToken")
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise BadAnswer("upstream's answer has items that are no list of objects; check endpoint and proxies")
+        raise BadAnswer("upstream's answer has items that are not a list of objects; check endpoint and proxies")
     if token is not None and not (isinstance(token, str) and len(token) <= MAX_TOKEN_LENGTH and token.isprintable()):
-        raise BadAnswer("upstream's answer has a nextPageToken that is none; check endpoint and proxies")
+        raise BadAnswer("upstream's answer has an invalid nextPageToken; check endpoint and proxies")
 
 
 _KINDS = {list: "a JSON array", bool: "a JSON boolean", str: "a JSON string", type(None): "a JSON null"}
 
 
 def _no_object(kind: str) -> BadAnswer:
-    return BadAnswer(f"upstream answered with {kind} where a JSON object belongs; check endpoint and proxies")
+    return BadAnswer(f"upstream answered with {kind} instead of a JSON object; check endpoint and proxies")
 
 
 def _unparsed(content: bytes | str, content_type: str) -> str:
-    """What a body is that is no JSON: what upstream calls it, unless it calls it JSON."""
+    """What to call a body that is not JSON: its content type, unless that claims to be JSON."""
     if not content:
         return "an empty body"
     return "unreadable JSON" if "json" in content_type.lower() else _word(content_type)
 
 
 def _word(text: str) -> str:
-    """A word of upstream's, fit for a message."""
+    """A word from upstream, fit for a message."""
     return spaced(text[:40]).strip() or "text"

@@ -1,4 +1,4 @@
-"""What the transports share."""
+"""Shared by the transports: which requests are charged, and as what."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MethodOf = str | Callable[[str, str], str]
 """An API method's name, or a function that gives it for (verb, url), for example ("GET", "https://...")."""
 
 MAX_PEEK_BYTES = 64 * 1024
-"""How much of an error's body is read to understand it; the client still gets all of it."""
+"""How much of an error body is read to classify it. The client still gets all of it."""
 
 
 class HostGate:
@@ -28,7 +28,7 @@ class HostGate:
             method = text(method, "method")
         names = texts(hosts, "host")
         if not names:
-            raise UsageError("no host is named, so nothing would be charged; name the API's")
+            raise UsageError("no host is given, so nothing would be charged; give the API's host")
         self._meter = Meter(budget)
         self._method = method
         self._hosts = Hosts(names)

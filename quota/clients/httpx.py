@@ -22,7 +22,7 @@ def httpx_transport(
 ) -> httpx.BaseTransport:
     """A transport for `httpx.Client`, over `inner` (default: a plain `httpx.HTTPTransport`).
 
-    `hosts` are the metered ones, one or several: `api.example.com` (any port) or `127.0.0.1:8765`.
+    `hosts` are the metered hosts, one or several: `api.example.com` (any port) or `127.0.0.1:8765`.
     """
     import httpx
 

@@ -1,8 +1,8 @@
 """What one HTTP attempt does to a budget, whatever client sends it.
 
-    attempt = meter.attempt("videos.list", "GET")     # charged, or Refused: then nothing may leave
+    attempt = meter.attempt("videos.list", "GET")     # charged; if it raises Refused, send nothing
     ...                                               # send it
-    attempt.never_left()                              # only if no byte of it left this machine
+    attempt.never_left()                              # only if no byte left this machine
     attempt.answered(response.status, response.body)  # every answer; an error may close a bucket for everybody
 
 A timeout, a broken connection and an error answer stay charged: the attempt may have arrived, and upstream charges for
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("quota")
 
 MAX_NAME_LENGTH = 64
-"""The longest method name a charge can carry."""
+"""The longest method name that a charge can store."""
 
 
 class Meter:
@@ -54,7 +54,7 @@ class Meter:
         """
         name = self.budget.book.canonical(text(method, "method"))
         if len(name) > MAX_NAME_LENGTH or not name.isprintable():
-            # What is on its way out is charged, whatever it is called.
+            # The request is about to leave, so charge it under a shortened name.
             name = spaced(name, "?")[-MAX_NAME_LENGTH:]
         decision = charge_attempt(self.budget, name, verb)
         if not decision.admitted:
@@ -64,7 +64,7 @@ class Meter:
     def attempts(self, calls: tuple[str, str] | Iterable[tuple[str, str]]) -> list[Attempt]:
         """Charge several (method, verb) that travel in one request, or a lone pair: all of them, or none.
 
-        When one is refused those before it are given back.
+        If one is refused, those before it are refunded.
         """
         pairs: Iterable[Any] = [calls] if isinstance(calls, tuple) and calls and isinstance(calls[0], str) else calls
         charged: list[Attempt] = []
@@ -79,7 +79,7 @@ class Meter:
 
 
 class Attempt:
-    """One charged attempt on its way. Its two verbs take effect once: the first call of either decides."""
+    """One charged attempt. Call `never_left` or `answered` once; later calls have no effect."""
 
     def __init__(self, budget: Budget, decision: Decision) -> None:
         self.decision = decision
@@ -99,9 +99,9 @@ class Attempt:
             _log.debug("%s", charged)
 
     def never_left(self) -> None:
-        """Give the charge back: no byte of the attempt left this machine. Never raises a QuotaError.
+        """Refund the charge, because no byte of the attempt left this machine. Never raises a QuotaError.
 
-        When the ledger cannot take it back, the charge stands.
+        If the ledger fails, the charge stands.
         """
         if self._closed or self.decision.id is None:
             return
@@ -112,10 +112,10 @@ class Attempt:
             _log.warning("refund_failed charge=%s method=%s: %s", self.decision.id, self.decision.method, error)
 
     def answered(self, status: int, body: bytes) -> UpstreamError | None:
-        """Take note of upstream's answer; what it means when it is an error (`status` >= 400), else None.
+        """Handle upstream's answer. Returns the meaning of an error (`status` >= 400), else None.
 
-        An exhausted pool is recorded in the ledger, for everybody. Never raises a QuotaError: the caller is about to
-        report upstream's own error, and must not lose it.
+        An exhausted pool is recorded in the ledger for all processes. Never raises a QuotaError: the caller is about to
+        report upstream's own error.
         """
         if self._closed:
             return None
@@ -131,7 +131,7 @@ class Attempt:
             except QuotaError as trouble:
                 _log.warning("exhaustion_not_recorded bucket=%s: %s", error.bucket, trouble)
         elif error.kind == "config":
-            # The caller reports it as an error; here it is for the record.
+            # The caller reports it as an error; this only logs it.
             _log.info(
                 "upstream_config credential=%s method=%s reason=%s: %s; %s",
                 self._budget.credential,
@@ -147,14 +147,14 @@ class Attempt:
         until_ms = NEVER if error.kind == "project_blocked" else self._reset_after(bucket, charged_ms)
         ledger = self._budget.ledger
         if until_ms <= ledger.now_ms():
-            # Said about a day that is over: it must not close the one that has begun.
+            # The answer is about a period that is over: it must not close the current one.
             _log.info("exhaustion_past bucket=%s until=%s", bucket, rfc3339(until_ms))
             return
         stands = ledger.exhaust(
             self._budget.project, Exhaustion(bucket, charged_ms, until_ms, error.message, reporter(self._job))
         )
         if stands.reopened_ms:
-            # Said of a call that left before somebody reopened the bucket, knowing that.
+            # The call left before somebody reopened the bucket.
             _log.info("exhaustion_before_reopening bucket=%s charge=%s", bucket, self.decision.id)
             return
         _log.warning(
@@ -168,31 +168,31 @@ class Attempt:
         )
 
     def _book(self) -> CostBook:
-        """The prices by which it was charged."""
+        """The cost book with the prices at the time of the charge."""
         return self._budget.book.at(_charged_at_ms(self.decision))
 
     def _reset_after(self, bucket: str, at_ms: int) -> int:
-        """When upstream starts counting `bucket` anew. A pool that is no bucket of the book follows the main one."""
+        """When upstream resets `bucket`. A pool that is not a bucket of the book follows the main bucket."""
         book = self._budget.book
         window = book.buckets.get(bucket, book.main_bucket).window
         return window.edges(at_ms)[1] if isinstance(window, Calendar) else at_ms + window.window_ms
 
 
 def reporter(job: str) -> str:
-    """Who says so: `host:pid job`."""
+    """Who reports an exhaustion: `host:pid job`."""
     return f"{machine_name()}:{os.getpid()} {job}".rstrip()
 
 
 def _charged_at_ms(decision: Decision) -> int:
-    """The moment of the charge, which its id `ms-seq` carries; an id of another form has the decision's moment."""
+    """The time of the charge, read from its id `ms-seq`; for any other id, the time of the decision."""
     ms = (decision.id or "").partition("-")[0]
     return int(ms) if ms.isascii() and ms.isdigit() else decision.decided_at_ms
 
 
 class Hosts:
-    """Which hosts are metered: names as `api.example.com`, which means any port, or `127.0.0.1:8765`.
+    """The metered hosts: names such as `api.example.com`, which means any port, or `127.0.0.1:8765`.
 
-    Loopback's names (`localhost`, `127.0.0.1`, `::1`) are one host. Raises UsageError for what is no name of a host.
+    The names of loopback (`localhost`, `127.0.0.1`, `::1`) are one host. Raises UsageError for an invalid host name.
     """
 
     def __init__(self, names: str | Iterable[str]) -> None:
@@ -204,7 +204,7 @@ class Hosts:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name means this machine, whatever its network."""
+    """Whether a host name always means this machine."""
     return host.lower() in ("localhost", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None
 
 
@@ -219,7 +219,7 @@ def _split_host(name: str) -> tuple[str, int | None]:
     try:
         parts = urlsplit(f"//{name}")
         host, port = parts.hostname, parts.port
-    except ValueError:  # a port that none can be, half a pair of brackets
+    except ValueError:  # a port out of range, an unmatched bracket
         host = port = None
     if not host or parts.path or parts.query:
         raise UsageError(f"{show(name)} is not a host; write for example 'api.example.com' or '127.0.0.1:8765'")

@@ -1,16 +1,15 @@
-"""The seam for HTTP clients other than Google's: a transport that charges every attempt before it is sent.
+"""Metered transports for HTTP clients other than Google's: they charge every attempt before it is sent.
 
     session = requests.Session()
     session.mount("https://", requests_adapter(budget, "messages.list", hosts=["api.example.com"]))
 
     client = httpx.Client(transport=httpx_transport(budget, name_of, hosts=["api.example.com"]))
 
-The second argument says which API method a request is: one name for all, or a function of verb and URL. Requests to
-hosts that are not listed pass uncharged, so a redirect is charged when it stays on a listed host. Both clients call
-their transport once for each attempt and each redirect; urllib3's own retries, of which they would not tell, are off.
+The second argument is the API method: one name for all requests, or a function of verb and URL. Requests to hosts that
+are not listed are not charged, so a redirect is charged if it stays on a listed host. Both clients call their transport
+once for each attempt and each redirect. urllib3's own retries are off, because they would not be seen.
 
-A refusal is raised as quota.Refused out of the client's call. Neither library is imported before its function is
-called.
+A refusal raises quota.Refused from the client's call. Neither library is imported before its function is called.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 def requests_adapter(budget: Budget, method: MethodOf, *, hosts: str | Iterable[str], **options: Any) -> HTTPAdapter:
     """An adapter for `requests.Session.mount`. `options` are HTTPAdapter's own, except `max_retries`, which is 0.
 
-    `hosts` are the metered ones, one or several: `api.example.com` (any port) or `127.0.0.1:8765`.
+    `hosts` are the metered hosts, one or several: `api.example.com` (any port) or `127.0.0.1:8765`.
     """
     from requests.adapters import HTTPAdapter
 
@@ -61,14 +60,14 @@ def requests_adapter(budget: Budget, method: MethodOf, *, hosts: str | Iterable[
 
 
 def _never_left(error: Exception) -> bool:
-    """Whether requests failed before the first byte of the request: no address, no connection, no trust."""
+    """Whether the request failed before its first byte: no address, no connection, no trusted certificate."""
     import ssl
 
     import requests
     from urllib3.exceptions import NewConnectionError
 
     if not isinstance(error, requests.RequestException):
-        # Everything that happens on the network arrives as a RequestException; this is about the arguments.
+        # A network failure is always a RequestException; this error is about the arguments.
         return isinstance(error, (OSError, ValueError))
     if isinstance(error, (requests.ConnectTimeout, requests.exceptions.InvalidURL)):
         return True
@@ -80,7 +79,7 @@ def _never_left(error: Exception) -> bool:
 
 
 def _note_response(attempt: Attempt, response: requests.Response) -> None:
-    """Tell the attempt what was answered, and leave the response as unread as it was."""
+    """Report the answer to the attempt, and leave the response unread."""
     if response.status_code < 400:
         attempt.answered(response.status_code, b"")
         return
@@ -92,7 +91,7 @@ def _note_response(attempt: Attempt, response: requests.Response) -> None:
     try:
         text = HTTPResponse(body=io.BytesIO(body.head), preload_content=False, **given).read(decode_content=True)
     except Exception:
-        text = b""  # not what its headers say; its status is all there is to go by
+        text = b""  # it does not match its headers; classify it by its status
     attempt.answered(response.status_code, text)
     response.raw = HTTPResponse(
         body=body,
@@ -104,7 +103,7 @@ def _note_response(attempt: Attempt, response: requests.Response) -> None:
 
 
 class _PeekedBody(io.RawIOBase):
-    """A response's raw bytes: those already read for a look, then the rest, or the error that ended them."""
+    """A response's raw bytes: first those already read, then the rest, or the error that ended them."""
 
     def __init__(self, raw: Any) -> None:
         self.head = b""

@@ -1,17 +1,16 @@
-"""What an upstream's error answer means: pure, from the status and the raw body alone.
+"""What an error answer of upstream means. Pure: it uses only the status and the raw body.
 
     kind              means                                                     what helps
     daily_exhausted   upstream's own daily count of one pool has run out        its reset
     project_blocked   upstream grants this project nothing in that pool         more quota; no reset
     transient_rate    too many calls in a short time                            a pause
     transient_server  upstream is in trouble                                    a retry
-    config            key, scopes, project or API are not set up                an operator: see `remedy`
+    config            key, scopes, project or API are not set up                an operator; see `remedy`
     channel_limit     a limit on the channel or user, not on the project        that channel's own time
     request           this call is wrong, others are not                        another call
 
-Status and reason alone decide nothing about quota: an exhausted daily pool and a passing burst both answer 429
-`rateLimitExceeded`. The evidence is asked in the order of its precision: the limit that `details` name, then the
-message, then the reason.
+Status and reason are not enough: an exhausted daily pool and a short burst both answer 429 `rateLimitExceeded`. So the
+most precise evidence comes first: the limit named in `details`, then the message, then the reason.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Kind = Literal[
 ]
 
 MAX_BODY_BYTES = 256 * 1024
-"""Longer bodies are not parsed: upstream's own errors have 2 kB, so this is something else."""
+"""Longer bodies are not parsed. Upstream's own errors have about 2 kB."""
 
 MAX_MESSAGE_LENGTH = 300
 
@@ -57,7 +56,7 @@ class UpstreamError:
 
 
 def classify(status: int, body: bytes, *, method: str, book: CostBook) -> UpstreamError:
-    """What this answer to a call of `method` means. Never raises: what cannot be read is judged by its status."""
+    """What this answer to a call of `method` means. Never raises: an unreadable body is classified by its status."""
     said = _read(body)
     kind: Kind | None = _quota_kind(status, said)
     message = said.message or f"HTTP {status}"
@@ -73,7 +72,7 @@ def classify(status: int, body: bytes, *, method: str, book: CostBook) -> Upstre
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """The parts of an error body that carry meaning. Everything is "" or empty where the body does not have it."""
+    """The meaningful parts of an error body. A part that is missing is "" or empty."""
 
     message: str = ""
     structured: bool = False

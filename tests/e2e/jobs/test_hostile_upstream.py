@@ -154,7 +154,7 @@ def test_a_body_beyond_its_bound_fails_the_region_in_bounded_memory(site: Site, 
     report, memory_kb = site.measured()
     assert memory_kb < MEMORY_KB
     assert (report["attempts"], len(site.server.targets)) == (1, 1)
-    error = f"upstream's answer is larger than {bound} MB; if it may be, raise max_body_mb"
+    error = f"upstream's answer is larger than {bound} MB; if this is expected, raise max_body_mb"
     assert report["regions"][0]["error"] == error
 
 
@@ -232,7 +232,7 @@ def test_an_answer_has_a_deadline_however_it_drips(site: Site, kind: str) -> Non
     site.configure("max_answer_s = 1")
     site.answer = lambda _: dripped(start, site.server, piece)
     error = site.fails(site.run())
-    assert error == "upstream's answer was not complete after 1 s; if it may be, raise max_answer_s"
+    assert error == "upstream's answer was not complete after 1 s; if this is expected, raise max_answer_s"
 
 
 def test_redirects_share_one_deadline(site: Site) -> None:
@@ -272,27 +272,27 @@ def test_a_region_that_failed_keeps_its_cursor_and_the_others_go_on(site: Site) 
 
 HTML = b"<!DOCTYPE html><html><body><h1>Sign in to the network</h1></body></html>"
 SHAPES = {
-    "html": (whole(HTML, "Content-Type: text/html"), "answered with text/html where a JSON object belongs"),
-    "empty": (whole(b"", "Content-Type: application/json"), "answered with an empty body where a JSON object belongs"),
-    "no text": (whole(b"\xff\xfe\x00"), "answered with text where a JSON object belongs"),
-    "cut": (whole(PAGE[:-3], "Content-Type: application/json"), "answered with unreadable JSON where a JSON object"),
-    "deep": (whole(b"[" * 100_000), "where a JSON object belongs"),
-    "a number too long": (whole(b'{"items": ' + b"9" * 5_000 + b"}"), "where a JSON object belongs"),
-    "an array": (whole(b"[]"), "answered with a JSON array where"),
-    "null": (whole(b"null"), "answered with a JSON null where"),
-    "a number": (whole(b"5"), "answered with a JSON number where"),
-    "a string": (whole(b'"x"'), "answered with a JSON string where"),
-    "an empty string": (whole(b'""'), "answered with a JSON string where"),
-    "items: a number": (whole(b'{"items": 5}'), "items that are no list of objects"),
-    "items: null": (whole(b'{"items": null}'), "items that are no list of objects"),
-    "items: an object": (whole(b'{"items": {"id": "v1"}}'), "items that are no list of objects"),
-    "items: texts": (whole(b'{"items": ["v1"]}'), "items that are no list of objects"),
+    "html": (whole(HTML, "Content-Type: text/html"), "answered with text/html instead of a JSON object"),
+    "empty": (whole(b"", "Content-Type: application/json"), "answered with an empty body instead of a JSON object"),
+    "no text": (whole(b"\xff\xfe\x00"), "answered with text instead of a JSON object"),
+    "cut": (whole(PAGE[:-3], "Content-Type: application/json"), "answered with unreadable JSON instead of a JSON object"),
+    "deep": (whole(b"[" * 100_000), "instead of a JSON object"),
+    "a number too long": (whole(b'{"items": ' + b"9" * 5_000 + b"}"), "instead of a JSON object"),
+    "an array": (whole(b"[]"), "answered with a JSON array instead of"),
+    "null": (whole(b"null"), "answered with a JSON null instead of"),
+    "a number": (whole(b"5"), "answered with a JSON number instead of"),
+    "a string": (whole(b'"x"'), "answered with a JSON string instead of"),
+    "an empty string": (whole(b'""'), "answered with a JSON string instead of"),
+    "items: a number": (whole(b'{"items": 5}'), "items that are not a list of objects"),
+    "items: null": (whole(b'{"items": null}'), "items that are not a list of objects"),
+    "items: an object": (whole(b'{"items": {"id": "v1"}}'), "items that are not a list of objects"),
+    "items: texts": (whole(b'{"items": ["v1"]}'), "items that are not a list of objects"),
     "an item without an id": (whole(b'{"items": [{}]}'), "an item with an invalid id: None"),
     "an id that is a number": (whole(b'{"items": [{"id": 5}]}'), "an item with an invalid id: 5"),
     "an id that is long": (whole(b'{"items": [{"id": "%s"}]}' % (b"x" * 129)), "an item with an invalid id"),
-    "a token that is a number": (whole(b'{"items": [], "nextPageToken": 5}'), "a nextPageToken that is none"),
-    "a token that is long": (whole(b'{"nextPageToken": "%s"}' % (b"x" * 9_000)), "a nextPageToken that is none"),
-    "a token of half a pair": (whole(b'{"nextPageToken": "\\ud800"}'), "a nextPageToken that is none"),
+    "a token that is a number": (whole(b'{"items": [], "nextPageToken": 5}'), "an invalid nextPageToken"),
+    "a token that is long": (whole(b'{"nextPageToken": "%s"}' % (b"x" * 9_000)), "an invalid nextPageToken"),
+    "a token of half a pair": (whole(b'{"nextPageToken": "\\ud800"}'), "an invalid nextPageToken"),
     "no gzip": (whole(HTML, "Content-Encoding: gzip"), "does not unpack as gzip"),
     "cut gzip": (whole(gzip.compress(HTML)[:-9], "Content-Encoding: gzip"), "does not unpack as gzip"),
 }
@@ -326,7 +326,10 @@ def test_a_search_result_of_any_shape_is_a_video_or_left_out_or_one_plain_line(s
 def test_a_page_of_too_many_items_is_not_stored(site: Site) -> None:
     body = json.dumps({"items": [{"id": f"v{n}"} for n in range(10_001)]}).encode()
     site.answer = lambda _: [whole(body)]
-    assert site.fails(site.run()) == "upstream's answer holds 10,001 items, over 10,000; if it may, raise max_items"
+    assert (
+        site.fails(site.run())
+        == "upstream's answer holds 10,001 items, over 10,000; if this is expected, raise max_items"
+    )
     assert site.stored() == 0
     site.configure("max_items = 10_001")
     assert site.run().regions[0].items == site.stored() == 10_001
