@@ -275,7 +275,10 @@ SHAPES = {
     "html": (whole(HTML, "Content-Type: text/html"), "answered with text/html instead of a JSON object"),
     "empty": (whole(b"", "Content-Type: application/json"), "answered with an empty body instead of a JSON object"),
     "no text": (whole(b"\xff\xfe\x00"), "answered with text instead of a JSON object"),
-    "cut": (whole(PAGE[:-3], "Content-Type: application/json"), "answered with unreadable JSON instead of a JSON object"),
+    "cut": (
+        whole(PAGE[:-3], "Content-Type: application/json"),
+        "answered with unreadable JSON instead of a JSON object",
+    ),
     "deep": (whole(b"[" * 100_000), "instead of a JSON object"),
     "a number too long": (whole(b'{"items": ' + b"9" * 5_000 + b"}"), "instead of a JSON object"),
     "an array": (whole(b"[]"), "answered with a JSON array instead of"),
