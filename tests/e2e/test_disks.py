@@ -290,5 +290,5 @@ def test_without_any_place_for_its_lock_nothing_is_run(machine: Machine) -> None
         (machine.folder / "quota.toml").read_text().replace(str(machine.folder / "store"), "/proc/no")
     )
     machine.quota.env["QUOTA_STATE_DIR"] = "/proc/nowhere"
-    assert "set QUOTA_STATE_DIR to a folder that can" in one_line(machine.quota("run", "t"), 78)
+    assert "set QUOTA_STATE_DIR to another folder" in one_line(machine.quota("run", "t"), 78)
     assert machine.requests == 0

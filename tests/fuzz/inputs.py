@@ -36,7 +36,7 @@ PERCENT = {
     "redaction": 4,
     "client": 1,
     "command-line": 6,
-    "place": 1,
+    "checkpoint": 1,
     "ledger-file": 5,
     "journal": 1,
     "store": 1,
