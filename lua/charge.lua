@@ -1,8 +1,8 @@
 -- charge.lua: decide whether one call may leave, and charge it.
 --
--- Guarantee: one atomic step over all limits asked about. An admitted charge is in the log when this returns; a refusal
+-- Guarantee: one atomic step over all limits that the call names. An admitted charge is in the log when this returns; a refusal
 -- and a peek change nothing but how far the views have read. The views read at most 1,000 log entries: where there are
--- more, the script saves its progress and answers MORE (ask again with the same arguments). Arguments that cannot be right
+-- more, the script saves its progress and answers MORE (call again with the same arguments). Arguments that cannot be right
 -- are an error, and nothing is written.
 --
 -- The rules have numbers (L1, L2, ...) in ARCHITECTURE.md, "The ledger, normatively".
@@ -37,7 +37,7 @@
 --       8 idempotency_key  unique to this attempt, without spaces, @ or /
 --       9 retry_age_ms     -1 on the first try of this call; on a retry after a lost answer, the age of the first try
 --      10 retention_ms     how long the log must be kept: for the longest window of all limits that the caller knows of,
---                          whether it asks about them here or not. The longest that anybody named counts
+--                          whether this call names them or not. The longest that anybody named counts
 --      11 jitter_ms        added to the end of an exhaustion, so that machines do not come back all at once
 --      12 closed_by        names whose exhaustion closes this call, comma-joined (may be empty)
 --      13 expected         what the caller has seen of this ledger: its epoch, then ids of the log, spaces between. Empty =
@@ -51,15 +51,15 @@
 --
 -- Reply { outcome, id, now_ms, last, exhaustion, epoch, unlogged, used... }
 --       outcome     ADMITTED, REFUSED, EXHAUSTED (its record is in `exhaustion`), CLOCK (the clocks disagree; nothing
---                   was compared), MORE (ask again), RETRIED (a late first try: its retry was answered already), BEHIND
---                   (this ledger lacks what the caller expects; nothing was compared: add_unlogged.lua, then ask again)
+--                   was compared), MORE (call again), RETRIED (a late first try: its retry was answered already), BEHIND
+--                   (this ledger lacks what the caller expects; nothing was compared: add_unlogged.lua, then call again)
 --       id          of the charge; empty when nothing was charged
 --       now_ms      the moment at which the windows end; with CLOCK the server's clock
 --       last        the id of the newest entry, 0-0 in an empty log
 --       epoch       of this ledger; empty before its first charge
 --       unlogged    a line for each limit, "EPOCH EXPIRIES KEPT LAST EPOCH ..." (see add_unlogged.lua); empty if there is
 --                   none
---       used...     for each limit, in the order asked, with this charge if it was admitted, and with unlogged usage
+--       used...     for each limit, in their order, with this charge if it was admitted, and with unlogged usage
 --       Behind them, once a day: the server's maxmemory-policy if that lets it drop our keys, "?" if it may not be seen
 
 local log, state, corrections = KEYS[1], KEYS[2], KEYS[3]
@@ -472,7 +472,7 @@ pcall(function()
   local policy = type(info) == 'string' and string.match(info, 'maxmemory_policy:(%S+)') or '?'
   if policy ~= 'noeviction' then reply[#reply + 1] = policy end
 end)
--- L13. The log is kept for the longest window ever asked about, whoever asked.
+-- L13. The log is kept for the longest window that anybody ever named.
 local trim_through_ms = now_ms - stored_retention_ms
 pcall(function()
   local old = redis.call('XRANGE', log, '-', '(' .. int(math.max(0, trim_through_ms)), 'COUNT', CHUNK)
@@ -484,7 +484,7 @@ pcall(function()
   if has_corrections and redis.call('EXISTS', corrections) == 0 then redis.call('HSET', state, 'has_corrections', '0') end
 end)
 -- From the state go: keys of retries whose first tries have long failed, unlogged usage that has expired, and views that
--- nobody has asked about for so long, of limits that are configured no more.
+-- nobody has used for as long as the log is kept: their limits are configured no more.
 pcall(function()
   local from = redis.call('HGET', state, 'housekeeping_cursor') or '0'
   local piece = redis.call('HSCAN', state, string.match(from, '^%d+$') or '0', 'COUNT', CHUNK)

@@ -180,7 +180,7 @@ class Selector:
             object.__setattr__(self, names, texts(getattr(self, names), f"{names} of a limit:"))
 
     def counts(self, bucket: str, method: str, job: str) -> bool:
-        """Whether a charge of this bucket, method and job is one this limit counts."""
+        """Whether this limit counts a charge of this bucket, method and job (L2 in ARCHITECTURE.md)."""
         return (
             (not self.buckets or bucket in self.buckets)
             and (not self.methods or method in self.methods)

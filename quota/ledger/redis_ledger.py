@@ -68,7 +68,7 @@ TIMEOUT_S = 0.35
 """How long one connect or one answer may take. With one retry, a decision takes at most a second."""
 
 RETRY_WITHIN_S = 0.5
-"""A lost answer is asked for again only if the first try ended within this time."""
+"""A call whose answer was lost is retried only if the first try ended within this time."""
 
 SENTINEL_TIMEOUT_S = 0.1
 """The same for one sentinel: several may be dead before a living one is found."""
@@ -404,7 +404,7 @@ def evicts(policy: str) -> tuple[str, str]:
 
 
 def _may_retry(error: Exception, started: float) -> bool:
-    """Whether the answer was lost, early enough to ask once more within the second."""
+    """Whether the answer was lost, early enough to retry within the second."""
     lost = isinstance(error, _LOST) and not isinstance(error, _ANSWERED)
     return lost and elapsed_s() - started <= RETRY_WITHIN_S
 
