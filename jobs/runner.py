@@ -106,7 +106,7 @@ def run_job(
     job's round. A schedule that starts the regions one by one needs that. If the budget admits only a few ticks a day,
     those would otherwise be the same regions every day.
     The run calls `stop` before every attempt and ends when it returns the number of a signal. `wait` is a tenacity wait
-    between attempts, and `clock` (ms since the epoch) dates what is stored; both are for tests.
+    between attempts, and `clock` (ms since 1970) dates what is stored; both are for tests.
     Raises UsageError for a job or region that does not exist and for a call whose cost can never fit, and ConfigError
     for a fetch function that cannot be used. Later errors are in the report.
     """

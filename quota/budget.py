@@ -4,8 +4,8 @@
     Decision    the answer (quota.decision): admitted, or refused by which limit, what remains, when to come back
     Spend       a charge around a block or a function, for clients without a seam of their own
 
-`Budget._decide` is the one place that decides; `charge` and `peek` are thin views of it. The comparison itself is the
-ledger's, because it must be atomic with the charge: see `quota.ledger.contract` for its four steps.
+`Budget._decide` is the one place that asks for a decision; `charge` and `peek` are thin views of it. The ledger
+compares, because that must be atomic with the charge: see `quota.ledger.contract` for its four steps.
 
 The arithmetic, for a limit of L units over a window, of which U are used, and a call that costs C:
 
@@ -134,7 +134,7 @@ class Outlook(NamedTuple):
 class Budget:
     """The limits of one credential over one ledger.
 
-    Cheap to make and safe to share between threads. `clock` (ms since the epoch) replaces the host's, for tests and
+    Cheap to make and safe to share between threads. `clock` (ms since 1970) replaces the host's, for tests and
     simulation; the ledger's own clock is the ledger's business.
     """
 
@@ -510,10 +510,20 @@ class Budget:
             detail=detail,
         )
 
-    def _refusal(self, plan: _Plan, request: ChargeRequest, result: ChargeResult) -> tuple[str, Reason, int, str]:
-        """Which limit holds a refused call back longest, why, until when all have room for it, and more about it."""
+    def _refusal(
+        self, plan: _Plan, request: ChargeRequest, result: ChargeResult
+    ) -> tuple[str, Reason, int | None, str]:
+        """Which limit holds a refused call back longest, why, until when all have room for it, and more about it.
+
+        The time is None where the log cannot be read any more: the ledger has refused, so no allowance is asked.
+        """
         standings, clocks = _standings(plan, request, result)
-        retry_at_ms, i = retry_at(standings, clocks, self._entries)
+        retry_at_ms: int | None
+        try:
+            retry_at_ms, i = retry_at(standings, clocks, self._entries)
+        except LedgerError as error:
+            retry_at_ms, i = None, next(n for n, one in enumerate(standings) if one.full)
+            warn("retry_at_unknown project=%s limit=%s: %s", self.project, plan.limits[i].name, error)
         limit, check, used = plan.limits[i], request.checks[i], result.used_units[i]
         alone = cap(limit, 0, check.cost_units, request.caller_ms)
         detail = f"of {plan.caps[i]} by the end of the {_period(limit)}" if check.cap_units < plan.caps[i] else ""

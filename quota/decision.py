@@ -34,10 +34,11 @@ class LimitState(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The answer to "may this call leave now?". Times are milliseconds since the epoch where the name ends in `_ms`.
+    """The answer to "may this call leave now?". Times are milliseconds since 1970 where the name ends in `_ms`.
 
     `remaining_units` is that of the limit which allows the fewest further identical charges after this decision.
-    `retry_at_ms` is exact for this cost and never early; None when admitted, and when no reset will help ("closed").
+    `retry_at_ms` is exact for this cost and never early; None when admitted, when no reset will help ("closed"),
+    and when the ledger stopped answering before the log was read.
     """
 
     admitted: bool

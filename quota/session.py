@@ -180,7 +180,7 @@ class Session:
 def open_session(config: str | Path | None = None, *, clock: Callable[[], int] | None = None) -> Session:
     """A session over the configuration that the command line would find, or over the file named.
 
-    `clock` (ms since the epoch) replaces the host's and the ledger's clock, for tests and simulation.
+    `clock` (ms since 1970) replaces the host's and the ledger's clock, for tests and simulation.
     Raises ConfigError for a configuration that cannot be used.
     """
     return Session(load_settings(config), clock=clock)

@@ -72,6 +72,11 @@ class CredentialRow:
     exhausted: tuple[Exhaustion, ...]
 
     @property
+    def unlogged_units(self) -> int:
+        """What the ledger counts beside its log, in the limit where that is most."""
+        return max((row.state.unlogged_units for row in self.limits), default=0)
+
+    @property
     def open(self) -> bool:
         """Whether the cheapest call of the main bucket may leave."""
         return self.outlook.closed is None and self.outlook.full is None
@@ -103,6 +108,7 @@ class Status:
                     "api": credential.api,
                     **_verdict_json(credential),
                     "limits": [_limit_json(row) for row in credential.limits],
+                    **({"unlogged_units": credential.unlogged_units} if credential.unlogged_units else {}),
                     **({"owed_units": credential.owed_units} if credential.owed_units else {}),
                     "exhausted": [_exhaustion_json(x) for x in credential.exhausted],
                 }
@@ -225,7 +231,7 @@ def _limit_json(row: LimitRow) -> dict[str, object]:
         **({"paced_units": row.state.limit_units} if row.limit.paced else {}),
         "used_units": row.state.used_units,
         "remaining_units": row.state.remaining_units,
-        **({"carried_units": row.state.unlogged_units} if row.state.unlogged_units else {}),
+        **({"unlogged_units": row.state.unlogged_units} if row.state.unlogged_units else {}),
         **(
             {"counts_since": rfc3339(row.counts_since_ms), "exact_from": rfc3339(row.exact_from_ms)}
             if row.exact_from_ms is not None

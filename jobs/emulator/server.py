@@ -69,7 +69,7 @@ class Emulator:
     `port` 0 takes a free one. `recorded` is a folder of saved pages to serve instead of generated
     ones (ValueError when it holds none). `quota` is the day's units for each project, in the bucket
     `units`. `projects` maps keys to projects; a key that is not in it is a project of its own.
-    `clock` gives milliseconds since the epoch; quota resets when it passes Pacific midnight.
+    `clock` gives milliseconds since 1970; quota resets when it passes Pacific midnight.
     """
 
     def __init__(

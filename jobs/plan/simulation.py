@@ -87,7 +87,7 @@ SLOT_MS = 15 * MINUTE_MS
 
 @dataclass(slots=True)
 class Spent:
-    """Units and calls of one method of one job. Either those charged, by slot since the epoch, or those wanted if
+    """Units and calls of one method of one job. Either those charged, by slot since 1970, or those wanted if
     nothing were refused, by day since the start."""
 
     project: str

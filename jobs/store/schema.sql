@@ -1,5 +1,5 @@
 -- The local store: what the jobs fetched, and a checkpoint for each region. One SQLite file (WAL).
--- Times ending in _ms are milliseconds since the epoch; other times are upstream's own text.
+-- Times ending in _ms are milliseconds since 1970; other times are upstream's own text.
 -- All of this is the provider's data, and the retention limits how long it is kept: every table has the time by which
 -- its rows expire.
 

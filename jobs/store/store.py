@@ -128,7 +128,7 @@ class Store:
     """One SQLite file at a `sqlite:///path` URL (or a plain path). Use it from one thread; close it when done.
 
     `delete_expired` deletes what was not refreshed for `retention_ms`. With `create` False, a missing file is an
-    error. `clock` (ms since the epoch) replaces the host's, for tests. Every method raises StoreError when the file
+    error. `clock` (ms since 1970) replaces the host's, for tests. Every method raises StoreError when the file
     cannot be read or written.
     """
 

@@ -38,7 +38,7 @@ def render_status(status: Status) -> RenderableType:
             parts.append(_line(f"upstream resets {_clock(edge_ms, zone)} {zone} ({_clock(edge_ms)} here), in {soon}"))
         for row in credential.limits:
             if row.state.unlogged_units:
-                parts.append(_line(_carried(row), "yellow"))
+                parts.append(_line(_unlogged(row), "yellow"))
         for row in credential.limits:
             if row.exact_from_ms is not None:
                 since, exact = weekday(row.counts_since_ms), weekday(row.exact_from_ms)
@@ -55,7 +55,7 @@ def render_status(status: Status) -> RenderableType:
     return Group(*parts)
 
 
-def _carried(row: LimitRow) -> str:
+def _unlogged(row: LimitRow) -> str:
     state = row.state
     until = _clock(state.unlogged_until_ms)
     return f"{row.limit.name}: {state.unlogged_units:,} units are of charges that the ledger lost, until {until}"

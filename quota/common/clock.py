@@ -1,4 +1,4 @@
-"""Time as the ledger has it: whole milliseconds since the epoch, and how people read them."""
+"""Time as the ledger has it: whole milliseconds since 1970, and how people read them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def host_clock() -> int:
-    """The host's clock in milliseconds since the epoch."""
+    """The host's clock in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 

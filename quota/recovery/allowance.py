@@ -92,7 +92,7 @@ class _Unpaid(NamedTuple):
 class Allowance:
     """The allowance of one machine. Safe to share between threads and after a fork.
 
-    `clock` is in ms since the epoch. The first draw makes the file. If the file fails, `draw` and `settle` raise
+    `clock` is in ms since 1970. The first draw makes the file. If the file fails, `draw` and `settle` raise
     LedgerError; `repay` and `owed_units` go on without it and log `allowance_unreadable`, once a process.
     """
 

@@ -40,7 +40,7 @@ MAX_PAUSE_DAYS = 8 * 366 + 1
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """Fires at each multiple of `interval_ms` since the epoch, whatever the clock changes."""
+    """Fires at each multiple of `interval_ms` since 1970, whatever the clock changes."""
 
     interval_ms: int
 

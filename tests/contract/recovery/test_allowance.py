@@ -18,9 +18,11 @@ from quota.errors import LedgerError, UnknownCharge
 from quota.ledger.contract import read_entries
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
+from quota.ledger.redis_scripts import script
 from quota.limits import DAY_MS
 from quota.recovery.allowance import LOOK_AGAIN_MS, REPAID_AT_ONCE, Allowance
 from support.books import BOOK
+from support.proxy import Proxy
 from support.servers import RedisServer
 from support.setup import limit
 
@@ -79,8 +81,8 @@ class SqliteMachine(Machine):
 
 
 class RedisMachine(Machine):
-    def __init__(self, folder: Path, server: RedisServer) -> None:
-        super().__init__(folder, server.url)
+    def __init__(self, folder: Path, server: RedisServer, url: str = "") -> None:
+        super().__init__(folder, url or server.url)
         self.server = server
 
     @contextmanager
@@ -118,6 +120,23 @@ def test_cheap_calls_go_on_and_dear_ones_are_refused(machine: Machine) -> None:
         assert (dear.admitted, dear.source, dear.reason) == (False, None, "ledger-unavailable")
         peeked = budget.peek("videos.list")
         assert (peeked.admitted, peeked.id, peeked.remaining_units) == (True, None, 24)
+
+
+def test_a_ledger_that_refused_is_not_overruled_when_it_stops_before_it_says_until_when(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It reads the log for `retry_at` after the refusal. An outage in between hands no call to the allowance."""
+    server = RedisServer()
+    with closing(server), Proxy(server.port) as proxy, closing(RedisMachine(tmp_path, server, proxy.url)) as machine:
+        budget = machine.budget(units=2)
+        assert budget.charge("videos.list", units=2).admitted
+        proxy.fail("drop-request", times=2, match=script("read")[1].encode())
+        refused = budget.charge("videos.list")
+        assert (refused.admitted, refused.reason, refused.refused_by) == (False, "limit", "day")
+        assert (refused.retry_at_ms, refused.source) == (None, None)
+        assert budget.owed_units() == 0
+        assert [line.split(":")[0] for line in caplog.messages] == ["retry_at_unknown project=p limit=day"]
+        assert budget.charge("videos.list").retry_at_ms == machine.now_ms + DAY_MS
 
 
 def test_an_outage_is_a_line_when_it_begins_and_one_when_it_ends(

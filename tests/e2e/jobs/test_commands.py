@@ -381,5 +381,5 @@ def test_a_deleted_ledger_is_noticed_and_shown(quota: Quota) -> None:
     assert shown.stdout.count("100 units are of charges that the ledger lost") == 2
     assert max(map(len, shown.stdout.splitlines())) <= 80
     limits = quota.json("status")["credentials"][0]["limits"]
-    assert [(row["used_units"], row["carried_units"]) for row in limits] == [(101, 100)] * 2
+    assert [(row["used_units"], row["unlogged_units"]) for row in limits] == [(101, 100)] * 2
     assert limits[0]["next_capacity_at"] == rfc3339(int(lost["id"].partition("-")[0]) + DAY_MS)
