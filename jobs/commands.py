@@ -126,7 +126,7 @@ def plan(
 
     Exits 0 if no tick would be refused. Otherwise it exits 1 and prints the smallest changes that make it fit.
 
-    
+    \b
     Example: quota plan
              quota plan --from-empty --json      # in a CI pipeline: needs no ledger and no key
     """

@@ -22,16 +22,16 @@ MAX_SECONDS = 10**6
 """Eleven days: no answer is waited for as long, and the system takes no more."""
 
 
-def whole(value: object, what: str, least: int, most: int) -> int:
-    """`value` as an int: an int, or what stands for one, as numpy's do. A bool is an answer and no number."""
+def whole(value: object, what: str, minimum: int, maximum: int) -> int:
+    """`value` as an int: an int, or what stands for one, as numpy's do. A bool is no number."""
     number = None
     if type(value) is int:
         number = value
     elif not isinstance(value, bool):
         with suppress(TypeError):
             number = index(value)  # type: ignore[arg-type]  # what does not stand for one raises
-    if number is None or not least <= number <= most:
-        raise UsageError(f"{show(value)} {what} is a whole number from {least} to {most}")
+    if number is None or not minimum <= number <= maximum:
+        raise UsageError(f"{show(value)} {what} is a whole number from {minimum} to {maximum}")
     return number
 
 

@@ -68,7 +68,7 @@ class _PriceChanged(Exception):  # noqa: N818 - no error: the plan is made anew
 
 @dataclass(slots=True)
 class _Plan:
-    """What one kind of call asks of each limit that counts it: computed once, reused for every decision."""
+    """What the ledger must check for one kind of call: computed once, reused for every decision."""
 
     method: str
     units: int
@@ -81,15 +81,15 @@ class _Plan:
     paced: bool
     priced: tuple[int, int]
     """Since and until when the call costs that."""
-    held: tuple[int, int, tuple[LimitCheck, ...]] = (0, 0, ())
-    """The asks last made, and since and until when they are the same."""
+    cached_checks: tuple[int, int, tuple[LimitCheck, ...]] = (0, 0, ())
+    """Since and until when the checks made last hold, and these checks."""
 
     def checks_at(self, now_ms: int) -> tuple[LimitCheck, ...]:
-        """What is asked of each limit at `now_ms`: the same until the next edge of a calendar, unless it is paced.
+        """The check of each limit at `now_ms`: the same until the next edge of a calendar, unless it is paced.
 
         Raises _PriceChanged when the call costs something else by then.
         """
-        since_ms, until_ms, checks = self.held
+        since_ms, until_ms, checks = self.cached_checks
         if not since_ms <= now_ms < until_ms:
             self.check_price(now_ms)
             each = zip(self.limits, self.caps_at(now_ms), self.costs, strict=True)
@@ -98,7 +98,7 @@ class _Plan:
                 edges = [check.edges for check in checks if check.edges is not None]
                 since_ms = max([self.priced[0], *(edge[0] for edge in edges)])
                 until_ms = min([self.priced[1], *(edge[1] for edge in edges)])
-                self.held = (since_ms, until_ms, checks)  # in one piece: threads share the plan
+                self.cached_checks = (since_ms, until_ms, checks)  # in one piece: threads share the plan
         return checks
 
     def check_price(self, now_ms: int) -> None:
@@ -374,7 +374,7 @@ class Budget:
             return self._decide(method, units, bucket, job, region, commit=commit)
 
     def _ask_ledger(self, plan: _Plan, charge: Charge, *, commit: bool) -> tuple[ChargeRequest, ChargeResult]:
-        """One question to the ledger, and its answer. Asked again with a fresh clock if ours proved wrong, and when
+        """One request to the ledger, and its result. It is sent again with a fresh clock if ours proved wrong, and when
         what the ledger has lost is made good."""
         high_water_mark = self._high_water_mark
         clock_tries = behind_tries = 0
@@ -393,7 +393,7 @@ class Budget:
                 if behind_tries > MAX_LOSSES:
                     raise LedgerError(f"ledger {self.ledger.label} loses what it is told; see its server's log")
                 high_water_mark.restore_missing(self.ledger, result, self._attempt_keys.next(), self._retention_ms)
-                if commit:  # the lost question may yet arrive, and must not be taken for this one
+                if commit:  # the lost request may yet arrive, and must not be taken for this one
                     charge = charge._replace(idempotency_key=self._attempt_keys.next())
             else:
                 if high_water_mark is not None and result.outcome != "clock" and high_water_mark.record(checks, result):

@@ -13,7 +13,7 @@ tick then passes these stages:
     refusal         if the budget would refuse the first call, the tick does not start; the log says when it could
     run             as `quota run` does
 
-Every tick asks the budget, and nothing is remembered: one question takes less than a millisecond, and the next tick
+Every tick asks the budget, and nothing is remembered: one peek takes less than a millisecond, and the next tick
 notices that a budget was raised, refunded or reopened.
 
 If the ledger cannot answer a claim, the tick runs. Without a ledger only the local allowance admits anything: it limits

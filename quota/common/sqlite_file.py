@@ -34,10 +34,13 @@ class DamagedError(Exception):
     """A row holds what this package never writes. Where a transaction meets it, it ends in the file's error."""
 
 
-def sound(row: R, *, until: int, most: int = 2**53) -> R:
-    """`row`, whose first `until` fields must be whole numbers from 0 to `most`, and the others text."""
+def checked_row(row: R, *, integers: int, below: int = 2**53) -> R:
+    """`row`, whose first `integers` fields must be whole numbers from 0 to below `below`, and the others text.
+
+    Raises DamagedError.
+    """
     for n, value in enumerate(row):
-        right = type(value) is int and 0 <= value < most if n < until else type(value) is str
+        right = type(value) is int and 0 <= value < below if n < integers else type(value) is str
         if not right:
             raise DamagedError(f"{value!r:.100}")
     return row

@@ -24,7 +24,7 @@ CREATE TABLE views (
     total    INTEGER NOT NULL,
     tail_ms  INTEGER NOT NULL,       -- nothing before this is counted
     tail_seq INTEGER NOT NULL,
-    head_ms  INTEGER NOT NULL,       -- everything up to this has been seen
+    head_ms  INTEGER NOT NULL,       -- everything up to this has been read
     head_seq INTEGER NOT NULL,
     dropped_through_ms INTEGER NOT NULL,  -- the newest millisecond whose charges may have been dropped
     PRIMARY KEY (project, name)

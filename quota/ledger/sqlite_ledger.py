@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quota.arguments import MAX_NUMBER, text, whole, whole_clock
 from quota.common.clock import LATEST_MS, NEVER, host_clock
-from quota.common.sqlite_file import DamagedError, SqliteFile, sound
+from quota.common.sqlite_file import DamagedError, SqliteFile, checked_row
 from quota.errors import LedgerError
 from quota.ledger.contract import (
     CLOCK_SLACK_MS,
@@ -166,7 +166,7 @@ class SqliteLedger:
         if epoch is None:
             epoch, unlogged_until_ms, retention_ms = "", 0, 0
         if not (type(ms) is type(seq) is type(unlogged_until_ms) is type(retention_ms) is int and type(epoch) is str):
-            sound((ms, seq, unlogged_until_ms, retention_ms, epoch), until=4)
+            checked_row((ms, seq, unlogged_until_ms, retention_ms, epoch), integers=4)
         if not 0 <= ms < LATEST_MS or seq < 0:
             raise DamagedError("a charge in the far future")
         return (ms, seq), epoch, unlogged_until_ms, retention_ms, any_closed
@@ -259,7 +259,7 @@ class SqliteLedger:
             self._sums[view] = _sum_sql(view)
         sql, names = self._sums[view]
         row: tuple[int] = db.execute(sql, (project, after[0], until[0], *after, *until, *names)).fetchone()
-        return sound(row, until=1)[0]
+        return checked_row(row, integers=1)[0]
 
     def _closed(self, db: sqlite3.Connection, request: ChargeRequest, now_ms: int) -> Exhaustion | None:
         """L20. Of the exhaustions that close this call, the one that lasts longest; None if there is none."""
@@ -294,7 +294,7 @@ class SqliteLedger:
 
     def _trimmed_through_ms(self, db: sqlite3.Connection, project: str) -> int:
         sql = "SELECT trimmed_through_ms FROM projects WHERE project = ?"
-        return sound(db.execute(sql, (project,)).fetchone() or (0,), until=1)[0]
+        return checked_row(db.execute(sql, (project,)).fetchone() or (0,), integers=1)[0]
 
     # -- corrections and reading -------------------------------------------------------------------------------------
 
@@ -468,7 +468,7 @@ def _following(last: Id, clock_ms: int) -> Id:
 
 
 def _entry(row: tuple[int, int, int, int, str, str, str, str, str]) -> Entry:
-    if sound(row, until=4)[0] >= LATEST_MS:
+    if checked_row(row, integers=4)[0] >= LATEST_MS:
         raise DamagedError("a charge in the far future")
     return Entry(*row)
 
@@ -476,7 +476,7 @@ def _entry(row: tuple[int, int, int, int, str, str, str, str, str]) -> Entry:
 def _exhaustion(row: tuple[str, int, int, str, str, int, str]) -> Exhaustion:
     bucket, since_ms, until_ms, evidence, reported_by, reopened_ms, because = row
     times = since_ms, 0 if until_ms == NEVER else until_ms, reopened_ms
-    sound((*times, bucket, evidence, reported_by, because), until=3, most=LATEST_MS)
+    checked_row((*times, bucket, evidence, reported_by, because), integers=3, below=LATEST_MS)
     return Exhaustion(*row)
 
 

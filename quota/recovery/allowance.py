@@ -38,7 +38,7 @@ from quota.arguments import MAX_NUMBER, whole, whole_clock
 from quota.common.clock import LATEST_MS, host_clock
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
-from quota.common.sqlite_file import SqliteFile, sound
+from quota.common.sqlite_file import SqliteFile, checked_row
 from quota.errors import LedgerError
 from quota.ledger.entry import Charge
 from quota.ledger.file_errors import file_wording
@@ -142,10 +142,10 @@ class Allowance:
         self, db: sqlite3.Connection, project: str, charge: Charge, longest_ms: int, *, commit: bool
     ) -> Drawn | None:
         newest = db.execute("SELECT COALESCE(MAX(drawn_ms), 0) FROM draws WHERE project = ?", (project,)).fetchone()
-        (newest_ms,) = sound(newest, until=1, most=LATEST_MS)
+        (newest_ms,) = checked_row(newest, integers=1, below=LATEST_MS)
         now_ms = max(self._clock(), newest_ms)  # a clock that goes back must not renew the allowance
         sql = "SELECT COALESCE(SUM(units), 0) FROM draws WHERE project = ? AND drawn_ms > ?"
-        (used_units,) = sound(db.execute(sql, (project, now_ms - longest_ms)).fetchone(), until=1)
+        (used_units,) = checked_row(db.execute(sql, (project, now_ms - longest_ms)).fetchone(), integers=1)
         remaining_units = self.allowance_units - used_units
         if charge.units > remaining_units:
             return None
@@ -196,7 +196,7 @@ class Allowance:
             if row is None:
                 return None
             db.execute("UPDATE draws SET units = ?, corrected = 1 WHERE number = ?", (units, number))
-            return Charge(*sound(row, until=1))
+            return Charge(*checked_row(row, integers=1))
 
         return self._file.transact(work, write=True) if os.path.exists(self._path) else None
 
@@ -208,7 +208,7 @@ class Allowance:
                 "SELECT units, drawn_ms, idempotency_key FROM draws WHERE project = ? AND number = ? AND repaid",
                 (project, number),
             ).fetchone()
-            return None if row is None else Repaid(*sound(row, until=2, most=LATEST_MS))
+            return None if row is None else Repaid(*checked_row(row, integers=2, below=LATEST_MS))
 
         return self._file.transact(work, write=False) if os.path.exists(self._path) else None
 
@@ -228,7 +228,7 @@ class Allowance:
 
         def work(db: sqlite3.Connection) -> list[Charge]:
             rows = db.execute(sql, (project, len(run), run)).fetchall()
-            return [Charge(*sound(row, until=1)) for row in rows]
+            return [Charge(*checked_row(row, integers=1)) for row in rows]
 
         return self._file.transact(work, write=False) if os.path.exists(self._path) else []
 
@@ -239,7 +239,7 @@ class Allowance:
         sql = "SELECT COALESCE(SUM(units), 0) FROM draws WHERE project = ? AND NOT repaid"
         try:
             owed: tuple[int] = self._file.transact(
-                lambda db: sound(db.execute(sql, (project,)).fetchone(), until=1), write=False
+                lambda db: checked_row(db.execute(sql, (project,)).fetchone(), integers=1), write=False
             )
         except LedgerError as error:
             self._warn(error)
@@ -302,7 +302,7 @@ class Allowance:
                 " WHERE project = ? AND number <= ? AND NOT repaid AND corrected",
                 (project, last),
             )
-            corrected = [Repaid(*sound(row, until=2, most=LATEST_MS)) for row in found]
+            corrected = [Repaid(*checked_row(row, integers=2, below=LATEST_MS)) for row in found]
             db.execute("UPDATE draws SET repaid = 1 WHERE project = ? AND number <= ?", (project, last))
             return corrected
 
@@ -332,7 +332,7 @@ def _delete_expired(db: sqlite3.Connection, project: str, now_ms: int, longest_m
     """Delete the draws that neither the allowance nor the ledger needs any more: no window reaches them, not the
     longest one of any configuration that draws for this project."""
     known = db.execute("SELECT window_ms FROM longest_windows WHERE project = ?", (project,)).fetchone() or (0,)
-    kept_ms = max(longest_ms, sound(known, until=1)[0])
+    kept_ms = max(longest_ms, checked_row(known, integers=1)[0])
     if known != (kept_ms,):
         db.execute("REPLACE INTO longest_windows VALUES (?, ?)", (project, kept_ms))
     db.execute("DELETE FROM draws WHERE project = ? AND drawn_ms <= ?", (project, now_ms - 2 * kept_ms))
@@ -346,5 +346,5 @@ def _read_unpaid(db: sqlite3.Connection, project: str, after: int) -> _Unpaid:
         (project, after, REPAID_AT_ONCE),
     ).fetchall()
     machine: tuple[str] = db.execute("SELECT id FROM machine").fetchone() or ("",)
-    draws = [(number, Charge(*charge)) for number, *charge in (sound(row, until=2) for row in rows)]
-    return _Unpaid(sound(machine, until=0)[0], draws)
+    draws = [(number, Charge(*charge)) for number, *charge in (checked_row(row, integers=2) for row in rows)]
+    return _Unpaid(checked_row(machine, integers=0)[0], draws)

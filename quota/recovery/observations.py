@@ -36,7 +36,7 @@ SLICES = 24
 """A sliding window is divided into so many slices."""
 
 MIN_SLICE_MS = 1_000
-"""No slice is shorter: each of them costs one more question to the ledger."""
+"""No slice is shorter: each of them costs one more read of the ledger."""
 
 
 class ViewObservation(NamedTuple):

@@ -75,7 +75,7 @@ def _opening(url: str) -> Iterator[Finding]:
     from quota.ledger.factory import open_ledger
 
     try:
-        open_ledger(url).close()  # nothing is contacted before the first question
+        open_ledger(url).close()  # nothing is contacted before the first use
     except ConfigError as error:
         yield _rejected("ledger.url", str(error).removeprefix("ledger url "), "correct the url")
 
