@@ -13,8 +13,9 @@ Send = Callable[[str], Iterable[bytes]]
 
 
 def head(*headers: str, status: str = "200 OK") -> bytes:
-    """A status line and headers, without the empty line after them."""
-    return "".join(f"{line}\r\n" for line in (f"HTTP/1.1 {status}", *headers)).encode()
+    """A status line and headers, without the empty line after them. The connection serves no other request: a client
+    that believed it did would charge for one that nobody reads."""
+    return "".join(f"{line}\r\n" for line in (f"HTTP/1.1 {status}", "Connection: close", *headers)).encode()
 
 
 def whole(body: bytes, *headers: str, status: str = "200 OK") -> bytes:

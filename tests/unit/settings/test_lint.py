@@ -358,6 +358,8 @@ def asked(tmp_path: Path, url: str) -> list[str]:
 
 
 def test_a_ledger_that_answers_has_no_finding(tmp_path: Path, redis_server: RedisServer) -> None:
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.flushall()  # other tests write there what no ledger does
     assert asked(tmp_path, redis_server.url) == []
     assert asked(tmp_path, "sqlite:///ledger.db") == []
     assert asked(tmp_path, "sqlite:///new/folder/ledger.db") == []
