@@ -65,7 +65,9 @@ class Page:
                 raise ValueError(f"a page's {what} must be a list, not {type(resources).__name__}")
             for resource in resources:
                 if not isinstance(resource, Mapping) or not isinstance(resource.get("id"), str):
-                    raise ValueError(f'each of a page\'s {what} must be an object with an "id", not {show(resource)}')
+                    raise ValueError(
+                        f'each of a page\'s {what} must be an object with a text "id", not {show(resource)}'
+                    )
         if self.cursor is not None and not isinstance(self.cursor, dict):
             raise ValueError(f"a page's cursor must be a dict or None, not {show(self.cursor)}")
         if self.cursor is None and not self.complete:

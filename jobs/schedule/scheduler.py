@@ -236,7 +236,7 @@ class _JobQueue:
         # Each tick gets a session of its own, as if it were a process, so that its charges have a run id of their own.
         with quota.Session(self.settings) as session:
             if not self._claim(session, tick):
-                _say("tick_skipped", tick, reason="claimed", why="another scheduler runs it")
+                _say("tick_skipped", tick, reason="claimed", why="a scheduler has started this tick already")
                 return
             refusal = self._refusal(session, tick)
             if refusal is not None:

@@ -41,7 +41,7 @@ class Before:
     def __init__(self, revision: str, folder: Path) -> None:
         unknown = f"git knows no commit {revision} here"
         self.revision = _run(unknown, "git", "rev-parse", "--verify", "--quiet", "--short=7", f"{revision}^{{commit}}")
-        self._row = f"as of {self.revision}, 1 limit, 1 unit"
+        self._row = f"as of {self.revision}, 1 limit, guarded"
         self._earlier, self._today, self._state = folder / "earlier", folder / "today", folder / "state"
         self._processes: list[subprocess.Popen[str]] = []
         folder.mkdir()
@@ -49,35 +49,40 @@ class Before:
         failed = f"{self.revision} cannot be installed"
         _run(failed, "git", "archive", "--format=zip", f"--output={archive}", self.revision)
         shutil.unpack_archive(archive, source)
+        self._measures = source / "tests"  # its own: an earlier revision has other names
+        if not (self._measures / "bench" / "before.py").exists():
+            sys.exit(f"bench: {self.revision} is older than this comparison: it cannot measure itself")
         pip = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps")
         _run(failed, *pip, "--target", str(self._earlier), str(source))
         lay_out(self._today)
         self._state.mkdir()
 
     def contestants(self, kind: str, url_of: Callable[[str], str]) -> list[Contestant]:
-        """A decision then, and a guarded one now. `url_of` gives the ledger for a name, which is also the project's."""
+        """A guarded decision then, and one now. `url_of` gives the ledger for a name, which is also the project's."""
         then, now = f"{kind}-then", f"{kind}-now"
         return [
-            self._contestant(self._row, self._earlier, url_of(then), then),
-            self._contestant(GUARDED, self._today, url_of(now), now, str(self._state)),
+            self._contestant(self._row, self._earlier, self._measures, url_of(then), then),
+            self._contestant(GUARDED, self._today, REPOSITORY / "tests", url_of(now), now),
         ]
 
     def hold(self, report: Report, kind: str, ratio: Mapping[str, float]) -> None:
-        """Guarding must not make a decision slower than it was."""
+        """A decision must not be slower than it was."""
         report.bars.append(
-            Bar(f"{kind}, guarded beside one of {self.revision}", ratio[GUARDED] / ratio[self._row], 1.05)
+            Bar(f"{kind}, guarded beside one of {self.revision}", ratio[GUARDED] / ratio[self._row], 1.03)
         )
 
     def close(self) -> None:
         for process in self._processes:
             process.communicate()  # the end of its stdin is its end
 
-    def _contestant(self, name: str, packages: Path, *arguments: str) -> Contestant:
+    def _contestant(self, name: str, packages: Path, measures: Path, url: str, project: str) -> Contestant:
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("QUOTA_", "PYTHON"))}
-        places = [str(packages), str(REPOSITORY / "tests"), *site.getsitepackages()]
+        places = [str(packages), str(measures), *site.getsitepackages()]
+        state = self._state / project
+        state.mkdir(parents=True)
         process = subprocess.Popen(
             # Without `site`, nothing reads the .pth file by which an editable install leads to the working tree.
-            [sys.executable, "-S", "-P", "-m", "bench.before", *arguments],
+            [sys.executable, "-S", "-P", "-m", "bench.before", url, project, str(state)],
             env=environment | {"PYTHONPATH": os.pathsep.join(places)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -120,7 +125,7 @@ def _give_up(failure: str, said: str) -> NoReturn:
 def serve(url: str, project: str, state: str | None = None) -> None:
     """Say where the code is from, then charge as told; guarded if there is a state folder.
 
-    What is imported here, and in `bench.budgets`, an earlier revision must have.
+    Later revisions start this module of an earlier one: the arguments and what is printed must stay.
     """
     import quota
     from bench.budgets import CHEAP, budget, charging, guarded, one

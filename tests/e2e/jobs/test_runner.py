@@ -526,7 +526,7 @@ def fetch(client, region, cursor, *, store, letter="a"):
         ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
         ("raise ValueError('key=AIza' + 'x' * 35)", "ValueError: key=[redacted]"),
         ("return None", "TypeError: fetch returned NoneType, not a quota.jobs.job.Page"),
-        ("return Page(videos=[{}])", 'ValueError: each of a page\'s videos must be an object with an "id", not {}'),
+        ("return Page(videos=[{}])", 'ValueError: each of a page\'s videos must be an object with a text "id", not {}'),
         ("return Page(cursor={1: {2}})", "ValueError: a page's cursor must be JSON"),
         ("return Page(cursor={'x': (cursor or {'x': 0})['x'] + 1}, complete=False)", "without completing a page"),
         ("return Page(cursor={'x': 1}, complete=False)", "named a page that this pass has already fetched"),
