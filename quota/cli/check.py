@@ -1,7 +1,7 @@
-"""What `quota check` finds: what the configuration says, and what its ledger answers. Changes nothing.
+"""The findings of `quota check`, about the configuration and its ledger. The check changes nothing.
 
-ask_ledger       whether the ledger answers
-young_windows    which limits that ledger does not yet count in full
+ask_ledger       checks whether the ledger answers
+young_windows    finds the limits that the ledger cannot yet count over their whole window
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ if TYPE_CHECKING:
 
 
 def check(session: Session) -> list[Finding]:
-    """Everything there is to say about a session's configuration."""
+    """All findings about a session's configuration and its ledger."""
     return [*lint(session.settings), *ask_ledger(session.settings), *young_windows(session)]
 
 
 def ask_ledger(settings: Settings) -> list[Finding]:
-    """A warning if the ledger does not answer what every decision asks first. A file that is not there is not made."""
+    """Read the usage of every project, as each decision does first; return a warning if the ledger cannot answer.
+
+    Does not create a missing ledger file. Also warns about a Redis server that may evict keys.
+    """
     from quota.budget import Budget
     from quota.ledger.factory import open_ledger
 
@@ -44,7 +47,7 @@ def ask_ledger(settings: Settings) -> list[Finding]:
             return []
     try:
         ledger = open_ledger(url)
-    except ConfigError:  # `lint` says so
+    except ConfigError:  # `lint` reports it
         return []
     try:
         for credential in {c.project: c for c in settings.credentials.values()}.values():
@@ -58,7 +61,7 @@ def ask_ledger(settings: Settings) -> list[Finding]:
         if ledger.shared:
             from quota.ledger.redis_ledger import RedisLedger, evicts
 
-            assert isinstance(ledger, RedisLedger)  # noqa: S101  # the only kind that is shared
+            assert isinstance(ledger, RedisLedger)  # noqa: S101  # no other ledger is shared
             policy = ledger.eviction_policy(credential.project)
             if policy != "noeviction":
                 return [Finding("warning", "ledger.url", *evicts(policy))]
@@ -78,11 +81,11 @@ def _unasked(url: str, why: str, remedy: str) -> Finding:
 
 
 def young_windows(session: Session) -> Iterator[Finding]:
-    """The limits over whose windows the ledger's log does not reach back; of a ledger that does not answer, none."""
+    """Find the limits whose window begins before the ledger's log does. Stops if the ledger does not answer."""
     from quota.status import exact_from
 
     url = session.settings.ledger.url
-    if url.startswith("sqlite:") and not os.path.exists(url.removeprefix("sqlite:///")):  # asking would make it
+    if url.startswith("sqlite:") and not os.path.exists(url.removeprefix("sqlite:///")):  # a query would create it
         return
     for credential in session.settings.credentials.values():
         try:

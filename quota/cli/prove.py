@@ -1,4 +1,4 @@
-"""The window-boundary proof: the same burst through a fixed window and through ours, second by second."""
+"""The window-boundary proof: `prove` sends the same bursts through a fixed window and through our sliding window."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIDNIGHT_MS = 20_000 * DAY_MS
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One burst: searches asked for at `at_ms`, and how many units each kind of window admitted."""
+    """One burst at `at_ms`: the units that its searches asked for, and the units that each kind of window admitted."""
 
     at_ms: int
     asked_units: int
@@ -25,7 +25,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The bursts, and the most that each kind of window let through in any 24 hours."""
+    """The bursts, and the most units that each kind of window admitted in any 24 hours."""
 
     limit_units: int
     rows: tuple[Row, ...]
@@ -59,7 +59,7 @@ class Proof:
 
 
 def prove() -> Proof:
-    """Bursts of searches around one midnight, decided by the real ledger in memory at the times given."""
+    """Charge bursts of searches around one midnight, to a real ledger in memory whose clock this function sets."""
     now_ms = MIDNIGHT_MS
     ledger = open_ledger("sqlite://", clock=lambda: now_ms)
     budget = Budget(

@@ -1,4 +1,4 @@
-"""How status and spend look."""
+"""Renders the output of `status` and `spend` as tables and lines for a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def render_status(status: Status) -> RenderableType:
-    """A table for each credential."""
+    """Render a status: a headline, a table of limits and warnings for each credential."""
     from rich.console import Group
 
     where = "shared by every machine that reaches it" if status.shared else "shared by this machine only"
@@ -66,7 +66,7 @@ def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:
     columns = [Column("limit"), Column("window"), Column("used", number=True)]
     columns += [Column("now", number=True)] if paced else []
     columns += [Column("limit", number=True), Column("remaining", number=True)]
-    again = any(row.room_ms is not None for row in credential.limits)  # of a limit with room nobody waits for more
+    again = any(row.room_ms is not None for row in credential.limits)  # a limit with room has no such time
     columns += [Column("room again")] if again else []
     rows, styles = [], []
     for row in credential.limits:
@@ -89,12 +89,12 @@ def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:
                 *([] if not again else ["" if row.room_ms is None else f"in {spell(row.room_ms - at_ms)}"]),
             )
         )
-    # Of little width the name has to stand for the window, and what is used and remains for the limit's number.
+    # On a narrow terminal, leave out the window (the name implies it) and the limit (it is used plus remaining).
     return FirstThatFits(tables(columns, rows, styles=styles, without=(1, 4 if paced else 3)))
 
 
 def render_spending(spending: Spending) -> RenderableType:
-    """One table, dearest first. Where it is too wide, what it is summed by shares one column."""
+    """Render one table, the most expensive row first. If it is too wide, the fields it sums by share one column."""
     counts = [Column("charges", number=True), Column("units", number=True)]
     columns = [*(Column("hour (UTC)" if field == "hour" else field) for field in spending.by), *counts]
     rows = []
@@ -132,7 +132,7 @@ def _clock(at_ms: int, zone: str | None = None) -> str:
 
 
 def _counts_all_units(row: LimitRow, credential: CredentialRow) -> bool:
-    """Whether it counts every unit of the main bucket."""
+    """Whether this limit counts every unit of the main bucket."""
     selector = row.limit.view.selector
     main = credential.main_bucket
     return not row.limit.narrow and selector.count == "units" and main in (selector.buckets or (main,))
@@ -145,7 +145,7 @@ def _line(text: str, style: str = "") -> RenderableType:
 
 
 def _verdict(credential: CredentialRow, at_ms: int) -> str:
-    """The first thing to know: whether anything may leave, else when it may again, and why."""
+    """The headline of a credential: whether calls may leave now, and if not, why and until when."""
     outlook = credential.outlook
     if outlook.closed is not None:
         later = outlook.full is not None and outlook.next_ms is not None and outlook.next_ms > outlook.closed.until_ms
@@ -165,7 +165,7 @@ def _closed(x: Exhaustion, at_ms: int) -> str:
 
 
 def _calls_left(dearest: Decision | None, units: int, at_ms: int) -> str:
-    """` = 94 searches`: what that is in calls of the dearest method of the credential's jobs."""
+    """` = 94 searches`: how many calls of the most expensive method of the credential's jobs the units allow."""
     if dearest is None:
         return ""
     resource = dearest.method.partition(".")[0]
@@ -183,8 +183,11 @@ def _calls_left(dearest: Decision | None, units: int, at_ms: int) -> str:
 
 
 def moment(at_ms: int, now_ms: int) -> str:
-    """`14:05` today, `Sun 08:00` in the coming days, else `31 Dec 08:00`, in the local zone; less than a minute ahead
-    `14:05:07`. What is to come is rounded up: whoever comes back then is not early."""
+    """A time in the local zone, as short as the day allows.
+
+    `14:05` today, `14:05:07` less than a minute ahead, `Sun 08:00` in the next six days, else `31 Dec 08:00`. A future
+    time is rounded up, so that a reader who comes back then is not early.
+    """
     ahead_ms = at_ms - now_ms
     step_ms = SECOND_MS if 0 < ahead_ms < MINUTE_MS else MINUTE_MS
     at = utc((at_ms + (step_ms - 1 if ahead_ms > 0 else 0)) // step_ms * step_ms).astimezone()

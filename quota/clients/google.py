@@ -1,18 +1,18 @@
-"""The googleapiclient seam: a service whose every HTTP attempt is charged where its bytes leave.
+"""A googleapiclient service that charges every HTTP attempt at the moment it leaves this machine.
 
     youtube = service(budget, "youtube", "v3", key=...)
     youtube.videos().list(part="snippet", chart="mostPopular").execute()      # raises quota.Refused
 
-The charge happens in the connection's `request()`, after the socket is connected and before the first byte. Nothing
-above it sees every attempt: the client's own retries, the hidden resend of httplib2 when a kept-alive connection
-proves dead, redirects, repeats after a 401, batches and pages all end here, once each.
+The connection's `request()` makes the charge, after the socket is connected and before the first byte is sent. No
+layer above it sees every attempt. The client's own retries, redirects, repeats after a 401, batches and pages all pass
+through it, once each. So does the hidden resend of httplib2 when a kept-alive connection turns out to be dead.
 
     layer            class              what it adds
-    HttpRequest      MeteredRequest     says which API method is being sent
-    Http             MeteredHttp        a connection per thread; hands error answers to the meter
-    HTTPConnection   _Connection        charges, and gives back what provably never left
+    HttpRequest      MeteredRequest     records which API method is being sent
+    Http             MeteredHttp        keeps connections for each thread; passes answers to the meter
+    HTTPConnection   _Connection        charges each attempt; refunds it if no byte was sent
 
-Importing this file costs a quarter of a second; nothing in the package imports it before a call may leave.
+Importing this file takes a quarter of a second. No module of the package imports it before a call is allowed to leave.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 60.0
 
 _SHARED_HOST = "www.googleapis.com"
-"""Serves all of Google's older APIs under one name, and their token endpoint."""
+"""This host serves all of Google's older APIs, and their token endpoint."""
 
 _KEY_HEADER = "x-goog-api-key"
 
@@ -76,15 +76,21 @@ def service(
     max_items: int | None = None,
     waiting: Callable[[], None] | None = None,
 ) -> Resource:
-    """A googleapiclient service that charges every HTTP attempt to `budget`.
+    """Build a googleapiclient service that charges every HTTP attempt to `budget`.
 
-    `endpoint` replaces the API's own root, for calls, batches and uploads alike. `credentials` (google-auth) take the
-    place of `key`. One service serves any number of threads; close it, or use it in a `with` block.
-    `max_body_mb` (of 1,000,000 bytes, unpacked too), `max_answer_s` (from the first byte sent to the last received,
-    redirects included) and `max_items` (in any list of an answer) bound what upstream may send; None: no bound. With
-    any of them, an answer beyond it, or one that is not the JSON the API promises, raises quota.BadAnswer. `waiting`
-    is called several times a second while an answer is awaited; what it raises ends the request.
-    Raises ConfigError for an API the installed client does not describe, and for an endpoint that is no URL.
+    `endpoint` replaces the API's own root URL, for calls, batches and uploads alike. `credentials` (google-auth)
+    replace `key`. Any number of threads may share one service. Close it, or use it in a `with` block.
+
+    Three options limit what upstream may send; None means no limit:
+
+    max_body_mb      the size of a body in units of 1,000,000 bytes, both as received and unpacked
+    max_answer_s     the time from the first byte sent to the last byte received, including redirects
+    max_items        the length of any list in an answer
+
+    If any of them is set, the service raises quota.BadAnswer for an answer that exceeds a limit, or that is not the
+    JSON that the API promises. The service calls `waiting` several times a second while it waits for an answer; an
+    exception from `waiting` ends the request.
+    Raises ConfigError if the installed client does not describe the API, or if `endpoint` is not a usable URL.
     """
     timeout_s = seconds(timeout_s, "timeout_s")
     text = get_static_doc(api, version)
@@ -104,7 +110,7 @@ def service(
         authorized = google_auth_httplib2.AuthorizedHttp(credentials, http=http)
     elif key is not None:
         register(key)
-        # A key cannot be refreshed: sending it again after a 401 would only spend twice more.
+        # A key cannot be refreshed: repeating the call twice after a 401 would only spend more units.
         credentials = KeyCredentials(key)  # type: ignore[no-untyped-call]
         authorized = google_auth_httplib2.AuthorizedHttp(credentials, http=http, refresh_status_codes=())
     return build_from_document(
@@ -134,9 +140,9 @@ _sending: ContextVar[HttpRequest | None] = ContextVar("quota_sending", default=N
 
 
 class MeteredRequest(HttpRequest):  # type: ignore[misc]  # the client ships no types
-    """A request that says, while it is being sent, which API method it is. `*_next` copies keep that knowledge.
+    """A request that records which API method it calls while it is being sent. Copies made by `*_next` do the same.
 
-    It goes out on a metered Http or not at all: see `_check_metered`.
+    It can only be sent on a metered Http: see `_check_metered`.
     """
 
     def __init__(self, http: Any, postproc: Any, *args: Any, **options: Any) -> None:
@@ -147,8 +153,8 @@ class MeteredRequest(HttpRequest):  # type: ignore[misc]  # the client ships no 
 
     @property
     def http(self) -> Any:
-        """What it is sent on, unless a call names another."""
-        return self.__dict__["http"]  # where the client's own `to_json` looks for it
+        """The Http that sends this request, unless a call names another."""
+        return self.__dict__["http"]  # the client's own `to_json` looks here
 
     @http.setter
     def http(self, http: Any) -> None:
@@ -157,39 +163,39 @@ class MeteredRequest(HttpRequest):  # type: ignore[misc]  # the client ships no 
 
     @staticmethod
     def from_json(s: str, http: Any, postproc: Any) -> HttpRequest:
-        """As the client's own, on a metered Http."""
+        """Like the client's own `from_json`, but only for a metered Http."""
         request = HttpRequest.from_json(s, http, postproc)
         _check_metered(http, request.uri)
         return request
 
     def execute(self, http: Any = None, num_retries: int = 0) -> Any:
-        """As the client's own; every attempt, also each of `num_retries`, is charged.
+        """Like the client's own `execute`, but charges every attempt, including each of `num_retries`.
 
-        Raises quota.Refused, at once and without a retry, when the budget has no room.
+        Raises quota.Refused at once, without a retry, when the budget has no room.
         """
         return self._sent(http, partial(super().execute, http=http, num_retries=num_retries))
 
     def next_chunk(self, http: Any = None, num_retries: int = 0) -> Any:
-        """As the client's own: opening the upload is charged, its chunks are free."""
+        """Like the client's own `next_chunk`, but charges the request that opens the upload. Its chunks are free."""
         return self._sent(http, partial(super().next_chunk, http=http, num_retries=num_retries))
 
     def _sent(self, http: Any, send: Callable[[], Any]) -> Any:
         _check_metered(self.http if http is None else http, self.uri)
         before = _sending.get()
-        # Nothing stands before the `try`, and no context manager around it: a signal handler may raise between any
-        # two steps, and what is sent next would be charged as this call.
+        # Set the variable inside the `try`, and use no context manager: a signal handler may raise between any two
+        # steps. If that left the variable set, the next request would be charged as this call.
         try:
             _sending.set(self)
             return send()
         except HttpError as error:
-            error.uri = redact(str(error.uri))  # it is part of the error's text
+            error.uri = redact(str(error.uri))  # the error's text includes the URI
             raise
         finally:
             _sending.set(before)
 
 
 def _check_metered(http: Any, uri: str) -> None:
-    """Raises UsageError for an Http that does not charge what goes to `uri`."""
+    """Raise UsageError if `http` does not charge requests to `uri`."""
     for _ in range(MAX_WRAPPINGS):
         if isinstance(http, MeteredHttp) or http is None:
             break
@@ -199,7 +205,7 @@ def _check_metered(http: Any, uri: str) -> None:
 
 
 MAX_WRAPPINGS = 5
-"""So many Http objects may wrap each other, as those do that add a key."""
+"""How deep Http objects may wrap each other. The Http that adds a key, for example, wraps another."""
 
 _send_batch = BatchHttpRequest._execute
 
@@ -210,13 +216,13 @@ def _send_checked_batch(self: Any, http: Any, order: Any, requests: Any) -> Any:
     return _send_batch(self, http, order, requests)
 
 
-# A batch is built without the service and asks none of its requests what to be sent on, so there is no gentler place to
-# stop one that is told to pass the budget by. Batches of other services' requests go on as ever.
+# A caller can build a batch without the service, and the batch does not ask its requests which Http to use. Only this
+# method sees every batch that would bypass the budget. It does not change batches of other services' requests.
 BatchHttpRequest._execute = _send_checked_batch
 
 
 class _Routes:
-    """Which API method an HTTP verb and path mean, by the API's own description of itself."""
+    """Finds the API method for an HTTP verb and path, from the API's discovery document."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         prefix = urlsplit(document["rootUrl"]).path.rstrip("/")
@@ -238,7 +244,7 @@ class _Routes:
             self._literal[method["httpMethod"], path] = method["id"]
             return
         parts = re.split(r"(\{[^}]*\})", path)
-        # `{+name}` may hold slashes, `{name}` may not.
+        # `{+name}` may contain slashes, `{name}` may not.
         pattern = "".join(
             re.escape(part) if not part.startswith("{") else ".+" if part.startswith("{+") else "[^/]+"
             for part in parts
@@ -246,7 +252,7 @@ class _Routes:
         self._patterns.append((method["httpMethod"], re.compile(pattern), method["id"]))
 
     def method(self, verb: str, path: str) -> str | None:
-        """For example "youtube.videos.list" for ("GET", "/youtube/v3/videos"); None for what is not described."""
+        """For example "youtube.videos.list" for ("GET", "/youtube/v3/videos"). None for an unknown method."""
         known = self._literal.get((verb, unquote(path)))
         if known is None:
             known = next((name for v, pattern, name in self._patterns if v == verb and pattern.fullmatch(path)), None)
@@ -266,19 +272,19 @@ def _methods(resource: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 class _Sent(NamedTuple):
-    """One charged attempt on the wire; `content_id` is its name inside a batch."""
+    """One charged attempt that was sent. `content_id` identifies it inside a batch."""
 
     attempt: Attempt
     content_id: str = ""
 
 
 class _Gate:
-    """Charges what is about to leave on a connection, and remembers it until its answer is there."""
+    """Charges each request before a connection sends it, and remembers the charge until the answer arrives."""
 
     def __init__(self, meter: Meter, document: Mapping[str, Any]) -> None:
         root = urlsplit(document["rootUrl"])
         host = root.hostname or ""
-        # Elsewhere a port makes no difference to whose quota it is; on loopback it tells servers apart.
+        # On loopback, the port distinguishes servers. Elsewhere, all ports of a host share one quota.
         self._hosts = Hosts([root.netloc if is_loopback(host) and root.port else host])
         self._also = Hosts([_SHARED_HOST] if host.endswith(".googleapis.com") else [])
         self._secure = root.scheme == "https"
@@ -287,17 +293,17 @@ class _Gate:
         self._waiting = threading.local()
 
     def serves(self, uri: str) -> bool:
-        """Whether that is a place of the API."""
+        """Whether `uri` is on a host and port of the API."""
         parts = urlsplit(uri)
         place = (parts.hostname or "", parts.port or _default_port(parts.scheme))
         return place in self._hosts or place in self._also
 
     def keeps_key(self, uri: str) -> bool:
-        """Whether the API key may go there: to the API, and not in the clear where the API is encrypted."""
+        """Whether `uri` may receive the API key: only the API may, and never over plain HTTP if the API uses HTTPS."""
         return self.serves(uri) and (uri[:6].lower() == "https:" or not self._secure)
 
     def charge(self, place: tuple[str, int], verb: str, url: str, headers: Mapping[str, Any], body: Any) -> list[_Sent]:
-        """Charge one request that leaves now; empty for what is no call of this API. Raises Refused."""
+        """Charge one request that is about to leave. Returns [] if it does not call this API. Raises Refused."""
         path, query = urlsplit(url).path, urlsplit(url).query
         verb = str(_header(headers, "x-http-method-override") or verb).upper()
         on_the_wire = self._routes.method(verb, path)
@@ -316,7 +322,7 @@ class _Gate:
         return sent
 
     def _is_chunk(self, request: HttpRequest | None, path: str, query: str) -> bool:
-        """Whether this continues an upload that was charged when it was opened."""
+        """Whether this request continues an upload. The request that opened the upload was charged."""
         if request is not None:
             return request.resumable is not None and request.resumable_uri is not None
         return path in self._routes.upload_paths and "upload_id" in parse_qs(query)
@@ -324,17 +330,17 @@ class _Gate:
     def _charge_batch(self, headers: Mapping[str, Any], body: Any) -> list[_Sent]:
         inner = list(_batched_calls(str(_header(headers, "content-type") or ""), body))
         if not inner:
-            return [_Sent(self._meter.attempt("batch", "POST"))]  # unreadable, and yet on its way
+            return [_Sent(self._meter.attempt("batch", "POST"))]  # unreadable, but it is sent anyway
         calls = [(self._routes.method(verb, path) or f"{verb} {path}", verb) for verb, path, _ in inner]
         attempts = self._meter.attempts(calls)
         return [_Sent(attempt, content_id) for attempt, (_, _, content_id) in zip(attempts, inner, strict=True)]
 
     def forget(self) -> None:
-        """Nothing that this thread sent is waiting for an answer any more."""
+        """Forget the attempts of this thread that still wait for an answer."""
         self._waiting.sent = []
 
     def answered(self, response: Any, content: bytes) -> None:
-        """The answer to what this thread sent last."""
+        """Pass the answer to the attempts that this thread sent last."""
         sent: list[_Sent] = self._waiting.sent
         self.forget()
         status = int(response.status)
@@ -358,7 +364,7 @@ def _default_port(scheme: str) -> int:
 
 
 def _parts(content_type: str, body: Any) -> Iterator[tuple[str, str, bytes]]:
-    """(content id, first line, what follows) of each application/http part of a multipart body."""
+    """(content id, first line, the rest) of each application/http part of a multipart body."""
     raw = body.encode("utf-8", "replace") if isinstance(body, str) else body
     if not isinstance(raw, bytes) or not content_type.lower().startswith("multipart/"):
         return
@@ -372,7 +378,10 @@ def _parts(content_type: str, body: Any) -> Iterator[tuple[str, str, bytes]]:
 
 
 def _content_id(part: Message, number: int) -> str:
-    """What a request and its answer share: `<x + 1>` is answered as `<response-x + 1>`; else the place in the batch."""
+    """The id that a request and its answer share: upstream answers `<x + 1>` as `<response-x + 1>`.
+
+    A part without an id gets its position in the batch.
+    """
     given = str(part.get("content-id", "")).strip().strip("<>")
     return " ".join(given.removeprefix("response-").split()) or f"#{number}"
 
@@ -385,7 +394,7 @@ def _batched_calls(content_type: str, body: Any) -> Iterator[tuple[str, str, str
 
 
 def _batched_answers(content_type: str, body: Any) -> Iterator[tuple[int, bytes, str]]:
-    """(status, body, content id) of each answer in a batch's answer."""
+    """(status, body, content id) of each answer in the answer to a batch."""
     for content_id, line, rest in _parts(content_type, body):
         words = line.split()
         status = int(words[1]) if len(words) > 1 and re.fullmatch("[0-9]{3}", words[1]) else 0
@@ -399,8 +408,8 @@ def _batched_answers(content_type: str, body: Any) -> Iterator[tuple[int, bytes,
 class _Connection(HTTPConnection):
     """Charges each request to the API, after connecting and before the first byte leaves.
 
-    A mixin in front of httplib2's connection classes; `gate`, `watch` and `timeout_s` are set by the class that
-    MeteredHttp makes of it.
+    MeteredHttp combines this mixin with each of httplib2's connection classes. The combined class sets `gate`, `watch`
+    and `timeout_s`.
     """
 
     gate: _Gate
@@ -424,15 +433,15 @@ class _Connection(HTTPConnection):
         super().send(data)
 
     def set_debuglevel(self, level: int) -> None:
-        """Ignored: http.client prints whole requests at higher levels, the key among them."""
+        """Do nothing: at higher levels, http.client would print whole requests, including the key."""
 
     def request(
         self, method: str, url: str, body: Any = None, headers: Mapping[str, Any] | None = None, **options: Any
     ) -> None:
-        """Send one request; raises Refused before a byte of it has left."""
+        """Charge and send one request. Raises Refused before any byte of it leaves."""
         if self.sock is not None and self._used and _readable(self.sock):
-            # Nobody has asked anything, and yet there is something to read: the server has hung up. What was written
-            # here now would not arrive, and would have to be charged all the same.
+            # The socket is readable, although no request is waiting for an answer: the server has hung up. A request
+            # sent here would not arrive, but would still have to be charged.
             self.close()
         if self.sock is None:
             self.connect()
@@ -445,16 +454,16 @@ class _Connection(HTTPConnection):
             if not self._left:
                 for one in sent:
                     one.attempt.never_left()
-            # Half a request is left in http.client's buffer, which would leave ahead of the next one.
+            # http.client's buffer holds half a request, and would send it ahead of the next one.
             self.spoiled = True
             self.close()
             raise
         self._used = True
 
-    def response_class(  # type: ignore[override]  # http.client calls it, as it would call the class
+    def response_class(  # type: ignore[override]  # http.client calls it like a class
         self, sock: Any, debuglevel: int = 0, method: str | None = None
     ) -> HTTPResponse:
-        """The answer that is about to come."""
+        """Create the object that reads the next answer."""
         if self.watch is None:
             self._answer = HTTPResponse(sock, method=method)
         else:
@@ -463,12 +472,12 @@ class _Connection(HTTPConnection):
 
     @property
     def unread(self) -> bool:
-        """Whether an answer was begun and not read to its end: what is left of it must not answer the next request."""
+        """Whether part of an answer is still unread. The next request must not take it for its own answer."""
         answer = self._answer
         return answer is not None and (answer.headers is None or not answer.isclosed())
 
     def hang_up(self) -> None:
-        """Close the connection, and an answer that was begun, which would keep the socket open."""
+        """Close the connection, and any unfinished answer, which would keep the socket open."""
         if self._answer is not None:
             self._answer.close()
         self.close()
@@ -483,10 +492,11 @@ def _readable(sock: Any) -> bool:
 
 
 class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no types
-    """An httplib2.Http that charges what leaves on its connections.
+    """An httplib2.Http that charges every request to the API on its connections.
 
-    May be shared between threads, unlike its parent: each thread has connections of its own, so that no thread reads
-    another's answer. They are closed by `close()`, or once their thread has ended.
+    Unlike httplib2.Http, threads may share it: each thread has its own connections, so that no thread reads another's
+    answer. `close()` closes all connections. The connections of a thread that has ended are closed when a new thread
+    opens its first one.
     """
 
     def __init__(
@@ -502,7 +512,7 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
         self._start_pool()
         start_over_in_child(self)
         loopback = is_loopback(urlsplit(document["rootUrl"]).hostname or "")
-        # A proxy does not lead to this machine's own loopback.
+        # A proxy cannot reach this machine's loopback.
         proxy_info = None if loopback else httplib2.proxy_info_from_environment
         super().__init__(timeout=timeout_s, proxy_info=proxy_info)
         # To Google, 308 means "upload not complete", not "moved".
@@ -517,7 +527,7 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
         redirections: int = httplib2.DEFAULT_MAX_REDIRECTS,
         connection_type: Any = None,
     ) -> tuple[Any, bytes]:
-        """As httplib2's; also called by it for every redirect. Raises Refused. `connection_type` is ignored."""
+        """Like httplib2's own, which also calls this for every redirect. Ignores `connection_type`. Raises Refused."""
         if headers and not self._gate.keeps_key(uri):
             headers = {name: value for name, value in headers.items() if name.lower() != _KEY_HEADER}
         self._gate.forget()
@@ -533,7 +543,7 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
         return response, _digestible(response, content)
 
     def meters(self, uri: str) -> bool:
-        """Whether what goes to `uri` is charged here."""
+        """Whether this Http charges requests to `uri`."""
         return self._gate.serves(uri)
 
     # -- a pool of connections for each thread -------------------------------------------------------------------------
@@ -544,8 +554,10 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
         self._pools_lock = threading.Lock()
 
     def start_over_in_child(self) -> None:
-        """A forked child shares its parent's sockets, and would read its parent's answers. Closing them does not hang
-        up."""
+        """Close the sockets that a forked child inherits: it would read its parent's answers from them.
+
+        The parent's connections stay open.
+        """
         inherited = self._pools
         self._start_pool()
         _close_all(inherited)
@@ -579,10 +591,10 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
 
 
 def _digestible(response: Any, content: bytes) -> bytes:
-    """An answer's body; b"" for an error whose body the client cannot take in.
+    """The body of an answer, or b"" for an error answer whose body the client cannot parse.
 
-    It looks for a message there, and where that is no text, or too deep, it fails with an error of Python's own: which
-    status upstream gave would be lost.
+    The client looks for a message in the body of an error. If the message is not text, or the JSON is nested too deep,
+    the client fails with one of Python's own exceptions, and the caller never learns the status.
     """
     if int(response.status) >= 300:
         try:

@@ -1,1 +1,1 @@
-"""Small helpers that know nothing of budgets: clock, text, log, files."""
+"""Small helpers that do not depend on budgets: clock, text, log, files."""

@@ -1,4 +1,4 @@
-"""Time as the ledger has it: whole milliseconds since 1970, and how people read them."""
+"""Times as the ledger stores them, in whole milliseconds since 1970, and their conversion to readable text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ELAPSED = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC) if hasattr(time
 
 
 def elapsed_s() -> float:
-    """Seconds since some moment, also those that a suspended machine slept: to measure how long something took."""
+    """Seconds since an arbitrary moment, for measuring durations. Includes the time that the machine was suspended."""
     return time.monotonic() if _ELAPSED is None else time.clock_gettime(_ELAPSED)
 
 
@@ -35,7 +35,7 @@ def rfc3339(at_ms: int) -> str:
 
 
 NEVER = 2**53 - 1
-"""A moment that does not come."""
+"""The time of an event that will not happen."""
 
 LATEST_MS = 10**14
-"""No time that is stored is later: beyond it a sum with a window has no date."""
+"""The latest time that may be stored. A later one plus a window might be too large for a datetime."""

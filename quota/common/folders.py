@@ -1,4 +1,4 @@
-"""Folders for what is this user's business alone."""
+"""Folders that only this user may read."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import os
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
-    """Make a folder, and those above it that are missing, readable by this user alone; those that are there stay as
-    they are. Raises OSError.
+    """Make a folder and its missing parents, readable by this user alone. Existing folders stay as they are.
 
-    `os.makedirs` gives its mode to the last one only, and the umask decides about the others.
+    `os.makedirs` applies its mode to the last folder only, and leaves the others to the umask. Raises OSError.
     """
     above = os.fspath(path)
     missing = [above]
@@ -18,6 +17,6 @@ def make_folder(path: str | os.PathLike[str]) -> None:
     for folder in reversed(missing):
         try:
             os.mkdir(folder, 0o700)
-        except FileExistsError:  # another process was faster; or it is a file, which says so itself
+        except FileExistsError:  # another process made it first, or it is a file: then the error is right
             if not os.path.isdir(folder):
                 raise

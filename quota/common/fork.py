@@ -1,21 +1,23 @@
-"""What happens around a fork, for everything in this package that a child must not share with its parent.
+"""Keeps a forked child from using resources that belong to its parent.
 
-A forked child has a copy of its parent's memory, and shares its open files and sockets: it would read its parent's
+A forked child has a copy of its parent's memory, and shares its open files and sockets. It would read its parent's
 answers, and write under its parent's name. Threads do not survive a fork, but the locks that they held do. So:
 
-    before the fork, in the parent   each object of `hold_over_fork` is held: it waits for its work in hand, lets go of
-                                     what must not be copied, and starts nothing new. The newest one first
-    after it, in both processes      all of them are released, in the opposite order
-    then, in the child               each object of `start_over_in_child` starts over, in the order in which they were
-                                     made
+    before the fork, in the parent   each object of `hold_over_fork` finishes its current work, closes the resources
+                                     that must not be copied, and starts no new work. The newest object goes first
+    after it, in both processes      all of these objects resume, in the opposite order
+    then, in the child               each object of `start_over_in_child` starts over, in the order of registration
 
-Objects are held weakly, and do not depend on each other here. A fork cannot be stopped by an exception, and a signal
-handler may raise one anywhere: the other objects have their turn nevertheless.
+This module keeps only weak references. An exception cannot stop a fork, and a signal handler may raise one anywhere.
+If one object fails, the others still have their turn.
 
-Who does this: SQLite files are held (`quota.common.sqlite_file`). Attempt keys get a run of their own
-(`quota.attribution`), Redis ledgers and their connections connect anew (`quota.ledger.redis_ledger`), high-water marks
-claim a slot of their own (`quota.recovery.high_water_mark`), an allowance forgets its parent's outage, and the Google
-client lets go of its parent's sockets (`quota.clients.google`).
+SQLite files are held (`quota.common.sqlite_file`). These objects start over in the child:
+
+    attempt keys                     get a run of their own (`quota.attribution`)
+    Redis ledgers                    open new connections (`quota.ledger.redis_ledger`)
+    high-water marks                 claim a watermark of their own (`quota.recovery.high_water_mark`)
+    an allowance                     forgets its parent's outage
+    the Google client                closes its copies of its parent's sockets (`quota.clients.google`)
 """
 
 from __future__ import annotations
@@ -30,20 +32,21 @@ if TYPE_CHECKING:
 
 
 class Held(Protocol):
-    """What must not be in the middle of its work when the process forks."""
+    """An object that must not be in the middle of its work when the process forks."""
 
     def held_over_fork(self) -> Generator[None, None, None]:
-        """Get ready for a fork, yield once, and go on after it; the part behind the yield runs in both processes."""
+        """Prepare for a fork, yield once, and resume after it. The code after the yield runs in both processes."""
         ...
 
 
 class StartsOver(Protocol):
-    """What a forked child must not share with its parent."""
+    """An object whose state a forked child must not share with its parent."""
 
     def start_over_in_child(self) -> None:
-        """Forget what is the parent's. Other threads do not exist here, and locks may be held for ever: make new ones.
+        """Drop the parent's state, and make new locks.
 
-        Must not wait for anything.
+        The parent's other threads do not exist in the child, so a lock that one of them held stays locked for ever.
+        This method must not wait for anything.
         """
         ...
 
@@ -54,12 +57,12 @@ _starting_over: WeakValueDictionary[int, StartsOver] = WeakValueDictionary()
 
 
 def hold_over_fork(one: Held) -> None:
-    """From now on `one` is held over each fork of this process."""
+    """Hold `one` over each fork of this process from now on."""
     _held[next(_numbers)] = one
 
 
 def start_over_in_child(one: StartsOver) -> None:
-    """From now on `one` starts over in each forked child of this process."""
+    """Let `one` start over in each forked child of this process from now on."""
     _starting_over[next(_numbers)] = one
 
 
@@ -71,7 +74,7 @@ def _before() -> None:
 
 
 def _hold(ones: list[Held]) -> None:
-    """Hold them all, the last one first; an exception is raised when all are held."""
+    """Hold all objects, the last one first. Raises the exception of one only after it has held them all."""
     try:
         while ones:
             _holding.append(ones[-1].held_over_fork())

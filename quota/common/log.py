@@ -1,6 +1,6 @@
-"""What happened, for whoever runs it: lines that begin with a stable name and carry their values.
+"""Log lines for operators: each begins with the stable name of an event, and continues with its fields.
 
-For modules that every cold start imports. What logs is imported only when there is something to say.
+Modules that every cold start imports use this one, because it imports `logging` only when there is a line to write.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from quota.common.text import quoted
 
 
 def warn(message: str, *values: object) -> None:
-    """A warning of the logger `quota`; `message` is a format for `values`, as in `logging`."""
+    """Log a warning with the logger `quota`. `message` is a format for `values`, as in `logging`."""
     import logging
 
     logging.getLogger("quota").warning(message, *values)
 
 
 def line(event: str, **fields: object) -> str:
-    """One line of a log: the event's stable name, then its fields, those that are None or "" left out."""
+    """One line of a log: the stable name of the event, then its fields, except those that are None or ""."""
     return " ".join([event, *(f"{name}={quoted(value)}" for name, value in fields.items() if value not in (None, ""))])

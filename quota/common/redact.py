@@ -1,7 +1,7 @@
 """Keeps secrets out of logs and messages: `redact(text)` for a string, `RedactingFilter` for a logging handler.
 
-Two nets, because neither is enough alone: the literal values of the secrets this process was given, wherever they
-turn up, and the shapes in which keys and tokens usually travel, for those it was never told about.
+It finds secrets in two ways, because neither is enough alone. It replaces the literal values of the secrets that this
+process was given, wherever they appear. For other secrets, it recognizes the usual forms of keys and tokens.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from quota.common.text import printable
 REDACTED = "[redacted]"
 
 MIN_SECRET_LENGTH = 8
-"""Shorter values are not replaced literally: a "key" of two letters would blank out half of every message."""
+"""Shorter values are not registered: a "key" of two letters would blank out half of every message."""
 
 _HIDDEN = r"[^\s\"'\\&,;<>\[\]{}()]+"
 
 _SHAPES = (
-    # In a URL's query or a form, under the names that Google and others use.
+    # A parameter of a URL or a form, under the names that Google and others use.
     re.compile(
         rf"(?i)([?&](?:key|api[_-]?key)=|\b(?:api[_-]?key|access_token|refresh_token|id_token|client_secret)=){_HIDDEN}"
     ),
-    # Outside a URL `key=` may mean anything, so what follows must look like one.
+    # Outside a URL, `key=` may mean anything, so the value must look like a key.
     re.compile(r"(?i)(\bkey=)[A-Za-z0-9_\-]{16,}"),
-    # A header, as text, as a dict's repr, or as JSON. `?+`: a scheme, once seen, is not itself taken for the token.
+    # A header, as text, as a dict's repr, or as JSON. `?+` keeps a matched scheme from being taken for the token.
     re.compile(rf"(?i)(x-goog-api-key(?:\\?[\"'])?\s*[:=,]\s*b?(?:\\?[\"'])?){_HIDDEN}"),
     re.compile(rf"(?i)(authorization(?:\\?[\"'])?\s*[:=,]\s*b?(?:\\?[\"'])?(?:[a-z]+ +)?+){_HIDDEN}"),
     re.compile(r"(?i)(\bbearer +)[A-Za-z0-9._~+/=\-]{8,}"),
-    # A password inside a URL. Unbounded, the scheme would make this quadratic in a text like "a.a.a.a".
+    # A password inside a URL. Without a bound on the scheme, a text like "a.a.a.a" would take quadratic time.
     re.compile(r"(\b[a-z][a-z0-9+.\-]{0,39}://[^\s/:@\"']*:)[^\s/@\"']+(?=@)"),
-    # Google's own spellings of an API key and an access token.
+    # The prefixes of Google's API keys and access tokens.
     re.compile(r"()\bAIza[A-Za-z0-9_\-]{20,}"),
     re.compile(r"()\bya29\.[A-Za-z0-9_.\-]{8,}"),
 )
@@ -41,19 +41,19 @@ _secrets: tuple[str, ...] = ()
 
 
 def register(secret: str | None) -> None:
-    """Remember a secret's literal value for the rest of the process, also as it looks inside a URL.
+    """Remember a secret for the rest of the process, both as it is and quoted as in a URL.
 
-    None and values shorter than MIN_SECRET_LENGTH are ignored.
+    Ignores None and values shorter than MIN_SECRET_LENGTH.
     """
     global _secrets
     if secret is not None and len(secret) >= MIN_SECRET_LENGTH:
-        # Longest first: one secret may contain another. A new tuple, so that readers need no lock.
+        # Sort the longest first, because one secret may contain another. Readers of a new tuple need no lock.
         known = {*_secrets, secret, quote(secret, safe=""), quote(secret)}
         _secrets = tuple(sorted(known, key=lambda value: (-len(value), value)))
 
 
 def redact(text: str) -> str:
-    """`text` with everything that is, or looks like, a secret replaced by `[redacted]`."""
+    """Replace every part of `text` that is a secret, or looks like one, by `[redacted]`."""
     for secret in _secrets:
         if secret in text:
             text = text.replace(secret, REDACTED)
@@ -63,17 +63,17 @@ def redact(text: str) -> str:
 
 
 class RedactingFilter(logging.Filter):
-    """Lets every record pass, without its secrets: in the message, its arguments, extra fields and the traceback.
+    """Passes every record, but removes secrets from its message, arguments, extra fields and traceback.
 
-    Belongs on handlers: a logger's own filters do not see the records of the loggers below it.
+    Add it to handlers, not loggers: a logger's own filters do not see the records of the loggers below it.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Redact `record` in place. A record without secrets stays as it is, arguments and all."""
+        """Redact `record` in place. A record without secrets stays as it is, and keeps its arguments."""
         try:
             message = record.getMessage()
         except Exception:
-            # The message does not fit its arguments. Logging would print both to say so.
+            # The message does not fit its arguments. `logging` would report that, and print both.
             message = f"{record.msg} {record.args!r}"
             record.msg, record.args = message, ()
         clean = redact(message)
@@ -91,7 +91,7 @@ class RedactingFilter(logging.Filter):
 
 
 class LineFormatter(logging.Formatter):
-    """A record on one line without control sequences; one with a traceback on as many as that has."""
+    """Writes a record on one line without control sequences. A traceback keeps its own lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
@@ -104,9 +104,9 @@ _PLAIN_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) - {"exc_text", "st
 
 
 def install(*handlers: logging.Handler) -> None:
-    """Put the filter on these handlers, by default on the root logger's and on logging's handler of last resort.
+    """Add the filter to these handlers. The default is the root logger's handlers and logging's last resort.
 
-    May be called again, after handlers were added: no handler gets it twice.
+    Call it again after adding handlers: no handler gets the filter twice.
     """
     targets = list(handlers) or [*logging.getLogger().handlers]
     if not handlers and logging.lastResort is not None:

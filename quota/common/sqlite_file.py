@@ -1,4 +1,4 @@
-"""One SQLite file that many processes of one machine share: opening, transactions, and what its errors mean."""
+"""A SQLite file that many processes of one machine share: opening it, its transactions and its errors."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ T = TypeVar("T")
 R = TypeVar("R", bound="tuple[object, ...]")
 
 DEADLINE_S = 1.0
-"""How long one transaction may wait for other processes'."""
+"""How long a transaction may wait for transactions of other processes."""
 
 PAGE_BYTES = 2048
-"""A decision changes two pages, and each is written whole: smaller ones than SQLite's own 4096 save 5% of its time. A
-charge with the longest names still fits into a quarter of one, so that none spills over.
+"""The size of a page. SQLite's own default is 4096.
+
+A decision changes two pages, and SQLite writes each of them whole, so smaller pages save 5% of its time. A charge with
+the longest names still fits into a quarter of a page, so no charge needs an overflow page.
 """
 
 _UNPREPARED = -1
-"""No file's number: the connection is not ready to be used."""
+"""Stands for an inode while the connection is not ready for use. No file has this inode."""
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 class DamagedError(Exception):
-    """A row holds what this package never writes. Where a transaction meets it, it ends in the file's error."""
+    """A row holds a value that this package never writes. `transact` turns this into the file's own error."""
 
 
 def checked_row(row: R, *, integers: int, below: int = 2**53) -> R:
-    """`row`, whose first `integers` fields must be whole numbers from 0 to below `below`, and the others text.
+    """Return `row` if its first `integers` fields are whole numbers from 0 to below `below`, and the others are text.
 
-    Raises DamagedError.
+    Raises DamagedError if they are not.
     """
     for n, value in enumerate(row):
         right = type(value) is int and 0 <= value < below if n < integers else type(value) is str
@@ -47,9 +49,9 @@ def checked_row(row: R, *, integers: int, below: int = 2**53) -> R:
 
 
 class Wording(NamedTuple):
-    """What a file's errors say: each is one line that names the file and what to do.
+    """The messages of a file's errors. Each is one line that names the file and the remedy.
 
-    `{version}` stands for the version that the file has, `{reason}` for the system's own word.
+    `{version}` stands for the version of the file, and `{reason}` for the reason that the system gives.
     """
 
     foreign: str
@@ -67,14 +69,19 @@ class Wording(NamedTuple):
 
 
 class SqliteFile:
-    """A file in WAL mode with a schema of its own; "" is a database in memory.
+    """A file in WAL mode with its own schema. The path "" means a database in memory.
 
-    `schema` names a shipped script, as `read_text` takes it, `application_id` marks the file as ours, `version` its
-    format. Every failure is an `error` with the text that `wording` has for it. `durable` waits for the disk at every
-    commit; else a crash of the machine, not of a process, may lose the last. A `private` file, and a folder that is
-    missing, are made for this user alone. `lenient` reads text that is not UTF-8 as far as it can be read. A
-    transaction waits `deadline_s` for other processes'. Opened at the first transaction. Safe to share between threads
-    and after a fork.
+    schema           the shipped script that creates the tables, as the arguments of `read_text`
+    application_id   marks the file as ours
+    version          the version of its format
+    error, wording   each failure raises an `error` with the message from `wording`
+    durable          every commit waits for the disk; otherwise a crash of the machine, but not of a process, may lose
+                     the last commits
+    private          only this user may read the file, and its folder if that has to be made
+    lenient          replaces bytes that are not UTF-8 when it reads text
+    deadline_s       how long a transaction may wait for transactions of other processes
+
+    The first transaction opens the file. Threads may share this object, and so may both processes after a fork.
     """
 
     def __init__(
@@ -106,17 +113,18 @@ class SqliteFile:
         self._lock = threading.RLock()
         self._db: sqlite3.Connection | None = None
         self._inode = _UNPREPARED
-        self._turn = 0  # counts how often a connection was let go of
+        self._turn = 0  # counts how often a connection was dropped
         hold_over_fork(self)
 
     def transact(self, work: Callable[[sqlite3.Connection], T], *, write: bool) -> T:
-        """Run `work` in one transaction; wait for other processes' transactions, but not for ever.
+        """Run `work` in one transaction. Waits for transactions of other processes, until the deadline.
 
-        SQLite's own busy handler backs off to 100 ms and starves under contention, so the waiting is ours: short and
-        jittered, until the deadline. `work` may run again, from the start.
+        SQLite's own busy handler backs off to 100 ms, and a process can starve under contention. So this method does
+        the waiting itself, in short random steps. `work` may run again, from the start.
 
-        A signal handler may raise anywhere in here: its exception ends the transaction and goes on as it came. Or it
-        may ask a question itself, in the middle of this one: that ends ours, and we begin again when it is answered.
+        A signal handler may raise an exception anywhere in here: it ends the transaction, and reaches the caller
+        unchanged. A signal handler may also run a transaction of its own in the middle of this one. That ends this
+        transaction, which begins again afterwards.
         """
         deadline = time.monotonic() + self._deadline_s
         with self._lock:
@@ -124,43 +132,43 @@ class SqliteFile:
                 turn = self._turn
                 try:
                     db = self._connection()
-                    # Not as a context manager: an exception may come before `__exit__` does anything.
+                    # Use no context manager: an exception may arrive before its `__exit__` does anything.
                     try:
                         db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
                         result = work(db)
                         db.execute("COMMIT")
                     except BaseException:
                         if self._db is db:
-                            db.rollback()  # does nothing where nothing was begun, or all is committed
+                            db.rollback()  # does nothing outside a transaction
                         raise
                     return result
                 except sqlite3.Error as error:
                     if self._turn != turn:
                         continue
                     if _code(error) in _BUSY and time.monotonic() < deadline:
-                        import random  # late: most processes meet no other one
+                        import random  # imported late: most processes meet no contention
 
                         time.sleep(random.uniform(0.0002, 0.002))  # noqa: S311  # a jitter, not a secret
                         continue
                     raise self._error(self._explain(error)) from error
                 except (DamagedError, TypeError, OverflowError, UnicodeDecodeError, MemoryError) as error:
-                    # The last two: where SQLite's own message quotes a damaged schema, the driver cannot read it; and
-                    # a damaged length asks for more memory than there is.
+                    # UnicodeDecodeError: SQLite's message quotes a damaged schema, and the driver cannot decode it.
+                    # MemoryError: a damaged length asks for more memory than there is.
                     raise self._error(self._wording.damaged) from error
                 except OSError as error:
-                    if error.errno is None:  # not the system's: the TimeoutError of a signal handler
+                    if error.errno is None:  # not from the system: a signal handler raised TimeoutError
                         raise
                     raise self._error(self._wording.no_file.replace("{reason}", str(error.strerror))) from error
 
     def close(self) -> None:
-        """Close the file. May be called twice; a later transaction opens it again."""
+        """Close the file. A second call does nothing. A later transaction opens the file again."""
         with self._lock:
             self._let_go()
 
     def held_over_fork(self) -> Generator[None, None, None]:
-        """Wait for the transaction under way, and let go of the file: both sides open it again when they need it.
+        """Wait for the current transaction, and close the file. Both processes open it again when they need it.
 
-        SQLite's own notes on who has locked what would be wrong in the child.
+        SQLite keeps its own list of locks in memory. That list would be wrong in the child.
         """
         with self._lock:
             if self.path:
@@ -168,8 +176,10 @@ class SqliteFile:
             yield
 
     def _let_go(self) -> None:
-        """Close the connection. Who is in the middle of a transaction on it, which only a signal handler of the same
-        thread can find, gets an error at the next statement, and begins again.
+        """Close the connection.
+
+        Only a signal handler can call this in the middle of a transaction, one of its own thread. The interrupted
+        transaction gets an error at its next statement, and begins again.
         """
         self._turn += 1
         db, self._db = self._db, None
@@ -184,8 +194,8 @@ class SqliteFile:
                     return db
                 if not self.path:
                     return self._moved(db)
-            # Deleted or replaced: what is written to the old file nobody else would ever see. Or something has left a
-            # transaction there: a signal handler interrupted it, and asks us.
+            # The file was deleted or replaced, and no other process would see what we write to the old one. Or a
+            # transaction is open: a signal handler interrupted it, and has called us.
             self._let_go()
         if self.path:
             _make(self.path, private=self._private)
@@ -209,7 +219,7 @@ class SqliteFile:
         return db
 
     def _moved(self, db: sqlite3.Connection) -> sqlite3.Connection:
-        """`_let_go` for what is only in memory, which would end with its connection: it moves to another."""
+        """`_let_go` for a database in memory. It would end with its connection, so copy it to a new connection."""
         self._turn += 1
         db.rollback()
         moved = self._connect()
@@ -223,10 +233,10 @@ class SqliteFile:
         version = self._format(db)
         db.execute("COMMIT")
         if version < self._version:
-            db.execute(f"PRAGMA page_size = {self._page_bytes}")  # of a new file; another keeps its own
+            db.execute(f"PRAGMA page_size = {self._page_bytes}")  # a file with pages keeps its own size
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("BEGIN IMMEDIATE")
-            if self._format(db) < self._version:  # another process may have been faster
+            if self._format(db) < self._version:  # another process may have done it
                 from quota.common.resources import read_text
 
                 for statement in statements(read_text(*self._schema)):
@@ -237,7 +247,7 @@ class SqliteFile:
         db.execute(f"PRAGMA synchronous = {self._synchronous}")
 
     def _format(self, db: sqlite3.Connection) -> int:
-        """The version of our format that the file has, 0 for an empty one."""
+        """The version of our format in the file, or 0 for an empty file."""
         if db.execute("PRAGMA application_id").fetchone()[0] != self._application_id:
             if db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
                 raise self._error(self._wording.foreign)
@@ -268,7 +278,7 @@ class SqliteFile:
 
 
 def statements(script: str) -> list[str]:
-    """The statements of a script, so that they run inside one transaction (executescript would commit first)."""
+    """Split a script into statements, to run them inside one transaction. `executescript` would commit first."""
     found, pending = [], ""
     for line in script.splitlines(keepends=True):
         pending += line
@@ -279,23 +289,23 @@ def statements(script: str) -> list[str]:
 
 
 def _end(db: sqlite3.Connection) -> None:
-    """Close a connection, and first its transaction: to close alone keeps the lock while a statement is unfinished."""
+    """Roll back, then close the connection. `close` alone would keep the lock while a statement is unfinished."""
     try:
         db.rollback()
     except sqlite3.Error:
-        pass  # closed already
+        pass  # already closed
     finally:
         db.close()
 
 
 def _code(error: sqlite3.Error) -> int:
-    """SQLite's primary result code (the extended codes carry detail in the higher bits)."""
+    """SQLite's primary result code. The higher bits of an extended code carry detail."""
     code: int = getattr(error, "sqlite_errorcode", 0) or 0
     return code & 0xFF
 
 
 def _inode(path: str) -> int:
-    """Which file stands at this path now; 0 for none."""
+    """The inode of the file that is at this path now, or 0 if there is none."""
     try:
         return os.stat(path).st_ino if path else 0
     except OSError:
@@ -303,10 +313,10 @@ def _inode(path: str) -> int:
 
 
 def _make(path: str, *, private: bool) -> None:
-    """Create the file; SQLite gives its side files the same mode. A private one is this user's, with its folder."""
+    """Create the file. SQLite gives its side files the same mode. Only this user may read a private file or folder."""
     folder = os.path.dirname(path)
     if private and folder and not os.path.isdir(folder):
-        from quota.common.folders import make_folder  # late: a machine needs it once
+        from quota.common.folders import make_folder  # imported late: a machine needs it once
 
         make_folder(folder)
     if not os.path.exists(path):

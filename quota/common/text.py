@@ -1,17 +1,17 @@
-"""Text for people and logs. Every message is built with these.
+"""Text for people and logs. Every message is built with these functions.
 
     show            a value as Python writes it, shortened
     printable       text with its control characters escaped
     spaced          text with its control characters replaced
     shorten         text cut at its end
     one_line        any value as text: escaped, and cut in the middle
-    describe        an error: its kind and what it says
-    quoted          a value in a line of the log
+    describe        an error: its type and its message
+    quoted          a value for a line of the log
     listed          names, the first dozen of them
     nearest         the hint after an unknown name
     spell           a duration
 
-Whatever it quotes, a message stays short, on one line, and moves no cursor.
+They keep every message short and on one line, and no value in it can move the cursor.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ if TYPE_CHECKING:
 
 
 def show(value: object) -> str:
-    """A value as Python writes it, at most 60 characters on one line. A value that cannot be written is named by its
-    type.
+    """A value as Python writes it, in at most 60 characters on one line.
+
+    A value that Python cannot write is described by its type.
     """
     try:
         text = repr(value)
-    except Exception:  # Python writes no very long numbers, and a value may have a `__repr__` of its own
+    except Exception:  # Python refuses to write very long numbers, and a `__repr__` may raise
         return "a number that large" if isinstance(value, int) else f"this {type(value).__name__}"
     return shorten(text if text.isprintable() else ascii(text)[1:-1], 60)
 
 
 def shorten(text: str, maximum: int) -> str:
-    """The text itself, or its beginning with `...` where it has more than `maximum` characters."""
+    """The text itself, or its beginning and `...` if it has more than `maximum` characters."""
     return text if len(text) <= maximum else f"{text[: maximum - 3]}..."
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The hint after an unknown name: the nearest known one, or all of them when none is near."""
+    """The hint after an unknown name: the nearest known name, or the known names if none is near."""
     from difflib import get_close_matches
 
     names = list(known)
@@ -51,7 +52,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def quoted(value: object) -> str:
-    """A value in a line of the log: as it is where it has no spaces, else as a JSON string."""
+    """A value for a line of the log: as it is, or as a JSON string if it has spaces or other special characters."""
     import json
 
     text = str(value)
@@ -60,38 +61,38 @@ def quoted(value: object) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names for a message: all of them, or the first dozen."""
+    """Names for a message: all of them, or the first twelve and `...`."""
     first = list(islice(names, 13))
     return ", ".join(first[:12]) + (", ..." if len(first) > 12 else "")
 
 
 def printable(text: str) -> str:
-    """`text` as one line that moves no cursor: escapes stand for line ends, control sequences, changes of direction.
+    """`text` as one line that cannot move the cursor. Escapes line ends, control characters and direction marks.
 
-    For whatever others wrote: a ledger's log, upstream, a file.
+    Use it for text from outside: a ledger's log, upstream, a file.
     """
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def spaced(text: str, instead: str = " ") -> str:
-    """`text` as one line, with `instead` in the place of each control character: for what others wrote as prose."""
+    """`text` as one line, with `instead` in place of each control character. Use it for prose from outside."""
     return text if text.isprintable() else "".join(c if c.isprintable() else instead for c in text)
 
 
 def one_line(value: object) -> str:
-    """A value as text without control characters; of a very long one, the beginning and the end."""
+    """A value as text without control characters. A very long text is cut in the middle."""
     text = printable(str(value))
     return text if len(text) <= 400 else f"{text[:199]}...{text[-198:]}"
 
 
 def describe(error: BaseException) -> str:
-    """An error for people: its kind and what it says, on one line of at most 300 characters."""
+    """An error for people: its type and its message, on one line of at most 300 characters."""
     text, kind = " ".join(str(error).split()), type(error).__name__
     return shorten(f"{kind}: {text}" if text else kind, 300)
 
 
 def spell(duration_ms: int) -> str:
-    """A duration for people, its two largest units: 86_399_000 -> `23h 59m`, 4_200 -> `4s`."""
+    """A duration for people, in its two largest units: 86_399_000 -> `23h 59m`, 4_200 -> `4s`."""
     seconds = max(0, duration_ms) // 1000
     if seconds < 60:
         return f"{seconds}s"
