@@ -1,6 +1,6 @@
-"""What callers hand in, made what it must be: whole numbers, names. Whatever else it is, UsageError on one line.
+"""Converts callers' arguments to whole numbers and names. Raises a one-line UsageError for anything else.
 
-A number that is none would not fail here and now: stored in a ledger, it fails for everybody who reads it later.
+Without this check a bad number would be stored in the ledger, and would fail later for everybody who reads it.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 MAX_NUMBER = 2**53 - 1
-"""Beyond it numbers are not exact in Lua and JSON."""
+"""Larger numbers are not exact in Lua and JSON."""
 
 MAX_SECONDS = 10**6
-"""Eleven days: no answer is waited for as long, and the system takes no more."""
+"""Eleven days. Nobody waits that long for an answer, and the system accepts no longer timeout."""
 
 
 def whole(value: object, what: str, minimum: int, maximum: int) -> int:
-    """`value` as an int: an int, or what stands for one, as numpy's do. A bool is no number."""
+    """`value` as an int: an int, or an integer type such as numpy's. Raises UsageError for the rest, bools included."""
     number = None
     if type(value) is int:
         number = value
     elif not isinstance(value, bool):
         with suppress(TypeError):
-            number = index(value)  # type: ignore[arg-type]  # what does not stand for one raises
+            number = index(value)  # type: ignore[arg-type]  # raises if it is not an integer
     if number is None or not minimum <= number <= maximum:
         raise UsageError(f"{show(value)} {what} is a whole number from {minimum} to {maximum}")
     return number
 
 
 def seconds(value: object, what: str) -> float:
-    """`value` as a number of seconds above 0, also a part of one."""
+    """`value` as a number of seconds above 0, fractions included."""
     number = 0.0
     if not isinstance(value, (bool, str, bytes)):
         with suppress(TypeError, ValueError, OverflowError):
-            number = float(value)  # type: ignore[arg-type]  # what is no number raises
+            number = float(value)  # type: ignore[arg-type]  # raises if it is not a number
     if not 0 < number <= MAX_SECONDS:
         raise UsageError(f"{what} {show(value)} is not a number of seconds above 0, up to {MAX_SECONDS}")
     return number
 
 
 def whole_clock(clock: Callable[[], int]) -> Callable[[], int]:
-    """`clock`, held to whole milliseconds: `time.time` gives fractions of seconds."""
+    """`clock`, checked to return whole milliseconds: `time.time`, for one, returns fractions of seconds."""
     return lambda: whole(clock(), "ms: what a clock says", 0, MAX_NUMBER)
 
 
 def text(value: object, what: str) -> str:
-    """`value` as a plain str: one, or what is one by inheritance, as the members of a StrEnum are."""
+    """`value` as a plain str: a str, or an instance of a subclass, such as a StrEnum member."""
     if not isinstance(value, str):
         raise UsageError(f"{what} {show(value)} is not a str")
     return str.__str__(value)

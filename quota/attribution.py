@@ -1,4 +1,4 @@
-"""Who spends: the job and region that charges carry, and the run that each attempt's idempotency key names."""
+"""Attribution of charges: the job and region that a charge carries, and the run in each attempt's idempotency key."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _labels: ContextVar[tuple[str, str]] = ContextVar("quota_labels", default=("", "
 
 
 def current_attribution() -> tuple[str, str]:
-    """The job and region that `labels` set here; empty where it set none."""
+    """(job, region) as set by the enclosing `labels`; empty strings where it set none."""
     return _labels.get()
 
 
 @contextmanager
 def labels(*, job: str = "", region: str = "") -> Iterator[None]:
-    """Say who spends inside this block: charges made in it carry this job and region unless they name their own."""
+    """Label the charges made inside this block: they carry this job and region unless they name their own."""
     reset = _labels.set((text(job, "job"), text(region, "region")))
     try:
         yield
@@ -33,9 +33,9 @@ def labels(*, job: str = "", region: str = "") -> Iterator[None]:
 
 
 class AttemptKeys:
-    """Names for attempts, unique over processes: 8 characters of the run's id, then a counter.
+    """Makes idempotency keys for attempts, unique across processes: the run's 8-character id, then a counter.
 
-    One for all budgets of a process. A forked child gets a run id of its own.
+    All budgets of a process share one instance. A forked child gets a run id of its own.
     """
 
     def __init__(self, run: str | None = None) -> None:
@@ -44,7 +44,7 @@ class AttemptKeys:
         start_over_in_child(self)
 
     def start_over_in_child(self) -> None:
-        """A forked child starts over under a name of its own."""
+        """Start over in a forked child, with a run id of its own."""
         self.run, self._counter = run_id(), count(1)
 
     def next(self) -> str:
@@ -57,7 +57,7 @@ def attempt_number(idempotency_key: str) -> int:
 
 
 def machine_name() -> str:
-    """What this machine calls itself on its network."""
+    """This machine's host name."""
     return os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "host")
 
 

@@ -1,11 +1,11 @@
 """READ FIRST. A budget decides whether one call to a metered API may leave now.
 
     Budget      the limits of one credential over one ledger; most callers want `charge`
-    Decision    the answer (quota.decision): admitted, or refused by which limit, what remains, when to come back
-    Spend       a charge around a block or a function, for clients without a seam of their own
+    Decision    the answer (quota.decision): admitted, or refused and by which limit, what remains, when to retry
+    Spend       a charge around a block or a function, for clients that have no hook for charging
 
-`Budget._decide` is the one place that asks for a decision; `charge` and `peek` are thin views of it. The ledger
-compares, because that must be atomic with the charge: see `quota.ledger.contract` for its four steps.
+Only `Budget._decide` asks the ledger for a decision; `charge` and `peek` are thin wrappers around it. The ledger does
+the comparison, because that must be atomic with the charge: see `quota.ledger.contract` for its four steps.
 
 The arithmetic, for a limit of L units over a window, of which U are used, and a call that costs C:
 
@@ -14,8 +14,8 @@ The arithmetic, for a limit of L units over a window, of which U are used, and a
     retry_at            the first millisecond at which enough has left the window that U + C <= L holds again
     never               C > L                       CostExceedsLimit: no waiting helps
 
-L is the limit's number after `cap`: a job may leave some of it to others, and a paced limit gives it out over the day.
-How `retry_at` is found stands in quota.retry_at.
+L is the limit's number after `cap`: a job may leave some of it to others, and a paced limit releases it over the day.
+The module quota.retry_at computes `retry_at`.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ if TYPE_CHECKING:
     from quota.recovery.high_water_mark import HighWaterMark
 
 MAX_LOSSES = 5
-"""So often in one decision a ledger may turn out to have lost something."""
+"""In one decision, the budget restores lost data to a ledger at most this many times."""
 
 ALLOWANCE_ID = "allowance-"
-"""Begins the id of a charge that the local allowance let through."""
+"""The prefix of the id of a charge that the local allowance admitted."""
 
 
-class _PriceChanged(Exception):  # noqa: N818 - no error: the plan is made anew
-    """A plan was made when its call cost something else."""
+class _PriceChanged(Exception):  # noqa: N818 - not an error: the plan is built again
+    """The price of a call has changed since its plan was built."""
 
 
 @dataclass(slots=True)
@@ -80,14 +80,14 @@ class _Plan:
     costs: tuple[int, ...]
     paced: bool
     priced: tuple[int, int]
-    """Since and until when the call costs that."""
+    """The times in ms from and until which the call has that price."""
     cached_checks: tuple[int, int, tuple[LimitCheck, ...]] = (0, 0, ())
-    """Since and until when the checks made last hold, and these checks."""
+    """The latest checks, after the times in ms from and until which they are valid."""
 
     def checks_at(self, now_ms: int) -> tuple[LimitCheck, ...]:
-        """The check of each limit at `now_ms`: the same until the next edge of a calendar, unless it is paced.
+        """The check of each limit at `now_ms`. It holds until the next calendar edge, unless the limit is paced.
 
-        Raises _PriceChanged when the call costs something else by then.
+        Raises _PriceChanged when the call has another price at that time.
         """
         since_ms, until_ms, checks = self.cached_checks
         if not since_ms <= now_ms < until_ms:
@@ -98,7 +98,7 @@ class _Plan:
                 edges = [check.edges for check in checks if check.edges is not None]
                 since_ms = max([self.priced[0], *(edge[0] for edge in edges)])
                 until_ms = min([self.priced[1], *(edge[1] for edge in edges)])
-                self.cached_checks = (since_ms, until_ms, checks)  # in one piece: threads share the plan
+                self.cached_checks = (since_ms, until_ms, checks)  # one assignment: threads share the plan
         return checks
 
     def check_price(self, now_ms: int) -> None:
@@ -106,7 +106,7 @@ class _Plan:
             raise _PriceChanged
 
     def caps_at(self, now_ms: int) -> tuple[int, ...]:
-        """What each limit is held to at `now_ms`. `caps` is that without pacing; most plans need no more."""
+        """Each limit's enforced number at `now_ms`. `caps` holds it without pacing; most plans need no more."""
         if not self.paced:
             return self.caps
         together = zip(self.limits, self.leaves, self.costs, strict=True)
@@ -114,12 +114,13 @@ class _Plan:
 
 
 class Outlook(NamedTuple):
-    """How a budget stands at `at_ms`, the ledger's clock: each limit, and whether anything may leave at all.
+    """The state of a budget at `at_ms` by the ledger's clock: each limit, and whether any call may leave at all.
 
-    `room_ms`, in the order of the limits: when one without room for the cheapest call that it counts has it again, None
-    where there is room. `closed` is upstream's "no more" for the main bucket; `full` is the refusal of that bucket's
-    cheapest call by the limits that count all its calls. Both may stand: `next_ms` is when neither does any more; None
-    when nothing stands, or for good. `dearest` is what a call of the dearest of the methods asked about would be told.
+    `room_ms`, in the order of the limits, is the time when the cheapest call that the limit counts fits again; None
+    where it fits now. `closed` is upstream's own exhaustion of the main bucket. `full` is the refusal of that bucket's
+    cheapest call by the limits that count all its calls. Both may be set: `next_ms` is the time when neither holds any
+    more; None when neither is set, or when one is permanent. `dearest` is the decision for the dearest of the methods
+    asked about.
     """
 
     at_ms: int
@@ -134,8 +135,8 @@ class Outlook(NamedTuple):
 class Budget:
     """The limits of one credential over one ledger.
 
-    Cheap to make and safe to share between threads. `clock` (ms since 1970) replaces the host's, for tests and
-    simulation; the ledger's own clock is the ledger's business.
+    It is cheap to create and safe to share between threads. `clock` (ms since 1970) replaces the host's clock, for
+    tests and simulation; it does not replace the ledger's clock.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class Budget:
         self.book = book
         self.limits = (limits,) if isinstance(limits, Limit) else tuple(limits)
         self.ledger = ledger
-        # Credentials of one project have the same limits: these are all of the configuration's.
+        # Credentials of one project have the same limits, so these are all that the configuration has for it.
         self._retention_ms = retention_of(limit.view.window for limit in self.limits)
         self._leave = leave or {}
         self._clock = host_clock if clock is None else whole_clock(clock)
@@ -180,9 +181,9 @@ class Budget:
 
         `units` overrides the cost book's price; `job` and `region` say who spends (default: what `labels` set). A
         refusal is an answer, not an error, and leaves the budget untouched.
-        Raises UnknownMethod, CostExceedsLimit and UsageError for calls that can never be right. When the ledger cannot
-        answer, the local allowance decides (source "allowance"), else it is a refusal, reason "ledger-unavailable"; in
-        doubt the charge counts as spent there.
+        Raises UnknownMethod, CostExceedsLimit and UsageError for calls that can never succeed. When the ledger cannot
+        answer, the local allowance decides (source "allowance"). Without one the call is refused, with the reason
+        "ledger-unavailable"; if the ledger may have stored the charge, it counts as spent there.
         """
         return self._decide(method, units, None, job, region, commit=True)
 
@@ -194,17 +195,17 @@ class Budget:
         job: str | None = None,
         region: str | None = None,
     ) -> Decision:
-        """The decision `charge` would take now, without charging."""
+        """The decision that `charge` would make now, without charging."""
         return self._decide(method, units, None, job, region, commit=False)
 
     def refund(self, charge_id: str) -> Charge | Entry:
-        """Give back a charge whose request provably never left this machine. The charge as it stood before."""
+        """Give back a charge whose request provably never left this machine. Returns the charge as it was before."""
         return self.settle(charge_id, 0)
 
     def settle(self, charge_id: str, units: int) -> Charge | Entry:
-        """Set what a charge really cost, absolutely: idempotent, never refused, its time and id unchanged.
+        """Set the true cost of a charge, in absolute units: idempotent, never refused, its time and id unchanged.
 
-        Returns the charge as it stood before. Raises UnknownCharge for an id that is unknown or has left the log.
+        Returns the charge as it was before. Raises UnknownCharge for an id that is unknown or has left the log.
         """
         charge_id = text(charge_id, "charge")
         units = whole(units, "units: what a charge counts, 0 after a refund,", 0, MAX_UNITS)
@@ -222,7 +223,7 @@ class Budget:
         return before
 
     def _settle_drawn(self, allowance: Allowance, number: int, units: int) -> Charge | Entry | None:
-        """Correct what the allowance let through: in its journal, or in the ledger once that was handed it."""
+        """Correct a charge that the allowance admitted: in its journal, or in the ledger once it was repaid there."""
         before: Charge | Entry | None = allowance.settle(self.project, number, units)
         if before is None:
             repaid = allowance.repaid(self.project, number)
@@ -232,10 +233,10 @@ class Budget:
         return before
 
     def _settle_repaid(self, repaid: Repaid) -> Entry | None:
-        """Correct in the ledger what it was handed for a draw; None where its log has it no more.
+        """Correct the ledger's entry for a repaid draw; None where the log no longer has it.
 
-        Of entries with its token the newest is the draw. One before it is the charge of the same call, whose answer was
-        lost: it counted because nobody knew better, and now somebody does.
+        The newest entry with the draw's idempotency key is the draw. An earlier one is the charge of the same call,
+        whose answer was lost. It counted while its outcome was unknown, and can now be corrected.
         """
         views = tuple(limit.view for limit in self.limits)
         log = read_entries(self.ledger, self.project, repaid.drawn_ms - RETENTION_SLACK_MS, NEVER)
@@ -245,17 +246,17 @@ class Budget:
         return found[-1] if found else None
 
     def usage(self, job: str | None = None) -> tuple[LimitState, ...]:
-        """Every limit as it stands now. Charges nothing; a `job` sees its own, lower numbers."""
+        """The current state of every limit. Charges nothing. With a `job`, the numbers are lowered for that job."""
         plan, request, result = self._look(text(job or "", "job"))
         return _states(plan, request, result)
 
     def outlook(self, methods: Iterable[str] = ()) -> Outlook:
-        """How this budget stands, and what the dearest of these methods would be told. Charges nothing.
+        """The state of this budget, and the decision for the dearest of these methods. Charges nothing.
 
-        Raises LedgerError, also when this machine's clock and the ledger's do not agree.
+        Raises LedgerError, also when this machine's clock and the ledger's disagree.
         """
         book, main = self.book.at(self._clock()), self.book.main_bucket.name
-        # A limit that holds less than the cheapest call is an error of `quota check`; here it is full when used up.
+        # `quota check` reports a limit below the price of the cheapest call as an error; here it is full when used up.
         costs = tuple(min(book.least_units(limit.view.selector), limit.limit_units) for limit in self.limits)
         plan = self._plan("", book.cheapest_units(main), main, self.limits, costs, "")
         request, result = self._ask_ledger(plan, Charge(0, main, "", "", "", ""), commit=False)
@@ -279,7 +280,7 @@ class Budget:
         return Outlook(result.now_ms, _states(plan, request, result), room_ms, closed, full, next_ms, dearest)
 
     def _full(self, plan: _Plan, request: ChargeRequest, result: ChargeResult) -> Decision | None:
-        """The refusal of a call by those of the limits asked about that count every call of its bucket, if they do."""
+        """The refusal of a call by the limits that count every call of its bucket; None where these admit it."""
         whole = [n for n, limit in enumerate(plan.limits) if not limit.narrow and _selects(limit, plan.bucket)]
         checks = [request.checks[n] for n in whole]
         used_units = [result.used_units[n] for n in whole]
@@ -299,7 +300,7 @@ class Budget:
         )
 
     def _would_be_told(self, method: str) -> Decision | None:
-        """What `peek` would say of a method by the ledger alone; None for a call that can never be admitted."""
+        """The decision of `peek` for a method by the ledger alone; None for a call that can never be admitted."""
         try:
             plan = self._make_plan((method, None, None, ""))
             request, result = self._ask_ledger(
@@ -307,7 +308,7 @@ class Budget:
             )
         except UsageError:
             return None
-        except _PriceChanged:  # just now
+        except _PriceChanged:  # it changed just now
             return self._would_be_told(method)
         return self._decision(plan, request, result, commit=False)
 
@@ -317,7 +318,7 @@ class Budget:
         return plan, request, result
 
     def owed_units(self) -> int:
-        """What this machine drew on its local allowance and has not repaid to the ledger yet."""
+        """The units that this machine drew on its local allowance and has not repaid to the ledger yet."""
         return 0 if self._allowance is None else self._allowance.owed_units(self.project)
 
     def spend(
@@ -330,8 +331,8 @@ class Budget:
     ) -> Spend:
         """Charge around a block or a function: `with budget.spend("search.list"): ...`, or as a decorator.
 
-        For clients without a seam of their own. Each entry is one charge; a refusal raises Refused before the body
-        runs. The charge stands whatever the body does: what was sent was spent.
+        For clients that have no hook for charging. Each entry is one charge; a refusal raises Refused before the body
+        runs. The charge stays whatever the body does, because a request that was sent has been spent.
         """
         return Spend(self, method, units=units, job=job, region=region)
 
@@ -351,7 +352,7 @@ class Budget:
             labelled = current_attribution()
             job = labelled[0] if job is None else job
             region = labelled[1] if region is None else region
-        if units is not None:  # before anything is looked up by it: True is 1 there
+        if units is not None:  # check before using it as a key, where True equals 1
             units = whole(units, _A_CHARGE, 1, MAX_UNITS)
         if not type(method) is type(job) is type(region) is str:
             method, job, region = text(method, "method"), text(job, "job"), text(region, "region")
@@ -369,13 +370,13 @@ class Budget:
             except LedgerError as error:
                 plan.check_price(self._clock())
                 return self._unanswered(plan, charge, str(error), commit=commit)
-        except _PriceChanged:  # since the plan was made, which a process that lives long does once
+        except _PriceChanged:  # the price changed after the plan was built, as happens in a long-lived process
             self._plans.pop(key, None)
             return self._decide(method, units, bucket, job, region, commit=commit)
 
     def _ask_ledger(self, plan: _Plan, charge: Charge, *, commit: bool) -> tuple[ChargeRequest, ChargeResult]:
-        """One request to the ledger, and its result. It is sent again with a fresh clock if ours proved wrong, and when
-        what the ledger has lost is made good."""
+        """Send one request to the ledger; return it with the result. The budget sends it again with a fresh time if
+        this machine's clock proved wrong, and after it has restored data that the ledger lost."""
         high_water_mark = self._high_water_mark
         clock_tries = behind_tries = 0
         while True:
@@ -393,7 +394,7 @@ class Budget:
                 if behind_tries > MAX_LOSSES:
                     raise LedgerError(f"ledger {self.ledger.label} loses what it is told; see its server's log")
                 high_water_mark.restore_missing(self.ledger, result, self._attempt_keys.next(), self._retention_ms)
-                if commit:  # the lost request may yet arrive, and must not be taken for this one
+                if commit:  # the lost request may still arrive; it must not be mistaken for this one
                     charge = charge._replace(idempotency_key=self._attempt_keys.next())
             else:
                 if high_water_mark is not None and result.outcome != "clock" and high_water_mark.record(checks, result):
@@ -484,7 +485,7 @@ class Budget:
         )
 
     def _unanswered(self, plan: _Plan, charge: Charge, detail: str, *, commit: bool) -> Decision:
-        """The decision when the ledger could not answer: the local allowance's, where there is one, else no."""
+        """The decision when the ledger could not answer: the local allowance's where there is one, else a refusal."""
         drawn = None
         if self._allowance is not None:
             longest_ms = max((limit.view.window.longest_ms for limit in self.limits), default=DAY_MS)
@@ -513,9 +514,9 @@ class Budget:
     def _refusal(
         self, plan: _Plan, request: ChargeRequest, result: ChargeResult
     ) -> tuple[str, Reason, int | None, str]:
-        """Which limit holds a refused call back longest, why, until when all have room for it, and more about it.
+        """The limit that delays a refused call longest, the reason, the time when all limits have room, and details.
 
-        The time is None where the log cannot be read any more: the ledger has refused, so no allowance is asked.
+        The time is None where the log can no longer be read. The ledger has refused, so the allowance is not asked.
         """
         standings, clocks = _standings(plan, request, result)
         retry_at_ms: int | None
@@ -533,11 +534,11 @@ class Budget:
         return read_entries(self.ledger, self.project, since_ms, until_ms)
 
 
-# -- what clients and jobs need of a budget, and users do not ----------------------------------------------------------
+# -- for clients and jobs, not for users -------------------------------------------------------------------------------
 
 
 def charge_attempt(budget: Budget, method: str, verb: str) -> Decision:
-    """`Budget.charge` for a call on its way out. A method unknown to the book costs its default for the HTTP verb."""
+    """`Budget.charge` for an outgoing call. A method unknown to the book costs the book's default for the HTTP verb."""
     book = budget.book
     method, verb = text(method, "method"), text(verb, "verb")
     if book.canonical(method) in book.methods:
@@ -549,13 +550,13 @@ def charge_attempt(budget: Budget, method: str, verb: str) -> Decision:
 
 
 def unlogged_usage(budget: Budget) -> tuple[UnloggedUsage, ...]:
-    """What the ledger counts, in any limit of a budget, for charges that it has lost."""
+    """The usage that the ledger counts, in any limit of a budget, for charges that it has lost."""
     _, _, result = budget._look("")
     return tuple(usage for of_limit in result.unlogged for usage in of_limit)
 
 
 def drawn_by(budget: Budget, run: str) -> list[Charge]:
-    """What a run drew on this machine's local allowance, repaid or not. Raises LedgerError."""
+    """The charges that a run drew on this machine's local allowance, repaid or not. Raises LedgerError."""
     return [] if budget._allowance is None else budget._allowance.drawn_by(budget.project, run)
 
 
@@ -565,10 +566,10 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 class Spend(ContextDecorator):
-    """Charges on every entry and raises Refused before the body runs; the charge stands whatever the body does.
+    """Charges on every entry, and raises Refused before the body runs. The charge stays whatever the body does.
 
-    Entering yields the decision, whose `id` can be settled once the true cost is known. As a decorator it takes what
-    runs when it is called; raises UsageError for anything else.
+    Entering yields the decision, whose `id` can be settled once the true cost is known. As a decorator it accepts a
+    function that runs when it is called; raises UsageError for anything else.
     """
 
     def __init__(self, budget: Budget, method: str, *, units: int | None, job: str | None, region: str | None) -> None:
@@ -579,7 +580,7 @@ class Spend(ContextDecorator):
         self._region = region
 
     def __call__(self, func: F) -> F:
-        """`func`, charged for at each call. Raises UsageError for a coroutine or generator function."""
+        """`func` with a charge at each call. Raises UsageError for a coroutine or generator function."""
         if isinstance(func, type) or not (callable(func) or isinstance(func, classmethod)):
             raise UsageError(f"spend decorates functions, and {_name_of(func)} is none")
         if _runs_later(func):
@@ -602,8 +603,8 @@ class Spend(ContextDecorator):
 
 
 def _runs_later(func: Any) -> bool:
-    """Whether calling it only makes something that runs later: a coroutine or a generator."""
-    import inspect  # late: few processes decorate
+    """Whether a call only creates an object that runs later: a coroutine or a generator."""
+    import inspect  # imported late: few processes use the decorator
 
     while isinstance(func, (partial, staticmethod, classmethod)):
         func = func.func if isinstance(func, partial) else func.__func__
@@ -617,21 +618,21 @@ def _name_of(func: Any) -> str:
     return str(getattr(func, "__qualname__", type(func).__name__))[:80]
 
 
-# -- what the budget is made of ----------------------------------------------------------------------------------------
+# -- parts of the budget -----------------------------------------------------------------------------------------------
 
 MAX_UNITS = 10**9
-"""The dearest single charge. Sums of a whole log of them stay exact in Lua's and JSON's 53-bit integers."""
+"""The largest single charge. The sum of a whole log of them stays exact in Lua's and JSON's 53-bit integers."""
 
 _A_CHARGE = "units: a charge"
 
 
 def cap(limit: Limit, leave_units: int, cost_units: int, now_ms: int | None) -> int:
-    """The number a limit is held to for one call: the enforced one, lowered by what the job leaves for others and, at
-    `now_ms`, by the limit's pace. None: without its pace, the most it will ever be.
+    """The number enforced for one call: the limit's own, lowered by the units that the job leaves to others and by the
+    limit's pace at `now_ms`. With `now_ms` None the pace does not count: the result is the most that it will ever be.
 
-    The one function that lowers a limit; the ledger only ever sees its result. Each job keeps the pace of what it may
-    spend in all, so a job that leaves half spends its half evenly too. Pace delays a call and never forbids it: an
-    unused window always has room for one.
+    Only this function lowers a limit; the ledger sees only its result. Each job is paced by the total that it may
+    spend, so a job that leaves half to others spends its own half evenly too. Pace delays a call but never forbids it:
+    an unused window always has room for one.
     """
     units = max(0, limit.limit_units - leave_units)
     window = limit.view.window
@@ -641,12 +642,12 @@ def cap(limit: Limit, leave_units: int, cost_units: int, now_ms: int | None) -> 
 
 
 def _selects(limit: Limit, bucket: str) -> bool:
-    """Whether calls of a bucket are among those a limit counts."""
+    """Whether a limit counts calls of a bucket."""
     return not limit.view.selector.buckets or bucket in limit.view.selector.buckets
 
 
 def _standings(plan: _Plan, request: ChargeRequest, result: ChargeResult) -> tuple[list[Standing], Clocks]:
-    """Each limit as a decision found it, for `retry_at`."""
+    """The state of each limit at a decision, with the clocks, for `retry_at`."""
     standings = [
         Standing(limit, cap_units, cost, used, unlogged, used + check.cost_units > check.cap_units)
         for limit, cap_units, cost, used, unlogged, check in zip(

@@ -1,4 +1,4 @@
-"""The cost book: API method -> units in an upstream bucket. Dated data with its source, read from TOML."""
+"""The cost book: it maps API methods to units in an upstream bucket. Its prices have dates and a source, in TOML."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class Bucket(NamedTuple):
-    """A pool that upstream itself counts, granting `quota_units` in each `window`.
+    """A pool that upstream itself counts. It grants `quota_units` in each `window`.
 
-    Most upstreams count by the calendar and reset at its edge; one that counts "per minute" has a sliding window.
+    Most upstreams count by calendar period and reset at its end; one that counts "per minute" has a sliding window.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Bucket(NamedTuple):
 
 
 class Price(NamedTuple):
-    """What one call of a method costs: `units` of `bucket`, from `since` (inclusive) on."""
+    """The price of one call of a method: `units` of `bucket`, from `since` (inclusive) on."""
 
     units: int
     bucket: str
@@ -39,11 +39,11 @@ class Price(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Upstream's own name for a pool, as its error bodies give it, and what to close when it runs out.
+    """How upstream's error bodies name a pool, and the methods to stop when it runs out.
 
-    `marks` are looked for in an error's `quota_limit`, `quota_metric` and message; `methods` are those that stop.
-    `name` is a bucket of the book where the book has one, else a name of its own: a search pool exists upstream even
-    for a book that prices searches in the one shared bucket.
+    An error belongs to the pool if its `quota_limit`, `quota_metric` or message contains one of `marks`. `methods` then
+    stop. `name` is a bucket of the book where the book has one, else a name of its own: upstream has a search pool even
+    if the book prices searches in the one shared bucket.
     """
 
     name: str
@@ -56,9 +56,9 @@ class Pool:
 
 
 class CostBook(NamedTuple):
-    """Prices of one API, with where they come from and when they were read there.
+    """The prices of one API, with their source and the date when they were read there.
 
-    `retention_ms` is how long the API's terms allow what it returned to be kept; None when they say nothing.
+    The API's terms allow its data to be kept for `retention_ms`; None when they say nothing.
     """
 
     name: str
@@ -74,11 +74,11 @@ class CostBook(NamedTuple):
 
     @property
     def main_bucket(self) -> Bucket:
-        """The book's first bucket: what a limit counts when it names neither buckets nor methods."""
+        """The book's first bucket. A limit that names neither buckets nor methods counts this one."""
         return next(iter(self.buckets.values()))
 
     def canonical(self, method: str) -> str:
-        """The method's name as the book spells it: `youtube.search.list` and `search.list` are the same."""
+        """The method's name as the book spells it: `youtube.search.list` and `search.list` are the same method."""
         return method.removeprefix(f"{self.api}.")
 
     def price(self, method: str, on: date | None = None) -> Price:
@@ -94,9 +94,9 @@ class CostBook(NamedTuple):
         return next((price for price in reversed(prices) if price.since <= on), prices[0])
 
     def price_at(self, method: str, at_ms: int) -> tuple[Price, tuple[int, int]]:
-        """The price of `method` at a moment, and since and until when it is that (0 and NEVER where nothing changes).
+        """The price of `method` at `at_ms`, and the times in ms from and until which it holds (0, NEVER if unbounded).
 
-        It changes at midnight of the book's own zone. Raises UnknownMethod.
+        A price changes at midnight in the book's own zone. Raises UnknownMethod.
         """
         price = self.price(method)
         prices = self.methods[self.canonical(method)]
@@ -107,12 +107,12 @@ class CostBook(NamedTuple):
         return prices[newest], (starts_ms[newest], starts_ms[newest + 1])
 
     def at(self, at_ms: int) -> CostBook:
-        """This book with the prices of one moment: those that were, and those to come, are left out."""
+        """This book with only the prices valid at `at_ms`, without past and future ones."""
         return self._replace(methods={method: (self.price_at(method, at_ms)[0],) for method in self.methods})
 
     @property
     def zone(self) -> str:
-        """By whose midnight its prices change: upstream's, where that counts by the calendar."""
+        """The zone at whose midnight prices change: upstream's zone where upstream counts by the calendar."""
         window = self.main_bucket.window
         return window.zone if isinstance(window, Calendar) else "UTC"
 
@@ -123,21 +123,21 @@ class CostBook(NamedTuple):
         return int(datetime(day.year, day.month, day.day, tzinfo=ZoneInfo(self.zone)).timestamp()) * 1000
 
     def default_price(self, verb: str) -> Price:
-        """The price of a method the book does not have, by its HTTP verb. Meant to be on the dear side."""
+        """The price of a method that the book does not have, by its HTTP verb. It is high on purpose."""
         return self.default_get if verb.upper() in ("GET", "HEAD") else self.default_other
 
     def closed_by(self, method: str, bucket: str) -> tuple[str, ...]:
-        """The names whose exhaustion closes a call of `method` charged to `bucket`: the bucket and upstream's pools."""
+        """The bucket and the upstream pools whose exhaustion stops a call of `method` charged to `bucket`, by name."""
         pools = (pool.name for pool in self.pools if method in pool.methods)
         return (bucket, *(name for name in pools if name != bucket))
 
     def cheapest_units(self, bucket: str) -> int:
-        """The units of the cheapest call that is charged to a bucket, by the newest prices; see `at`."""
+        """The units of the cheapest call charged to a bucket, by the newest prices; see `at`."""
         prices = [prices[-1] for prices in self.methods.values()] + [self.default_get, self.default_other]
         return min((price.units for price in prices if price.bucket == bucket), default=1)
 
     def least_units(self, selector: Selector) -> int:
-        """What the cheapest call that a selector counts adds to its limit."""
+        """The least that a call counted by a selector adds to its limit."""
         if selector.methods:
             units = min(self.price(method).units for method in selector.methods)
         else:

@@ -1,7 +1,7 @@
-"""What a limit is: a number, a window, and what it counts. Pure; no storage, no clock of its own.
+"""Limits: a number, a window, and a selector of charges. Pure: no storage and no clock of its own.
 
-A limit's *view* (its running total in the ledger) is named by what it counts and its window, never by the limit's own
-name or number: callers with different or changed configurations then read and write the same total.
+A limit's *view* (its running total in the ledger) takes its name from the selector and the window, never from the
+limit's own name or number. Callers with different or changed configurations therefore read and write the same total.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 MAX_UNITS = 10**15
-"""Sums of many such numbers stay exact wherever they travel; nobody grants a larger quota."""
+"""Sums of many such numbers stay exact in every format they pass through; nobody grants a larger quota."""
 
 SECOND_MS = 1_000
 MINUTE_MS = 60 * SECOND_MS
@@ -31,13 +31,13 @@ Period = Literal["hour", "day", "month"]
 Count = Literal["units", "calls"]
 
 Edges = tuple[int, int, int]
-"""Three consecutive calendar edges in ms: the one before now, the next, and the next but one."""
+"""Three consecutive calendar edges in ms: the latest, the next, and the one after that."""
 
 
 def parse_duration(text: str) -> int:
     """Milliseconds in a duration: `"24h"` -> 86_400_000. Units: ms, s, m, h, d.
 
-    Raises ValueError, its message showing the text, for anything else and for zero.
+    Raises ValueError for anything else and for zero; its message shows the text.
     """
     match = _DURATION.fullmatch(text.strip())
     if match is None or int(match[1]) == 0:
@@ -73,7 +73,7 @@ class Sliding:
 
 @dataclass(frozen=True, slots=True)
 class Calendar:
-    """The current hour, day or month in a named zone: what upstream itself counts by.
+    """The current hour, day or month in a named zone. Upstream itself counts by such periods.
 
     Days have 23, 24 or 25 hours; the edges come from the time zone database.
     """
@@ -109,12 +109,12 @@ class Calendar:
 Window = Sliding | Calendar
 
 PACE_LEAD = 8
-"""A paced limit runs an eighth of its window ahead of an even spending, so that the work has room at the start and the
-whole number is there three hours before a day ends: nothing is left over for want of a last tick."""
+"""A paced limit runs an eighth of its window ahead of even spending. Work therefore has room at the start, and the
+whole number is available three hours before a day ends: no units are left over because a last tick is missing."""
 
 
 def paced_units(units: int, edges: Edges, now_ms: int) -> int:
-    """How many of a calendar window's `units` may be spent by `now_ms`: an eighth at its start, all in its last eighth.
+    """The part of a window's `units` that may be spent by `now_ms`: an eighth at its start, all in its last eighth.
 
     9,500 a day: 1,187 at midnight, 5,937 at noon, 9,500 from 21:00 on.
     """
@@ -130,7 +130,7 @@ def paced_until(units: int, edges: Edges, wanted_units: int) -> int:
 
 
 _edges_seen: dict[Calendar, Edges] = {}
-"""The newest edges of each calendar: consulting the time zone database costs more than a whole decision."""
+"""The newest edges of each calendar. A look-up in the time zone database costs more than a whole decision."""
 
 
 def _zone(name: str):  # type: ignore[no-untyped-def]  # zoneinfo is imported late: a sliding limit needs none
@@ -149,8 +149,8 @@ def _period_start(calendar: Calendar, at_ms: int, *, later: int = 0) -> int:
     zone = _zone(calendar.zone)
     local = datetime.fromtimestamp(at_ms // 1000, UTC).astimezone(zone)
     if calendar.period == "hour":
-        # In elapsed time: on a clock change the same wall hour comes twice, and each is an hour of its own. By the
-        # standard offset: Lord Howe's summer time is half an hour, and edges must not move under a running hour.
+        # Count elapsed time: at a clock change the same wall hour comes twice, and each is an hour of its own. Use the
+        # standard offset: Lord Howe's summer time is half an hour, and edges must not move during an hour.
         standard = (local.utcoffset() or timedelta()) - (local.dst() or timedelta())
         offset_ms = round(standard.total_seconds() * 1000)
         return (at_ms + offset_ms) // HOUR_MS * HOUR_MS - offset_ms + later * HOUR_MS
@@ -160,14 +160,14 @@ def _period_start(calendar: Calendar, at_ms: int, *, later: int = 0) -> int:
     else:
         months = day.year * 12 + day.month - 1 + later
         day = day.replace(year=months // 12, month=months % 12 + 1, day=1)
-    # Where a clock change removes midnight, fold=0 reads it with the old offset: the moment of the change itself.
+    # Where a clock change skips midnight, fold=0 reads it with the old offset, which gives the moment of the change.
     return int(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp()) * 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Which charges a limit counts, and whether by their units or one for each call. An empty field selects all, a lone
-    str that one.
+    """Selects the charges that a limit counts, by their units or as one per call. An empty field selects all names, a
+    lone str that one.
     """
 
     buckets: tuple[str, ...] = ()
@@ -188,13 +188,13 @@ class Selector:
         )
 
     def cost(self, units: int) -> int:
-        """What a selected charge of `units` adds: its units, or 1 for a call. A refunded charge (0) is no call."""
+        """The amount that a charge of `units` adds: its units, or 1 per call. A refunded charge (0) is not a call."""
         return min(units, 1) if self.count == "calls" else units
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One running total in the ledger: what it counts, over which window."""
+    """One running total in the ledger: the charges that it counts, and its window."""
 
     selector: Selector
     window: Window
@@ -209,11 +209,11 @@ class View:
         object.__setattr__(self, "name", "|".join(fields))
 
     def __hash__(self) -> int:
-        return hash(self.name)  # which a string remembers: ledgers look views up for each decision
+        return hash(self.name)  # a str caches its hash; ledgers look views up for each decision
 
 
 def selector_of(view: str) -> Selector:
-    """What the view of this name selects and counts: the name read back. ValueError if it is no view's name."""
+    """The selector of the view with this name, parsed from the name. Raises ValueError if it is not a view's name."""
     buckets, methods, jobs, _, *count = view.split("|")
     return Selector(_read_names(buckets), _read_names(methods), _read_names(jobs), "calls" if count else "units")
 
@@ -233,11 +233,11 @@ def _names(names: Collection[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A name, an enforced number, and the view it holds against that number.
+    """A name, an enforced number, and the view that is compared with that number.
 
-    `limit_units` is what is enforced; `quota_units` what upstream grants, `headroom_units` what is left unspent of it.
-    With a selector that counts calls, all three are calls. `paced`: within each calendar window only as much as
-    `paced_units` says may be spent by now.
+    `limit_units` is the enforced number, `quota_units` is upstream's grant, and `headroom_units` is the part of the
+    grant left unspent. With a selector that counts calls, all three are calls. If `paced`, a calendar window allows
+    only the `paced_units` up to now.
     """
 
     name: str
@@ -256,5 +256,5 @@ class Limit:
 
     @property
     def narrow(self) -> bool:
-        """Whether it selects methods or jobs; limits that do not are a bucket's main ones."""
+        """Whether it selects methods or jobs. Limits that do not are a bucket's main limits."""
         return bool(self.view.selector.methods or self.view.selector.jobs)

@@ -27,9 +27,9 @@ JITTER_MS = 60_000
 
 
 class Session:
-    """A configuration in use. Close it, or use it in a `with` block; opening contacts nothing.
+    """An open configuration. Close it, or use it in a `with` block. Opening contacts nothing.
 
-    Safe to share between threads once `ledger` was read or a budget made.
+    It is safe to share between threads after the first read of `ledger` or the first budget.
     """
 
     def __init__(self, settings: Settings, *, clock: Callable[[], int] | None = None) -> None:
@@ -47,17 +47,17 @@ class Session:
 
     @property
     def run(self) -> str:
-        """8 characters that name this process's work: every idempotency key of its charges begins with them."""
+        """The 8-character id of this process's run. Every idempotency key of its charges begins with it."""
         return self._attempt_keys.run
 
     def attempt_number(self) -> int:
-        """A number that no attempt has: it is higher than those of all attempts before this call, and lower than those
-        of all later ones. Compare it with `quota.attribution.attempt_number`."""
+        """A number that no attempt has. It is higher than the numbers of all attempts before this call, and lower than
+        those of all later ones. Compare it with `quota.attribution.attempt_number`."""
         return attempt_number(self._attempt_keys.next())
 
     @property
     def ledger(self) -> Ledger:
-        """The one ledger of this session, opened when first asked for."""
+        """The one ledger of this session, opened on first access."""
         if self._ledger is None:
             from quota.ledger.factory import open_ledger
 
@@ -68,7 +68,7 @@ class Session:
         return self._ledger
 
     def credential(self, name: str | None = None) -> CredentialSettings:
-        """The credential of this name; without a name the only one. Raises UsageError when that does not say which."""
+        """The credential of this name, or without a name the only one. Raises UsageError when none or several fit."""
         credentials = self.settings.credentials
         if name is None:
             if len(credentials) > 1:
@@ -79,7 +79,7 @@ class Session:
         return credentials[name]
 
     def budget(self, credential: str | None = None) -> Budget:
-        """The budget of a credential (None: of the only one). The same object each time."""
+        """The budget of a credential (None: of the only one). Returns the same object each time."""
         chosen = self.credential(credential)
         budget = self._budgets.get(chosen.name)
         if budget is None:
@@ -100,7 +100,7 @@ class Session:
         return budget
 
     def _open_high_water_mark(self, project: str) -> HighWaterMark | None:
-        """What this machine has seen of a project's ledger; None for a ledger in memory, which has no other users."""
+        """This machine's high-water mark of a project's ledger; None for one in memory, which has no other users."""
         if self.settings.ledger.url == "sqlite://":
             return None
         if project not in self._high_water_marks:
@@ -112,7 +112,7 @@ class Session:
         return self._high_water_marks[project]
 
     def _open_allowance(self) -> Allowance | None:
-        """What this machine may spend while the ledger cannot answer, where the configuration allows any."""
+        """The local allowance for spending while the ledger cannot answer; None where the configuration allows none."""
         allowed = self.settings.ledger.unavailable
         if self._allowance is None and allowed is not None:
             from quota.recovery.allowance import Allowance
@@ -123,11 +123,11 @@ class Session:
         return self._allowance
 
     def check_key(self, credential: str | None = None) -> None:
-        """Raises ConfigError if the secret of a credential is named and cannot be read. Never shows it."""
+        """Raises ConfigError if the configuration names a credential's secret and it cannot be read. Never shows it."""
         self._key(credential)
 
     def _key(self, credential: str | None) -> str | None:
-        """The secret of a credential, registered for redaction; None where the configuration gives none."""
+        """The secret of a credential, registered for redaction; None where the configuration names none."""
         chosen = self.credential(credential)
         if chosen.key_ref is None:
             return None
@@ -142,8 +142,8 @@ class Session:
     def google(self, credential: str | None = None, api: str = "youtube", version: str = "v3", **options: Any) -> Any:
         """A `googleapiclient` service whose every HTTP attempt is charged to the credential's budget.
 
-        A refusal is raised as `quota.Refused` from `execute()`. `options` go to `quota.clients.google.service`. It
-        lives as long as the session.
+        `execute()` raises `quota.Refused` on a refusal. `options` go to `quota.clients.google.service`. The service
+        works as long as the session is open.
         """
         from quota.clients.google import service
 
@@ -154,7 +154,7 @@ class Session:
         return made
 
     def close(self) -> None:
-        """Let go of ledger and connections. May be called twice; a budget asked for afterwards opens it again."""
+        """Close the ledger and the connections. It may be called twice; a later call of `budget` opens them again."""
         while self._services:
             self._services.pop().close()
         if self._allowance is not None:
@@ -178,7 +178,7 @@ class Session:
 
 
 def open_session(config: str | Path | None = None, *, clock: Callable[[], int] | None = None) -> Session:
-    """A session over the configuration that the command line would find, or over the file named.
+    """Open the configuration in the file `config`, or else the one that the command line would find.
 
     `clock` (ms since 1970) replaces the host's and the ledger's clock, for tests and simulation.
     Raises ConfigError for a configuration that cannot be used.
@@ -187,8 +187,8 @@ def open_session(config: str | Path | None = None, *, clock: Callable[[], int] |
 
 
 def machine_jitter_ms() -> int:
-    """Up to a minute, different from machine to machine and always the same on one: when an exhausted bucket reopens,
-    the machines that wait for it do not all come back in the same second."""
+    """A delay in ms of up to a minute, different between machines but constant on each. The machines that wait for an
+    exhausted bucket therefore do not all return in the same second when it reopens."""
     from zlib import crc32
 
     try:

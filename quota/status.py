@@ -1,6 +1,6 @@
-"""What an operator wants to see, as data: how full each limit is, what is closed, who spent it.
+"""The status for operators, as data: how full each limit is, what upstream closed, and who spent.
 
-`quota.cli.render` draws it.
+`quota.cli.render` displays it.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ RUN_CHARS = 8
 
 @dataclass(frozen=True, slots=True)
 class LimitRow:
-    """One limit now. `next_capacity_ms`: when it has more, because its oldest charge leaves or its pace gives more out
-    (None: nothing is used, or it has no end). `state.limit_units` is the limit's number, or what its pace has given out
-    of it so far. `room_ms`: when the cheapest call that it counts fits again (None: it fits). `shut`: upstream closed
-    all that it counts, so that nothing remains of it.
+    """The current state of one limit. `next_capacity_ms` is the time when it has more capacity, because its oldest
+    charge leaves or its pace releases more (None: nothing is used, or it has no end). `state.limit_units` is the
+    limit's number, or the part that its pace has released so far. `room_ms` is the time when the cheapest call that it
+    counts fits again (None: it fits now). If `shut`, upstream closed everything that the limit counts, so nothing
+    remains of it.
 
-    `resets_ms` is when upstream itself starts counting anew what the limit counts, at an edge of a calendar in `zone`;
-    None where upstream has no calendar. Where the log does not reach back over the window, it counts since
-    `counts_since_ms` and is exact from `exact_from_ms` on.
+    `resets_ms` is the time when upstream itself resets the count, at a calendar edge in `zone`; None where upstream has
+    no calendar. Where the log does not cover the window, the limit counts since `counts_since_ms` and is exact from
+    `exact_from_ms` on.
     """
 
     limit: Limit
@@ -56,9 +57,9 @@ class LimitRow:
 
 @dataclass(frozen=True, slots=True)
 class CredentialRow:
-    """One credential: whether anything may leave, its limits, the buckets upstream closed, and what this machine drew
-    on its local allowance while the ledger could not answer and has not repaid yet. `shared_with` are the others of its
-    project: one budget.
+    """One credential: whether any call may leave, its limits, the buckets that upstream closed, and the units that
+    this machine drew on its local allowance while the ledger could not answer and has not repaid yet. `shared_with`
+    names the other credentials of its project, which share its budget.
     """
 
     outlook: Outlook
@@ -73,7 +74,7 @@ class CredentialRow:
 
     @property
     def unlogged_units(self) -> int:
-        """What the ledger counts beside its log, in the limit where that is most."""
+        """The units that the ledger counts without an entry in its log, in the limit with the most of them."""
         return max((row.state.unlogged_units for row in self.limits), default=0)
 
     @property
@@ -84,7 +85,7 @@ class CredentialRow:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Everything `quota status` knows, read at `at_ms` by the ledger's clock. `built_in`: no file was found."""
+    """Everything that `quota status` shows, read at `at_ms` by the ledger's clock. If `built_in`, no file was found."""
 
     at_ms: int
     ledger: str
@@ -94,7 +95,7 @@ class Status:
 
     @property
     def exit_status(self) -> int:
-        """What `quota status --check` exits with: the worst over all credentials."""
+        """The exit status of `quota status --check`: the worst over all credentials."""
         return 0 if all(credential.open for credential in self.credentials) else Refused.exit_status
 
     def as_json(self) -> dict[str, object]:
@@ -127,7 +128,7 @@ def read_status(session: Session) -> Status:
         budget = session.budget(name)
         jobs = [job for job in session.settings.jobs.values() if job.credential == name]
         outlook = budget.outlook([BUILT_IN_FETCHES[job.fetch] for job in jobs if job.fetch in BUILT_IN_FETCHES])
-        # What is closed opens on each machine a little later than upstream's reset: so it does for the verdict.
+        # On each machine a closed bucket opens a little later than upstream's reset. The status uses that time too.
         exhausted = [x for x in ledger.exhaustions(settings.project) if _ends(x) + machine_jitter_ms() > at_ms]
         rows.append(
             CredentialRow(
@@ -146,7 +147,7 @@ def read_status(session: Session) -> Status:
 
 
 def _ends(x: Exhaustion) -> int:
-    """Until when it is shown: as long as it would hold. Of one for good that was lifted people read for a day."""
+    """The time until which an exhaustion is shown: its own end, or if it was permanent, a day after it was lifted."""
     return x.reopened_ms + DAY_MS if x.reopened_ms and x.until_ms == NEVER else x.until_ms
 
 
@@ -190,7 +191,7 @@ def _limit_rows(budget: Budget, outlook: Outlook, exhausted: Sequence[Exhaustion
 
 
 def _opens(book: CostBook, selector: Selector, closed: Mapping[str, int]) -> int | None:
-    """When the first of the calls that a selector counts may leave again, where upstream closed them all; else None."""
+    """The time when the first call that a selector counts may leave again; None unless upstream closed them all."""
     if selector.methods:
         calls = [book.closed_by(method, book.price(method).bucket) for method in selector.methods]
     else:
@@ -200,10 +201,10 @@ def _opens(book: CostBook, selector: Selector, closed: Mapping[str, int]) -> int
 
 
 def exact_from(window: Window, whole_after_ms: int, at_ms: int) -> int | None:
-    """When a log that is whole after a time reaches back over the window; None if it does at `at_ms`.
+    """The time when a log that is complete after `whole_after_ms` covers the window; None if it does so at `at_ms`.
 
-    It keeps what the longest window needs of all that any configuration of the project has named: one that is longer
-    than all before it starts with what is there.
+    A log keeps enough for the longest window that any configuration of the project has named. A new, longer window
+    starts with the entries that are there.
     """
     if isinstance(window, Calendar):
         return window.edges(whole_after_ms)[1] if window.edges(at_ms)[0] <= whole_after_ms else None
@@ -252,14 +253,14 @@ def _exhaustion_json(exhaustion: Exhaustion) -> dict[str, object]:
     }
 
 
-# -- who spent it ------------------------------------------------------------------------------------------------------
+# -- spending ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Spending:
     """Charges summed by some of SPEND_FIELDS: rows of (values of `by`, charges, units), dearest first.
 
-    All charges since `since_ms`, which is later than was asked where a log does not reach back so far.
+    It covers all charges since `since_ms`, which is later than requested where a log does not reach back so far.
     """
 
     since_ms: int
@@ -285,8 +286,8 @@ class Spending:
 
 
 def read_spending(ledger: Ledger, projects: str | Iterable[str], by: str | Iterable[str], since_ms: int) -> Spending:
-    """What was charged to these projects since `since_ms`, corrections applied, or since all of their logs are whole.
-    Raises LedgerError.
+    """The charges to these projects since `since_ms`, or since the time from which all their logs are complete, with
+    corrections applied. Raises LedgerError.
     """
     by, names = texts(by, "field"), list(dict.fromkeys(texts(projects, "project")))
     until_ms = ledger.now_ms()

@@ -1,4 +1,4 @@
-"""The upstream emulator: YouTube Data API v3 on loopback. `Emulator` is the door; `server.py` tells what it counts."""
+"""The upstream emulator: YouTube Data API v3 on loopback. Start with `Emulator`; `server.py` says what it counts."""
 
 from quota.jobs.emulator.server import Emulator
 

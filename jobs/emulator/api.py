@@ -1,8 +1,8 @@
-"""What each method of the emulated API answers, apart from HTTP, quota and faults.
+"""The answers of the emulated API's methods. HTTP, quota and faults are handled elsewhere.
 
-videos, search, channels, playlistItems, videoCategories and i18nRegions are answered from a
-catalogue. The rest of the API exists so that it can be priced: its lists are empty, its inserts and
-updates echo the resource, and its other calls succeed without content.
+A catalogue answers videos, search, channels, playlistItems, videoCategories and i18nRegions. The
+other methods exist so that their calls can be priced: their lists are empty, their inserts and
+updates echo the resource, and their other calls succeed without content.
 """
 
 import base64
@@ -97,7 +97,7 @@ def encode_token(offset: int, direction: int = _FORWARD) -> str:
 
 
 def decode_token(token: str, page_size: int) -> int:
-    """The offset at which the token's page starts. Going back, the token names the page's end."""
+    """The offset at which the token's page starts. A backward token names the end of its page."""
     try:
         raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
     except ValueError:
@@ -183,7 +183,7 @@ class Api:
         }
 
     def answer(self, call: Call) -> Reply:
-        """Raises Rejected for what upstream would refuse to answer."""
+        """The reply to a call. Raises Rejected where upstream would refuse the call."""
         if method := self._methods.get(call.method):
             return method(call)
         resource, _, action = call.method.partition(".")
@@ -196,7 +196,7 @@ class Api:
         return Reply(204)
 
     def stored(self, call: Call) -> Json:
-        """The resource that an insert or update answers: an echo, under an id that can be listed."""
+        """The resource that an insert or update returns: an echo, under an id that can be listed."""
         resource = call.method.partition(".")[0]
         names = sorted(f"{name}={value}" for name, value in call.body.items())
         number = next(self._numbers)
@@ -248,7 +248,7 @@ class Api:
         return Reply(200, {**body, "items": [{**item, "kind": "youtube#videoStats"} for item in items]})
 
     def _search(self, call: Call) -> Reply:
-        """Only videos are found: a search for other types finds nothing."""
+        """The search finds only videos: a search for other types returns nothing."""
         parts = call.parts("id snippet")
         size = call.page_size()
         region = call.region() or "US"
@@ -280,7 +280,7 @@ class Api:
         return _listing("channels", _with_parts(found, parts))
 
     def _playlist_items(self, call: Call) -> Reply:
-        """The playlists are the channels' uploads: "UU" and the rest of the channel's id."""
+        """The playlists are the channels' uploads. Their ids are "UU" and the rest of the channel's id."""
         parts = call.parts("contentDetails id snippet status")
         size = call.page_size()
         playlist = call.params.get("playlistId")
@@ -355,7 +355,7 @@ def _body(resource: str, items: Sequence[Json]) -> Json:
 
 
 def _listing(resource: str, items: Sequence[Json]) -> Reply:
-    """A list that has no further pages: what was asked for by id."""
+    """A list on one page: the resources that a call named by id."""
     page_info = {"totalResults": len(items), "resultsPerPage": len(items)}
     return Reply(200, {**_body(resource, items), "pageInfo": page_info})
 
@@ -368,7 +368,7 @@ def _page(
     shape: Callable[[Sequence[Json]], list[Json]],
     **extra: Any,
 ) -> Reply:
-    """One page of `items`; only that page is brought into `shape`."""
+    """One page of `items`. Only that page's items go through `shape`."""
     token = call.params.get("pageToken")
     start = decode_token(token, size) if token else 0
     end = start + size
@@ -382,7 +382,7 @@ def _page(
 
 
 def _snippet(video: Json) -> Json:
-    """A recording may have been made without this part."""
+    """The video's snippet; a recording may lack this part."""
     snippet = video.get("snippet")
     return snippet if isinstance(snippet, dict) else {}
 
@@ -391,7 +391,7 @@ def _search_result(video: Json) -> Json:
     snippet = _snippet(video)
     kept = ("channelId", "title", "thumbnails", "channelTitle", "liveBroadcastContent")
     published = snippet.get("publishedAt", "")
-    # A search shows the beginning of the description on one line.
+    # A search result shows the beginning of the description on one line.
     brief = " ".join(snippet.get("description", "").split())[:120]
     shown = {key: snippet[key] for key in kept if key in snippet}
     return {

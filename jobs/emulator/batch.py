@@ -1,4 +1,4 @@
-"""The two multipart formats of the API: batches of calls, and uploads with their description."""
+"""The API's two multipart formats: batches of calls, and uploads with their metadata."""
 
 import hashlib
 import re
@@ -16,7 +16,7 @@ MAX_BATCHED_CALLS = 1_000
 
 @dataclass(frozen=True)
 class BatchedCall:
-    """One call inside a batch; `content_id` is what its answer refers to."""
+    """One call inside a batch. Its answer refers to it by `content_id`."""
 
     content_id: str | None
     verb: str
@@ -33,7 +33,7 @@ def split_multipart(content_type: str, body: bytes) -> list[tuple[Message, bytes
     if not boundary:
         raise Rejected(replies.bad_request("The request's multipart boundary is missing."))
     delimiter = rb"(?:^|\r?\n)--" + re.escape(boundary.encode()) + rb"(?:--)?[ \t]*(?=\r?\n|$)"
-    sections = re.split(delimiter, body)[1:-1]  # without what stands before and after the parts
+    sections = re.split(delimiter, body)[1:-1]  # drops the text before and after the parts
     return [_headers_and_content(re.sub(rb"^\r?\n", b"", section)) for section in sections]
 
 
@@ -50,7 +50,7 @@ def _partition_blank_line(text: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def parse_batch(content_type: str, body: bytes) -> list[BatchedCall]:
-    """The calls in a batch, in order. A batch that cannot be read as a whole is rejected as a whole."""
+    """The calls in a batch, in order. One unreadable part rejects the whole batch."""
     calls = []
     for outer, content in split_multipart(content_type, body):
         line, _, rest = content.replace(b"\r\n", b"\n").lstrip().partition(b"\n")
@@ -90,7 +90,7 @@ def compose_batch(answers: Sequence[tuple[str | None, int, bytes]]) -> Reply:
 
 
 def _answered_id(content_id: str | None) -> bytes:
-    """`<one>` is answered as `<response-one>`."""
+    """The answer to `<one>` has the id `<response-one>`."""
     if content_id is None:
         return b""
     bare = " ".join(content_id.split()).strip("<>")

@@ -1,7 +1,7 @@
-"""The videos and channels that the emulator knows: generated ones, or a recording's.
+"""The videos and channels that the emulator serves: generated ones, or recorded ones.
 
-Everything generated is a pure function of its own name (a region and rank, a search and rank, an
-id), so that two emulators, on any machine, answer alike. Nothing draws on global randomness.
+Each generated item is a pure function of its own name (a region and rank, a search and rank, an
+id). Two emulators therefore answer alike on any machine. Nothing uses global randomness.
 """
 
 import base64
@@ -21,7 +21,7 @@ from quota.jobs.emulator.words import DESCRIPTIONS, LANGUAGES, NAMES, REGIONS, T
 Json = dict[str, Any]
 T = TypeVar("T")
 
-CHART_VIDEOS = 200  # upstream lists this many per region and not one more
+CHART_VIDEOS = 200  # upstream lists exactly this many per region
 SEARCH_VIDEOS_MIN, SEARCH_VIDEOS_MAX = 60, 250
 CHANNELS = 5_000
 _REMEMBERED_SEARCHES = 10_000
@@ -30,15 +30,15 @@ _CATEGORY_IDS = ("1", "2", "10", "15", "17", "19", "20", "22", "23", "24", "25",
 
 
 class Catalogue(Protocol):
-    """What there is to list. Lists come in a fixed order; unknown names give None, never an error."""
+    """The items that the emulator can list, in a fixed order. An unknown name gives None, never an error."""
 
     def chart(self, region: str | None) -> Sequence[Json] | None:
-        """The most popular videos of a region (None: the default one)."""
+        """The most popular videos of a region (None: the default region)."""
 
     def video(self, video_id: str) -> Json | None: ...
 
     def search(self, words: str, channel_id: str | None) -> Sequence[Json]:
-        """Videos that match, best first."""
+        """The matching videos, best match first."""
 
     def channel(self, channel_id: str) -> Json | None: ...
 
@@ -54,8 +54,8 @@ def etag(*names: str) -> str:
 
 
 # --- ids ---------------------------------------------------------------------------------------------
-# An id carries what it names, scrambled, and two check bytes: a made-up id is recognised as unknown
-# without keeping a table of the known ones.
+# An id encodes the item it names, scrambled, with two check bytes. The catalogue therefore recognises
+# a made-up id as unknown without a table of the known ones.
 
 
 def _encode_id(payload: bytes) -> str:
@@ -101,7 +101,7 @@ def _channel_number(channel_id: str) -> int | None:
 
 
 class _Draw:
-    """Numbers that follow from a name alone."""
+    """A number generator seeded by a name alone."""
 
     def __init__(self, name: str) -> None:
         self._pool = int.from_bytes(hashlib.blake2b(name.encode()).digest())
@@ -119,7 +119,7 @@ class GeneratedCatalogue:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._searches: dict[int, str] = {}  # an id found by a search leads back to its words
+        self._searches: dict[int, str] = {}  # maps an id found by a search back to its words
         self._regions = list(REGIONS)
 
     def chart(self, region: str | None) -> Sequence[Json] | None:
@@ -169,7 +169,7 @@ class GeneratedCatalogue:
 
 @lru_cache(maxsize=32)
 def _chart(region_index: int) -> Sequence[Json]:
-    """Every tenth video is a hit all over the world: the same one in each region's chart."""
+    """The chart of one region. Every tenth video is a worldwide hit: every region's chart has it."""
     region = list(REGIONS)[region_index]
     language = LANGUAGES.get(region, "en")
     home = LANGUAGES.get(next(iter(REGIONS)), "en")
@@ -217,7 +217,7 @@ def _video(video_id: str, *, language: str = "en", channel: int | None = None, w
     # Some counts pass 2^31, as the largest real ones do.
     views = draw.below(9_000_000_000) if draw.below(50) == 0 else draw.below(20_000_000)
     statistics = {"viewCount": str(views), "favoriteCount": "0"}
-    if draw.below(12):  # an owner may hide likes, and switch comments off
+    if draw.below(12):  # an owner may hide likes and turn comments off
         statistics["likeCount"] = str(views // (10 + draw.below(90)))
     if draw.below(15):
         statistics["commentCount"] = str(views // (200 + draw.below(3_000)))
@@ -296,7 +296,7 @@ def _channel(number: int) -> Json:
 
 
 def uploads_playlist(channel_id: str) -> str:
-    """Upstream names a channel's list of uploads after the channel."""
+    """The id of a channel's uploads playlist, which upstream derives from the channel's id."""
     return "UU" + channel_id[2:]
 
 
@@ -314,12 +314,12 @@ _PAGE_FILE = re.compile(r"videos_list_mostPopular_([A-Z]{2})_p([1-9][0-9]{0,3})\
 class RecordedCatalogue:
     """Charts read from saved pages of videos.list, named `videos_list_mostPopular_US_p1.json`.
 
-    A region's pages are joined, so that any page size can be served; at the recorded size the pages
-    come out as they were. Items are not touched.
+    The catalogue joins a region's pages, so it can serve any page size. At the recorded page size it
+    serves the recorded pages. It never changes an item.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Raises ValueError, with a message of one line, when there is nothing usable in `folder`."""
+        """Raises ValueError, with a one-line message, when `folder` holds nothing usable."""
         self._charts = _read_charts(folder)
         self._videos: dict[str, Json] = {}
         self._uploads: dict[str, list[Json]] = {}
@@ -343,7 +343,7 @@ class RecordedCatalogue:
         return [video for video in videos if _mentions(video, words.strip())]
 
     def channel(self, channel_id: str) -> Json | None:
-        """What the recorded videos tell about their channel, and no more."""
+        """A channel with only the fields that the recorded videos give for it."""
         videos = self._uploads.get(channel_id)
         if not videos:
             return None

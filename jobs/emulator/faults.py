@@ -1,26 +1,26 @@
-"""Faults that a test or a developer queues for the emulator, and when each of them strikes."""
+"""Faults that a test or a developer queues for the emulator, and the requests that each one hits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-# A fault is either an answer, or something that happens to the connection.
+# A fault is either a reply or an event on the connection.
 REPLY_KINDS = frozenset({"status", "exhaust", "limit-zero"})
 CONNECTION_KINDS = frozenset(
     {
-        "close-before",  # charged, then the connection closes before any work is done
-        "close-after",  # charged and worked, then the connection closes without an answer
-        "drop-idle",  # answered, then the kept-alive connection closes without notice
-        "hang",  # charged and worked, then silence for `ms`, then closed without an answer
-        "latency",  # answered after `ms`
-        "redirect",  # answered with a redirection to the same address
-        "trickle",  # the body comes in small pieces, spread over `ms`
+        "close-before",  # the call is charged, then the connection closes before any work is done
+        "close-after",  # the call is charged and done, then the connection closes without an answer
+        "drop-idle",  # the call is answered, then the kept-alive connection closes without notice
+        "hang",  # the call is charged and done, then silence for `ms`, then the connection closes without an answer
+        "latency",  # the answer comes after `ms`
+        "redirect",  # the answer redirects to the same address
+        "trickle",  # the body arrives in small pieces, spread over `ms`
         "truncate",  # the connection closes in the middle of the body
     }
 )
 KINDS = REPLY_KINDS | CONNECTION_KINDS
 
-# Requests that are no API calls of their own; a fault strikes them only when it names them.
+# Requests that are not API calls themselves. A fault hits them only when it names them.
 ENVELOPE = "batch"
 CHUNK = "upload-chunk"
 
@@ -31,7 +31,7 @@ _MAX_MS = 600_000
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault: it lets `after` matching requests pass, then strikes the next `times`.
+    """One fault: it lets `after` matching requests pass, then hits the next `times`.
 
     `method` (as in "videos.list"), `region` (the request's regionCode) and `bucket` select requests;
     None matches any. `status` is for "status" (default 503) and "redirect" (default 302), `reason`
@@ -91,7 +91,7 @@ class _Queued:
 
 
 class FaultQueue:
-    """Faults in the order in which they were queued. The caller holds the lock."""
+    """The queued faults, oldest first. The caller holds the lock."""
 
     def __init__(self) -> None:
         self._queue: list[_Queued] = []
@@ -110,7 +110,7 @@ class FaultQueue:
     def strike(
         self, method: str, region: str | None, bucket: str | None, *, kinds: frozenset[str] = KINDS
     ) -> Fault | None:
-        """The fault that hits this request: the first one due. Others that wait see it pass by."""
+        """The fault that hits this request: the first one due. Matching faults that wait count it as passed."""
         struck: Fault | None = None
         for queued in list(self._queue):
             fault = queued.fault

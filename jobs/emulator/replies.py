@@ -1,7 +1,7 @@
-"""What the emulated upstream says when it says no: one function for each error body.
+"""The emulated upstream's error replies: one function for each error body.
 
-Every body has the shape that the real API sends, oddities included: some refusals carry `status` and
-`details`, older ones carry neither, and a daily limit may look exactly like a passing burst.
+Every body has the shape that the real API sends, oddities included. Some refusals carry `status` and
+`details`, older ones carry neither, and a daily limit may look exactly like a short burst limit.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ _CONSOLE = "https://console.developers.google.com"
 
 @dataclass(frozen=True)
 class Reply:
-    """One HTTP reply before it is written. `body` None sends no content."""
+    """One HTTP reply before it is written. With `body` None it has no content."""
 
     status: int
     body: Json | bytes | None = None
@@ -25,8 +25,8 @@ class Reply:
     content_type: str = "application/json; charset=UTF-8"
 
 
-class Rejected(Exception):  # noqa: N818 - named for what happened, not for a fault of ours
-    """The request is answered with an error; `reply` is that answer."""
+class Rejected(Exception):  # noqa: N818 - it names an event, not a fault of the emulator
+    """Upstream answers the request with an error: `reply`."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply.status)
@@ -45,7 +45,7 @@ def _error(
     details: Sequence[Json] = (),
     summary: str | None = None,
 ) -> Reply:
-    """`location` is (name, type). `summary` is the outer message where it differs from the inner one."""
+    """An error. `location` is (name, type). `summary` is the outer message where it differs from the inner one."""
     entry: Json = {"message": message, "domain": domain, "reason": reason}
     if location is not None:
         entry["location"], entry["locationType"] = location
@@ -69,12 +69,12 @@ def _info(reason: str, metadata: Mapping[str, str]) -> Json:
 
 
 def project_number(project: str) -> int:
-    """Twelve digits, as upstream numbers its projects; the same for the same name."""
+    """A project's number: twelve digits, as upstream uses; the same name always gives the same number."""
     digest = int.from_bytes(hashlib.blake2b(project.encode(), digest_size=8).digest())
     return 10**11 + digest % (9 * 10**11)
 
 
-# --- who is asking ---------------------------------------------------------------------------------
+# --- caller ----------------------------------------------------------------------------------------
 
 
 def unregistered_caller() -> Reply:
@@ -147,8 +147,8 @@ def quota_exceeded() -> Reply:
     return _error(403, "quotaExceeded", message, domain="youtube.quota")
 
 
-# bucket -> (metric shown, limit's name, metric's name). Seen live for `search`; `uploads` was seen
-# in a log without the limit's name; the other two follow by analogy.
+# bucket -> (metric shown, limit's name, metric's name). `search` is as seen live. `uploads` is from a
+# log that lacked the limit's name. The other two follow by analogy.
 _DAILY_LIMITS = {
     "search": ("Search Queries", "defaultSearchListPerDayPerProject", "search_list"),
     "uploads": ("Video Uploads", "defaultVideoInsertPerDayPerProject", "video_insert"),
@@ -158,7 +158,7 @@ _DAILY_LIMITS = {
 
 
 def daily_limit(bucket: str, project: str, limit_units: int) -> Reply:
-    """A bucket's daily limit: status and reason are those of a passing burst, only `details` tells."""
+    """A bucket's daily limit. Its status and reason are those of a short burst limit; only `details` differs."""
     shown, limit, metric = _DAILY_LIMITS[bucket]
     number = project_number(project)
     message = (
@@ -179,7 +179,7 @@ def daily_limit(bucket: str, project: str, limit_units: int) -> Reply:
 
 
 def faulted(status: int, reason: str | None) -> Reply:
-    """The body that goes with a status chosen by a fault; `reason` picks among several of one status."""
+    """The reply for a status that a fault chose. Where a status has several bodies, `reason` picks one."""
     match status, reason:
         case 403, "quotaExceeded":
             return quota_exceeded()
@@ -210,7 +210,7 @@ def internal_error() -> Reply:
     return _error(500, "backendError", "Internal error encountered.", status="INTERNAL")
 
 
-# --- what is asked ---------------------------------------------------------------------------------
+# --- request ---------------------------------------------------------------------------------------
 
 
 def bad_request(message: str, code: int = 400) -> Reply:
@@ -265,7 +265,7 @@ def _parameter(reason: str, message: str, parameter: str) -> Reply:
 
 
 def chart_not_found() -> Reply:
-    """Upstream's table of errors says 400, its clients saw 404."""
+    """The reply for an unknown chart. Upstream's table of errors says 400, but its clients saw 404."""
     message = "The requested video chart is not supported or is not available."
     location = ("chart", "parameter")
     return _error(404, "videoChartNotFound", message, domain="youtube.video", location=location)

@@ -5,18 +5,19 @@
         upstream.fault("status", status=503, method="videos.list", after=2)
         upstream.usage()                      # {"requests": 3, "by_method": {...}, "units": {...}}
 
-What counts as having reached the wire: a request that was read to its end. It is counted and
-charged before anything is done about it, as upstream charges invalid requests and failed ones too,
-so a fault or a refusal for lack of quota does not make it free. Not counted is what a client wrote
-to a connection that had closed meanwhile: nobody read it. A client that charges each attempt may
-therefore book more than is counted here, and never less.
+The emulator counts every request that it has read to its end. It counts and charges the request
+before it acts on it, because upstream charges invalid and failed requests too. A fault, or a refusal
+for lack of quota, therefore does not make a request free. The emulator does not count a request that
+a client wrote to a connection that had already closed, because nobody read it. A client that charges
+each attempt may therefore book more than the emulator counts, but never less.
 
-Counted apart, as "free", is what carries calls but is none: the envelope of a batch, whose calls
-count one by one, and the chunks of an upload, whose opening call counts.
+The emulator counts some requests separately, as "free", because they carry calls but are not calls:
+the envelope of a batch, whose calls count one by one, and the chunks of an upload, whose opening
+call counts.
 
-A request without a usable key counts as a request, but no project is charged for it. Any key is
-accepted except those starting with "invalid" or "disabled"; so are bearer tokens. Writes with only
-a key are accepted too, unlike upstream, which wants a token for them.
+A request without a usable key counts as a request, but no project is charged for it. The emulator
+accepts bearer tokens, and any key that does not start with "invalid" or "disabled". It also accepts
+writes that carry only a key; upstream requires a token for them.
 """
 
 import hashlib
@@ -54,7 +55,7 @@ def _now_ms() -> int:
 
 @dataclass(frozen=True)
 class _Arrival:
-    """One API call as it was booked. `project` None: nobody could be charged, and `unknown` says why."""
+    """One API call as it was booked. With `project` None nobody could be charged, and `unknown` says why."""
 
     method: str
     project: str | None
@@ -64,12 +65,12 @@ class _Arrival:
 
 
 class Emulator:
-    """The upstream, on loopback. Listens from the start; serves inside `with`, or `serve_forever`.
+    """The upstream, on loopback. It listens from the start, and serves inside `with` or `serve_forever`.
 
-    `port` 0 takes a free one. `recorded` is a folder of saved pages to serve instead of generated
-    ones (ValueError when it holds none). `quota` is the day's units for each project, in the bucket
-    `units`. `projects` maps keys to projects; a key that is not in it is a project of its own.
-    `clock` gives milliseconds since 1970; quota resets when it passes Pacific midnight.
+    `port` 0 takes a free port. `recorded` is a folder of saved pages to serve instead of generated
+    ones (ValueError when it holds none). `quota` is the number of units that each project has per
+    day in the bucket `units`. `projects` maps keys to projects; any other key is a project of its
+    own. `clock` gives milliseconds since 1970; the quota resets when it passes Pacific midnight.
     """
 
     def __init__(
@@ -97,16 +98,16 @@ class Emulator:
         self._serving = False
         self._server = Server(port, self._serve)
 
-    # --- running it ----------------------------------------------------------------------------------
+    # --- start and stop ------------------------------------------------------------------------------
 
     @property
     def address(self) -> str:
-        """For a client's `rootUrl`, to which a slash belongs."""
+        """The address, without a slash at the end. A client's `rootUrl` needs one."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
     @property
     def announcement(self) -> str:
-        """One line that says where it listens and what it grants."""
+        """One line that says where the emulator listens and what it grants."""
         allocation = self._meter.allocation
         return f"YouTube Data API v3 emulator: {self.address} ({allocation}, {self._quota:,} units a day)"
 
@@ -135,19 +136,19 @@ class Emulator:
             self._server.close()
 
     def stop(self) -> None:
-        """End serving, from another thread than the serving one. Open connections are hung up on."""
+        """Stop serving and close open connections. Call it from another thread than the serving one."""
         if self._thread is not None or self._serving:
             self._server.shutdown()
         if self._thread is not None:
             self._thread.join()
         self._server.close()
 
-    # --- what a test asks of it ----------------------------------------------------------------------
+    # --- for tests -----------------------------------------------------------------------------------
 
     def usage(self) -> Json:
-        """What reached the wire since the start or the last reset; the same as GET /emulator/usage.
+        """The requests counted since the start or the last reset, as GET /emulator/usage returns them.
 
-        `units` holds the units of every charged call, by bucket; `refused_units` is the part of it
+        `units` holds the units of every charged call, by bucket. `refused_units` is the part of them
         that the day's quota did not cover.
         """
         with self._lock:
@@ -166,11 +167,11 @@ class Emulator:
         reason: str | None = None,
         ms: int = 100,
     ) -> None:
-        """Queue a fault (see Fault); the same as POST /emulator/faults. ValueError if it makes no sense."""
+        """Queue a fault (see Fault), like POST /emulator/faults. Raises ValueError if it makes no sense."""
         self._queue(Fault(kind, times, method, region, bucket, after, status, reason, ms))
 
     def reset(self) -> None:
-        """A fresh day: nothing counted, nothing exhausted, no fault queued."""
+        """Start a fresh day: nothing counted, nothing exhausted, no fault queued."""
         with self._lock:
             self._meter.reset()
             self._faults.clear()
@@ -196,7 +197,7 @@ class Emulator:
         return Handled(self._answer(request, arrival), arrival.fault)
 
     def _serve_batch(self, request: Request) -> Handled:
-        """The calls count and answer one by one, and carry no faults of the connection."""
+        """Count and answer the calls of a batch one by one. Connection faults do not apply to them."""
         fault = self._arrive_free("batches", ENVELOPE)
         answers = []
         for call in parse_batch(request.headers.get("Content-Type", ""), request.body):
@@ -218,7 +219,7 @@ class Emulator:
         return Handled(reply, fault)
 
     def _arrive(self, request: Request, headers: Message, kinds: frozenset[str]) -> _Arrival:
-        """Count and charge a call before anything else, and see which fault it meets."""
+        """Count and charge a call before anything else, and find the fault that hits it."""
         method = method_of(request.verb, request.path) or UNKNOWN
         project, unknown = self._identify(request.params, headers)
         charge = None
@@ -240,7 +241,7 @@ class Emulator:
             return self._faults.strike(method, None, None)
 
     def _identify(self, params: Mapping[str, str], headers: Message) -> tuple[str | None, Reply | None]:
-        """(project, None), or (None, what upstream says to a caller it does not know)."""
+        """(project, None), or (None, upstream's reply to a caller that it does not know)."""
         secret = params.get("key") or headers.get("X-Goog-Api-Key")
         unusable = replies.key_invalid()
         if not secret:
@@ -249,7 +250,7 @@ class Emulator:
             unusable = replies.token_invalid()
             if scheme.lower() != "bearer" or not secret:
                 return None, replies.unregistered_caller()
-        # The project's name is shown to anybody who asks for the usage, and the key never is.
+        # Anybody who reads the usage sees the project's name, but nobody sees the key.
         project = self._projects.get(secret) or f"key-{_digest(secret)}"
         if secret.startswith("invalid"):
             return None, unusable
@@ -294,12 +295,12 @@ class Emulator:
         return self._api.answer(Call(method, request.params, body))
 
     def _session_url(self, request: Request, call: Call) -> str:
-        """On the address that the client used, which may be a forwarded one; without its key."""
+        """The session's URL, without the key, on the address that the client used (which may be forwarded)."""
         host = request.headers.get("Host") or self.address.removeprefix("http://")
         query = urlencode({"uploadType": "resumable", "upload_id": self._uploads.open(call)})
         return f"http://{' '.join(host.split())}{request.path}?{query}"
 
-    # --- its own address space -----------------------------------------------------------------------
+    # --- paths under /emulator -----------------------------------------------------------------------
 
     def _control(self, request: Request) -> Reply:
         match request.verb, request.path.removeprefix(_CONTROL):
@@ -314,7 +315,7 @@ class Emulator:
                 return replies.method_not_found()
 
     def _queue_json(self, body: bytes) -> Reply:
-        """One fault, or a list of them: all are queued, or none."""
+        """Queue one fault or a list of them: either all of them or none."""
         try:
             document = json.loads(body)
             listed = document if isinstance(document, list) else [document]
@@ -325,7 +326,7 @@ class Emulator:
 
 
 def _fault_reply(fault: Fault | None, request: Request) -> Reply | None:
-    """The reply that a fault dictates, whatever was asked."""
+    """The reply that a fault dictates, whatever the request."""
     if fault is not None and fault.kind == "status":
         return replies.faulted(fault.status or 503, fault.reason)
     if fault is not None and fault.kind == "redirect":
@@ -334,7 +335,7 @@ def _fault_reply(fault: Fault | None, request: Request) -> Reply | None:
 
 
 def _batch_headers(request: Request, call: BatchedCall) -> Message:
-    """The envelope's headers hold for every call in it that has none of its own."""
+    """The headers of a call in a batch: its own, and the envelope's where it has none."""
     headers = Message()
     for name in ("Authorization", "X-Goog-Api-Key"):
         value = call.headers.get(name) or request.headers.get(name)

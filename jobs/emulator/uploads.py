@@ -1,6 +1,6 @@
-"""Resumable uploads: a session is opened by one charged call, then fed with uncharged chunks.
+"""Resumable uploads: one charged call opens a session, then uncharged chunks fill it.
 
-Nothing that is uploaded is kept, only how much of it arrived.
+The emulator keeps only the number of bytes that arrived, not the bytes.
 """
 
 import re
@@ -25,7 +25,7 @@ class _Session:
 
 
 class Uploads:
-    """Open sessions by id. The oldest is forgotten when there are too many."""
+    """The open sessions by id. When there are too many, the oldest is dropped."""
 
     def __init__(self, store: Callable[[Call], Json]) -> None:
         self._store = store
@@ -33,7 +33,7 @@ class Uploads:
         self._sessions: dict[str, _Session] = {}
 
     def open(self, call: Call) -> str:
-        """The id of a new session for `call`."""
+        """Open a session for `call` and return its id."""
         session_id = secrets.token_urlsafe(24)
         with self._lock:
             self._sessions[session_id] = _Session(call)
@@ -42,7 +42,7 @@ class Uploads:
         return session_id
 
     def feed(self, session_id: str, content_range: str | None, length_bytes: int) -> Reply:
-        """308 with what has arrived until the upload is whole, then the resource that it made."""
+        """Take one chunk. The reply is 308 with the range received so far, or the new resource once all has arrived."""
         with self._lock:
             session = self._sessions.get(session_id)
             if session is None:
@@ -56,7 +56,7 @@ class Uploads:
             return Reply(308, headers=(("Range", f"bytes=0-{session.received_bytes - 1}"),))
 
     def _complete(self, session: _Session, content_range: str | None, length_bytes: int) -> bool:
-        if content_range is None:  # everything at once, or nothing at all
+        if content_range is None:  # the whole upload at once, or an empty request
             return True
         found = _RANGE.fullmatch(content_range)
         if found is None:
@@ -65,8 +65,8 @@ class Uploads:
         if first is not None:
             if int(last) - int(first) + 1 != length_bytes:
                 raise Rejected(replies.bad_request("Content-Range and Content-Length disagree."))
-            # A chunk that does not continue the upload changes nothing: the client reads from the
-            # reply's Range where to go on.
+            # A chunk that does not continue the upload changes nothing. The reply's Range tells the
+            # client where to continue.
             if int(first) == session.received_bytes:
                 session.received_bytes += length_bytes
         return total != "*" and session.received_bytes >= int(total)

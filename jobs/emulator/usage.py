@@ -1,7 +1,7 @@
-"""What the emulated upstream counts: calls, and units per project, bucket and Pacific day.
+"""The emulated upstream's counts: calls, and units per project, bucket and Pacific day.
 
-The prices stand here a second time on purpose. The emulator plays the provider, so it must be able
-to disagree with the cost book of the client that it tests.
+This module repeats the prices on purpose. The emulator plays the provider, so it must be able to
+disagree with the cost book of the client that it tests.
 """
 
 from collections import Counter, defaultdict
@@ -15,7 +15,7 @@ Allocation = Literal["pool", "buckets"]
 
 READ_UNITS = 1
 WRITE_UNITS = 50
-UNKNOWN = "unknown"  # a call of no method: invalid, and charged like the cheapest one
+UNKNOWN = "unknown"  # an invalid call that matches no method; it costs as much as the cheapest method
 
 # Source: developers.google.com/youtube/v3/determine_quota_cost, as of 2026-06-01.
 PRICES_UNITS = {
@@ -48,7 +48,7 @@ def price(method: str, allocation: Allocation) -> tuple[str, int]:
 
 
 class Charge(NamedTuple):
-    """One arrival as upstream booked it. `refused`: the day's quota of `bucket` did not cover it."""
+    """One call as upstream booked it. `refused` means that the day's quota of `bucket` did not cover it."""
 
     bucket: str
     units: int
@@ -57,7 +57,7 @@ class Charge(NamedTuple):
 
 @dataclass
 class _Day:
-    """What one project used of one bucket on one Pacific day."""
+    """One project's use of one bucket on one Pacific day."""
 
     day: date
     used_units: int = 0
@@ -72,7 +72,7 @@ class _Tally:
 
 
 class Meter:
-    """Counts what arrived and decides what the day's quota still covers. The caller holds the lock."""
+    """Counts the calls and decides which of them the day's quota covers. The caller holds the lock."""
 
     def __init__(self, allocation: Allocation, quota: int, clock: Callable[[], int]) -> None:
         self.allocation = allocation
@@ -90,17 +90,17 @@ class Meter:
         self._days: dict[tuple[str, str], _Day] = {}
 
     def count(self, method: str) -> None:
-        """One API call arrived, whoever sent it and whatever becomes of it."""
+        """Count one API call, whoever sent it and whatever its outcome."""
         self._total.requests += 1
         self._by_method[method] += 1
 
     def count_free(self, kind: str) -> None:
-        """A request of the transport arrived that is no API call: a batch's envelope, a chunk."""
+        """Count a request that is not an API call: the envelope of a batch, or a chunk of an upload."""
         self._free[kind] += 1
 
     def charge(self, project: str, method: str) -> Charge:
-        """Book one call. A refused call counts in `units`, because its sender spent them, but leaves
-        the day's budget untouched: cheaper calls may still be covered."""
+        """Book one call. A refused call counts in `units`, because its sender spent them, but it does
+        not use up the day's quota: that may still cover cheaper calls."""
         bucket, units = price(method, self.allocation)
         today = self._today(project, bucket)
         refused = today.exhausted or today.used_units + units > self._quota_units[bucket]

@@ -1,4 +1,4 @@
-"""The HTTP server under the emulator: reads requests, writes replies, and breaks connections on order."""
+"""The emulator's HTTP server: reads requests, writes replies, and breaks connections on request."""
 
 import gzip
 import json
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Request:
-    """One request, read in full. `malformed`: its target does not decode, so `params` is empty."""
+    """One request, read in full. If `malformed`, its target does not decode, and `params` is empty."""
 
     verb: str
     path: str
@@ -46,7 +46,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Handled:
-    """What to do about a request. Without a reply the connection closes unanswered."""
+    """The outcome of a request. Without a reply, the server closes the connection unanswered."""
 
     reply: Reply | None
     fault: Fault | None = None
@@ -56,7 +56,7 @@ Service = Callable[[Request], Handled]
 
 
 def make_request(verb: str, target: str, headers: Message, body: bytes) -> Request:
-    """Decode a request's target. Too long a GET comes as a POST with the query as its body."""
+    """Decode a request's target. A client sends an overlong GET as a POST with the query as its body."""
     override = headers.get("X-HTTP-Method-Override")
     try:
         if re.search(r"%(?![0-9A-Fa-f]{2})", target):
@@ -78,7 +78,7 @@ def make_request(verb: str, target: str, headers: Message, body: bytes) -> Reque
 
 
 def encode_body(body: object) -> bytes:
-    """UTF-8, as upstream sends it. A lone surrogate, which has no UTF-8, becomes a JSON escape."""
+    """The body in UTF-8, as upstream sends it. A lone surrogate, which UTF-8 cannot encode, becomes a JSON escape."""
     if isinstance(body, bytes):
         return body
     text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
@@ -86,7 +86,7 @@ def encode_body(body: object) -> bytes:
 
 
 class Server(ThreadingHTTPServer):
-    """Serves on loopback, one thread a connection; stopping does not wait for idle clients."""
+    """Serves on loopback with one thread per connection. Stopping does not wait for idle clients."""
 
     request_queue_size = 128
     daemon_threads = True
@@ -99,7 +99,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), _Handler)
 
     def server_bind(self) -> None:
-        # Not HTTPServer's: it looks up the host's name, which may take seconds without a network.
+        # HTTPServer's own method looks up the host's name, which may take seconds without a network.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = "127.0.0.1", int(self.server_address[1])
 
@@ -115,10 +115,10 @@ class Server(ThreadingHTTPServer):
             self._changed.notify_all()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news, and nothing here may print a traceback."""
+        """Stay silent: clients may disconnect at any time, and the server must not print a traceback."""
 
     def close(self) -> None:
-        """Stop listening, hang up on everybody, and wait until the connections' threads let go."""
+        """Stop listening, close all connections, and wait for their threads to end."""
         self.stopping.set()
         self.server_close()
         with self._changed:
@@ -131,7 +131,7 @@ class Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # otherwise a page on a kept-alive connection takes 44 ms
+    disable_nagle_algorithm = True  # without this, a page on a kept-alive connection takes 44 ms
     wbufsize = -1  # headers and body leave in one write
     timeout = _IDLE_SECONDS
 
@@ -144,8 +144,8 @@ class _Handler(BaseHTTPRequestHandler):
             outcome = self.server.service(request)
         except Rejected as rejected:
             outcome = Handled(rejected.reply)
-        except Exception as error:  # one bad request must not end a session of development
-            # Only the kind of error: its text might quote a key.
+        except Exception as error:  # one bad request must not stop the emulator
+            # Print only the kind of error: its text might quote a key.
             _log.error("emulator_failed path=%s error=%s", request.path, type(error).__name__)
             outcome = Handled(replies.internal_error())
         self._act(outcome)
@@ -155,11 +155,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def handle_expect_100(self) -> bool:
         accepted = super().handle_expect_100()
-        self.wfile.flush()  # the client holds its body back until it sees this
+        self.wfile.flush()  # the client does not send its body until it sees this
         return accepted
 
     def _read_body(self) -> bytes | None:
-        """None when there is no whole body: the client is told, or has gone."""
+        """The request's body. None when it is incomplete: the client gets an error, or has disconnected."""
         if "Transfer-Encoding" in self.headers:
             self._refuse(replies.bad_request("Length Required", 411))
             return None
@@ -205,7 +205,7 @@ class _Handler(BaseHTTPRequestHandler):
         if len(content) > _GZIP_ABOVE_BYTES and "gzip" in accepted:
             content = gzip.compress(content, compresslevel=1, mtime=0)
             headers.append(("Content-Encoding", "gzip"))
-        if reply.status != 204:  # by its definition without a body, and without a length
+        if reply.status != 204:  # a 204 has neither a body nor a length, by definition
             headers.append(("Content-Length", str(len(content))))
         if self.close_connection:
             headers.append(("Connection", "close"))
@@ -222,9 +222,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content[start : start + size])
 
     def _hang_up(self) -> None:
-        """Close without notice, yet in order: the client reads the end of the stream, not a reset.
+        """Close without notice but cleanly: the client reads the end of the stream, not a reset.
 
-        What it still writes meanwhile is thrown away unread, as on a connection that died.
+        The server discards what the client still writes, as if the connection were dead.
         """
         self.close_connection = True
         self.wfile.flush()
@@ -236,16 +236,16 @@ class _Handler(BaseHTTPRequestHandler):
                 pass
 
     def _refuse(self, reply: Reply) -> None:
-        """Answer a request that was not read to its end, after which the stream is of no use."""
+        """Answer a request that was not read to its end. The connection cannot be used after that."""
         self.close_connection = True
         for part in self._head_and_content(reply):
             self.wfile.write(part)
         self._hang_up()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the base class says about malformed requests, in upstream's shape."""
+        """Send the base class's errors about malformed requests in upstream's shape."""
         self.headers = getattr(self, "headers", None) or Message()
         self._refuse(replies.bad_request(self.responses.get(code, ("Bad Request", ""))[0], code))
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-        """Nothing: a request line may hold a key."""
+        """Log nothing: a request line may hold a key."""

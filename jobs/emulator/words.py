@@ -1,19 +1,19 @@
 """Names and texts for generated videos, and upstream's own lists of regions and categories.
 
-The texts are chosen to hurt: scripts that run right to left, marks that combine, emoji that join,
-quotes, markup and line breaks, in every region.
+The texts are hard to handle on purpose: every region has right-to-left scripts, combining marks,
+joined emoji, quotes, markup and line breaks.
 """
 
-# ruff: noqa: RUF001 - characters that look like others are wanted here
+# ruff: noqa: RUF001 - this file needs characters that look like others
 
 
 def _pairs(text: str) -> dict[str, str]:
-    """Lines of `KEY Name; KEY Name`."""
+    """The names by key, from lines of `KEY Name; KEY Name`."""
     entries = (entry.strip() for line in text.strip().splitlines() for entry in line.split(";"))
     return dict(entry.split(" ", 1) for entry in entries if entry)
 
 
-# i18nRegions.list: the regions for which upstream has a chart. US is first: the world's hits are its.
+# i18nRegions.list: the regions for which upstream has a chart. US is first: the worldwide hits come from it.
 REGIONS = _pairs("""
 US United States; AE United Arab Emirates; AR Argentina; AT Austria; AU Australia; AZ Azerbaijan
 BA Bosnia and Herzegovina; BD Bangladesh; BE Belgium; BG Bulgaria; BH Bahrain; BO Bolivia; BR Brazil
@@ -32,14 +32,14 @@ TW Taiwan; TZ Tanzania; UA Ukraine; UG Uganda; UY Uruguay; VE Venezuela; VN Viet
 ZA South Africa; ZW Zimbabwe
 """)
 
-# videoCategories.list: those to which a video may be assigned.
+# videoCategories.list: the categories that a video may have.
 CATEGORIES = _pairs("""
 1 Film & Animation; 2 Autos & Vehicles; 10 Music; 15 Pets & Animals; 17 Sports; 19 Travel & Events
 20 Gaming; 22 People & Blogs; 23 Comedy; 24 Entertainment; 25 News & Politics; 26 Howto & Style
 27 Education; 28 Science & Technology; 29 Nonprofits & Activism
 """)
 
-# The language of a region's own titles; English where none is given.
+# The language of a region's own titles; English where no entry names one.
 LANGUAGES = {
     **dict.fromkeys(("DE", "AT", "CH", "LI"), "de"),
     **dict.fromkeys(("FR", "BE", "LU", "SN"), "fr"),
@@ -68,7 +68,7 @@ _EVERYWHERE = (
     "{name} | " + "a very long title " * 4,
 )
 
-# Ordinary titles are repeated until most of a chart consists of them.
+# Ordinary titles are repeated until they make up most of a chart.
 TITLES = {
     language: ordinary * (24 // len(ordinary)) + _EVERYWHERE
     for language, ordinary in {

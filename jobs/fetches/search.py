@@ -1,7 +1,7 @@
-"""The built-in job `search`: what upstream finds for some words in a region, with full details.
+"""The built-in job `search`: the videos that upstream finds for some words in a region, with full details.
 
-Two steps a page: the search itself (dear, and it gives little but ids), then the videos by their ids (1 unit). What
-the first step found is kept in the cursor, so a refusal between the two does not cost another search.
+Each page takes two steps: the search (expensive, and it returns little but ids), then the videos by their ids (1 unit).
+The cursor keeps the ids that the first step found, so a refusal between the two does not cost another search.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def fetch(
     order: str = "relevance",
     published_after: str | None = None,
 ) -> Page:
-    """The next step. `words` is the query, `order` and `published_after` are upstream's own parameters."""
+    """Take the next step. `words` is the query; `order` and `published_after` are upstream's own parameters."""
     if cursor and "ids" in cursor:
         return _details(client, cursor)
     answer = (
@@ -48,7 +48,7 @@ def fetch(
     )
     token = answer.get("nextPageToken")
     found = [item.get("id") for item in answer.get("items", [])]
-    # An id says of what it is; those of channels and playlists are left out.
+    # Each id gives its kind. Skip the ids of channels and playlists.
     ids = [checked_id(one["videoId"]) for one in found if isinstance(one, dict) and "videoId" in one]
     if ids:
         return Page(cursor={"ids": ids, "next": token}, complete=False)
@@ -59,6 +59,6 @@ def _details(client: Any, cursor: Cursor) -> Page:
     ids, token = cursor["ids"], cursor["next"]
     answer = client.videos().list(part=PARTS, id=",".join(ids), maxResults=PAGE_ITEMS).execute()
     found = {video["id"]: video for video in resources(answer)}
-    # In the order of the search: upstream leaves out what was deleted since, and promises no order here.
+    # Keep the order of the search. Upstream omits videos deleted since then, and promises no order here.
     videos = [found[video_id] for video_id in ids if video_id in found]
     return Page(videos=videos, ranked=True, cursor={"token": token} if token else None)

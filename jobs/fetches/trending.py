@@ -1,4 +1,4 @@
-"""The built-in job `trending`: a region's chart of most popular videos, 50 a page, 1 unit each."""
+"""The built-in job `trending`: a region's chart of most popular videos, 50 videos and 1 unit per page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 PARTS = "snippet,statistics,contentDetails"
 PAGE_ITEMS = 50
-"""The most that upstream gives in one page."""
+"""Upstream returns at most this many in one page."""
 
 
 @first_attempt("videos.list")

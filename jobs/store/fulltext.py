@@ -1,12 +1,12 @@
-"""Text as the search reads it: written into the index and asked of it in the same form.
+"""Normalises text for the full-text search: indexed text and queries take the same form.
 
-    indexed(text)      the text with its words apart, for the index
-    query(words)       what to ask of the index, from what a user typed
+    indexed(text)      the text with its words separated, for the index
+    query(words)       the index query for the words that a user typed
 
-The index cuts text into words at spaces and punctuation, and several scripts write whole sentences without either. Each
-of their characters stands as a word of its own here, and what was one word is asked for as a phrase: 東京 is found
-inside 東京タワー. The forms that Unicode calls compatible are one: full width and half width, ligatures, a letter with
-its accent in one code point or in two.
+The index splits text into words at spaces and punctuation, but several scripts write whole sentences without either.
+This module makes each of their characters a word of its own, and searches for a word of them as a phrase: a search for
+東京 finds 東京タワー. Forms that Unicode calls compatible are treated as the same: full width and half width,
+ligatures, a letter with its accent in one code point or in two.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import unicodedata
 from quota.errors import UsageError
 
 MAX_INDEXED = 100_000
-"""Characters of one text that a search looks into: several times what upstream lets anybody write."""
+"""The index covers this many characters of one text: several times the length that upstream allows."""
 
 MAX_WORDS = 32
 MAX_CHARACTERS = 500
-"""In one search. A phrase is as dear as it is long: over a store that repeats its characters, 400 took five seconds."""
+"""The maximum in one search. A longer phrase costs more: 400 took 5 s over a store that repeats its characters."""
 
 _UNSPACED = re.compile(
     "["
@@ -29,14 +29,14 @@ _UNSPACED = re.compile(
     "\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f"  # Myanmar
     "\u1780-\u17ff"  # Khmer
     "\u1950-\u19df\u1a20-\u1aaf\uaa80-\uaadf"  # Tai Le, New Tai Lue, Tai Tham, Tai Viet
-    "\u1100-\u11ff\ua960-\ua97f\uac00-\ud7ff"  # Hangul: spaced, but its particles are not
+    "\u1100-\u11ff\ua960-\ua97f\uac00-\ud7ff"  # Hangul: it has spaces between words, but not before particles
     "\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3031-\u303c\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # Han
     "\u3040-\u318f\u31a0-\u31bf\u31f0-\u31ff"  # Kana, Bopomofo
     "\ua000-\ua4cf"  # Yi
     "\U0001aff0-\U0001b16f\U00020000-\U0003ffff"  # more Kana and Han
     "]+"
 )
-"""Text of a script that does not say where a word ends."""
+"""Matches text in a script that does not mark where a word ends."""
 
 _ACCENTS = re.compile(
     "["
@@ -46,13 +46,13 @@ _ACCENTS = re.compile(
     "\ufe00-\ufe0f\U000e0100-\U000e01ef"  # variants of a glyph: the heart in colour or not
     "]+"
 )
-"""Marks that may be left out without making another word. The vowel signs of Hindi or Thai may not."""
+"""Marks that a writer may omit without changing the word. The vowel signs of Hindi or Thai are not among them."""
 
 _THIRTY_MARKS = re.compile(r"[^\w\s\x00-\x7f]{30}")
 
 
 def indexed(text: str) -> str:
-    """The text with its words apart. The index itself folds case, and the accents of composed letters."""
+    """The text with its words separated. The index itself folds case and the accents of composed letters."""
     text = text[:MAX_INDEXED]
     if text.isascii():
         return text
@@ -60,9 +60,9 @@ def indexed(text: str) -> str:
 
 
 def query(words: str) -> str:
-    """What `words` ask of the index: all of them, `word*` being whatever begins with it.
+    """The index query for `words`. A text must match all of them; `word*` matches any word that begins with `word`.
 
-    Nothing else in them is read as its query language. Raises UsageError for no words, or too many.
+    Nothing else in `words` is read as query syntax. Raises UsageError for no words or too many.
     """
     text = _compatible(words.replace("\0", " "))
     terms = text.split()
@@ -79,6 +79,6 @@ def _phrase(term: str) -> str:
 
 
 def _compatible(text: str) -> str:
-    """Normal form NFKC. To sort the marks of one letter takes the square of their number, and upstream may send a
-    million: Unicode's stream-safe form parts them, with a mark that counts as an accent here."""
+    """The text in normal form NFKC. NFKC sorts the marks of one letter in quadratic time, and upstream may send a
+    million of them. Unicode's stream-safe form therefore splits them with a mark that counts as an accent here."""
     return unicodedata.normalize("NFKC", _THIRTY_MARKS.sub("\\g<0>\u034f", text))

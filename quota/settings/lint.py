@@ -1,8 +1,8 @@
-"""What is well formed but unwise in a configuration. Changes nothing and contacts nobody.
+"""Finds well-formed but unwise settings in a configuration. Changes nothing and contacts nobody.
 
-An `error` will certainly refuse work or spend too much; a `warning` may be intended. `lint` runs the code that a
-command would run at its start: it opens the ledger, and the entry points of the group `quota.checks` judge the rest.
-`quota.cli.check` adds what only the ledger can tell.
+An `error` will certainly make work fail or spend too much; a `warning` may be intended. `lint` runs the code that a
+command runs at its start: it opens the ledger, and the entry points of the group `quota.checks` check the rest.
+`quota.cli.check` adds the findings that need the ledger's contents.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Level = Literal["error", "warning"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing to look at: where in the configuration, what is wrong with it, and what to do."""
+    """One problem: its place in the configuration, what is wrong, and what to do."""
 
     level: Level
     location: str
@@ -45,7 +45,7 @@ class Finding:
 
 
 def lint(settings: Settings) -> list[Finding]:
-    """All there is to say about these settings, by today's prices: errors first, otherwise in the file's order."""
+    """All findings about these settings, by today's prices: errors first, otherwise in the file's order."""
     books = {id(c.book): c.book for c in settings.credentials.values()}
     today = {key: book.at(host_clock()) for key, book in books.items()}
     settings = replace(
@@ -75,13 +75,13 @@ def _opening(url: str) -> Iterator[Finding]:
     from quota.ledger.factory import open_ledger
 
     try:
-        open_ledger(url).close()  # nothing is contacted before the first use
+        open_ledger(url).close()  # opening contacts nothing; the first use does
     except ConfigError as error:
         yield _rejected("ledger.url", str(error).removeprefix("ledger url "), "correct the url")
 
 
 def _rejected(location: str, said: str, remedy: str) -> Finding:
-    """The error of a line that rejects the configuration; `remedy` is for one that names none."""
+    """The finding for a setting that was rejected with the message `said`. `remedy` is used if that names none."""
     message, _, named = redact(said).partition("; ")
     return Finding("error", location, message, named or remedy)
 
@@ -99,7 +99,8 @@ def _ledger(settings: Settings) -> Iterator[Finding]:
             "whole budget",
             "give all machines one redis:// ledger",
         )
-    # What may be spent unseen has to fit into what each limit that counts such calls leaves of upstream's quota.
+    # The local allowance spends units that the ledger does not see. They must fit into the headroom of each limit that
+    # counts such calls.
     together = outage.machines * outage.allowance_units
     for credential in {c.project: c for c in settings.credentials.values()}.values():
         book = credential.book
@@ -124,20 +125,20 @@ def _ledger(settings: Settings) -> Iterator[Finding]:
 
 
 def _headroom(limit: Limit, book: CostBook) -> int:
-    """What a limit leaves of upstream's quota: its own headroom, or what it stays below the cost book's number."""
+    """The part of upstream's quota that a limit leaves unused: its headroom, or the gap to the cost book's quota."""
     quotas = [book.buckets[bucket].quota_units for bucket in limit.view.selector.buckets]
     return max(limit.headroom_units, min(quotas, default=0) - limit.limit_units)
 
 
 def _covers(limit: Limit, bucket: str, book: CostBook) -> bool:
-    """Whether a limit counts every call that is charged to a bucket, whoever makes it."""
+    """Whether a limit counts every call charged to a bucket, whoever makes it."""
     selector = limit.view.selector
     if bucket not in selector.buckets or selector.jobs:
         return False
     charged = {method for method, prices in book.methods.items() if prices[-1].bucket == bucket}
     if selector.count == "calls" and any(book.price(method).units > 1 for method in charged):
         return False
-    # A method that the book does not know is charged by its defaults, and no list of methods selects that.
+    # The book charges an unknown method by its defaults, and no list of methods selects such a call.
     return not selector.methods or (
         charged <= set(selector.methods) and bucket not in (book.default_get.bucket, book.default_other.bucket)
     )
@@ -164,7 +165,7 @@ def _path(location: str, url: str) -> Iterator[Finding]:
     if not url.startswith("sqlite:///"):
         return
     path = Path(url.removeprefix("sqlite:///"))
-    if os.path.isdir(path.parent) or path.parent == state_folder():  # that one is made when it is needed
+    if os.path.isdir(path.parent) or path.parent == state_folder():  # the state folder is created when it is needed
         return
     for index in range(1, len(path.parts) - 1):
         meant = Path("/", *path.parts[index:])
@@ -176,7 +177,7 @@ def _path(location: str, url: str) -> Iterator[Finding]:
                 f"write sqlite:///{one_line(meant)} for the absolute path",
             )
             return
-    if location == "store.url":  # the ledger makes its own
+    if location == "store.url":  # the ledger creates its own folder
         yield Finding(
             "warning", location, f"folder {one_line(path.parent)} is not there", "make it, or correct the path"
         )
@@ -226,7 +227,7 @@ def _too_large(limit: Limit, book: CostBook, location: str) -> Iterator[Finding]
 
 
 def _uncovered(bucket: Bucket, credential: CredentialSettings) -> Iterator[Finding]:
-    """Whether some limit holds a bucket, and one that cannot be outspent inside upstream's own window."""
+    """Findings for a bucket that no limit covers, or whose limits allow too much inside upstream's own window."""
     location = f"credentials.{credential.name}.limits"
     whole = [limit for limit in credential.limits if _covers(limit, bucket.name, credential.book)]
     if not whole:
@@ -242,7 +243,7 @@ def _uncovered(bucket: Bucket, credential: CredentialSettings) -> Iterator[Findi
     window = bucket.window
     if not isinstance(window, Calendar) or any(limit.view.window == window for limit in whole):
         return
-    # A span as long as one of upstream's periods touches this many windows of the limit, each of which can be full.
+    # One of upstream's periods can overlap this many windows of the limit, and each of them can be full.
     most = min(
         limit.limit_units
         * (-(-window.longest_ms // limit.view.window.longest_ms) + isinstance(limit.view.window, Calendar))
@@ -274,7 +275,7 @@ def _limited_jobs(credential: CredentialSettings, known: Mapping[str, None]) -> 
 
 
 MAX_HINTS = 20
-"""So many unknown names are each compared with all that are known. A list of more was not written by hand."""
+"""At most this many unknown names are compared with all known names. Nobody writes a longer list by hand."""
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
@@ -304,7 +305,7 @@ def _key(credential: CredentialSettings) -> Iterator[Finding]:
 
 
 def _shared_keys(settings: Settings) -> Iterator[Finding]:
-    """One key is one project upstream, whatever the configuration calls it: under two names it would be spent twice."""
+    """Findings for keys under two project names. Upstream sees one project, so its quota would be spent twice."""
     first: dict[str, CredentialSettings] = {}
     for credential in settings.credentials.values():
         if credential.key_ref is None:
@@ -321,7 +322,7 @@ def _shared_keys(settings: Settings) -> Iterator[Finding]:
 
 
 EXAMPLE_PROJECT = "my-project"
-"""What `quota init` writes."""
+"""`quota init` writes this value."""
 
 
 def _project(credential: CredentialSettings) -> Iterator[Finding]:
@@ -361,10 +362,10 @@ def _job(job: JobSettings, limits: Mapping[str, Limit], book: CostBook) -> Itera
 
 
 def _checks(settings: Settings) -> Iterator[Finding]:
-    """What other packages reject: those that bring commands also know what these need of a configuration.
+    """Findings from other packages: a package that adds commands knows what they need from a configuration.
 
-    An entry point of the group `quota.checks` is a function `(settings) -> iterable of (location, message)`. Each is an
-    error that a command would end with; the message says what is wrong and, after a semicolon, what to do.
+    An entry point of the group `quota.checks` is a function `(settings) -> iterable of (location, message)`. Each pair
+    is an error that would stop a command; the message says what is wrong and, after a semicolon, what to do.
     """
     from importlib.metadata import entry_points
 
