@@ -281,12 +281,12 @@ class Budget:
 
     def _full(self, plan: _Plan, request: ChargeRequest, result: ChargeResult) -> Decision | None:
         """The refusal of a call by the limits that count every call of its bucket; None where these admit it."""
-        whole = [n for n, limit in enumerate(plan.limits) if not limit.narrow and _selects(limit, plan.bucket)]
-        checks = [request.checks[n] for n in whole]
-        used_units = [result.used_units[n] for n in whole]
+        counting_all = [n for n, limit in enumerate(plan.limits) if not limit.narrow and _selects(limit, plan.bucket)]
+        checks = [request.checks[n] for n in counting_all]
+        used_units = [result.used_units[n] for n in counting_all]
         if all(used + check.cost_units <= check.cap_units for check, used in zip(checks, used_units, strict=True)):
             return None
-        limits, costs = tuple(plan.limits[n] for n in whole), tuple(plan.costs[n] for n in whole)
+        limits, costs = tuple(plan.limits[n] for n in counting_all), tuple(plan.costs[n] for n in counting_all)
         return self._decision(
             self._plan(plan.method, plan.units, plan.bucket, limits, costs, ""),
             request._replace(checks=checks),
@@ -294,7 +294,7 @@ class Budget:
                 outcome="refused",
                 used_units=tuple(used_units),
                 exhaustion=None,
-                unlogged=tuple(result.unlogged[n] for n in whole) if result.unlogged else (),
+                unlogged=tuple(result.unlogged[n] for n in counting_all) if result.unlogged else (),
             ),
             commit=False,
         )
