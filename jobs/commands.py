@@ -15,7 +15,7 @@ import click
 
 from quota.cli.options import config_option, json_option
 from quota.cli.output import REFUSED_STATUS, fail, log_to_stderr, print_json, print_rich, say, unprinted
-from quota.common.text import printable
+from quota.common.text import many, printable
 from quota.jobs.interruption import exits, interruptible
 from quota.jobs.progress import named, watching
 
@@ -270,7 +270,7 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
 
                     print_rich(render_status(read_status(session)))
                     requests = upstream.usage()["requests"]
-                    say(f"upstream counted {requests} requests, the ledger charged {report.attempts}")
+                    say(f"upstream counted {many(requests, 'request')}, the ledger charged {report.attempts:,}")
         if keep and not as_json:
             say(f"kept: {config}")
     click.get_current_context().exit(report.exit_status)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import quota
 from quota.common.clock import rfc3339
-from quota.common.text import describe, nearest, show, spell
+from quota.common.text import describe, many, nearest, show, spell
 from quota.settings.model import BUILT_IN_FETCHES
 
 if TYPE_CHECKING:
@@ -166,12 +166,12 @@ class RunReport:
     def sentence(self, now_ms: int) -> str:
         """One line for people: what the run did, why it ended, and where and when the next one resumes."""
         pages, items = sum(r.pages for r in self.regions), sum(r.items for r in self.regions)
-        done = f"{_many(pages, 'page')} ({_many(self.units, 'unit')})"
+        done = f"{many(pages, 'page')} ({many(self.units, 'unit')})"
         if self.outcome == "overlap":
             return f"{self.job}: {self.why}"
         if self.outcome == "done":
-            regions = "" if [r.region for r in self.regions] == [""] else f"{_many(len(self.regions), 'region')}, "
-            return f"{self.job}: done: {regions}{_many(items, 'item')}, {done}"
+            regions = "" if [r.region for r in self.regions] == [""] else f"{many(len(self.regions), 'region')}, "
+            return f"{self.job}: done: {regions}{many(items, 'item')}, {done}"
         if self.outcome == "failed":
             return f"{self.job}: failed after {done}"  # `why` is printed as an error
         line = f"{self.job}: {self.outcome} after {done}: {self.why}"
@@ -182,10 +182,6 @@ class RunReport:
                 at = rfc3339(-(-self.retry_at_ms // 1_000) * 1_000).replace(".000Z", "Z")
                 line += f" at {at} (in {spell(self.retry_at_ms - now_ms)})"
         return line
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 # -- fetch functions ---------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from quota.cli.output import say
-from quota.common.text import printable
+from quota.common.text import many, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,8 +32,8 @@ def _region_line(job: str, outcome: RegionReport) -> str | None:
     """The line of a region that fetched something. Errors are printed at the end; the last line names who is next."""
     if outcome.outcome == "failed" or not (outcome.pages or outcome.outcome == "done"):
         return None
-    pages = f"{outcome.pages} page{'' if outcome.pages == 1 else 's'}"
-    return f"{named(job, outcome.region)}: {outcome.outcome}, {pages}, {outcome.items} items"
+    pages, items = many(outcome.pages, "page"), many(outcome.items, "item")
+    return f"{named(job, outcome.region)}: {outcome.outcome}, {pages}, {items}"
 
 
 class _Lines:
@@ -84,7 +84,8 @@ class _Live(_Lines):
 
     def page(self, checkpoint: Checkpoint) -> None:
         where = named(self.job, checkpoint.region)
-        self._progress.update(self._task, description=f"{where} page {checkpoint.pages}, {checkpoint.items} items")
+        items = many(checkpoint.items, "item")
+        self._progress.update(self._task, description=f"{where} page {checkpoint.pages}, {items}")
 
     def retry(self, checkpoint: Checkpoint, message: str, wait_s: float) -> None:
         text = printable(f"{named(self.job, checkpoint.region)}: {message}; again in {wait_s:.1f} s")

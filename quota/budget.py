@@ -29,6 +29,7 @@ from quota.arguments import MAX_NUMBER, text, whole, whole_clock
 from quota.attribution import AttemptKeys, current_attribution
 from quota.common.clock import NEVER, host_clock, rfc3339
 from quota.common.log import warn
+from quota.common.text import many
 from quota.decision import Decision, LimitState
 from quota.errors import CostExceedsLimit, LedgerError, Refused, UnknownCharge, UsageError
 from quota.ledger.contract import (
@@ -419,10 +420,11 @@ class Budget:
         plan = self._plan(method, units, bucket, limits, costs, job, priced)
         for limit, cap_units, cost_units in zip(limits, plan.caps, costs, strict=True):
             if cost_units > cap_units:
-                left = f" after leaving {limit.limit_units - cap_units}" if cap_units < limit.limit_units else ""
+                left = f" after leaving {limit.limit_units - cap_units:,}" if cap_units < limit.limit_units else ""
                 raise CostExceedsLimit(
-                    f"{method} costs {cost_units} units and limit {limit.name!r} of credential {self.credential!r} "
-                    f"holds {cap_units}{left}: it can never fit; raise the limit or make a cheaper call"
+                    f"{method} costs {many(cost_units, 'unit')} and limit {limit.name!r} of credential "
+                    f"{self.credential!r} holds {cap_units:,}{left}: it can never fit; raise the limit or make a "
+                    "cheaper call"
                 )
         if len(self._plans) < 1_000:
             self._plans[key] = plan

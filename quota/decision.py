@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from quota.common.clock import rfc3339, utc
+from quota.common.text import many
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -95,9 +96,9 @@ class Decision(NamedTuple):
 
     def sentence(self) -> str:
         """One line for people: what was asked, the answer, and what to do about a refusal."""
-        what = f"{self.method} ({self.cost_units} units) on {self.credential}"
+        what = f"{self.method} ({many(self.cost_units, 'unit')}) on {self.credential}"
         if self.admitted:
-            return f"admitted {what}; {self.remaining_units} units remain"
+            return f"admitted {what}; {many(self.remaining_units, 'unit')} left"
         return f"refused {what}: {self.why()}; {self._when()}"
 
     def why(self) -> str:
@@ -106,7 +107,8 @@ class Decision(NamedTuple):
         if self.reason in ("limit", "leave") and state is not None:
             left = " after what this job leaves for others" if self.reason == "leave" else ""
             pace = f", {self.detail}" if self.detail else ""
-            return f"limit {state.name!r} has {state.used_units} of {state.limit_units} units used{pace}{left}"
+            used = f"{state.used_units:,} of {many(state.limit_units, 'unit')} used"
+            return f"limit {state.name!r} has {used}{pace}{left}"
         if self.reason == "exhausted":
             return f"upstream said its bucket {self.refused_by!r} is exhausted ({self.detail})"
         if self.reason == "closed":

@@ -32,6 +32,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlencode
 
+from quota.common.text import many
 from quota.jobs.emulator import replies
 from quota.jobs.emulator.api import Api, Call, is_upload, method_of
 from quota.jobs.emulator.batch import BatchedCall, compose_batch, parse_batch, split_multipart
@@ -109,7 +110,7 @@ class Emulator:
     def announcement(self) -> str:
         """One line that says where the emulator listens and what it grants."""
         allocation = self._meter.allocation
-        return f"YouTube Data API v3 emulator: {self.address} ({allocation}, {self._quota:,} units a day)"
+        return f"YouTube Data API v3 emulator: {self.address} ({allocation}, {many(self._quota, 'unit')} a day)"
 
     def __enter__(self) -> Self:
         self._thread = threading.Thread(target=self.serve_forever, name="emulator", daemon=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from quota.arguments import texts
 from quota.cli.tables import Column, FirstThatFits, tables
 from quota.common.clock import rfc3339, utc
+from quota.common.text import many
 from quota.errors import UsageError
 from quota.jobs.job import attempt_of, load_fetch
 from quota.jobs.plan.simulation import EMPTY, SLOT_MS, Refusal, Simulated, Spent, State, simulate
@@ -328,12 +329,10 @@ def render_plan(plan: Plan) -> RenderableType:
     span = f"{_when(plan.start_ms, plan.zone)} to {_when(plan.until_ms, plan.zone)} {plan.zone}"
     regions = sum(job.refused_regions for job in plan.jobs)
     if plan.fits:
-        verdict = Text(f"fits: {total:,} ticks, {refused:,} refused", style="bold green")
+        verdict = Text(f"fits: {many(total, 'tick')}, {refused:,} refused", style="bold green")
     else:
-        verdict = Text(
-            f"does not fit: of {total:,} ticks {refused:,} are refused, leaving {regions:,} regions for later ones",
-            style="bold red",
-        )
+        left = f"{many(regions, 'region')} left for later ones"
+        verdict = Text(f"does not fit: {refused:,} of {many(total, 'tick')} refused, {left}", style="bold red")
     parts: list[RenderableType] = [Text(span), verdict]
     groups: dict[tuple[object, ...], list[LimitPlan]] = {}
     for row in plan.limits:

@@ -25,7 +25,7 @@ from quota.cli.output import (
     say,
     unprinted,
 )
-from quota.common.text import show
+from quota.common.text import many, show
 from quota.errors import ConfigError, QuotaError
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def _settle(charge_id: str, units: int, credential: str | None, config: str | No
 
     with quota.open(config) as session:
         before = session.budget(credential).settle(charge_id, units)
-    say(f"{before.method} {charge_id}: now {units} units, before {before.units}")
+    say(f"{before.method} {charge_id}: now {many(units, 'unit')}, before {before.units:,}")
 
 
 class BeforeCommand(click.Command):
@@ -538,7 +538,7 @@ def check_(as_json: bool, config: str | None) -> None:
         for finding in findings:
             say(str(finding), err=finding.level == "error")
         if not wrong:
-            warnings = f", {len(findings)} warning{'s' if len(findings) > 1 else ''}" if findings else ""
+            warnings = f", {many(len(findings), 'warning')}" if findings else ""
             say(f"{source}: no errors{warnings}")
     if wrong:
         click.get_current_context().exit(ConfigError.exit_status)
@@ -560,7 +560,8 @@ def prove_(as_json: bool) -> None:
     if as_json:
         print_json(proof.as_json())
         return
-    click.echo(f"Searches of 100 units around midnight, against a limit of {proof.limit_units} units in 24 hours:\n")
+    limit = many(proof.limit_units, "unit")
+    click.echo(f"Searches of 100 units around midnight, against a limit of {limit} in 24 hours:\n")
     click.echo(f"{'time':>12}  {'asked':>6}  {'fixed window':>13}  {'sliding window':>14}")
     for row in proof.rows:
         clock_ms = (row.at_ms - MIDNIGHT_MS) % DAY_MS

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from quota.cli.tables import Column, FirstThatFits, tables
 from quota.common.clock import NEVER, utc
-from quota.common.text import printable, spell
+from quota.common.text import many, printable, spell
 from quota.limits import MINUTE_MS, SECOND_MS
 from quota.settings.model import BUILT_IN_NOTICE
 
@@ -44,7 +44,7 @@ def render_status(status: Status) -> RenderableType:
                 since, exact = weekday(row.counts_since_ms), weekday(row.exact_from_ms)
                 parts.append(_line(f"{row.limit.name}: counts since {since}, exact from {exact}", "yellow"))
         if credential.owed_units:
-            line = f"{credential.owed_units} units drawn without the ledger are owed; the next charge repays them"
+            line = f"owed: {many(credential.owed_units, 'unit')} drawn without the ledger; the next charge repays them"
             parts.append(_line(line, "yellow"))
         for x in credential.exhausted:
             if x.reopened_ms:
@@ -57,8 +57,8 @@ def render_status(status: Status) -> RenderableType:
 
 def _unlogged(row: LimitRow) -> str:
     state = row.state
-    until = _clock(state.unlogged_until_ms)
-    return f"{row.limit.name}: {state.unlogged_units:,} units are of charges that the ledger lost, until {until}"
+    units, until = many(state.unlogged_units, "unit"), _clock(state.unlogged_until_ms)
+    return f"{row.limit.name}: includes {units} of charges that the ledger lost, until {until}"
 
 
 def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:
@@ -155,7 +155,7 @@ def _verdict(credential: CredentialRow, at_ms: int) -> str:
         until = "" if outlook.next_ms is None else f" until {moment(outlook.next_ms, at_ms)}"
         return f"FULL{until}: {outlook.full.why()}"
     main = [row.state.remaining_units for row in credential.limits if _counts_all_units(row, credential)]
-    units = f"{min(main):,} unit{'' if min(main) == 1 else 's'}" if main else "no limit counts its units"
+    units = many(min(main), "unit") if main else "no limit counts its units"
     return f"OPEN: {units}{_calls_left(outlook.dearest, min(main, default=0), at_ms)}"
 
 
@@ -175,11 +175,8 @@ def _calls_left(dearest: Decision | None, units: int, at_ms: int) -> str:
     left = min(state.remaining_units // state.cost_units for state in dearest.limits) if dearest.limits else 0
     if not dearest.limits or left == units:
         return ""  # a unit a call
-    one = left == 1
-    what = (
-        ("search" if one else "searches") if resource == "search" else f"call{'' if one else 's'} of {dearest.method}"
-    )
-    return f"{' =' if left == units // dearest.cost_units else ','} {left:,} {what}"
+    calls = many(left, "search") if resource == "search" else f"{many(left, 'call')} of {dearest.method}"
+    return f"{' =' if left == units // dearest.cost_units else ','} {calls}"
 
 
 def moment(at_ms: int, now_ms: int) -> str:

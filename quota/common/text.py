@@ -9,6 +9,7 @@
     quoted          a value for a line of the log
     listed          names, the first dozen of them
     nearest         the hint after an unknown name
+    many            a count with its noun
     spell           a duration
 
 They keep every message short and on one line, and no value in it can move the cursor.
@@ -49,6 +50,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if near:
         return f"did you mean {near[0]!r}?"
     return f"known: {listed(names)}" if names else "none is known"
+
+
+def many(count: int, noun: str) -> str:
+    """A count with its noun: `1 unit`, `9,500 units`, `2 searches`."""
+    ending = "" if count == 1 else "es" if noun.endswith(("s", "ch")) else "s"
+    return f"{count:,} {noun}{ending}"
 
 
 def quoted(value: object) -> str:

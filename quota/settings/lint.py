@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from quota.common.clock import host_clock
 from quota.common.redact import redact
-from quota.common.text import nearest, one_line
+from quota.common.text import many, nearest, one_line
 from quota.errors import ConfigError
 from quota.limits import DAY_MS, Calendar
 from quota.settings.folders import state_folder
@@ -112,14 +112,14 @@ def _ledger(settings: Settings) -> Iterator[Finding]:
         ]
         headroom, limit = min(fits, key=lambda fit: fit[0], default=(together, None))
         if limit is not None and together > headroom:
-            machines = "1 machine" if outage.machines == 1 else f"{outage.machines} machines"
             most = headroom // outage.machines
             lower = f"lower allowance to {most}, or " if most else ""
             yield Finding(
                 "error",
                 "ledger.unavailable",
-                f"{machines} x {outage.allowance_units} units = {together} may be spent while the ledger is away, and "
-                f"limit {limit.name!r} of credential {credential.name!r} leaves {headroom} of the quota unspent",
+                f"{many(outage.machines, 'machine')} x {many(outage.allowance_units, 'unit')} = {together:,} may be "
+                "spent while the ledger is away, and "
+                f"limit {limit.name!r} of credential {credential.name!r} leaves {headroom:,} of the quota unspent",
                 f"{lower}raise that limit's headroom to {together}",
             )
 
@@ -149,13 +149,13 @@ def _store(settings: Settings) -> Iterator[Finding]:
     for credential in settings.credentials.values():
         allowed_ms = credential.book.retention_ms
         if allowed_ms is not None and settings.store.retention_ms > allowed_ms:
-            days = allowed_ms // DAY_MS
+            days = many(allowed_ms // DAY_MS, "day")
             yield Finding(
                 "warning",
                 "store.retention",
-                f"the terms of {credential.book.api} allow what it returned to be kept for {days} days before it is "
+                f"the terms of {credential.book.api} allow what it returned to be kept for {days} before it is "
                 "fetched again or deleted",
-                f'set retention = "{days}d", or make sure that everything older is fetched again',
+                f'set retention = "{allowed_ms // DAY_MS}d", or make sure that everything older is fetched again',
             )
             return
 
@@ -204,9 +204,9 @@ def _too_small(limit: Limit, book: CostBook, location: str) -> Iterator[Finding]
             yield Finding(
                 "error",
                 location,
-                f"limit {limit.name!r} holds {limit.limit_units} units and {what} costs {units}: it could never be "
-                "admitted",
-                f"raise the limit to {units} or more",
+                f"limit {limit.name!r} holds {many(limit.limit_units, 'unit')} and {what} costs {units:,}: it could "
+                "never be admitted",
+                f"raise the limit to {units:_} or more",
             )
 
 
@@ -220,8 +220,8 @@ def _too_large(limit: Limit, book: CostBook, location: str) -> Iterator[Finding]
         yield Finding(
             "warning",
             location,
-            f"limit {limit.name!r} lets {limit.limit_units} units through and cost book {book.name!r} says that "
-            f"upstream grants {bucket.quota_units}",
+            f"limit {limit.name!r} lets {many(limit.limit_units, 'unit')} through and cost book {book.name!r} says "
+            f"that upstream grants {bucket.quota_units:,}",
             "check the project's quota page; ignore this if upstream granted more",
         )
 
@@ -254,7 +254,7 @@ def _uncovered(bucket: Bucket, credential: CredentialSettings) -> Iterator[Findi
             "warning",
             location,
             f"no limit counts bucket {bucket.name!r} as upstream does, by the {window.period} in {window.zone}: up to "
-            f"{most} units fit into one such {window.period}, and it grants {bucket.quota_units}",
+            f"{many(most, 'unit')} fit into one such {window.period}, and it grants {bucket.quota_units:,}",
             f'add a limit with window = {{ calendar = "{window.period}", zone = "{window.zone}" }}',
         )
 

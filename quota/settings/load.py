@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quota.common.text import listed, nearest, one_line, show
+from quota.common.text import listed, many, nearest, one_line, show
 from quota.errors import ConfigError
 from quota.ledger.factory import LEDGER_SCHEMES
 from quota.limits import (
@@ -116,7 +116,7 @@ def _ledger(table: TomlTable, folder: Path) -> LedgerSettings:
         unavailable = Unavailable(row.whole("max_cost"), row.whole("allowance"), row.whole("machines", 1))
         if unavailable.max_cost_units > unavailable.allowance_units:
             raise row.error(
-                f"a call of {unavailable.max_cost_units} units never fits in an allowance of "
+                f"a call of {many(unavailable.max_cost_units, 'unit')} never fits in an allowance of "
                 f"{unavailable.allowance_units}; lower max_cost or raise allowance",
                 "max_cost",
             )

@@ -584,7 +584,7 @@ def test_a_cheap_call_goes_on_within_the_allowance_and_is_repaid(quota: Quota) -
     assert "is locked" in one_line(quota("charge", "captions.list"), 69)
     db.execute("ROLLBACK")
     db.close()
-    assert "2 units drawn without the ledger are owed" in quota("status").stdout
+    assert "owed: 2 units drawn without the ledger" in quota("status").stdout
     assert quota.json("charge", "videos.list")["limits"][0]["used_units"] == 4
     assert "owed_units" not in quota.json("status")["credentials"][0]
 

@@ -328,7 +328,7 @@ def test_recorded_pages_are_served_as_they_are(quota: Quota, shared_data: Path) 
 def test_the_demo_shows_the_whole_product_and_leaves_nothing_behind(quota: Quota) -> None:
     done = quota("demo", TMPDIR=str(quota.folder))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("trending: done: 8 regions, 1600 items, 32 pages (32 units)\n")
+    assert done.stdout.startswith("trending: done: 8 regions, 1,600 items, 32 pages (32 units)\n")
     assert "upstream counted 32 requests, the ledger charged 32" in done.stdout
     assert "pacific-day" in done.stdout
     assert len(done.stderr.splitlines()) == 8
@@ -378,7 +378,7 @@ def test_a_deleted_ledger_is_noticed_and_shown(quota: Quota) -> None:
     assert "ledger_behind project=main" in again.stderr
     assert "lost_units=100 " in again.stderr
     shown = quota("status")
-    assert shown.stdout.count("100 units are of charges that the ledger lost") == 2
+    assert shown.stdout.count("includes 100 units of charges that the ledger lost") == 2
     assert max(map(len, shown.stdout.splitlines())) <= 80
     limits = quota.json("status")["credentials"][0]["limits"]
     assert [(row["used_units"], row["unlogged_units"]) for row in limits] == [(101, 100)] * 2

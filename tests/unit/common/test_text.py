@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quota.common.text import describe, one_line, quoted, shorten, show, spaced
+from quota.common.text import describe, many, one_line, quoted, shorten, show, spaced
 
 
 class Rude:
@@ -31,6 +31,13 @@ class Mute:
 )
 def test_a_value_is_shown_on_one_short_line(value: object, text: str) -> None:
     assert show(value) == text
+
+
+def test_a_count_and_its_noun_agree() -> None:
+    assert [many(count, "unit") for count in (0, 1, 2, 9_500)] == ["0 units", "1 unit", "2 units", "9,500 units"]
+    assert [many(count, noun) for noun in ("search", "pass") for count in (1, 3)] == [
+        "1 search", "3 searches", "1 pass", "3 passes",
+    ]  # fmt: skip
 
 
 def test_text_is_cut_only_where_it_is_too_long() -> None:

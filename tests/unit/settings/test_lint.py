@@ -134,14 +134,14 @@ FINDINGS = [
     (
         'quota = 10_000\nheadroom = 500\nwindow = "24h"',
         'quota = 50_000\nheadroom = 500\nwindow = "24h"',
-        "warning: credentials.main.limits[0]: limit 'day' lets 49500 units through and cost book 'youtube-v3' says "
-        "that upstream grants 10000; check the project's quota page; ignore this if upstream granted more",
+        "warning: credentials.main.limits[0]: limit 'day' lets 49,500 units through and cost book 'youtube-v3' says "
+        "that upstream grants 10,000; check the project's quota page; ignore this if upstream granted more",
     ),
     (
         '{ calendar = "day", zone = "America/Los_Angeles" }',
         '{ calendar = "day", zone = "UTC" }',
         "warning: credentials.main.limits: no limit counts bucket 'units' as upstream does, by the day in "
-        "America/Los_Angeles: up to 19000 units fit into one such day, and it grants 10000; "
+        "America/Los_Angeles: up to 19,000 units fit into one such day, and it grants 10,000; "
         'add a limit with window = { calendar = "day", zone = "America/Los_Angeles" }',
     ),
     # Jobs.
