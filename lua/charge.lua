@@ -71,7 +71,6 @@ local retention_ms, jitter_ms, closed_by, expected = tonumber(ARGV[10]), tonumbe
 
 local FIRST_LIMIT, LIMIT_SIZE = 14, 4
 local FIRST_USED = 8
-local CLOCK_SLACK_MS = 5000 -- L11, L16
 local RETENTION_SLACK_MS = 90000000 -- 25 h (L12, L17): should the clock go back, what has expired counts again
 local MAX_SEQ = 9007199254740991
 local CHUNK, MAX_ENTRIES = 250, 1000
@@ -85,6 +84,14 @@ local CHECK_EVICTION_EVERY_MS = 86400000
 -- A whole number as text: Lua would write 1e+15.
 local function int(n) return string.format('%.0f', n) end
 -- <<< int
+
+-- >>> clocks agree
+-- L11. Neither clock is trusted where a caller's is further ahead of the server's, or further behind it, than these.
+local CLOCK_SLACK_MS, CLOCK_BEHIND_MS = 5000, 3600000
+local function clocks_agree(clock_ms, caller_ms)
+  return caller_ms == 0 or (caller_ms <= clock_ms + CLOCK_SLACK_MS and caller_ms >= clock_ms - CLOCK_BEHIND_MS)
+end
+-- <<< clocks agree
 
 -- A number that is none would be compared with, or written to the log, and count wrongly for everybody.
 local function wrong(what) return redis.error_reply('ERR charge.lua: ' .. what) end
@@ -118,7 +125,7 @@ clock_ms = clock(clock_ms)
 -- L11. Charges expire by whichever clock is behind, so that no single clock running ahead frees budget.
 local now_ms = clock_ms
 if caller_ms > 0 and caller_ms + CLOCK_SLACK_MS < now_ms then now_ms = caller_ms + CLOCK_SLACK_MS end
-if caller_ms > clock_ms + CLOCK_SLACK_MS then return { 'CLOCK', '', int(clock_ms), '0-0', '', '', '' } end
+if not clocks_agree(clock_ms, caller_ms) then return { 'CLOCK', '', int(clock_ms), '0-0', '', '', '' } end
 
 -- >>> ids
 -- Ids are "ms-seq", compared by both numbers.

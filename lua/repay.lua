@@ -6,14 +6,15 @@
 --
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua)
 -- ARGV  1 now_ms         0 = the server's clock
---       2 machine        name of the machine's journal
---       3 retention_ms   as in charge.lua
+--       2 caller_ms      the caller's clock; 0 = none
+--       3 machine        name of the machine's journal
+--       4 retention_ms   as in charge.lua
 --       then six for each charge, at most 100, their numbers rising: number, u, method, job, region, idempotency_key
--- Reply how many were appended
+-- Reply how many were appended; CLOCK where the clocks disagree (L11), and nothing was
 
 local log, state, corrections = KEYS[1], KEYS[2], KEYS[3]
-local clock_ms, machine, retention_ms = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
-local FIRST_CHARGE, CHARGE_SIZE, MAX_CHARGES = 4, 6, 100
+local clock_ms, caller_ms, machine, retention_ms = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
+local FIRST_CHARGE, CHARGE_SIZE, MAX_CHARGES = 5, 6, 100
 
 -- >>> int
 -- A whole number as text: Lua would write 1e+15.
@@ -28,6 +29,14 @@ local function clock(given_ms)
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 -- <<< clock
+
+-- >>> clocks agree
+-- L11. Neither clock is trusted where a caller's is further ahead of the server's, or further behind it, than these.
+local CLOCK_SLACK_MS, CLOCK_BEHIND_MS = 5000, 3600000
+local function clocks_agree(clock_ms, caller_ms)
+  return caller_ms == 0 or (caller_ms <= clock_ms + CLOCK_SLACK_MS and caller_ms >= clock_ms - CLOCK_BEHIND_MS)
+end
+-- <<< clocks agree
 
 -- >>> ids
 -- Ids are "ms-seq", compared by both numbers.
@@ -53,8 +62,8 @@ end
 -- <<< format
 
 -- Looked through before anything is written: half of a journal could not be sent again.
-if not (clock_ms and retention_ms and retention_ms >= 1) then
-  return redis.error_reply('ERR repay.lua: now_ms and retention_ms (1 or more) are numbers')
+if not (clock_ms and caller_ms and retention_ms and retention_ms >= 1) then
+  return redis.error_reply('ERR repay.lua: now_ms, caller_ms and retention_ms (1 or more) are numbers')
 end
 if #ARGV >= FIRST_CHARGE + MAX_CHARGES * CHARGE_SIZE then
   return redis.error_reply('ERR repay.lua: more than ' .. MAX_CHARGES .. ' charges')
@@ -67,6 +76,7 @@ for at = FIRST_CHARGE, #ARGV, CHARGE_SIZE do
   end
 end
 clock_ms = clock(clock_ms)
+if not clocks_agree(clock_ms, caller_ms) then return 'CLOCK' end
 
 local known = redis.call('HMGET', state, 'last', 'repaid:' .. machine, 'retention_ms', 'format')
 local unknown_format = other_format(known[4])

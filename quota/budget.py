@@ -30,7 +30,7 @@ from quota.attribution import AttemptKeys, current_attribution
 from quota.common.clock import NEVER, host_clock, rfc3339
 from quota.common.log import warn
 from quota.common.text import many
-from quota.decision import Decision, LimitState
+from quota.decision import SET_THE_CLOCK, Decision, LimitState
 from quota.errors import CostExceedsLimit, LedgerError, Refused, UnknownCharge, UsageError
 from quota.ledger.contract import (
     NOTHING_EXPECTED,
@@ -247,7 +247,10 @@ class Budget:
         return found[-1] if found else None
 
     def usage(self, job: str | None = None) -> tuple[LimitState, ...]:
-        """The current state of every limit. Charges nothing. With a `job`, the numbers are lowered for that job."""
+        """The current state of every limit. Charges nothing. With a `job`, the numbers are lowered for that job.
+
+        Raises LedgerError, also when this machine's clock and the ledger's disagree.
+        """
         plan, request, result = self._look(text(job or "", "job"))
         return _states(plan, request, result)
 
@@ -261,11 +264,7 @@ class Budget:
         costs = tuple(min(book.least_units(limit.view.selector), limit.limit_units) for limit in self.limits)
         plan = self._plan("", book.cheapest_units(main), main, self.limits, costs, "")
         request, result = self._ask_ledger(plan, Charge(0, main, "", "", "", ""), commit=False)
-        if result.outcome == "clock":
-            raise LedgerError(
-                f"ledger {self.ledger.label}: its clock reads {rfc3339(result.now_ms)}, and this machine's does not "
-                "agree: set this machine's clock"
-            )
+        self._check_clock(request, result)
         standings, clocks = _standings(plan, request, result)
         room_ms = tuple(room_at(one, clocks, self._entries, clocks.now_ms) if one.full else None for one in standings)
         full = self._full(plan, request, result)
@@ -316,7 +315,12 @@ class Budget:
     def _look(self, job: str) -> tuple[_Plan, ChargeRequest, ChargeResult]:
         plan = self._plan("", 0, "", self.limits, (0,) * len(self.limits), job)
         request, result = self._ask_ledger(plan, Charge(0, "", "", "", "", ""), commit=False)
+        self._check_clock(request, result)
         return plan, request, result
+
+    def _check_clock(self, request: ChargeRequest, result: ChargeResult) -> None:
+        if result.outcome == "clock":
+            raise LedgerError(f"ledger {self.ledger.label}: {_clocks(request, result)}; {SET_THE_CLOCK}")
 
     def owed_units(self) -> int:
         """The units that this machine drew on its local allowance and has not repaid to the ledger yet."""
@@ -364,7 +368,8 @@ class Budget:
         try:
             try:
                 if self._allowance is not None:
-                    for corrected in self._allowance.repay(self.project, self.ledger, self._retention_ms):
+                    owner = self.project, self.ledger, self._retention_ms, self._clock()
+                    for corrected in self._allowance.repay(*owner):
                         self._settle_repaid(corrected)
                 request, result = self._ask_ledger(plan, charge, commit=commit)
                 return self._decision(plan, request, result, commit=commit)
@@ -456,7 +461,7 @@ class Budget:
         retry_at_ms: int | None = None
         detail = ""
         if result.outcome == "clock":
-            reason = "clock"
+            reason, detail = "clock", _clocks(request, result)
         elif result.exhaustion is not None:
             exhaustion = result.exhaustion
             refused_by, detail = exhaustion.bucket, exhaustion.evidence
@@ -641,6 +646,11 @@ def cap(limit: Limit, leave_units: int, cost_units: int, now_ms: int | None) -> 
     if now_ms is None or not limit.paced or not isinstance(window, Calendar):
         return units
     return min(units, max(cost_units, 1, paced_units(units, window.edges(now_ms), now_ms)))
+
+
+def _clocks(request: ChargeRequest, result: ChargeResult) -> str:
+    """What both clocks read, for people."""
+    return f"this machine's clock reads {rfc3339(request.caller_ms)}, the ledger's {rfc3339(result.now_ms)}"
 
 
 def _selects(limit: Limit, bucket: str) -> bool:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 Reason = Literal["ok", "limit", "leave", "exhausted", "closed", "clock", "ledger-unavailable"]
 Source = Literal["ledger", "allowance"]
 
+SET_THE_CLOCK = "set the one that is wrong, then run again"
+"""What to do about a refusal with the reason "clock"; what both clocks read stands before it."""
+
 
 class LimitState(NamedTuple):
     """One limit as a decision saw it. `limit_units` is the number enforced for this caller then: see `cap`.
@@ -113,13 +116,11 @@ class Decision(NamedTuple):
             return f"upstream said its bucket {self.refused_by!r} is exhausted ({self.detail})"
         if self.reason == "closed":
             return f"upstream grants this project nothing in bucket {self.refused_by!r} ({self.detail})"
-        if self.reason == "clock":
-            return "this machine's clock and the ledger's do not agree"
         return self.detail
 
     def _when(self) -> str:
         if self.reason == "clock":
-            return f"the ledger's clock reads {rfc3339(self.decided_at_ms)}: set this machine's clock and run again"
+            return SET_THE_CLOCK
         if self.reason == "closed":
             return "waiting will not help: ask upstream for quota, then `quota reopen`"
         if self.retry_at_ms is None:

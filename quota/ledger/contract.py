@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from quota.limits import Edges, View, Window
 
 CLOCK_SLACK_MS = 5_000
-"""How far a caller's clock may run ahead of the ledger's before the answer is "clock" (L11)."""
+CLOCK_BEHIND_MS = HOUR_MS
+"""How far a caller's clock may be ahead of the ledger's, and behind it, before the answer is "clock" (L11)."""
 
 MIN_RETENTION_MS = 49 * HOUR_MS
 RETENTION_SLACK_MS = 25 * HOUR_MS
@@ -86,8 +87,8 @@ class ChargeResult(NamedTuple):
     ledger since its first charge, or since its last reported loss; empty before the first charge. `unlogged` is in the
     order of the checks; empty if there is none at all.
 
-    With "clock" nothing was compared, and `now_ms` is the ledger's clock. With "behind" nothing was compared either:
-    the ledger lacks what the request expects.
+    With "clock" nothing was compared or written, and `now_ms` is the ledger's clock. With "behind" nothing was compared
+    either: the ledger lacks what the request expects.
     """
 
     outcome: ChargeOutcome
@@ -160,12 +161,18 @@ class Ledger(Protocol):
         ...
 
     def repay(
-        self, project: str, machine: str, charges: Sequence[tuple[int, Charge]], retention_ms: int = MIN_RETENTION_MS
-    ) -> None:
+        self,
+        project: str,
+        machine: str,
+        charges: Sequence[tuple[int, Charge]],
+        retention_ms: int = MIN_RETENTION_MS,
+        caller_ms: int | None = None,
+    ) -> bool:
         """Append what a machine spent while this ledger could not answer: at most 100 charges, numbers rising (L19).
 
         Nothing is compared, and each charge is appended once: numbers up to the last one repaid by `machine` are
-        ignored. The charges are dated now. `retention_ms` as in a ChargeRequest.
+        ignored. The charges are dated now. `retention_ms` as in a ChargeRequest. False, and nothing is appended, where
+        `caller_ms` is given and the clocks disagree (L11).
         """
         ...
 
@@ -227,6 +234,11 @@ class Ledger(Protocol):
     def close(self) -> None:
         """Release files and connections. May be called twice."""
         ...
+
+
+def clocks_agree(ledger_ms: int, caller_ms: int) -> bool:
+    """Whether a caller's clock is near enough to the ledger's for either to be trusted (L11)."""
+    return ledger_ms - CLOCK_BEHIND_MS <= caller_ms <= ledger_ms + CLOCK_SLACK_MS
 
 
 def checked_range(after: Id, until_ms: int, count: int) -> tuple[Id, int, int]:

@@ -195,12 +195,17 @@ class RedisLedger:
     # -- corrections and reading -------------------------------------------------------------------------------------
 
     def repay(
-        self, project: str, machine: str, charges: Sequence[tuple[int, Charge]], retention_ms: int = MIN_RETENTION_MS
-    ) -> None:
-        args = [self._now(), machine, str(retention_ms)]
+        self,
+        project: str,
+        machine: str,
+        charges: Sequence[tuple[int, Charge]],
+        retention_ms: int = MIN_RETENTION_MS,
+        caller_ms: int | None = None,
+    ) -> bool:
+        args = [self._now(), str(caller_ms or 0), machine, str(retention_ms)]
         for number, charge in charges:
             args += (str(number), _units(charge), charge.method, charge.job, charge.region, charge.idempotency_key)
-        self._script("repay", project, args)
+        return bool(self._script("repay", project, args) != "CLOCK")
 
     def add_unlogged(
         self, project: str, epoch: str, usages: Sequence[UnloggedUsage], retention_ms: int = MIN_RETENTION_MS

@@ -22,6 +22,7 @@ from quota.ledger.contract import (
     Exhaustion,
     checked_exhaustion,
     checked_range,
+    clocks_agree,
     root_of,
 )
 from quota.ledger.entry import Entry
@@ -109,7 +110,7 @@ class SqliteLedger:
         clock_ms = self._clock()
         now_ms = min(clock_ms, request.caller_ms + CLOCK_SLACK_MS)  # L11
         last, epoch, unlogged_until_ms, retention_ms, any_closed = self._head(db, project)
-        if request.caller_ms > clock_ms + CLOCK_SLACK_MS or not _edges_fit(request.checks, now_ms):
+        if not clocks_agree(clock_ms, request.caller_ms) or not _edges_fit(request.checks, now_ms):
             return ChargeResult("clock", None, clock_ms, last, (), epoch=epoch)
         expected = request.expected
         if expected.epoch and expected != (epoch, (last,)) and self._is_behind(db, request, last, epoch):
@@ -299,9 +300,17 @@ class SqliteLedger:
     # -- corrections and reading -------------------------------------------------------------------------------------
 
     def repay(
-        self, project: str, machine: str, charges: Sequence[tuple[int, Charge]], retention_ms: int = MIN_RETENTION_MS
-    ) -> None:
-        def work(db: sqlite3.Connection) -> None:
+        self,
+        project: str,
+        machine: str,
+        charges: Sequence[tuple[int, Charge]],
+        retention_ms: int = MIN_RETENTION_MS,
+        caller_ms: int | None = None,
+    ) -> bool:
+        def work(db: sqlite3.Connection) -> bool:
+            clock_ms = self._clock()
+            if caller_ms is not None and not clocks_agree(clock_ms, caller_ms):
+                return False
             row = db.execute(
                 "SELECT number FROM repaid WHERE project = ? AND machine = ?", (project, machine)
             ).fetchone()
@@ -310,13 +319,14 @@ class SqliteLedger:
                 self._set_project(db, project, epoch, unlogged_until_ms, retention_ms)
             for number, charge in charges:
                 if row is None or number > row[0]:
-                    at = _following(at, self._clock())
+                    at = _following(at, clock_ms)
                     self._append(db, project, at, charge)
             db.execute(
                 "REPLACE INTO repaid VALUES (?, ?, MAX(?, ?))", (project, machine, charges[-1][0], row[0] if row else 0)
             )
+            return True
 
-        self._file.transact(work, write=True)
+        return self._file.transact(work, write=True)
 
     def add_unlogged(
         self, project: str, epoch: str, usages: Sequence[UnloggedUsage], retention_ms: int = MIN_RETENTION_MS

@@ -248,12 +248,13 @@ class Allowance:
 
     # -- once the ledger answers again ---------------------------------------------------------------------------------
 
-    def repay(self, project: str, ledger: Ledger, retention_ms: int) -> Sequence[Repaid]:
+    def repay(self, project: str, ledger: Ledger, retention_ms: int, caller_ms: int | None = None) -> Sequence[Repaid]:
         """Hand the ledger all draws that are owed. It appends each of them once: it remembers the last number.
 
-        `retention_ms` is how long it must keep them: see `quota.ledger.contract.retention_of`. Costs next to nothing
-        where nothing is owed. Raises LedgerError if the ledger still does not answer, and never because of the journal:
-        an unreadable debt is no reason to refuse calls that the ledger can decide.
+        `retention_ms` is how long it must keep them: see `quota.ledger.contract.retention_of`. Where `caller_ms` is
+        given and the ledger's clock disagrees with it, the debt stays. Costs next to nothing where nothing is owed.
+        Raises LedgerError if the ledger still does not answer, and never because of the journal: an unreadable debt is
+        no reason to refuse calls that the ledger can decide.
 
         Returns the draws that were corrected before they were marked as repaid. The ledger may have been told what they
         counted before that, so the caller has to settle them there.
@@ -264,12 +265,16 @@ class Allowance:
             return ()
         corrected: list[Repaid] = []
         if os.path.exists(self._path):
-            corrected = self._repay_all(project, ledger, retention_ms)
+            repaid = self._repay_all(project, ledger, retention_ms, caller_ms)
+            if repaid is None:
+                return ()
+            corrected = repaid
             self._log_end_of_outage(project)
         self._checked_ms[project] = now_ms
         return corrected
 
-    def _repay_all(self, project: str, ledger: Ledger, retention_ms: int) -> list[Repaid]:
+    def _repay_all(self, project: str, ledger: Ledger, retention_ms: int, caller_ms: int | None) -> list[Repaid] | None:
+        """The draws to be corrected in the ledger; None where the clocks disagree."""
         corrected: list[Repaid] = []
         last, more = 0, True
         while more:
@@ -282,7 +287,8 @@ class Allowance:
             if not unpaid.draws:
                 return corrected
             last = unpaid.draws[-1][0]
-            ledger.repay(project, unpaid.machine, unpaid.draws, retention_ms)
+            if not ledger.repay(project, unpaid.machine, unpaid.draws, retention_ms, caller_ms):
+                return None
             try:
                 corrected += self._mark_repaid(project, last)
             except LedgerError as error:  # they are sent again later, which changes nothing

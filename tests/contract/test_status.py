@@ -268,7 +268,8 @@ def test_a_clock_that_does_not_agree_is_one_line(scene: Scene) -> None:
     budget = scene.session.budget("main")
     budget._clock = lambda: scene.now_ms + CLOCK_SLACK_MS + 1
     with pytest.raises(
-        LedgerError, match=r"its clock reads 2026-11-21T10:00:00.000Z, and this machine's does not agree"
+        LedgerError,
+        match=r"this machine's clock reads 2026-11-21T10:00:05.001Z, the ledger's 2026-11-21T10:00:00.000Z; set the",
     ):
         read_status(scene.session)
 

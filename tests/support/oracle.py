@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from quota.common.clock import NEVER
-from quota.ledger.contract import CLOCK_SLACK_MS
+from quota.ledger.contract import CLOCK_BEHIND_MS, CLOCK_SLACK_MS
 from quota.limits import Calendar, Limit, Sliding, View
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Oracle:
     ) -> Answer:
         """The right answer for limits given with their caps, unpaced; an admitted charge is added to the log."""
         now_ms = min(ledger_ms, caller_ms + CLOCK_SLACK_MS)
-        if caller_ms > ledger_ms + CLOCK_SLACK_MS:
+        if not -CLOCK_BEHIND_MS <= caller_ms - ledger_ms <= CLOCK_SLACK_MS:
             return Answer("clock")
         for limit, _ in limits:
             if isinstance(limit.view.window, Calendar):

@@ -23,7 +23,15 @@ from typing import TYPE_CHECKING
 from quota.budget import ALLOWANCE_ID, Budget
 from quota.common.clock import NEVER
 from quota.errors import CostExceedsLimit, UnknownCharge
-from quota.ledger.contract import CLOCK_SLACK_MS, MAX_READ, MIN_RETENTION_MS, Exhaustion, Ledger, retention_of
+from quota.ledger.contract import (
+    CLOCK_BEHIND_MS,
+    CLOCK_SLACK_MS,
+    MAX_READ,
+    MIN_RETENTION_MS,
+    Exhaustion,
+    Ledger,
+    retention_of,
+)
 from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
 from quota.recovery.allowance import Allowance
@@ -174,7 +182,9 @@ class RandomOperations:
     def _new_caller(self) -> Caller:
         limits = [self._new_limit(i) for i in range(self.random.choice(NUMBERS_OF_LIMITS))]
         leave = {"backfill": {limit.name: self.random.randrange(1, 90) for limit in limits[:1]}}
-        caller = Caller(limits, leave, self.random.choice((0, 0, 0, 700, -1_500, -40_000, 4_999, 5_001)))
+        caller = Caller(
+            limits, leave, self.random.choice((0, 0, 0, 700, -1_500, -40_000, -HOUR_MS, -HOUR_MS - 1, 5_000, 5_001))
+        )
         self._rebuild(caller)
         return caller
 
@@ -261,7 +271,9 @@ class RandomOperations:
         self._count("draw settled")
 
     def _repay(self, caller: Caller) -> None:
-        """What every question to the ledger begins with."""
+        """What every question to the ledger begins with, unless the clocks disagree."""
+        if not -CLOCK_BEHIND_MS <= caller.skew_ms <= CLOCK_SLACK_MS:
+            return
         for draw in self.journal.owed:
             draw.repaid = True
             self.oracle.append(draw.spent, self.clock_ms)

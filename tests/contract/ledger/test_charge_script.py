@@ -465,7 +465,7 @@ def test_a_correction_needs_the_exact_id(scripts: Scripts) -> None:
 def test_a_correction_keeps_every_view_up_to_date_and_takes_nothing_else_for_one(scripts: Scripts) -> None:
     charge_id = scripts.charge((ALL, 10, 1, DAY_MS), (CALLS, 10, 1, DAY_MS))[1]
     scripts.run("exhaust", NOW, "a|b|c|d", f"{NOW + 5} {NOW} x", MIN_RETENTION_MS)
-    scripts.run("repay", NOW, "a|b|c|d", MIN_RETENTION_MS, 7, 1, "videos.list", "", "", "m7")
+    scripts.run("repay", NOW, 0, "a|b|c|d", MIN_RETENTION_MS, 7, 1, "videos.list", "", "", "m7")
     before = scripts.client.hgetall(STATE)
     scripts.run("settle", charge_id, 3)
     after = scripts.client.hgetall(STATE)
@@ -597,9 +597,9 @@ def test_half_a_journal_is_not_appended(scripts: Scripts) -> None:
     good = (1, 3, "videos.list", "", "", "m1")
     for bad in ((2, "three", "videos.list", "", "", "m2"), (2, 3, "videos.list"), ("two", 3, "a", "", "", "m2")):
         with pytest.raises(redis.ResponseError, match=r"repay.lua: a charge is"):
-            scripts.run("repay", NOW, "m", MIN_RETENTION_MS, *good, *bad)
+            scripts.run("repay", NOW, 0, "m", MIN_RETENTION_MS, *good, *bad)
     assert not scripts.client.exists(LOG)
-    assert [scripts.run("repay", NOW, "m", MIN_RETENTION_MS, *good) for _ in range(2)] == [1, 0]
+    assert [scripts.run("repay", NOW, 0, "m", MIN_RETENTION_MS, *good) for _ in range(2)] == [1, 0]
     assert scripts.used() == 3
 
 
@@ -610,7 +610,7 @@ def test_repaying_to_a_deleted_log_gives_no_budget_back_either(scripts: Scripts)
         scripts.charge(day)
     scripts.client.delete(LOG)
     scripts.now_ms += HOUR_MS
-    scripts.run("repay", scripts.now_ms, "m", MIN_RETENTION_MS, 1, 1, "videos.list", "", "", "m1")
+    scripts.run("repay", scripts.now_ms, 0, "m", MIN_RETENTION_MS, 1, 1, "videos.list", "", "", "m1")
     assert scripts.charge(day)[7] == "9"
     scripts.now_ms = NOW + DAY_MS + 30 * 60_000
     assert scripts.used() == 2

@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quota.budget import Budget
-from quota.common.clock import elapsed_s
-from quota.ledger.contract import CLOCK_SLACK_MS
+from quota.common.clock import NEVER, elapsed_s, rfc3339
+from quota.ledger.contract import CLOCK_BEHIND_MS, CLOCK_SLACK_MS, read_entries
+from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Calendar, Limit, Selector, View
+from quota.recovery.allowance import Allowance
 from support.books import BOOK
 from support.setup import limit
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from quota.ledger.contract import Ledger
+    from quota.ledger.entry import Entry
 
 NOW = 1_793_000_000_000
 UNITS = 60
@@ -111,6 +116,84 @@ def test_a_server_that_runs_ahead_dates_charges_ahead_and_keeps_them_longer(ledg
     world.true_ms += HOUR_MS
     assert budget.charge("videos.list").admitted
     world.ledger.close()
+
+
+YEAR_MS = 365 * DAY_MS
+DRAWN = (1, Charge(1, "units", "videos.list", "", "", "drawn-1"))
+
+
+@pytest.mark.parametrize("wrong", ["ledger", "a"])
+@pytest.mark.parametrize(
+    "skew_ms", [CLOCK_SLACK_MS + 1, CLOCK_BEHIND_MS + 1, DAY_MS, YEAR_MS, -CLOCK_BEHIND_MS - 1, -DAY_MS, -YEAR_MS]
+)
+def test_where_clocks_disagree_nothing_is_written_and_neither_is_trusted(
+    ledger_url: str, wrong: str, skew_ms: int
+) -> None:
+    """L11: a decision, a peek and a repayment. The line names both times; once they agree all is as before."""
+    world = World(ledger_url, 0)
+    ledger, budget = world.ledger, world.budgets["a"]
+    assert budget.charge("videos.list", units=UNITS - 5).admitted
+    world.skew_ms[wrong] = skew_ms
+    ahead_ms = world.skew_ms["a"] - world.skew_ms["ledger"]
+    agree = -CLOCK_BEHIND_MS <= ahead_ms <= CLOCK_SLACK_MS
+    log = read_all(ledger)
+    caller_ms, ledger_ms = (NOW + world.skew_ms[who] for who in ("a", "ledger"))
+    for ask in (budget.charge, budget.peek):
+        decision = ask("videos.list")
+        assert (decision.reason == "clock") == (not agree)
+        if not agree:
+            assert (decision.admitted, decision.id, decision.retry_at_ms) == (False, None, None)
+            assert decision.sentence() == (
+                f"refused videos.list (1 unit) on main: this machine's clock reads {rfc3339(caller_ms)}, "
+                f"the ledger's {rfc3339(ledger_ms)}; set the one that is wrong, then run again"
+            )
+    if not agree:
+        assert read_all(ledger) == log
+    world.skew_ms[wrong] = 0
+    budget.charge("videos.list")
+    world.skew_ms[wrong] = skew_ms
+    before = len(read_all(ledger))
+    assert ledger.repay("p", "m", [DRAWN], caller_ms=caller_ms) == agree
+    assert len(read_all(ledger)) == before + agree
+    world.skew_ms[wrong] = 0
+    assert ledger.repay("p", "m", [DRAWN], caller_ms=NOW)
+    assert len(read_all(ledger)) == before + 1, "it was repaid once"
+    assert budget.usage()[0].used_units >= UNITS - 5 + 2
+    ledger.close()
+
+
+def test_a_debt_waits_until_the_clocks_agree(ledger_url: str, tmp_path: Path) -> None:
+    """It would be dated by a clock that is wrong. The decision says what to set, and the allowance is not asked."""
+    world = World(ledger_url, 0)
+    away = open_ledger(f"sqlite:///{tmp_path}/missing/ledger.db")
+    (tmp_path / "missing").touch()
+    allowance = Allowance(str(tmp_path / "allowance.db"), 1, 50, lambda: world.true_ms)
+    budget = world.budgets["a"]
+    budget._allowance, budget.ledger = allowance, away
+    assert budget.charge("videos.list").source == "allowance"
+    budget.ledger = world.ledger
+    world.skew_ms["ledger"] = YEAR_MS
+    refused = budget.charge("videos.list")
+    assert (refused.admitted, refused.reason) == (False, "clock")
+    assert (read_all(world.ledger), budget.owed_units()) == ([], 1)
+    world.skew_ms["ledger"] = 0
+    assert budget.charge("videos.list").limits[0].used_units == 2
+    assert budget.owed_units() == 0
+    allowance.close()
+    world.ledger.close()
+
+
+def test_a_caller_that_reads_its_clock_again_is_asked_once_more(ledger_url: str) -> None:
+    """A clock that was set between two readings refuses nobody."""
+    world = World(ledger_url, 0)
+    readings = iter([NOW - DAY_MS, NOW - DAY_MS, NOW, NOW, NOW])
+    world.budgets["a"]._clock = lambda: next(readings)
+    assert world.budgets["a"].charge("videos.list").admitted
+    world.ledger.close()
+
+
+def read_all(ledger: Ledger) -> list[Entry]:
+    return list(read_entries(ledger, "p", 0, NEVER))
 
 
 def test_elapsed_time_only_grows() -> None:

@@ -212,7 +212,7 @@ def settle(scripts: Limited) -> None:
 
 
 def repay(scripts: Limited) -> None:
-    scripts.run("repay", scripts.now_ms, "m", MIN_RETENTION_MS, 1, 3, "videos.list", "", "", "m1")
+    scripts.run("repay", scripts.now_ms, 0, "m", MIN_RETENTION_MS, 1, 3, "videos.list", "", "", "m1")
 
 
 def exhaust(scripts: Limited) -> None:

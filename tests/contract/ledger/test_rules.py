@@ -68,7 +68,7 @@ def test_a_fenced_block_is_the_same_in_every_script_that_has_it() -> None:
     for text in SCRIPTS.values():
         for name, block in blocks_of(text):
             copies.setdefault(name, []).append(block)
-    assert copies.keys() == {"int", "clock", "ids", "format", "what a view counts"}
+    assert copies.keys() == {"int", "clock", "clocks agree", "ids", "format", "what a view counts"}
     for name, blocks in copies.items():
         assert len(blocks) > 1, f"{name} is fenced, and nobody shares it"
         assert len(set(blocks)) == 1, f"the copies of {name} differ"
@@ -105,6 +105,7 @@ def constants_of(text: str) -> dict[str, int | str]:
 IN_PYTHON: dict[str, int | str] = {
     "FORMAT": redis_ledger.FORMAT,
     "CLOCK_SLACK_MS": contract.CLOCK_SLACK_MS,
+    "CLOCK_BEHIND_MS": contract.CLOCK_BEHIND_MS,
     "RETENTION_SLACK_MS": contract.RETENTION_SLACK_MS,
     "MAX_SEQ": NEVER,
     "LATEST_MS": LATEST_MS,

@@ -20,7 +20,7 @@ from quota.common.clock import NEVER
 from quota.errors import LedgerError
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
-from quota.limits import DAY_MS, MINUTE_MS
+from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from support.books import BOOK
 from support.proxy import Proxy
 from support.setup import limit
@@ -32,6 +32,7 @@ __all__ = ["scripts", "server"]  # fixtures
 
 BOUNDS = {
     "CLOCK_SLACK_MS": "a caller so far ahead is answered; one more millisecond is CLOCK",
+    "CLOCK_BEHIND_MS": "a caller so far behind is answered; one more millisecond is CLOCK",
     "RETENTION_SLACK_MS": "what has expired so long ago is removed; a millisecond less and it stays",
     "MAX_SEQ": "numbers up to it are exact; more is an error",
     "CHUNK": "so many entries are trimmed, or fields removed, at once; the rest a second later",
@@ -80,17 +81,24 @@ def test_a_thousand_names_close_a_call_and_one_more_is_an_error(scripts: Scripts
     assert scripts.client.xlen(LOG) == 0
 
 
-@pytest.mark.parametrize(("ahead_ms", "outcome"), [(5_000, "ADMITTED"), (5_001, "CLOCK")])
-def test_how_far_a_caller_may_be_ahead(scripts: Scripts, ahead_ms: int, outcome: str) -> None:
-    assert scripts.charge((ALL, 10, 1, DAY_MS), caller_ms=NOW + ahead_ms)[0] == outcome
+@pytest.mark.parametrize(
+    ("ahead_ms", "agree"), [(5_000, True), (5_001, False), (-HOUR_MS, True), (-HOUR_MS - 1, False)]
+)
+def test_how_far_a_caller_may_be_ahead_and_behind(scripts: Scripts, ahead_ms: int, agree: bool) -> None:
+    """L11, in charge.lua and repay.lua; where the clocks disagree nothing is written."""
+    repay = ("repay", NOW, NOW + ahead_ms, "m", MIN_RETENTION_MS, 1, 1, "videos.list", "", "", "m1")
+    assert scripts.run(*repay) == (1 if agree else "CLOCK")
+    answer = scripts.charge((ALL, 10, 1, DAY_MS), caller_ms=NOW + ahead_ms)
+    assert answer[:3] == (["ADMITTED", f"{NOW}-1", answer[2]] if agree else ["CLOCK", "", str(NOW)])
+    assert bool(scripts.client.keys("*")) == agree
 
 
 def test_a_hundred_debts_are_repaid_at_once_and_one_more_is_an_error(scripts: Scripts) -> None:
     debts = [(number, 1, "videos.list", "", "", f"m{number}") for number in range(1, 102)]
     with pytest.raises(redis.ResponseError, match=r"repay.lua: more than 100 charges"):
-        scripts.run("repay", NOW, "m", MIN_RETENTION_MS, *[word for debt in debts for word in debt])
+        scripts.run("repay", NOW, 0, "m", MIN_RETENTION_MS, *[word for debt in debts for word in debt])
     assert not scripts.client.exists(LOG)
-    assert scripts.run("repay", NOW, "m", MIN_RETENTION_MS, *[word for debt in debts[:100] for word in debt]) == 100
+    assert scripts.run("repay", NOW, 0, "m", MIN_RETENTION_MS, *[word for debt in debts[:100] for word in debt]) == 100
     assert scripts.used() == 100
 
 

@@ -297,9 +297,10 @@ class Slow:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ledger, name)
 
-    def repay(self, *args: Any) -> None:
-        self._ledger.repay(*args)
+    def repay(self, *args: Any) -> bool:
+        repaid: bool = self._ledger.repay(*args)
         self._meanwhile()
+        return repaid
 
 
 def test_a_draw_given_back_while_it_is_repaid_counts_nothing(machine: Machine) -> None:
