@@ -148,4 +148,4 @@ class CostBook(NamedTuple):
         hint = nearest(self.canonical(method), self.methods)
         if hint.startswith("known:"):
             hint = f"`quota costs` lists the {len(self.methods)} it has."
-        return f"cost book {self.name!r} has no method {show(method)}; {hint} Or give the units: --units N"
+        return f"cost book {self.name!r} has no method {show(method)}; {hint}"

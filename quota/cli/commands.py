@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quota.cli.options import call_options, config_option, credential_option, json_option
+from quota.cli.options import call_options, config_option, credential_option, json_option, units_instead
 from quota.cli.output import (
     decision_status,
     fail,
@@ -142,7 +142,8 @@ def _decide(config: str | None, as_json: bool, call: dict[str, Any], *, commit: 
     with quota.open(config) as session:
         _say_built_in(session, err=as_json)
         budget = session.budget(call.pop("credential"))
-        decision = (budget.charge if commit else budget.peek)(**call)
+        with units_instead():
+            decision = (budget.charge if commit else budget.peek)(**call)
     if as_json:
         print_json(decision.as_json())
     elif decision.admitted:
@@ -240,7 +241,8 @@ def exec_(method: str, command: list[str], config: str | None, credential: str |
     with quota.open(config) as session:
         _say_built_in(session, err=True)
         budget = session.budget(credential)
-        decision = budget.charge(method, **call)
+        with units_instead():
+            decision = budget.charge(method, **call)
         if not decision.admitted:
             fail(decision.sentence())
             click.get_current_context().exit(decision_status(decision))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from quota.errors import UnknownMethod
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 def config_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,7 +36,7 @@ credential_option = click.option("--credential", metavar="C", help="Whose budget
 
 
 def call_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What describes one call: METHOD, --units, --credential, --job, --region."""
+    """What describes one call: METHOD, --units, --credential, --job, --region. See `units_instead`."""
     for option in (
         click.option("--region", metavar="R", default="", help="Region that the charge belongs to."),
         click.option(
@@ -45,3 +48,12 @@ def call_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         command = option(command)
     return command
+
+
+@contextmanager
+def units_instead() -> Iterator[None]:
+    """Adds to an UnknownMethod error what else a command with --units can do."""
+    try:
+        yield
+    except UnknownMethod as error:
+        raise UnknownMethod(f"{error} Or give its units: --units N") from None

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 import quota
 from fuzz.generate import ODD_TEXT, text
 from fuzz.inputs import PARTS, Input, check_line, every
-from quota.cli.commands import _main
+from quota.cli.commands import _main, cli
 from quota.jobs.job import Page
 from quota.jobs.store.store import Store
 from quota.limits import DAY_MS
@@ -108,6 +110,7 @@ def test_any_arguments_end_in_a_documented_status(
         status, out, err = _quota(monkeypatch, args)
         assert status in STATUSES or (args[0] == "exec" and status in (126, 127)), (status, err)
         _check_streams(status, out, err)
+        _check_remedies(args, err.decode())
 
     every("command-line", part, attempt)
 
@@ -188,6 +191,15 @@ def _check_streams(status: int, out: bytes, err: bytes) -> None:
         assert lines or out, "nothing is said"
     for line in lines:
         check_line(line)
+
+
+def _check_remedies(args: list[str], said: str) -> None:
+    """The options that a message names are the command's own, unless the user wrote them."""
+    command = cli.get_command(click.Context(cli), args[0])
+    known = {name for param in command.params for name in param.opts} if command is not None else set()
+    written = " ".join(args)
+    for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", said):
+        assert option in known | {"--help"} or option in written, (option, said)
 
 
 def _quota(monkeypatch: pytest.MonkeyPatch, args: list[str]) -> tuple[int, bytes, bytes]:

@@ -7,6 +7,11 @@ import re
 from functools import cache
 from pathlib import Path
 
+import click
+import pytest
+
+from quota.cli.commands import cli
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(path for wing in ("quota", "jobs") for path in (ROOT / wing).rglob("*.py"))
 COUNTED = (
@@ -46,3 +51,88 @@ NEVER_ONE = (
     "{items:,} items, more than ",
     "{len(regions)} regions failed (",
 )
+
+
+# -- remedies ----------------------------------------------------------------------------------------------------------
+
+COMMANDS = {name: cli.get_command(click.Context(cli), name) for name in cli.list_commands(click.Context(cli))}
+SAID_BY = {
+    "jobs/plan/plan.py": ["plan"],
+    "jobs/store/store.py": ["search"],
+    "quota/cli/options.py": ["charge", "peek", "exec"],
+}
+"""The commands whose users see a file's messages. Those of any other file may reach the users of all commands."""
+
+
+def options_of(command: str) -> set[str]:
+    found = COMMANDS[command]
+    assert found is not None
+    return {name for param in found.params for name in param.opts if name.startswith("--")} | {"--help"}
+
+
+def texts(tree: ast.Module) -> list[str]:
+    """All texts of a module but docstrings and the declarations of options, with `{}` for what an f-string computes."""
+    docs = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    docs |= {id(part) for node in ast.walk(tree) if is_option(node) for part in ast.walk(node)}
+    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            found.append("".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not {id(node)} & (docs | parts):
+            found.append(node.value)
+    return found
+
+
+def is_option(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == "click.option"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_that_a_message_names_exists_with_its_options(path: Path) -> None:
+    for text in texts(trees()[path]):
+        for command, rest in re.findall(r"(?:`|: )quota ([a-z]+)([^`]*)", text):
+            assert command in COMMANDS, text
+            assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", rest)) <= options_of(command), text
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_option_that_a_message_names_is_one_of_the_command_that_says_it(path: Path) -> None:
+    """A message of the library may reach the user through every command, or through none."""
+    name, tree = str(path.relative_to(ROOT)), trees()[path]
+    if path.name != "commands.py":
+        said = [(SAID_BY.get(name, CONFIGURED), tree)]
+    else:
+        functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        said = [
+            (commands_that_run(one, functions) or CONFIGURED, ast.Module(body, []))
+            for one in functions.values()
+            if (body := one.body)
+        ]
+    for commands, part in said:
+        known = {"--config"}.union(set.intersection(*map(options_of, commands)))  # `quota` itself has that one
+        for text in texts(part):
+            named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", re.sub(r"`quota [^`]*`|: quota .*", "", text)))
+            assert named <= known, (commands, text)
+
+
+CONFIGURED = [name for name in COMMANDS if "--config" in options_of(name)]
+
+
+def commands_that_run(function: ast.FunctionDef, functions: dict[str, ast.FunctionDef]) -> list[str]:
+    """The command that a function is, or the commands that call it."""
+    callbacks = {command.callback.__name__: name for name, command in COMMANDS.items() if command and command.callback}
+    if function.name in callbacks:
+        return [callbacks[function.name]]
+    calls = [
+        other
+        for other in functions.values()
+        if any(isinstance(node, ast.Name) and node.id == function.name for node in ast.walk(other))
+    ]
+    return [name for caller in calls if caller is not function for name in commands_that_run(caller, functions)]

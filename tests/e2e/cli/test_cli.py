@@ -154,7 +154,9 @@ def test_peek_charges_nothing(quota: Quota) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["charge", "vidoes.list"], "did you mean 'videos.list'? Or give the units: --units N"),
+        (["charge", "vidoes.list"], "did you mean 'videos.list'? Or give its units: --units N"),
+        (["exec", "nope", "--", "true"], "`quota costs` lists the 50 it has. Or give its units: --units N"),
+        (["costs", "nope"], "cost book 'youtube-v3' has no method 'nope'; `quota costs` lists the 50 it has."),
         (["charge", "search.list", "--units", "151"], "it can never fit; raise the limit or make a cheaper call"),
         (["charge", "videos.list", "--units", "0"], "0 units: a charge is a whole number from 1"),
         (["charge", "videos.list", "--units", "-3"], "-3 units: a charge is a whole number from 1"),

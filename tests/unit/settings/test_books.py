@@ -166,7 +166,7 @@ def test_the_api_name_in_front_of_a_method_does_not_matter() -> None:
 def test_an_unknown_method_is_answered_with_the_nearest(method: str, message: str) -> None:
     with pytest.raises(UnknownMethod) as error:
         load_book("youtube-v3").price(method)
-    assert str(error.value) == f"cost book 'youtube-v3' has no method {message} Or give the units: --units N"
+    assert str(error.value) == f"cost book 'youtube-v3' has no method {message}"
 
 
 def test_a_method_name_of_any_length_makes_one_short_line() -> None:
