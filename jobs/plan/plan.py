@@ -314,6 +314,8 @@ def _days(
 
 # -- how it looks ------------------------------------------------------------------------------------------------------
 
+_NOTHING_DUE = "nothing is due in this time, so nothing would be refused"
+_NOTHING_SCHEDULED = 'nothing is scheduled: no job has a schedule, such as "*/30 * * * *"'
 MAX_JOBS_SHOWN = 12
 _BARS = " ▁▂▃▄▅▆▇█"
 
@@ -328,7 +330,9 @@ def render_plan(plan: Plan) -> RenderableType:
     total = sum(job.ticks for job in plan.jobs)
     span = f"{_when(plan.start_ms, plan.zone)} to {_when(plan.until_ms, plan.zone)} {plan.zone}"
     regions = sum(job.refused_regions for job in plan.jobs)
-    if plan.fits:
+    if not total:
+        verdict = Text(_NOTHING_DUE if plan.jobs else _NOTHING_SCHEDULED, style="bold")
+    elif plan.fits:
         verdict = Text(f"fits: {many(total, 'tick')}, {refused:,} refused", style="bold green")
     else:
         left = f"{many(regions, 'region')} left for later ones"

@@ -28,9 +28,10 @@ from quota.session import Session
 from quota.settings.model import LedgerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from quota.budget import Budget
+    from quota.costs import CostBook, Price
     from quota.decision import Decision
     from quota.jobs.job import Fetch
     from quota.jobs.schedule.ticks import Tick
@@ -76,6 +77,16 @@ def step_at(steps: Sequence[Step], checkpoint: Checkpoint) -> int:
         index += 1
     # Only the search stops between two steps of one page.
     return index + 1 if "ids" in checkpoint.cursor and index < len(steps) and not steps[index].completes_page else index
+
+
+def prices_between(book: CostBook, method: str, start_ms: int, until_ms: int) -> Iterator[Price]:
+    """The prices of a call from `start_ms` to `until_ms`: the book's default for a method that it does not have."""
+    if method not in book.methods:
+        yield book.default_get
+        return
+    while start_ms < until_ms:
+        price, (_, start_ms) = book.price_at(method, start_ms)
+        yield price
 
 
 # -- what comes out ----------------------------------------------------------------------------------------------------
@@ -209,37 +220,54 @@ class _Region:
 
 
 class _Job:
-    """One job's constants and its regions."""
+    """One job's constants and its regions.
 
-    __slots__ = ("budget", "calls", "knows", "name", "regions", "spent", "steps", "totals", "wanted")
+    `calls` are the calls of a pass over one region: the method, its units where the book does not know it, and what
+    they are charged to. `a_pass` has their sums: what is wanted, its units and its calls. Both are by the prices of the
+    time for which `price` was called last.
+    """
 
-    def __init__(
-        self, job: JobSettings, budget: Budget, fetch: Fetch, checkpoints: Mapping[str, Checkpoint], start_ms: int
-    ) -> None:
+    __slots__ = (
+        "a_pass", "budget", "calls", "knows", "methods", "name", "priced_until_ms", "regions", "spent", "steps",
+        "totals", "wanted",
+    )  # fmt: skip
+
+    def __init__(self, job: JobSettings, budget: Budget, fetch: Fetch, checkpoints: Mapping[str, Checkpoint]) -> None:
         self.name = job.name
         self.budget = budget
         self.steps = pass_steps(job, fetch)
         self.regions = {name: _Region(name, checkpoints.get(name), self.steps) for name in job.regions or ("",)}
         self.totals = JobTotals(passes=dict.fromkeys(self.regions, 0))
-        book = budget.book.at(start_ms)
+        self.methods = [budget.book.canonical(step.method or "unknown") for step in self.steps]
+        self.spent: dict[tuple[str, str], Spent] = {}
+        self.wanted: dict[tuple[str, str], Spent] = {}
         self.calls: list[tuple[str, int | None, Spent, int]] = []
-        known: dict[str, tuple[str, int | None, Spent, int]] = {}
-        self.wanted: dict[str, tuple[Spent, int, int]] = {}
-        for step in self.steps:
-            method = book.canonical(step.method or "unknown")
-            if method not in known:
-                price = book.price(method) if method in book.methods else book.default_get
-                units = None if method in book.methods else price.units
-                spent, wanted = (Spent(budget.project, price.bucket, method, job.name) for _ in range(2))
-                known[method] = (method, units, spent, price.units)
-                self.wanted[method] = (wanted, 0, 0)
-            self.calls.append(known[method])
-            so_far, units_a_pass, calls = self.wanted[method]
-            self.wanted[method] = (so_far, units_a_pass + known[method][3], calls + 1)
-        self.spent = [call[2] for call in known.values()]
+        self.a_pass: dict[tuple[str, str], tuple[Spent, int, int]] = {}
+        self.priced_until_ms = 0
         # The budget refuses jobs alike that it cannot tell apart, so the refusal of one is that of all.
         selected = any(limit.view.selector.jobs for limit in budget.limits)
         self.knows = (budget.project, budget.credential, tuple(sorted(job.leave.items())), job.name if selected else "")
+
+    def price(self, at_ms: int) -> None:
+        """Go by the prices at `at_ms`, which is never earlier than the last time."""
+        if at_ms < self.priced_until_ms:
+            return
+        book, until_ms = self.budget.book, NEVER
+        self.calls, self.a_pass = [], {}
+        for method in self.methods:
+            if method in book.methods:
+                price, (_, price_until_ms) = book.price_at(method, at_ms)
+                units, until_ms = None, min(until_ms, price_until_ms)
+            else:
+                price = book.default_get
+                units = price.units
+            key = (method, price.bucket)
+            for found in (self.spent, self.wanted):
+                found.setdefault(key, Spent(self.budget.project, price.bucket, method, self.name))
+            self.calls.append((method, units, self.spent[key], price.units))
+            wanted, units_a_pass, calls = self.a_pass.get(key, (self.wanted[key], 0, 0))
+            self.a_pass[key] = (wanted, units_a_pass + price.units, calls + 1)
+        self.priced_until_ms = until_ms
 
 
 class _Simulation:
@@ -261,7 +289,7 @@ class _Simulation:
         for job in settings.jobs.values():
             fetch = (fetches or {}).get(job.name) or load_fetch(job.fetch, job.options, folder)
             checkpoints = {checkpoint.region: checkpoint for checkpoint in state.checkpoints.get(job.name, ())}
-            self.jobs[job.name] = _Job(job, self.session.budget(job.credential), fetch, checkpoints, start_ms)
+            self.jobs[job.name] = _Job(job, self.session.budget(job.credential), fetch, checkpoints)
         self.refused_until: dict[tuple[Any, ...], tuple[int, str | None]] = {}
         self.refusals: list[Refusal] = []
 
@@ -301,8 +329,8 @@ class _Simulation:
         return Simulated(
             self.start_ms,
             self.until_ms,
-            [spent for job in jobs for spent in job.spent],
-            [wanted for job in jobs for wanted, _, _ in job.wanted.values()],
+            [spent for job in jobs for spent in job.spent.values()],
+            [wanted for job in jobs for wanted in job.wanted.values()],
             self.refusals,
             {job.name: job.totals for job in jobs},
             stopped,
@@ -314,7 +342,8 @@ class _Simulation:
         regions = list(job.regions.values())
         max_regions = len(tick.regions) or len(regions)
         job.totals.ticks += 1
-        for wanted, units_a_pass, calls in job.wanted.values():
+        job.price(at_ms)
+        for wanted, units_a_pass, calls in job.a_pass.values():
             wanted.add(day, units_a_pass * max_regions, calls * max_regions)
         if not any(region.pending for region in regions):
             for region in regions:
@@ -323,9 +352,9 @@ class _Simulation:
         started = False
         for done, region in enumerate(todo):
             for index in range(region.cursor or 0, len(job.calls)):
-                method, units, spent, _ = job.calls[index]
+                method, units, spent, price_units = job.calls[index]
                 # A refusal's time is exact, and no charge makes it earlier. Until then the answer stays the same.
-                key = (method, *job.knows)
+                key = (method, price_units, *job.knows)
                 until_ms, refused_by = self.refused_until.get(key, (0, None))
                 if at_ms < until_ms:
                     return Refusal(at_ms, job.name, refused_by, len(todo) - done, started)

@@ -6,10 +6,11 @@ It tries the jobs that use most of the limits that refuse: a longer interval, fe
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from quota.jobs.plan.simulation import pass_steps, simulate
+from quota.jobs.plan.simulation import pass_steps, prices_between, simulate
 from quota.jobs.schedule.ticks import streams, ticks
 from quota.limits import DAY_MS, MINUTE_MS, Sliding, format_duration
 from quota.settings.schedules import Cron, Every, parse_schedule
@@ -95,6 +96,7 @@ class _Search:
         self.may_be_refused = may_be_refused
         self.simulations = 0
         self.refused = {r.job: None for r in outcome.refusals if r.job not in may_be_refused}
+        self.least_units: dict[tuple[str, str, str, int], int] = {}
         self.region_ticks: dict[tuple[object, ...], dict[int, int]] = {}
 
     # -- which changes there are -------------------------------------------------------------------------------------
@@ -154,8 +156,8 @@ class _Search:
 
     def _leaves(self, job: JobSettings) -> list[JobSettings]:
         """The job with other numbers for `leave`: less for a refused job, more for one that may be refused."""
-        limits = {limit.name: limit.limit_units for limit in self.settings.credentials[job.credential].limits}
         main = self.settings.credentials[job.credential]
+        limits = {limit.name: limit for limit in main.limits}
         if job.name in self.refused and any(job.leave.values()):
             highest = max(job.leave.values())
             return [
@@ -167,13 +169,39 @@ class _Search:
             names = list(job.leave) or [
                 x.name for x in main.limits if not x.narrow and bucket in x.view.selector.buckets
             ]
-            room = min((limits[name] - job.leave.get(name, 0) for name in names), default=0)
-            cheapest = main.book.at(self.outcome.start_ms).cheapest_units(bucket)
+            held = [(limits[name], job.leave.get(name, 0)) for name in names]
+            rooms = [limit.limit_units - left - self._dearest(job, limit) for limit, left in held]
             return [
                 replace(job, leave={name: job.leave.get(name, 0) + more for name in names})
-                for more in _steps(max(0, room - cheapest))
+                for more in _steps(max(0, min(rooms, default=0)))
             ]
         return []
+
+    def _dearest(self, job: JobSettings, limit: Limit) -> int:
+        """The most that a limit counts for one call of a job during the plan: it must always hold that."""
+        start_ms, until_ms = self.outcome.start_ms, self.outcome.until_ms
+        return max(max(self._counted(job, method, limit, start_ms, until_ms)) for method in self._methods(job))
+
+    def _methods(self, job: JobSettings) -> list[str]:
+        """The methods that one pass over one region calls."""
+        book = self.settings.credentials[job.credential].book
+        return [book.canonical(step.method or "unknown") for step in pass_steps(job, self.fetches[job.name])]
+
+    def _counted(self, job: JobSettings, method: str, limit: Limit, start_ms: int, until_ms: int) -> list[int]:
+        """What a limit counts for one call, by each of the prices during that time."""
+        book, selector = self.settings.credentials[job.credential].book, limit.view.selector
+        return [
+            selector.cost(price.units) if selector.counts(price.bucket, method, job.name) else 0
+            for price in prices_between(book, method, start_ms, until_ms)
+        ]
+
+    def _least_units(self, job: JobSettings, method: str, limit: Limit, day: int) -> int:
+        """The least that a limit counts for one call on a day of the plan."""
+        key = (job.name, method, limit.name, day)
+        if key not in self.least_units:
+            start_ms = self.outcome.start_ms + day * DAY_MS
+            self.least_units[key] = min(self._counted(job, method, limit, start_ms, start_ms + DAY_MS))
+        return self.least_units[key]
 
     # -- whether one fits --------------------------------------------------------------------------------------------
 
@@ -205,9 +233,8 @@ class _Search:
     def _wants_too_much(self, settings: Settings) -> bool:
         """Whether a day wants more of a 24-hour limit than it holds. Then no simulation is needed."""
         for credential in {c.project: c for c in settings.credentials.values()}.values():
-            book = credential.book.at(self.outcome.start_ms)
             for limit in credential.limits:
-                window, selector = limit.view.window, limit.view.selector
+                window = limit.view.window
                 if not isinstance(window, Sliding) or window.window_ms != DAY_MS:
                     continue
                 wants: dict[int, int] = {}
@@ -216,14 +243,11 @@ class _Search:
                         credential.project
                     ):
                         continue
-                    units_a_pass = 0
-                    for step in pass_steps(job, self.fetches[job.name]):
-                        method = book.canonical(step.method or "unknown")
-                        price = book.price(method) if method in book.methods else book.default_get
-                        if selector.counts(price.bucket, method, job.name):
-                            units_a_pass += selector.cost(price.units)
+                    calls = Counter(self._methods(job))
                     for day, count in self._region_ticks(job).items():
-                        wants[day] = wants.get(day, 0) + count * units_a_pass
+                        for method, each in calls.items():
+                            units = self._least_units(job, method, limit, day)
+                            wants[day] = wants.get(day, 0) + count * each * units
                 if max(wants.values(), default=0) > limit.limit_units:
                     return True
         return False

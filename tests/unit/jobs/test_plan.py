@@ -127,6 +127,71 @@ def test_a_schedule_that_fits_says_so_and_what_is_left(folder: Path) -> None:
     assert shown(plan)[1] == "fits: 84 ticks, 0 refused"
 
 
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        ("", 'nothing is scheduled: no job has a schedule, such as "*/30 * * * *"'),
+        ('schedule = "0 0 1 1 *"', "nothing is due in this time, so nothing would be refused"),
+    ],
+)
+def test_a_plan_of_nothing_does_not_say_that_it_fits(folder: Path, schedule: str, said: str) -> None:
+    text = LIMITS + KEYWORDS.replace('schedule = "every 45m"', schedule)
+    plan = make_plan(settings(folder, text), 0, first_day=MONDAY)
+    assert (plan.fits, plan.as_json()["ticks"]) == (True, 0), "nothing is refused"
+    assert shown(plan)[1] == said
+
+
+# -- prices that change ------------------------------------------------------------------------------------------------
+
+UPLOADS = """
+[jobs.uploads]
+fetch = "uploads:fetch"
+schedule = "every 30m"
+"""
+
+
+def uploads(folder: Path, units: int, window: str = "24h") -> Settings:
+    """A job of one call in each tick: 1,600 units until 2025-12-03, 100 from then on."""
+    (folder / "uploads.py").write_text(KEYWORDS_PY.replace("search.list", "videos.insert"))
+    return settings(folder, LIMITS.replace("10_000", str(units)).replace("24h", window) + UPLOADS)
+
+
+def test_a_plan_goes_by_the_price_of_each_day(folder: Path) -> None:
+    plan = make_plan(uploads(folder, 100_000), 0, first_day=date(2025, 12, 2), days=4)
+    used = [day.used_units for day in plan.limits[0].days]
+    assert (plan.fits, used) == (True, [48 * 1_600, 48 * 1_600, 48 * 100, 48 * 100])
+    plan = make_plan(uploads(folder, 100_000), 0, first_day=date(2025, 12, 4), days=2)
+    assert (plan.fits, plan.limits[0].needs_units) == (True, 48 * 100)
+
+
+def test_what_a_plan_says_is_wanted_is_what_is_charged_where_nothing_is_refused(folder: Path) -> None:
+    found = uploads(folder, 100_000)
+    start_ms = int(datetime(2025, 12, 2, 8, tzinfo=UTC).timestamp() * 1000)
+    outcome = simulate(
+        found, ticks(found.jobs.values(), start_ms, start_ms + 4 * DAY_MS), start_ms, start_ms + 4 * DAY_MS
+    )
+    (wanted,), (spent,) = outcome.wanted, outcome.spent
+    assert wanted.units == {0: 48 * 1_600, 1: 48 * 1_600, 2: 48 * 100, 3: 48 * 100}
+    assert sum(wanted.units.values()) == sum(spent.units.values())
+
+
+def test_a_call_that_was_refused_fits_as_soon_as_it_is_cheaper(folder: Path) -> None:
+    found = uploads(folder, 5_000, "48h")
+    plan = make_plan(found, 0, first_day=date(2025, 12, 3), days=2, find_changes=False)
+    midnight_ms = int(datetime(2025, 12, 4, 8, tzinfo=UTC).timestamp() * 1000)
+    refused = [refusal.at_ms for refusal in plan.refusals]
+    assert len([at_ms for at_ms in refused if at_ms < midnight_ms]) == 48 - 3
+    assert min(at_ms for at_ms in refused if at_ms >= midnight_ms) == midnight_ms + 2 * 30 * 60_000, "4,800 + 2 x 100"
+
+
+def test_leave_is_raised_only_as_far_as_the_jobs_own_calls_still_fit(folder: Path) -> None:
+    text = LIMITS.replace("10_000", "1_000") + KEYWORDS.replace("45m", "1h")
+    text += '[jobs.charts]\nfetch = "trending"\nregions = ["US", "DE"]\npages = 4\nschedule = "every 30m"\n'
+    plan = make_plan(settings(folder, text), 0, first_day=MONDAY, may_be_refused=["keywords"])
+    assert not plan.fits
+    assert "leave" in {change.setting for change in plan.changes if change.job == "keywords"}
+
+
 # -- days and charts ---------------------------------------------------------------------------------------------------
 
 
