@@ -219,7 +219,8 @@ class Budget:
             before = self.ledger.settle(self.project, charge_id, units, tuple(limit.view for limit in self.limits))
         if before is None:
             raise UnknownCharge(
-                f"project {self.project!r} has no charge {charge_id!r}; `quota spend` shows what the log still holds"
+                f"project {self.project!r} has no charge {charge_id!r}; give the id that the charge returned, while "
+                "the ledger's log still has it"
             )
         return before
 

@@ -75,7 +75,7 @@ class CredentialRow:
     @property
     def unlogged_units(self) -> int:
         """The units that the ledger counts without an entry in its log, in the limit with the most of them."""
-        return max((row.state.unlogged_units for row in self.limits), default=0)
+        return unlogged_units(row.state for row in self.limits)
 
     @property
     def open(self) -> bool:
@@ -212,6 +212,11 @@ def exact_from(window: Window, whole_after_ms: int, at_ms: int) -> int | None:
     return exact_ms if exact_ms > at_ms else None
 
 
+def unlogged_units(states: Iterable[LimitState]) -> int:
+    """The units of lost charges in the limit that counts the most of them."""
+    return max((state.unlogged_units for state in states), default=0)
+
+
 def _verdict_json(credential: CredentialRow) -> dict[str, object]:
     outlook = credential.outlook
     return {
@@ -260,13 +265,15 @@ def _exhaustion_json(exhaustion: Exhaustion) -> dict[str, object]:
 class Spending:
     """Charges summed by some of SPEND_FIELDS: rows of (values of `by`, charges, units), dearest first.
 
-    It covers all charges since `since_ms`, which is later than requested where a log does not reach back so far.
+    It covers all charges since `since_ms`, which is later than requested where a log does not reach back so far. The
+    rows lack the charges that the ledger has lost: its limits count `unlogged_units` for them now.
     """
 
     since_ms: int
     until_ms: int
     by: tuple[str, ...]
     rows: tuple[tuple[tuple[str, ...], int, int], ...]
+    unlogged_units: int = 0
 
     @property
     def total_units(self) -> int:
@@ -282,6 +289,7 @@ class Spending:
                 for values, charges, units in self.rows
             ],
             "total_units": self.total_units,
+            **({"unlogged_units": self.unlogged_units} if self.unlogged_units else {}),
         }
 
 

@@ -356,16 +356,18 @@ def spend(by: str, since: str, credential: str | None, as_json: bool, config: st
     """Show who spent the budget: charges and units, largest first.
 
     The ledger keeps charges as long as the longest window needs them, at least 49 hours. If you ask for more, a line
-    says where the history begins.
+    says where the history begins. Another line says how many units the limits count for charges that the ledger lost.
 
     \b
     Example:
       quota spend --by job,region --since 2d
     """
+    from dataclasses import replace
+
     import quota
     from quota.cli.render import render_spending, weekday
     from quota.limits import parse_duration
-    from quota.status import SPEND_FIELDS, read_spending
+    from quota.status import SPEND_FIELDS, read_spending, unlogged_units
 
     fields = [field.strip() for field in by.split(",")]
     for field in fields:
@@ -378,7 +380,9 @@ def spend(by: str, since: str, credential: str | None, as_json: bool, config: st
     with quota.open(config) as session:
         chosen = session.settings.credentials.values() if credential is None else [session.credential(credential)]
         start_ms = max(0, session.ledger.now_ms() - since_ms)
-        spending = read_spending(session.ledger, [c.project for c in chosen], fields, start_ms)
+        projects = {c.project: session.budget(c.name) for c in chosen}
+        lost_units = sum(unlogged_units(budget.usage()) for budget in projects.values())
+        spending = replace(read_spending(session.ledger, projects, fields, start_ms), unlogged_units=lost_units)
     if as_json:
         print_json(spending.as_json())
         return
@@ -389,6 +393,8 @@ def spend(by: str, since: str, credential: str | None, as_json: bool, config: st
         say(f"nothing was charged {f'since {weekday(spending.since_ms)}' if cut else f'in the last {since}'}")
     if cut:
         say(f"only since {weekday(spending.since_ms)}, not {since}: the ledger has dropped older charges")
+    if lost_units:
+        say(f"not listed: {many(lost_units, 'unit')} of charges that the ledger lost; its limits still count them")
 
 
 @cli.command()

@@ -382,4 +382,7 @@ def test_a_deleted_ledger_is_noticed_and_shown(quota: Quota) -> None:
     assert max(map(len, shown.stdout.splitlines())) <= 80
     limits = quota.json("status")["credentials"][0]["limits"]
     assert [(row["used_units"], row["unlogged_units"]) for row in limits] == [(101, 100)] * 2
+    spent = quota.json("spend")
+    assert (spent["total_units"], spent["unlogged_units"]) == (1, 100)
+    assert "not listed: 100 units of charges that the ledger lost" in quota("spend").stdout
     assert limits[0]["next_capacity_at"] == rfc3339(int(lost["id"].partition("-")[0]) + DAY_MS)
