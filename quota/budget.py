@@ -535,7 +535,7 @@ class Budget:
             warn("retry_at_unknown project=%s limit=%s: %s", self.project, plan.limits[i].name, error)
         limit, check, used = plan.limits[i], request.checks[i], result.used_units[i]
         alone = cap(limit, 0, check.cost_units, request.caller_ms)
-        detail = f"of {plan.caps[i]} by the end of the {_period(limit)}" if check.cap_units < plan.caps[i] else ""
+        detail = f"of {plan.caps[i]:,} by the end of the {_period(limit)}" if check.cap_units < plan.caps[i] else ""
         return limit.name, "limit" if used + check.cost_units > alone else "leave", retry_at_ms, detail
 
     def _entries(self, since_ms: int, until_ms: int) -> Iterator[Entry]:

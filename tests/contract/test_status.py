@@ -226,7 +226,7 @@ def test_a_paced_limit_is_full_until_its_pace_gives_more(scene: Scene) -> None:
     assert scene.result() == "OPEN: 2,000 units"
     scene.session.budget("main").charge("videos.list", units=2_000)
     assert scene.result() == (
-        "FULL until 10:00:09: limit 'pacific-day' has 2000 of 2000 units used, of 9600 by the end of the day"
+        "FULL until 10:00:09: limit 'pacific-day' has 2,000 of 2,000 units used, of 9,600 by the end of the day"
     )
     assert scene.fields() == (False, None, "pacific-day", rfc3339(TEN_MS + 9_000))
 

@@ -93,7 +93,7 @@ def test_a_refusal_by_pace_names_the_millisecond_of_the_next_call() -> None:
     assert spend_all(budget, 100) == 300
     refused = budget.charge("search.list")
     assert (refused.reason, refused.refused_by, refused.limits[0].limit_units) == ("limit", "pacific-day", 300)
-    assert "300 of 300 units used, of 2400 by the end of the day" in refused.sentence()
+    assert "300 of 300 units used, of 2,400 by the end of the day" in refused.sentence()
     assert refused.retry_at_ms == MIDNIGHT + HOUR_MS
     setup.now_ms = refused.retry_at_ms - 1
     assert not budget.charge("search.list").admitted
