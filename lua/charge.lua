@@ -24,6 +24,7 @@
 --                      unlogged_until_ms    until when any of that counts
 --                      repaid:MACHINE       the last number repaid (L19; see repay.lua)
 --                      closed:BUCKET        an exhaustion, or, lifted, reopened:BUCKET (L20; see exhaust.lua, reopen.lua)
+--                      claim:JOB            whose the regions of a job are, and which ticks were run (L25; see claim.lua)
 --                      housekeeping_cursor  how far housekeeping has come in this hash (L23)
 --                      eviction_checked_ms  when the server was last asked whether it may evict keys
 --       3 corrections  hash: id -> the units that a corrected charge counts now (L15)
@@ -490,8 +491,8 @@ pcall(function()
   for _, entry in ipairs(old) do redis.call('HDEL', corrections, entry[1]) end
   if has_corrections and redis.call('EXISTS', corrections) == 0 then redis.call('HSET', state, 'has_corrections', '0') end
 end)
--- From the state go: keys of retries whose first tries have long failed, unlogged usage that has expired, and views that
--- nobody has used for as long as the log is kept: their limits are configured no more.
+-- From the state go: keys of retries whose first tries have long failed, unlogged usage that has expired, claims that have
+-- lapsed, and views that nobody has used for as long as the log is kept: their limits are configured no more.
 pcall(function()
   local from = redis.call('HGET', state, 'housekeeping_cursor') or '0'
   local piece = redis.call('HSCAN', state, string.match(from, '^%d+$') or '0', 'COUNT', CHUNK)
@@ -501,6 +502,8 @@ pcall(function()
       old = math.abs(clock_ms - (tonumber(value) or 0)) >= RETRIED_KEPT_MS
     elseif string.find(field, '^unlogged:') or field == 'unlogged_until_ms' then
       old = unlogged_until_ms + RETENTION_SLACK_MS <= now_ms
+    elseif string.find(field, '^claim:') then
+      old = (tonumber(string.match(value, '^(%d+) ')) or 0) <= clock_ms
     elseif string.find(field, '^view:') then
       local head_ms = tonumber(string.match(value, '^%d+ %d+%-%d+ (%d+)%-%d+ %d+$'))
       old = head_ms and head_ms <= trim_through_ms

@@ -48,6 +48,7 @@ from quota.jobs.job import attempt_of, load_fetch
 from quota.jobs.rotation import by_rotation
 from quota.jobs.schedule.ticks import Tick, streams
 from quota.jobs.store.store import Store
+from quota.ledger.claims import Claim
 from quota.limits import HOUR_MS
 
 if TYPE_CHECKING:
@@ -253,7 +254,11 @@ class _JobQueue:
     def _claim(self, session: Session, tick: Tick) -> bool:
         project = session.credential(self.job.credential).project
         try:
-            return session.ledger.claim(project, tick.name, self.job.misfire_grace_ms + CLAIM_SLACK_MS)
+            ms = self.job.misfire_grace_ms + CLAIM_SLACK_MS
+            claim = Claim(self.job.name, session.run, session.run, session.run, "", (), HOUR_MS, HOUR_MS, tick.name, ms)
+            claimed = session.ledger.claim(project, claim)
+            session.ledger.end_claim(project, claim, "done")
+            return not claimed.tick
         except quota.LedgerError as error:
             _say("claim_unanswered", tick, level=logging.WARNING, why=str(error))
             return True

@@ -28,6 +28,7 @@ from quota.limits import HOUR_MS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from quota.ledger.claims import Claim, Claimed, Ending
     from quota.ledger.entry import Charge, Entry, Id
     from quota.ledger.unlogged import UnloggedUsage
     from quota.limits import Edges, View, Window
@@ -219,11 +220,17 @@ class Ledger(Protocol):
         """Lift an exhaustion, and keep it with the reason until the bucket is closed again. False if there was none."""
         ...
 
-    def claim(self, project: str, name: str, ttl_ms: int) -> bool:
-        """Whether the caller is the first to claim `name` in the last `ttl_ms`: True for exactly one of any number.
+    def claim(self, project: str, claim: Claim, *, take_over: bool = False) -> Claimed:
+        """Give a run those of its regions that are free, lapsed or its own store's (L25); `take_over`: all of them.
 
-        For work that one of several machines should do: name the work and its time. A claim is never given back. If an
-        answer is lost, claiming again is the same claim.
+        One atomic step. A run claims again to renew its hold, and learns from the answer what it has lost meanwhile. If
+        an answer is lost, claiming again is the same claim. Raises UsageError for a claim out of its bounds.
+        """
+        ...
+
+    def end_claim(self, project: str, claim: Claim, ending: Ending) -> None:
+        """Say that the run has ended. Its regions stay with its store, unless it `failed`; its tick was run, unless it
+        was `stopped` on the way.
         """
         ...
 

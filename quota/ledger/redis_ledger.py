@@ -1,14 +1,12 @@
 """The shared ledger: Redis 6.2 or newer, or Valkey, through `lua/`. The contract is `quota.ledger.contract.Ledger`.
 
 One decision is one script call, one round trip. The rules (L1, L2, ...) are in ARCHITECTURE.md; in Redis the scripts
-implement them. `_keys` builds the three keys of a project, and the head of `lua/charge.lua` describes them. A claim is
-a key of its own, `quota:{project}:claim:NAME`, until it lapses.
+implement them. `_keys` builds the three keys of a project, and the head of `lua/charge.lua` describes them.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import threading
 from functools import lru_cache, partial
@@ -45,6 +43,7 @@ from quota.common.clock import LATEST_MS, NEVER, elapsed_s
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
 from quota.errors import ConfigError, LedgerError
+from quota.ledger.claims import Claimed, Holder, checked_claim
 from quota.ledger.contract import MIN_RETENTION_MS, ChargeResult, Exhaustion, checked_exhaustion, checked_range
 from quota.ledger.entry import DEFAULT_BUCKET, Entry
 from quota.ledger.redis_connection import Connections, Packer
@@ -55,6 +54,7 @@ from quota.limits import DAY_MS, Sliding
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from quota.ledger.claims import Claim, Ending
     from quota.ledger.contract import ChargeRequest, LimitCheck
     from quota.ledger.entry import Charge, Id
     from quota.limits import View
@@ -253,13 +253,17 @@ class RedisLedger:
     def reopen(self, project: str, bucket: str, because: str = "") -> bool:
         return bool(self._script("reopen", project, [self._now(), text(bucket, "bucket"), json.dumps(because)]))
 
-    def claim(self, project: str, name: str, ttl_ms: int) -> bool:
-        name, ttl_ms = text(name, "claim"), whole(ttl_ms, "ms: the life of a claim", 1, LATEST_MS)
-        key, mine = f"{_keys(project).log.removesuffix(':log')}:claim:{name}", os.urandom(8).hex()
-        if self._query("SET", key, mine, "NX", "PX", str(ttl_ms)):
-            return True
-        # Another caller has it, or our own first try, whose answer was lost.
-        return bool(self._query("GET", key) == mine)
+    def claim(self, project: str, claim: Claim, *, take_over: bool = False) -> Claimed:
+        claim = checked_claim(claim)
+        args = self._claim_args("take" if take_over else "claim", claim)
+        return self._read(lambda reply: _claimed(claim, reply), self._script("claim", project, [*args, *claim.regions]))
+
+    def end_claim(self, project: str, claim: Claim, ending: Ending) -> None:
+        self._script("claim", project, self._claim_args(ending, checked_claim(claim)))
+
+    def _claim_args(self, mode: str, claim: Claim) -> list[str]:
+        names = (claim.name, claim.owner, claim.run, claim.machine, claim.host)
+        return [self._now(), mode, *names, str(claim.hold_ms), str(claim.lease_ms), claim.tick, str(claim.tick_ms)]
 
     # -- the connection ----------------------------------------------------------------------------------------------
 
@@ -489,6 +493,14 @@ def _usages(checks: Sequence[LimitCheck], text: str) -> tuple[tuple[UnloggedUsag
         fours = zip(words[::4], words[1::4], words[2::4], words[3::4], strict=True)
         usages.append(tuple(UnloggedUsage.from_fields(check.view.name, _epoch(lost), *rest) for lost, *rest in fours))
     return tuple(usages)
+
+
+def _claimed(claim: Claim, reply: list[Any]) -> Claimed:
+    now_ms, tick, *holders = reply
+    if tick == "done" or tick == "running":
+        return Claimed(int(now_ms), {}, tick)
+    found = zip(claim.regions, holders, strict=True)
+    return Claimed(int(now_ms), {region: Holder(**json.loads(holder)) for region, holder in found if holder})
 
 
 def _exhaustion(record: str) -> Exhaustion:

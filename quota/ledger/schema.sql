@@ -51,11 +51,12 @@ CREATE TABLE repaid (
     PRIMARY KEY (project, machine)
 ) WITHOUT ROWID;
 
--- Work that one process claimed by name. After that time others may claim it again.
+-- L25. Whose the regions of a job are, and which ticks were run: a JSON text, described in claims.py.
 CREATE TABLE claims (
     project  TEXT    NOT NULL,
-    name     TEXT    NOT NULL,
-    until_ms INTEGER NOT NULL,
+    name     TEXT    NOT NULL,       -- the job's
+    until_ms INTEGER NOT NULL,       -- when the last of it lapses
+    record   TEXT    NOT NULL,
     PRIMARY KEY (project, name)
 ) WITHOUT ROWID;
 

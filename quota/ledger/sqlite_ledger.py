@@ -8,12 +8,13 @@ ARCHITECTURE.md.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from quota.arguments import MAX_NUMBER, text, whole, whole_clock
+from quota.arguments import MAX_NUMBER, whole, whole_clock
 from quota.common.clock import LATEST_MS, NEVER, host_clock
 from quota.common.sqlite_file import DamagedError, SqliteFile, checked_row
 from quota.errors import LedgerError
+from quota.ledger.claims import Record, checked_claim
 from quota.ledger.contract import (
     CLOCK_SLACK_MS,
     MIN_RETENTION_MS,
@@ -34,9 +35,12 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Sequence
 
+    from quota.ledger.claims import Claim, Claimed, Ending
     from quota.ledger.contract import ChargeOutcome, ChargeRequest, LimitCheck
     from quota.ledger.entry import Charge, Id
     from quota.limits import View
+
+T = TypeVar("T")
 
 
 class ViewState(NamedTuple):
@@ -50,7 +54,7 @@ class ViewState(NamedTuple):
     dropped_through_ms: int
 
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 APPLICATION_ID = 0x51_4C_47_31
 """Marks an SQLite file as a ledger ("QLG1")."""
 
@@ -457,14 +461,29 @@ class SqliteLedger:
         values = (self._clock(), because, project, bucket)
         return self._file.transact(lambda db: db.execute(sql, values).rowcount, write=True) > 0
 
-    def claim(self, project: str, name: str, ttl_ms: int) -> bool:
-        name, ttl_ms = text(name, "claim"), whole(ttl_ms, "ms: the life of a claim", 1, LATEST_MS)
+    def claim(self, project: str, claim: Claim, *, take_over: bool = False) -> Claimed:
+        claim = checked_claim(claim)
+        return self._claims(project, claim, lambda record: record.claim(claim, take_over=take_over))
 
-        def work(db: sqlite3.Connection) -> bool:
+    def end_claim(self, project: str, claim: Claim, ending: Ending) -> None:
+        claim = checked_claim(claim)
+        self._claims(project, claim, lambda record: record.end(claim, ending))
+
+    def _claims(self, project: str, claim: Claim, change: Callable[[Record], T]) -> T:
+        """Change the stored record of a job's claims (L25)."""
+
+        def work(db: sqlite3.Connection) -> T:
             now_ms = self._clock()
             db.execute("DELETE FROM claims WHERE project = ? AND until_ms <= ?", (project, now_ms))
-            claimed = db.execute("INSERT OR IGNORE INTO claims VALUES (?, ?, ?)", (project, name, now_ms + ttl_ms))
-            return claimed.rowcount > 0
+            sql = "SELECT record FROM claims WHERE project = ? AND name = ?"
+            row = db.execute(sql, (project, claim.name)).fetchone()
+            record = Record(None if row is None else row[0], now_ms)
+            answer = change(record)
+            if until_ms := record.until_ms():
+                db.execute("REPLACE INTO claims VALUES (?, ?, ?, ?)", (project, claim.name, until_ms, record.stored()))
+            else:
+                db.execute("DELETE FROM claims WHERE project = ? AND name = ?", (project, claim.name))
+            return answer
 
         return self._file.transact(work, write=True)
 

@@ -21,6 +21,7 @@ from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, Limit, Selector, Sliding, View
 from quota.recovery.allowance import Allowance
 from support.books import BOOK
+from support.claims import claim_of
 from support.setup import limit
 
 if TYPE_CHECKING:
@@ -100,7 +101,9 @@ NUMBER_DOORS: dict[str, Callable[[Setup, Any], object]] = {
     "allowance": lambda s, n: Allowance("/nowhere/allowance.db", 1, n, host_clock),
     "ledger's clock": lambda s, n: open_ledger("sqlite://", clock=lambda: n).now_ms(),
     "redis's clock": lambda s, n: open_ledger("redis://127.0.0.1:1/0", clock=lambda: n).now_ms(),
-    "claim": lambda s, n: s.ledger.claim(s.project, "work", n),
+    "hold of a claim": lambda s, n: s.ledger.claim(s.project, claim_of("a", hold_ms=n)),
+    "lease of a claim": lambda s, n: s.ledger.claim(s.project, claim_of("a", lease_ms=n)),
+    "memory of a tick": lambda s, n: s.ledger.end_claim(s.project, claim_of("a", tick_ms=n), "done"),
     "read after": lambda s, n: s.ledger.read(s.project, (n, 0), NEVER, 10),
     "read after number": lambda s, n: s.ledger.read(s.project, (0, n), NEVER, 10),
     "read until": lambda s, n: s.ledger.read(s.project, (0, 0), n, 10),
@@ -214,7 +217,13 @@ NAME_DOORS: dict[str, Callable[[Setup, Any], object]] = {
     "job of usage": lambda s, name: s.budget().usage(name),
     "refund": lambda s, name: s.budget().refund(name),
     "settle": lambda s, name: s.budget().settle(name, 1),
-    "claim": lambda s, name: s.ledger.claim(s.project, name, 1),
+    **{
+        f"{field} of a claim": lambda s, name, field=field: s.ledger.claim(
+            s.project, claim_of("a")._replace(**{field: name})
+        )
+        for field in ("name", "owner", "run", "machine", "host", "tick")
+    },
+    "region of a claim": lambda s, name: s.ledger.claim(s.project, claim_of("a", regions=(name,))),
 }
 
 

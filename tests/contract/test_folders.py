@@ -18,6 +18,7 @@ from quota.limits import DAY_MS
 from quota.recovery.allowance import Allowance
 from quota.recovery.high_water_mark import HighWaterMark
 from quota.settings.folders import make_state_folder
+from support.claims import claim_of
 from support.commands import Quota
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def modes(base: Path) -> dict[str, int]:
 
 def of_a_ledger(folder: Path) -> None:
     with closing(open_ledger(f"sqlite:///{folder}/ledger.db")) as ledger:
-        ledger.claim("p", "anything", 1_000)
+        ledger.claim("p", claim_of("a"))
 
 
 def of_a_journal(folder: Path) -> None:

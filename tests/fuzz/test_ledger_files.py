@@ -18,6 +18,7 @@ from quota.errors import LedgerError, UnknownCharge
 from quota.ledger.contract import Exhaustion
 from quota.limits import DAY_MS
 from quota.status import SPEND_FIELDS, read_spending, read_status
+from support.claims import claim_of
 
 LIMIT = 500
 NOW_MS = 1_795_204_800_000
@@ -193,7 +194,8 @@ def _use() -> None:
             lambda: read_spending(session.ledger, ["main"], SPEND_FIELDS, 0).as_json(),
             lambda: session.ledger.read("main", (0, 0), NEVER, 100),
             lambda: session.ledger.exhaustions("main"),
-            lambda: session.ledger.claim("main", "tick", 1_000),
+            lambda: session.ledger.claim("main", claim_of("a")),
+            lambda: session.ledger.end_claim("main", claim_of("a"), "done"),
             lambda: session.ledger.reopen("main", "old"),
         ):
             try:

@@ -1,115 +1,412 @@
-"""One of many may do a piece of work: what every ledger keeps of that."""
+"""Claims (L25): each region of a job belongs to one store at a time, and each tick is run once. On every ledger."""
 
 from __future__ import annotations
 
+import json
 import multiprocessing
-import time
-from typing import TYPE_CHECKING
+import random
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
 
-from quota.errors import LedgerError
+from quota.errors import LedgerError, UsageError
+from quota.ledger.claims import MAX_HOLD_MS, MAX_REGIONS, MAX_TICK_MS, Claimed
 from quota.ledger.factory import open_ledger
+from quota.limits import HOUR_MS, MINUTE_MS
+from support.claims import HOLD_MS, LEASE_MS, claim_of
 from support.proxy import Proxy
 from support.servers import RedisServer
+from support.setup import NOW_MS, Setup
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Barrier
     from pathlib import Path
 
-    from support.setup import Setup
-
-HOUR_MS = 3_600_000
-
-
-def test_the_first_claim_wins_and_every_later_one_loses(setup: Setup) -> None:
-    claim = setup.ledger.claim
-    assert [claim(setup.project, "tick:a::1000", HOUR_MS) for _ in range(3)] == [True, False, False]
+    from quota.ledger.claims import Claim
+    from quota.ledger.contract import Ledger
 
 
-def test_claims_are_apart_by_name_and_by_project(setup: Setup) -> None:
-    names = ["tick:a::1000", "tick:a::2000", "tick:a:DE:1000", "tick:ä b:{x}:1000"]
-    assert all(setup.ledger.claim(setup.project, name, HOUR_MS) for name in names)
-    assert setup.ledger.claim(f"{setup.project}-other", names[0], HOUR_MS)
-    assert not any(setup.ledger.claim(setup.project, name, HOUR_MS) for name in names)
+def asked(setup: Setup, claim: Claim, **more: bool) -> Claimed:
+    return setup.ledger.claim(setup.project, claim, **more)
 
 
-def test_a_claim_lapses_after_its_time(setup: Setup) -> None:
-    assert setup.ledger.claim(setup.project, "work", 200)
-    setup.now_ms += 199
-    assert not setup.ledger.claim(setup.project, "work", 200)
+def lost(setup: Setup, claim: Claim, **more: bool) -> list[str]:
+    return sorted(asked(setup, claim, **more).elsewhere)
+
+
+def end(setup: Setup, claim: Claim, ending: Any = "done") -> None:
+    setup.ledger.end_claim(setup.project, claim, ending)
+
+
+# -- regions -----------------------------------------------------------------------------------------------------------
+
+
+def test_free_regions_go_to_the_first_and_the_other_learns_whose_they_are(setup: Setup) -> None:
+    a, b = claim_of("a"), claim_of("b")
+    assert asked(setup, a) == Claimed(setup.now_ms, {})
+    setup.now_ms += MINUTE_MS
+    answer = asked(setup, b)
+    assert sorted(answer.elsewhere) == ["DE", "US"]
+    assert answer.elsewhere["DE"] == ("a", "host of a", setup.now_ms - MINUTE_MS, NOW_MS + HOLD_MS, True)
+    end(setup, a)
+    answer = asked(setup, b)
+    assert answer.elsewhere["DE"] == ("a", "host of a", setup.now_ms, setup.now_ms + HOLD_MS, False)
+
+
+def test_they_stay_with_the_store_until_its_hold_lapses(setup: Setup) -> None:
+    asked(setup, claim_of("a"))
+    setup.now_ms += MINUTE_MS
+    end(setup, claim_of("a"))
+    setup.now_ms += HOLD_MS - 1
+    assert lost(setup, claim_of("b")) == ["DE", "US"]
     setup.now_ms += 1
-    time.sleep(0.25)  # Redis counts a lifetime by its own clock, whatever time the test says it is
-    assert setup.ledger.claim(setup.project, "work", 200)
+    assert lost(setup, claim_of("b")) == []
+    assert lost(setup, claim_of("a", "next run of a")) == ["DE", "US"]
+
+
+def test_a_run_renews_by_claiming_again(setup: Setup) -> None:
+    for _ in range(5):
+        assert lost(setup, claim_of("a")) == []
+        setup.now_ms += HOLD_MS - 1
+        assert lost(setup, claim_of("b")) == ["DE", "US"]
+
+
+def test_a_store_has_its_regions_at_its_next_run(setup: Setup) -> None:
+    asked(setup, claim_of("a"))
+    end(setup, claim_of("a"))
+    assert lost(setup, claim_of("a", "next", machine="another machine")) == []
+
+
+def test_two_hosts_with_one_store_never_run_at_once(setup: Setup) -> None:
+    """The same name or a copied file."""
+    asked(setup, claim_of("a"))
+    other = claim_of("a", "other run", machine="another machine")
+    answer = asked(setup, other)
+    assert answer.elsewhere["US"] == ("a", "host of a", setup.now_ms, setup.now_ms + LEASE_MS, True)
+    setup.now_ms += LEASE_MS - 1
+    assert lost(setup, claim_of("a")) == [], "it is alive, and says so"
+    setup.now_ms += 1
+    assert lost(setup, other) == ["DE", "US"]
+    end(setup, claim_of("a"))
+    assert lost(setup, other) == []
+    assert lost(setup, claim_of("a")) == ["DE", "US"]
+
+
+def test_a_killed_run_does_not_hold_up_the_next_on_its_machine(setup: Setup) -> None:
+    asked(setup, claim_of("a"))
+    assert lost(setup, claim_of("a", "next")) == []
+
+
+def test_a_killed_run_holds_up_its_store_elsewhere_for_its_lease(setup: Setup) -> None:
+    asked(setup, claim_of("a"))
+    setup.now_ms += LEASE_MS
+    assert lost(setup, claim_of("a", "next", machine="after a boot")) == []
+
+
+def test_taking_over_takes_all_and_the_other_learns_it_at_its_next_page(setup: Setup) -> None:
+    asked(setup, claim_of("a", "", "US", "DE", "FR"))
+    assert lost(setup, claim_of("b", "", "US", "DE"), take_over=True) == []
+    assert lost(setup, claim_of("a", "", "US", "DE", "FR")) == ["DE", "US"]
+    end(setup, claim_of("a"))
+    assert lost(setup, claim_of("b", "", "US", "DE", "FR")) == ["FR"]
+
+
+def test_the_end_of_a_run_that_was_replaced_changes_nothing(setup: Setup) -> None:
+    asked(setup, claim_of("a"))
+    asked(setup, claim_of("b"), take_over=True)
+    for ending in ("done", "stopped", "failed"):
+        end(setup, claim_of("a"), ending)
+    assert lost(setup, claim_of("c")) == ["DE", "US"]
+    assert asked(setup, claim_of("c")).elsewhere["DE"].owner == "b"
+
+
+def test_a_run_that_failed_gives_its_regions_back(setup: Setup) -> None:
+    asked(setup, claim_of("a"))
+    end(setup, claim_of("a"), "failed")
+    assert lost(setup, claim_of("b")) == []
+
+
+def test_some_regions_may_be_here_and_some_elsewhere(setup: Setup) -> None:
+    assert lost(setup, claim_of("a", "", "US")) == []
+    assert lost(setup, claim_of("b", "", "US", "DE")) == ["US"]
+    end(setup, claim_of("b"))
+    assert lost(setup, claim_of("a", "next", "US", "DE")) == ["DE"]
+
+
+def test_a_run_may_ask_for_further_regions(setup: Setup) -> None:
+    asked(setup, claim_of("a", "", "US"))
+    asked(setup, claim_of("a", "", "DE"))
+    end(setup, claim_of("a"))
+    assert lost(setup, claim_of("b")) == ["DE", "US"]
+
+
+def test_a_job_without_regions_has_one_without_a_name(setup: Setup) -> None:
+    assert lost(setup, claim_of("a", "", "")) == []
+    assert lost(setup, claim_of("b", "", "")) == [""]
+
+
+def test_jobs_and_projects_are_apart(setup: Setup) -> None:
+    asked(setup, claim_of("a"))
+    assert lost(setup, claim_of("b", name="search|trending")) == []
+    assert not setup.ledger.claim(f"{setup.project}-other", claim_of("b")).elsewhere
+
+
+def test_what_is_dated_ahead_of_the_clock_is_dated_now(setup: Setup) -> None:
+    """The ledger's clock was a year ahead: nothing stays closed for a year."""
+    setup.now_ms += 365 * 24 * HOUR_MS
+    asked(setup, claim_of("a", tick="tick:1"))
+    end(setup, claim_of("a"))
+    setup.now_ms = NOW_MS
+    assert asked(setup, claim_of("b")).elsewhere["US"] == ("a", "host of a", NOW_MS, NOW_MS + HOLD_MS, False)
+    setup.now_ms += HOLD_MS
+    assert lost(setup, claim_of("b")) == []
 
 
 def test_a_claim_costs_nothing(setup: Setup) -> None:
     budget = setup.budget()
-    setup.ledger.claim(setup.project, "work", HOUR_MS)
+    asked(setup, claim_of("a"))
     assert [state.used_units for state in budget.usage()] == [0]
 
 
-def _claim_all(url: str, names: int, barrier: Barrier, won: multiprocessing.Queue[list[int]]) -> None:
+# -- ticks -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_tick_is_run_once(setup: Setup) -> None:
+    a, b = (claim_of("a", run, tick="tick:1", machine=f"machine {run}") for run in ("1", "2"))
+    assert asked(setup, a).tick == ""
+    assert asked(setup, b).tick == "running"
+    end(setup, a)
+    assert asked(setup, b).tick == "done"
+    assert asked(setup, b._replace(tick="tick:2")).tick == ""
+    setup.now_ms += HOUR_MS
+    assert asked(setup, b).tick == "", "it is forgotten"
+
+
+def test_a_tick_that_was_stopped_is_run_to_its_end(setup: Setup) -> None:
+    for run in ("1", "2", "3"):
+        assert asked(setup, claim_of("a", run, tick="tick:1", machine=run)).tick == ""
+        end(setup, claim_of("a", run, tick="tick:1"), "stopped")
+    assert asked(setup, claim_of("a", "4", tick="tick:1")).tick == ""
+    end(setup, claim_of("a", "4", tick="tick:1"), "failed")
+    assert asked(setup, claim_of("a", "5", tick="tick:1")).tick == "done"
+
+
+@pytest.mark.parametrize("regions", [("US",), None])
+def test_a_tick_whose_run_was_killed_is_run_by_the_next(setup: Setup, regions: tuple[str, ...] | None) -> None:
+    more = {"tick": "tick:1", "regions": regions or ()}
+    asked(setup, claim_of("a", "1", **more))
+    elsewhere = claim_of("a", "2", **more, machine="another")
+    assert asked(setup, elsewhere).tick == "running"
+    assert asked(setup, claim_of("a", "3", **more)).tick == "", "the lock on the machine says that run 1 is dead"
+    setup.now_ms += LEASE_MS
+    assert asked(setup, elsewhere).tick == ""
+
+
+def test_without_regions_only_ticks_are_apart(setup: Setup) -> None:
+    assert asked(setup, claim_of("a", tick="tick:1", regions=())) == Claimed(setup.now_ms, {})
+    assert asked(setup, claim_of("b", tick="tick:1", regions=())).tick == "running"
+    assert asked(setup, claim_of("b", tick="tick:2", regions=())).tick == ""
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"hold_ms": MAX_HOLD_MS + 1}, "how long a region stays"),
+        ({"hold_ms": 0}, "how long a region stays"),
+        ({"lease_ms": MAX_HOLD_MS + 1}, "how long a run may be silent"),
+        ({"tick_ms": MAX_TICK_MS + 1}, "how long a tick is remembered"),
+        ({"regions": tuple(map(str, range(MAX_REGIONS + 1)))}, "at most 1,000 are claimed at once"),
+        ({"owner": ""}, "a claim needs a name, an owner and a run"),
+        ({"regions": (None,)}, "is not a str"),
+    ],
+)
+def test_a_claim_out_of_its_bounds_is_one_line(setup: Setup, wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        asked(setup, claim_of("a")._replace(**wrong))
+
+
+def test_a_thousand_regions_are_claimed_at_once(setup: Setup) -> None:
+    regions = tuple(f"region {n}" for n in range(MAX_REGIONS))
+    assert lost(setup, claim_of("a", "", *regions, hold_ms=MAX_HOLD_MS)) == []
+    assert lost(setup, claim_of("b", "", *regions)) == sorted(regions)
+
+
+NAMES = ('a "quoted" \\ name', "東京", "a|b:{x}", "/\u2028", "x" * 64)
+
+
+def test_any_name_will_do(setup: Setup) -> None:
+    for name in NAMES:
+        claim = claim_of(name, name, *NAMES, name=name, tick=name, machine=name, host=name)
+        assert asked(setup, claim) == Claimed(setup.now_ms, {})
+        other = asked(setup, claim._replace(owner="b", run="b", machine="b", tick=""))
+        assert {region: holder[:2] for region, holder in other.elsewhere.items()} == dict.fromkeys(NAMES, (name, name))
+        end(setup, claim)
+        assert asked(setup, claim._replace(run="c")).tick == "done"
+
+
+# -- both ledgers are one rule -----------------------------------------------------------------------------------------
+
+
+def test_both_ledgers_give_the_same_answers(redis_server: RedisServer) -> None:
+    """Also where the clock jumps: 3,000 random asks of 3 stores on 4 machines, side by side."""
+    now_ms = NOW_MS
+    ledgers = [open_ledger(url, clock=lambda: now_ms) for url in ("sqlite://", redis_server.url)]
+    dice = random.Random(11)
+    for ledger in ledgers:
+        assert ledger.now_ms() == NOW_MS
+    for step in range(3_000):
+        now_ms += dice.choice((0, 1, MINUTE_MS, LEASE_MS, HOUR_MS, -HOUR_MS if dice.random() < 0.1 else 0))
+        claim = claim_of(
+            dice.choice("abc"),
+            f"run {dice.randrange(6)}",
+            machine=dice.choice("MNOP"),
+            regions=tuple(dice.sample(("", "US", "DE", "FR"), dice.randrange(4))),
+            hold_ms=dice.choice((1, HOUR_MS, 2 * HOUR_MS, MAX_HOLD_MS)),
+            lease_ms=dice.choice((1, MINUTE_MS, HOUR_MS)),
+            tick=dice.choice(("", f"tick {dice.randrange(4)}")),
+        )
+        if dice.random() < 0.3:
+            ending: Any = dice.choice(("done", "stopped", "failed"))
+            for ledger in ledgers:
+                ledger.end_claim("both", claim, ending)
+            continue
+        take_over = dice.random() < 0.1
+        one, other = (ledger.claim("both", claim, take_over=take_over) for ledger in ledgers)
+        assert one == other, (step, claim)
+    for ledger in ledgers:
+        ledger.close()
+
+
+# -- many processes ----------------------------------------------------------------------------------------------------
+
+
+def _claim_all(url: str, me: str, jobs: int, barrier: Barrier, won: multiprocessing.Queue[list[str]]) -> None:
     ledger = open_ledger(url)
     barrier.wait(10)
-    won.put([n for n in range(names) if ledger.claim("shared", f"tick:a::{n}", HOUR_MS)])
+    got = []
+    for n in range(jobs):
+        claim = claim_of(me, name=f"job {n}")
+        answer = ledger.claim("shared", claim)
+        got += [f"{n} {region}" for region in claim.regions if region not in answer.elsewhere]
+    won.put(got)
     ledger.close()
 
 
-def test_of_many_processes_exactly_one_wins_each_claim(ledger_url: str) -> None:
-    processes, names = 6, 40
+def test_of_many_processes_exactly_one_gets_each_region(ledger_url: str) -> None:
+    processes, jobs = 6, 40
     context = multiprocessing.get_context("spawn")
     barrier, won = context.Barrier(processes), context.Queue()
-    workers = [context.Process(target=_claim_all, args=(ledger_url, names, barrier, won)) for _ in range(processes)]
+    workers = [
+        context.Process(target=_claim_all, args=(ledger_url, f"store {n}", jobs, barrier, won))
+        for n in range(processes)
+    ]
     for worker in workers:
         worker.start()
-    winners = [n for _ in workers for n in won.get(timeout=30)]
+    winners = [region for _ in workers for region in won.get(timeout=30)]
     for worker in workers:
         worker.join(10)
-    assert sorted(winners) == list(range(names))
+    assert sorted(winners) == sorted(f"{n} {region}" for n in range(jobs) for region in ("US", "DE"))
 
 
-def test_in_redis_a_claim_is_one_key_in_the_projects_slot_with_a_lifetime(redis_server: RedisServer) -> None:
+# -- storage -----------------------------------------------------------------------------------------------------------
+
+
+def test_in_redis_a_job_is_one_field_of_the_state_with_a_lifetime(redis_server: RedisServer) -> None:
     ledger = open_ledger(redis_server.url)
     with redis.Redis(port=redis_server.port, decode_responses=True) as client:
         client.flushall()
-        assert ledger.claim("p", "tick:a:DE:1000", 5_000)
-        assert client.keys("*") == ["quota:{p}:claim:tick:a:DE:1000"]
-        assert 4_000 < client.pttl("quota:{p}:claim:tick:a:DE:1000") <= 5_000
+        for n in range(20):
+            ledger.claim("p", claim_of("a", f"{n}", tick=f"tick:{n}", tick_ms=MAX_TICK_MS))
+            ledger.end_claim("p", claim_of("a", f"{n}", tick=f"tick:{n}", tick_ms=MAX_TICK_MS), "done")
+        assert client.keys("*") == ["quota:{p}:state"]
+        state = client.hgetall("quota:{p}:state")
+        assert state.keys() == {"format", "claim:trending|trending"}
+        until_ms, _, record = state["claim:trending|trending"].partition(" ")
+        assert MAX_TICK_MS - 60_000 < client.pttl("quota:{p}:state") <= MAX_TICK_MS
+        assert int(until_ms) == max(json.loads(record)["ticks"].values())
+        assert [len(json.loads(record)[key]) for key in ("runs", "ticks")] == [1, 20]
+        assert ledger.exhaustions("p") == []
+    ledger.close()
+
+
+def test_what_other_programs_wrote_there_is_written_anew(redis_server: RedisServer) -> None:
+    ledger = open_ledger(redis_server.url)
+    with redis.Redis(port=redis_server.port, decode_responses=True) as client:
+        for nonsense in (
+            "",
+            "x",
+            "1 {",
+            "9e99 {}",
+            '5 {"runs":[{}],"ticks":{}}',
+            '5 {"runs":7}',
+            '5 {"runs":[],"ticks":{"a":"b"}}',
+        ):
+            client.flushall()
+            client.hset("quota:{p}:state", mapping={"format": "1", "claim:trending|trending": nonsense})
+            assert ledger.claim("p", claim_of("a")).elsewhere == {}
+            assert sorted(ledger.claim("p", claim_of("b")).elsewhere) == ["DE", "US"]
     ledger.close()
 
 
 def test_in_redis_a_lost_answer_asked_for_again_is_the_same_claim(redis_server: RedisServer) -> None:
     with Proxy(redis_server.port) as proxy:
         ledger = open_ledger(proxy.url)
-        proxy.fail("drop-reply", match=b"lost")
-        assert ledger.claim("p", "lost", HOUR_MS)
+        ledger.claim("lost", claim_of("z", name="another job"))
+        proxy.fail("drop-reply", match=b"trending|trending")
+        assert ledger.claim("lost", claim_of("a")).elsewhere == {}
         assert proxy.connections == 2, "the answer was lost and asked for again"
-        assert not ledger.claim("p", "lost", HOUR_MS)
+        assert sorted(ledger.claim("lost", claim_of("b")).elsewhere) == ["DE", "US"]
         ledger.close()
 
 
 def test_a_ledger_that_cannot_answer_says_so() -> None:
     server = RedisServer()
     ledger = open_ledger(server.url)
-    assert ledger.claim("p", "work", HOUR_MS)
+    assert ledger.claim("p", claim_of("a")).elsewhere == {}
     server.kill()
     with pytest.raises(LedgerError, match="cannot be reached"):
-        ledger.claim("p", "work", HOUR_MS)
+        ledger.claim("p", claim_of("a"))
+    with pytest.raises(LedgerError, match="cannot be reached"):
+        ledger.end_claim("p", claim_of("a"), "done")
     ledger.close()
     server.close()
 
 
+def stored_jobs(path: Path) -> list[str]:
+    with closing(sqlite3.connect(path)) as db:
+        return [name for (name,) in db.execute("SELECT name FROM claims ORDER BY name")]
+
+
 def test_sqlite_forgets_claims_that_lapsed(tmp_path: Path) -> None:
     now_ms = 1_000
-    ledger = open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}", clock=lambda: now_ms)
+    path = tmp_path / "ledger.db"
+    ledger: Ledger = open_ledger(f"sqlite:///{path}", clock=lambda: now_ms)
     for n in range(50):
         now_ms = n * 1_000
-        assert ledger.claim("p", f"tick:{n}", 3_000)
-    import sqlite3
-    from contextlib import closing
-
-    with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
-        assert db.execute("SELECT count(*) FROM claims").fetchone()[0] == 3
+        ledger.claim("p", claim_of("a", name=f"job {n:02}", hold_ms=3_000))
+    assert stored_jobs(path) == ["job 47", "job 48", "job 49"]
+    ledger.claim("p", claim_of("a", name="job 48"))
+    ledger.end_claim("p", claim_of("a", name="job 48"), "failed")
+    assert stored_jobs(path) == ["job 47", "job 49"]
     ledger.close()
+
+
+def test_redis_forgets_claims_that_lapsed(redis_server: RedisServer) -> None:
+    """L23."""
+    setup = Setup.open(redis_server.url)
+    budget = setup.budget()
+    for n in range(5):
+        asked(setup, claim_of("a", name=f"job {n}", hold_ms=(n + 1) * 1_000))
+    with redis.Redis(port=redis_server.port, decode_responses=True) as client:
+        for left in (5, 4, 3, 2, 1, 0):
+            budget.charge("videos.list")
+            fields = client.hkeys(f"quota:{{{setup.project}}}:state")
+            assert len([field for field in fields if field.startswith("claim:")]) == left
+            setup.now_ms += 1_000
+    setup.ledger.close()

@@ -21,6 +21,7 @@ from quota.budget import Budget
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_connection import Connections
 from support.books import BOOK
+from support.claims import claim_of
 from support.proxy import Proxy
 from support.servers import RedisServer
 from support.setup import limit
@@ -331,7 +332,7 @@ def test_options_in_the_url_are_the_librarys(server: RedisServer, query: str) ->
         budget = Budget(credential="main", project="p", book=BOOK, limits=(limit(500),), ledger=ledger)
         assert budget.charge("search.list").admitted
         assert ledger.exhaustions("p") == []
-        assert ledger.claim("p", "work", 1_000)
-        assert not ledger.claim("p", "work", 1_000)
+        assert not ledger.claim("p", claim_of("a")).elsewhere
+        assert sorted(ledger.claim("p", claim_of("b")).elsewhere) == ["DE", "US"]
         assert abs(ledger.now_ms() - time.time_ns() // 1_000_000) < 5_000
         assert on_server(server) == 1

@@ -30,6 +30,7 @@ from quota.ledger.redis_ledger import RedisLedger
 from quota.limits import DAY_MS, HOUR_MS, Selector, Sliding, View
 from quota.recovery.high_water_mark import HighWaterMark
 from support.books import BOOK
+from support.claims import claim_of
 from support.plain_http import Answer, PlainServer
 from support.proxy import Kind, Proxy
 from support.random_operations import RandomOperations
@@ -566,7 +567,8 @@ def test_every_way_to_a_first_key_gives_it_a_lifetime(server: RedisServer) -> No
             "state deleted": lambda: on("state"),
             "log deleted": lambda: on("log"),
             "repay": lambda: ledger.repay("p", "m", [(1, Charge(1, "units", "videos.list", "", "", "t"))]),
-            "claim": lambda: ledger.claim("p", "work", 60_000),
+            "claim": lambda: ledger.claim("p", claim_of("a")),
+            "end of a claim": lambda: ledger.end_claim("p", claim_of("a", tick="tick:1"), "done"),
         }
         for name, step in steps.items():
             client.flushdb()

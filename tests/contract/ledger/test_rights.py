@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 DAY = (ALL, 1_000, 1, DAY_MS)
-SCRIPTS = ("charge", "settle", "read", "exhaust", "reopen", "add_unlogged", "repay")
+SCRIPTS = ("charge", "settle", "read", "exhaust", "reopen", "add_unlogged", "repay", "claim")
 TIDYING = {"del", "hdel", "hscan", "info", "xtrim"}
 """Without these a charge is still made."""
 
@@ -237,6 +237,14 @@ def read(scripts: Limited) -> None:
     scripts.run("read", "-", "+", 10)
 
 
+def claim(scripts: Limited) -> None:
+    """One claims, and two that have ended: the last leaves nothing."""
+    of_a, of_b = (["job", owner, owner, owner, "host", HOUR_MS, HOUR_MS, "", HOUR_MS] for owner in ("a", "b"))
+    scripts.run("claim", scripts.now_ms, "claim", *of_a, "US", "DE")
+    scripts.run("claim", scripts.now_ms, "take", *of_b, "US", "DE")
+    scripts.run("claim", scripts.now_ms, "failed", *of_b)
+
+
 DONE: dict[str, tuple[Callable[[Limited], None], int]] = {
     "settle": (settle, 4),
     "repay": (repay, 3),
@@ -244,6 +252,7 @@ DONE: dict[str, tuple[Callable[[Limited], None], int]] = {
     "reopen": (reopen, 0),
     "add_unlogged": (usage, 4),
     "read": (read, 0),
+    "claim": (claim, 0),
 }
 """What each does, and how much more is used then."""
 
@@ -277,7 +286,7 @@ def at_the_servers_time(scripts: Limited, name: str) -> None:
     DONE.get(name, (lambda scripts: scripts.charge(DAY), 0))[0](scripts)
 
 
-@pytest.mark.parametrize("name", ["charge", "exhaust", "reopen", "add_unlogged", "repay"])
+@pytest.mark.parametrize("name", ["charge", "exhaust", "reopen", "add_unlogged", "repay", "claim"])
 def test_without_the_time_nothing_is_written(limited: Limited, name: str) -> None:
     with limited.without("time"), pytest.raises(redis.ResponseError, match="can't run this command"):
         at_the_servers_time(limited, name)
@@ -301,7 +310,7 @@ def test_each_command_is_needed_somewhere_here(limited: Limited) -> None:
             limited.charge(DAY)
             limited.client.delete(lost if work is not settle else "none")
             work(limited)
-    for name in ("charge", "exhaust", "reopen", "add_unlogged", "repay"):
+    for name in ("charge", "exhaust", "reopen", "add_unlogged", "repay", "claim"):
         at_the_servers_time(limited, name)
     called = {name.removeprefix("cmdstat_") for name in limited.client.info("commandstats")}
     assert {command for name in SCRIPTS for command in commands_of(name)} <= called

@@ -18,6 +18,7 @@ from contract.ledger.test_redis_ledger import calls, opened, server
 from quota.budget import Budget
 from quota.common.clock import NEVER
 from quota.errors import LedgerError
+from quota.ledger.claims import MAX_HOLD_MS, MAX_REGIONS, MAX_TICK_MS
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
@@ -43,11 +44,23 @@ BOUNDS = {
     "CHECK_EVICTION_EVERY_MS": "the server is asked for its policy so often",
     "RETRIED_KEPT_MS": "a retry is remembered for so long",
     "MAX_CHARGES": "so many are repaid by one call; more is an error",
+    "MAX_HOLD_MS": "the longest hold and lease; more is an error",
+    "MAX_TICK_MS": "a tick is remembered no longer; more is an error",
+    "MAX_REGIONS": "so many regions are claimed at once; more is an error",
     "PIECE": "settle.lua reads so many fields at once, and then the next",
 }
 """The bounds of the scripts, and what happens at one more. Other capitals are places in ARGV."""
 
-PLACES = {"FIRST_LIMIT", "LIMIT_SIZE", "FIRST_USED", "FIRST_REPORT", "REPORT_SIZE", "FIRST_CHARGE", "CHARGE_SIZE"}
+PLACES = {
+    "FIRST_LIMIT",
+    "LIMIT_SIZE",
+    "FIRST_USED",
+    "FIRST_REPORT",
+    "REPORT_SIZE",
+    "FIRST_CHARGE",
+    "CHARGE_SIZE",
+    "FIRST_REGION",
+}
 
 
 def test_every_bound_of_the_scripts_is_listed_here() -> None:
@@ -100,6 +113,30 @@ def test_a_hundred_debts_are_repaid_at_once_and_one_more_is_an_error(scripts: Sc
     assert not scripts.client.exists(LOG)
     assert scripts.run("repay", NOW, 0, "m", MIN_RETENTION_MS, *[word for debt in debts[:100] for word in debt]) == 100
     assert scripts.used() == 100
+
+
+@pytest.mark.parametrize(
+    ("hold_ms", "lease_ms", "tick_ms", "regions", "said"),
+    [
+        (MAX_HOLD_MS, MAX_HOLD_MS, MAX_TICK_MS, MAX_REGIONS, None),
+        (MAX_HOLD_MS + 1, 1, 1, 1, "1 to 49 h"),
+        (1, MAX_HOLD_MS + 1, 1, 1, "1 to 49 h"),
+        (1, 1, MAX_TICK_MS + 1, 1, "1 to 8 days"),
+        (0, 1, 1, 1, "1 to 49 h"),
+        ("nan", 1, 1, 1, "1 to 49 h"),
+        (1, 1, 1, MAX_REGIONS + 1, "more than 1000 regions"),
+    ],
+)
+def test_the_bounds_of_a_claim(
+    scripts: Scripts, hold_ms: object, lease_ms: object, tick_ms: object, regions: int, said: str | None
+) -> None:
+    arguments = (NOW, "claim", "job", "a", "run", "m", "h", hold_ms, lease_ms, "tick", tick_ms, *range(regions))
+    if said is None:
+        assert scripts.run("claim", *arguments) == [str(NOW), "", *[""] * regions]
+        return
+    with pytest.raises(redis.ResponseError, match=f"claim.lua: .*{said}"):
+        scripts.run("claim", *arguments)
+    assert not scripts.client.exists(STATE)
 
 
 @pytest.mark.parametrize("count", [0, 1_001, "all", ""])
