@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import quota
@@ -23,3 +24,18 @@ def fetches(settings: Settings) -> Iterator[tuple[str, str]]:
             message = str(error).removeprefix("fetch = ")
             remedy = "" if "; " in message else "; no run of this job can begin: correct it"
             yield f"jobs.{job.name}.fetch", message + remedy
+
+
+def store(settings: Settings) -> Iterator[tuple[str, str]]:
+    """What a run would say of the store if it cannot be read. A store that is not there yet is none."""
+    from quota.jobs.store.store import Store, StoreError
+
+    path = settings.store.url.removeprefix("sqlite:///")
+    try:
+        if os.path.exists(path) and os.path.getsize(path):  # an empty file would be made a store
+            Store(settings.store.url, retention_ms=settings.store.retention_ms, create=False).close()
+    except OSError:
+        return
+    except StoreError as error:
+        message, _, remedy = str(error).rpartition(": ")
+        yield "store.url", str(error) if "; " in str(error) else f"{message}; {remedy}"

@@ -7,6 +7,7 @@
     │   └── CostExceedsLimit            no waiting will ever make it fit
     ├── Refused                     75  the budget said no; carries the decision
     ├── LedgerError                 69  the ledger could not answer
+    │   └── UnusableLedger              it never will: another format, another program's, damaged, a wrong password
     ├── BadAnswer                    1  upstream's answer is too large, too slow, or not what the API promises
     └── UnknownCharge                1  no such charge, or it is too old to correct
 
@@ -52,6 +53,10 @@ class LedgerError(QuotaError):
     """The ledger could not answer, so nothing was admitted. `str(error)` names it and the remedy."""
 
     exit_status = 69
+
+
+class UnusableLedger(LedgerError):
+    """The ledger answers, and no command of this configuration can use it, however often it is asked."""
 
 
 class BadAnswer(QuotaError):

@@ -12,25 +12,28 @@ from typing import TYPE_CHECKING
 
 from quota.common.clock import rfc3339
 from quota.common.text import one_line
-from quota.errors import ConfigError, LedgerError
+from quota.errors import ConfigError, LedgerError, UnusableLedger
 from quota.settings.lint import Finding, lint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from quota.session import Session
+    from quota.settings.lint import Level
     from quota.settings.model import Settings
 
 
 def check(session: Session) -> list[Finding]:
-    """All findings about a session's configuration and its ledger."""
-    return [*lint(session.settings), *ask_ledger(session.settings), *young_windows(session)]
+    """All findings about a session's configuration and its ledger, errors first."""
+    findings = [*lint(session.settings), *ask_ledger(session.settings), *young_windows(session)]
+    return sorted(findings, key=lambda finding: finding.level)  # "error" < "warning"; the sort is stable
 
 
 def ask_ledger(settings: Settings) -> list[Finding]:
-    """Read the usage of every project, as each decision does first; return a warning if the ledger cannot answer.
+    """Read the usage of every project, as each decision does first; return what is wrong with the ledger.
 
-    Does not create a missing ledger file. Also warns about a Redis server that may evict keys.
+    A ledger that every command will refuse, as one of another format, is an error; one that does not answer now is a
+    warning, and so is what may make it lose charges. Does not create a missing ledger file.
     """
     from quota.budget import Budget
     from quota.ledger.factory import open_ledger
@@ -58,19 +61,13 @@ def ask_ledger(settings: Settings) -> list[Finding]:
                 limits=credential.limits,
                 ledger=ledger,
             ).usage()
-        if ledger.shared:
-            from quota.ledger.redis_ledger import RedisLedger, evicts
-
-            assert isinstance(ledger, RedisLedger)  # noqa: S101  # no other ledger is shared
-            policy = ledger.eviction_policy(credential.project)
-            if policy != "noeviction":
-                return [Finding("warning", "ledger.url", *evicts(policy))]
+        return [Finding("warning", "ledger.url", *risk) for risk in ledger.risks(credential.project)]
     except LedgerError as error:
         message, _, remedy = str(error).partition("; ")
-        return [Finding("warning", "ledger.url", message, remedy or "no call is admitted until it does")]
+        level: Level = "error" if isinstance(error, UnusableLedger) else "warning"
+        return [Finding(level, "ledger.url", message, remedy or "no call is admitted until it does")]
     finally:
         ledger.close()
-    return []
 
 
 _EFFECTIVE = os.access in os.supports_effective_ids

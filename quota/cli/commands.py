@@ -526,7 +526,7 @@ def init(path: str, force: bool) -> None:
 def check_(as_json: bool, config: str | None) -> None:
     """Check the configuration for errors and surprises. Errors exit with 78.
 
-    It also asks the ledger; if that does not answer, it is a warning.
+    It also asks the ledger: a ledger that does not answer is a warning, one that every command will refuse is an error.
 
     \b
     Example:

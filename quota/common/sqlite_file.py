@@ -75,6 +75,7 @@ class SqliteFile:
     application_id   marks the file as ours
     version          the version of its format
     error, wording   each failure raises an `error` with the message from `wording`
+    unusable         raised instead of `error` where asking again is no use: another format, another program's, damaged
     durable          every commit waits for the disk; otherwise a crash of the machine, but not of a process, may lose
                      the last commits
     private          only this user may read the file, and its folder if that has to be made
@@ -93,6 +94,7 @@ class SqliteFile:
         version: int,
         error: type[Exception],
         wording: Wording,
+        unusable: type[Exception] | None = None,
         durable: bool = False,
         private: bool = True,
         lenient: bool = False,
@@ -104,6 +106,7 @@ class SqliteFile:
         self._application_id = application_id
         self._version = version
         self._error = error
+        self._unusable = unusable or error
         self._wording = wording
         self._synchronous = "FULL" if durable else "NORMAL"
         self._private = private
@@ -150,11 +153,11 @@ class SqliteFile:
 
                         time.sleep(random.uniform(0.0002, 0.002))  # noqa: S311  # a jitter, not a secret
                         continue
-                    raise self._error(self._explain(error)) from error
+                    raise self._explained(error) from error
                 except (DamagedError, TypeError, OverflowError, UnicodeDecodeError, MemoryError) as error:
                     # UnicodeDecodeError: SQLite's message quotes a damaged schema, and the driver cannot decode it.
                     # MemoryError: a damaged length asks for more memory than there is.
-                    raise self._error(self._wording.damaged) from error
+                    raise self._unusable(self._wording.damaged) from error
                 except OSError as error:
                     if error.errno is None:  # not from the system: a signal handler raised TimeoutError
                         raise
@@ -250,31 +253,31 @@ class SqliteFile:
         """The version of our format in the file, or 0 for an empty file."""
         if db.execute("PRAGMA application_id").fetchone()[0] != self._application_id:
             if db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
-                raise self._error(self._wording.foreign)
+                raise self._unusable(self._wording.foreign)
             return 0
         version: int = db.execute("PRAGMA user_version").fetchone()[0]
         if version != self._version:
             text = self._wording.newer if version > self._version else self._wording.older
-            raise self._error(text.replace("{version}", str(version)))
+            raise self._unusable(text.replace("{version}", str(version)))
         return version
 
-    def _explain(self, error: sqlite3.Error) -> str:
+    def _explained(self, error: sqlite3.Error) -> Exception:
         wording, code = self._wording, _code(error)
         if code in _BUSY:
-            return wording.locked
+            return self._error(wording.locked)
         if code == sqlite3.SQLITE_NOTADB:
-            return wording.not_a_database
+            return self._unusable(wording.not_a_database)
         if code == sqlite3.SQLITE_READONLY:
-            return wording.read_only
+            return self._error(wording.read_only)
         if code == sqlite3.SQLITE_CANTOPEN:
-            return wording.cannot_open
+            return self._error(wording.cannot_open)
         if code == sqlite3.SQLITE_FULL:
-            return wording.disk_full
+            return self._error(wording.disk_full)
         if code == sqlite3.SQLITE_CORRUPT or "Could not decode" in str(error):
-            return wording.damaged
+            return self._unusable(wording.damaged)
         if code == sqlite3.SQLITE_IOERR:
-            return wording.disk_fails
-        return wording.other.replace("{reason}", str(error))
+            return self._error(wording.disk_fails)
+        return self._error(wording.other.replace("{reason}", str(error)))
 
 
 def statements(script: str) -> list[str]:

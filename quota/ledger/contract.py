@@ -143,8 +143,8 @@ def retention_of(windows: Iterable[Window]) -> int:
 class Ledger(Protocol):
     """Where charges live.
 
-    Every method raises LedgerError if the storage cannot answer, UsageError for a number that is none, and nothing
-    else. Safe to use from several threads and after a fork.
+    Every method raises LedgerError if the storage cannot answer (UnusableLedger if it never will), UsageError for a
+    number that is none, and nothing else. Safe to use from several threads and after a fork.
     """
 
     label: str
@@ -236,6 +236,10 @@ class Ledger(Protocol):
 
     def now_ms(self) -> int:
         """The ledger's clock."""
+        ...
+
+    def risks(self, project: str) -> Sequence[tuple[str, str]]:
+        """What about this ledger may lose charges that it has taken: what is wrong, and what to do."""
         ...
 
     def close(self) -> None:

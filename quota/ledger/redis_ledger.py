@@ -42,7 +42,7 @@ from quota.arguments import MAX_NUMBER, text, whole, whole_clock
 from quota.common.clock import LATEST_MS, NEVER, elapsed_s
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
-from quota.errors import ConfigError, LedgerError
+from quota.errors import ConfigError, LedgerError, UnusableLedger
 from quota.ledger.claims import Claimed, Holder, checked_claim
 from quota.ledger.contract import MIN_RETENTION_MS, ChargeResult, Exhaustion, checked_exhaustion, checked_range
 from quota.ledger.entry import DEFAULT_BUCKET, Entry
@@ -91,6 +91,12 @@ _FAILED = (RedisError, RedisClusterException)
 _LOST = (RedisConnectionError, RedisTimeoutError, RedisClusterException)
 _ANSWERED = (AuthenticationError, AuthorizationError, BusyLoadingError)
 """What the driver counts among lost connections although the server did answer."""
+
+_LASTING = (AuthenticationError, AuthorizationError, InvalidResponse, NoPermissionError)
+_LASTING_WORDS = re.compile(
+    "the ledger has format|WRONGTYPE |[Aa]uthenticat|WRONGPASS|unknown command|DB index|can't run this command"
+)
+"""Of the errors that the server itself reports, those that another try does not change."""
 
 _OTHER_FORMAT = re.compile(r"^(?:ERR )?the ledger has format (.*), and this script needs")
 _PROJECT = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -156,7 +162,7 @@ class RedisLedger:
                 reply = self._run("charge", keys, args)
             except _FAILED as error:
                 if retry or not _may_retry(error, started):
-                    raise LedgerError(self._explain(error)) from error
+                    raise self._error(error) from error
                 retry = True
                 continue
             if not isinstance(reply, list) or reply[:1] != ["MORE"]:  # L21
@@ -175,7 +181,11 @@ class RedisLedger:
         if first:
             warn("ledger_evicts ledger=%s: %s; %s", self.label, *evicts(policy))
 
-    def eviction_policy(self, project: str) -> str:
+    def risks(self, project: str) -> Sequence[tuple[str, str]]:
+        policy = self._eviction_policy(project)
+        return [] if policy == "noeviction" else [evicts(policy)]
+
+    def _eviction_policy(self, project: str) -> str:
         """The server's maxmemory-policy; "?" where it may not be seen."""
         try:
             said = self._command("EVAL", "return redis.call('INFO', 'memory')", "1", _keys(project).log)
@@ -183,14 +193,14 @@ class RedisLedger:
         except (ResponseError, IndexError):
             pass
         except _FAILED as error:
-            raise LedgerError(self._explain(error)) from error
+            raise self._error(error) from error
         try:
             said = self._command("CONFIG", "GET", "maxmemory-policy")
             return str(said["maxmemory-policy"] if isinstance(said, dict) else said[1])
         except (ResponseError, LookupError):
             return "?"
         except _FAILED as error:
-            raise LedgerError(self._explain(error)) from error
+            raise self._error(error) from error
 
     # -- corrections and reading -------------------------------------------------------------------------------------
 
@@ -309,7 +319,7 @@ class RedisLedger:
                 return work()
             except _FAILED as error:
                 if last or not _may_retry(error, started):
-                    raise LedgerError(self._explain(error)) from error
+                    raise self._error(error) from error
         raise AssertionError("unreachable")
 
     def _read(self, reader: Callable[[Any], T], reply: Any) -> T:
@@ -318,6 +328,10 @@ class RedisLedger:
             return reader(reply)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise LedgerError(f"ledger {self.label} holds what no quota program writes: {reply!r:.200}") from error
+
+    def _error(self, error: Exception) -> LedgerError:
+        lasts = isinstance(error, _LASTING) or _LASTING_WORDS.search(str(error)) is not None
+        return (UnusableLedger if lasts else LedgerError)(self._explain(error))
 
     def _explain(self, error: Exception) -> str:
         """One line for an operator, without the driver's own words where these could quote the url."""
@@ -370,7 +384,7 @@ class RedisLedger:
     def _check_format(self, found: str | None, *, is_new: bool) -> None:
         """L24, for what is read without a script."""
         if found != FORMAT and not (found is None and is_new):
-            raise LedgerError(self._wrong_format(found or "0"))
+            raise UnusableLedger(self._wrong_format(found or "0"))
 
     def _wrong_format(self, found: str) -> str:
         if re.fullmatch(r"[1-9][0-9]{0,8}", found) and int(found) > int(FORMAT):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from quota.arguments import MAX_NUMBER, whole, whole_clock
 from quota.common.clock import LATEST_MS, NEVER, host_clock
 from quota.common.sqlite_file import DamagedError, SqliteFile, checked_row
-from quota.errors import LedgerError
+from quota.errors import LedgerError, UnusableLedger
 from quota.ledger.claims import Record, checked_claim
 from quota.ledger.contract import (
     CLOCK_SLACK_MS,
@@ -90,6 +90,7 @@ class SqliteLedger:
             application_id=APPLICATION_ID,
             version=SCHEMA_VERSION,
             error=LedgerError,
+            unusable=UnusableLedger,
             wording=file_wording(
                 path,
                 "ledger",
@@ -486,6 +487,9 @@ class SqliteLedger:
             return answer
 
         return self._file.transact(work, write=True)
+
+    def risks(self, project: str) -> Sequence[tuple[str, str]]:
+        return ()
 
     def close(self) -> None:
         self._file.close()

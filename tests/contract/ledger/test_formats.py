@@ -11,7 +11,7 @@ import redis
 
 from contract.ledger.test_charge_script import ALL, KEYS, NOW, STATE, Scripts, scripts
 from quota.common.clock import NEVER
-from quota.errors import LedgerError
+from quota.errors import UnusableLedger
 from quota.ledger.contract import ChargeRequest, Exhaustion
 from quota.ledger.entry import Charge
 from quota.ledger.redis_ledger import FORMAT
@@ -78,7 +78,7 @@ def test_another_format_is_one_line_and_nothing_is_touched(
                 client.hset(state, "format", found)
             before = {key: client.dump(key) for key in client.keys("*")}
         expected = OTHER_FORMATS[age].format(what="format", found=found, ours=FORMAT)
-    with pytest.raises(LedgerError) as raised:
+    with pytest.raises(UnusableLedger) as raised:
         WORK[work](setup)
     assert expected in str(raised.value)
     assert "\n" not in str(raised.value)

@@ -26,7 +26,7 @@ from quota.errors import ConfigError, LedgerError, UnknownCharge
 from quota.ledger.contract import ChargeRequest, ChargeResult, Exhaustion, LimitCheck
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
-from quota.ledger.redis_ledger import RedisLedger
+from quota.ledger.redis_ledger import RedisLedger, evicts
 from quota.limits import DAY_MS, HOUR_MS, Selector, Sliding, View
 from quota.recovery.high_water_mark import HighWaterMark
 from support.books import BOOK
@@ -941,7 +941,7 @@ def test_a_policy_that_may_not_be_seen_is_said_too(own_server: RedisServer, capl
     with opened(own_server.url.replace("://", "://some:any@")) as (budget, ledger):
         assert budget.charge("search.list").admitted
         assert isinstance(ledger, RedisLedger)
-        assert ledger.eviction_policy("p") == "?"
+        assert ledger.risks("p") == [evicts("?")]
     assert ["its maxmemory-policy could not be seen; let this user run INFO" in line for line in caplog.messages] == [
         True
     ]
@@ -952,7 +952,7 @@ def test_where_info_is_forbidden_the_configuration_is_asked(own_server: RedisSer
         client.acl_setuser("some", enabled=True, nopass=True, keys="*", commands=["+@all", "-info"])
     with opened(own_server.url.replace("://", "://some:any@")) as (_, ledger):
         assert isinstance(ledger, RedisLedger)
-        assert ledger.eviction_policy("p") == "noeviction"
+        assert ledger.risks("p") == []
 
 
 def test_a_server_that_keeps_everything_is_no_event(own_server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import sqlite3
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ import redis
 
 import quota
 from quota.cli.check import ask_ledger
+from quota.jobs.store.store import Store
+from quota.ledger.sqlite_ledger import APPLICATION_ID
+from quota.limits import DAY_MS
 from quota.settings.lint import Finding, lint
 from quota.settings.load import load_settings
 from support.servers import RedisServer
@@ -379,10 +384,27 @@ def test_a_server_that_does_not_answer_is_one_warning(tmp_path: Path) -> None:
     assert line.startswith(f"warning: ledger.url: ledger redis://127.0.0.1:{port}/0 cannot be reached; ")
 
 
-def test_a_file_that_is_no_ledger_is_one_warning(tmp_path: Path) -> None:
+def test_a_file_that_no_command_can_use_is_one_error(tmp_path: Path) -> None:
+    """Every command would refuse it, whenever it is asked."""
     (tmp_path / "ledger.db").write_text("nothing of the kind")
     (line,) = asked(tmp_path, "sqlite:///ledger.db")
+    assert line.startswith("error: ledger.url: ledger sqlite:")
     assert "is not an SQLite database; move it away" in line
+    (tmp_path / "ledger.db").unlink()
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
+        db.execute("CREATE TABLE theirs (x)")
+        (line,) = asked(tmp_path, "sqlite:///ledger.db")
+        assert (line[:5], "is another program's database; move it away" in line) == ("error", True)
+        db.execute("DROP TABLE theirs")
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        for version, said in ((1, "was written by an older quota-ledger"), (99, "was written by a newer quota-ledger")):
+            db.execute(f"PRAGMA user_version = {version}")
+            (line,) = asked(tmp_path, "sqlite:///ledger.db")
+            assert (line[:5], said in line) == ("error", True)
+
+
+def test_a_path_through_a_file_is_one_warning(tmp_path: Path) -> None:
+    (tmp_path / "ledger.db").write_text("nothing of the kind")
     (line,) = asked(tmp_path, "sqlite:///ledger.db/beside.db")
     assert line.endswith("ledger.db is no folder; correct the path")
 
@@ -398,6 +420,51 @@ def test_a_folder_or_file_that_may_not_be_written_is_one_warning(tmp_path: Path)
             with not_root():
                 (finding,) = ask_ledger(settings)
             assert finding.message == f"ledger {url} cannot be opened: this user may not write to {folder}"
+
+
+def test_a_server_that_no_command_can_use_is_one_error(tmp_path: Path) -> None:
+    own = RedisServer()
+    try:
+        with redis.Redis(port=own.port) as client:
+            client.hset("quota:{main}:state", mapping={"format": "0", "last": "1-0"})
+            client.config_set("requirepass", "right")
+        lines = [asked(tmp_path, own.url.replace("://", f"://{who}")) for who in ("", ":wrong@", ":right@")]
+    finally:
+        own.close()
+    for line, said in zip(lines, ("wants a password", "refused the password", "an older quota-ledger"), strict=True):
+        assert len(line) == 1
+        assert line[0].startswith("error: ledger.url: ")
+        assert said in line[0]
+
+
+def test_a_ledger_that_is_only_busy_is_a_warning(tmp_path: Path) -> None:
+    assert asked(tmp_path, "sqlite:///ledger.db") == []
+    with quota.open(tmp_path / "quota.toml") as session:
+        session.budget("main").charge("videos.list")
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        db.execute("BEGIN EXCLUSIVE")
+        (line,) = asked(tmp_path, "sqlite:///ledger.db")
+    assert line.startswith("warning: ledger.url: ")
+    assert "is locked by another process" in line
+
+
+def test_a_store_of_another_format_is_an_error(tmp_path: Path) -> None:
+    text = GOOD + '[store]\nurl = "sqlite:///videos.db"\n'
+    with Store(str(tmp_path / "videos.db"), retention_ms=DAY_MS):
+        assert findings(tmp_path, text) == []
+    with closing(sqlite3.connect(tmp_path / "videos.db")) as db:
+        db.execute("PRAGMA user_version = 1")
+    (found,) = findings(tmp_path, text)
+    assert (found.level, found.location) == ("error", "store.url")
+    assert found.message.endswith("has schema version 1, written by an older quota-ledger")
+    assert "move the file away" in found.remedy
+    (tmp_path / "videos.db").write_text("nothing of the kind")
+    (found,) = findings(tmp_path, text)
+    assert found.remedy == "move the file away, or give [store] url another one"
+    (tmp_path / "videos.db").write_text("")
+    assert findings(tmp_path, text) == []
+    assert (tmp_path / "videos.db").stat().st_size == 0, "a check makes nothing"
 
 
 def test_an_address_that_lint_rejects_is_not_asked(tmp_path: Path) -> None:
