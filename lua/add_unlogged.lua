@@ -3,8 +3,12 @@
 -- Guarantee: one atomic step; idempotent: several reports of one loss are one, at every moment the largest of them. Their
 -- units are added to the view's total, each until its time, whatever is charged or settled meanwhile. If this changes
 -- anything, or the ledger has no epoch yet, a new epoch begins: a caller that knows the one before is answered BEHIND, and
--- reports what it saw. An epoch's name begins with that of the log's first, "FIRST" or "FIRST/EPOCH": it tells another log
--- from a copy of this one. The rules are L17 and L18 in ARCHITECTURE.md; `quota/ledger/unlogged.py` merges the same way.
+-- reports what it saw. An epoch's name begins with that of the log's first, its root, "ROOT" or "ROOT/EPOCH": it tells another
+-- log from a copy of this one.
+--
+-- Usage of an epoch "ROOT/*" or "ROOT/EPOCH/*" is a carry: what was seen of another log, which was in use before this one.
+-- Of two carries the larger counts at every moment, and no new epoch begins. A carry of this log's own root is ignored: the
+-- log has it. The rules are L17 and L18 in ARCHITECTURE.md; `quota/ledger/unlogged.py` merges the same way.
 --
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua; only the state is written, and all live as long)
 -- ARGV  1 now_ms         0 = the server's clock
@@ -140,14 +144,16 @@ local stored = redis.call('HMGET', state, 'epoch', 'unlogged_until_ms', 'retenti
 local unknown_format = other_format(stored[4])
 if unknown_format then return unknown_format end
 local epoch, unlogged_until_ms = stored[1], tonumber(stored[2] or 0)
-local changed = not epoch
+local root = epoch and string.match(epoch, '^[^/]*')
+local begins, changed = not epoch, not epoch
 -- L22. Tried before anything is written.
 local stored_retention_ms = math.max(retention_ms, tonumber(stored[3] or 0))
 redis.call('PEXPIRE', state, int(math.max(stored_retention_ms, redis.call('PTTL', state))))
 
 for at = FIRST_REPORT, #ARGV, REPORT_SIZE do
   local field, lost, expiries, kept, last = 'unlogged:' .. ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
-  local stands, news = {}, true
+  local carry = string.sub(lost, -2) == '/*'
+  local stands, news = {}, not (carry and string.match(lost, '^[^/]*') == root)
   local reports = redis.call('HGET', state, field) or ''
   for known, known_expiries, known_kept, known_last in
     string.gmatch(reports, '(%S+) (%S+) (%d+:%d+:%d+) (%d+%-%d+)')
@@ -161,8 +167,9 @@ for at = FIRST_REPORT, #ARGV, REPORT_SIZE do
       local ours = less_kept(known_expiries, known_kept, units, kept_since_ms)
       expiries = less_kept(expiries, kept, units, kept_since_ms)
       local further = before(known_last, last)
-      news = ours ~= known_expiries or further or units_at(expiries, now_ms) > units_at(ours, now_ms)
+      local more = ours ~= known_expiries or further or units_at(expiries, now_ms) > units_at(ours, now_ms)
       expiries = larger(ours, expiries)
+      news = news and (more or (carry and expiries ~= known_expiries))
       if expiries == '' then expiries = '0:' .. int(latest_of(known_expiries)) end
       kept = int(units) .. ':' .. int(kept_since_ms) .. ':' .. int(math.max(since_ms, known_since_ms))
       if not further then last = known_last end
@@ -174,13 +181,13 @@ for at = FIRST_REPORT, #ARGV, REPORT_SIZE do
     stands[#stands + 1] = lost .. ' ' .. expiries .. ' ' .. kept .. ' ' .. last
     redis.call('HSET', state, 'format', FORMAT, field, table.concat(stands, ' '))
     unlogged_until_ms = math.max(unlogged_until_ms, latest_of(expiries))
-    changed = true
+    changed, begins = true, begins or not carry
   end
 end
 
 redis.call('HSET', state, 'format', FORMAT, 'retention_ms', int(stored_retention_ms))
+if begins then epoch = root and root .. '/' .. new_epoch or new_epoch end
 if changed then
-  epoch = epoch and string.match(epoch, '^[^/]*') .. '/' .. new_epoch or new_epoch
   redis.call('HSET', state, 'epoch', epoch, 'unlogged_until_ms', int(unlogged_until_ms))
 end
 local live_ms = math.max(stored_retention_ms, unlogged_until_ms + RETENTION_SLACK_MS - now_ms)

@@ -36,6 +36,7 @@ from quota.ledger.contract import (
     NOTHING_EXPECTED,
     RETENTION_SLACK_MS,
     ChargeRequest,
+    Identity,
     LimitCheck,
     read_entries,
     retention_of,
@@ -154,6 +155,7 @@ class Budget:
         attempt_keys: AttemptKeys | None = None,
         allowance: Allowance | None = None,
         high_water_mark: HighWaterMark | None = None,
+        identity: Identity | None = None,
     ) -> None:
         self.credential = credential
         self.project = project
@@ -169,6 +171,7 @@ class Budget:
         self._attempt_keys = attempt_keys or AttemptKeys()
         self._allowance = allowance
         self._high_water_mark = high_water_mark
+        self._identity = identity or Identity("", project)
 
     def charge(
         self,
@@ -226,12 +229,12 @@ class Budget:
 
     def _settle_drawn(self, allowance: Allowance, number: int, units: int) -> Charge | Entry | None:
         """Correct a charge that the allowance admitted: in its journal, or in the ledger once it was repaid there."""
-        before: Charge | Entry | None = allowance.settle(self.project, number, units)
+        before: Charge | Entry | None = allowance.settle(self._identity, number, units)
         if before is None:
-            repaid = allowance.repaid(self.project, number)
+            repaid = allowance.repaid(self._identity, number)
             before = None if repaid is None else self._settle_repaid(repaid._replace(units=units))
             if before is not None:
-                allowance.correct_repaid(self.project, number, units)
+                allowance.correct_repaid(self._identity, number, units)
         return before
 
     def _settle_repaid(self, repaid: Repaid) -> Entry | None:
@@ -325,7 +328,7 @@ class Budget:
 
     def owed_units(self) -> int:
         """The units that this machine drew on its local allowance and has not repaid to the ledger yet."""
-        return 0 if self._allowance is None else self._allowance.owed_units(self.project)
+        return 0 if self._allowance is None else self._allowance.owed_units(self._identity)
 
     def spend(
         self,
@@ -369,7 +372,7 @@ class Budget:
         try:
             try:
                 if self._allowance is not None:
-                    owner = self.project, self.ledger, self._retention_ms, self._clock()
+                    owner = self._identity, self.ledger, self._retention_ms, self._clock()
                     for corrected in self._allowance.repay(*owner):
                         self._settle_repaid(corrected)
                 request, result = self._ask_ledger(plan, charge, commit=commit)
@@ -498,7 +501,7 @@ class Budget:
         if self._allowance is not None:
             longest_ms = max((limit.view.window.longest_ms for limit in self.limits), default=DAY_MS)
             try:
-                drawn = self._allowance.draw(self.project, charge, longest_ms, commit=commit, because=detail)
+                drawn = self._allowance.draw(self._identity, charge, longest_ms, commit=commit, because=detail)
             except LedgerError as error:
                 detail = f"{detail}; {error}"
         admitted = drawn is not None
@@ -565,7 +568,7 @@ def unlogged_usage(budget: Budget) -> tuple[UnloggedUsage, ...]:
 
 def drawn_by(budget: Budget, run: str) -> list[Charge]:
     """The charges that a run drew on this machine's local allowance, repaid or not. Raises LedgerError."""
-    return [] if budget._allowance is None else budget._allowance.drawn_by(budget.project, run)
+    return [] if budget._allowance is None else budget._allowance.drawn_by(budget._identity, run)
 
 
 # -- a charge around a block or a function -----------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from quota.budget import Budget
 from quota.common.clock import host_clock
 from quota.common.text import listed, nearest, show
 from quota.errors import UsageError
+from quota.ledger.contract import Identity
 from quota.settings.folders import make_state_folder, state_folder
 from quota.settings.load import load_settings
 
@@ -39,7 +40,7 @@ class Session:
         self._ledger: Ledger | None = None
         self._allowance: Allowance | None = None
         self._budgets: dict[str, Budget] = {}
-        self._high_water_marks: dict[str, HighWaterMark] = {}
+        self._high_water_marks: dict[Identity, HighWaterMark] = {}
         self._services: list[Any] = []
         self._leaves: dict[str, dict[str, Mapping[str, int]]] = {}
         for job in settings.jobs.values():
@@ -83,6 +84,7 @@ class Session:
         chosen = self.credential(credential)
         budget = self._budgets.get(chosen.name)
         if budget is None:
+            identity = self._identity(chosen)
             budget = Budget(
                 credential=chosen.name,
                 project=chosen.project,
@@ -94,22 +96,27 @@ class Session:
                 jitter_ms=machine_jitter_ms(),
                 attempt_keys=self._attempt_keys,
                 allowance=self._open_allowance(),
-                high_water_mark=self._open_high_water_mark(chosen.project),
+                high_water_mark=self._open_high_water_mark(identity),
+                identity=identity,
             )
             self._budgets[chosen.name] = budget
         return budget
 
-    def _open_high_water_mark(self, project: str) -> HighWaterMark | None:
+    def _identity(self, credential: CredentialSettings) -> Identity:
+        """Whose units a credential spends, wherever the ledger is."""
+        ledger = self.settings.ledger.identity or self.ledger.label
+        return Identity(ledger, credential.project, credential.endpoint or "")
+
+    def _open_high_water_mark(self, identity: Identity) -> HighWaterMark | None:
         """This machine's high-water mark of a project's ledger; None for one in memory, which has no other users."""
         if self.settings.ledger.url == "sqlite://":
             return None
-        if project not in self._high_water_marks:
-            from quota.recovery.high_water_mark import open_high_water_mark, watermark_path
+        if identity not in self._high_water_marks:
+            from quota.recovery.high_water_mark import open_high_water_mark
 
-            self._high_water_marks[project] = open_high_water_mark(
-                watermark_path(state_folder(), self.ledger.label, project), project
-            )
-        return self._high_water_marks[project]
+            opened = open_high_water_mark(state_folder(), identity, self.ledger.label)
+            self._high_water_marks[identity] = opened
+        return self._high_water_marks[identity]
 
     def _open_allowance(self) -> Allowance | None:
         """The local allowance for spending while the ledger cannot answer; None where the configuration allows none."""

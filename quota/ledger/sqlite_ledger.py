@@ -28,7 +28,7 @@ from quota.ledger.contract import (
 )
 from quota.ledger.entry import Entry
 from quota.ledger.file_errors import file_wording
-from quota.ledger.unlogged import UnloggedUsage, expiries_text, read_expiries
+from quota.ledger.unlogged import UnloggedUsage, expiries_text, is_carry, read_expiries
 from quota.limits import MINUTE_MS, Sliding
 
 if TYPE_CHECKING:
@@ -342,14 +342,18 @@ class SqliteLedger:
                 "DELETE FROM unlogged WHERE project = ? AND until_ms <= ?",
                 (project, self._clock() - RETENTION_SLACK_MS),
             )
-            changed = False
+            changed = lost = False
             for usage in usages:
+                if is_carry(usage.epoch) and root_of(usage.epoch) == root_of(current):
+                    continue  # this log has it
                 sql = f"SELECT {_UNLOGGED} FROM unlogged WHERE project = ? AND view = ? AND epoch = ?"  # noqa: S608
                 row = db.execute(sql, (project, usage.view, usage.epoch)).fetchone()
                 known = None if row is None else _usage(row)
                 stands = usage if known is None else known.with_report(usage, self._clock())
                 if stands != known:
                     changed = True
+                    lost = lost or not is_carry(usage.epoch)
+                    unlogged_until_ms = max(unlogged_until_ms, stands.until_ms)
                     db.execute(
                         "REPLACE INTO unlogged VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                         (
@@ -364,14 +368,12 @@ class SqliteLedger:
                             stands.since_ms,
                         ),
                     )
-            if current and not changed:
-                if retention_ms > stored_ms:
-                    self._set_project(db, project, current, unlogged_until_ms, retention_ms)
-                return current
-            unlogged_until_ms = max([unlogged_until_ms, *(usage.until_ms for usage in usages)])
-            begun = f"{root_of(current)}/{epoch}" if current else epoch
-            self._set_project(db, project, begun, unlogged_until_ms, max(retention_ms, stored_ms))
-            return begun
+            stands_epoch = current
+            if not current or lost:
+                stands_epoch = f"{root_of(current)}/{epoch}" if current else epoch
+            if stands_epoch != current or changed or retention_ms > stored_ms:
+                self._set_project(db, project, stands_epoch, unlogged_until_ms, max(retention_ms, stored_ms))
+            return stands_epoch
 
         return self._file.transact(work, write=True)
 

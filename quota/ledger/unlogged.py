@@ -17,6 +17,20 @@ Expiries = tuple[tuple[int, int], ...]
 """Units, each with the time in ms until which they count, soonest first."""
 
 
+CARRIED = "/*"
+"""Ends the epoch of a carry, as in `ROOT/*`."""
+
+
+def carry_epoch(epoch: str) -> str:
+    """The epoch under which a ledger counts what was seen of another log while that was in this epoch."""
+    return f"{epoch}{CARRIED}"
+
+
+def is_carry(epoch: str) -> bool:
+    """Whether usage of this epoch was seen in another log, and not lost by this one."""
+    return epoch.endswith(CARRIED)
+
+
 class UnloggedUsage(NamedTuple):
     """One report of a loss: what a view counted of charges that the ledger no longer has. At least one pair in
     `expiries`.
@@ -24,6 +38,9 @@ class UnloggedUsage(NamedTuple):
     `epoch` names the ledger as it was before that loss. Several machines report the same loss, each what it saw after
     `since_ms`, up to the entry `last`: of two reports, the one that goes further holds all of the other. Of what came
     after `kept_since_ms` the ledger still had `kept_units` at the time of the report.
+
+    With an epoch `ROOT/*` it is a *carry*: what a view counted of another log, before the ledger was moved or emptied.
+    Of two carries the larger counts, at every moment.
     """
 
     view: str
@@ -63,19 +80,14 @@ class UnloggedUsage(NamedTuple):
         """
         kept = max((self.kept_units, self.kept_since_ms), (other.kept_units, other.kept_since_ms))
         ours, theirs = self._less_kept(*kept), other._less_kept(*kept)
-        if ours == self.expiries and other.last <= self.last and units_at(theirs, now_ms) <= units_at(ours, now_ms):
-            return self
-        expiries: list[tuple[int, int]] = []
-        counted = 0
-        for until_ms in sorted({until_ms for _, until_ms in ours + theirs}, reverse=True):
-            units = max(units_at(ours, until_ms - 1), units_at(theirs, until_ms - 1))
-            if units > counted:
-                expiries.append((units - counted, until_ms))
-                counted = units
-        last, since_ms = max(self.last, other.last), max(self.since_ms, other.since_ms)
-        return UnloggedUsage(
-            self.view, self.epoch, tuple(reversed(expiries)) or ((0, self.until_ms),), last, *kept, since_ms
+        no_more = (
+            ours == self.expiries and other.last <= self.last and units_at(theirs, now_ms) <= units_at(ours, now_ms)
         )
+        if no_more and not is_carry(self.epoch):
+            return self
+        last, since_ms = max(self.last, other.last), max(self.since_ms, other.since_ms)
+        expiries = larger(ours, theirs) or ((0, self.until_ms),)
+        return UnloggedUsage(self.view, self.epoch, expiries, last, *kept, since_ms)
 
     def _less_kept(self, units: int, since_ms: int) -> Expiries:
         """Without what the ledger still had of it by another report, if this report surely holds that."""
@@ -87,6 +99,25 @@ class UnloggedUsage(NamedTuple):
 
 def units_at(expiries: Expiries, now_ms: int) -> int:
     return sum(units for units, until_ms in expiries if until_ms > now_ms)
+
+
+def larger(a: Expiries, b: Expiries) -> Expiries:
+    """At every moment the larger of both."""
+    expiries: list[tuple[int, int]] = []
+    counted = 0
+    for until_ms in sorted({until_ms for _, until_ms in a + b}, reverse=True):
+        units = max(units_at(a, until_ms - 1), units_at(b, until_ms - 1))
+        if units > counted:
+            expiries.append((units - counted, until_ms))
+            counted = units
+    return tuple(reversed(expiries))
+
+
+def covers(ours: Expiries, theirs: Expiries, now_ms: int) -> bool:
+    """Whether `ours` counts as much as `theirs`, now and at every later moment."""
+    return all(
+        units_at(ours, until_ms - 1) >= units_at(theirs, until_ms - 1) for _, until_ms in theirs if until_ms > now_ms
+    )
 
 
 def newest_expiries(expiries: Expiries, units: int) -> Expiries:

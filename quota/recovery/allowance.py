@@ -1,8 +1,12 @@
 """The local allowance: what a machine may spend while the ledger does not answer. Bounded, durable, and repaid.
 
-    draw    a call of at most `max_cost_units` is admitted while this project's draws of the longest window stay within
+    draw    a call of at most `max_cost_units` is admitted while the draws of the longest window stay within
             `allowance_units`; a dearer call is refused
     repay   the next decision that reaches the ledger first hands it all draws that are owed
+
+A debt belongs to an identity (`quota.ledger.contract.Identity`) and goes to whichever ledger of that identity answers
+next: the configuration may have moved it meanwhile. The allowance is counted over all identities of one upstream
+project, that is of one project name and endpoint, so that two configurations do not draw it twice.
 
 For example with max_cost 1 and allowance 50, and a longest window of 24 h:
 
@@ -47,12 +51,12 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Sequence
 
-    from quota.ledger.contract import Ledger
+    from quota.ledger.contract import Identity, Ledger
 
 APPLICATION_ID = 0x51_4C_4A_31
 """Marks an SQLite file as a journal ("QLJ1")."""
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 REPAID_AT_ONCE = 100
 
@@ -110,8 +114,8 @@ class Allowance:
             wording=file_wording(path, "allowance", version=SCHEMA_VERSION, lost_then="what it owes is forgotten then"),
             durable=True,
         )
-        self._checked_ms: dict[str, int] = {}  # when a project was found to owe nothing
-        self._outages: dict[str, list[_OutageDraw]] = {}  # by project
+        self._checked_ms: dict[Identity, int] = {}  # when it was found to owe nothing
+        self._outages: dict[Identity, list[_OutageDraw]] = {}
         self._warned = False
         start_over_in_child(self)
 
@@ -122,7 +126,13 @@ class Allowance:
     # -- while the ledger does not answer ------------------------------------------------------------------------------
 
     def draw(
-        self, project: str, charge: Charge, longest_ms: int, *, commit: bool, because: str = "the ledger did not answer"
+        self,
+        identity: Identity,
+        charge: Charge,
+        longest_ms: int,
+        *,
+        commit: bool,
+        because: str = "the ledger did not answer",
     ) -> Drawn | None:
         """Admit one call if it is cheap enough and the allowance has room for it; None: refused.
 
@@ -131,31 +141,34 @@ class Allowance:
         """
         if charge.units > self.max_cost_units:
             return None
-        work = partial(self._draw, project=project, charge=charge, longest_ms=longest_ms, commit=commit)
+        work = partial(self._draw, identity=identity, charge=charge, longest_ms=longest_ms, commit=commit)
         drawn = self._file.transact(work, write=commit)
         if commit and drawn is not None:
-            self._checked_ms.pop(project, None)
-            self._log_draw(project, charge, drawn, because)
+            self._checked_ms.pop(identity, None)
+            self._log_draw(identity, charge, drawn, because)
         return drawn
 
     def _draw(
-        self, db: sqlite3.Connection, project: str, charge: Charge, longest_ms: int, *, commit: bool
+        self, db: sqlite3.Connection, identity: Identity, charge: Charge, longest_ms: int, *, commit: bool
     ) -> Drawn | None:
-        newest = db.execute("SELECT COALESCE(MAX(drawn_ms), 0) FROM draws WHERE project = ?", (project,)).fetchone()
+        upstream = identity.upstream_hash
+        newest = db.execute("SELECT COALESCE(MAX(drawn_ms), 0) FROM draws WHERE upstream = ?", (upstream,)).fetchone()
         (newest_ms,) = checked_row(newest, integers=1, below=LATEST_MS)
         now_ms = max(self._clock(), newest_ms)  # a clock that goes back must not renew the allowance
-        sql = "SELECT COALESCE(SUM(units), 0) FROM draws WHERE project = ? AND drawn_ms > ?"
-        (used_units,) = checked_row(db.execute(sql, (project, now_ms - longest_ms)).fetchone(), integers=1)
+        sql = "SELECT COALESCE(SUM(units), 0) FROM draws WHERE upstream = ? AND drawn_ms > ?"
+        (used_units,) = checked_row(db.execute(sql, (upstream, now_ms - longest_ms)).fetchone(), integers=1)
         remaining_units = self.allowance_units - used_units
         if charge.units > remaining_units:
             return None
         if not commit:
             return Drawn(None, remaining_units)
         number = db.execute(
-            "INSERT INTO draws (project, drawn_ms, units, bucket, method, job, region, idempotency_key)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO draws (identity, upstream, project, drawn_ms, units, bucket, method, job, region,"
+            " idempotency_key) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
-                project,
+                identity.hash,
+                upstream,
+                identity.project,
                 now_ms,
                 charge.units,
                 charge.bucket,
@@ -165,15 +178,15 @@ class Allowance:
                 charge.idempotency_key,
             ),
         ).lastrowid
-        _delete_expired(db, project, now_ms, longest_ms)
+        _delete_expired(db, upstream, now_ms, longest_ms)
         return Drawn(number, remaining_units - charge.units)
 
-    def _log_draw(self, project: str, charge: Charge, drawn: Drawn, because: str) -> None:
-        outage = self._outages.setdefault(project, [])
+    def _log_draw(self, identity: Identity, charge: Charge, drawn: Drawn, because: str) -> None:
+        outage = self._outages.setdefault(identity, [])
         if not outage:
             warn(
                 "allowance_drawn project=%s method=%s units=%d left=%d: %s",
-                project,
+                identity.project,
                 charge.method,
                 charge.units,
                 drawn.remaining_units,
@@ -183,15 +196,15 @@ class Allowance:
 
     # -- corrections ---------------------------------------------------------------------------------------------------
 
-    def settle(self, project: str, number: int, units: int) -> Charge | None:
+    def settle(self, identity: Identity, number: int, units: int) -> Charge | None:
         """Correct a draw that is still owed. Returns the charge as it stood before; None if it is not owed: see
         `repaid`."""
 
         def work(db: sqlite3.Connection) -> Charge | None:
             row = db.execute(
                 "SELECT units, bucket, method, job, region, idempotency_key FROM draws"
-                " WHERE project = ? AND number = ? AND NOT repaid",
-                (project, number),
+                " WHERE identity = ? AND number = ? AND NOT repaid",
+                (identity.hash, number),
             ).fetchone()
             if row is None:
                 return None
@@ -200,46 +213,46 @@ class Allowance:
 
         return self._file.transact(work, write=True) if os.path.exists(self._path) else None
 
-    def repaid(self, project: str, number: int) -> Repaid | None:
+    def repaid(self, identity: Identity, number: int) -> Repaid | None:
         """A draw as it was handed to the ledger; None if it is still owed, or unknown (any more)."""
 
         def work(db: sqlite3.Connection) -> Repaid | None:
             row = db.execute(
-                "SELECT units, drawn_ms, idempotency_key FROM draws WHERE project = ? AND number = ? AND repaid",
-                (project, number),
+                "SELECT units, drawn_ms, idempotency_key FROM draws WHERE identity = ? AND number = ? AND repaid",
+                (identity.hash, number),
             ).fetchone()
             return None if row is None else Repaid(*checked_row(row, integers=2, below=LATEST_MS))
 
         return self._file.transact(work, write=False) if os.path.exists(self._path) else None
 
-    def correct_repaid(self, project: str, number: int, units: int) -> None:
+    def correct_repaid(self, identity: Identity, number: int, units: int) -> None:
         """Set what a repaid draw counts against the allowance, after the ledger was told the same."""
-        sql = "UPDATE draws SET units = ? WHERE project = ? AND number = ? AND repaid"
-        self._file.transact(lambda db: db.execute(sql, (units, project, number)), write=True)
+        sql = "UPDATE draws SET units = ? WHERE identity = ? AND number = ? AND repaid"
+        self._file.transact(lambda db: db.execute(sql, (units, identity.hash, number)), write=True)
 
     # -- reports -------------------------------------------------------------------------------------------------------
 
-    def drawn_by(self, project: str, run: str) -> list[Charge]:
+    def drawn_by(self, identity: Identity, run: str) -> list[Charge]:
         """All draws of a run, repaid or not, as they stand now."""
         sql = (
             "SELECT units, bucket, method, job, region, idempotency_key FROM draws"
-            " WHERE project = ? AND substr(idempotency_key, 1, ?) = ?"
+            " WHERE identity = ? AND substr(idempotency_key, 1, ?) = ?"
         )
 
         def work(db: sqlite3.Connection) -> list[Charge]:
-            rows = db.execute(sql, (project, len(run), run)).fetchall()
+            rows = db.execute(sql, (identity.hash, len(run), run)).fetchall()
             return [Charge(*checked_row(row, integers=1)) for row in rows]
 
         return self._file.transact(work, write=False) if os.path.exists(self._path) else []
 
-    def owed_units(self, project: str) -> int:
+    def owed_units(self, identity: Identity) -> int:
         """What was drawn and is not repaid; 0 if the journal cannot be read."""
         if not os.path.exists(self._path):
             return 0
-        sql = "SELECT COALESCE(SUM(units), 0) FROM draws WHERE project = ? AND NOT repaid"
+        sql = "SELECT COALESCE(SUM(units), 0) FROM draws WHERE identity = ? AND NOT repaid"
         try:
             owed: tuple[int] = self._file.transact(
-                lambda db: checked_row(db.execute(sql, (project,)).fetchone(), integers=1), write=False
+                lambda db: checked_row(db.execute(sql, (identity.hash,)).fetchone(), integers=1), write=False
             )
         except LedgerError as error:
             self._warn(error)
@@ -248,7 +261,9 @@ class Allowance:
 
     # -- once the ledger answers again ---------------------------------------------------------------------------------
 
-    def repay(self, project: str, ledger: Ledger, retention_ms: int, caller_ms: int | None = None) -> Sequence[Repaid]:
+    def repay(
+        self, identity: Identity, ledger: Ledger, retention_ms: int, caller_ms: int | None = None
+    ) -> Sequence[Repaid]:
         """Hand the ledger all draws that are owed. It appends each of them once: it remembers the last number.
 
         `retention_ms` is how long it must keep them: see `quota.ledger.contract.retention_of`. Where `caller_ms` is
@@ -260,26 +275,28 @@ class Allowance:
         counted before that, so the caller has to settle them there.
         """
         now_ms = self._clock()
-        checked_ms = self._checked_ms.get(project)
+        checked_ms = self._checked_ms.get(identity)
         if checked_ms is not None and 0 <= now_ms - checked_ms < LOOK_AGAIN_MS:
             return ()
         corrected: list[Repaid] = []
         if os.path.exists(self._path):
-            repaid = self._repay_all(project, ledger, retention_ms, caller_ms)
+            repaid = self._repay_all(identity, ledger, retention_ms, caller_ms)
             if repaid is None:
                 return ()
             corrected = repaid
-            self._log_end_of_outage(project)
-        self._checked_ms[project] = now_ms
+            self._log_end_of_outage(identity)
+        self._checked_ms[identity] = now_ms
         return corrected
 
-    def _repay_all(self, project: str, ledger: Ledger, retention_ms: int, caller_ms: int | None) -> list[Repaid] | None:
+    def _repay_all(
+        self, identity: Identity, ledger: Ledger, retention_ms: int, caller_ms: int | None
+    ) -> list[Repaid] | None:
         """The draws to be corrected in the ledger; None where the clocks disagree."""
         corrected: list[Repaid] = []
         last, more = 0, True
         while more:
             try:
-                unpaid = self._file.transact(partial(_read_unpaid, project=project, after=last), write=False)
+                unpaid = self._file.transact(partial(_read_unpaid, identity=identity, after=last), write=False)
             except LedgerError as error:
                 self._warn(error)
                 return corrected
@@ -287,40 +304,46 @@ class Allowance:
             if not unpaid.draws:
                 return corrected
             last = unpaid.draws[-1][0]
-            if not ledger.repay(project, unpaid.machine, unpaid.draws, retention_ms, caller_ms):
+            if not ledger.repay(identity.project, unpaid.machine, unpaid.draws, retention_ms, caller_ms):
                 return None
             try:
-                corrected += self._mark_repaid(project, last)
+                corrected += self._mark_repaid(identity, last)
             except LedgerError as error:  # they are sent again later, which changes nothing
                 self._warn(error)
             else:
                 units = sum(charge.units for _, charge in unpaid.draws)
-                self._outages.pop(project, None)
-                warn("debt_repaid project=%s charges=%d units=%d", project, len(unpaid.draws), units)
+                self._outages.pop(identity, None)
+                warn("debt_repaid project=%s charges=%d units=%d", identity.project, len(unpaid.draws), units)
         return corrected
 
-    def _mark_repaid(self, project: str, last: int) -> list[Repaid]:
+    def _mark_repaid(self, identity: Identity, last: int) -> list[Repaid]:
         """Mark the draws up to this number. Returns those that were corrected while they were owed."""
 
         def work(db: sqlite3.Connection) -> list[Repaid]:
             found = db.execute(
                 "SELECT units, drawn_ms, idempotency_key FROM draws"
-                " WHERE project = ? AND number <= ? AND NOT repaid AND corrected",
-                (project, last),
+                " WHERE identity = ? AND number <= ? AND NOT repaid AND corrected",
+                (identity.hash, last),
             )
             corrected = [Repaid(*checked_row(row, integers=2, below=LATEST_MS)) for row in found]
-            db.execute("UPDATE draws SET repaid = 1 WHERE project = ? AND number <= ?", (project, last))
+            db.execute("UPDATE draws SET repaid = 1 WHERE identity = ? AND number <= ?", (identity.hash, last))
             return corrected
 
         return self._file.transact(work, write=True)
 
-    def _log_end_of_outage(self, project: str) -> None:
+    def _log_end_of_outage(self, identity: Identity) -> None:
         """Say what this process drew and did not repay itself. `allowance_drawn` has said all about a single draw."""
-        outage = self._outages.pop(project, [])
+        outage = self._outages.pop(identity, [])
         if len(outage) > 1:
             units = sum(draw.units for draw in outage)
             remaining_units = outage[-1].remaining_units
-            warn("allowance_used project=%s charges=%d units=%d left=%d", project, len(outage), units, remaining_units)
+            warn(
+                "allowance_used project=%s charges=%d units=%d left=%d",
+                identity.project,
+                len(outage),
+                units,
+                remaining_units,
+            )
 
     def _warn(self, error: LedgerError) -> None:
         if not self._warned:
@@ -329,28 +352,32 @@ class Allowance:
 
     def close(self) -> None:
         """Close the journal, and log what was drawn and not repaid. May be called twice."""
-        for project in list(self._outages):
-            self._log_end_of_outage(project)
+        for identity in list(self._outages):
+            self._log_end_of_outage(identity)
         self._file.close()
 
 
-def _delete_expired(db: sqlite3.Connection, project: str, now_ms: int, longest_ms: int) -> None:
+def _delete_expired(db: sqlite3.Connection, upstream: str, now_ms: int, longest_ms: int) -> None:
     """Delete the draws that neither the allowance nor the ledger needs any more: no window reaches them, not the
-    longest one of any configuration that draws for this project."""
-    known = db.execute("SELECT window_ms FROM longest_windows WHERE project = ?", (project,)).fetchone() or (0,)
+    longest one of any configuration that draws for this upstream project."""
+    known = db.execute("SELECT window_ms FROM longest_windows WHERE upstream = ?", (upstream,)).fetchone() or (0,)
     kept_ms = max(longest_ms, checked_row(known, integers=1)[0])
     if known != (kept_ms,):
-        db.execute("REPLACE INTO longest_windows VALUES (?, ?)", (project, kept_ms))
-    db.execute("DELETE FROM draws WHERE project = ? AND drawn_ms <= ?", (project, now_ms - 2 * kept_ms))
+        db.execute("REPLACE INTO longest_windows VALUES (?, ?)", (upstream, kept_ms))
+    db.execute("DELETE FROM draws WHERE upstream = ? AND drawn_ms <= ?", (upstream, now_ms - 2 * kept_ms))
 
 
-def _read_unpaid(db: sqlite3.Connection, project: str, after: int) -> _Unpaid:
-    """The first draws with a number above `after` that are owed."""
+def _read_unpaid(db: sqlite3.Connection, identity: Identity, after: int) -> _Unpaid:
+    """The first draws with a number above `after` that are owed.
+
+    A ledger remembers the last number of each machine that repaid it. Two identities may use one ledger and repay in
+    any order, so each has numbers of its own there.
+    """
     rows = db.execute(
         "SELECT number, units, bucket, method, job, region, idempotency_key FROM draws"
-        " WHERE project = ? AND NOT repaid AND number > ? ORDER BY number LIMIT ?",
-        (project, after, REPAID_AT_ONCE),
+        " WHERE identity = ? AND NOT repaid AND number > ? ORDER BY number LIMIT ?",
+        (identity.hash, after, REPAID_AT_ONCE),
     ).fetchall()
     machine: tuple[str] = db.execute("SELECT id FROM machine").fetchone() or ("",)
     draws = [(number, Charge(*charge)) for number, *charge in (checked_row(row, integers=2) for row in rows)]
-    return _Unpaid(checked_row(machine, integers=0)[0], draws)
+    return _Unpaid(f"{checked_row(machine, integers=0)[0]}-{identity.hash[:16]}", draws)

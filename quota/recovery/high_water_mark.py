@@ -39,16 +39,17 @@ import os
 import re
 import threading
 import time
-import zlib
 from functools import partial
 from typing import TYPE_CHECKING
 
 from quota.common.clock import NEVER, rfc3339
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
+from quota.common.text import one_line, quoted
 from quota.errors import LedgerError
-from quota.ledger.contract import NOTHING_EXPECTED, RETENTION_SLACK_MS, Expected, read_entries
-from quota.recovery.loss import compare
+from quota.ledger.contract import NOTHING_EXPECTED, RETENTION_SLACK_MS, Expected, read_entries, root_of
+from quota.ledger.unlogged import is_carry
+from quota.recovery.loss import carries, compare, largest, not_counted, renamed_log
 from quota.recovery.observations import (
     SlicedUsage,
     ViewObservation,
@@ -59,17 +60,19 @@ from quota.recovery.observations import (
     observation_of,
     slice_ms_of,
     span_of,
+    with_slices,
 )
-from quota.recovery.watermark_file import SLOTS, WatermarkFile
+from quota.recovery.watermark_file import SLOTS, WatermarkFile, epoch_tag, read_slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from quota.ledger.contract import ChargeResult, Ledger, LimitCheck
+    from quota.ledger.contract import ChargeResult, Identity, Ledger, LimitCheck
     from quota.ledger.entry import Id
     from quota.ledger.unlogged import UnloggedUsage
     from quota.limits import View
+    from quota.recovery.loss import Loss, Usages
 
 LOOK_EVERY_S = 0.05
 """A process looks at most so often at what the others of its machine have seen."""
@@ -81,7 +84,7 @@ TIDY_EVERY_MS = 60_000
 """So often what has expired is forgotten."""
 
 FOLDER = "watermarks"
-"""Part of the state folder. It has one file for each project of each ledger."""
+"""Part of the state folder. It has one file for each project and endpoint of each identity."""
 
 FORMER_FOLDER = "seen"
 """An older version wrote here. It is not read any more."""
@@ -89,8 +92,22 @@ FORMER_FOLDER = "seen"
 FORGET_AFTER_DAYS = 400
 """A file that nobody wrote for so long, longer than any window in use, is removed."""
 
+CARRY_EVERY_S = 60.0
+"""A process looks at most so often at what the others have seen of other logs, and at other configurations' files."""
+
 _HANDLES = frozenset(
-    ("path", "_project", "_file", "_writable_file", "_said_full", "_lock", "_started", "_changing", "_deferred")
+    (
+        "path",
+        "_project",
+        "_configuration",
+        "_file",
+        "_writable_file",
+        "_said_full",
+        "_lock",
+        "_started",
+        "_changing",
+        "_deferred",
+    )
 )
 """Attributes of a HighWaterMark that are not knowledge: `_change` does not restore them."""
 
@@ -98,12 +115,15 @@ _HANDLES = frozenset(
 class HighWaterMark:
     """What one process knows of one project's ledger. Safe to share between threads and after a fork.
 
-    `open_high_water_mark` makes it, one for each file in a process. Without a path it is kept in memory only.
+    `open_high_water_mark` makes it, one for each file in a process. Without a path it is kept in memory only. `label`
+    says where the ledger is, and `configuration` whose it is, for people and for other processes.
     """
 
-    def __init__(self, path: str | None, project: str) -> None:
+    def __init__(self, path: str | None, project: str, *, label: str = "", configuration: str = "") -> None:
         self.path = path
         self._project = project
+        self._label = one_line(label)
+        self._configuration = one_line(configuration)
         self._file: WatermarkFile | None = None
         self._writable_file: WatermarkFile | None = None  # the same, if one of its slots is ours
         self._said_full = False
@@ -118,16 +138,30 @@ class HighWaterMark:
         self._changing = False
         # What the decisions of such handlers showed; recorded once the change is over.
         self._deferred: list[tuple[Sequence[LimitCheck], ChargeResult]] = []
-        self._start_epoch("")
+        self._start_afresh()
 
     def start_over_in_child(self) -> None:
         """A forked child must not write its parent's slot: it claims one of its own."""
         self._start_process()
 
+    def _start_afresh(self) -> None:
+        """Forget everything."""
+        # Other logs that this machine saw, kept for the day on which one of them comes back.
+        self._other_observations: set[ViewObservation] = set()
+        self._other_losses: Usages = {}
+        # What others saw of other logs: whether this ledger lacks a carry, and what was looked at last.
+        self._lacks_carry = False
+        self._other_logs_tag = 0
+        self._next_carry_s = 0.0
+        # Other configurations for the same project.
+        self._siblings: tuple[Watermark, ...] = ()
+        self._next_siblings_s = 0.0
+        self._start_epoch("")
+
     def _start_epoch(self, epoch: str) -> None:
-        """Forget everything; from now on the ledger is in this epoch."""
+        """Forget everything about this log; from now on the ledger is in this epoch."""
         self._epoch = epoch
-        self._epoch_tag = zlib.crc32(epoch.encode())
+        self._epoch_tag = epoch_tag(epoch)
         # The last decision: what it checked, what each view counted of the log, when, and the newest entry.
         self._checks: Sequence[LimitCheck] = ()
         self._logged_units: tuple[int, ...] = ()
@@ -136,14 +170,14 @@ class HighWaterMark:
         self._last_unlogged: tuple[tuple[UnloggedUsage, ...], ...] = ()
         # Everything else that is known.
         self._observations: dict[str, ViewObservation] = {}  # of views that the last decision did not check
-        self._lost_log_observations: set[ViewObservation] = set()  # of logs that were lost as a whole
-        self._usages: dict[tuple[str, str], UnloggedUsage] = {}  # by view and lost epoch
+        self._usages: Usages = {}  # that the ledger counts: what it lost, and carries
         self._sliced: dict[str, SlicedUsage] = {}  # by view
         self._next_slice_end_ms = NEVER  # an entry this new completes a slice
         # The other processes of this machine.
         self._ids_of_others: tuple[Id, ...] = ()  # entries that they saw, until a decision of ours has shown as much
         self._outdated = False  # one of them saw the ledger in another epoch, later than we did and than:
         self._compared_ms = 0
+        self._must_compare = False  # one of them saw this log in another epoch, before it went on to another log
         self._expected = NOTHING_EXPECTED
         self._next_look_s = 0.0  # until then `_expected` is the answer
         self._next_tidy_ms = 0  # until then a decision about the same views changes only the head of the slot
@@ -172,7 +206,7 @@ class HighWaterMark:
         file, self._file, self._writable_file = self._file, None, None
         if file is not None:  # its parent's in a forked child, or left by an interrupted start
             file.close()
-        self._start_epoch("")
+        self._start_afresh()
         if self.path is not None:
             try:
                 _make_room(self.path)
@@ -187,27 +221,47 @@ class HighWaterMark:
                 self._give_up(error)
 
     def _recall(self, own: Watermark | None) -> None:
-        """Begin with the epoch that was seen last. What our own slot holds is nowhere else, so we take it over."""
+        """Begin with the epoch that was seen last, at this place if it was seen here at all.
+
+        What our own slot holds is nowhere else, so we take it over.
+        """
         watermarks = self._read_watermarks()
-        latest = max(watermarks, key=lambda watermark: watermark.at_ms, default=None)
+        self._read_siblings()
+        here = [watermark for watermark in watermarks if watermark.label == self._label]
+        known = here or watermarks or [sibling for sibling in self._siblings if sibling.label == self._label]
+        latest = max(known, key=lambda watermark: watermark.at_ms, default=None)
         if latest is None:
             return
         self._start_epoch(latest.epoch)
         self._decided_ms = latest.at_ms
-        self._sliced = furthest_slices(watermarks, latest.epoch)
+        same_log = [one for one in (*watermarks, *self._siblings) if one.root == latest.root]
+        self._sliced = furthest_slices(same_log, latest.epoch)
         since_ms = latest.at_ms - RETENTION_SLACK_MS
-        for watermark in watermarks:
-            for usage in watermark.usages:
+        for watermark in same_log:
+            for usage in watermark.counted():
                 if usage.until_ms > since_ms:
                     merge(self._usages, usage, latest.at_ms)
             if watermark.epoch == latest.epoch:
-                live = [observation for observation in watermark.observations if observation.until_ms > since_ms]
-                logged = [observation for observation in live if observation.epoch == watermark.epoch]
+                logged = _logged(watermark, since_ms)
                 self._ids_of_others += tuple({observation.last for observation in logged})
-                self._lost_log_observations.update(set(live).difference(logged))
                 if watermark == own:
                     self._observations = {observation.view: observation for observation in logged}
                     self._newest_id = max((observation.last for observation in logged), default=(0, 0))
+        if own is not None:
+            self._take_over(own, since_ms)
+        if any(watermark.root != latest.root for watermark in watermarks):
+            self._find_carries(watermarks)
+
+    def _take_over(self, own: Watermark, since_ms: int) -> None:
+        """Keep what our slot holds of other logs. Carries among it are in the ledger, or `_find_carries` finds them."""
+        root = root_of(self._epoch)
+        for observation in own.observations:
+            if observation.until_ms > since_ms and root_of(observation.epoch) != root:
+                with_its = furthest_slices([own], own.epoch) if observation.epoch == own.epoch else {}
+                self._other_observations.add(with_slices(observation, with_its))
+        for usage in own.usages:
+            if usage.until_ms > since_ms and not is_carry(usage.epoch) and root_of(usage.epoch) != root:
+                merge(self._other_losses, usage, self._decided_ms)
 
     def _look(self) -> None:
         """Find out what the other processes of this machine have seen."""
@@ -220,16 +274,49 @@ class HighWaterMark:
         except OSError as error:
             self._give_up(error)
             return
-        if others.newest > self._newest_id and others.newest not in self._ids_of_others:
-            self._ids_of_others += (others.newest,)
-        self._outdated = others.other_epoch_ms > max(self._decided_ms, self._compared_ms)
+        newest, other_epoch_ms, now_s = others.newest, others.other_epoch_ms, time.monotonic()
+        if now_s >= self._next_siblings_s:
+            self._read_siblings()
+        for sibling in self._siblings:
+            if sibling.epoch == self._epoch:
+                newest = max(newest, *(observation.last for observation in _logged(sibling, 0)), (0, 0))
+            elif sibling.root == root_of(self._epoch):
+                other_epoch_ms = max(other_epoch_ms, sibling.at_ms)
+        if newest > self._newest_id and newest not in self._ids_of_others:
+            self._ids_of_others += (newest,)
+        self._outdated = other_epoch_ms > max(self._decided_ms, self._compared_ms)
+        if others.other_logs_tag != self._other_logs_tag and now_s >= self._next_carry_s:
+            self._other_logs_tag = others.other_logs_tag
+            self._find_carries(self._read_watermarks())
+
+    def _find_carries(self, watermarks: Sequence[Watermark]) -> None:
+        """Find out whether processes of this machine saw anything of other logs that this ledger does not count."""
+        self._next_carry_s = time.monotonic() + CARRY_EVERY_S
+        root, since_ms = root_of(self._epoch), self._decided_ms - RETENTION_SLACK_MS
+        counted = self._usages.copy()
+        for watermark in watermarks:
+            if watermark.root == root:
+                for usage in watermark.counted():
+                    merge(counted, usage, self._decided_ms)
+        found = carries(watermarks, root, since_ms).usages
+        self._lacks_carry = self._lacks_carry or bool(not_counted(found, counted, self._decided_ms))
+        # What they saw of this log, before they went on to another.
+        for observation in (o for one in watermarks if one.root != root for o in one.observations):
+            if root_of(observation.epoch) == root and observation.until_ms > since_ms:
+                if observation.epoch != self._epoch:
+                    self._must_compare = True
+                elif observation.last not in self._ids_of_others:
+                    self._ids_of_others += (observation.last,)
 
     def _set_expected(self) -> None:
         """Work out what `expected` answers from now on."""
         ids = (*self._ids_of_others, self._newest_id) if self._checks or self._observations else self._ids_of_others
         # When outdated: an old copy may have been put back that holds all that this process saw, but not what others
-        # saw since. An epoch that no ledger has makes it compare everything.
-        self._expected = Expected(NO_EPOCH if self._outdated else self._epoch, ids) if self._epoch else NOTHING_EXPECTED
+        # saw since. An epoch that no ledger has makes it compare everything, or carry over what is lacking.
+        if self._outdated or self._must_compare or self._lacks_carry:
+            self._expected = Expected(NO_EPOCH, ids)
+        else:
+            self._expected = Expected(self._epoch, ids) if self._epoch else NOTHING_EXPECTED
 
     # -- after a decision ----------------------------------------------------------------------------------------------
 
@@ -274,8 +361,7 @@ class HighWaterMark:
             self._start_epoch(result.epoch)
         if result.last >= self._newest_id:
             self._keep_last_observations(checks, result.now_ms)
-            # The ledger's unlogged usage holds our own report and those of others.
-            self._usages |= {(usage.view, usage.epoch): usage for of_view in result.unlogged for usage in of_view}
+            self._keep_usages(checks, result)
             self._last_unlogged = result.unlogged
             self._newest_id, self._logged_units = result.last, _without_unlogged(result)
             self._decided_ms = result.now_ms
@@ -283,6 +369,20 @@ class HighWaterMark:
         self._ids_of_others = ()
         self._next_slice_end_ms = self._earliest_slice_end_ms()
         self._set_expected()
+
+    def _keep_usages(self, checks: Sequence[LimitCheck], result: ChargeResult) -> None:
+        """Keep what the ledger counts of what it lacks: our own reports and those of others.
+
+        A carry begins no new epoch. So a copy that is put back may lack one although it has all else: that shows here.
+        """
+        counted = {(usage.view, usage.epoch): usage for of_view in result.unlogged for usage in of_view}
+        views = {check.view.name for check in checks}
+        carried = {key: u for key, u in self._usages.items() if key[0] in views and is_carry(u.epoch)}
+        lacking = not_counted(carried, counted, result.now_ms)
+        self._lacks_carry = self._lacks_carry or bool(lacking)
+        self._usages |= counted
+        for usage in lacking:
+            merge(self._usages, usage, result.now_ms)
 
     def _keep_last_observations(self, checks: Sequence[LimitCheck], now_ms: int) -> None:
         """Keep what the last decision showed beside the next one, which checks other views. Forget what has expired."""
@@ -295,7 +395,8 @@ class HighWaterMark:
             since_ms = now_ms - RETENTION_SLACK_MS
             live = {view: o for view, o in self._observations.items() if o.until_ms > since_ms and o.units > 0}
             self._observations = live
-            self._lost_log_observations = {o for o in self._lost_log_observations if o.until_ms > since_ms}
+            self._other_observations = {o for o in self._other_observations if o.until_ms > since_ms}
+            self._other_losses = {key: u for key, u in self._other_losses.items() if u.until_ms > since_ms}
             self._usages = {key: usage for key, usage in self._usages.items() if usage.until_ms > since_ms}
             views = {*self._observations, *(check.view.name for check in checks)}
             self._sliced = {view: sliced for view, sliced in self._sliced.items() if view in views}
@@ -354,30 +455,101 @@ class HighWaterMark:
             self._change(partial(self._restore_missing, ledger, result, new_epoch, retention_ms))
 
     def _restore_missing(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> None:
-        now_ms = result.now_ms
         watermarks = [*self._read_watermarks(), self._watermark(*self._last_observations())]
-        found = compare(ledger, self._project, result.epoch, now_ms, watermarks)
+        self._label = one_line(ledger.label)
+        root = root_of(result.epoch)
+        told: Usages = {}
+        for watermark in watermarks:
+            if watermark.root == root:
+                for usage in watermark.counted():
+                    merge(told, usage, result.now_ms)
+        only_carry = self._lacks_carry and not (self._outdated or self._must_compare)
+        if only_carry and result.epoch == self._epoch:
+            self._carry_over(ledger, result, new_epoch, retention_ms, watermarks)
+        else:
+            self._compare(ledger, result, new_epoch, retention_ms, watermarks)
+        self._say_carried(ledger, result, carries(watermarks, root, 0).labels, told)
+
+    def _carry_over(
+        self,
+        ledger: Ledger,
+        result: ChargeResult,
+        new_epoch: str,
+        retention_ms: int,
+        watermarks: Sequence[Watermark],
+    ) -> None:
+        """Hand the ledger what counts of other logs. What it has itself lost shows in the next request."""
+        root, since_ms = root_of(result.epoch), result.now_ms - RETENTION_SLACK_MS
+        renamed = renamed_log(ledger, self._project, root, result.last)
+        found = carries(watermarks, root, since_ms, renamed).usages
+        if found:
+            ledger.add_unlogged(self._project, new_epoch, list(found.values()), retention_ms)
+        for usage in found.values():
+            merge(self._usages, usage, result.now_ms)
+        self._lacks_carry = False
+        self._write()
+        self._set_expected()
+
+    def _compare(
+        self,
+        ledger: Ledger,
+        result: ChargeResult,
+        new_epoch: str,
+        retention_ms: int,
+        watermarks: Sequence[Watermark],
+    ) -> None:
+        """Compare all that is known with the log, and begin anew with what it has."""
+        now_ms, root = result.now_ms, root_of(result.epoch)
+        siblings = [_of_its_own_log(sibling) for sibling in self._siblings if sibling.root == root]
+        everything = [*watermarks, *siblings]
+        found = compare(ledger, self._project, result.epoch, result.last, now_ms, everything)
         epoch = result.epoch
         if found.usages:
             epoch = ledger.add_unlogged(self._project, new_epoch, list(found.usages.values()), retention_ms)
         self._start_epoch(epoch)
+        self._lacks_carry = False
         self._usages = found.usages
-        self._lost_log_observations = found.lost_log_observations
+        self._other_observations, self._other_losses = found.other_observations, found.other_losses
         for logged in sorted(found.still_logged, key=_last):
             if logged.units > 0:
                 self._observations[logged.view] = logged._replace(epoch=epoch)
                 self._newest_id = max(self._newest_id, logged.last)
         self._decided_ms = now_ms
-        self._compared_ms = max(watermark.at_ms for watermark in watermarks)
+        self._compared_ms = max(watermark.at_ms for watermark in everything)
         self._write(clear=True)
         self._set_expected()
         loss = found.largest_loss(now_ms)
         if loss is not None:
+            self._say_behind(loss)
+
+    def _say_behind(self, loss: Loss) -> None:
+        warn(
+            "ledger_behind project=%s ledger=%s lost_units=%d until=%s: charges that this machine saw are missing "
+            "there (emptied? restored from an old copy?); they still count until they would have expired",
+            self._project,
+            self._label,
+            loss.units,
+            rfc3339(loss.until_ms),
+        )
+
+    def _say_carried(self, ledger: Ledger, result: ChargeResult, labels: dict[str, str], told: Usages) -> None:
+        """Say what counts on that was seen in other logs, if the ledger was not told of it before."""
+        carried = {key: usage for key, usage in self._usages.items() if is_carry(usage.epoch)}
+        news = not_counted(carried, told, result.now_ms)
+        for label in sorted({labels.get(root_of(usage.epoch), "") for usage in news}):
+            of_label = [usage for usage in news if labels.get(root_of(usage.epoch), "") == label]
+            loss = largest(of_label, of_label, result.now_ms)
+            if loss is None or loss.units == 0:
+                continue
+            if label in ("", self._label):
+                self._say_behind(loss)
+                continue
             warn(
-                "ledger_behind project=%s ledger=%s lost_units=%d until=%s: charges that this machine saw are missing "
-                "there (emptied? restored from an old copy?); they still count until they would have expired",
+                "ledger_moved project=%s from=%s to=%s carried=%d until=%s: what this machine saw there counts on here "
+                "until it would have expired; if these are two upstream projects, give each its own `project` name",
                 self._project,
-                ledger.label,
+                quoted(label),
+                quoted(self._label),
                 loss.units,
                 rfc3339(loss.until_ms),
             )
@@ -411,8 +583,11 @@ class HighWaterMark:
 
     def _watermark(self, *more: ViewObservation) -> Watermark:
         """All that is known, without what the last decision showed, and with `more`."""
-        observations = (*more, *self._observations.values(), *self._lost_log_observations)
-        return Watermark(self._epoch, self._decided_ms, observations, tuple(self._usages.values()), self._sliced)
+        observations = (*more, *self._observations.values(), *self._other_observations)
+        usages = (*self._usages.values(), *self._other_losses.values())
+        return Watermark(
+            self._epoch, self._decided_ms, observations, usages, self._sliced, self._label, self._configuration
+        )
 
     def _last_observations(self) -> list[ViewObservation]:
         """What the last decision showed of each view."""
@@ -433,6 +608,33 @@ class HighWaterMark:
         except OSError as error:
             self._give_up(error)
             return []
+
+    def _read_siblings(self) -> None:
+        """Read what other configurations of this machine saw of the same project. Where they saw another log that still
+        counts, say so: nothing is joined then."""
+        self._next_siblings_s = time.monotonic() + CARRY_EVERY_S
+        if self.path is None:
+            return
+        slots = [slot for path in siblings_of(self.path) for slot in read_slots(path)]
+        self._siblings = tuple(found for found in (Watermark.from_slot(*slot) for slot in slots) if found is not None)
+        apart = [one for one in self._siblings if one.label != self._label and self._counts_apart(one)]
+        if apart and self._epoch and first_today(self.path):
+            other = max(apart, key=lambda watermark: watermark.at_ms)
+            warn(
+                "two_ledgers project=%s ledger=%s other=%s: %s and %s count one project apart, and upstream sees the "
+                "sum; give both the same url, or, if these are two upstream projects, each its own `project` name",
+                self._project,
+                quoted(self._label),
+                quoted(other.label),
+                self._configuration,
+                other.configuration,
+            )
+
+    def _counts_apart(self, other: Watermark) -> bool:
+        """Whether a process of another configuration saw units of another log that still count."""
+        now_ms = max(other.at_ms, self._decided_ms)
+        seen = (o for o in other.observations if o.epoch == other.epoch)
+        return other.root != root_of(self._epoch) and any(o.units > 0 and o.until_ms > now_ms for o in seen)
 
     def _give_up(self, error: OSError) -> None:
         """The file cannot be used. From now on this process remembers only what it sees itself."""
@@ -484,6 +686,16 @@ def _same_views(checks: Sequence[LimitCheck], others: Sequence[LimitCheck]) -> b
     return True
 
 
+def _logged(watermark: Watermark, since_ms: int) -> list[ViewObservation]:
+    """What a process observed of the log that it saw last, and may still count."""
+    return [o for o in watermark.observations if o.epoch == watermark.epoch and o.until_ms > since_ms]
+
+
+def _of_its_own_log(watermark: Watermark) -> Watermark:
+    """Without what it knows of other logs, except for what its ledger counts of them."""
+    return watermark._replace(observations=tuple(_logged(watermark, 0)), usages=tuple(watermark.counted()))
+
+
 def _last(observation: ViewObservation) -> Id:
     return observation.last
 
@@ -523,11 +735,15 @@ _open: dict[str, tuple[HighWaterMark, int]] = {}
 _open_lock = threading.RLock()  # a signal handler may open a session while its thread does
 
 
-def open_high_water_mark(path: str, project: str) -> HighWaterMark:
-    """The high-water mark in this file. All of this process that ask for it share it. Give it back with
-    `close_high_water_mark`."""
+def open_high_water_mark(folder: Path, identity: Identity, label: str) -> HighWaterMark:
+    """The high-water mark of an identity in a state folder, whose ledger is at `label`. All of this process that ask
+    for it share it. Give it back with `close_high_water_mark`."""
+    path = watermark_path(folder, identity)
     with _open_lock:
-        high_water_mark, users = _open.get(path) or (HighWaterMark(path, project), 0)
+        high_water_mark, users = _open.get(path) or (
+            HighWaterMark(path, identity.project, label=label, configuration=identity.ledger),
+            0,
+        )
         _open[path] = high_water_mark, users + 1
         return high_water_mark
 
@@ -545,7 +761,39 @@ def close_high_water_mark(high_water_mark: HighWaterMark) -> None:
     high_water_mark.close()
 
 
-def watermark_path(folder: Path, ledger: str, project: str) -> str:
-    """Where in a state folder the file is for one project of the ledger that is called `ledger`."""
-    spelled = re.sub(r"[^A-Za-z0-9._-]", "_", project)
-    return str(folder / FOLDER / f"{spelled}-{zlib.crc32(f'{ledger} {project}'.encode()):08x}")
+def watermark_path(folder: Path, identity: Identity) -> str:
+    """Where in a state folder the file of an identity is: `PROJECT-UPSTREAM-HASH`. Identities of one upstream project
+    have the first two in common."""
+    spelled = re.sub(r"[^A-Za-z0-9._-]", "_", identity.project)
+    return str(folder / FOLDER / f"{spelled}-{identity.upstream_hash[:16]}-{identity.hash}")
+
+
+def siblings_of(path: str) -> list[str]:
+    """The files of other identities of the same upstream project."""
+    folder, name = os.path.split(path)
+    beginning, found, _ = name.rpartition("-")
+    if not found or not _OF_AN_IDENTITY.fullmatch(name):
+        return []
+    with contextlib.suppress(OSError):
+        names = (entry.name for entry in os.scandir(folder))
+        return [
+            os.path.join(folder, one)
+            for one in names
+            if one != name and one.startswith(f"{beginning}-") and _OF_AN_IDENTITY.fullmatch(one)
+        ]
+    return []
+
+
+def first_today(path: str) -> bool:
+    """Whether nobody on this machine has said for a day that this project has two ledgers. Then somebody has now."""
+    told = f"{path.rpartition('-')[0]}-told"
+    with contextlib.suppress(OSError):
+        if time.time() - os.stat(told).st_mtime < 86_400:
+            return False
+    with contextlib.suppress(OSError):
+        os.close(os.open(told, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
+        os.utime(told)
+    return True
+
+
+_OF_AN_IDENTITY = re.compile(r".+-[0-9a-f]{16}-[0-9a-f]{32}")

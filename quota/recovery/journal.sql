@@ -7,6 +7,8 @@ INSERT INTO machine VALUES (lower(hex(randomblob(8))));
 -- One row for each call that was admitted. Kept while it counts against the allowance, repaid or not.
 CREATE TABLE draws (
     number          INTEGER PRIMARY KEY AUTOINCREMENT,  -- never reused: the ledger remembers the last one repaid
+    identity        TEXT    NOT NULL,  -- who owes it: the hash of a quota.ledger.contract.Identity
+    upstream        TEXT    NOT NULL,  -- whose allowance it is: the hash of its project and endpoint
     project         TEXT    NOT NULL,
     drawn_ms        INTEGER NOT NULL,
     units           INTEGER NOT NULL,
@@ -18,10 +20,11 @@ CREATE TABLE draws (
     repaid          INTEGER NOT NULL DEFAULT 0,
     corrected       INTEGER NOT NULL DEFAULT 0  -- its units were changed; the ledger may have been told the old number
 );
-CREATE INDEX draws_of_project ON draws (project, drawn_ms);
+CREATE INDEX draws_of_upstream ON draws (upstream, drawn_ms);
+CREATE INDEX draws_owed ON draws (identity, number) WHERE NOT repaid;
 
--- The longest window of any configuration that drew for a project. A draw is kept for twice as long. Only grows.
+-- The longest window of any configuration that drew for an upstream project. A draw is kept for twice as long. Only grows.
 CREATE TABLE longest_windows (
-    project   TEXT    PRIMARY KEY,
+    upstream  TEXT    PRIMARY KEY,
     window_ms INTEGER NOT NULL
 ) WITHOUT ROWID;

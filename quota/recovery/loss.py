@@ -1,14 +1,22 @@
-"""What a ledger that is behind has lost: `compare` holds all that a machine saw against the log as it is now.
+"""What a ledger lacks of all that a machine saw: `compare` holds it against the log as it is now.
 
-For example with the limit of `quota.recovery.high_water_mark`: this machine saw 7,100 units in epoch e1, and the log
-of 12:00, put back at 15:30, holds 5,000 of them.
+A log is known by its *root*, the first part of its epoch.
+
+    the same root     what the log lacks of an observation is a loss: the newest units. A server restored from a copy
+    another root      nothing of it is in this log. All of it counts on, as a carry: the ledger was emptied, or moved to
+                      another place
+
+For example with the limit of `quota.recovery.high_water_mark`: this machine saw 7,100 units in epoch e1, and the log of
+12:00, put back at 15:30, holds 5,000 of them.
 
     the log is a copy of e1         5,000 units are still logged and 2,100 are missing
-    the log is new (root e9)        all 7,100 are missing, whatever the log holds. The observation of e1 is kept
-    then the copy of e1 is put      5,000 of the 7,100 unlogged units have reappeared and are taken off; 2,100 stay
-    back after all
+    the log is new (root e9)        a carry of 7,100 units under the epoch `e1/*`. The observation of e1 is kept
+    then the copy of e1 is put      5,000 are logged, 2,100 are missing. What was spent in e9 is carried, as `e9/*`; of
+    back after all                  `e1/*` nothing counts here, because this log is that one
 
-Two processes that saw the same loss report it once: their reports are merged by view and lost epoch.
+Of several processes, each has seen a log up to another entry. So of two carries of one epoch the larger is right, at
+every moment. It is never lowered by what the new log holds: these are other charges. Two processes that saw the same
+loss report it once: their reports are merged by view and lost epoch.
 """
 
 from __future__ import annotations
@@ -16,22 +24,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.ledger.contract import RETENTION_SLACK_MS, read_entries, root_of
+from quota.ledger.unlogged import UnloggedUsage, carry_epoch, covers, is_carry
 from quota.limits import selector_of
-from quota.recovery.observations import (
-    furthest_slices,
-    less_reappeared,
-    merge,
-    missing_usage,
-    still_in_window,
-    with_slices,
-)
+from quota.recovery.observations import furthest_slices, merge, missing_usage, still_in_window, with_slices
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from quota.ledger.contract import Ledger
-    from quota.ledger.unlogged import UnloggedUsage
+    from quota.ledger.entry import Id
     from quota.recovery.observations import ViewObservation, Watermark
+
+Usages = dict[tuple[str, str], UnloggedUsage]
+"""Unlogged usage by view and epoch."""
 
 
 class Loss(NamedTuple):
@@ -44,102 +49,185 @@ class Loss(NamedTuple):
 class Comparison(NamedTuple):
     """What follows from comparing watermarks with the log.
 
-    `usages` is all that the ledger has to count though its log lacks it, by view and lost epoch, and `missing` what of
-    it was found missing just now. `still_logged` is what the log still has, or has again, of each observation.
-    `lost_log_observations` are to be kept for the day on which a copy of a lost log is put back.
+    `usages` is all that the ledger has to count though its log lacks it: its losses, and the carries of other logs.
+    `missing` is what of the losses was found just now. `still_logged` is what the log still has of each observation.
+    The observations and losses of other logs are kept for the day on which one of these comes back.
     """
 
-    usages: dict[tuple[str, str], UnloggedUsage]
+    usages: Usages
     missing: list[UnloggedUsage]
     still_logged: list[ViewObservation]
-    lost_log_observations: set[ViewObservation]
+    other_observations: set[ViewObservation]
+    other_losses: Usages
 
     def largest_loss(self, now_ms: int) -> Loss | None:
         """The view that lost most, of those that lost something just now. For the log."""
-        views = {usage.view for usage in self.missing if usage.until_ms > now_ms}
-        of_views = [[usage for usage in self.usages.values() if usage.view == view] for view in views]
-        losses = [Loss(sum(u.units_at(now_ms) for u in some), max(u.until_ms for u in some)) for some in of_views]
-        return max(losses, default=None)
+        return largest(self.missing, self.usages.values(), now_ms)
 
 
-def compare(ledger: Ledger, project: str, epoch: str, now_ms: int, watermarks: Sequence[Watermark]) -> Comparison:
-    """Compare what the processes of a machine saw with the log of a ledger that is in `epoch` now.
+class Carries(NamedTuple):
+    """What counts on of other logs, and for each root where its ledger was."""
+
+    usages: Usages
+    labels: dict[str, str]
+
+
+def compare(
+    ledger: Ledger, project: str, epoch: str, last: Id, now_ms: int, watermarks: Sequence[Watermark]
+) -> Comparison:
+    """Compare what the processes of a machine saw with the log of a ledger that is in `epoch`, its newest entry `last`.
 
     Raises LedgerError: it reads the log.
     """
     since_ms = now_ms - RETENTION_SLACK_MS  # should the clock go back, expired units count again
-    current, lost_log = _live_observations(watermarks, since_ms)
     root = root_of(epoch)
-    reappeared = {
-        observation: _logged_part(ledger, project, still_in_window(observation, now_ms))
-        for observation in lost_log
-        if root_of(observation.epoch) == root
-    }
-    usages = _known_usages(watermarks, reappeared, since_ms, now_ms)
-    still_logged = {observation: _still_logged(ledger, project, root, observation) for observation in current}
+    renamed = renamed_log(ledger, project, root, last)
+    here: set[ViewObservation] = set()
+    others: set[ViewObservation] = set()
+    for observation in _live_observations(watermarks, since_ms):
+        is_here = root_of(observation.epoch) == root or renamed(observation)
+        (here if is_here else others).add(observation)
+    losses, other_losses = _known_losses(watermarks, root, since_ms, now_ms)
+    still_logged = {observation: _still_logged(ledger, project, observation) for observation in here}
     missing = [
         missing_usage(observation, logged, _logged_part(ledger, project, still_in_window(logged, now_ms)))
         for observation, logged in still_logged.items()
         if logged.units < observation.units
     ]
     for usage in missing:
-        merge(usages, usage, now_ms)
-    lost_log_observations = {
-        observation
-        for observation in current | lost_log
-        if root_of(observation.epoch) != root and (observation.view, observation.epoch) in usages
-    }
-    return Comparison(usages, missing, [*still_logged.values(), *reappeared.values()], lost_log_observations)
-
-
-def _live_observations(
-    watermarks: Sequence[Watermark], since_ms: int
-) -> tuple[set[ViewObservation], set[ViewObservation]]:
-    """Observations that have not expired: of the log that each process saw last, with its slices; and of logs that were
-    lost before."""
-    sliced = {epoch: furthest_slices(watermarks, epoch) for epoch in {watermark.epoch for watermark in watermarks}}
-    current, lost_log = set(), set()
-    for watermark in watermarks:
-        for observation in watermark.observations:
-            if observation.until_ms > since_ms:
-                if observation.epoch == watermark.epoch:
-                    current.add(with_slices(observation, sliced[watermark.epoch]))
-                else:
-                    lost_log.add(observation)
-    return current, lost_log
-
-
-def _known_usages(
-    watermarks: Sequence[Watermark],
-    reappeared: Mapping[ViewObservation, ViewObservation],
-    since_ms: int,
-    now_ms: int,
-) -> dict[tuple[str, str], UnloggedUsage]:
-    """The unlogged usage that is known from losses before this one, without what reappeared of it."""
-    usages: dict[tuple[str, str], UnloggedUsage] = {}
-    for watermark in watermarks:
-        # Only with the observation beside it: where that is gone, what reappeared was taken off before.
-        back = {(o.view, o.epoch): reappeared[o] for o in watermark.observations if o in reappeared}
-        for usage in watermark.usages:
-            if usage.until_ms > since_ms:
-                logged = back.get((usage.view, usage.epoch))
-                merge(usages, usage if logged is None else less_reappeared(usage, logged, now_ms), now_ms)
-    return usages
-
-
-def _still_logged(ledger: Ledger, project: str, root: str, observation: ViewObservation) -> ViewObservation:
-    """What the log still has of an observation: all of it, if it has the last entry that was seen.
-
-    Another log has nothing of it, whatever it holds. But if everything is there, only the log's name was lost.
-    """
-    logged = _logged_part(ledger, project, observation)
-    if root_of(observation.epoch) == root:
-        return observation if logged.last == observation.last else logged
-    return (
-        observation
-        if logged.units == observation.units and logged.last == observation.last
-        else observation._replace(units=0)
+        merge(losses, usage, now_ms)
+    return Comparison(
+        losses | carries(watermarks, root, since_ms, renamed).usages,
+        missing,
+        list(still_logged.values()),
+        furthest_observations(others),
+        other_losses,
     )
+
+
+def carries(
+    watermarks: Sequence[Watermark],
+    root: str,
+    since_ms: int,
+    renamed: Callable[[ViewObservation], bool] = lambda observation: False,
+) -> Carries:
+    """What the processes of a machine know of logs with another root than this, and counts after `since_ms`.
+
+    Of the log that a process saw last, that is what it counted, with the losses of that log. Of earlier ones it is what
+    the ledger was told at the time.
+    """
+    usages: Usages = {}
+    labels: dict[str, str] = {}
+    sliced = {epoch: furthest_slices(watermarks, epoch) for epoch in {watermark.epoch for watermark in watermarks}}
+    for watermark in watermarks:
+        found = [usage for usage in watermark.usages if is_carry(usage.epoch) and root_of(usage.epoch) != root]
+        if watermark.root not in ("", root):
+            found += _seen(
+                watermark,
+                [
+                    with_slices(observation, sliced[watermark.epoch])
+                    for observation in watermark.observations
+                    if observation.epoch == watermark.epoch and not renamed(observation)
+                ],
+            )
+        for usage in found:
+            if usage.until_ms > since_ms and usage.units_at(-1):
+                merge(usages, usage, since_ms)
+                labels.setdefault(root_of(usage.epoch), watermark.label)
+                if root_of(usage.epoch) == watermark.root:
+                    labels[watermark.root] = watermark.label
+    return Carries(usages, labels)
+
+
+def _seen(watermark: Watermark, observations: Iterable[ViewObservation]) -> list[UnloggedUsage]:
+    """What a process counted of the log that it saw last, as carries: what was logged, and what that log had lost."""
+    logged = [
+        UnloggedUsage(one.view, carry_epoch(one.epoch), one.expiries, one.last, since_ms=one.since_ms)
+        for one in observations
+        if one.units > 0
+    ]
+    lost = [
+        usage._replace(epoch=carry_epoch(usage.epoch))
+        for usage in watermark.usages
+        if root_of(usage.epoch) == watermark.root and not is_carry(usage.epoch)
+    ]
+    return [*logged, *lost]
+
+
+def not_counted(carried: Usages, counted: Usages, now_ms: int) -> list[UnloggedUsage]:
+    """The carries that would count more, at `now_ms` or later, in a ledger that counts `counted`."""
+    lacking = []
+    for key, usage in carried.items():
+        told = counted[key].with_report(usage, now_ms) if key in counted else usage
+        if not covers(counted[key].expiries if key in counted else (), told.expiries, now_ms):
+            lacking.append(usage)
+    return lacking
+
+
+def largest(found: Iterable[UnloggedUsage], usages: Iterable[UnloggedUsage], now_ms: int) -> Loss | None:
+    """Of the views in `found`, the one for which most of `usages` counts. For the log."""
+    views = {usage.view for usage in found if usage.until_ms > now_ms}
+    usages = list(usages)
+    of_views = [[usage for usage in usages if usage.view == view] for view in views]
+    losses = [Loss(sum(u.units_at(now_ms) for u in some), max(u.until_ms for u in some)) for some in of_views]
+    return max(losses, default=None)
+
+
+def renamed_log(ledger: Ledger, project: str, root: str, last: Id) -> Callable[[ViewObservation], bool]:
+    """Whether a log whose newest entry is `last` is the one that an observation is of, and only its name was lost.
+
+    A server that evicts keys may lose the name alone (L14). The log then has all of the observation.
+    """
+    known: dict[ViewObservation, bool] = {}
+
+    def renamed(observation: ViewObservation) -> bool:
+        if root_of(observation.epoch) == root or not (0, 0) < observation.last <= last:
+            return False
+        if observation not in known:
+            ms, seq = observation.last
+            found = any((entry.ms, entry.seq) == (ms, seq) for entry in read_entries(ledger, project, ms, ms))
+            known[observation] = found and _logged_part(ledger, project, observation).units == observation.units
+        return known[observation]
+
+    return renamed
+
+
+def furthest_observations(observations: Iterable[ViewObservation]) -> set[ViewObservation]:
+    """Of each view in each epoch, the observation that goes furthest: it holds all that the others do."""
+    furthest: dict[tuple[str, str], ViewObservation] = {}
+    for one in observations:
+        key = (one.view, one.epoch)
+        if key not in furthest or (one.last, one.since_ms) > (furthest[key].last, furthest[key].since_ms):
+            furthest[key] = one
+    return set(furthest.values())
+
+
+def _live_observations(watermarks: Sequence[Watermark], since_ms: int) -> set[ViewObservation]:
+    """Observations that have not expired: of the log that each process saw last, with its slices, and of others."""
+    sliced = {epoch: furthest_slices(watermarks, epoch) for epoch in {watermark.epoch for watermark in watermarks}}
+    return {
+        with_slices(observation, sliced[watermark.epoch]) if observation.epoch == watermark.epoch else observation
+        for watermark in watermarks
+        for observation in watermark.observations
+        if observation.until_ms > since_ms
+    }
+
+
+def _known_losses(watermarks: Sequence[Watermark], root: str, since_ms: int, now_ms: int) -> tuple[Usages, Usages]:
+    """The losses that are known from before: of the log with this root, and of others."""
+    here: Usages = {}
+    others: Usages = {}
+    for watermark in watermarks:
+        for usage in watermark.usages:
+            if usage.until_ms > since_ms and not is_carry(usage.epoch):
+                merge(here if root_of(usage.epoch) == root else others, usage, now_ms)
+    return here, others
+
+
+def _still_logged(ledger: Ledger, project: str, observation: ViewObservation) -> ViewObservation:
+    """What the log still has of an observation: all of it, if it has the last entry that was seen."""
+    logged = _logged_part(ledger, project, observation)
+    return observation if logged.last == observation.last else logged
 
 
 def _logged_part(ledger: Ledger, project: str, observation: ViewObservation) -> ViewObservation:

@@ -21,7 +21,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import NEVER
-from quota.ledger.unlogged import UnloggedUsage, expiries_text, newest_expiries, read_expiries
+from quota.ledger.contract import root_of
+from quota.ledger.unlogged import UnloggedUsage, expiries_text, is_carry, newest_expiries, read_expiries
 from quota.limits import Edges, Sliding, selector_of
 
 if TYPE_CHECKING:
@@ -77,8 +78,9 @@ Span = int | Edges
 class Watermark(NamedTuple):
     """What one process knew at `at_ms`, by the ledger's clock, of a ledger that was in `epoch`.
 
-    After a log was lost as a whole, its observations stay here beside the unlogged usage made of them. Should a copy of
-    that log be put back, what it brings back is then taken off and not counted twice.
+    `label` says where that ledger was, and `configuration` for whom, for people. Observations and losses of other roots
+    stay here for the day on which their log comes back: a move back, or a copy. What counts of them in this ledger is
+    among the usages too, as carries.
     """
 
     epoch: str
@@ -86,13 +88,23 @@ class Watermark(NamedTuple):
     observations: tuple[ViewObservation, ...]
     usages: tuple[UnloggedUsage, ...]
     sliced: dict[str, SlicedUsage]
+    label: str = ""
+    configuration: str = ""
+
+    @property
+    def root(self) -> str:
+        return root_of(self.epoch)
+
+    def counted(self) -> list[UnloggedUsage]:
+        """The usages that its ledger counts: what that lost itself, and carries of other logs."""
+        return [usage for usage in self.usages if is_carry(usage.epoch) or root_of(usage.epoch) == self.root]
 
     def to_text(self, head_views: Sequence[tuple[str, Span]]) -> str:
         """The text of a slot: the views whose units stand in its head, then everything else.
 
         A line begins with the word that says what it is. Slices come last: without them, units only count longer.
         """
-        lines = [f"epoch\t{self.epoch}"]
+        lines = [f"epoch\t{self.epoch}\t{self.label}\t{self.configuration}"]
         lines += [f"head\t{view}\t{_span_text(span)}" for view, span in head_views]
         lines += [f"observed\t{_observation_text(observation)}" for observation in self.observations]
         lines += ["\t".join(("unlogged", usage.view, *usage.fields())) for usage in self.usages]
@@ -109,7 +121,7 @@ class Watermark(NamedTuple):
         observations, usages, sliced = [], [], {}
         numbers = iter(head.numbers)
         try:
-            _, epoch = first.split("\t")
+            _, epoch, label, configuration = first.split("\t")
             for line in lines:
                 kind, view, *fields = line.split("\t")
                 selector_of(view)
@@ -125,7 +137,7 @@ class Watermark(NamedTuple):
                     sliced[view] = SlicedUsage(int(until_ms), _expiries_from(expiries))
         except (ValueError, TypeError, IndexError, StopIteration):
             return None
-        return cls(epoch, head.at_ms, tuple(observations), tuple(usages), sliced)
+        return cls(epoch, head.at_ms, tuple(observations), tuple(usages), sliced, label, configuration)
 
 
 def _observation_text(o: ViewObservation) -> str:
@@ -200,19 +212,6 @@ def merge(into: dict[tuple[str, str], UnloggedUsage], usage: UnloggedUsage, now_
     if usage.expiries:
         key = (usage.view, usage.epoch)
         into[key] = into[key].with_report(usage, now_ms) if key in into else usage
-
-
-def less_reappeared(usage: UnloggedUsage, reappeared: ViewObservation, now_ms: int) -> UnloggedUsage:
-    """The usage without what came back to the log: the oldest of what still counts at `now_ms`.
-
-    If everything came back, 0 units remain: so the others learn of it.
-    """
-    expired = tuple((n, until_ms) for n, until_ms in usage.expiries if until_ms <= now_ms)
-    live = newest_expiries(usage.expiries[len(expired) :], usage.units_at(now_ms) - reappeared.units)
-    expiries = (*expired, *live) or ((0, usage.until_ms),)
-    return usage._replace(
-        expiries=expiries, kept_units=usage.kept_units + reappeared.units, kept_since_ms=reappeared.since_ms
-    )
 
 
 def slice_ms_of(window_ms: int) -> int:

@@ -31,8 +31,8 @@ SLOTS = 64
 SLOT_BYTES = 2**20
 """Room for the text about a thousand numbers. A slot takes the space of its content; the rest is a hole."""
 
-FORMAT = 0x51_4C_57_31
-"""Begins every slot ("QLW1")."""
+FORMAT = 0x51_4C_57_32
+"""Begins every slot ("QLW2")."""
 
 _CHECKSUM = struct.Struct("<I")
 _FIRST_READ_BYTES = 512
@@ -48,6 +48,12 @@ def _head_struct(count: int) -> struct.Struct:
 
 
 _MIN_HEAD = _head_struct(0).size + _CHECKSUM.size
+
+
+def epoch_tag(epoch: str) -> int:
+    """A number for an epoch: the upper half is for its root, so that another epoch of one log can be told from another
+    log."""
+    return zlib.crc32(epoch.partition("/")[0].encode()) << 32 | zlib.crc32(epoch.encode())
 
 
 class Head(NamedTuple):
@@ -67,11 +73,12 @@ class SlotContent(NamedTuple):
 
 
 class SeenByOthers(NamedTuple):
-    """What other processes saw: the newest entry of one epoch, (0, 0) for none; and when one of them saw another epoch
-    last, 0 for never."""
+    """What other processes saw: the newest entry of one epoch, (0, 0) for none; when one of them last saw another epoch
+    of the same log, 0 for never; and a number that changes when they see more of other logs, 0 for none."""
 
     newest: tuple[int, int]
     other_epoch_ms: int
+    other_logs_tag: int
 
 
 class _FoundHead(NamedTuple):
@@ -99,9 +106,11 @@ class WatermarkFile:
             if any(data) and _CHECKSUM.unpack(data) != (FORMAT,):
                 raise OSError(0, "another version of quota-ledger wrote it; delete it")
             self._own_slot = self._claim()
+            _in_use[path] = self
         except BaseException:
             os.close(self._fd)
             raise
+        self._path = path
         self.writable = self._own_slot is not None
         self._own_offset = (self._own_slot or 0) * SLOT_BYTES
 
@@ -134,12 +143,21 @@ class WatermarkFile:
         """All slots, also those of processes that have ended."""
         return [found for found in map(self._read, range(self._slots_written())) if found is not None]
 
-    def newest_of_others(self, epoch_tag: int) -> SeenByOthers:
-        """The newest entry that others saw in the epoch of this tag, and when they last saw another epoch."""
-        found = (self._read_head(slot) for slot in range(self._slots_written()) if slot != self._own_slot)
-        heads = [one.head for one in found if one is not None]
-        newest = max((head.newest for head in heads if head.epoch_tag == epoch_tag), default=(0, 0))
-        return SeenByOthers(newest, max((head.at_ms for head in heads if head.epoch_tag != epoch_tag), default=0))
+    def newest_of_others(self, tag: int) -> SeenByOthers:
+        """What others saw of the epoch of this tag, and of others."""
+        newest, other_epoch_ms, other_logs = (0, 0), 0, []
+        for slot in range(self._slots_written()):
+            found = None if slot == self._own_slot else self._read_head(slot)
+            if found is None:
+                continue
+            head = found.head
+            if head.epoch_tag == tag:
+                newest = max(newest, head.newest)
+            elif head.epoch_tag >> 32 == tag >> 32:
+                other_epoch_ms = max(other_epoch_ms, head.at_ms)
+            else:
+                other_logs.append((slot, head.epoch_tag, head.newest, found.text_checksum))
+        return SeenByOthers(newest, other_epoch_ms, hash(tuple(other_logs)) if other_logs else 0)
 
     def clear_abandoned(self) -> None:
         """Empty the slots of processes that have ended."""
@@ -149,6 +167,8 @@ class WatermarkFile:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot * SLOT_BYTES)
 
     def close(self) -> None:
+        if _in_use.get(self._path) is self:
+            del _in_use[self._path]
         os.close(self._fd)
 
     def _claim(self) -> int | None:
@@ -193,3 +213,25 @@ class WatermarkFile:
             if zlib.crc32(text) == found.text_checksum:
                 return SlotContent(found.head, text.decode(errors="replace"))
         return None
+
+
+_in_use: dict[str, WatermarkFile] = {}
+"""The files in which this process has a slot, by path."""
+
+
+def read_slots(path: str) -> list[SlotContent]:
+    """All slots of a file that others use. A file that cannot be read has none."""
+    if path in _in_use:
+        return _in_use[path].read_all()
+    file = WatermarkFile.__new__(WatermarkFile)
+    try:
+        file._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        return file.read_all()
+    except OSError:
+        return []
+    finally:
+        if path not in _in_use:  # else a signal handler has claimed a slot, and closing would end its lock
+            os.close(file._fd)

@@ -99,7 +99,7 @@ def _settings(data: dict[str, Any], path: Path | None, source: str, folder: Path
     if "credentials" not in root:
         raise root.error(f"missing; {_A_CREDENTIAL}", "credentials")
     credentials = _credentials(root.table("credentials"), folder)
-    ledger = _ledger(root.table("ledger", ("url", "unavailable"), default={}), folder)
+    ledger = _ledger(root.table("ledger", ("url", "name", "unavailable"), default={}), folder, path)
     return Settings(
         path=path,
         ledger=ledger,
@@ -109,7 +109,7 @@ def _settings(data: dict[str, Any], path: Path | None, source: str, folder: Path
     )
 
 
-def _ledger(table: TomlTable, folder: Path) -> LedgerSettings:
+def _ledger(table: TomlTable, folder: Path, path: Path | None) -> LedgerSettings:
     unavailable = None
     if "unavailable" in table:
         row = table.table("unavailable", ("max_cost", "allowance", "machines"))
@@ -120,7 +120,23 @@ def _ledger(table: TomlTable, folder: Path) -> LedgerSettings:
                 f"{unavailable.allowance_units}; lower max_cost or raise allowance",
                 "max_cost",
             )
-    return LedgerSettings(_url(table, folder, "ledger.db", LEDGER_SCHEMES), unavailable)
+    name = table.check_name(table.text("name"), "name") if "name" in table else None
+    identity = f"name {name}" if name is not None else _identity(path)
+    return LedgerSettings(_url(table, folder, "ledger.db", LEDGER_SCHEMES), unavailable, name, identity)
+
+
+def _identity(path: Path | None) -> str:
+    """Which ledger is meant by a configuration that does not name it: see `LedgerSettings`.
+
+    Links stay: the file behind a link may be another with each update, as with a Kubernetes ConfigMap.
+    """
+    if path is None:
+        return BUILT_IN
+    absolute = str(path.absolute())
+    if absolute.startswith(("/dev/", "/proc/")) or not os.path.isfile(absolute):
+        return ""
+    normal = os.path.normpath(absolute)
+    return normal if os.path.exists(normal) and os.path.samefile(normal, absolute) else absolute
 
 
 def _store(table: TomlTable, folder: Path, ledger: LedgerSettings) -> StoreSettings:

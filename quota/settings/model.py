@@ -40,10 +40,16 @@ class Unavailable(NamedTuple):
 
 
 class LedgerSettings(NamedTuple):
-    """`url` has absolute paths. `unavailable` is None if nothing may be spent without the ledger."""
+    """`url` has absolute paths. `unavailable` is None if nothing may be spent without the ledger.
+
+    `identity` says which ledger the configuration means, whatever its url: the `name` that the owner gave it, else the
+    configuration's path. Empty where neither lasts, as for a pipe: then it is the ledger's label.
+    """
 
     url: str
     unavailable: Unavailable | None
+    name: str | None = None
+    identity: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import pytest
 import quota
 from quota.common.clock import host_clock
 from quota.common.folders import make_folder
+from quota.ledger.contract import Identity
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS
@@ -45,7 +46,7 @@ def of_a_ledger(folder: Path) -> None:
 
 def of_a_journal(folder: Path) -> None:
     with closing(Allowance(f"{folder}/allowance.db", 1, 50, host_clock)) as allowance:
-        allowance.draw("p", Charge(1, "units", "videos.list", "", "", "token"), DAY_MS, commit=True)
+        allowance.draw(Identity("", "p"), Charge(1, "units", "videos.list", "", "", "token"), DAY_MS, commit=True)
 
 
 def of_a_memory(folder: Path) -> None:

@@ -22,7 +22,7 @@ import quota
 from quota.common import sqlite_file
 from quota.common.clock import NEVER, host_clock
 from quota.errors import LedgerError
-from quota.ledger.contract import read_entries
+from quota.ledger.contract import Identity, read_entries
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS
@@ -181,8 +181,8 @@ def test_a_draw_and_its_repayment_interrupted_anywhere_are_counted_once(tmp_path
         allowance = Allowance(str(path), 1, 10**6, host_clock)
 
         def draw_and_repay() -> None:
-            drawn.append(allowance.draw("p", charge, DAY_MS, commit=True))
-            allowance.repay("p", ledger, DAY_MS)
+            drawn.append(allowance.draw(Identity("", "p"), charge, DAY_MS, commit=True))
+            allowance.repay(Identity("", "p"), ledger, DAY_MS)
 
         for error in at_every_place(interrupt, draw_and_repay):
             interrupted += error is not None
@@ -190,9 +190,9 @@ def test_a_draw_and_its_repayment_interrupted_anywhere_are_counted_once(tmp_path
             assert others_can_write(path) or not path.exists()
             assert others_can_write(tmp_path / "ledger.db")
             allowance._checked_ms.clear()
-            allowance.repay("p", ledger, DAY_MS)
+            allowance.repay(Identity("", "p"), ledger, DAY_MS)
         assert interrupted > 50
-        assert allowance.owed_units("p") == 0
+        assert allowance.owed_units(Identity("", "p")) == 0
         assert len(drawn) <= counted(ledger, "p") <= len(drawn) + interrupted
         allowance.close()
 

@@ -101,7 +101,7 @@ class Machine:
     def start(self) -> None:
         """Start a new process. It knows what the folder holds."""
         self.ledger: Ledger = open_ledger(self._url, clock=self._clock)
-        self.high_water_mark = HighWaterMark(self.watermark_path, "p")
+        self.high_water_mark = HighWaterMark(self.watermark_path, "p", label=self.ledger.label)
 
     def stop(self) -> None:
         """End the process, as a kill would: a slot needs no goodbye."""

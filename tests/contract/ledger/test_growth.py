@@ -20,7 +20,7 @@ from quota.budget import Budget
 from quota.common.sqlite_file import PAGE_BYTES
 from quota.jobs.job import Page
 from quota.jobs.store.store import Store
-from quota.ledger.contract import MIN_RETENTION_MS, Exhaustion
+from quota.ledger.contract import MIN_RETENTION_MS, Exhaustion, Identity
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
@@ -234,11 +234,11 @@ def test_the_journal_of_the_allowance(tmp_path: Path) -> None:
             return
         drawn = 0
         charge = Charge(10, "units", "videos.list", "a job of some length", "A", "12345678123")
-        while allowance.draw("p", charge, DAY_MS, commit=True) is not None:
+        while allowance.draw(Identity("", "p"), charge, DAY_MS, commit=True) is not None:
             drawn += 1
         assert drawn in (0, 5)
         if dice.random() < 0.5:
-            allowance.repay("p", ledger, MIN_RETENTION_MS)
+            allowance.repay(Identity("", "p"), ledger, MIN_RETENTION_MS)
 
     check_a_year(
         day,

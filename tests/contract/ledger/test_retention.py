@@ -20,6 +20,7 @@ from quota.ledger.contract import (
     ChargeResult,
     Exhaustion,
     Expected,
+    Identity,
     read_entries,
 )
 from quota.ledger.entry import Charge
@@ -235,12 +236,12 @@ def test_a_machines_draws_are_kept_for_the_longest_window_of_all_its_configurati
     now_ms = 1_793_000_000_000
     allowance = Allowance(str(tmp_path / "allowance.db"), 50, 150, lambda: now_ms)
     for _ in range(2):
-        assert allowance.draw("p", OWES, MONTH_MS, commit=True) is not None
+        assert allowance.draw(Identity("", "p"), OWES, MONTH_MS, commit=True) is not None
     for _ in range(9):
         now_ms += 3 * DAY_MS
-        assert allowance.draw("p", OWES, DAY_MS, commit=True) is not None
-    assert allowance.draw("p", OWES, MONTH_MS, commit=True) is None
-    assert allowance.owed_units("p") == 11 * 50
+        assert allowance.draw(Identity("", "p"), OWES, DAY_MS, commit=True) is not None
+    assert allowance.draw(Identity("", "p"), OWES, MONTH_MS, commit=True) is None
+    assert allowance.owed_units(Identity("", "p")) == 11 * 50
     allowance.close()
 
 

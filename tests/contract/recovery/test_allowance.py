@@ -15,7 +15,7 @@ import quota
 from quota.budget import Budget
 from quota.common.clock import NEVER
 from quota.errors import LedgerError, UnknownCharge
-from quota.ledger.contract import read_entries
+from quota.ledger.contract import Identity, read_entries
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_scripts import script
@@ -187,13 +187,13 @@ def test_the_debt_is_repaid_before_the_next_decision_and_once(machine: Machine) 
     with machine.cut_off():
         for _ in range(2):
             budget.charge("videos.list", units=10, job="trending", region="DE")
-    assert machine.opened[0].owed_units("p") == 20
+    assert machine.opened[0].owed_units(Identity("", "p")) == 20
     refused = other.charge("videos.list", units=11)
     assert (refused.admitted, refused.reason) == (False, "limit"), "another process of the machine repays it"
     assert budget.charge("videos.list", units=10).remaining_units == 0
     entries = list(read_entries(machine.ledger, "p", 0, NEVER))
     assert [(e.units, e.job, e.region) for e in entries] == [(10, "trending", "DE")] * 2 + [(10, "", "")]
-    assert machine.opened[0].owed_units("p") == 0
+    assert machine.opened[0].owed_units(Identity("", "p")) == 0
 
 
 def test_a_repayment_whose_end_was_lost_is_not_made_twice(machine: Machine) -> None:
@@ -424,7 +424,7 @@ def test_a_debt_whose_note_cannot_be_written_is_not_repaid_twice(
     budget = machine.budget(allowance=REPAID_AT_ONCE + 20)
     for _ in range(REPAID_AT_ONCE + 20):
         charge = Charge(1, "units", "videos.list", "", "", "t")
-        assert machine.opened[0].draw("p", charge, DAY_MS, commit=True) is not None
+        assert machine.opened[0].draw(Identity("", "p"), charge, DAY_MS, commit=True) is not None
     with closing(sqlite3.connect(machine.journal, isolation_level=None)) as holder:
         holder.execute("BEGIN IMMEDIATE")
         for number in range(3):
@@ -482,7 +482,7 @@ def test_what_no_window_reaches_any_more_leaves_the_journal_repaid_or_not(machin
     budget = machine.budget()
     for _ in range(10):
         charge = Charge(10, "units", "videos.list", "", "", "t")
-        assert machine.opened[0].draw("p", charge, DAY_MS, commit=True) is not None
+        assert machine.opened[0].draw(Identity("", "p"), charge, DAY_MS, commit=True) is not None
         machine.now_ms += DAY_MS
     assert budget.owed_units() == 20
 
@@ -522,8 +522,8 @@ def _open_files(path: Path) -> list[str]:
 
 def _draw(journal: str, results: multiprocessing.Queue[int]) -> None:
     allowance = Allowance(journal, 3, 100, lambda: 1_793_000_000_000)
-    drawn = 0
-    while allowance.draw("p", Charge(1, "units", "videos.list", "", "", "t"), DAY_MS, commit=True) is not None:
+    drawn, charge = 0, Charge(1, "units", "videos.list", "", "", "t")
+    while allowance.draw(Identity("", "p"), charge, DAY_MS, commit=True) is not None:
         drawn += 1
     results.put(drawn)
     allowance.close()

@@ -14,7 +14,7 @@ import redis
 
 from quota.budget import Budget
 from quota.common.clock import NEVER
-from quota.ledger.contract import MIN_RETENTION_MS, ChargeRequest
+from quota.ledger.contract import MIN_RETENTION_MS, ChargeRequest, Identity
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.ledger.unlogged import UnloggedUsage
@@ -559,19 +559,21 @@ def test_a_ledger_that_keeps_losing_what_it_is_told_is_unavailable(site: Site) -
     assert "loses what it is told" in refused.detail
 
 
-def test_projects_and_ledgers_are_remembered_apart(tmp_path: Path) -> None:
+def test_identities_are_remembered_apart(tmp_path: Path) -> None:
     paths = {
-        watermark_path(tmp_path, label, project)
-        for label in ("sqlite:///a", "redis://a")
+        watermark_path(tmp_path, Identity(ledger, project, endpoint))
+        for ledger in ("/etc/quota.toml", "name quota")
         for project in ("p", "p/q", "p_q", "é")
+        for endpoint in ("", "http://127.0.0.1:8765")
     }
-    assert len(paths) == 8
+    assert len(paths) == 16
     assert all(path.startswith(f"{tmp_path}/watermarks/p") or "_" in path for path in paths)
 
 
 def test_a_process_has_one_high_water_mark_for_each_file(tmp_path: Path) -> None:
-    path = str(tmp_path / "watermarks" / "p")
-    first, second = open_high_water_mark(path, "p"), open_high_water_mark(path, "p")
+    identity = Identity("/etc/quota.toml", "p")
+    path = watermark_path(tmp_path, identity)
+    first, second = (open_high_water_mark(tmp_path, identity, "redis://a") for _ in "12")
     assert first is second
     first.expected()
     close_high_water_mark(first)
@@ -706,7 +708,7 @@ def test_a_process_that_rested_notices_what_others_saw_after_a_loss(site: Site) 
 
 def _note_and_rest(path: str, at_ms: int, noted: Event, over: Event) -> None:
     slots = WatermarkFile(path)
-    slots.write((at_ms, 0), 7, at_ms, (5,), f"epoch\tanother\nhead\t{limit(100).view.name}\t{DAY_MS}\n")
+    slots.write((at_ms, 0), 7, at_ms, (5,), f"epoch\tanother\t\t\nhead\t{limit(100).view.name}\t{DAY_MS}\n")
     noted.set()
     over.wait(60)
 
