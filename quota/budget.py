@@ -571,6 +571,22 @@ def drawn_by(budget: Budget, run: str) -> list[Charge]:
     return [] if budget._allowance is None else budget._allowance.drawn_by(budget._identity, run)
 
 
+def close_budget(budget: Budget) -> None:
+    """Let every later decision raise UsageError, because what it would go through is closed."""
+    closed: Any = _Closed()
+    budget.ledger = budget._allowance = budget._high_water_mark = closed
+
+
+class _Closed:
+    """Stands for the ledger, the allowance and the high-water mark of a closed session."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise UsageError(SESSION_CLOSED)
+
+
+SESSION_CLOSED = "this session is closed; open another one with quota.open()"
+
+
 # -- a charge around a block or a function -----------------------------------------------------------------------------
 
 F = TypeVar("F", bound="Callable[..., Any]")

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from quota.attribution import AttemptKeys, attempt_number, machine_name
-from quota.budget import Budget
+from quota.budget import SESSION_CLOSED, Budget, close_budget
 from quota.common.clock import host_clock
 from quota.common.text import listed, nearest, show
 from quota.errors import UsageError
@@ -30,6 +30,7 @@ JITTER_MS = 60_000
 class Session:
     """An open configuration. Close it, or use it in a `with` block. Opening contacts nothing.
 
+    Once it is closed, its ledger, its budgets and its services raise UsageError.
     It is safe to share between threads after the first read of `ledger` or the first budget.
     """
 
@@ -37,6 +38,7 @@ class Session:
         self.settings = settings
         self._attempt_keys = AttemptKeys()
         self._clock = clock
+        self._closed = False
         self._ledger: Ledger | None = None
         self._allowance: Allowance | None = None
         self._budgets: dict[str, Budget] = {}
@@ -59,6 +61,7 @@ class Session:
     @property
     def ledger(self) -> Ledger:
         """The one ledger of this session, opened on first access."""
+        self._check_open()
         if self._ledger is None:
             from quota.ledger.factory import open_ledger
 
@@ -81,6 +84,7 @@ class Session:
 
     def budget(self, credential: str | None = None) -> Budget:
         """The budget of a credential (None: of the only one). Returns the same object each time."""
+        self._check_open()
         chosen = self.credential(credential)
         budget = self._budgets.get(chosen.name)
         if budget is None:
@@ -135,6 +139,7 @@ class Session:
 
     def _key(self, credential: str | None) -> str | None:
         """The secret of a credential, registered for redaction; None where the configuration names none."""
+        self._check_open()
         chosen = self.credential(credential)
         if chosen.key_ref is None:
             return None
@@ -152,6 +157,7 @@ class Session:
         `execute()` raises `quota.Refused` on a refusal. `options` go to `quota.clients.google.service`. The service
         works as long as the session is open.
         """
+        self._check_open()
         from quota.clients.google import service
 
         chosen = self.credential(credential)
@@ -161,13 +167,15 @@ class Session:
         return made
 
     def close(self) -> None:
-        """Close the ledger and the connections. It may be called twice; a later call of `budget` opens them again."""
+        """Close the ledger and the connections, for good. It may be called twice."""
+        self._closed = True
         while self._services:
             self._services.pop().close()
         if self._allowance is not None:
             self._allowance.close()
         ledger, self._ledger = self._ledger, None
-        self._budgets.clear()
+        while self._budgets:
+            close_budget(self._budgets.popitem()[1])
         while self._high_water_marks:
             from quota.recovery.high_water_mark import close_high_water_mark
 
@@ -175,7 +183,12 @@ class Session:
         if ledger is not None:
             ledger.close()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError(SESSION_CLOSED)
+
     def __enter__(self) -> Session:
+        self._check_open()
         return self
 
     def __exit__(

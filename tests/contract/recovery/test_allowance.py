@@ -487,7 +487,7 @@ def test_what_no_window_reaches_any_more_leaves_the_journal_repaid_or_not(machin
     assert budget.owed_units() == 20
 
 
-def test_a_session_closes_its_journal_and_opens_it_again(state_dir: Path, tmp_path: Path) -> None:
+def test_a_session_closes_its_journal_and_the_next_one_opens_it_again(state_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "quota.toml").write_text(
         """
 [ledger]
@@ -497,13 +497,12 @@ unavailable = { max_cost = 1, allowance = 5 }
 api = "youtube-v3"
 """
     )
-    with quota.open(tmp_path / "quota.toml") as session:
-        assert session.budget().charge("videos.list").source == "allowance"
-        assert _open_files(state_dir / "allowance.db")
-        session.close()
+    for left_units in (4, 3):
+        with quota.open(tmp_path / "quota.toml") as session:
+            decision = session.budget().charge("videos.list")
+            assert (decision.source, decision.remaining_units) == ("allowance", left_units)
+            assert _open_files(state_dir / "allowance.db")
         assert _open_files(state_dir / "allowance.db") == []
-        assert session.budget().charge("videos.list").remaining_units == 3
-    assert _open_files(state_dir / "allowance.db") == []
     left = sorted(path.name for path in state_dir.iterdir())
     assert left == ["allowance.db", "watermarks"], "no side files of the journal are left behind"
 
