@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,7 +51,8 @@ def run(
     from quota.jobs.runner import run_job
 
     log_to_stderr()
-    with interruptible() as stop, _configured(config) as session, watching(job, quiet) as watcher:
+    says = not quiet or sys.stderr.isatty()
+    with interruptible(says=says) as stop, _configured(config) as session, watching(job, quiet) as watcher:
         report = run_job(session, job, regions=regions, stop=stop, watcher=watcher)
     _print_report(report, as_json, quiet)
     status = report.exit_status
@@ -106,7 +108,7 @@ def schedule(config: str | None) -> None:
     from quota.jobs.schedule.scheduler import log_schedule, run_schedule
 
     # SIGTERM from a supervisor is the regular way to end it. Ctrl-C exits with the same status as everywhere else.
-    with interruptible({signal.SIGTERM: 0}) as stop, _configured(config) as session:
+    with interruptible({signal.SIGTERM: 0}, says=False) as stop, _configured(config) as session:
         log_schedule()
         run_schedule(session, stop=stop)
     click.get_current_context().exit(128 + signal.SIGINT if stop() == signal.SIGINT else 0)
@@ -256,7 +258,7 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
 
     if not 1 <= units <= MAX_UNITS:
         raise quota.UsageError(f"--units {units}: enforce 1 or more, up to {MAX_UNITS}")
-    with tempfile.TemporaryDirectory(prefix="quota-demo-") as temporary, interruptible() as stop:
+    with tempfile.TemporaryDirectory(prefix="quota-demo-") as temporary, interruptible(says=True) as stop:
         folder = Path(keep or temporary).absolute()
         with Emulator() as upstream, _state_in(folder / "state"):
             config = _demo_config(folder, upstream.address, units)

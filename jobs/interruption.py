@@ -24,15 +24,16 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def interruptible(statuses: Mapping[int, int] | None = None) -> Iterator[Callable[[], int]]:
+def interruptible(statuses: Mapping[int, int] | None = None, *, says: bool) -> Iterator[Callable[[], int]]:
     """Let the block end by itself after SIGINT or SIGTERM, but within END_WITHIN_S.
 
     The yielded function returns the number of the first signal, or 0. If the block has not ended END_WITHIN_S after
     it, the process ends, whatever the block waits for. That is safe, because everything is stored in transactions.
     Later signals change nothing, so that a signal sent twice (by a terminal and by a wrapper) costs no page. The exit
-    status of an abandoned block is 128 and the signal's number, unless `statuses` has another one for the signal.
+    status of an abandoned block is 128 and the signal's number, unless `statuses` has another one for the signal. With
+    `says` a line on stderr tells what the block still waits for.
     """
-    from quota.jobs.runner import END_WITHIN_S
+    from quota.jobs.runner import END_WITHIN_S, STOP_WITHIN_S
 
     seen: list[int] = []
     over: list[bool] = []
@@ -44,7 +45,8 @@ def interruptible(statuses: Mapping[int, int] | None = None) -> Iterator[Callabl
     woken_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     wakeups = _Wakeups()
     start_over_in_child(wakeups)
-    _thread.start_new_thread(_count_down, (reading, over, END_WITHIN_S, statuses or {}))
+    waits = f"interrupted; the page in flight is stored if it arrives within {STOP_WITHIN_S:g} s" if says else ""
+    _thread.start_new_thread(_count_down, (reading, over, END_WITHIN_S, statuses or {}, waits))
     try:
         yield lambda: seen[0] if seen else 0
     finally:
@@ -65,24 +67,35 @@ class _Wakeups:
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
-def _count_down(reading: int, over: list[bool], within_s: float, statuses: Mapping[int, int]) -> None:
-    """End the process `within_s` after the first of our signals, unless the block ends before."""
+SAY_AFTER_S = 0.2
+"""A block that ends as soon as it is told to needs no line that says what it waits for."""
+
+
+def _count_down(reading: int, over: list[bool], within_s: float, statuses: Mapping[int, int], waits: str) -> None:
+    """End the process `within_s` after the first of our signals, unless the block ends before. `waits` is the line that
+    says what it waits for."""
     number = 0
     while not number and (came := os.read(reading, 64)):
         number = next((one for one in came if one in _STOPPING), 0)
-    until_s = time.monotonic() + within_s
-    while not over and time.monotonic() < until_s:
+    told_s = time.monotonic()
+    while not over and time.monotonic() < told_s + within_s:
+        if waits and time.monotonic() >= told_s + SAY_AFTER_S:
+            _say(waits)
+            waits = ""
         time.sleep(0.05)
     if over:
         os.close(reading)  # not before: a later signal writes a byte, too
         return
     if sys.stderr.isatty():
         os.write(2, b"\x1b[?25h\n")  # show the cursor that a progress line may have hidden
-    # In a thread of its own, because the block may be waiting for stderr.
-    line = f"interrupted; the work in progress took over {within_s:g} s and was abandoned; what was stored is kept"
-    _thread.start_new_thread(fail, (line,))
+    _say(f"interrupted; the work in progress took over {within_s:g} s and was abandoned; what was stored is kept")
     time.sleep(0.1)
     os._exit(statuses.get(number, 128 + number))
+
+
+def _say(line: str) -> None:
+    """Print a line, in a thread of its own, because the block may be waiting for stderr."""
+    _thread.start_new_thread(fail, (line,))
 
 
 @contextmanager

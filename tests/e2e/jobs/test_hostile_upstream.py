@@ -443,6 +443,9 @@ def test_a_page_that_does_not_arrive_is_abandoned_and_stays_charged(
     assert site.run().regions[0].pages == 1
 
 
+STOPPING = "quota: interrupted; the page in flight is stored if it arrives within 8 s\n"
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_run_that_is_told_to_stop_ends_in_time_whatever_comes(site: Site, number: int, status: int) -> None:
     """Also told twice, and by a signal of each kind."""
@@ -455,6 +458,9 @@ def test_a_run_that_is_told_to_stop_ends_in_time_whatever_comes(site: Site, numb
     time.sleep(0.1)
     child.send_signal(number)
     child.send_signal(signal.SIGTERM)
+    assert child.stderr is not None
+    assert child.stderr.readline() == STOPPING
+    assert child.poll() is None, "it says so while it waits"
     out, err = child.communicate(timeout=30)
     assert (child.returncode, err) == (status, "")
     assert 7 < time.monotonic() - started < 20
@@ -462,20 +468,22 @@ def test_a_run_that_is_told_to_stop_ends_in_time_whatever_comes(site: Site, numb
     assert (report["outcome"], report["attempts"], report["units"]) == ("stopped", 1, 1)
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_page_that_arrives_in_time_is_stored_however_often_it_is_told(site: Site, count: int) -> None:
+@pytest.mark.parametrize(("count", "more", "said"), [(1, [], STOPPING), (3, ["--quiet"], "")])
+def test_a_page_that_arrives_in_time_is_stored_however_often_it_is_told(
+    site: Site, count: int, more: list[str], said: str
+) -> None:
     def answer(target: str) -> Iterator[bytes]:
         site.server.pause(1)
         yield page(1, "t")
 
     site.answer = answer
-    child = site.start("run", "j", "--json")
+    child = site.start("run", "j", "--json", *more)
     site.arrived(1)
     for _ in range(count):
         child.send_signal(signal.SIGINT)
         time.sleep(0.05)
-    out, _ = child.communicate(timeout=30)
-    assert child.returncode == 130
+    out, err = child.communicate(timeout=30)
+    assert (child.returncode, "".join(err.splitlines(keepends=True)[:1])) == (130, said)
     assert json.loads(out)["regions"][0]["pages"] == 1
     assert site.stored() == 3
 
