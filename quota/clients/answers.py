@@ -181,6 +181,10 @@ class LimitedResponse(HTTPResponse):
         raise BadAnswer(f"upstream's answer does not unpack as {packing}; check endpoint and proxies")
 
 
+def no_http() -> BadAnswer:
+    return BadAnswer("upstream's answer is no HTTP; check endpoint and proxies")
+
+
 # -- its shape ---------------------------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ import threading
 from contextvars import ContextVar
 from email.parser import BytesParser
 from functools import partial
-from http.client import HTTPConnection, HTTPResponse
+from http.client import HTTPConnection, HTTPException, HTTPResponse, RemoteDisconnected, ResponseNotReady
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -39,7 +39,7 @@ from googleapiclient.errors import HttpError
 from googleapiclient.http import BatchHttpRequest, HttpRequest
 
 from quota.arguments import seconds
-from quota.clients.answers import AnswerLimits, LimitedResponse, Watch, checked
+from quota.clients.answers import AnswerLimits, LimitedResponse, Watch, checked, no_http
 from quota.clients.metering import Hosts, Meter, is_loopback
 from quota.common.fork import start_over_in_child
 from quota.common.redact import redact, register
@@ -419,11 +419,12 @@ class _Connection(HTTPConnection):
     _answer: HTTPResponse | None = None
     _left = False
     _used = False
+    _has_answered = False
 
     def connect(self) -> None:
         self.timeout = self._patience_s()
         super().connect()
-        self._used = False
+        self._used = self._has_answered = False
 
     def _patience_s(self) -> float:
         return self.timeout_s if self.watch is None else min(self.timeout_s, self.watch.left_s())
@@ -459,6 +460,27 @@ class _Connection(HTTPConnection):
             self.close()
             raise
         self._used = True
+
+    def getresponse(self) -> HTTPResponse:
+        """Read the head of the next answer.
+
+        httplib2 takes any bad head for a sign that the connection died while it was idle, and sends the request again,
+        which charges it again. That may only be so after an earlier answer, and if nothing arrived at all.
+        """
+        try:
+            answer = super().getresponse()
+        except ResponseNotReady:
+            raise
+        except RemoteDisconnected:
+            if self._has_answered:
+                raise
+            raise ConnectionResetError("upstream closed the connection without an answer") from None
+        except HTTPException as error:
+            if self.watch is not None and any(self.watch.limits):
+                raise no_http() from error
+            raise HTTPException(f"upstream's answer is no HTTP: {type(error).__name__}") from error
+        self._has_answered = True
+        return answer
 
     def response_class(  # type: ignore[override]  # http.client calls it like a class
         self, sock: Any, debuglevel: int = 0, method: str | None = None

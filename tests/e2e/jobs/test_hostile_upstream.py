@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tenacity import wait_none
 
 import quota
 from quota.jobs.job import RunReport
-from quota.jobs.runner import Silent
+from quota.jobs.runner import ATTEMPTS, Silent
 from support.installation import Installation, until
 from support.raw_http import RawServer, head, whole
 
@@ -296,6 +297,12 @@ SHAPES = {
     "a token that is a number": (whole(b'{"items": [], "nextPageToken": 5}'), "an invalid nextPageToken"),
     "a token that is long": (whole(b'{"nextPageToken": "%s"}' % (b"x" * 9_000)), "an invalid nextPageToken"),
     "a token of half a pair": (whole(b'{"nextPageToken": "\\ud800"}'), "an invalid nextPageToken"),
+    "another protocol": (b"SSH-2.0-OpenSSH_9.2p1\r\n", "answer is no HTTP; check endpoint and proxies"),
+    "no status": (b"HTTP/1.1 OK\r\n\r\n", "answer is no HTTP"),
+    "another HTTP": (b"HTTP/9.9 200 OK\r\n\r\n", "answer is no HTTP"),
+    "a long status line": (b"HTTP/1.1 200 " + b"x" * 70_000, "answer is no HTTP"),
+    "a long header": (head("x: " + "x" * 70_000), "answer is no HTTP"),
+    "many headers": (head(*["x: y"] * 200) + b"\r\n", "answer is no HTTP"),
     "no gzip": (whole(HTML, "Content-Encoding: gzip"), "does not unpack as gzip"),
     "cut gzip": (whole(gzip.compress(HTML)[:-9], "Content-Encoding: gzip"), "does not unpack as gzip"),
 }
@@ -306,6 +313,14 @@ def test_an_answer_that_is_none_is_one_plain_line(site: Site, kind: str) -> None
     answer, line = SHAPES[kind]
     site.answer = lambda _: [answer]
     assert line in site.fails(site.run())
+
+
+def test_a_call_that_is_never_answered_is_attempted_four_times_in_all(site: Site) -> None:
+    """httplib2 alone sends each of them twice."""
+    site.answer = lambda _: []
+    report = site.run(wait=wait_none())
+    assert report.attempts == len(site.server.targets) == ATTEMPTS
+    assert "upstream closed the connection without an answer, in 4 attempts" in str(report.regions[0].error)
 
 
 @pytest.mark.parametrize("fetch", ["search", "channels"])
