@@ -12,7 +12,7 @@
 --
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua; only the state is written, and all live as long)
 -- ARGV  1 now_ms         0 = the server's clock
---       2 epoch          a name for the new epoch: unique, without spaces or /
+--       2 epoch          a name for the new epoch: unique, without spaces, @ or /
 --       3 retention_ms   as in charge.lua; the keys also live as long as unlogged usage counts
 --       then five for each report
 --         view           as in charge.lua
@@ -69,9 +69,9 @@ local function other_format(found)
 end
 -- <<< format
 
-if not (now_ms and retention_ms and retention_ms >= 1 and string.find(new_epoch, '^[^%s/]+$')) then
+if not (now_ms and retention_ms and retention_ms >= 1 and string.find(new_epoch, '^[^%s@/]+$')) then
   return redis.error_reply(
-    'ERR add_unlogged.lua: now_ms and retention_ms are numbers, and epoch a name without spaces or /')
+    'ERR add_unlogged.lua: now_ms and retention_ms are numbers, and epoch a name without spaces, @ or /')
 end
 for at = FIRST_REPORT, #ARGV, REPORT_SIZE do
   local expiries, kept, last = ARGV[at + 2] or '', ARGV[at + 3] or '', ARGV[at + 4] or ''
@@ -186,7 +186,7 @@ for at = FIRST_REPORT, #ARGV, REPORT_SIZE do
 end
 
 redis.call('HSET', state, 'format', FORMAT, 'retention_ms', int(stored_retention_ms))
-if begins then epoch = root and root .. '/' .. new_epoch or new_epoch end
+if begins then epoch = root and root .. '/' .. new_epoch .. (string.match(epoch, '@%d+$') or '') or new_epoch end
 if changed then
   redis.call('HSET', state, 'epoch', epoch, 'unlogged_until_ms', int(unlogged_until_ms))
 end

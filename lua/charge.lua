@@ -19,12 +19,14 @@
 --                      trimmed_through_ms   the log, or its corrections, may lack entries up to here (L13, L14)
 --                      has_corrections      1 while the key `corrections` must be there
 --                      retried:KEY          when the retry with this idempotency key was answered (L16)
---                      epoch                the idempotency key of the first charge, until a loss begins a new one (L18)
+--                      epoch                the idempotency key of the first charge, until a loss or a repair begins a new
+--                                           one (L18, L26)
 --                      unlogged:VIEW        what the ledger lost and still counts (L17; see add_unlogged.lua)
 --                      unlogged_until_ms    until when any of that counts
 --                      repaid:MACHINE       the last number repaid (L19; see repay.lua)
 --                      closed:BUCKET        an exhaustion, or, lifted, reopened:BUCKET (L20; see exhaust.lua, reopen.lua)
 --                      claim:JOB            whose the regions of a job are, and which ticks were run (L25; see claim.lua)
+--                      repaired             the marks of repairs; repairing: how far one has come (L26; see repair.lua)
 --                      housekeeping_cursor  how far housekeeping has come in this hash (L23)
 --                      eviction_checked_ms  when the server was last asked whether it may evict keys
 --       3 corrections  hash: id -> the units that a corrected charge counts now (L15)
@@ -480,8 +482,9 @@ pcall(function()
   local policy = type(info) == 'string' and string.match(info, 'maxmemory_policy:(%S+)') or '?'
   if policy ~= 'noeviction' then reply[#reply + 1] = policy end
 end)
--- L13. The log is kept for the longest window that anybody ever named.
-local trim_through_ms = now_ms - stored_retention_ms
+-- L13. The log is kept for the longest window that anybody ever named. What the newest charge before this one still needed
+-- stays until the next: a clock that stood ahead for one charge costs no history.
+local trim_through_ms = math.min(now_ms, last_ms) - stored_retention_ms
 pcall(function()
   local old = redis.call('XRANGE', log, '-', '(' .. int(math.max(0, trim_through_ms)), 'COUNT', CHUNK)
   if #old == 0 then return end
@@ -506,7 +509,7 @@ pcall(function()
       old = (tonumber(string.match(value, '^(%d+) ')) or 0) <= clock_ms
     elseif string.find(field, '^view:') then
       local head_ms = tonumber(string.match(value, '^%d+ %d+%-%d+ (%d+)%-%d+ %d+$'))
-      old = head_ms and head_ms <= trim_through_ms
+      old = head_ms and head_ms <= now_ms - stored_retention_ms
     end
     if old then redis.call('HDEL', state, field) end
   end

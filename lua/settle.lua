@@ -65,7 +65,7 @@ local function counter(view)
 end
 -- <<< what a view counts
 
-local known = redis.call('HMGET', state, 'last', 'has_corrections', 'trimmed_through_ms', 'format')
+local known = redis.call('HMGET', state, 'last', 'has_corrections', 'trimmed_through_ms', 'format', 'repairing')
 local unknown_format = other_format(known[4])
 if unknown_format then return unknown_format end
 
@@ -106,6 +106,9 @@ until cursor == '0'
 local ttl_ms = redis.call('PTTL', log)
 if ttl_ms > 0 then redis.call('PEXPIRE', corrections, ttl_ms) end
 if lost_ms then redis.call('HSET', state, 'trimmed_through_ms', int(trimmed_through_ms)) end
+-- A copy that a repair is making has this charge as it was: it is begun again (L26; see repair.lua).
+local copied = string.match(known[5] or '', '^%d+ (%d+%-%d+) ')
+if copied and not before(copied, id) then redis.call('HSET', state, 'repairing', '') end
 redis.call('HSET', corrections, id, int(units))
 if known[1] then redis.call('HSET', state, 'has_corrections', '1') end
 if ttl_ms > 0 then redis.call('PEXPIRE', corrections, ttl_ms) end

@@ -30,6 +30,8 @@ _DURATION = re.compile(r"([0-9]{1,12})\s*(ms|s|m|h|d)")
 Period = Literal["hour", "day", "month"]
 Count = Literal["units", "calls"]
 
+_LONGEST_MS = {"hour": HOUR_MS, "day": 25 * HOUR_MS, "month": 31 * DAY_MS + HOUR_MS}
+
 Edges = tuple[int, int, int]
 """Three consecutive calendar edges in ms: the latest, the next, and the one after that."""
 
@@ -92,7 +94,7 @@ class Calendar:
 
     @property
     def longest_ms(self) -> int:
-        return {"hour": HOUR_MS, "day": 25 * HOUR_MS, "month": 31 * DAY_MS + HOUR_MS}[self.period]
+        return _LONGEST_MS[self.period]
 
     def edges(self, now_ms: int) -> Edges:
         """The edges around `now_ms`, so that edges[0] <= now_ms < edges[1] < edges[2]."""
@@ -210,6 +212,16 @@ class View:
 
     def __hash__(self) -> int:
         return hash(self.name)  # a str caches its hash; ledgers look views up for each decision
+
+
+def longest_ms_of(view: str) -> int:
+    """How long a charge counts at most in the view with this name; a month for a window that no `Window` has."""
+    window = view.split("|")[3] if view.count("|") >= 3 else ""
+    longest_ms = _LONGEST_MS.get(window.partition("@")[0], _LONGEST_MS["month"])
+    try:
+        return longest_ms if "@" in window else parse_duration(window)
+    except ValueError:
+        return longest_ms
 
 
 def selector_of(view: str) -> Selector:

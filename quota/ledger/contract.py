@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from quota.arguments import whole
 from quota.common.clock import LATEST_MS, NEVER
-from quota.limits import HOUR_MS
+from quota.limits import DAY_MS, HOUR_MS, longest_ms_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -72,6 +72,12 @@ class Exhaustion(NamedTuple):
     reopened_because: str = ""
 
 
+MAX_REPAIRS = 10
+"""So many marks of repairs are kept (L26). A machine that has not asked since the one before them is told `clock`."""
+
+LONGEST_CLAIM_MS = 9 * DAY_MS
+"""Nothing that is claimed is remembered for longer: see `quota.ledger.claims`."""
+
 MAX_READ = 1_000
 """`Ledger.read` gives at most so many entries at once."""
 
@@ -115,6 +121,51 @@ NOTHING_EXPECTED = Expected("", ())
 def root_of(epoch: str) -> str:
     """The first epoch of the log. A copy of the log has the same one; a log that was begun anew has another."""
     return epoch.partition("/")[0]
+
+
+def repaired_ms_of(epoch: str) -> int:
+    """When the ledger of this epoch was last repaired after a wrong clock; 0: never. `ROOT/NEW@1795233255077`."""
+    ms = epoch.rpartition("@")[2]
+    return int(ms) if ms != epoch and ms.isascii() and ms.isdigit() else 0
+
+
+def following_epoch(epoch: str, name: str) -> str:
+    """The epoch `name` of a ledger that was in `epoch`: of the same root, and repaired at the same time."""
+    repaired_ms = repaired_ms_of(epoch)
+    return f"{root_of(epoch)}/{name}" + (f"@{repaired_ms}" if repaired_ms else "") if epoch else name
+
+
+class Repair(NamedTuple):
+    """The mark that a repair leaves (L26).
+
+    Until then `newest` was the id of the newest entry. Every entry dated ahead of `begun_ms` was given an id from then
+    on, so that `through` was the newest at `at_ms`, when all of them had one.
+    """
+
+    newest: Id
+    begun_ms: int
+    at_ms: int
+    through: Id
+
+
+class Ahead(NamedTuple):
+    """What a ledger has that is dated ahead of its clock, `now_ms`, and would be changed by a repair.
+
+    `charges` of `units` in all, the newest of the whole log at `newest_ms` (0: the log is empty); units of unlogged
+    usage that count for longer than a window from now; exhaustions and claims made later than now.
+    """
+
+    now_ms: int
+    newest_ms: int
+    charges: int
+    units: int
+    unlogged_units: int
+    exhaustions: int
+    claims: int
+
+    @property
+    def found(self) -> bool:
+        return any(self[2:])
 
 
 class ChargeRequest(NamedTuple):
@@ -266,6 +317,24 @@ class Ledger(Protocol):
         """
         ...
 
+    def ahead(self, project: str) -> Ahead:
+        """What is dated ahead of the ledger's clock. Changes nothing."""
+        ...
+
+    def repair(self, project: str, epoch: str, caller_ms: int) -> str | None:
+        """Date from now on what is dated ahead of now, after a clock that was wrong (L26); returns the new epoch.
+
+        Entries ahead keep their order and their corrections; all views are taken from the log again; unlogged usage
+        counts for a window from now at most; exhaustions and claims made later than now are removed. `epoch` begins, as
+        in `add_unlogged`, and `repairs` has one more. Others charge on meanwhile. None, and nothing is done, if the
+        caller's clock and the ledger's are more than CLOCK_SLACK_MS apart.
+        """
+        ...
+
+    def repairs(self, project: str) -> Sequence[Repair]:
+        """The marks of the last MAX_REPAIRS repairs, oldest first."""
+        ...
+
     def now_ms(self) -> int:
         """The ledger's clock."""
         ...
@@ -282,6 +351,16 @@ class Ledger(Protocol):
 def clocks_agree(ledger_ms: int, caller_ms: int) -> bool:
     """Whether a caller's clock is near enough to the ledger's for either to be trusted (L11)."""
     return ledger_ms - CLOCK_BEHIND_MS <= caller_ms <= ledger_ms + CLOCK_SLACK_MS
+
+
+def clocks_are_one(ledger_ms: int, caller_ms: int) -> bool:
+    """Whether two clocks are near enough for a repair, which changes dates for good (L26)."""
+    return abs(ledger_ms - caller_ms) <= CLOCK_SLACK_MS
+
+
+def units_beyond(usage: UnloggedUsage, now_ms: int) -> int:
+    """The units that count for longer than they would if they had been charged at `now_ms`."""
+    return usage.units_at(now_ms + longest_ms_of(usage.view))
 
 
 def checked_range(after: Id, until_ms: int, count: int) -> tuple[Id, int, int]:

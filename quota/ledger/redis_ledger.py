@@ -44,7 +44,18 @@ from quota.common.fork import start_over_in_child
 from quota.common.log import warn
 from quota.errors import ConfigError, LedgerError, UnusableLedger
 from quota.ledger.claims import Claimed, Holder, checked_claim
-from quota.ledger.contract import MIN_RETENTION_MS, ChargeResult, Exhaustion, checked_exhaustion, checked_range
+from quota.ledger.contract import (
+    LONGEST_CLAIM_MS,
+    MIN_RETENTION_MS,
+    Ahead,
+    ChargeResult,
+    Exhaustion,
+    Repair,
+    checked_exhaustion,
+    checked_range,
+    read_entries,
+    units_beyond,
+)
 from quota.ledger.entry import DEFAULT_BUCKET, Entry
 from quota.ledger.redis_connection import Connections, Packer
 from quota.ledger.redis_scripts import script
@@ -75,6 +86,9 @@ SENTINEL_TIMEOUT_S = 0.1
 
 MAX_PARTS = 5_000
 """A decision may take so many script calls of 1,000 entries each (L21); after that the ledger has not answered."""
+
+MAX_PIECES = 100_000
+"""A repair may take so many script calls of 250 entries each (L26)."""
 
 RETRY_AGE_MS = 8
 """The index of retry_age_ms among the arguments of charge.lua."""
@@ -251,14 +265,18 @@ class RedisLedger:
         return self._read(_exhaustion, reply)
 
     def exhaustions(self, project: str) -> Sequence[Exhaustion]:
-        reply = self._query("HGETALL", _keys(project).state)
-        state: dict[str, str] = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
-        self._check_format(state.get("format"), is_new=not state)
+        state = self._state(project)
         kinds = [(field.partition(":")[0], record) for field, record in state.items()]
         lifted = [self._read(_exhaustion, record) for kind, record in kinds if kind == "reopened"]
         closed = [self._read(_exhaustion, record) for kind, record in kinds if kind == "closed"]
         known = {exhaustion.bucket: exhaustion for exhaustion in lifted + closed}  # of two, the one that stands
         return [known[bucket] for bucket in sorted(known)]
+
+    def _state(self, project: str) -> dict[str, str]:
+        reply = self._query("HGETALL", _keys(project).state)
+        state: dict[str, str] = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
+        self._check_format(state.get("format"), is_new=not state)
+        return state
 
     def reopen(self, project: str, bucket: str, because: str = "") -> bool:
         return bool(self._script("reopen", project, [self._now(), text(bucket, "bucket"), json.dumps(because)]))
@@ -274,6 +292,52 @@ class RedisLedger:
     def _claim_args(self, mode: str, claim: Claim) -> list[str]:
         names = (claim.name, claim.owner, claim.run, claim.machine, claim.host)
         return [self._now(), mode, *names, str(claim.hold_ms), str(claim.lease_ms), claim.tick, str(claim.tick_ms)]
+
+    # -- after a clock that was wrong --------------------------------------------------------------------------------
+
+    def ahead(self, project: str) -> Ahead:
+        now_ms = self.now_ms()
+        charges = units = newest_ms = 0
+        newest = self._query("XREVRANGE", _keys(project).log, "+", "-", "COUNT", "1")
+        if newest:
+            newest_ms = self._read(lambda entry: _id(entry[0])[0], newest[0])
+        for entry in read_entries(self, project, now_ms + 1, NEVER):
+            charges += 1
+            units += entry.units
+        state = self._state(project)
+        lines = {field[len("unlogged:") :]: line for field, line in state.items() if field.startswith("unlogged:")}
+        usages = [usage for view, line in lines.items() for usage in self._read(partial(_reports, view), line)]
+        exhaustions = [max(x.since_ms, x.reopened_ms) for x in self.exhaustions(project)]
+        claims_ms = [self._read(_leading_ms, text) for field, text in state.items() if field.startswith("claim:")]
+        return Ahead(
+            now_ms,
+            newest_ms,
+            charges,
+            units,
+            sum(units_beyond(usage, now_ms) for usage in usages),
+            sum(at_ms > now_ms for at_ms in exhaustions),
+            sum(until_ms > now_ms + LONGEST_CLAIM_MS for until_ms in claims_ms),
+        )
+
+    def repair(self, project: str, epoch: str, caller_ms: int) -> str | None:
+        keys = _keys(project)
+        aside = keys.log.removesuffix(":log") + ":repair"
+        started_s = elapsed_s()
+        for _ in range(MAX_PIECES):
+            passed_ms = int((elapsed_s() - started_s) * 1000) if self._clock is None else 0
+            args = [self._now(), str(caller_ms + passed_ms), epoch]
+            reply = self._retried(partial(self._run, "repair", (*keys, f"{aside}:log", f"{aside}:corrections"), args))
+            if reply != "MORE":
+                return None if reply == "CLOCK" else self._read(_epoch, reply)
+        raise LedgerError(
+            f"ledger {self.label}: charges are settled faster than its log is copied; run `quota ledger repair --yes` "
+            "again when less is going on"
+        )
+
+    def repairs(self, project: str) -> Sequence[Repair]:
+        found, last, repaired = self._query("HMGET", _keys(project).state, "format", "last", "repaired")
+        self._check_format(found, is_new=last is None)
+        return [self._read(_repair, line) for line in reversed((repaired or "").splitlines())]
 
     # -- the connection ----------------------------------------------------------------------------------------------
 
@@ -501,12 +565,22 @@ def _epoch(name: str) -> str:
 
 def _usages(checks: Sequence[LimitCheck], text: str) -> tuple[tuple[UnloggedUsage, ...], ...]:
     """A line for each limit: `EPOCH EXPIRIES KEPT LAST EPOCH EXPIRIES ...`"""
-    usages = []
-    for check, line in zip(checks, text.split("\n"), strict=True):
-        words = line.split(" ") if line else []
-        fours = zip(words[::4], words[1::4], words[2::4], words[3::4], strict=True)
-        usages.append(tuple(UnloggedUsage.from_fields(check.view.name, _epoch(lost), *rest) for lost, *rest in fours))
-    return tuple(usages)
+    return tuple(_reports(check.view.name, line) for check, line in zip(checks, text.split("\n"), strict=True))
+
+
+def _reports(view: str, line: str) -> tuple[UnloggedUsage, ...]:
+    words = line.split(" ") if line else []
+    fours = zip(words[::4], words[1::4], words[2::4], words[3::4], strict=True)
+    return tuple(UnloggedUsage.from_fields(view, _epoch(lost), *rest) for lost, *rest in fours)
+
+
+def _leading_ms(text: str) -> int:
+    return int(text.partition(" ")[0])
+
+
+def _repair(line: str) -> Repair:
+    newest, begun_ms, at_ms, through = line.split(" ")
+    return Repair(_id(newest), int(begun_ms), int(at_ms), _id(through))
 
 
 def _claimed(claim: Claim, reply: list[Any]) -> Claimed:

@@ -69,6 +69,18 @@ CREATE TABLE projects (
     trimmed_through_ms INTEGER NOT NULL   -- L13: charges up to this time may have been trimmed
 ) WITHOUT ROWID;
 
+-- L26. What a repair has left, for machines that saw entries under other ids before it.
+CREATE TABLE repairs (
+    project     TEXT    NOT NULL,
+    newest_ms   INTEGER NOT NULL,    -- the newest entry's id until then
+    newest_seq  INTEGER NOT NULL,
+    begun_ms    INTEGER NOT NULL,    -- entries dated ahead of this were given an id from then on
+    at_ms       INTEGER NOT NULL,    -- when all of them had one
+    through_ms  INTEGER NOT NULL,    -- the newest entry's id then
+    through_seq INTEGER NOT NULL,
+    PRIMARY KEY (project, at_ms)
+) WITHOUT ROWID;
+
 -- L17. Usage that counts though the log lacks it: lost with an earlier epoch, and reported by a machine that saw it. Each
 -- part is added to the view until it would have expired.
 CREATE TABLE unlogged (

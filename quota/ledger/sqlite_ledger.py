@@ -17,19 +17,26 @@ from quota.errors import LedgerError, UnusableLedger
 from quota.ledger.claims import Record, checked_claim
 from quota.ledger.contract import (
     CLOCK_SLACK_MS,
+    LONGEST_CLAIM_MS,
+    MAX_REPAIRS,
     MIN_RETENTION_MS,
     RETENTION_SLACK_MS,
+    Ahead,
     ChargeResult,
     Exhaustion,
+    Repair,
     checked_exhaustion,
     checked_range,
     clocks_agree,
+    clocks_are_one,
+    following_epoch,
     root_of,
+    units_beyond,
 )
 from quota.ledger.entry import Entry
 from quota.ledger.file_errors import file_wording
 from quota.ledger.unlogged import UnloggedUsage, expiries_text, is_carry, read_expiries
-from quota.limits import MINUTE_MS, Sliding
+from quota.limits import MINUTE_MS, Sliding, longest_ms_of
 
 if TYPE_CHECKING:
     import sqlite3
@@ -73,6 +80,12 @@ _VIEW = (
 )
 _UNLOGGED = "view, epoch, expiries, last_ms, last_seq, kept_units, kept_since_ms, since_ms"
 _EXHAUSTION = "bucket, since_ms, until_ms, evidence, reported_by, reopened_ms, reopened_because"
+_AHEAD = "exhaustions WHERE project = ? AND (since_ms > ? OR reopened_ms > ?)"
+_EXHAUSTIONS_AHEAD = f"SELECT COUNT(*) FROM {_AHEAD}"  # noqa: S608  # a constant
+_FORGET_REPAIRS = (
+    "DELETE FROM repairs WHERE project = ? AND at_ms NOT IN"
+    " (SELECT at_ms FROM repairs WHERE project = ? ORDER BY at_ms DESC LIMIT ?)"
+)
 _COLUMNS = "ms, seq, units, charged_units, bucket, method, job, region, idempotency_key"
 
 
@@ -156,7 +169,8 @@ class SqliteLedger:
             charged = total + check.cost_units, tail_ms, tail_seq, *at, dropped_through_ms
             self._save(db, project, check.view, charged)
         if at[0] // MINUTE_MS != last[0] // MINUTE_MS:
-            self._trim(db, project, now_ms, retention_ms)
+            # A clock that stood ahead for this one charge costs no history.
+            self._trim(db, project, min(now_ms, last[0]), retention_ms)
         return ChargeResult("admitted", f"{at[0]}-{at[1]}", now_ms, at, tuple(used), None, epoch, unlogged)
 
     def _head(self, db: sqlite3.Connection, project: str) -> tuple[Id, str, int, int, int]:
@@ -370,7 +384,7 @@ class SqliteLedger:
                     )
             stands_epoch = current
             if not current or lost:
-                stands_epoch = f"{root_of(current)}/{epoch}" if current else epoch
+                stands_epoch = following_epoch(current, epoch)
             if stands_epoch != current or changed or retention_ms > stored_ms:
                 self._set_project(db, project, stands_epoch, unlogged_until_ms, max(retention_ms, stored_ms))
             return stands_epoch
@@ -492,6 +506,83 @@ class SqliteLedger:
 
     def risks(self, project: str) -> Sequence[tuple[str, str]]:
         return ()
+
+    # -- after a clock that was wrong --------------------------------------------------------------------------------
+
+    def ahead(self, project: str) -> Ahead:
+        return self._file.transact(lambda db: self._ahead(db, project, self._clock()), write=False)
+
+    def _ahead(self, db: sqlite3.Connection, project: str, now_ms: int) -> Ahead:
+        def count(sql: str, *values: int) -> tuple[int, ...]:
+            row: tuple[int, ...] = db.execute(sql, (project, *values)).fetchone()
+            return checked_row(row, integers=len(row))
+
+        (newest_ms,) = count("SELECT COALESCE(MAX(ms), 0) FROM charges WHERE project = ?")
+        charges, units = count(
+            "SELECT COUNT(*), COALESCE(SUM(units), 0) FROM charges WHERE project = ? AND ms > ?", now_ms
+        )
+        (exhaustions,) = count(_EXHAUSTIONS_AHEAD, now_ms, now_ms)
+        (claims,) = count("SELECT COUNT(*) FROM claims WHERE project = ? AND until_ms > ?", now_ms + LONGEST_CLAIM_MS)
+        unlogged = sum(units_beyond(usage, now_ms) for usage in self._all_unlogged(db, project))
+        return Ahead(now_ms, newest_ms, charges, units, unlogged, exhaustions, claims)
+
+    def _all_unlogged(self, db: sqlite3.Connection, project: str) -> list[UnloggedUsage]:
+        rows = db.execute(f"SELECT {_UNLOGGED} FROM unlogged WHERE project = ?", (project,)).fetchall()  # noqa: S608  # a constant
+        return [_usage(row) for row in rows]
+
+    def repair(self, project: str, epoch: str, caller_ms: int) -> str | None:
+        def work(db: sqlite3.Connection) -> str | None:
+            now_ms = self._clock()
+            if not clocks_are_one(now_ms, caller_ms):
+                return None
+            newest, current, _, retention_ms, _ = self._head(db, project)
+            through = self._redate(db, project, now_ms)
+            db.execute("DELETE FROM views WHERE project = ?", (project,))
+            unlogged_until_ms = 0
+            for usage in self._all_unlogged(db, project):
+                clamped = usage.until(now_ms + longest_ms_of(usage.view))
+                unlogged_until_ms = max(unlogged_until_ms, clamped.until_ms)
+                if clamped != usage:
+                    db.execute(
+                        "UPDATE unlogged SET expiries = ?, until_ms = ? WHERE project = ? AND view = ? AND epoch = ?",
+                        (expiries_text(clamped.expiries), clamped.until_ms, project, usage.view, usage.epoch),
+                    )
+            db.execute(f"DELETE FROM {_AHEAD}", (project, now_ms, now_ms))  # noqa: S608  # a constant
+            db.execute("DELETE FROM claims WHERE project = ? AND until_ms > ?", (project, now_ms + LONGEST_CLAIM_MS))
+            begun = f"{root_of(current)}/{epoch}@{now_ms}" if current else f"{epoch}@{now_ms}"
+            self._set_project(db, project, begun, unlogged_until_ms, retention_ms)
+            db.execute(
+                "UPDATE projects SET trimmed_through_ms = MIN(trimmed_through_ms, ?) WHERE project = ?",
+                (now_ms - 1, project),
+            )
+            db.execute(
+                "REPLACE INTO repairs VALUES (?, ?, ?, ?, ?, ?, ?)", (project, *newest, now_ms, now_ms, *through)
+            )
+            db.execute(_FORGET_REPAIRS, (project, project, MAX_REPAIRS))
+            return begun
+
+        return self._file.transact(work, write=True)
+
+    def _redate(self, db: sqlite3.Connection, project: str, now_ms: int) -> Id:
+        """Give the charges dated ahead of `now_ms` ids from then on. Returns the newest id of all."""
+        ahead = db.execute(
+            f"SELECT {_COLUMNS} FROM charges WHERE project = ? AND ms > ? ORDER BY ms, seq",  # noqa: S608  # a constant
+            (project, now_ms),
+        ).fetchall()
+        db.execute("DELETE FROM charges WHERE project = ? AND ms > ?", (project, now_ms))
+        at, *_ = self._head(db, project)
+        for _, _, *rest in ahead:
+            at = _following(at, now_ms)
+            db.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (project, *at, *rest))
+        return at
+
+    def repairs(self, project: str) -> Sequence[Repair]:
+        sql = (
+            "SELECT newest_ms, newest_seq, begun_ms, at_ms, through_ms, through_seq FROM repairs WHERE project = ?"
+            " ORDER BY at_ms"
+        )
+        rows = self._file.transact(lambda db: db.execute(sql, (project,)).fetchall(), write=False)
+        return [Repair((a, b), begun_ms, at_ms, (c, d)) for a, b, begun_ms, at_ms, c, d in rows]
 
     def close(self) -> None:
         self._file.close()

@@ -59,6 +59,12 @@ class UnloggedUsage(NamedTuple):
     def units_at(self, now_ms: int) -> int:
         return units_at(self.expiries, now_ms)
 
+    def until(self, latest_ms: int) -> UnloggedUsage:
+        """The same, with nothing that counts for longer than until `latest_ms`."""
+        if self.until_ms <= latest_ms:
+            return self
+        return self._replace(expiries=tuple((units, min(until_ms, latest_ms)) for units, until_ms in self.expiries))
+
     def fields(self) -> tuple[str, str, str, str]:
         """As Redis and a machine's watermark file store it, beside the view's name; `from_fields` reads this."""
         kept = f"{self.kept_units}:{self.kept_since_ms}:{self.since_ms}"

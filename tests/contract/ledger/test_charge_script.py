@@ -161,7 +161,7 @@ def test_trimming_is_bounded_and_catches_up(scripts: Scripts) -> None:
         scripts.now_ms += 1_000
         scripts.charge()
         left.append(scripts.client.xlen(LOG))
-    assert left == [351, 102, 3, 4]
+    assert left == [601, 352, 103, 4], "from the second charge on: a clock may be wrong for one"
 
 
 def test_views_of_limits_that_are_configured_no_more_go_with_the_log(scripts: Scripts) -> None:
@@ -279,7 +279,9 @@ def test_corrections_that_were_trimmed_are_not_taken_for_lost_ones(scripts: Scri
     scripts.run("settle", scripts.charge((ALL, 10, 1, DAY_MS))[1], 0)
     assert scripts.client.hget(STATE, "has_corrections") == "1"
     scripts.now_ms += MIN_RETENTION_MS + 1_000
-    scripts.charge((ALL, 10, 1, DAY_MS))
+    for _ in range(2):
+        scripts.charge((ALL, 10, 1, DAY_MS))
+        scripts.now_ms += 1_000
     assert (scripts.client.hget(STATE, "has_corrections"), scripts.client.exists(CORRECTIONS)) == ("0", 0)
     trimmed_through_ms = scripts.client.hget(STATE, "trimmed_through_ms")
     scripts.now_ms += 1_000

@@ -44,6 +44,9 @@ WORK: dict[str, Callable[[Setup], Any]] = {
     "exhaust": lambda setup: setup.ledger.exhaust(setup.project, Exhaustion("units", 1, NEVER, "said so", "test")),
     "exhaustions": lambda setup: setup.ledger.exhaustions(setup.project),
     "reopen": lambda setup: setup.ledger.reopen(setup.project, "units"),
+    "ahead": lambda setup: setup.ledger.ahead(setup.project),
+    "repair": lambda setup: setup.ledger.repair(setup.project, "r1", setup.now_ms),
+    "repairs": lambda setup: setup.ledger.repairs(setup.project),
     "whole_after_ms": lambda setup: setup.ledger.whole_after_ms(setup.project),
 }
 """Everything that reads or writes a project's state."""

@@ -26,7 +26,7 @@ from quota.ledger.contract import (
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.ledger.unlogged import UnloggedUsage
-from quota.limits import DAY_MS, HOUR_MS, SECOND_MS, Calendar, Limit, Selector, Sliding, View
+from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Calendar, Limit, Selector, Sliding, View
 from quota.recovery.allowance import Allowance
 from quota.status import exact_from
 from support.books import BOOK
@@ -253,7 +253,7 @@ def test_a_longer_window_that_joins_later_starts_with_what_is_there(setup: Setup
         assert day_budget(setup).charge("captions.list").admitted
         setup.now_ms += DAY_MS
     whole_after_ms = setup.ledger.whole_after_ms(setup.project)
-    assert setup.now_ms - MIN_RETENTION_MS - 2 * DAY_MS <= whole_after_ms < setup.now_ms - MIN_RETENTION_MS
+    assert setup.now_ms - MIN_RETENTION_MS - 3 * DAY_MS <= whole_after_ms < setup.now_ms - MIN_RETENTION_MS
     here = [e for e in read_entries(setup.ledger, setup.project, 0, NEVER) if e.ms > whole_after_ms]
     assert [state.used_units for state in month_budget(setup).usage()] == [0, len(here)]
     assert not month_budget(setup).charge("captions.list").admitted
@@ -262,7 +262,10 @@ def test_a_longer_window_that_joins_later_starts_with_what_is_there(setup: Setup
         assert day_budget(setup).charge("videos.list").admitted
     assert setup.ledger.whole_after_ms(setup.project) == whole_after_ms, "nothing was let go of since"
     setup.now_ms += MONTH_MS + RETENTION_SLACK_MS
-    day_budget(setup).charge("videos.list")
+    for _ in range(2):
+        assert setup.ledger.whole_after_ms(setup.project) == whole_after_ms, "the clock may be wrong this once"
+        day_budget(setup).charge("videos.list")
+        setup.now_ms += MINUTE_MS
     assert setup.ledger.whole_after_ms(setup.project) > whole_after_ms
 
 
@@ -309,7 +312,7 @@ def test_status_and_check_say_since_when_a_window_counts(ledger_url: str, tmp_pa
     day, month, calendar = command.json("status")["credentials"][0]["limits"]
     assert "counts_since" not in day
     since = datetime.fromisoformat(month["counts_since"])
-    assert now_ms - 5 * DAY_MS < since.timestamp() * 1000 < now_ms - 2 * DAY_MS
+    assert now_ms - 6 * DAY_MS < since.timestamp() * 1000 < now_ms - 2 * DAY_MS
     assert datetime.fromisoformat(month["exact_from"]) - since == timedelta(days=30)
     began = datetime.fromtimestamp(now_ms / 1000, ZoneInfo("Pacific/Kiritimati")).replace(
         day=1, hour=0, minute=0, second=0, microsecond=0

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 DAY = (ALL, 1_000, 1, DAY_MS)
-SCRIPTS = ("charge", "settle", "read", "exhaust", "reopen", "add_unlogged", "repay", "claim")
+SCRIPTS = ("charge", "settle", "read", "exhaust", "reopen", "add_unlogged", "repay", "claim", "repair")
 TIDYING = {"del", "hdel", "hscan", "info", "xtrim"}
 """Without these a charge is still made."""
 
@@ -64,7 +64,8 @@ class Limited(Scripts):
         self.asked = self.client
 
     def run(self, name: str, *args: object) -> Any:
-        return self.asked.eval(script(name)[0], 3, *KEYS, *map(str, args))
+        keys = (*KEYS, "quota:{p}:repair:log", "quota:{p}:repair:corrections") if name == "repair" else KEYS
+        return self.asked.eval(script(name)[0], len(keys), *keys, *map(str, args))
 
     def log(self) -> dict[str, int]:
         """What each charge in the log counts now."""
@@ -245,6 +246,12 @@ def claim(scripts: Limited) -> None:
     scripts.run("claim", scripts.now_ms, "failed", *of_b)
 
 
+def repair(scripts: Limited) -> None:
+    """An hour is ahead; of what it has, one charge was corrected."""
+    while scripts.run("repair", scripts.now_ms and scripts.now_ms - HOUR_MS, 0, "r1") == "MORE":
+        pass
+
+
 DONE: dict[str, tuple[Callable[[Limited], None], int]] = {
     "settle": (settle, 4),
     "repay": (repay, 3),
@@ -253,6 +260,7 @@ DONE: dict[str, tuple[Callable[[Limited], None], int]] = {
     "add_unlogged": (usage, 4),
     "read": (read, 0),
     "claim": (claim, 0),
+    "repair": (repair, 0),
 }
 """What each does, and how much more is used then."""
 
@@ -286,7 +294,7 @@ def at_the_servers_time(scripts: Limited, name: str) -> None:
     DONE.get(name, (lambda scripts: scripts.charge(DAY), 0))[0](scripts)
 
 
-@pytest.mark.parametrize("name", ["charge", "exhaust", "reopen", "add_unlogged", "repay", "claim"])
+@pytest.mark.parametrize("name", ["charge", "exhaust", "reopen", "add_unlogged", "repay", "claim", "repair"])
 def test_without_the_time_nothing_is_written(limited: Limited, name: str) -> None:
     with limited.without("time"), pytest.raises(redis.ResponseError, match="can't run this command"):
         at_the_servers_time(limited, name)
@@ -310,7 +318,7 @@ def test_each_command_is_needed_somewhere_here(limited: Limited) -> None:
             limited.charge(DAY)
             limited.client.delete(lost if work is not settle else "none")
             work(limited)
-    for name in ("charge", "exhaust", "reopen", "add_unlogged", "repay", "claim"):
+    for name in ("charge", "exhaust", "reopen", "add_unlogged", "repay", "claim", "repair"):
         at_the_servers_time(limited, name)
     called = {name.removeprefix("cmdstat_") for name in limited.client.info("commandstats")}
     assert {command for name in SCRIPTS for command in commands_of(name)} <= called

@@ -13,7 +13,7 @@ from quota.common.clock import LATEST_MS, NEVER
 from quota.ledger import claims, contract, redis_ledger
 from quota.ledger.contract import ChargeRequest, LimitCheck
 from quota.ledger.entry import DEFAULT_BUCKET, Charge
-from quota.limits import DAY_MS, Selector, Sliding, View, selector_of
+from quota.limits import DAY_MS, Selector, Sliding, View, longest_ms_of, selector_of
 from quota.recovery.allowance import REPAID_AT_ONCE
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def cited_in(paths: list[Path]) -> set[str]:
 
 
 def test_the_rules_are_numbered_without_a_gap() -> None:
-    assert [f"L{n}" for n in range(1, 26)] == RULES
+    assert [f"L{n}" for n in range(1, 27)] == RULES
 
 
 def test_every_rule_is_cited_by_an_implementation_and_by_a_test_and_no_other_rule_is() -> None:
@@ -111,6 +111,10 @@ IN_PYTHON: dict[str, int | str] = {
     "LATEST_MS": LATEST_MS,
     "MAX_UNITS": MAX_UNITS,
     "MAX_CHARGES": REPAID_AT_ONCE,
+    "MIN_RETENTION_MS": contract.MIN_RETENTION_MS,
+    "LONGEST_CLAIM_MS": contract.LONGEST_CLAIM_MS,
+    "MAX_REPAIRS": contract.MAX_REPAIRS,
+    "MONTH_MS": longest_ms_of("*|*|*|month@UTC"),
     "MAX_HOLD_MS": claims.MAX_HOLD_MS,
     "MAX_TICK_MS": claims.MAX_TICK_MS,
     "MAX_REGIONS": claims.MAX_REGIONS,

@@ -1,0 +1,224 @@
+-- repair.lua: after a clock that was wrong: give every charge that is dated ahead of the server's clock an id from now on.
+--
+-- Guarantee: the log is copied aside, 250 entries in each call: answered MORE, call again. The call that comes to its end swaps
+-- the copy in, with all that follows from it, in one atomic step. Until then nothing else has changed, and everybody charges
+-- on. A copy that was left, by a caller that was killed or a charge behind it that was settled, is continued or begun again.
+-- The order of the charges stays. None counts for a shorter time than it would have if it had been made now.
+--
+-- The rule is L26 in ARCHITECTURE.md. What a copy needs to be continued stands in the state's field `repairing`: BEGUN_MS, the
+-- id copied last, and its id in the copy.
+--
+-- KEYS  1 log   2 state   3 corrections     (see charge.lua)
+--       4 log_aside   5 corrections_aside   quota:{PROJECT}:repair:log and :repair:corrections, until the swap
+-- ARGV  1 now_ms       0 = the server's clock
+--       2 caller_ms    the caller's clock; 0 = none
+--       3 epoch        a name for the new epoch: unique, without spaces, @ or /
+-- Reply MORE; CLOCK where the clocks are more than 5 s apart, and nothing was done; or the new epoch, ROOT/EPOCH@AT_MS
+--
+-- The swap also makes all views start afresh, lets unlogged usage count for a window at most, removes exhaustions and claims of
+-- the future, and notes the repair in the state's field `repaired`, one line for each of the last 10:
+-- "NEWEST BEGUN_MS AT_MS THROUGH". A machine that saw a charge dated ahead, up to the id NEWEST, knows by it that the charge
+-- is among those that the log now has between BEGUN_MS and the id THROUGH.
+
+local log, state, corrections, log_aside, corrections_aside = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local given_ms, caller_ms, name = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] or ''
+
+local CHUNK, PIECE = 250, 1000
+local ASIDE_KEPT_MS = 3600000
+local RETENTION_SLACK_MS = 90000000 -- 25 h (L12, L17): should the clock go back, what has expired counts again
+local MIN_RETENTION_MS = 176400000 -- 49 h (L12)
+local LONGEST_CLAIM_MS = 777600000 -- 9 days
+local MAX_REPAIRS = 10
+local MONTH_MS = 2682000000 -- the longest month, 31 days and an hour
+
+-- >>> int
+-- A whole number as text: Lua would write 1e+15.
+local function int(n) return string.format('%.0f', n) end
+-- <<< int
+
+-- >>> clock
+-- The server's clock in ms, or the time that was given, for tests and simulation.
+local function clock(given_ms)
+  if given_ms ~= 0 then return given_ms end
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+-- <<< clock
+
+-- >>> clocks agree
+-- L11. Neither clock is trusted where a caller's is further ahead of the server's, or further behind it, than these.
+local CLOCK_SLACK_MS, CLOCK_BEHIND_MS = 5000, 3600000
+local function clocks_agree(clock_ms, caller_ms)
+  return caller_ms == 0 or (caller_ms <= clock_ms + CLOCK_SLACK_MS and caller_ms >= clock_ms - CLOCK_BEHIND_MS)
+end
+-- <<< clocks agree
+
+-- >>> ids
+-- Ids are "ms-seq", compared by both numbers.
+local function split(id)
+  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+  return tonumber(ms), tonumber(seq)
+end
+local function before(a, b)
+  local a_ms, a_seq = split(a)
+  local b_ms, b_seq = split(b)
+  return a_ms < b_ms or (a_ms == b_ms and a_seq < b_seq)
+end
+-- <<< ids
+
+-- >>> format
+-- L24. An error where the state's field `format` (false: there is none) is not ours; nil where it is, and for a new state.
+local FORMAT = '1'
+local function other_format(found)
+  if found == FORMAT or (not found and redis.call('EXISTS', KEYS[2]) == 0) then return nil end
+  return redis.error_reply('ERR the ledger has format ' .. (found or '0') .. ', and this script needs ' .. FORMAT
+    .. ': use the scripts of its version, or delete its three keys, and with them what was charged')
+end
+-- <<< format
+
+if #KEYS ~= 5 or not (given_ms and caller_ms and string.find(name, '^[^%s@/]+$')) then
+  return redis.error_reply(
+    'ERR repair.lua: 5 keys are needed, now_ms and caller_ms are numbers, and epoch a name without spaces, @ or /')
+end
+local now_ms = clock(given_ms)
+-- Both clocks are needed here, whichever is behind: what is dated by a wrong one could not be mended by it.
+if not clocks_agree(now_ms, caller_ms) or (caller_ms > 0 and caller_ms < now_ms - CLOCK_SLACK_MS) then return 'CLOCK' end
+
+local known = redis.call('HMGET', state, 'last', 'epoch', 'repairing', 'trimmed_through_ms', 'retention_ms',
+  'unlogged_until_ms', 'repaired', 'has_corrections', 'format')
+local unknown_format = other_format(known[9])
+if unknown_format then return unknown_format end
+local epoch, repairing, has_corrections = known[2] or '', known[3] or '', known[8] == '1'
+if not known[1] then has_corrections = redis.call('EXISTS', corrections) == 1 end -- L14
+local trimmed_through_ms, unlogged_until_ms = tonumber(known[4]) or 0, tonumber(known[6]) or 0
+if string.match(epoch, '([^/]*)@%d+$') == name then return epoch end -- our own, whose answer was lost
+
+local newest = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
+local last = known[1] or newest and newest[1] or '0-0'
+local last_ms = split(last)
+local lost_corrections = has_corrections and redis.call('EXISTS', corrections) == 0
+if lost_corrections or (known[1] and not newest) then -- L14
+  has_corrections, trimmed_through_ms = has_corrections and not lost_corrections, math.max(trimmed_through_ms, last_ms)
+end
+local live_ms = math.max(tonumber(known[5]) or 0, MIN_RETENTION_MS)
+
+-- L22. What may fail is tried before anything is written, where it does no harm.
+redis.call('PEXPIRE', state, int(math.max(live_ms, redis.call('PTTL', state))))
+redis.call('HDEL', state, 'repairing:none')
+redis.call('HSCAN', state, '0', 'COUNT', 1)
+if redis.call('EXISTS', log_aside) == 1 then redis.call('RENAME', log_aside, log_aside) end
+
+-- -- the copy, a piece in each call -----------------------------------------------------------------------------------
+
+local begun_ms, copied, through = string.match(repairing, '^(%d+) (%d+%-%d+) (%d+%-%d+)$')
+local aside = redis.call('XREVRANGE', log_aside, '+', '-', 'COUNT', 1)[1]
+if not begun_ms or (aside and aside[1] or '0-0') ~= through then
+  begun_ms, copied, through = now_ms, '0-0', '0-0'
+  if aside then redis.call('DEL', log_aside) end
+  redis.call('DEL', corrections_aside)
+end
+begun_ms = math.min(tonumber(begun_ms), now_ms)
+local ahead = newest and last_ms > now_ms
+if ahead then
+  local entries = redis.call('XRANGE', log, '(' .. copied, '+', 'COUNT', CHUNK)
+  local any_corrections = redis.call('EXISTS', corrections) == 1
+  local through_ms, through_seq = split(through)
+  for _, entry in ipairs(entries) do
+    local ms, seq = split(entry[1])
+    if ms > now_ms or not before(through, entry[1]) then -- L10, as if it were charged now
+      if now_ms > through_ms then ms, seq = now_ms, 0 else ms, seq = through_ms, through_seq + 1 end
+    end
+    copied, through_ms, through_seq = entry[1], ms, seq
+    through = int(ms) .. '-' .. int(seq)
+    redis.call('XADD', log_aside, through, unpack(entry[2]))
+    local corrected = any_corrections and redis.call('HGET', corrections, entry[1])
+    if corrected then redis.call('HSET', corrections_aside, through, corrected) end
+  end
+  redis.call('PEXPIRE', log_aside, ASIDE_KEPT_MS)
+  redis.call('PEXPIRE', corrections_aside, ASIDE_KEPT_MS)
+  redis.call('HSET', state, 'format', FORMAT, 'repairing', int(begun_ms) .. ' ' .. copied .. ' ' .. through)
+  redis.call('PEXPIRE', state, int(math.max(live_ms, redis.call('PTTL', state))))
+  if #entries == CHUNK then return 'MORE' end
+end
+
+-- -- the swap ---------------------------------------------------------------------------------------------------------
+
+if not ahead then
+  -- The state alone may be ahead: its log was lost.
+  through, begun_ms = last_ms > now_ms and int(now_ms) .. '-0' or last, now_ms
+  if aside then redis.call('DEL', log_aside) end
+  redis.call('DEL', corrections_aside)
+end
+
+-- How long a view's window is at most, by its name (L2).
+local UNITS_MS = { ms = 1, s = 1000, m = 60000, h = 3600000 }
+local PERIODS_MS = { hour = 3600000, day = 90000000, month = MONTH_MS }
+local function window_ms(view)
+  local window = string.match(view, '^[^|]*|[^|]*|[^|]*|([^|]+)') or ''
+  local number, unit = string.match(window, '^(%d+)(%a+)$')
+  if number and UNITS_MS[unit] then return tonumber(number) * UNITS_MS[unit] end
+  return PERIODS_MS[string.match(window, '^(%a+)@') or ''] or MONTH_MS
+end
+
+local trim_ms = math.min(trimmed_through_ms, now_ms - 1)
+local latest_ms, changes, removals = 0, {}, {}
+local cursor = '0'
+repeat
+  local piece = redis.call('HSCAN', state, cursor, 'COUNT', PIECE)
+  cursor = piece[1]
+  for at = 1, #piece[2], 2 do
+    local field, value = piece[2][at], piece[2][at + 1]
+    local kind, rest = string.match(field, '^(%a+):(.*)$')
+    if kind == 'view' then
+      local total, head = string.match(value, '^(%d+) %d+%-%d+ (%d+%-%d+) %d+$')
+      local cutoff_ms = now_ms - window_ms(rest)
+      if total and trim_ms > cutoff_ms and head ~= '0-0' then
+        -- L14. The view knows more than the log: its total stands. What it had not read yet is read from where that begins.
+        if head == last then head = through elseif split(head) > now_ms then head = int(begun_ms - 1) .. '-0' end
+        changes[field] = total .. ' ' .. int(cutoff_ms + 1) .. '-0 ' .. head .. ' 0'
+      else
+        removals[#removals + 1] = field
+      end
+    elseif kind == 'unlogged' then
+      local until_ms = now_ms + window_ms(rest)
+      local clamped = string.gsub(value, '(%S+) (%S+) (%d+:%d+:%d+ %d+%-%d+)', function(lost, expiries, rest_of_report)
+        expiries = string.gsub(expiries, '(%d+):(%d+)', function(units, at_ms)
+          local expires_ms = math.min(tonumber(at_ms), until_ms)
+          latest_ms = math.max(latest_ms, expires_ms)
+          return units .. ':' .. int(expires_ms)
+        end)
+        return lost .. ' ' .. expiries .. ' ' .. rest_of_report
+      end)
+      if clamped ~= value then changes[field] = clamped end
+    elseif kind == 'closed' then
+      if (tonumber(string.match(value, '^%d+ (%d+) ')) or 0) > now_ms then removals[#removals + 1] = field end
+    elseif kind == 'reopened' then
+      local reopened_ms, since_ms = string.match(value, '^(%d+) [^\n]*\n%d+ (%d+) ')
+      if math.max(tonumber(reopened_ms) or 0, tonumber(since_ms) or 0) > now_ms then removals[#removals + 1] = field end
+    elseif kind == 'claim' then
+      if (tonumber(string.match(value, '^%d+')) or 0) > now_ms + LONGEST_CLAIM_MS then removals[#removals + 1] = field end
+    end
+  end
+until cursor == '0'
+
+local lines = { last .. ' ' .. int(begun_ms) .. ' ' .. int(now_ms) .. ' ' .. through }
+for line in string.gmatch(known[7] or '', '[^\n]+') do
+  if #lines < MAX_REPAIRS then lines[#lines + 1] = line end
+end
+local root = string.match(epoch, '^[^/]*')
+epoch = (root ~= '' and root .. '/' or '') .. name .. '@' .. int(now_ms)
+
+if ahead then
+  redis.call('RENAME', log_aside, log)
+  if redis.call('EXISTS', corrections_aside) == 1 then redis.call('RENAME', corrections_aside, corrections) end
+end
+redis.call('HSET', state, 'format', FORMAT, 'epoch', epoch, 'repaired', table.concat(lines, '\n'),
+  'trimmed_through_ms', int(trim_ms), 'has_corrections', has_corrections and '1' or '0',
+  'retention_ms', int(live_ms), 'unlogged_until_ms', int(math.min(unlogged_until_ms, latest_ms)))
+if through ~= '0-0' then redis.call('HSET', state, 'last', through) end
+for _, field in ipairs(removals) do redis.call('HDEL', state, field) end
+for field, value in pairs(changes) do redis.call('HSET', state, field, value) end
+redis.call('HDEL', state, 'repairing')
+live_ms = math.max(live_ms, math.min(unlogged_until_ms, latest_ms) + RETENTION_SLACK_MS - now_ms)
+for _, key in ipairs({ log, state, corrections }) do redis.call('PEXPIRE', key, int(live_ms)) end
+return epoch
