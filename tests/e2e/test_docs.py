@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,6 +55,23 @@ def test_a_pages_links_lead_somewhere(page: str) -> None:
 def test_the_readme_names_every_page() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert [page for page in PAGES if f"`docs/{page}.md`" not in readme] == []
+
+
+def test_every_field_of_a_status_is_described() -> None:
+    tree = ast.parse((ROOT / "quota/status.py").read_text(encoding="utf-8"))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.endswith("_json")]
+    dicts = [node for function in functions for node in ast.walk(function) if isinstance(node, ast.Dict)]
+    fields = {str(key.value) for one in dicts for key in one.keys if isinstance(key, ast.Constant)}
+    page = (DOCS / "deploy.md").read_text(encoding="utf-8")
+    plain = {"at", "ledger", "credentials", "name", "project", "api"} | {
+        "by",
+        "rows",
+        "charges",
+        "units",
+        "total_units",
+    }
+    assert len(fields) > 25
+    assert sorted(field for field in fields - plain if f"`{field}`" not in page) == []
 
 
 def test_the_make_targets_exist() -> None:
