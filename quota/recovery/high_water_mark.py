@@ -300,13 +300,10 @@ class HighWaterMark:
                     merge(counted, usage, self._decided_ms)
         found = carries(watermarks, root, since_ms).usages
         self._lacks_carry = self._lacks_carry or bool(not_counted(found, counted, self._decided_ms))
-        # What they saw of this log, before they went on to another.
-        for observation in (o for one in watermarks if one.root != root for o in one.observations):
-            if root_of(observation.epoch) == root and observation.until_ms > since_ms:
-                if observation.epoch != self._epoch:
-                    self._must_compare = True
-                elif observation.last not in self._ids_of_others:
-                    self._ids_of_others += (observation.last,)
+        # What they saw of this log before they went on to another, or were told of it there.
+        known = {told for one in watermarks if one.root != root for told in one.told_of(root, since_ms)}
+        self._must_compare = self._must_compare or any(epoch != self._epoch for epoch, _ in known)
+        self._ids_of_others = tuple({*self._ids_of_others, *(last for epoch, last in known if epoch == self._epoch)})
 
     def _set_expected(self) -> None:
         """Work out what `expected` answers from now on."""

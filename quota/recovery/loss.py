@@ -24,16 +24,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.ledger.contract import RETENTION_SLACK_MS, read_entries, root_of
-from quota.ledger.unlogged import UnloggedUsage, carry_epoch, covers, is_carry
+from quota.ledger.unlogged import CARRIED, UnloggedUsage, carry_epoch, covers, is_carry
 from quota.limits import selector_of
-from quota.recovery.observations import furthest_slices, merge, missing_usage, still_in_window, with_slices
+from quota.recovery.observations import (
+    ViewObservation,
+    furthest_slices,
+    merge,
+    missing_usage,
+    still_in_window,
+    with_slices,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from quota.ledger.contract import Ledger
     from quota.ledger.entry import Id
-    from quota.recovery.observations import ViewObservation, Watermark
+    from quota.recovery.observations import Watermark
 
 Usages = dict[tuple[str, str], UnloggedUsage]
 """Unlogged usage by view and epoch."""
@@ -89,6 +96,10 @@ def compare(
         (here if is_here else others).add(observation)
     losses, other_losses = _known_losses(watermarks, root, since_ms, now_ms)
     still_logged = {observation: _still_logged(ledger, project, observation) for observation in here}
+    for told in _told_of(watermarks, root, since_ms):
+        logged = _logged_part(ledger, project, told)
+        if logged.last != told.last:
+            still_logged[told] = logged
     missing = [
         missing_usage(observation, logged, _logged_part(ledger, project, still_in_window(logged, now_ms)))
         for observation, logged in still_logged.items()
@@ -210,6 +221,27 @@ def _live_observations(watermarks: Sequence[Watermark], since_ms: int) -> set[Vi
         for watermark in watermarks
         for observation in watermark.observations
         if observation.until_ms > since_ms
+    }
+
+
+def _told_of(watermarks: Sequence[Watermark], root: str, since_ms: int) -> set[ViewObservation]:
+    """What another ledger was told of this log, as observations: others may have seen more of it than this machine.
+
+    What had survived a loss is no part of a carry any more, but was part of what was seen: the oldest of it.
+    """
+    carried = (usage for watermark in watermarks for usage in watermark.usages if is_carry(usage.epoch))
+    return {
+        ViewObservation(
+            usage.view,
+            usage.epoch.removesuffix(CARRIED),
+            usage.kept_units + sum(units for units, _ in usage.expiries),
+            min(usage.since_ms, usage.last[0] - 1),
+            usage.last,
+            usage.until_ms,
+            ((usage.kept_units, usage.expiries[0][1]), *usage.expiries[:-1]),
+        )
+        for usage in carried
+        if root_of(usage.epoch) == root and usage.until_ms > since_ms
     }
 
 

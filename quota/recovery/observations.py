@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import NEVER
 from quota.ledger.contract import root_of
-from quota.ledger.unlogged import UnloggedUsage, expiries_text, is_carry, newest_expiries, read_expiries
+from quota.ledger.unlogged import CARRIED, UnloggedUsage, expiries_text, is_carry, newest_expiries, read_expiries
 from quota.limits import Edges, Sliding, selector_of
 
 if TYPE_CHECKING:
@@ -98,6 +98,16 @@ class Watermark(NamedTuple):
     def counted(self) -> list[UnloggedUsage]:
         """The usages that its ledger counts: what that lost itself, and carries of other logs."""
         return [usage for usage in self.usages if is_carry(usage.epoch) or root_of(usage.epoch) == self.root]
+
+    def told_of(self, root: str, since_ms: int) -> set[tuple[str, Id]]:
+        """Of the log with this root: its epochs, each with the newest entry that the process saw or was told of."""
+        known = [(one.epoch, one.last) for one in self.observations if one.until_ms > since_ms]
+        known += [
+            (usage.epoch.removesuffix(CARRIED), usage.last)
+            for usage in self.usages
+            if is_carry(usage.epoch) and usage.until_ms > since_ms
+        ]
+        return {(epoch, last) for epoch, last in known if root_of(epoch) == root}
 
     def to_text(self, head_views: Sequence[tuple[str, Span]]) -> str:
         """The text of a slot: the views whose units stand in its head, then everything else.
