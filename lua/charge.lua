@@ -23,7 +23,7 @@
 --                                           one (L18, L26)
 --                      unlogged:VIEW        what the ledger lost and still counts (L17; see add_unlogged.lua)
 --                      unlogged_until_ms    until when any of that counts
---                      repaid:MACHINE       the last number repaid (L19; see repay.lua)
+--                      repaid:MACHINE       the last number repaid, and repaid_at:MACHINE, when (L19; see repay.lua)
 --                      closed:BUCKET        an exhaustion, or, lifted, reopened:BUCKET (L20; see exhaust.lua, reopen.lua)
 --                      claim:JOB            whose the regions of a job are, and which ticks were run (L25; see claim.lua)
 --                      repaired             the marks of repairs; repairing: how far one has come (L26; see repair.lua)
@@ -495,7 +495,8 @@ pcall(function()
   if has_corrections and redis.call('EXISTS', corrections) == 0 then redis.call('HSET', state, 'has_corrections', '0') end
 end)
 -- From the state go: keys of retries whose first tries have long failed, unlogged usage that has expired, claims that have
--- lapsed, and views that nobody has used for as long as the log is kept: their limits are configured no more.
+-- lapsed, the last numbers of machines that have repaid nothing for as long as the log is kept, and views that nobody has
+-- used for as long: their limits are configured no more.
 pcall(function()
   local from = redis.call('HGET', state, 'housekeeping_cursor') or '0'
   local piece = redis.call('HSCAN', state, string.match(from, '^%d+$') or '0', 'COUNT', CHUNK)
@@ -505,6 +506,9 @@ pcall(function()
       old = math.abs(clock_ms - (tonumber(value) or 0)) >= RETRIED_KEPT_MS
     elseif string.find(field, '^unlogged:') or field == 'unlogged_until_ms' then
       old = unlogged_until_ms + RETENTION_SLACK_MS <= now_ms
+    elseif string.find(field, '^repaid_at:') then
+      old = (tonumber(value) or 0) <= clock_ms - stored_retention_ms
+      if old then redis.call('HDEL', state, (string.gsub(field, '^repaid_at:', 'repaid:'))) end
     elseif string.find(field, '^claim:') then
       old = (tonumber(string.match(value, '^(%d+) ')) or 0) <= clock_ms
     elseif string.find(field, '^view:') then

@@ -114,7 +114,8 @@ for at = FIRST_CHARGE, #ARGV, CHARGE_SIZE do
   end
 end
 if appended > 0 then
-  redis.call('HSET', state, 'last', int(last_ms) .. '-' .. int(last_seq), 'repaid:' .. machine, int(repaid))
+  redis.call('HSET', state, 'last', int(last_ms) .. '-' .. int(last_seq), 'repaid:' .. machine, int(repaid),
+    'repaid_at:' .. machine, int(clock_ms))
   if log_is_lost then -- L14
     redis.call('HSET', state, 'trimmed_through_ms', int(lost_ms))
     if type(redis.pcall('DEL', corrections)) ~= 'table' then redis.call('HSET', state, 'has_corrections', '0') end

@@ -214,17 +214,18 @@ class Budget:
         charge_id = text(charge_id, "charge")
         units = whole(units, "units: what a charge counts, 0 after a refund,", 0, MAX_UNITS)
         before: Charge | Entry | None = None
-        number = charge_id.removeprefix(ALLOWANCE_ID)
-        if number != charge_id:
-            if self._allowance is not None and number.isascii() and number.isdigit() and len(number) <= 15:
-                before = self._settle_drawn(self._allowance, int(number), units)
+        name = charge_id.removeprefix(ALLOWANCE_ID)
+        if name != charge_id:
+            number = None if self._allowance is None else self._allowance.number(name)
+            if self._allowance is not None and number is not None:
+                before = self._settle_drawn(self._allowance, number, units)
         elif _is_id(charge_id):
             before = self.ledger.settle(self.project, charge_id, units, tuple(limit.view for limit in self.limits))
         if before is None:
-            raise UnknownCharge(
-                f"project {self.project!r} has no charge {charge_id!r}; give the id that the charge returned, while "
-                "the ledger's log still has it"
-            )
+            remedy = "give the id that the charge returned, while the ledger's log still has it"
+            if name != charge_id:
+                remedy = "it was drawn on another machine, which can correct it, or this one's journal no longer has it"
+            raise UnknownCharge(f"project {self.project!r} has no charge {charge_id!r}; {remedy}")
         return before
 
     def _settle_drawn(self, allowance: Allowance, number: int, units: int) -> Charge | Entry | None:
@@ -507,7 +508,7 @@ class Budget:
         admitted = drawn is not None
         return Decision(
             admitted=admitted,
-            id=f"{ALLOWANCE_ID}{drawn.number}" if drawn is not None and commit else None,
+            id=f"{ALLOWANCE_ID}{drawn.name}" if drawn is not None and commit else None,
             source="allowance" if admitted and commit else None,
             credential=self.credential,
             project=self.project,

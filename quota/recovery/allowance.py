@@ -58,6 +58,9 @@ APPLICATION_ID = 0x51_4C_4A_31
 
 SCHEMA_VERSION = 5
 
+TAG_LENGTH = 8
+"""So much of the journal's own name, which is random, stands in the names of its draws."""
+
 REPAID_AT_ONCE = 100
 
 LOOK_AGAIN_MS = 10_000
@@ -65,9 +68,12 @@ LOOK_AGAIN_MS = 10_000
 
 
 class Drawn(NamedTuple):
-    """A call that the allowance admitted: its number in the journal, None for a peek, and what remains after it."""
+    """A call that the allowance admitted: its name, None for a peek, and what remains after it.
 
-    number: int | None
+    The name has the machine in it, `3f2a9c1d-12`: another machine's journal has a number 12, too.
+    """
+
+    name: str | None
     remaining_units: int
 
 
@@ -179,7 +185,7 @@ class Allowance:
             ),
         ).lastrowid
         _delete_expired(db, upstream, now_ms, longest_ms)
-        return Drawn(number, remaining_units - charge.units)
+        return Drawn(f"{_machine(db)[:TAG_LENGTH]}-{number}", remaining_units - charge.units)
 
     def _log_draw(self, identity: Identity, charge: Charge, drawn: Drawn, because: str) -> None:
         outage = self._outages.setdefault(identity, [])
@@ -193,6 +199,13 @@ class Allowance:
                 because,
             )
         outage.append(_OutageDraw(charge.units, drawn.remaining_units))
+
+    def number(self, name: str) -> int | None:
+        """The number of the draw of this name in the journal; None for a name that another machine gave."""
+        tag, _, number = name.partition("-")
+        if not (number.isascii() and number.isdigit() and len(number) <= 15 and os.path.exists(self._path)):
+            return None
+        return int(number) if tag == self._file.transact(_machine, write=False)[:TAG_LENGTH] else None
 
     # -- corrections ---------------------------------------------------------------------------------------------------
 
@@ -378,6 +391,11 @@ def _read_unpaid(db: sqlite3.Connection, identity: Identity, after: int) -> _Unp
         " WHERE identity = ? AND NOT repaid AND number > ? ORDER BY number LIMIT ?",
         (identity.hash, after, REPAID_AT_ONCE),
     ).fetchall()
-    machine: tuple[str] = db.execute("SELECT id FROM machine").fetchone() or ("",)
     draws = [(number, Charge(*charge)) for number, *charge in (checked_row(row, integers=2) for row in rows)]
-    return _Unpaid(f"{checked_row(machine, integers=0)[0]}-{identity.hash[:16]}", draws)
+    return _Unpaid(f"{_machine(db)}-{identity.hash[:16]}", draws)
+
+
+def _machine(db: sqlite3.Connection) -> str:
+    """The name of this journal."""
+    row: tuple[str] = db.execute("SELECT id FROM machine").fetchone() or ("",)
+    return checked_row(row, integers=0)[0]

@@ -167,6 +167,23 @@ def test_unlogged_usage_is_removed_25_hours_after_it_expired(scripts: Scripts) -
         )
 
 
+def test_what_a_machine_repaid_is_forgotten_once_the_log_has_let_go_of_it(scripts: Scripts) -> None:
+    """Each pod that is started anew has a journal of its own, and a number here. One that is still in use stays."""
+    for number in range(3):
+        scripts.run("repay", scripts.now_ms, 0, f"pod-{number}", MIN_RETENTION_MS, 1, "1", "m", "j", "r", f"k{number}")
+    repaid_ms = scripts.now_ms
+    scripts.now_ms += MIN_RETENTION_MS - 1
+    scripts.run("repay", scripts.now_ms, 0, "pod-0", MIN_RETENTION_MS, 2, "1", "m", "j", "r", "k9")
+    known = []
+    for scripts.now_ms in (repaid_ms + MIN_RETENTION_MS - 1, repaid_ms + MIN_RETENTION_MS + 1_000):
+        scripts.charge()
+        known.append(sorted(field for field in scripts.client.hkeys(STATE) if field.startswith("repaid")))
+    assert known == [
+        [f"{field}:pod-{number}" for field in ("repaid", "repaid_at") for number in range(3)],
+        ["repaid:pod-0", "repaid_at:pod-0"],
+    ]
+
+
 def test_a_correction_reaches_every_view_however_many_fields_there_are(scripts: Scripts) -> None:
     charge_id = scripts.charge((ALL, 10, 1, DAY_MS))[1]
     scripts.client.hset(STATE, mapping={f"retried:r{n}": NOW for n in range(3_000)})

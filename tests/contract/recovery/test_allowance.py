@@ -233,9 +233,40 @@ def test_a_draw_can_be_given_back_before_and_after_it_is_repaid(machine: Machine
     assert used_units(budget) == 18
     assert [entry.units for entry in read_entries(machine.ledger, "p", 0, NEVER)] == [0, 7, 10, 1]
     assert budget.refund(given_back).units == 0
-    for charge_id in ("allowance-999", "allowance-x", "allowance-" + "9" * 40, "allowance-", "allowance--1"):
+    tag = kept.rpartition("-")[0]
+    for odd in (
+        f"{tag}-999",
+        f"{tag}-x",
+        f"{tag}-" + "9" * 40,
+        f"{tag}-",
+        f"{tag}--1",
+        "allowance-1",
+        "allowance-",
+        tag,
+    ):
         with pytest.raises(UnknownCharge):
-            budget.refund(charge_id)
+            budget.refund(odd)
+
+
+def test_the_id_of_a_draw_is_its_machines_own(machine: Machine, tmp_path: Path) -> None:
+    """Two machines both draw their first call. A correction on the wrong one changes neither."""
+    other = Machine(tmp_path / "other", machine.url)
+    budget, others = machine.budget(), other.budget()
+    try:
+        with machine.cut_off():
+            mine, theirs = str(budget.charge("videos.list").id), str(others.charge("videos.list").id)
+        assert mine != theirs
+        assert {mine.rpartition("-")[2], theirs.rpartition("-")[2]} == {"1"}
+        for wrong, charge_id in ((budget, theirs), (others, mine)):
+            with pytest.raises(UnknownCharge, match="drawn on another machine"):
+                wrong.refund(charge_id)
+        assert used_units(budget, charge=True) + used_units(others, charge=True) == 2 + 4
+        with pytest.raises(UnknownCharge, match="drawn on another machine"):
+            others.refund(mine)
+        assert budget.refund(mine).units == others.refund(theirs).units == 1
+        assert used_units(budget) == 2
+    finally:
+        other.close()
 
 
 def test_what_is_given_back_renews_the_allowance_and_what_is_repaid_does_not(machine: Machine) -> None:
