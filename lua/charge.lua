@@ -27,6 +27,7 @@
 --                      closed:BUCKET        an exhaustion, or, lifted, reopened:BUCKET (L20; see exhaust.lua, reopen.lua)
 --                      claim:JOB            whose the regions of a job are, and which ticks were run (L25; see claim.lua)
 --                      repaired             the marks of repairs; repairing: how far one has come (L26; see repair.lua)
+--                      fence, fenced_epoch, move, filled   while the ledger moves, and afterwards (L27; see fence.lua)
 --                      housekeeping_cursor  how far housekeeping has come in this hash (L23)
 --                      eviction_checked_ms  when the server was last asked whether it may evict keys
 --       3 corrections  hash: id -> the units that a corrected charge counts now (L15)
@@ -144,9 +145,18 @@ end
 -- <<< ids
 
 -- >>> format
--- L24. An error where the state's field `format` (false: there is none) is not ours; nil where it is, and for a new state.
-local FORMAT = '1'
-local function other_format(found)
+-- An error where the state's field `format` (false: there is none) is not ours (L24), or where `epoch` (false: there is none)
+-- says that the ledger has moved or is being filled (L27). Else nil, also for a new state.
+local FORMAT = '2'
+local function other_format(found, epoch)
+  local peer = string.match(epoch or '', '^!(.*)')
+  if found == FORMAT and peer then
+    if string.sub(peer, 1, 1) ~= '<' then
+      return redis.error_reply('ERR the ledger has moved to ' .. peer .. ' and takes no charge here any more')
+    end
+    return redis.error_reply('ERR the ledger is being moved here from ' .. string.sub(peer, 2)
+      .. ' and takes no charge until all of it is here')
+  end
   if found == FORMAT or (not found and redis.call('EXISTS', KEYS[2]) == 0) then return nil end
   return redis.error_reply('ERR the ledger has format ' .. (found or '0') .. ', and this script needs ' .. FORMAT
     .. ': use the scripts of its version, or delete its three keys, and with them what was charged')
@@ -177,7 +187,7 @@ for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do
   fields[#fields + 1] = 'view:' .. name
 end
 local known = redis.call('HMGET', state, unpack(fields))
-local unknown_format = other_format(known[8])
+local unknown_format = other_format(known[8], known[5])
 if unknown_format then return unknown_format end
 local function number(field)
   local n = field and tonumber(field) or 0

@@ -50,9 +50,18 @@ end
 -- <<< clock
 
 -- >>> format
--- L24. An error where the state's field `format` (false: there is none) is not ours; nil where it is, and for a new state.
-local FORMAT = '1'
-local function other_format(found)
+-- An error where the state's field `format` (false: there is none) is not ours (L24), or where `epoch` (false: there is none)
+-- says that the ledger has moved or is being filled (L27). Else nil, also for a new state.
+local FORMAT = '2'
+local function other_format(found, epoch)
+  local peer = string.match(epoch or '', '^!(.*)')
+  if found == FORMAT and peer then
+    if string.sub(peer, 1, 1) ~= '<' then
+      return redis.error_reply('ERR the ledger has moved to ' .. peer .. ' and takes no charge here any more')
+    end
+    return redis.error_reply('ERR the ledger is being moved here from ' .. string.sub(peer, 2)
+      .. ' and takes no charge until all of it is here')
+  end
   if found == FORMAT or (not found and redis.call('EXISTS', KEYS[2]) == 0) then return nil end
   return redis.error_reply('ERR the ledger has format ' .. (found or '0') .. ', and this script needs ' .. FORMAT
     .. ': use the scripts of its version, or delete its three keys, and with them what was charged')
@@ -72,8 +81,8 @@ elseif #ARGV - FIRST_REGION + 1 > MAX_REGIONS then
 end
 now_ms = clock(now_ms)
 
-local known = redis.call('HMGET', state, 'claim:' .. name, 'format')
-local unknown_format = other_format(known[2])
+local known = redis.call('HMGET', state, 'claim:' .. name, 'format', 'epoch')
+local unknown_format = other_format(known[2], known[3])
 if unknown_format then return unknown_format end
 
 -- The record without what has lapsed. What is dated ahead of now, by a clock that was wrong, is dated now; what is not ours

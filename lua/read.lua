@@ -13,9 +13,18 @@ if not (count and count >= 1 and count <= 1000) then
 end
 
 -- >>> format
--- L24. An error where the state's field `format` (false: there is none) is not ours; nil where it is, and for a new state.
-local FORMAT = '1'
-local function other_format(found)
+-- An error where the state's field `format` (false: there is none) is not ours (L24), or where `epoch` (false: there is none)
+-- says that the ledger has moved or is being filled (L27). Else nil, also for a new state.
+local FORMAT = '2'
+local function other_format(found, epoch)
+  local peer = string.match(epoch or '', '^!(.*)')
+  if found == FORMAT and peer then
+    if string.sub(peer, 1, 1) ~= '<' then
+      return redis.error_reply('ERR the ledger has moved to ' .. peer .. ' and takes no charge here any more')
+    end
+    return redis.error_reply('ERR the ledger is being moved here from ' .. string.sub(peer, 2)
+      .. ' and takes no charge until all of it is here')
+  end
   if found == FORMAT or (not found and redis.call('EXISTS', KEYS[2]) == 0) then return nil end
   return redis.error_reply('ERR the ledger has format ' .. (found or '0') .. ', and this script needs ' .. FORMAT
     .. ': use the scripts of its version, or delete its three keys, and with them what was charged')

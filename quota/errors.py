@@ -9,7 +9,8 @@
     ├── LedgerError                 69  the ledger could not answer
     │   └── UnusableLedger              it never will: another format, another program's, damaged, a wrong password
     ├── BadAnswer                    1  upstream's answer is too large, too slow, or not what the API promises
-    └── UnknownCharge                1  no such charge, or it is too old to correct
+    ├── UnknownCharge                1  no such charge, or it is too old to correct
+    └── MoveRefused                  1  a ledger cannot be moved there, and nothing was changed
 
 `exit_status` is what the command line exits with. None derives from OSError: the Google client retries those, with
 sleeps, and a refusal must end the work at once.
@@ -70,6 +71,12 @@ class BadAnswer(QuotaError):
 
 class UnknownCharge(QuotaError):
     """No charge has this id, or it left the log: corrections reach back as far as the log does."""
+
+    exit_status = 1
+
+
+class MoveRefused(QuotaError):
+    """A ledger cannot be moved there. Nothing was changed."""
 
     exit_status = 1
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quota.cli.options import call_options, config_option, credential_option, json_option, units_instead
+from quota.cli.options import Group, call_options, config_option, credential_option, json_option, units_instead
 from quota.cli.output import (
     decision_status,
     fail,
@@ -35,33 +35,25 @@ if TYPE_CHECKING:
 WATCH_S = 2
 
 
-class Commands(click.Group):
-    """The commands in this file, and those that other packages add."""
+class Commands(Group):
+    """The commands in this file, the group `ledger`, and those that other packages add."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*self.commands, *(point.name for point in _entry_points())})
+        return sorted({*self.commands, "ledger", *(point.name for point in _entry_points())})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in self.commands:
             return self.commands[cmd_name]
+        if cmd_name == "ledger":
+            from quota.cli.ledger import ledger
+
+            return ledger
         for point in _entry_points():
             if point.name == cmd_name:
                 command = point.load()
                 assert isinstance(command, click.Command)  # noqa: S101  # the entry-point group's contract
                 return command
         return None
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError:
-            from difflib import get_close_matches
-
-            near = get_close_matches(args[0], self.list_commands(ctx), n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "`quota --help` lists the commands"
-            raise click.UsageError(f"no such command {show(args[0])}; {hint}") from None
 
 
 def _entry_points() -> Any:
@@ -100,8 +92,13 @@ def cli(ctx: click.Context, config: str | None) -> None:
         click.echo(ctx.get_help())
         ctx.exit(click.UsageError.exit_code)
     command = cli.get_command(ctx, name)
-    if config is not None and command is not None and not any(param.name == "config" for param in command.params):
+    if config is not None and command is not None and not _reads_config(command):
         raise click.UsageError(f"`quota {name}` reads no configuration; leave --config out", ctx)
+
+
+def _reads_config(command: click.Command) -> bool:
+    commands = [command, *command.commands.values()] if isinstance(command, click.Group) else [command]
+    return any(param.name == "config" for one in commands for param in one.params)
 
 
 # -- decisions ---------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options and groups that several commands share."""
 
 from __future__ import annotations
 
@@ -7,10 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from quota.common.text import show
 from quota.errors import UnknownMethod
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+
+class Group(click.Group):
+    """Commands under one name. The error for an unknown one names the nearest."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], self.list_commands(ctx), n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"`{ctx.command_path} --help` lists the commands"
+            raise click.UsageError(f"no such command {show(args[0])}; {hint}", ctx) from None
 
 
 def config_option(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quota.ledger.contract import Ledger
+    from quota.ledger.fence import Movable
 
 
 LEDGER_SCHEMES = ("sqlite", "redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
@@ -32,3 +33,15 @@ def open_ledger(url: str, *, clock: Callable[[], int] | None = None) -> Ledger:
 
         return RedisLedger(url, clock=clock)
     raise ConfigError(f"ledger url of kind {scheme!r} is not known; write sqlite:///PATH or redis://HOST:PORT/DB")
+
+
+def open_movable(url: str, *, clock: Callable[[], int] | None = None) -> Movable:
+    """The ledger at a URL, as `quota.ledger.move` needs it. Raises ConfigError as `open_ledger` does."""
+    if url.partition(":")[0] == "sqlite":
+        from quota.ledger.movable_sqlite import MovableSqliteLedger
+
+        return MovableSqliteLedger(url, clock=clock)
+    open_ledger(url).close()  # raises for an unknown scheme
+    from quota.ledger.movable_redis import MovableRedisLedger
+
+    return MovableRedisLedger(url, clock=clock)

@@ -57,9 +57,10 @@ from quota.ledger.contract import (
     units_beyond,
 )
 from quota.ledger.entry import DEFAULT_BUCKET, Entry
+from quota.ledger.fence import FENCE, fenced_error
 from quota.ledger.redis_connection import Connections, Packer
 from quota.ledger.redis_scripts import script
-from quota.ledger.unlogged import UnloggedUsage
+from quota.ledger.state_fields import exhaustion_text, read_epoch, read_exhaustion, read_id, read_usages
 from quota.limits import DAY_MS, Sliding
 
 if TYPE_CHECKING:
@@ -67,12 +68,13 @@ if TYPE_CHECKING:
 
     from quota.ledger.claims import Claim, Ending
     from quota.ledger.contract import ChargeRequest, LimitCheck
-    from quota.ledger.entry import Charge, Id
+    from quota.ledger.entry import Charge
+    from quota.ledger.unlogged import UnloggedUsage
     from quota.limits import View
 
 T = TypeVar("T")
 
-FORMAT = "1"
+FORMAT = "2"
 """The format of everything stored in Redis; the same number stands in each script (L24)."""
 
 TIMEOUT_S = 0.35
@@ -108,10 +110,12 @@ _ANSWERED = (AuthenticationError, AuthorizationError, BusyLoadingError)
 
 _LASTING = (AuthenticationError, AuthorizationError, InvalidResponse, NoPermissionError)
 _LASTING_WORDS = re.compile(
-    "the ledger has format|WRONGTYPE |[Aa]uthenticat|WRONGPASS|unknown command|DB index|can't run this command"
+    "the ledger has (?:format|moved to)|WRONGTYPE |[Aa]uthenticat|WRONGPASS|unknown command|DB index"
+    "|can't run this command"
 )
 """Of the errors that the server itself reports, those that another try does not change."""
 
+_FENCED = re.compile(r"^(?:ERR )?the ledger (?:has moved to|is being moved here (from)) (\S+) and takes no charge")
 _OTHER_FORMAT = re.compile(r"^(?:ERR )?the ledger has format (.*), and this script needs")
 _PROJECT = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _DATABASE = re.compile(r"[0-9]{0,9}")
@@ -250,32 +254,30 @@ class RedisLedger:
         return [self._read(_entry, row) for row in self._script("read", project, [since, str(until_ms), str(count)])]
 
     def whole_after_ms(self, project: str) -> int:
-        fields = ("format", "last", "trimmed_through_ms")
-        found, last, trimmed_through_ms = self._query("HMGET", _keys(project).state, *fields)
-        self._check_format(found, is_new=last is None)
+        fields = ("format", "epoch", "last", "trimmed_through_ms")
+        found, epoch, last, trimmed_through_ms = self._query("HMGET", _keys(project).state, *fields)
+        self._check_format(found, epoch, is_new=last is None)
         return self._read(int, trimmed_through_ms or 0)
 
     def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:
         exhaustion = checked_exhaustion(exhaustion)
-        record = f"{exhaustion.until_ms} {exhaustion.since_ms} " + json.dumps(
-            {"bucket": exhaustion.bucket, "evidence": exhaustion.evidence, "reported_by": exhaustion.reported_by}
-        )
+        record = exhaustion_text(exhaustion)
         # An upstream's day ends well within that lifetime, and every call that is refused for it begins another.
         reply = self._script("exhaust", project, [self._now(), exhaustion.bucket, record, str(MIN_RETENTION_MS)])
-        return self._read(_exhaustion, reply)
+        return self._read(read_exhaustion, reply)
 
     def exhaustions(self, project: str) -> Sequence[Exhaustion]:
         state = self._state(project)
         kinds = [(field.partition(":")[0], record) for field, record in state.items()]
-        lifted = [self._read(_exhaustion, record) for kind, record in kinds if kind == "reopened"]
-        closed = [self._read(_exhaustion, record) for kind, record in kinds if kind == "closed"]
+        lifted = [self._read(read_exhaustion, record) for kind, record in kinds if kind == "reopened"]
+        closed = [self._read(read_exhaustion, record) for kind, record in kinds if kind == "closed"]
         known = {exhaustion.bucket: exhaustion for exhaustion in lifted + closed}  # of two, the one that stands
         return [known[bucket] for bucket in sorted(known)]
 
     def _state(self, project: str) -> dict[str, str]:
         reply = self._query("HGETALL", _keys(project).state)
         state: dict[str, str] = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
-        self._check_format(state.get("format"), is_new=not state)
+        self._check_format(state.get("format"), state.get("epoch"), is_new=not state)
         return state
 
     def reopen(self, project: str, bucket: str, because: str = "") -> bool:
@@ -300,13 +302,13 @@ class RedisLedger:
         charges = units = newest_ms = 0
         newest = self._query("XREVRANGE", _keys(project).log, "+", "-", "COUNT", "1")
         if newest:
-            newest_ms = self._read(lambda entry: _id(entry[0])[0], newest[0])
+            newest_ms = self._read(lambda entry: read_id(entry[0])[0], newest[0])
         for entry in read_entries(self, project, now_ms + 1, NEVER):
             charges += 1
             units += entry.units
         state = self._state(project)
         lines = {field[len("unlogged:") :]: line for field, line in state.items() if field.startswith("unlogged:")}
-        usages = [usage for view, line in lines.items() for usage in self._read(partial(_reports, view), line)]
+        usages = [usage for view, line in lines.items() for usage in self._read(partial(read_usages, view), line)]
         exhaustions = [max(x.since_ms, x.reopened_ms) for x in self.exhaustions(project)]
         claims_ms = [self._read(_leading_ms, text) for field, text in state.items() if field.startswith("claim:")]
         return Ahead(
@@ -328,15 +330,16 @@ class RedisLedger:
             args = [self._now(), str(caller_ms + passed_ms), epoch]
             reply = self._retried(partial(self._run, "repair", (*keys, f"{aside}:log", f"{aside}:corrections"), args))
             if reply != "MORE":
-                return None if reply == "CLOCK" else self._read(_epoch, reply)
+                return None if reply == "CLOCK" else self._read(read_epoch, reply)
         raise LedgerError(
             f"ledger {self.label}: charges are settled faster than its log is copied; run `quota ledger repair --yes` "
             "again when less is going on"
         )
 
     def repairs(self, project: str) -> Sequence[Repair]:
-        found, last, repaired = self._query("HMGET", _keys(project).state, "format", "last", "repaired")
-        self._check_format(found, is_new=last is None)
+        fields = ("format", "epoch", "last", "repaired")
+        found, epoch, last, repaired = self._query("HMGET", _keys(project).state, *fields)
+        self._check_format(found, epoch, is_new=last is None)
         return [self._read(_repair, line) for line in reversed((repaired or "").splitlines())]
 
     # -- the connection ----------------------------------------------------------------------------------------------
@@ -431,6 +434,9 @@ class RedisLedger:
             return f"{where} does not let this user run a command that the scripts need; see `Rights` in lua/README.md"
         if isinstance(error, (TryAgainError, ClusterDownError, MasterDownError)):
             return f"{where} is moving its data or choosing a primary; run again in a moment"
+        moved = _FENCED.search(said)
+        if moved is not None:
+            return str(fenced_error(where, f"{FENCE}{'<' if moved[1] else ''}{moved[2]}"))
         other_format = _OTHER_FORMAT.search(said)
         if other_format is not None:
             return self._wrong_format(other_format[1])
@@ -445,10 +451,12 @@ class RedisLedger:
             return f"{where} is older than Redis 6.2; upgrade it"
         return f"{where}: {said}"
 
-    def _check_format(self, found: str | None, *, is_new: bool) -> None:
-        """L24, for what is read without a script."""
+    def _check_format(self, found: str | None, epoch: str | None, *, is_new: bool) -> None:
+        """L24 and L27, for what is read without a script."""
         if found != FORMAT and not (found is None and is_new):
             raise UnusableLedger(self._wrong_format(found or "0"))
+        if epoch is not None and epoch.startswith(FENCE):
+            raise fenced_error(f"ledger {self.label}", epoch)
 
     def _wrong_format(self, found: str) -> str:
         if re.fullmatch(r"[1-9][0-9]{0,8}", found) and int(found) > int(FORMAT):
@@ -544,34 +552,17 @@ def _result(request: ChargeRequest, reply: list[Any]) -> ChargeResult:
         outcome=outcome.lower(),
         id=charge_id or None,
         now_ms=int(now_ms),
-        last=_id(last),
+        last=read_id(last),
         used_units=used_units,
-        exhaustion=_exhaustion(closed) if closed else None,
-        epoch=_epoch(epoch),
+        exhaustion=read_exhaustion(closed) if closed else None,
+        epoch=read_epoch(epoch),
         unlogged=_usages(request.checks, unlogged) if unlogged else (),
     )
 
 
-def _id(text: str) -> Id:
-    ms, seq = text.split("-")
-    return int(ms), int(seq)
-
-
-def _epoch(name: str) -> str:
-    if len(name) > 200 or not name.isprintable() or " " in name:
-        raise ValueError("an epoch is one word")
-    return name
-
-
 def _usages(checks: Sequence[LimitCheck], text: str) -> tuple[tuple[UnloggedUsage, ...], ...]:
-    """A line for each limit: `EPOCH EXPIRIES KEPT LAST EPOCH EXPIRIES ...`"""
-    return tuple(_reports(check.view.name, line) for check, line in zip(checks, text.split("\n"), strict=True))
-
-
-def _reports(view: str, line: str) -> tuple[UnloggedUsage, ...]:
-    words = line.split(" ") if line else []
-    fours = zip(words[::4], words[1::4], words[2::4], words[3::4], strict=True)
-    return tuple(UnloggedUsage.from_fields(view, _epoch(lost), *rest) for lost, *rest in fours)
+    """A line for each limit."""
+    return tuple(read_usages(check.view.name, line) for check, line in zip(checks, text.split("\n"), strict=True))
 
 
 def _leading_ms(text: str) -> int:
@@ -580,7 +571,7 @@ def _leading_ms(text: str) -> int:
 
 def _repair(line: str) -> Repair:
     newest, begun_ms, at_ms, through = line.split(" ")
-    return Repair(_id(newest), int(begun_ms), int(at_ms), _id(through))
+    return Repair(read_id(newest), int(begun_ms), int(at_ms), read_id(through))
 
 
 def _claimed(claim: Claim, reply: list[Any]) -> Claimed:
@@ -591,25 +582,9 @@ def _claimed(claim: Claim, reply: list[Any]) -> Claimed:
     return Claimed(int(now_ms), {region: Holder(**json.loads(holder)) for region, holder in found if holder})
 
 
-def _exhaustion(record: str) -> Exhaustion:
-    """From `UNTIL_MS SINCE_MS JSON`, of one that was lifted with a line `REOPENED_MS JSON` before it."""
-    lifted, _, record = record.rpartition("\n")
-    reopened_ms, _, because = lifted.partition(" ")
-    reopened = (int(reopened_ms), json.loads(because)) if lifted else (0, "")
-    until_ms, since_ms, rest = record.split(" ", 2)
-    data = json.loads(rest)
-    texts = [data[name] for name in ("bucket", "evidence", "reported_by")]
-    times = int(since_ms), int(until_ms)
-    if not 0 <= reopened[0] < LATEST_MS or not isinstance(reopened[1], str):
-        raise ValueError("reopened in the far future, or for a reason that is no text")
-    if not all(isinstance(text, str) for text in texts) or not all(0 <= ms < LATEST_MS or ms == NEVER for ms in times):
-        raise ValueError("an exhaustion of other types, or in the far future")
-    return Exhaustion(texts[0], *times, *texts[1:], *reopened)
-
-
 def _entry(row: Sequence[str]) -> Entry:
     charge_id, u, method, job, region, idempotency_key, corrected = row
-    ms, seq = _id(charge_id)
+    ms, seq = read_id(charge_id)
     bucket, equals, units = u.rpartition("=")
     charged = int(units)
     counted = int(corrected) if corrected else charged

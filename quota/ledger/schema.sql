@@ -63,7 +63,8 @@ CREATE TABLE claims (
 -- One row a project, read by every decision.
 CREATE TABLE projects (
     project            TEXT    PRIMARY KEY,
-    epoch              TEXT    NOT NULL,  -- L18: names this ledger since its first charge, or its last reported loss
+    epoch              TEXT    NOT NULL,  -- L18: names this ledger since its first charge, or its last reported loss. Of a
+                                          -- fenced ledger (L27): !, then where it has moved; !<, then where it is filled from
     unlogged_until_ms  INTEGER NOT NULL,  -- until when any unlogged usage counts
     retention_ms       INTEGER NOT NULL,  -- L12: how long charges are kept: the longest that any writer named
     trimmed_through_ms INTEGER NOT NULL   -- L13: charges up to this time may have been trimmed
@@ -95,4 +96,14 @@ CREATE TABLE unlogged (
     kept_since_ms INTEGER NOT NULL,  -- of what came after this
     since_ms      INTEGER NOT NULL,  -- the report holds what came after this
     PRIMARY KEY (project, view, epoch)
+) WITHOUT ROWID;
+
+-- L27. Projects that a move has touched.
+CREATE TABLE moves (
+    project    TEXT    PRIMARY KEY,
+    role       TEXT    NOT NULL,  -- fenced, sealed, filling, or open
+    move       TEXT    NOT NULL,  -- the name of the last move
+    epoch      TEXT    NOT NULL,  -- of a fenced ledger: its epoch without the fence
+    filled_ms  INTEGER,           -- the id up to which it is filled; NULL until it is cleared
+    filled_seq INTEGER
 ) WITHOUT ROWID;

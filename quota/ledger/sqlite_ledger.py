@@ -34,6 +34,7 @@ from quota.ledger.contract import (
     units_beyond,
 )
 from quota.ledger.entry import Entry
+from quota.ledger.fence import FENCE, fenced_error
 from quota.ledger.file_errors import file_wording
 from quota.ledger.unlogged import UnloggedUsage, expiries_text, is_carry, read_expiries
 from quota.limits import MINUTE_MS, Sliding, longest_ms_of
@@ -94,6 +95,9 @@ class SqliteLedger:
 
     shared = False
 
+    _durable = False
+    """Whether each transaction waits for the disk."""
+
     def __init__(self, url: str, *, clock: Callable[[], int] | None = None) -> None:
         path = url.removeprefix("sqlite://").removeprefix("/")
         self.label = f"sqlite:///{path}" if path else "sqlite:// (in memory)"
@@ -111,6 +115,7 @@ class SqliteLedger:
                 lost_then="this machine still counts what it has seen",
                 remedy="move it away, or name another file in the url",
             ),
+            durable=self._durable,
         )
         self._clock = host_clock if clock is None else whole_clock(clock)
         self._sums: dict[View, tuple[str, tuple[str, ...]]] = {}
@@ -173,6 +178,17 @@ class SqliteLedger:
             self._trim(db, project, min(now_ms, last[0]), retention_ms)
         return ChargeResult("admitted", f"{at[0]}-{at[1]}", now_ms, at, tuple(used), None, epoch, unlogged)
 
+    def _transact(self, project: str, work: Callable[[sqlite3.Connection], T], *, write: bool) -> T:
+        """`work` in one transaction, unless the ledger is fenced (L27). Only the log of a fenced ledger can be read."""
+
+        def guarded(db: sqlite3.Connection) -> T:
+            epoch = db.execute("SELECT epoch FROM projects WHERE project = ?", (project,)).fetchone()
+            if epoch is not None and str(epoch[0])[:1] == FENCE:
+                raise fenced_error(f"ledger {self.label}", str(epoch[0]))
+            return work(db)
+
+        return self._file.transact(guarded, write=write)
+
     def _head(self, db: sqlite3.Connection, project: str) -> tuple[Id, str, int, int, int]:
         """last, epoch, unlogged_until_ms, retention_ms, any_closed: the newest entry's id, the epoch (empty before the
         first charge), until when any unlogged usage counts, how long charges are kept, and whether any exhaustion may
@@ -189,6 +205,8 @@ class SqliteLedger:
             checked_row((ms, seq, unlogged_until_ms, retention_ms, epoch), integers=4)
         if not 0 <= ms < LATEST_MS or seq < 0:
             raise DamagedError("a charge in the far future")
+        if epoch[:1] == FENCE:
+            raise fenced_error(f"ledger {self.label}", epoch)
         return (ms, seq), epoch, unlogged_until_ms, retention_ms, any_closed
 
     def _set_project(
@@ -310,7 +328,7 @@ class SqliteLedger:
             )
 
     def whole_after_ms(self, project: str) -> int:
-        return self._file.transact(lambda db: self._trimmed_through_ms(db, project), write=False)
+        return self._transact(project, lambda db: self._trimmed_through_ms(db, project), write=False)
 
     def _trimmed_through_ms(self, db: sqlite3.Connection, project: str) -> int:
         sql = "SELECT trimmed_through_ms FROM projects WHERE project = ?"
@@ -345,7 +363,7 @@ class SqliteLedger:
             )
             return True
 
-        return self._file.transact(work, write=True)
+        return self._transact(project, work, write=True)
 
     def add_unlogged(
         self, project: str, epoch: str, usages: Sequence[UnloggedUsage], retention_ms: int = MIN_RETENTION_MS
@@ -389,7 +407,7 @@ class SqliteLedger:
                 self._set_project(db, project, stands_epoch, unlogged_until_ms, max(retention_ms, stored_ms))
             return stands_epoch
 
-        return self._file.transact(work, write=True)
+        return self._transact(project, work, write=True)
 
     def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
         units = whole(units, "units: what a charge counts", 0, MAX_NUMBER)
@@ -420,7 +438,7 @@ class SqliteLedger:
             )
             return entry
 
-        return self._file.transact(work, write=True)
+        return self._transact(project, work, write=True)
 
     def read(self, project: str, after: Id, until_ms: int, count: int) -> Sequence[Entry]:
         after, until_ms, count = checked_range(after, until_ms, count)
@@ -439,7 +457,7 @@ class SqliteLedger:
         exhaustion = checked_exhaustion(exhaustion)
 
         def work(db: sqlite3.Connection) -> Exhaustion:
-            standing = self._exhaustions(db, project).get(exhaustion.bucket)
+            standing = exhaustions_of(db, project).get(exhaustion.bucket)
             now_ms = self._clock()
             if standing is not None and standing.until_ms > now_ms:
                 reopened_ms = standing.reopened_ms
@@ -458,17 +476,10 @@ class SqliteLedger:
             )
             return exhaustion
 
-        return self._file.transact(work, write=True)
+        return self._transact(project, work, write=True)
 
     def exhaustions(self, project: str) -> Sequence[Exhaustion]:
-        return list(self._file.transact(lambda db: self._exhaustions(db, project), write=False).values())
-
-    def _exhaustions(self, db: sqlite3.Connection, project: str) -> dict[str, Exhaustion]:
-        rows = db.execute(
-            f"SELECT {_EXHAUSTION} FROM exhaustions WHERE project = ? ORDER BY 1",  # noqa: S608  # a constant
-            (project,),
-        ).fetchall()
-        return {row[0]: _exhaustion(row) for row in rows}
+        return list(self._transact(project, lambda db: exhaustions_of(db, project), write=False).values())
 
     def reopen(self, project: str, bucket: str, because: str = "") -> bool:
         sql = (
@@ -476,7 +487,7 @@ class SqliteLedger:
             " WHERE project = ? AND bucket = ? AND reopened_ms = 0"
         )
         values = (self._clock(), because, project, bucket)
-        return self._file.transact(lambda db: db.execute(sql, values).rowcount, write=True) > 0
+        return self._transact(project, lambda db: db.execute(sql, values).rowcount, write=True) > 0
 
     def claim(self, project: str, claim: Claim, *, take_over: bool = False) -> Claimed:
         claim = checked_claim(claim)
@@ -502,7 +513,7 @@ class SqliteLedger:
                 db.execute("DELETE FROM claims WHERE project = ? AND name = ?", (project, claim.name))
             return answer
 
-        return self._file.transact(work, write=True)
+        return self._transact(project, work, write=True)
 
     def risks(self, project: str) -> Sequence[tuple[str, str]]:
         return ()
@@ -510,7 +521,7 @@ class SqliteLedger:
     # -- after a clock that was wrong --------------------------------------------------------------------------------
 
     def ahead(self, project: str) -> Ahead:
-        return self._file.transact(lambda db: self._ahead(db, project, self._clock()), write=False)
+        return self._transact(project, lambda db: self._ahead(db, project, self._clock()), write=False)
 
     def _ahead(self, db: sqlite3.Connection, project: str, now_ms: int) -> Ahead:
         def count(sql: str, *values: int) -> tuple[int, ...]:
@@ -561,7 +572,7 @@ class SqliteLedger:
             db.execute(_FORGET_REPAIRS, (project, project, MAX_REPAIRS))
             return begun
 
-        return self._file.transact(work, write=True)
+        return self._transact(project, work, write=True)
 
     def _redate(self, db: sqlite3.Connection, project: str, now_ms: int) -> Id:
         """Give the charges dated ahead of `now_ms` ids from then on. Returns the newest id of all."""
@@ -581,7 +592,7 @@ class SqliteLedger:
             "SELECT newest_ms, newest_seq, begun_ms, at_ms, through_ms, through_seq FROM repairs WHERE project = ?"
             " ORDER BY at_ms"
         )
-        rows = self._file.transact(lambda db: db.execute(sql, (project,)).fetchall(), write=False)
+        rows = self._transact(project, lambda db: db.execute(sql, (project,)).fetchall(), write=False)
         return [Repair((a, b), begun_ms, at_ms, (c, d)) for a, b, begun_ms, at_ms, c, d in rows]
 
     def close(self) -> None:
@@ -591,6 +602,18 @@ class SqliteLedger:
 def _following(last: Id, clock_ms: int) -> Id:
     """L10. The id of a charge made now: ids never go back, whatever the clock does."""
     return (clock_ms, 0) if clock_ms > last[0] else (last[0], last[1] + 1)
+
+
+def exhaustions_of(db: sqlite3.Connection, project: str) -> dict[str, Exhaustion]:
+    """The recorded exhaustions by bucket, those that were lifted too."""
+    sql = f"SELECT {_EXHAUSTION} FROM exhaustions WHERE project = ? ORDER BY 1"  # noqa: S608  # a constant
+    return {row[0]: _exhaustion(row) for row in db.execute(sql, (project,)).fetchall()}
+
+
+def usages_of(db: sqlite3.Connection, project: str) -> list[UnloggedUsage]:
+    """All unlogged usage of a project, by view."""
+    sql = f"SELECT {_UNLOGGED} FROM unlogged WHERE project = ? ORDER BY 1, 2"  # noqa: S608  # a constant
+    return [_usage(row) for row in db.execute(sql, (project,)).fetchall()]
 
 
 def _entry(row: tuple[int, int, int, int, str, str, str, str, str]) -> Entry:

@@ -12,12 +12,13 @@ import redis
 from contract.ledger.test_charge_script import ALL, KEYS, NOW, STATE, Scripts, scripts
 from quota.common.clock import NEVER
 from quota.errors import UnusableLedger
-from quota.ledger.contract import ChargeRequest, Exhaustion
+from quota.ledger.contract import ChargeRequest, Exhaustion, Ledger
 from quota.ledger.entry import Charge
 from quota.ledger.redis_ledger import FORMAT
 from quota.ledger.sqlite_ledger import SCHEMA_VERSION
 from quota.ledger.unlogged import UnloggedUsage
 from quota.limits import DAY_MS
+from support.claims import claim_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +49,8 @@ WORK: dict[str, Callable[[Setup], Any]] = {
     "repair": lambda setup: setup.ledger.repair(setup.project, "r1", setup.now_ms),
     "repairs": lambda setup: setup.ledger.repairs(setup.project),
     "whole_after_ms": lambda setup: setup.ledger.whole_after_ms(setup.project),
+    "claim": lambda setup: setup.ledger.claim(setup.project, claim_of("web1")),
+    "end_claim": lambda setup: setup.ledger.end_claim(setup.project, claim_of("web1"), "done"),
 }
 """Everything that reads or writes a project's state."""
 
@@ -55,6 +58,12 @@ OTHER_FORMATS = {
     "older": "was written by an older quota-ledger (its {what} {found}, ours {ours}); ",
     "newer": "was written by a newer quota-ledger (its {what} {found}, ours {ours}): upgrade this machine",
 }
+
+
+def test_everything_that_asks_for_a_project_is_tried_here() -> None:
+    asked = {name for name, method in vars(Ledger).items() if "project" in getattr(method, "__annotations__", ())}
+    asked |= {"decide"}  # its request names the project
+    assert asked == WORK.keys() | {"risks"}, "that one is about the server"
 
 
 @pytest.mark.parametrize("age", OTHER_FORMATS)
@@ -72,7 +81,7 @@ def test_another_format_is_one_line_and_nothing_is_touched(
             before: Any = list(db.iterdump())
         expected = OTHER_FORMATS[age].format(what="version", found=found, ours=SCHEMA_VERSION)
     else:
-        found = int(FORMAT) + (1 if age == "newer" else -1)
+        found = int(FORMAT) + 1 if age == "newer" else 0
         with redis.Redis.from_url(ledger_url) as client:
             state = f"quota:{{{setup.project}}}:state"
             if age == "older":
@@ -125,6 +134,6 @@ def test_the_format_costs_a_decision_no_command_of_its_own(scripts: Scripts) -> 
 def test_any_language_is_told_what_to_do(scripts: Scripts) -> None:
     scripts.charge()
     scripts.client.hset(STATE, "format", "7")
-    with pytest.raises(redis.ResponseError, match=r"^the ledger has format 7, and this script needs 1: use "):
+    with pytest.raises(redis.ResponseError, match=r"^the ledger has format 7, and this script needs 2: use "):
         scripts.run("read", "-", "+", 10)
     assert sorted(scripts.client.keys("*")) == sorted(KEYS[:2])

@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import click
 import pytest
 
 from quota.cli.commands import cli
@@ -43,23 +44,31 @@ def quota(tmp_path: Path) -> Quota:
 # -- every command -----------------------------------------------------------------------------------------------------
 
 
-def test_every_command_has_help_with_an_example() -> None:
+def every_command() -> dict[str, click.Command]:
+    """Those inside groups too, by all their words."""
     context = cli.make_context("quota", ["status"], resilient_parsing=True)
+    found: dict[str, click.Command] = {}
     for name in cli.list_commands(context):
         command = cli.get_command(context, name)
         assert command is not None
+        found[name] = command
+        if isinstance(command, click.Group):
+            found |= {f"{name} {inner}": one for inner, one in command.commands.items()}
+    return found
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    for name, command in every_command().items():
         assert command.help, name
         assert "Example:" in command.help, f"{name} shows no example"
         assert len(command.get_short_help_str(limit=66)) <= 66
 
 
 def test_every_command_takes_a_configuration() -> None:
-    context = cli.make_context("quota", ["status"], resilient_parsing=True)
     without = {"init", "prove", "demo", "emulate"}
-    for name in set(cli.list_commands(context)) - without:
-        command = cli.get_command(context, name)
-        assert command is not None
-        assert "config" in {parameter.name for parameter in command.params}, name
+    for name, command in every_command().items():
+        if name not in without and not isinstance(command, click.Group):
+            assert "config" in {parameter.name for parameter in command.params}, name
 
 
 def test_quota_alone_prints_its_help(quota: Quota) -> None:
@@ -67,6 +76,9 @@ def test_quota_alone_prints_its_help(quota: Quota) -> None:
     assert (alone.returncode, alone.stderr) == (2, "")
     assert alone.stdout == quota("--help").stdout
     assert "  status    " in alone.stdout
+    group = quota("ledger")
+    assert (group.returncode, group.stderr) == (2, "")
+    assert group.stdout == quota("ledger", "--help").stdout
 
 
 def test_a_configuration_named_before_the_command_is_the_commands(quota: Quota) -> None:
@@ -85,7 +97,7 @@ def test_a_configuration_named_before_the_command_is_the_commands(quota: Quota) 
 
 
 def test_help_fits_eighty_columns(quota: Quota) -> None:
-    for command in ([], ["charge"], ["status"], ["spend"], ["run"], ["exec"]):
+    for command in ([], ["charge"], ["status"], ["spend"], ["run"], ["exec"], ["ledger"], ["ledger", "move"]):
         done = quota(*command, "--help")
         assert done.returncode == 0
         assert max(map(len, done.stdout.splitlines())) <= 80
@@ -93,6 +105,8 @@ def test_help_fits_eighty_columns(quota: Quota) -> None:
 
 def test_a_misspelt_command_is_told_the_nearest(quota: Quota) -> None:
     assert "did you mean 'charge'?" in one_line(quota("chrage"), 2)
+    told = one_line(quota("ledger", "mvoe"), 2)
+    assert told == "no such command 'mvoe'; did you mean 'move'?; see `quota ledger --help`"
 
 
 # -- charge and peek ---------------------------------------------------------------------------------------------------

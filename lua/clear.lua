@@ -1,0 +1,66 @@
+-- clear.lua: remove a piece of what a fenced ledger holds from before, so that it can be filled again.
+--
+-- Guarantee: a bounded piece, whatever there is. Only a ledger that this move is filling is cleared, and only before its
+-- first piece (fence.lua, fill.lua). The rule is L27 in ARCHITECTURE.md.
+--
+-- KEYS  1 log   2 state   3 corrections     (see charge.lua)
+-- ARGV  1 move    that fills this ledger
+--       2 cursor  empty at first, then what the last call replied
+-- Reply the cursor of the next call, "WHAT N"; "0-0" when the ledger is clear
+
+local log, state, corrections = KEYS[1], KEYS[2], KEYS[3]
+local move, cursor = ARGV[1], ARGV[2]
+local PIECE = 1000
+local KEPT = { format = true, epoch = true, fenced_epoch = true, fence = true, move = true, retention_ms = true }
+
+-- >>> int
+-- A whole number as text: Lua would write 1e+15.
+local function int(n) return string.format('%.0f', n) end
+-- <<< int
+
+-- >>> format
+-- An error where the state's field `format` (false: there is none) is not ours (L24), or where `epoch` (false: there is none)
+-- says that the ledger has moved or is being filled (L27). Else nil, also for a new state.
+local FORMAT = '2'
+local function other_format(found, epoch)
+  local peer = string.match(epoch or '', '^!(.*)')
+  if found == FORMAT and peer then
+    if string.sub(peer, 1, 1) ~= '<' then
+      return redis.error_reply('ERR the ledger has moved to ' .. peer .. ' and takes no charge here any more')
+    end
+    return redis.error_reply('ERR the ledger is being moved here from ' .. string.sub(peer, 2)
+      .. ' and takes no charge until all of it is here')
+  end
+  if found == FORMAT or (not found and redis.call('EXISTS', KEYS[2]) == 0) then return nil end
+  return redis.error_reply('ERR the ledger has format ' .. (found or '0') .. ', and this script needs ' .. FORMAT
+    .. ': use the scripts of its version, or delete its three keys, and with them what was charged')
+end
+-- <<< format
+
+local known = redis.call('HMGET', state, 'format', 'fence', 'move', 'filled')
+local unknown_format = other_format(known[1])
+if unknown_format then return unknown_format end
+if known[2] ~= 'filling' or known[3] ~= move then
+  return redis.error_reply('ERR clear.lua: another move has begun, or this one has ended')
+end
+if known[4] then return '0-0' end
+
+local held = redis.call('XLEN', log)
+if held > PIECE then
+  redis.call('XTRIM', log, 'MAXLEN', int(held - PIECE))
+  return 'log ' .. int(held - PIECE)
+end
+redis.call('DEL', log)
+local what, at = string.match(cursor, '^(%a+) (%d+)$')
+if what ~= 'state' then
+  local piece = redis.call('HSCAN', corrections, what == 'corrections' and at or '0', 'COUNT', PIECE)
+  for field = 1, #piece[2], 2 do redis.call('HDEL', corrections, piece[2][field]) end
+  if piece[1] ~= '0' then return 'corrections ' .. piece[1] end
+end
+local piece = redis.call('HSCAN', state, what == 'state' and at or '0', 'COUNT', PIECE)
+for field = 1, #piece[2], 2 do
+  if not KEPT[piece[2][field]] then redis.call('HDEL', state, piece[2][field]) end
+end
+if piece[1] ~= '0' then return 'state ' .. piece[1] end
+redis.call('HSET', state, 'filled', '0-0')
+return '0-0'

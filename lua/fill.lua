@@ -1,0 +1,87 @@
+-- fill.lua: put a piece of a ledger that moves into the one that it moves to.
+--
+-- Guarantee: one atomic step, and idempotent: pieces follow each other without a gap, and one that is here already changes
+-- nothing. Only a ledger that this move is filling takes it (fence.lua). The rule is L27 in ARCHITECTURE.md.
+--
+-- KEYS  1 log   2 state   3 corrections     (see charge.lua)
+-- ARGV  1 move          that fills this ledger
+--       2 retention_ms  the keys live at least as long
+--       3 after         the id up to which it is filled; 0-0 before the first piece. Another: nothing changes
+--       4 count         of entries that follow, 0 to 1000
+--       then seven for each: id, u, method, job, region, idempotency_key, the units that it counts now, or nothing where
+--         they are those that were charged
+--       then two for each field of the state: its name and its value
+-- Reply the id up to which it is filled now
+
+local log, state, corrections = KEYS[1], KEYS[2], KEYS[3]
+local move, retention_ms, after, count = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
+local FIRST_ENTRY, ENTRY_SIZE, MAX_ENTRIES = 5, 7, 1000
+
+-- >>> ids
+-- Ids are "ms-seq", compared by both numbers.
+local function split(id)
+  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+  return tonumber(ms), tonumber(seq)
+end
+local function before(a, b)
+  local a_ms, a_seq = split(a)
+  local b_ms, b_seq = split(b)
+  return a_ms < b_ms or (a_ms == b_ms and a_seq < b_seq)
+end
+-- <<< ids
+
+-- >>> format
+-- An error where the state's field `format` (false: there is none) is not ours (L24), or where `epoch` (false: there is none)
+-- says that the ledger has moved or is being filled (L27). Else nil, also for a new state.
+local FORMAT = '2'
+local function other_format(found, epoch)
+  local peer = string.match(epoch or '', '^!(.*)')
+  if found == FORMAT and peer then
+    if string.sub(peer, 1, 1) ~= '<' then
+      return redis.error_reply('ERR the ledger has moved to ' .. peer .. ' and takes no charge here any more')
+    end
+    return redis.error_reply('ERR the ledger is being moved here from ' .. string.sub(peer, 2)
+      .. ' and takes no charge until all of it is here')
+  end
+  if found == FORMAT or (not found and redis.call('EXISTS', KEYS[2]) == 0) then return nil end
+  return redis.error_reply('ERR the ledger has format ' .. (found or '0') .. ', and this script needs ' .. FORMAT
+    .. ': use the scripts of its version, or delete its three keys, and with them what was charged')
+end
+-- <<< format
+
+local first_field = FIRST_ENTRY + (count or 0) * ENTRY_SIZE
+if not (retention_ms and retention_ms >= 1 and count and count >= 0 and count <= MAX_ENTRIES)
+  or #ARGV < first_field - 1 or (#ARGV - first_field + 1) % 2 ~= 0
+then
+  return redis.error_reply('ERR fill.lua: four arguments, seven for each of at most ' .. MAX_ENTRIES
+    .. ' entries, two for each field')
+end
+local known = redis.call('HMGET', state, 'format', 'fence', 'move', 'filled')
+local unknown_format = other_format(known[1])
+if unknown_format then return unknown_format end
+if known[2] ~= 'filling' or known[3] ~= move then
+  return redis.error_reply('ERR fill.lua: another move has begun, or this one has ended')
+end
+if known[4] ~= after then return known[4] or '' end
+
+local newest = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
+local last = newest and newest[1] or '0-0'
+local function live_on()
+  for _, key in ipairs(KEYS) do
+    if redis.call('PTTL', key) < retention_ms then redis.call('PEXPIRE', key, retention_ms) end
+  end
+end
+redis.call('PEXPIRE', log, retention_ms) -- L22. Tried where it does no harm
+for at = FIRST_ENTRY, first_field - 1, ENTRY_SIZE do
+  local id, corrected = ARGV[at], ARGV[at + 6]
+  if before(last, id) then -- else a script that failed in the middle has put it here
+    redis.call('XADD', log, id, 'u', ARGV[at + 1], 'm', ARGV[at + 2], 'j', ARGV[at + 3], 'g', ARGV[at + 4],
+      'k', ARGV[at + 5])
+  end
+  if corrected ~= '' then redis.call('HSET', corrections, id, corrected) end
+  after = id
+end
+for at = first_field, #ARGV, 2 do redis.call('HSET', state, ARGV[at], ARGV[at + 1]) end
+redis.call('HSET', state, 'filled', after)
+live_on()
+return after

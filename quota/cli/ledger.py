@@ -1,0 +1,167 @@
+"""`quota ledger`: what an owner does to a ledger as a whole. The work itself is in `quota.ledger`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from quota.cli.options import Group, config_option, json_option
+from quota.cli.output import print_json, say
+from quota.common.text import listed, many
+from quota.errors import ConfigError, LedgerError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quota.ledger.fence import Movable
+    from quota.ledger.move import Moved
+
+SAY_EVERY_S = 2
+"""How often a long copy says how far it is."""
+
+
+@click.group("ledger", cls=Group, invoke_without_command=True, subcommand_metavar="COMMAND [ARGS]...")
+@click.pass_context
+def ledger(ctx: click.Context) -> None:
+    """Move a ledger to another place.
+
+    \b
+    Example:
+      quota ledger move sqlite:///ledger.db redis://ledger.internal:6379/0
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+        ctx.exit(click.UsageError.exit_code)
+
+
+@ledger.command()
+@click.argument("old")
+@click.argument("new")
+@click.option("--all", "all_projects", is_flag=True, help="Every project in OLD, not only this configuration's.")
+@json_option
+@config_option
+def move(old: str, new: str, all_projects: bool, as_json: bool, config: str | None) -> None:
+    """Move the ledger at the url OLD to the url NEW, with its history.
+
+    From the first moment OLD admits nobody: every program that still has its url is refused (exit status 69) and told
+    the new one. Then everything is copied, and NEW opens. Nothing is granted twice: charges, corrections and what
+    upstream closed count on.
+
+    It moves the projects of this configuration. NEW must hold nothing of them, unless it is where they came from: the
+    way back is a move too. An interrupted move goes on when it is run again; until it is done, `quota ledger move NEW
+    OLD` takes it back. Exit status 1: it cannot be done, and nothing was changed.
+
+    \b
+    Example:
+      quota ledger move sqlite:///ledger.db redis://ledger.internal:6379/0
+      quota ledger move redis://a/0 redis://b/0 --all
+    """
+    import quota
+    from quota.ledger.move import plan_move
+
+    with quota.open(config) as session:
+        settings = session.settings
+    source, target = _movable("OLD", old), _movable("NEW", new)
+    try:
+        projects = list(dict.fromkeys(x.project for x in settings.credentials.values()))
+        if all_projects:
+            projects = source.projects() or projects
+        moved = _carry_out(source, target, plan_move(source, target, projects))
+        left = _others(source, projects)
+    finally:
+        source.close()
+        target.close()
+    if as_json:
+        rows = [{"project": x.project, "outcome": _OUTCOMES[x.kind], "charges": x.charges} for x in moved]
+        print_json({"old": source.label, "new": target.label, "projects": rows})
+        return
+    for one in moved:
+        say(_told(source, target, one))
+    if left:
+        say(f"not moved, of other configurations: {listed(left)}; --all moves them too")
+    if target.label != _label(settings.ledger.url):
+        with_secrets = "" if target.label == new or not target.shared else ", with its user and password"
+        say(f"now write the new url into {settings.path or 'quota.toml'} on every machine{with_secrets}:")
+        say(f'  [ledger] url = "{target.label}"')
+    say("A program that still has the old url is refused (69) and told the new one; restart `quota schedule`.")
+    if source.shared and not target.shared:
+        say("The new ledger is a file: only the programs of this machine can use it.")
+
+
+_OUTCOMES = {
+    "nothing": "empty",
+    "move": "moved",
+    "go on": "moved",
+    "open": "moved",
+    "moved already": "already-moved",
+    "take back": "taken-back",
+}
+
+
+def _told(source: Movable, target: Movable, moved: Moved) -> str:
+    project = f"project {moved.project}:"
+    if moved.kind == "take back":
+        return f"{project} the unfinished move is taken back; {target.label} is open again"
+    if moved.kind == "moved already":
+        return f"{project} moved already to {target.label}"
+    if moved.kind == "nothing":
+        return f"{project} holds nothing; {source.label} takes no charge of it any more"
+    return f"{project} {many(moved.charges, 'charge')} moved to {target.label}"
+
+
+def _movable(name: str, url: str) -> Movable:
+    """The ledger at a url of the command line. Raises UsageError."""
+    from quota.ledger.factory import open_movable
+
+    scheme, _, rest = url.partition("://")
+    if scheme == "sqlite":
+        if rest in ("", "/", "/:memory:") or not rest.startswith("/"):
+            raise UsageError(f"{name}: a file is sqlite:///relative/path or sqlite:////absolute/path")
+        path = os.path.abspath(os.path.expanduser(rest[1:]))
+        if os.path.isdir(path):
+            raise UsageError(f"{name}: sqlite:///{path} is a folder; name a file in it")
+        url = f"sqlite:///{path}"
+    try:
+        return open_movable(url)
+    except ConfigError as error:
+        raise UsageError(f"{name}: {error}") from None
+
+
+def _label(url: str) -> str:
+    from quota.ledger.factory import open_ledger
+
+    ledger = open_ledger(url)
+    ledger.close()
+    return ledger.label
+
+
+def _carry_out(source: Movable, target: Movable, steps: Sequence[object]) -> list[Moved]:
+    from quota.common.clock import elapsed_s
+    from quota.ledger.move import carry_out
+
+    said_s = elapsed_s()
+
+    def progress(project: str, copied: int, charges: int) -> None:
+        nonlocal said_s
+        if elapsed_s() - said_s >= SAY_EVERY_S:
+            said_s = elapsed_s()
+            say(f"project {project}: {copied:,} of {many(charges, 'charge')} copied", err=True)
+
+    later = f"run it again, or take it back: quota ledger move {target.label} {source.label}"
+    try:
+        return [carry_out(source, target, step, progress) for step in steps]  # type: ignore[arg-type]
+    except LedgerError as error:
+        raise LedgerError(f"{error}; the move is not finished: {later}") from error
+    except KeyboardInterrupt:
+        say(f"quota: the move is not finished: {later}", err=True)
+        raise
+
+
+def _others(source: Movable, projects: Sequence[str]) -> list[str]:
+    """The projects that stay in the old ledger; none where this user may not list them."""
+    try:
+        return [project for project in source.projects() if project not in projects]
+    except LedgerError:
+        return []

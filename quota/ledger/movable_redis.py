@@ -1,0 +1,139 @@
+"""A Redis ledger that can move, or be moved to: `quota.ledger.fence.Movable`, through `lua/fence.lua`, `clear.lua` and
+`fill.lua`.
+
+Every step is one command or one script of bounded work, so the server serves others in between.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from redis.cluster import RedisCluster
+
+from quota.errors import LedgerError
+from quota.ledger.entry import DEFAULT_BUCKET
+from quota.ledger.fence import NOT_MOVED, Field, Role, Standing, fence_to
+from quota.ledger.redis_ledger import _FAILED, RedisLedger, _keys
+from quota.ledger.state_fields import read_epoch, read_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from quota.ledger.entry import Entry, Id
+
+SCAN_PIECE = "500"
+
+_ROLES: dict[str, Role] = {
+    "empty": "empty", "open": "open", "fenced": "fenced", "sealed": "sealed", "filling": "filling"
+}  # fmt: skip
+
+
+class MovableRedisLedger(RedisLedger):
+    """See `quota.ledger.fence.Movable`."""
+
+    def counts_lost(self) -> bool:
+        return True
+
+    def projects(self) -> list[str]:
+        pattern = "quota:{*}:*"
+        try:
+            if isinstance(self._client(), RedisCluster):
+                found: Any = list(self._client().scan_iter(match=pattern, count=1_000))
+            else:
+                found, cursor = [], "0"
+                while True:
+                    cursor, piece = self._command("SCAN", cursor, "MATCH", pattern, "COUNT", "1000")
+                    found += piece
+                    if str(cursor) == "0":
+                        break
+        except _FAILED as error:
+            raise LedgerError(self._explain(error)) from error
+        named = (re.fullmatch(r"quota:\{(.*)\}:(?:log|state|corrections)", key) for key in found)
+        return sorted({match[1] for match in named if match is not None})
+
+    def _client(self) -> Any:
+        if self._connected is None:
+            self.now_ms()  # connects
+        return self._connected
+
+    def standing(self, project: str) -> Standing:
+        return self._change(project, "", "open", "", "", "", "")
+
+    def change(
+        self,
+        project: str,
+        before: Standing,
+        role: Role,
+        move: str,
+        *,
+        peer: str = "",
+        epoch: str = "",
+        charges: int | None = None,
+    ) -> Standing:
+        counted = "" if charges is None else str(charges)
+        return self._change(project, f"{before.role} {before.move}", role, move, fence_to(peer), epoch, counted)
+
+    def _change(self, project: str, *words: str) -> Standing:
+        return self._read(_standing, self._script("fence", project, [self._now(), *words]))
+
+    def clear(self, project: str, move: str) -> Iterator[None]:
+        cursor = ""
+        while cursor != "0-0":
+            cursor = str(self._script("clear", project, [move, cursor]))
+            yield
+
+    def fill(self, project: str, move: str, after: Id, entries: Sequence[Entry], retention_ms: int) -> Id:
+        words = [move, str(retention_ms), _text(after), str(len(entries))]
+        for entry in entries:
+            charged = str(entry.charged_units)
+            words += (
+                entry.id,
+                charged if entry.bucket == DEFAULT_BUCKET else f"{entry.bucket}={charged}",
+                entry.method,
+                entry.job,
+                entry.region,
+                entry.idempotency_key,
+                "" if entry.units == entry.charged_units else str(entry.units),
+            )
+        return self._read(read_id, self._script("fill", project, words))
+
+    def put_state(self, project: str, move: str, after: Id, fields: Sequence[Field], retention_ms: int) -> None:
+        words = [word for field in fields for word in field]
+        self._script("fill", project, [move, str(retention_ms), _text(after), "0", *words])
+
+    def state(self, project: str) -> Iterator[list[Field]]:
+        keys = _keys(project)
+        lost = self._lost_field(project)
+        yield lost
+        cursor = "0"
+        while True:
+            cursor, piece = self._query("HSCAN", keys.state, cursor, "COUNT", SCAN_PIECE)
+            pairs = piece.items() if isinstance(piece, dict) else zip(piece[::2], piece[1::2], strict=True)
+            known = {name for name, _ in lost} | NOT_MOVED
+            yield [(str(name), str(value)) for name, value in pairs if name not in known]
+            if str(cursor) == "0":
+                return
+
+    def _lost_field(self, project: str) -> list[Field]:
+        """L14. What the next decision would find out: the log or its corrections are gone."""
+        keys = _keys(project)
+        last, has_corrections, trimmed = self._query(
+            "HMGET", keys.state, "last", "has_corrections", "trimmed_through_ms"
+        )
+        missing = [key for key in (keys.log, keys.corrections) if not self._query("EXISTS", key)]
+        if last is None or not (keys.log in missing or (has_corrections == "1" and keys.corrections in missing)):
+            return []
+        return [("trimmed_through_ms", str(max(self._read(int, trimmed or 0), self._read(read_id, last)[0])))]
+
+
+def _standing(reply: list[Any]) -> Standing:
+    role, move, epoch, peer, filled, charges, last = reply
+    from urllib.parse import unquote
+
+    known = read_id(filled) if filled else None
+    return Standing(_ROLES[role], move, read_epoch(epoch), unquote(peer), known, int(charges), read_id(last))
+
+
+def _text(at: Id) -> str:
+    return f"{at[0]}-{at[1]}"

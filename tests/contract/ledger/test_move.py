@@ -1,0 +1,512 @@
+"""L27: a ledger moves with all that counts; wherever a move is stopped, at most one of both ledgers is open."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+import redis
+
+from contract.ledger.test_formats import WORK
+from contract.ledger.test_redis_ledger import cluster, own_server, sentinel
+from quota.common.clock import NEVER
+from quota.errors import LedgerError, MoveRefused
+from quota.ledger import movable_sqlite, move
+from quota.ledger.contract import ChargeRequest, Exhaustion, Expected, LimitCheck, read_entries
+from quota.ledger.entry import Charge
+from quota.ledger.factory import open_movable
+from quota.ledger.fence import NOT_MOVED
+from quota.ledger.move import carry_out, plan_move
+from quota.ledger.unlogged import UnloggedUsage
+from quota.limits import DAY_MS, HOUR_MS, Calendar, Selector, Sliding, View
+from support.claims import claim_of
+from support.interrupts import Interrupted, at_place, interrupt
+from support.setup import NOW_MS, Setup
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from quota.ledger.contract import ChargeResult
+    from quota.ledger.fence import Movable
+    from support.servers import RedisServer
+
+__all__ = ["cluster", "own_server", "sentinel"]  # fixtures
+
+ROOT = Path(__file__).parents[3]
+DAY = View(Selector(buckets=("units",)), Sliding(DAY_MS))
+CALLS = View(Selector(methods=("search.list",), count="calls"), Sliding(HOUR_MS))
+PACIFIC = View(Selector(), Calendar("day", "America/Los_Angeles"))
+STORAGE = tuple(str(ROOT / "quota" / name) for name in ("ledger/redis_connection.py", "common/sqlite_file.py"))
+STEP = 1 if os.environ.get("QUOTA_TEST_KILLS") else 23
+"""Every so manyth place at which a move can be stopped is tried."""
+
+PAIRS = list(itertools.product(("sqlite", "redis"), repeat=2))
+
+
+class Places:
+    """Ledgers of both kinds, each at a place of its own, under one clock."""
+
+    def __init__(self, folder: Path, server: RedisServer) -> None:
+        self.folder, self.server = folder, server
+        self.numbers = itertools.count()
+        self.now_ms = NOW_MS
+        self.opened: list[Movable] = []
+        self.urls: dict[Movable, str] = {}
+        with redis.Redis(port=server.port) as client:
+            client.flushall()
+
+    def url(self, kind: str) -> str:
+        number = next(self.numbers)
+        if kind == "sqlite":
+            return f"sqlite:///{self.folder}/ledger-{number}.db"
+        return f"redis://127.0.0.1:{self.server.port}/{number % 16}"
+
+    def open(self, url: str) -> Movable:
+        self.opened.append(open_movable(url, clock=lambda: self.now_ms))
+        self.urls[self.opened[-1]] = url
+        return self.opened[-1]
+
+    def pair(self, here: str, there: str) -> tuple[Movable, Movable]:
+        """Two empty ledgers; those opened before are given up."""
+        self.close()
+        with redis.Redis(port=self.server.port) as client:
+            client.flushall()
+        return self.new(here), self.new(there)
+
+    def new(self, kind: str) -> Movable:
+        return self.open(self.url(kind))
+
+    def close(self) -> None:
+        while self.opened:
+            self.opened.pop().close()
+
+
+@pytest.fixture
+def places(tmp_path: Path, redis_server: RedisServer) -> Iterator[Places]:
+    places = Places(tmp_path, redis_server)
+    yield places
+    places.close()
+    for number in range(16):
+        with redis.Redis(port=redis_server.port, db=number) as client:
+            assert [key for key in client.keys("*") if client.pttl(key) < 0] == [], "keys without a lifetime"
+
+
+def decide(ledger: Movable, key: str, units: int = 1, *, commit: bool = True, **more: Any) -> ChargeResult:
+    charge = Charge(units, "units", "search.list", "nightly", "DE", key)
+    now_ms = ledger.now_ms()
+    checks = (
+        LimitCheck(DAY, 1_000_000, units, None),
+        LimitCheck(CALLS, 1_000_000, 1, None),
+        LimitCheck(PACIFIC, 1_000_000, units, PACIFIC.window.edges(now_ms)),  # type: ignore[union-attr]
+    )
+    return ledger.decide(ChargeRequest("p", charge, checks, ("units",), now_ms, **more), commit=commit)
+
+
+def used_up(places: Places, ledger: Movable, charges: int = 7) -> None:
+    """A ledger with something of everything."""
+    places.now_ms += 26 * HOUR_MS
+    decide(ledger, "ahead", 2)
+    places.now_ms -= 26 * HOUR_MS
+    assert ledger.repair("p", "mended", places.now_ms)
+    for number in range(charges):
+        places.now_ms += 0 if number % 3 else 1_000
+        found = decide(ledger, f"k{number}", 3 + number)
+        if number % 5 == 1:
+            ledger.settle("p", str(found.id), number, [DAY])
+    ledger.exhaust("p", Exhaustion("search", NOW_MS, NEVER, "limit: 0\nof 0", "web1"))
+    ledger.exhaust("p", Exhaustion("uploads", NOW_MS, NOW_MS + DAY_MS, "quota", "web1"))
+    ledger.reopen("p", "uploads", "raised: they said so")
+    ledger.repay("p", "web1", [(4, Charge(7, "search", "m", "", "", "r4"))], 60 * DAY_MS)
+    usages = [
+        UnloggedUsage(
+            DAY.name, "e1", ((50, NOW_MS + HOUR_MS), (5, NOW_MS + DAY_MS)), (NOW_MS - 5, 0), 2, NOW_MS - 9, 1
+        ),
+        UnloggedUsage(DAY.name, "e0/*", ((2, NOW_MS + DAY_MS),), (NOW_MS - 5, 0)),
+        UnloggedUsage(CALLS.name, "e1", ((1, NOW_MS + HOUR_MS),), (NOW_MS - 5, 0)),
+    ]
+    ledger.add_unlogged("p", "lost", usages)
+    ledger.claim("p", claim_of("web1"))
+    decide(ledger, "after")
+
+
+class Content(NamedTuple):
+    """All that anybody can see of a project."""
+
+    log: list[Any]
+    decision: Any
+    exhaustions: Any
+    claimed: Any
+    repairs: Any
+    whole_after_ms: int
+
+    @classmethod
+    def of(cls, ledger: Movable) -> Content:
+        peek = decide(ledger, "", commit=False)
+        peek = peek._replace(unlogged=tuple(tuple(sorted(usages)) for usages in peek.unlogged))
+        log = list(read_entries(ledger, "p", 0, NEVER))
+        claimed = ledger.claim("p", claim_of("web2"))
+        return cls(log, peek, ledger.exhaustions("p"), claimed, ledger.repairs("p"), ledger.whole_after_ms("p"))
+
+
+def moves(old: Movable, new: Movable) -> list[str]:
+    return [carry_out(old, new, step, lambda *_: None).kind for step in plan_move(old, new, ["p"])]
+
+
+def stopped(number: int, old: Movable, new: Movable) -> bool:
+    """Move, and stop at the place of this number; whether there are as many places."""
+    try:
+        at_place(number, interrupt, lambda: moves(old, new), STORAGE)
+    except Interrupted:
+        return True
+    return False
+
+
+def try_to_move(old: Movable, new: Movable) -> None:
+    """Another mover may be in the way."""
+    try:
+        moves(old, new)
+    except (LedgerError, MoveRefused) as error:
+        told = str(error)
+    else:
+        told = ""
+    assert "\n" not in told
+
+
+def roles(*ledgers: Movable) -> list[str]:
+    return [ledger.standing("p").role for ledger in ledgers]
+
+
+# -- what moves --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("here", "there"), PAIRS)
+def test_all_that_counts_moves_there_and_back(
+    places: Places, here: str, there: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(move, "MAX_READ", 3)  # several pieces
+    old, new = places.new(here), places.new(there)
+    used_up(places, old)
+    held = Content.of(old)
+    assert len(held.log) == 10
+    assert moves(old, new) == ["move"]
+    assert Content.of(new) == held
+    assert roles(old, new) == ["sealed", "open"]
+    assert moves(old, new) == ["moved already"]
+
+    # What machines saw of the old one is there; a number that was repaid is repaid; the keep time holds.
+    seen = Expected(held.decision.epoch, (held.decision.last,))
+    assert decide(new, "", commit=False, expected=seen).outcome == "admitted"
+    new.repay("p", "web1", [(4, Charge(7, "search", "m", "", "", "r4"))])
+    assert Content.of(new) == held
+    places.now_ms += 55 * DAY_MS
+    decide(new, "much-later")
+    assert len(Content.of(new).log) == 11
+    places.now_ms -= 55 * DAY_MS
+
+    held = Content.of(new)
+    assert moves(new, old) == ["move"], "the way back"
+    assert Content.of(old) == held
+    assert moves(new, old) == ["moved already"]
+    decide(old, "again")
+    held = Content.of(old)
+    assert moves(old, new) == ["move"]
+    assert Content.of(new) == held
+    third = places.new(here)
+    assert moves(new, third) == ["move"]
+    assert moves(old, third) == ["moved already"], "by way of the second"
+    assert moves(third, old) == ["move"], "past the second"
+    assert Content.of(old) == held
+
+
+@pytest.mark.parametrize(("here", "there"), PAIRS)
+def test_a_decision_after_the_move_is_the_one_before(places: Places, here: str, there: str) -> None:
+    """The views move too: nothing is counted afresh, and nothing leaves a window at another time."""
+    old, new = places.new(here), places.new(there)
+    for number in range(30):
+        decide(old, f"k{number}", 1 + number)
+        places.now_ms += HOUR_MS
+    moves(old, new)
+    first = decide(new, "", commit=False).used_units
+    for number in range(40):
+        expected = sum(e.units for e in read_entries(new, "p", places.now_ms - DAY_MS + 1, NEVER))
+        assert decide(new, "", commit=False).used_units[0] == expected
+        if number % 7 == 0:
+            decide(new, f"n{number}")
+        places.now_ms += HOUR_MS
+    assert first[0] == sum(range(8, 31))
+
+
+def test_every_table_and_every_field_of_the_state_moves_or_is_left_on_purpose() -> None:
+    schema = (ROOT / "quota" / "ledger" / "schema.sql").read_text()
+    assert set(re.findall(r"CREATE TABLE (\w+)", schema)) == set(movable_sqlite.TABLES)
+    head = (ROOT / "lua" / "charge.lua").read_text().partition("--       3 corrections")[0]
+    documented = set(re.findall(r"^--                      (\w+)", head.partition("2 state")[2], re.MULTILINE))
+    taken = set(re.findall(r'"(\w+)"', (ROOT / "quota" / "ledger" / "movable_sqlite.py").read_text()))
+    assert documented - taken - NOT_MOVED == {"retried"}, "SQLite has no use for it (L16)"
+
+
+@pytest.mark.parametrize("lost", ["log", "corrections"])
+def test_what_a_server_evicted_counts_on_in_a_file(places: Places, lost: str) -> None:
+    """L14: in Redis the views know of it, and in SQLite it is unlogged usage."""
+    old, new = places.new("redis"), places.new("sqlite")
+    for number in range(5):
+        found = decide(old, f"k{number}", 100)
+        places.now_ms += 60_000
+    old.settle("p", str(found.id), 40, [DAY])
+    with redis.Redis.from_url(old._url) as client:  # type: ignore[attr-defined]
+        client.delete(f"quota:{{p}}:{lost}")
+    seen = decide(old, "", commit=False)
+    assert seen.used_units[0] == 440
+    moves(old, new)
+    told = decide(new, "", commit=False, expected=Expected(seen.epoch, (seen.last,)))
+    if lost == "log":
+        assert told.outcome == "behind", "every machine is asked for what it knows"
+    assert decide(new, "", commit=False).used_units[0] >= 440
+    places.now_ms += DAY_MS
+    assert decide(new, "", commit=False).used_units[0] == 0
+
+
+def test_several_projects_move_and_one_that_holds_nothing_is_closed(places: Places) -> None:
+    old, new = places.new("sqlite"), places.new("redis")
+    decide(old, "k1")
+    steps = plan_move(old, new, ["p", "nothing"])
+    assert [step.kind for step in steps] == ["move", "nothing"]
+    for step in steps:
+        carry_out(old, new, step, lambda *_: None)
+    with pytest.raises(LedgerError, match="has moved to redis://"):
+        old.repay("nothing", "m", [(1, Charge(1, "units", "m", "", "", "m1"))])
+    assert [step.kind for step in plan_move(old, new, ["p", "nothing"])] == ["moved already"] * 2
+    assert old.projects() == ["nothing", "p"]
+    new.repay("nothing", "m", [(1, Charge(1, "units", "m", "", "", "m1"))])
+    assert new.projects() == ["nothing", "p"]
+    for step in plan_move(new, old, ["p", "nothing"]):
+        assert carry_out(new, old, step, lambda *_: None).kind == "move"
+
+
+# -- the fence ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+@pytest.mark.parametrize("standing", ["moved", "filling"])
+@pytest.mark.parametrize("work", WORK)
+def test_a_fenced_ledger_refuses_everything_but_its_log(places: Places, kind: str, standing: str, work: str) -> None:
+    """Also callers that expect nothing of it: the ledger itself answers."""
+    here, there = places.new("redis"), places.new(kind)
+    if standing == "moved":
+        here, there = there, here
+    used_up(places, here)
+    steps = plan_move(here, there, ["p"])
+    if standing == "moved":
+        carry_out(here, there, steps[0], lambda *_: None)
+        fenced, told = here, f"has moved to {there.label} and takes no charge any more; write that url into the"
+    else:
+        move._fence(here, there, steps[0])
+        fenced, told = there, f"is being filled from {here.label} and takes no charge until all of it is here"
+    setup = Setup(fenced, places.now_ms, "p")
+    before = list(read_entries(fenced, "p", 0, NEVER)), fenced.standing("p")
+    if work == "read":
+        WORK[work](setup)
+    else:
+        with pytest.raises(LedgerError) as raised:
+            WORK[work](setup)
+        assert told in str(raised.value)
+        assert raised.value.exit_status == 69
+    assert (list(read_entries(fenced, "p", 0, NEVER)), fenced.standing("p")) == before
+
+
+def test_a_label_with_odd_characters_is_told_as_it_is(places: Places) -> None:
+    old, new = places.new("redis"), places.open(f"sqlite:///{places.folder}/a ledger, 100% ours ü.db")
+    decide(old, "k1")
+    moves(old, new)
+    with pytest.raises(LedgerError, match=re.escape(f"has moved to {new.label} and takes")):
+        decide(old, "k2")
+
+
+# -- what may be moved where -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("here", "there"), PAIRS)
+def test_what_cannot_be_moved_is_one_line_and_nothing_changes(places: Places, here: str, there: str) -> None:
+    old, new, other = places.new(here), places.new(there), places.new(there)
+
+    def refused(a: Movable, b: Movable, told: str) -> None:
+        before = [(ledger.standing("p"), list(read_entries(ledger, "p", 0, NEVER))) for ledger in (old, new, other)]
+        with pytest.raises(MoveRefused) as raised:
+            plan_move(a, b, ["p"])
+        assert told in str(raised.value)
+        assert "\n" not in str(raised.value)
+        assert [(x.standing("p"), list(read_entries(x, "p", 0, NEVER))) for x in (old, new, other)] == before
+
+    refused(old, new, "holds nothing of project p")
+    decide(old, "k1")
+    refused(old, old, "is both the old ledger and the new one")
+    decide(other, "o1")
+    refused(old, other, "is in use (1 charge); name an empty ledger")
+    move._fence(old, new, plan_move(old, new, ["p"])[0])
+    third = places.new(here)
+    refused(old, third, f"is being moved to {new.label}; finish that, or take it back: quota ledger move {new.label}")
+    refused(new, third, f"is being filled from {old.label}; finish that first")
+    moves(old, new)
+    refused(old, third, f"has moved to {new.label} already")
+    refused(other, old, f"has moved to {new.label}; name an empty ledger")
+    refused(new, other, "is in use (1 charge)")
+
+
+def test_nothing_is_made_where_nothing_is_moved(places: Places) -> None:
+    old, new = places.new("sqlite"), places.new("sqlite")
+    with pytest.raises(MoveRefused):
+        moves(old, new)
+    assert os.listdir(places.folder) == []
+
+
+@pytest.mark.parametrize("there", ["sqlite", "redis"])
+def test_a_ledger_that_holds_more_than_the_one_that_moves_there_is_kept(places: Places, there: str) -> None:
+    """An old copy of the log was put back: it is not the ledger that the fenced one moved to."""
+    old, new = places.new("sqlite"), places.new(there)
+    copy = Path(f"{old.label.removeprefix('sqlite:///')}")
+    decide(old, "k1")
+    old.close()
+    before = copy.read_bytes(), Path(f"{copy}-wal").read_bytes() if Path(f"{copy}-wal").exists() else b""
+    decide(old, "k2")
+    moves(old, new)
+    moves(new, third := places.new("redis"))
+    old.close()
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{copy}{suffix}").unlink(missing_ok=True)
+    copy.write_bytes(before[0])
+    with pytest.raises(MoveRefused, match="holds charges that"):
+        moves(old, new)
+    with pytest.raises(MoveRefused, match="hold one log, or are one ledger"):
+        moves(old, third)
+
+
+# -- stopped anywhere --------------------------------------------------------------------------------------------------
+
+
+def check_one_is_open(old: Movable, new: Movable) -> None:
+    found = roles(old, new)
+    assert found.count("open") <= 1, found
+    assert found in (
+        ["open", "empty"],
+        ["open", "filling"],
+        ["fenced", "filling"],
+        ["sealed", "filling"],
+        ["sealed", "open"],
+    ), found
+
+
+@pytest.mark.parametrize(("here", "there"), PAIRS)
+def test_a_move_that_is_stopped_anywhere_goes_on(
+    places: Places, here: str, there: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between any two commands, and between a command and its answer. Then it is stopped a second time."""
+    monkeypatch.setattr(move, "MAX_READ", 4)
+    for number in itertools.count(0, STEP):
+        old, new = places.pair(here, there)
+        used_up(places, old)
+        held = Content.of(old)
+        stops = 0
+        for where in (number, number // 2):
+            stops += stopped(where, old, new)
+            check_one_is_open(old, new)
+        moves(old, new)
+        assert roles(old, new) == ["sealed", "open"]
+        assert Content.of(new) == held
+        if not stops:
+            break
+    assert number > 10 * STEP
+
+
+@pytest.mark.parametrize(("here", "there"), PAIRS)
+def test_a_move_that_is_stopped_can_be_taken_back(
+    places: Places, here: str, there: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until OLD is sealed; and taking it back may be stopped too."""
+    monkeypatch.setattr(move, "MAX_READ", 4)
+    taken_back = 0
+    for number in itertools.count(0, STEP):
+        old, new = places.pair(here, there)
+        used_up(places, old)
+        held = Content.of(old)
+        if not stopped(number, old, new):
+            break
+        found = roles(old, new)
+        if found == ["fenced", "filling"]:
+            stopped(number // 2, new, old)
+            check_one_is_open(old, new)
+            if new.standing("p").role != "empty":
+                assert moves(new, old) == ["take back"]
+            assert roles(old, new) == ["open", "empty"]
+            assert Content.of(old) == held
+            taken_back += 1
+        elif found == ["sealed", "filling"]:
+            with pytest.raises(MoveRefused, match="finish that first"):
+                moves(new, old)
+    assert taken_back > 3
+
+
+def test_a_move_is_taken_back_when_its_target_is_gone(places: Places, own_server: RedisServer) -> None:
+    old = places.new("sqlite")
+    decide(old, "k1")
+    new = places.open(own_server.url)
+    move._fence(old, new, plan_move(old, new, ["p"])[0])
+    own_server.kill()
+    assert moves(new, old) == ["take back"]
+    assert decide(old, "k2").outcome == "admitted"
+
+
+@pytest.mark.parametrize(("here", "there"), PAIRS)
+def test_two_moves_at_once_end_in_one_open_ledger(
+    places: Places, here: str, there: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second mover does all of the same move, or of one to another ledger, at any step of the first."""
+    monkeypatch.setattr(move, "MAX_READ", 4)
+    for number, same in itertools.product(range(0, 400, 2 * STEP), (True, False)):
+        old, new = places.pair(here, there)
+        third = new if same else places.new(there)
+        used_up(places, old)
+        held = Content.of(old)
+        others = places.open(places.urls[old]), places.open(places.urls[third])
+        at_place(number, partial(try_to_move, *others), partial(try_to_move, old, new), STORAGE)
+        found = roles(old, new, third)
+        assert found[: 2 if same else 3].count("open") <= 1
+        if "open" not in found:
+            try_to_move(old, third)
+            try_to_move(old, new)
+            found = roles(old, new, third)
+        assert found[: 2 if same else 3].count("open") == 1, found
+        assert Content.of((old, new, third)[found.index("open")]) == held
+
+
+# -- every kind of server ----------------------------------------------------------------------------------------------
+
+
+def test_through_a_cluster_a_socket_and_a_sentinel(
+    places: Places, cluster: RedisServer, redis_server: RedisServer
+) -> None:
+    old = places.new("sqlite")
+    used_up(places, old)
+    held = Content.of(old)
+    with redis.Redis(port=cluster.port) as client:
+        client.flushall()
+    ledgers = [old, places.open(f"redis+cluster://127.0.0.1:{cluster.port}"), places.new("redis"), places.new("sqlite")]
+    for here, there in itertools.pairwise(ledgers):
+        assert moves(here, there) == ["move"]
+        assert Content.of(there) == held
+        assert there.projects() == ["p"]
+    assert moves(ledgers[3], ledgers[1]) == ["move"]
+    assert Content.of(ledgers[1]) == held
+
+
+def test_over_sentinels(places: Places, sentinel: int, own_server: RedisServer) -> None:
+    old, new = places.new("sqlite"), places.open(f"redis+sentinel://127.0.0.1:{sentinel}/main/0")
+    used_up(places, old)
+    held = Content.of(old)
+    assert moves(old, new) == ["move"]
+    assert Content.of(new) == held
+    assert new.projects() == ["p"]
