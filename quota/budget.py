@@ -30,7 +30,7 @@ from quota.attribution import AttemptKeys, current_attribution
 from quota.common.clock import NEVER, host_clock, rfc3339
 from quota.common.log import warn
 from quota.common.text import many
-from quota.decision import SET_THE_CLOCK, Decision, LimitState
+from quota.decision import REPAIR, SET_THE_CLOCK, Decision, LimitState
 from quota.errors import CostExceedsLimit, LedgerError, Refused, UnknownCharge, UsageError
 from quota.ledger.contract import (
     NOTHING_EXPECTED,
@@ -43,6 +43,7 @@ from quota.ledger.contract import (
 )
 from quota.ledger.entry import Charge
 from quota.limits import DAY_MS, Calendar, Limit, paced_units
+from quota.recovery.repaired import SeenAheadError
 from quota.retry_at import Clocks, Standing, retry_at, room_at
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class Outlook(NamedTuple):
     where it fits now. `closed` is upstream's own exhaustion of the main bucket. `full` is the refusal of that bucket's
     cheapest call by the limits that count all its calls. Both may be set: `next_ms` is the time when neither holds any
     more; None when neither is set, or when one is permanent. `dearest` is the decision for the dearest of the methods
-    asked about.
+    asked about. `ahead_ms` is as in a Decision.
     """
 
     at_ms: int
@@ -132,6 +133,7 @@ class Outlook(NamedTuple):
     full: Decision | None
     next_ms: int | None
     dearest: Decision | None
+    ahead_ms: int = 0
 
 
 class Budget:
@@ -168,6 +170,7 @@ class Budget:
         self._clock = host_clock if clock is None else whole_clock(clock)
         self._jitter_ms = whole(jitter_ms, "ms: the jitter", 0, MAX_NUMBER)
         self._plans: dict[tuple[str, int | None, str | None, str], _Plan] = {}
+        self._said_ahead = False
         self._attempt_keys = attempt_keys or AttemptKeys()
         self._allowance = allowance
         self._high_water_mark = high_water_mark
@@ -282,7 +285,9 @@ class Budget:
             prices = {method: book.price(method) for method in known}
             by_share = sorted(prices, key=lambda m: prices[m].units / book.buckets[prices[m].bucket].quota_units)
             dearest = self._would_be_told(by_share[-1]) if by_share else None
-        return Outlook(result.now_ms, _states(plan, request, result), room_ms, closed, full, next_ms, dearest)
+        return Outlook(
+            result.now_ms, _states(plan, request, result), room_ms, closed, full, next_ms, dearest, _ahead_ms(result)
+        )
 
     def _full(self, plan: _Plan, request: ChargeRequest, result: ChargeResult) -> Decision | None:
         """The refusal of a call by the limits that count every call of its bucket; None where these admit it."""
@@ -404,13 +409,33 @@ class Budget:
                 behind_tries += 1
                 if behind_tries > MAX_LOSSES:
                     raise LedgerError(f"ledger {self.ledger.label} loses what it is told; see its server's log")
-                high_water_mark.restore_missing(self.ledger, result, self._attempt_keys.next(), self._retention_ms)
+                try:
+                    high_water_mark.restore_missing(self.ledger, result, self._attempt_keys.next(), self._retention_ms)
+                except SeenAheadError as seen:
+                    return request, result._replace(outcome="clock", seen_ahead_ms=seen.seen_ms)
                 if commit:  # the lost request may still arrive; it must not be mistaken for this one
                     charge = charge._replace(idempotency_key=self._attempt_keys.next())
             else:
-                if high_water_mark is not None and result.outcome != "clock" and high_water_mark.record(checks, result):
-                    high_water_mark.read_log(self.ledger)
+                if result.outcome != "clock":
+                    self._say_ahead(result)
+                    if high_water_mark is not None and high_water_mark.record(checks, result):
+                        high_water_mark.read_log(self.ledger)
                 return request, result
+
+    def _say_ahead(self, result: ChargeResult) -> None:
+        """Log that the newest charge is dated far ahead: once, until one is not."""
+        ahead = _ahead_ms(result) > 0
+        if ahead and not self._said_ahead:
+            warn(
+                "ledger_ahead project=%s ledger=%s newest=%s now=%s: a clock was wrong, and what it dated ahead counts "
+                "for that much longer; if the clocks are right now, run `%s`",
+                self.project,
+                self.ledger.label,
+                rfc3339(result.last[0]),
+                rfc3339(result.now_ms),
+                REPAIR,
+            )
+        self._said_ahead = ahead
 
     def _make_plan(self, key: tuple[str, int | None, str | None, str]) -> _Plan:
         method, units, bucket, job = key
@@ -494,6 +519,7 @@ class Budget:
             retry_at_ms=retry_at_ms,
             limits=states,
             detail=detail,
+            ahead_ms=_ahead_ms(result),
         )
 
     def _unanswered(self, plan: _Plan, charge: Charge, detail: str, *, commit: bool) -> Decision:
@@ -669,8 +695,19 @@ def cap(limit: Limit, leave_units: int, cost_units: int, now_ms: int | None) -> 
     return min(units, max(cost_units, 1, paced_units(units, window.edges(now_ms), now_ms)))
 
 
+def _ahead_ms(result: ChargeResult) -> int:
+    """The time of the newest charge, where it is dated further ahead of now than a clock may go back; else 0."""
+    newest_ms = result.last[0]
+    return newest_ms if newest_ms > result.now_ms + RETENTION_SLACK_MS else 0
+
+
 def _clocks(request: ChargeRequest, result: ChargeResult) -> str:
     """What both clocks read, for people."""
+    if result.seen_ahead_ms:
+        return (
+            f"the clocks read {rfc3339(result.now_ms)}, and this machine saw charges dated "
+            f"{rfc3339(result.seen_ahead_ms)}, which the ledger lacks (`{REPAIR}`, if the clocks are right now)"
+        )
     return f"this machine's clock reads {rfc3339(request.caller_ms)}, the ledger's {rfc3339(result.now_ms)}"
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 Reason = Literal["ok", "limit", "leave", "exhausted", "closed", "clock", "ledger-unavailable"]
 Source = Literal["ledger", "allowance"]
 
+REPAIR = "quota ledger repair"
+
 SET_THE_CLOCK = "set the one that is wrong, then run again"
 """What to do about a refusal with the reason "clock"; what both clocks read stands before it."""
 
@@ -42,7 +44,8 @@ class Decision(NamedTuple):
 
     `remaining_units` is that of the limit which allows the fewest further identical charges after this decision.
     `retry_at_ms` is exact for this cost and never early; None when admitted, when no reset will help ("closed"),
-    and when the ledger stopped answering before the log was read.
+    and when the ledger stopped answering before the log was read. `ahead_ms` is the time of the ledger's newest charge,
+    if a wrong clock has dated it more than 25 h ahead; else 0.
     """
 
     admitted: bool
@@ -59,6 +62,7 @@ class Decision(NamedTuple):
     retry_at_ms: int | None
     limits: tuple[LimitState, ...]
     detail: str = ""
+    ahead_ms: int = 0
 
     @property
     def retry_at(self) -> datetime | None:
@@ -125,4 +129,5 @@ class Decision(NamedTuple):
             return "waiting will not help: ask upstream for quota, then `quota reopen`"
         if self.retry_at_ms is None:
             return "run again when it answers"
-        return f"next at {rfc3339(self.retry_at_ms)}"
+        ahead = f"; a charge is dated {rfc3339(self.ahead_ms)}, see `{REPAIR}`" if self.ahead_ms else ""
+        return f"next at {rfc3339(self.retry_at_ms)}{ahead}"

@@ -106,6 +106,8 @@ class ChargeResult(NamedTuple):
     exhaustion: Exhaustion | None = None
     epoch: str = ""
     unlogged: tuple[tuple[UnloggedUsage, ...], ...] = ()
+    seen_ahead_ms: int = 0
+    """With "clock", set by the budget: this machine saw charges dated so far ahead, and the ledger lacks them."""
 
 
 class Expected(NamedTuple):

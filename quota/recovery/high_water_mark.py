@@ -47,7 +47,14 @@ from quota.common.fork import start_over_in_child
 from quota.common.log import warn
 from quota.common.text import one_line, quoted
 from quota.errors import LedgerError
-from quota.ledger.contract import NOTHING_EXPECTED, RETENTION_SLACK_MS, Expected, read_entries, root_of
+from quota.ledger.contract import (
+    NOTHING_EXPECTED,
+    RETENTION_SLACK_MS,
+    Expected,
+    read_entries,
+    repaired_ms_of,
+    root_of,
+)
 from quota.ledger.unlogged import is_carry
 from quota.recovery.loss import carries, compare, largest, not_counted, renamed_log
 from quota.recovery.observations import (
@@ -62,6 +69,7 @@ from quota.recovery.observations import (
     span_of,
     with_slices,
 )
+from quota.recovery.repaired import any_ahead, as_repaired
 from quota.recovery.watermark_file import SLOTS, WatermarkFile, epoch_tag, read_slots
 
 if TYPE_CHECKING:
@@ -444,7 +452,8 @@ class HighWaterMark:
         """Hand a ledger that is behind what it has lost, as far as any process of this machine saw it.
 
         `result` is its answer "behind". If there is something to report, the ledger begins `new_epoch`. `retention_ms`
-        as in a request. Raises LedgerError. May be repeated: the ledger merges the reports of one loss.
+        as in a request. Raises LedgerError, and SeenAheadError, where nothing was reported. May be repeated: the ledger
+        merges the reports of one loss.
         """
         with self._lock:
             if self._changing:
@@ -452,7 +461,10 @@ class HighWaterMark:
             self._change(partial(self._restore_missing, ledger, result, new_epoch, retention_ms))
 
     def _restore_missing(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> None:
-        watermarks = [*self._read_watermarks(), self._watermark(*self._last_observations())]
+        watermarks: list[Watermark] = [*self._read_watermarks(), self._watermark(*self._last_observations())]
+        if repaired_ms_of(result.epoch) or any_ahead((*watermarks, *self._siblings), result.now_ms):
+            since = ledger.repairs(self._project), result.epoch, result.last, result.now_ms
+            watermarks, self._siblings = as_repaired(watermarks, *since), tuple(as_repaired(self._siblings, *since))
         self._label = one_line(ledger.label)
         root = root_of(result.epoch)
         told: Usages = {}

@@ -1,0 +1,107 @@
+"""What a machine saw before its ledger was repaired after a wrong clock, as it would have seen it since (L26). Pure.
+
+A repair gives entries of the future other ids. What was seen under an old id is not lost, although the log lacks that
+id; nor may it count until a time that a wrong clock has made. The repair's mark tells it apart:
+
+    seen up to an id that the log then had       the charges are all there, up to the repair's last id
+    seen beyond it                               the log did not have them all: they count for a window after the repair
+    dated far ahead of now, and no mark          a clock is wrong, or was, and nobody has said that it is right again
+
+An epoch tells whether what was seen in it was seen before a repair: it ends in the time of the last one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quota.common.clock import NEVER
+from quota.ledger.contract import RETENTION_SLACK_MS, repaired_ms_of, root_of
+from quota.limits import longest_ms_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quota.ledger.contract import Repair
+    from quota.ledger.entry import Id
+    from quota.ledger.unlogged import UnloggedUsage
+    from quota.recovery.observations import ViewObservation, Watermark
+
+
+class SeenAheadError(Exception):
+    """This machine saw charges dated far ahead of now, at `seen_ms`, which the ledger lacks and no repair explains."""
+
+    def __init__(self, seen_ms: int) -> None:
+        super().__init__(seen_ms)
+        self.seen_ms = seen_ms
+
+
+def any_ahead(watermarks: Sequence[Watermark], now_ms: int) -> bool:
+    """Whether anything that was seen is dated further ahead of now than a clock may go back."""
+    return any(
+        any(one.last[0] > now_ms + RETENTION_SLACK_MS for one in watermark.observations)
+        or any(_counts_too_long(usage, now_ms) for usage in watermark.usages)
+        for watermark in watermarks
+    )
+
+
+def as_repaired(
+    watermarks: Sequence[Watermark], repairs: Sequence[Repair], epoch: str, last: Id, now_ms: int
+) -> list[Watermark]:
+    """The watermarks as they would be if they had been made after the `repairs` of a ledger that is in `epoch` now, its
+    newest entry `last`. Raises SeenAheadError.
+    """
+    root = root_of(epoch)
+    return [
+        watermark._replace(
+            observations=tuple(_observation(one, repairs, root, last, now_ms) for one in watermark.observations),
+            usages=tuple(_usage(one, watermark, repairs, root, now_ms) for one in watermark.usages),
+        )
+        for watermark in watermarks
+    ]
+
+
+def _observation(one: ViewObservation, repairs: Sequence[Repair], root: str, last: Id, now_ms: int) -> ViewObservation:
+    here = root_of(one.epoch) == root
+    repair = _repair_after(one.epoch, repairs) if here else None
+    if repair is not None and one.last[0] > repair.begun_ms:
+        if one.last <= repair.newest:
+            until_ms = repair.at_ms + longest_ms_of(one.view)
+            since_ms = min(one.since_ms, repair.begun_ms - 1)
+            return one._replace(since_ms=since_ms, last=repair.through, until_ms=until_ms, slices=())
+        return _counting_since(one, repair)
+    if one.last[0] <= now_ms + RETENTION_SLACK_MS or (here and one.last <= last):
+        return one
+    if here or not repairs:
+        raise SeenAheadError(one.last[0])
+    return _counting_since(one, repairs[-1])
+
+
+def _counting_since(one: ViewObservation, repair: Repair) -> ViewObservation:
+    """The observation as of charges made when the repair was, none of them in any log."""
+    at_ms = repair.at_ms
+    until_ms = min(one.until_ms, at_ms + longest_ms_of(one.view))
+    return one._replace(since_ms=at_ms, last=(at_ms, NEVER), until_ms=until_ms, slices=())
+
+
+def _usage(
+    one: UnloggedUsage, watermark: Watermark, repairs: Sequence[Repair], root: str, now_ms: int
+) -> UnloggedUsage:
+    """What counted in the ledger that the process saw: the repair shortened it there, and shortens it here alike."""
+    here = watermark.root == root
+    repair = _repair_after(watermark.epoch, repairs) if here else None
+    if repair is None and _counts_too_long(one, now_ms):
+        if here or not repairs:
+            raise SeenAheadError(one.until_ms)
+        repair = repairs[-1]
+    return one if repair is None else one.until(repair.at_ms + longest_ms_of(one.view))
+
+
+def _counts_too_long(usage: UnloggedUsage, now_ms: int) -> bool:
+    """Whether it counts for longer than a charge could that a clock has dated a long day ahead."""
+    return usage.units_at(now_ms + longest_ms_of(usage.view) + RETENTION_SLACK_MS) > 0
+
+
+def _repair_after(epoch: str, repairs: Sequence[Repair]) -> Repair | None:
+    """The first repair after an epoch of the same log."""
+    repaired_ms = repaired_ms_of(epoch)
+    return next((repair for repair in repairs if repair.at_ms > repaired_ms), None)

@@ -1,0 +1,174 @@
+"""What machines saw before a repair, after it: they bring back no future, and no budget (L26)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from quota.ledger.contract import repaired_ms_of
+from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
+from support.losses import Machine, RedisStorage, SqliteStorage
+from support.setup import NOW_MS, limit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from support.servers import RedisServer
+
+YEAR_MS = 365 * DAY_MS
+DAY = limit(9_500)
+PACIFIC = Limit("pacific", 9_500, View(Selector(buckets=("units",)), Calendar("day", "America/Los_Angeles")), 9_500, 0)
+
+
+class Scene:
+    """A ledger, two machines with a memory, and one true time; the clocks of all stand `wrong_ms` beside it."""
+
+    def __init__(self, storage: Any, folder: Path) -> None:
+        self.storage = storage
+        self.true_ms, self.wrong_ms = NOW_MS, 0
+        self.a, self.b = (Machine(name, folder, storage.url, self.clock) for name in "ab")
+
+    def clock(self) -> int:
+        return self.true_ms + self.wrong_ms
+
+    def charge(self, machine: Machine, method: str = "search.list") -> Any:
+        return machine.budget(DAY, PACIFIC).charge(method)
+
+    def used(self, machine: Machine) -> list[int]:
+        return [state.used_units for state in machine.budget(DAY, PACIFIC).usage()]
+
+    def repair(self) -> str:
+        epoch = self.a.ledger.repair("p", f"r{self.clock()}", self.clock())
+        assert epoch is not None
+        return epoch
+
+    def restart(self, *machines: Machine) -> None:
+        for machine in machines:
+            machine.stop()
+            machine.start()
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
+    if request.param == "sqlite":
+        storage: Any = SqliteStorage(tmp_path)
+    else:
+        server: RedisServer = request.getfixturevalue("redis_server")
+        storage = RedisStorage(server.url)
+        storage.empty()
+    scene = Scene(storage, tmp_path)
+    yield scene
+    scene.a.stop()
+    scene.b.stop()
+
+
+def ahead(scene: Scene, by_ms: int = YEAR_MS, *machines: Machine) -> None:
+    """10 searches, then one of each machine while the clocks stand ahead, then one more when they are right."""
+    for _ in range(10):
+        assert scene.charge(scene.a).admitted
+    scene.true_ms += HOUR_MS
+    scene.wrong_ms = by_ms
+    for machine in machines or (scene.a,):
+        assert scene.charge(machine).admitted
+    scene.wrong_ms = 0
+    scene.true_ms += HOUR_MS
+
+
+def test_a_year_ahead_for_one_charge_then_repaired(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """What was charged before it, while it lasted and since counts, and no more; all is open again in a day."""
+    ahead(scene)
+    assert scene.charge(scene.b).admitted
+    assert [r.getMessage().split()[0] for r in caplog.records].count("ledger_ahead") == 1
+    assert "quota ledger repair" in caplog.text
+    assert repaired_ms_of(scene.repair()) == scene.true_ms
+    caplog.clear()
+    assert scene.used(scene.a) == scene.used(scene.b) == [1_200, 1_200]
+    assert len([n for n in range(100) if scene.charge(scene.a).admitted]) == 83
+    refused = scene.charge(scene.b)
+    assert refused.retry_at_ms is not None
+    assert refused.retry_at_ms <= scene.true_ms + DAY_MS
+    assert caplog.records == [], "nothing is missing, and nothing is ahead"
+    scene.true_ms += DAY_MS
+    assert scene.used(scene.a) == scene.used(scene.b) == [0, 0]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("by_ms", [2 * HOUR_MS, 20 * HOUR_MS, 26 * HOUR_MS, 3 * DAY_MS, YEAR_MS])
+def test_emptied_after_the_repair_the_ledger_counts_what_machines_saw_for_a_day(
+    scene: Scene, by_ms: int, restarted: bool
+) -> None:
+    ahead(scene, by_ms, scene.a, scene.b)
+    kept = scene.used(scene.a)
+    scene.repair()
+    assert scene.used(scene.a) == scene.used(scene.b) == kept
+    scene.storage.empty()
+    if restarted:
+        scene.restart(scene.a, scene.b)
+    assert scene.used(scene.a) == kept
+    assert scene.used(scene.b) == kept
+    scene.true_ms += DAY_MS + HOUR_MS
+    assert scene.used(scene.a) == scene.used(scene.b) == [0, 0]
+    assert scene.charge(scene.a).admitted
+
+
+def test_emptied_before_the_repair_nothing_is_decided_until_somebody_says_which_clock_is_right(scene: Scene) -> None:
+    """What a machine saw of next year would close the new ledger for a year; a clock may still be wrong."""
+    ahead(scene, YEAR_MS, scene.a, scene.b)
+    scene.storage.empty()
+    refused = scene.charge(scene.a)
+    assert (refused.admitted, refused.reason, refused.id) == (False, "clock", None)
+    assert "2027-" in refused.sentence()
+    assert "quota ledger repair" in refused.sentence()
+    scene.restart(scene.b)
+    assert scene.charge(scene.b).reason == "clock"
+    scene.repair()
+    assert scene.charge(scene.b).admitted
+    used = scene.used(scene.a)
+    assert used[0] >= 300, "what was charged ahead counts for a day from the repair"
+    assert scene.used(scene.b) == used
+    scene.true_ms += DAY_MS + HOUR_MS
+    assert scene.used(scene.a) == scene.used(scene.b) == [0, 0]
+
+
+def test_a_copy_put_back_after_the_repair_is_repaired_again(scene: Scene) -> None:
+    ahead(scene, YEAR_MS, scene.a, scene.b)
+    copy = scene.storage.copy()
+    scene.repair()
+    used = scene.used(scene.a)
+    assert scene.charge(scene.b).admitted
+    scene.storage.restore(copy)
+    scene.true_ms += 1
+    assert scene.used(scene.a)[0] >= used[0] + 100
+    scene.repair()
+    assert used[0] + 100 <= scene.used(scene.b)[0] <= 2 * used[0] + 100
+    scene.true_ms += DAY_MS + HOUR_MS
+    assert scene.used(scene.a) == scene.used(scene.b) == [0, 0]
+
+
+def test_a_machine_that_slept_through_repair_and_loss_brings_back_no_future(scene: Scene) -> None:
+    ahead(scene, YEAR_MS, scene.a, scene.b)
+    scene.repair()
+    assert scene.charge(scene.a).admitted
+    scene.true_ms += 3 * DAY_MS
+    assert scene.used(scene.b) == [0, 0]
+    scene.storage.empty()
+    assert scene.charge(scene.b).admitted
+    assert scene.used(scene.b) == [100, 100]
+
+
+def test_what_was_seen_of_a_second_accident_is_not_taken_for_the_first(scene: Scene) -> None:
+    """It was charged after the repair: an epoch tells after which repair it was seen."""
+    ahead(scene, YEAR_MS)
+    scene.repair()
+    copy = scene.storage.copy()
+    assert scene.used(scene.b)[0] == 1_100
+    scene.wrong_ms = 3 * DAY_MS
+    assert scene.charge(scene.b).admitted
+    scene.wrong_ms = 0
+    scene.storage.restore(copy)
+    assert scene.charge(scene.b).reason == "clock"
+    scene.true_ms += HOUR_MS
+    scene.repair()
+    assert scene.used(scene.b)[0] == 1_200
