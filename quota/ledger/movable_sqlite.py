@@ -245,8 +245,9 @@ def _fields(db: sqlite3.Connection, project: str) -> Iterator[Field]:
 
     for row in rows(", ".join(_OF_PROJECT), "projects"):
         yield from zip(_OF_PROJECT, map(str, row), strict=True)
-    newest = db.execute("SELECT ms, seq FROM charges WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1", (project,))
-    yield from (("last", f"{ms}-{seq}") for ms, seq in newest)
+    last = _standing(db, project, count=False).last
+    if last != (0, 0):
+        yield "last", f"{last[0]}-{last[1]}"
     views = rows("name, total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms", "views")
     for name, total, t_ms, t_seq, h_ms, h_seq, dropped_through_ms in views:
         yield f"view:{name}", f"{total} {t_ms}-{t_seq} {h_ms}-{h_seq} {dropped_through_ms}"
@@ -257,6 +258,7 @@ def _fields(db: sqlite3.Connection, project: str) -> Iterator[Field]:
         yield f"unlogged:{view}", usages_text(list(usages))
     for machine, number in rows("machine, number", "repaid"):
         yield f"repaid:{machine}", str(number)
+        yield f"repaid_at:{machine}", str(last[0])  # at the latest: Redis forgets the number some time after that
     marks = rows("at_ms, newest_ms, newest_seq, begun_ms, through_ms, through_seq", "repairs")
     lines = [f"{n_ms}-{n_seq} {begun_ms} {at_ms} {t_ms}-{t_seq}" for at_ms, n_ms, n_seq, begun_ms, t_ms, t_seq in marks]
     if lines:

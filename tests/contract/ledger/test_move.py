@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,6 +15,7 @@ import redis
 
 from contract.ledger.test_formats import WORK
 from contract.ledger.test_redis_ledger import cluster, own_server, sentinel
+from contract.ledger.test_rights import MOVING, commands_of
 from quota.common.clock import NEVER
 from quota.errors import LedgerError, MoveRefused
 from quota.ledger import movable_sqlite, move
@@ -393,6 +395,7 @@ def check_one_is_open(old: Movable, new: Movable) -> None:
     assert found.count("open") <= 1, found
     assert found in (
         ["open", "empty"],
+        ["open", "sealed"],
         ["open", "filling"],
         ["fenced", "filling"],
         ["sealed", "filling"],
@@ -481,6 +484,28 @@ def test_two_moves_at_once_end_in_one_open_ledger(
             found = roles(old, new, third)
         assert found[: 2 if same else 3].count("open") == 1, found
         assert Content.of((old, new, third)[found.index("open")]) == held
+
+
+@pytest.mark.parametrize("command", sorted({one for name in MOVING for one in commands_of(name)}))
+def test_a_move_that_lacks_a_right_goes_on_with_it(places: Places, redis_server: RedisServer, command: str) -> None:
+    """L22. There, and over what an earlier move has left."""
+    with redis.Redis(port=redis_server.port) as client:
+        client.acl_setuser("some", enabled=True, nopass=True, keys="*", commands=["+@all", f"-{command}"])
+    old, new = places.pair("redis", "redis")
+    some = [places.open(places.urls[ledger].replace("://", "://some:any@")) for ledger in (old, new)]
+    used_up(places, old, 40)  # more than a hash keeps in one piece
+    held = Content.of(old)
+    for _ in range(2):
+        with suppress(LedgerError):
+            moves(some[0], some[1])
+        check_one_is_open(old, new)
+        if roles(old, new) != ["sealed", "open"]:
+            moves(old, new)
+        assert Content.of(new) == held
+        moves(new, old)
+    assert Content.of(old) == held
+    with redis.Redis(port=redis_server.port) as client:
+        client.acl_deluser("some")
 
 
 # -- every kind of server ----------------------------------------------------------------------------------------------

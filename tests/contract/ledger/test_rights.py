@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 DAY = (ALL, 1_000, 1, DAY_MS)
 SCRIPTS = ("charge", "settle", "read", "exhaust", "reopen", "add_unlogged", "repay", "claim", "repair")
+MOVING = ("fence", "fill", "clear")
+"""Those of `quota ledger move`: see `contract.ledger.test_move`."""
+
 TIDYING = {"del", "hdel", "hscan", "info", "xtrim"}
 """Without these a charge is still made."""
 
@@ -329,7 +332,7 @@ def test_the_rights_that_the_readme_names_are_enough(server: RedisServer, limite
         r"^ACL SETUSER .*", (Path(__file__).parents[3] / "lua" / "README.md").read_text(), re.MULTILINE
     )
     limited.client.execute_command(*line.split())
-    assert {f"+{command}" for name in SCRIPTS for command in commands_of(name)} <= set(line.split())
+    assert {f"+{command}" for name in (*SCRIPTS, *MOVING) for command in commands_of(name)} <= set(line.split())
     limited.client.execute_command("DEL", *KEYS)
     round_trip(f"redis://quota:PASSWORD@127.0.0.1:{server.port}/0")
     run = RandomOperations(

@@ -1,0 +1,171 @@
+"""`quota ledger move` as an owner uses it: programs that charge on, a mover that is killed, a url that is edited."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import TYPE_CHECKING
+
+import redis
+
+import quota
+from quota.common.clock import NEVER
+from quota.ledger.contract import read_entries
+from quota.ledger.factory import open_movable
+from support.commands import Quota, one_line
+from support.installation import Installation, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from support.servers import RedisServer
+
+CONFIG = """
+[ledger]
+url = "{url}"
+{more}
+[credentials.main]
+api = "youtube-v3"
+project = "{project}"
+{limits}
+"""
+
+LIMITS = """
+[[credentials.main.limits]]
+name = "short"
+units = {units}
+window = "2s"
+"""
+
+CHARGER = """
+import sys, time, pathlib, quota
+stop = pathlib.Path("stop")
+while not stop.exists():
+    with quota.open() as session:
+        budget = session.budget()
+        while not stop.exists():
+            decision = budget.charge("videos.list", region=sys.argv[1])
+            if decision.admitted:
+                print(decision.id, flush=True)
+                continue
+            time.sleep(0.01)
+            if decision.reason == "ledger-unavailable":
+                break
+"""
+
+
+def configure(quota: Quota, url: str, project: str, limits: str = "", more: str = "") -> None:
+    path = quota.configure(CONFIG.format(url=url, project=project, limits=limits, more=more))
+    assert path.name == "quota.toml"
+
+
+def test_an_owner_changes_the_place_of_the_ledger_and_the_day_goes_on(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    """L27. Two machines share a Redis; it moves to another database, and each changes the url when it likes."""
+    old, new = f"redis://127.0.0.1:{redis_server.port}/3", f"redis://127.0.0.1:{redis_server.port}/4"
+    for number in (3, 4):
+        with redis.Redis(port=redis_server.port, db=number) as client:
+            client.flushdb()
+    machines = []
+    for name in ("web1", "web2"):
+        (tmp_path / name).mkdir()
+        machines.append(Quota(tmp_path / name))
+        configure(machines[-1], old, "moving", more="unavailable = { max_cost = 1, allowance = 5, machines = 2 }")
+    web1, web2 = machines
+    for machine in machines:
+        assert machine("charge", "search.list", "--units", "4500").returncode == 0
+    assert one_line(web2("charge", "search.list", "--units", "501"), 75)
+
+    moved = web1("ledger", "move", old, new)
+    assert (moved.returncode, moved.stderr) == (0, "")
+    assert moved.stdout.splitlines()[0] == f"project moving: 2 charges moved to {new}"
+    assert f'  [ledger] url = "{new}"' in moved.stdout
+    for args in (("charge", "search.list"), ("status",), ("spend",)):
+        assert f"has moved to {new} and takes no charge any more" in one_line(web2(*args), 69)
+    drawn = web2("charge", "videos.list")
+    assert drawn.returncode == 0, "the allowance"
+
+    for machine in machines:
+        configure(machine, new, "moving")
+        told = machine("charge", "search.list", "--units", "501")
+        assert "500 units left" in told.stderr or "refused" in told.stderr
+        assert "ledger_moved" not in told.stderr
+        assert "ledger_behind" not in told.stderr
+        assert told.returncode == 75
+    configure(web2, new, "moving", more="unavailable = { max_cost = 1, allowance = 5, machines = 2 }")
+    assert web2("charge", "videos.list").returncode == 0
+    status = web1.json("status")["credentials"][0]
+    assert [limit["used_units"] for limit in status["limits"]] == [9002, 9002], "with what was drawn meanwhile"
+    assert "unlogged_units" not in status
+    assert web1("ledger", "move", old, new).stdout.startswith(f"project moving: moved already to {new}")
+
+    back = web1.json("ledger", "move", new, old)
+    assert back == {"old": new, "new": old, "projects": [{"project": "moving", "outcome": "moved", "charges": 4}]}
+
+
+def test_what_cannot_be_moved_is_one_line(tmp_path: Path, redis_server: RedisServer) -> None:
+    quota = Quota(tmp_path)
+    configure(quota, "sqlite:///ledger.db", "p")
+    assert "holds nothing of project p" in one_line(quota("ledger", "move", "sqlite:///no.db", "sqlite:///new.db"), 1)
+    assert not (tmp_path / "no.db").exists()
+    assert quota("charge", "videos.list").returncode == 0
+    for new, told in (
+        ("foo://bar", "NEW: ledger url of kind 'foo' is not known"),
+        ("new.db", "NEW: ledger url of kind 'new.db' is not known"),
+        ("sqlite://", "NEW: a file is sqlite:///relative/path or sqlite:////absolute/path"),
+        (f"sqlite:///{tmp_path}", "is a folder; name a file in it"),
+        ("redis://:s3cret@127.0.0.1:x/0", "one of its parts cannot be read"),
+    ):
+        said = one_line(quota("ledger", "move", "sqlite:///ledger.db", new), 2)
+        assert told in said
+        assert "s3cret" not in said
+    nowhere = quota("ledger", "move", "sqlite:///ledger.db", "redis://:s3cret@127.0.0.1:1")
+    assert "cannot be reached" in one_line(nowhere, 69)
+    assert quota("charge", "videos.list").returncode == 0, "nothing was changed"
+    done = quota("ledger", "move", "sqlite:///ledger.db", "sqlite:///new.db", "--all")
+    assert done.stdout.splitlines()[0].endswith("2 charges moved to sqlite:///" + str(tmp_path / "new.db"))
+
+
+def test_chargers_and_a_mover_that_is_killed_lose_and_double_nothing(tmp_path: Path, redis_server: RedisServer) -> None:
+    """L27. From a file to Redis and back, with kill -9 at random moments; the chargers follow the configuration."""
+    chance, units, kills = random.Random(7), 20, 0
+    home = Installation(tmp_path / "home")
+    with redis.Redis(port=redis_server.port, db=5) as client:
+        client.flushdb()
+    urls = [f"sqlite:///{tmp_path}/ledger.db", f"redis://127.0.0.1:{redis_server.port}/5"]
+    configure(home.quota, urls[0], "p", LIMITS.format(units=units))
+    chargers = [home.spawn(sys.executable, "-c", CHARGER, str(n)) for n in range(4)]
+    try:
+        for old, new in (urls, urls[::-1], urls):
+            ledgers = [open_movable(url) for url in (old, new)]
+            before = ledgers[0].standing("p").charges
+            until(lambda ledger=ledgers[0], charges=before: ledger.standing("p").charges > charges + 5)
+            for _ in range(3):
+                mover = home.start("ledger", "move", old, new)
+                until(lambda mover=mover: mover.poll() is not None or chance.random() < 0.02)
+                kills += mover.poll() is None
+                mover.kill()
+                mover.communicate()
+                assert [ledger.standing("p").role for ledger in ledgers].count("open") <= 1
+            assert home.quota("ledger", "move", old, new).returncode == 0
+            for ledger in ledgers:
+                ledger.close()
+            beside = tmp_path / "home" / "next.toml"
+            beside.write_text(home.config.read_text().replace(old, new))
+            beside.replace(home.config)
+    finally:
+        with quota.open(home.config) as session:
+            before = len(list(read_entries(session.ledger, "p", 0, NEVER)))
+            until(lambda: len(list(read_entries(session.ledger, "p", 0, NEVER))) > before)
+        (tmp_path / "home" / "stop").touch()
+        printed = [charger.communicate(timeout=30)[0].split() for charger in chargers]
+    assert kills > 0
+    with quota.open(home.config) as session:
+        log = list(read_entries(session.ledger, "p", 0, NEVER))
+    admitted = [charge_id for ids in printed for charge_id in ids]
+    assert len(set(admitted)) == len(admitted)
+    assert set(admitted) == {entry.id for entry in log}, "each that was admitted is there, and no other"
+    assert len({entry.idempotency_key for entry in log}) == len(log)
+    for entry in log:
+        assert sum(other.units for other in log if entry.ms - 2_000 < other.ms <= entry.ms) <= units
