@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from quota.session import Session
 
 
-@click.command("run")
+@click.command("run", short_help="Run one tick of JOB.")
 @click.argument("job")
 @click.option("--region", "regions", multiple=True, metavar="R", help="Only this region of the job; may be repeated.")
 @click.option("--fail-on-refusal", is_flag=True, help=f"Exit with {REFUSED_STATUS} when the budget stopped the run.")
@@ -114,7 +114,7 @@ def schedule(config: str | None) -> None:
     click.get_current_context().exit(128 + signal.SIGINT if stop() == signal.SIGINT else 0)
 
 
-@click.command("plan")
+@click.command("plan", short_help="Simulate the schedule: does it fit?")
 @click.option("--days", default=7, show_default=True, metavar="N", help="Whole days to look ahead.")
 @click.option("--from-empty", is_flag=True, help="Begin with nothing spent; do not read ledger and store.")
 @click.option("--start", metavar="DATE", help="Begin at upstream's midnight of that day, with nothing spent.")
@@ -163,7 +163,7 @@ def plan(
     click.get_current_context().exit(0 if answer.fits else 1)
 
 
-@click.command("search")
+@click.command("search", short_help="Search the local store.")
 @click.argument("words", nargs=-1, required=True)
 @click.option("--region", metavar="R", help="Only videos that were ranked in this region.")
 @click.option("--limit", default=20, show_default=True, metavar="N", help="Show at most N videos.")
@@ -205,7 +205,7 @@ def _found_line(video: Found) -> str:
     return printable(f"{line}  {ranks}".rstrip())
 
 
-@click.command("emulate")
+@click.command("emulate", short_help="Serve the emulated upstream, for development.")
 @click.option("--port", default=8765, show_default=True, metavar="P", help="Port on 127.0.0.1; 0 takes a free one.")
 @click.option("--recorded", metavar="DIR", help="Serve the recorded pages in this folder instead of invented ones.")
 @click.option("--allocation", type=click.Choice(["pool", "buckets"]), default="pool", show_default=True)
@@ -236,7 +236,7 @@ def emulate(port: int, recorded: str | None, allocation: Any, quota_units: int) 
         emulator.serve_forever(ready=say)
 
 
-@click.command("demo")
+@click.command("demo", short_help="Show the whole product, without a key.")
 @click.option("--keep", metavar="DIR", help="Keep configuration, ledger and store in this folder.")
 @click.option("--units", default=9_500, show_default=True, metavar="N", help="Enforce a limit of N units a day.")
 @json_option

@@ -566,8 +566,9 @@ class Budget:
             warn("retry_at_unknown project=%s limit=%s: %s", self.project, plan.limits[i].name, error)
         limit, check, used = plan.limits[i], request.checks[i], result.used_units[i]
         alone = cap(limit, 0, check.cost_units, request.caller_ms)
-        detail = f"of {plan.caps[i]:,} by the end of the {_period(limit)}" if check.cap_units < plan.caps[i] else ""
-        return limit.name, "limit" if used + check.cost_units > alone else "leave", retry_at_ms, detail
+        details = [f"of {plan.caps[i]:,} by the end of the {_period(limit)}"] if check.cap_units < plan.caps[i] else []
+        details += [f"this job leaves {plan.leaves[i]:,} to others"] if plan.leaves[i] else []
+        return limit.name, "limit" if used + check.cost_units > alone else "leave", retry_at_ms, ", ".join(details)
 
     def _entries(self, since_ms: int, until_ms: int) -> Iterator[Entry]:
         return read_entries(self.ledger, self.project, since_ms, until_ms)

@@ -105,17 +105,16 @@ class Decision(NamedTuple):
         """One line for people: what was asked, the answer, and what to do about a refusal."""
         what = f"{self.method} ({many(self.cost_units, 'unit')}) on {self.credential}"
         if self.admitted:
-            return f"admitted {what}; {many(self.remaining_units, 'unit')} left"
+            said = "admitted" if self.source else "would admit"
+            return f"{said} {what}; {many(self.remaining_units, 'unit')} left"
         return f"refused {what}: {self.why()}; {self._when()}"
 
     def why(self) -> str:
         """What refused it, without what was asked and when to come back."""
         state = next((s for s in self.limits if s.name == self.refused_by), None)
         if self.reason in ("limit", "leave") and state is not None:
-            left = " after what this job leaves for others" if self.reason == "leave" else ""
-            pace = f", {self.detail}" if self.detail else ""
             used = f"{state.used_units:,} of {many(state.limit_units, 'unit')} used"
-            return f"limit {state.name!r} has {used}{pace}{left}"
+            return f"limit {state.name!r} has {used}" + (f", {self.detail}" if self.detail else "")
         if self.reason == "exhausted":
             return f"upstream said its bucket {self.refused_by!r} is exhausted ({self.detail})"
         if self.reason == "closed":

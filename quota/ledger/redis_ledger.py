@@ -418,7 +418,7 @@ class RedisLedger:
         if isinstance(error, RedisClusterException) and ("not enabled" in said or "support disabled" in said):
             return f"{where} is no cluster; write redis:// for a single server"
         if isinstance(error, (RedisConnectionError, RedisClusterException)):
-            return f"{where} cannot be reached; is the server running there?"
+            return f"{where} cannot be reached; see whether the server is running there"
         # Redis 6 wraps what stopped a script into a text of its own.
         if isinstance(error, ReadOnlyError) or "-READONLY " in said:
             return f"{where} is a replica, which cannot be written to; name the primary"

@@ -15,6 +15,7 @@ from quota.session import Session
 from quota.settings.load import load_settings
 from quota.status import read_spending, read_status
 from support.commands import Quota
+from support.setup import limit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,6 +79,22 @@ def test_the_command_says_so_in_one_line(ledger_url: str, tmp_path: Path) -> Non
     spent = quota.json("spend", "--since", "7d")
     assert spent["since"] > spent["until"].replace(spent["until"][:10], "0000-00-00")
     assert 48 <= spent["total_units"] <= 51
+
+
+def test_a_refusal_says_why_the_number_is_below_the_limits_own(setup: Setup) -> None:
+    """With `leave` it is lower, whichever of the two the call would exceed."""
+    budget = setup.budget(limit(10), leave={"modest": {"day": 4}})
+    said = {}
+    for units in (5, 4):
+        budget.charge("videos.list", units=units)
+        refused = budget.peek("videos.list", units=2, job="modest")
+        said[refused.reason] = refused.why()
+    assert said == {
+        "leave": "limit 'day' has 5 of 6 units used, this job leaves 4 to others",
+        "limit": "limit 'day' has 9 of 6 units used, this job leaves 4 to others",
+    }
+    assert budget.peek("videos.list").sentence() == "would admit videos.list (1 unit) on main; 1 unit left"
+    assert budget.charge("videos.list").sentence() == "admitted videos.list (1 unit) on main; 0 units left"
 
 
 RESETS = [

@@ -243,7 +243,7 @@ def refusal(url: str) -> str:
 
 
 def test_nobody_listens() -> None:
-    assert "cannot be reached; is the server running there?" in refusal(f"redis://127.0.0.1:{free_port()}/0")
+    assert "cannot be reached; see whether the server is running there" in refusal(f"redis://127.0.0.1:{free_port()}/0")
     assert "cannot be reached" in refusal("unix:///nowhere/redis.sock")
     assert "cannot be reached" in refusal("redis://no-such-host.invalid:6379/0")
 

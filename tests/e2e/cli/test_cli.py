@@ -79,6 +79,9 @@ def test_quota_alone_prints_its_help(quota: Quota) -> None:
     group = quota("ledger")
     assert (group.returncode, group.stderr) == (2, "")
     assert group.stdout == quota("ledger", "--help").stdout
+    assert [line for line in alone.stdout.partition("Commands:")[2].splitlines() if "..." in line] == [], (
+        "each command fits its line"
+    )
 
 
 def test_a_configuration_named_before_the_command_is_the_commands(quota: Quota) -> None:
