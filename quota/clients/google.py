@@ -88,8 +88,8 @@ def service(
     max_items        the length of any list in an answer
 
     If any of them is set, the service raises quota.BadAnswer for an answer that exceeds a limit, or that is not the
-    JSON that the API promises. The service calls `waiting` several times a second while it waits for an answer; an
-    exception from `waiting` ends the request.
+    JSON that the API promises, and sends no request again by itself when a connection dies. The service calls `waiting`
+    several times a second while it waits for an answer; an exception from `waiting` ends the request.
     Raises ConfigError if the installed client does not describe the API, or if `endpoint` is not a usable URL.
     """
     timeout_s = seconds(timeout_s, "timeout_s")
@@ -465,18 +465,20 @@ class _Connection(HTTPConnection):
         """Read the head of the next answer.
 
         httplib2 takes any bad head for a sign that the connection died while it was idle, and sends the request again,
-        which charges it again. That may only be so after an earlier answer, and if nothing arrived at all.
+        which charges it again. That may only be so after an earlier answer, and if nothing arrived at all. With limits
+        it is never sent again: the caller, as a run does, attempts what may pass a bounded number of times.
         """
+        limited = self.watch is not None and any(self.watch.limits)
         try:
             answer = super().getresponse()
         except ResponseNotReady:
             raise
         except RemoteDisconnected:
-            if self._has_answered:
+            if self._has_answered and not limited:
                 raise
             raise ConnectionResetError("upstream closed the connection without an answer") from None
         except HTTPException as error:
-            if self.watch is not None and any(self.watch.limits):
+            if limited:
                 raise no_http() from error
             raise HTTPException(f"upstream's answer is no HTTP: {type(error).__name__}") from error
         self._has_answered = True

@@ -424,6 +424,15 @@ def test_a_connection_that_breaks_is_tried_again(bench: Bench) -> None:
     assert bench.count("rankings") == 200
 
 
+def test_a_connection_that_always_breaks_is_tried_four_times_in_all(bench: Bench) -> None:
+    """The first of them goes over a connection that has served a page: httplib2 alone would send that one twice."""
+    bench.configure(regions=["US"])
+    bench.upstream.fault("close-after", times=2 * ATTEMPTS, after=1)
+    report = bench.run()
+    assert outcomes(report) == {"US": "failed"}
+    assert report.attempts == bench.requests == 1 + ATTEMPTS
+
+
 def test_trouble_that_stays_fails_the_region_alone_and_the_next_run_goes_on_from_its_checkpoint(bench: Bench) -> None:
     bench.configure(regions=["US", "DE", "FR"])
     bench.upstream.fault("status", status=503, region="DE", after=1, times=ATTEMPTS)
