@@ -23,6 +23,9 @@ The time at which missing units expire is known to a *slice*, a 24th of the wind
 reads it from the log and keeps its sum. The 1,500 of 14:30 belong to the slice that ends at 15:00. Of newer units only
 the sum is known; they expire with the newest entry.
 
+A ledger is known by its root, and the file by its identity (quota.ledger.contract.Identity), not by the ledger's url.
+So what was seen at one place counts on at the next, as a carry: see quota.recovery.loss.
+
 Each process has a slot of its own in one file (quota.recovery.watermark_file). So the next process knows what a killed
 one saw, and each process sees what the others of its machine saw last. Writing a slot costs some microseconds and waits
 for nothing; a crash of the whole machine may lose the last of it. Where the folder cannot be written, a process still

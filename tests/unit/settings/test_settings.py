@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -226,6 +227,38 @@ def test_the_file_that_was_named_wins_then_the_variable_then_here_then_the_users
     assert find_config() == Path("quota.toml")
 
 
+def test_which_ledger_is_meant_is_told_by_its_name_or_by_the_path_as_named(
+    write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load_settings().ledger.identity == "built-in configuration"
+    (tmp_path / "conf.d").mkdir()
+    path = write(FULL, "conf.d/quota.toml")
+    monkeypatch.chdir(tmp_path / "conf.d")
+    (tmp_path / "link").symlink_to("conf.d")
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "elsewhere").symlink_to("deep")
+    spellings = ("quota.toml", "./quota.toml", "../conf.d/quota.toml", path, f"{path.parent}//quota.toml")
+    assert {load_settings(one).ledger.identity for one in spellings} == {str(path)}
+    assert load_settings("../link/quota.toml").ledger.identity == f"{tmp_path}/link/quota.toml", "links stay"
+    through = f"{tmp_path}/deep/../conf.d/quota.toml"
+    assert load_settings(through).ledger.identity == str(path)
+    write(FULL)
+    (tmp_path / "conf.d" / "deeper").mkdir()
+    (tmp_path / "away").symlink_to("conf.d/deeper")
+    behind_a_link = f"{tmp_path}/away/../quota.toml"  # conf.d/quota.toml, whatever it looks like
+    assert load_settings(behind_a_link).ledger.identity == behind_a_link
+    named = write(FULL.replace("[ledger]\n", '[ledger]\nname = "production"\n'), "named.toml")
+    assert load_settings(named).ledger[2:] == ("production", "name production")
+    assert load_settings(_pipe(path)).ledger.identity == ""
+
+
+def _pipe(path: Path) -> str:
+    read, write = os.pipe()
+    os.write(write, path.read_bytes())
+    os.close(write)
+    return f"/dev/fd/{read}"
+
+
 def test_paths_are_relative_to_the_file_not_to_where_one_stands(
     write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,6 +359,8 @@ MISTAKES = [
         "units = 4_000\nwindw",
         "credentials.main.limits[1].windw: unknown key; did you mean 'window'?",
     ),
+    ("[ledger]\n", '[ledger]\nnmae = "production"\n', "ledger.nmae: unknown key; did you mean 'name'?"),
+    ("[ledger]\n", '[ledger]\nname = "a b"\n', f"ledger.name: 'a b': {NAME_RULE}"),
     ("stagger =", "staggered =", "jobs.trending.staggered: unknown key; did you mean 'stagger'?"),
     ("allowance = 50", "alowance = 50", "ledger.unavailable.alowance: unknown key; did you mean 'allowance'?"),
     (
