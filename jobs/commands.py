@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from quota.jobs.job import RunReport
-    from quota.jobs.store.store import Found
+    from quota.jobs.store.store import Elsewhere, Found
     from quota.session import Session
 
 
@@ -32,28 +32,38 @@ if TYPE_CHECKING:
 @click.argument("job")
 @click.option("--region", "regions", multiple=True, metavar="R", help="Only this region of the job; may be repeated.")
 @click.option("--fail-on-refusal", is_flag=True, help=f"Exit with {REFUSED_STATUS} when the budget stopped the run.")
+@click.option("--here", is_flag=True, help="Take over the regions that run on another machine.")
 @click.option("--quiet", is_flag=True, help="Print only errors and refusals.")
 @json_option
 @config_option
 def run(
-    job: str, regions: tuple[str, ...], fail_on_refusal: bool, quiet: bool, as_json: bool, config: str | None
+    job: str,
+    regions: tuple[str, ...],
+    fail_on_refusal: bool,
+    here: bool,
+    quiet: bool,
+    as_json: bool,
+    config: str | None,
 ) -> None:
     """Run one tick of JOB: fetch its regions until it is done or the budget refuses a call.
 
     When the budget is spent, a run exits at once with status 0 and prints where and when it will resume. Progress is
     saved; the next run resumes there, even days later.
 
+    Where machines share a ledger, a job runs on one of them. On the others a run says where, and exits with status 0.
+
     \b
     Example: quota run trending
              quota run trending --region DE --region FR --json
              quota run trending --quiet    # for cron, which mails all output
+             quota run trending --here     # not on the machine where it ran until now
     """
     from quota.jobs.runner import run_job
 
     log_to_stderr()
     says = not quiet or sys.stderr.isatty()
     with interruptible(says=says) as stop, _configured(config) as session, watching(job, quiet) as watcher:
-        report = run_job(session, job, regions=regions, stop=stop, watcher=watcher)
+        report = run_job(session, job, regions=regions, here=here, stop=stop, watcher=watcher)
     _print_report(report, as_json, quiet)
     status = report.exit_status
     if fail_on_refusal and report.refused and not status:
@@ -74,16 +84,18 @@ def _configured(config: str | None) -> Iterator[Session]:
 
 
 def _print_report(report: RunReport, as_json: bool, quiet: bool = False) -> None:
-    """With `quiet`, print nothing if the run is done, its errors if it failed, and otherwise why it stopped."""
+    """With `quiet`, print nothing if the run is done or elsewhere, its errors if it failed, and otherwise why it
+    stopped."""
     from quota.common.clock import host_clock
     from quota.errors import LedgerError
 
     for region in report.regions:
         if region.error is not None and region.error != report.why:
             fail(f"{named(report.job, region.region)}: {printable(region.error)}")
-    if report.outcome == "failed" or report.exit_status == LedgerError.exit_status:
+    said = report.outcome == "failed" or report.exit_status == LedgerError.exit_status
+    if said:
         fail(f"{report.job}: {printable(report.why)}")
-    if quiet and (report.outcome == "done" or (report.outcome == "failed" and not as_json)):
+    if quiet and (report.outcome in ("done", "elsewhere") or (said and not as_json)):
         return
     sentence = printable(report.sentence(host_clock()))
     if as_json:
@@ -99,7 +111,7 @@ def schedule(config: str | None) -> None:
     """Run all jobs on their schedules until a signal stops it.
 
     Each tick that starts, ends or is skipped prints a line on stderr that says why. On SIGTERM (exit 0) and Ctrl-C the
-    pages in flight are stored first. Several schedulers that share a Redis ledger run each tick once.
+    pages in flight are stored first. Of several schedulers that share a Redis ledger, each job runs on one.
 
     \b
     Example: quota schedule
@@ -188,14 +200,31 @@ def search(words: tuple[str, ...], region: str | None, limit: int, as_json: bool
         settings = session.settings.store
         with Store(settings.url, retention_ms=settings.retention_ms, create=False) as store:
             found = store.search(" ".join(words), region, limit)
+            elsewhere = store.elsewhere()
     if as_json:
         rows = [video.as_json() for video in found]
-        print_json({"words": " ".join(words), "region": region, "videos": rows})
+        away = {"elsewhere": [job.as_json() for job in elsewhere]} if elsewhere else {}
+        print_json({"words": " ".join(words), "region": region, "videos": rows, **away})
         return
+    for job in elsewhere:
+        say(_elsewhere_line(job), err=True)
     for video in found:
         say(_found_line(video))
     if not found:
         say("nothing found", err=True)
+
+
+def _elsewhere_line(job: Elsewhere) -> str:
+    from quota.cli.render import moment
+    from quota.common.clock import host_clock
+    from quota.common.text import spell
+
+    now_ms = host_clock()
+    age = "nothing of it" if job.fetched_ms is None else f"what it fetched until {moment(job.fetched_ms, now_ms)}"
+    old = "" if job.fetched_ms is None else f", {spell(now_ms - job.fetched_ms)} ago"
+    return printable(
+        f"{job.job} runs on {job.runs_on} (as of {moment(job.asked_ms, now_ms)}); this store has {age}{old}"
+    )
 
 
 def _found_line(video: Found) -> str:

@@ -25,8 +25,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import quota
-from quota.common.clock import rfc3339
+from quota.common.clock import rfc3339, utc
 from quota.common.text import describe, many, nearest, show, spell
+from quota.limits import DAY_MS
 from quota.settings.model import BUILT_IN_FETCHES
 
 if TYPE_CHECKING:
@@ -96,7 +97,36 @@ def checked_id(value: object) -> str:
 
 
 RegionOutcome = Literal["done", "partial", "skipped", "failed"]
-RunOutcome = Literal["done", "stopped", "failed", "overlap"]
+RunOutcome = Literal["done", "stopped", "failed", "overlap", "elsewhere"]
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """Where a region is that a run did not get: on `runs_on`, heard of at `heard_ms` by the ledger's clock, which is
+    `now_ms`. It is free at `until_ms` if nothing more is heard.
+
+    `same_store`: a run of the same store holds it, on another machine. `new_store`: the asking store never ran the job.
+    """
+
+    runs_on: str
+    heard_ms: int
+    until_ms: int
+    now_ms: int
+    same_store: bool = False
+    new_store: bool = False
+
+    def __str__(self) -> str:
+        from quota.cli.render import moment
+
+        last = utc(self.heard_ms).astimezone().strftime("%H:%M:%S")
+        if self.heard_ms + DAY_MS <= self.now_ms:
+            last = moment(self.heard_ms, self.now_ms)
+        until = moment(self.until_ms, self.now_ms)
+        heard = f"(last {last}, {spell(self.now_ms - self.heard_ms)} ago)"
+        if self.same_store:
+            return f"runs on {self.runs_on} for the same store {heard}; goes on here if silent until {until}"
+        text = f"runs on {self.runs_on} {heard}; taken over if silent until {until}"
+        return f"{text}, or with --here now: this store is new" if self.new_store else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +153,9 @@ class RunReport:
     """How one run ended. `regions` are those that the run covered: after an earlier stop, only the ones left over.
 
     `attempts` counts the HTTP attempts that were charged, and `units` is their cost. `why` is one line for people.
-    `quota run` exits with `exit_status`, unless it is told to fail on a refusal.
+    `quota run` exits with `exit_status`, unless it is told to fail on a refusal. `away` says where regions are that
+    another machine covers; with the outcome "elsewhere" it covers all that this run has not. `waits`: the run may be
+    tried again soon.
     """
 
     run: str
@@ -138,13 +170,18 @@ class RunReport:
     why: str = ""
     exit_status: int = 0
     next_step: str = field(default="", compare=False)
+    away: Away | None = None
+    waits: bool = field(default=False, compare=False)
 
     def as_json(self) -> dict[str, object]:
         """The report as `quota run --json` prints it."""
+        away = self.away
+        elsewhere = {} if away is None else {"runs_on": away.runs_on, "until": rfc3339(away.until_ms)}
         return {
             "run": self.run,
             "job": self.job,
             "outcome": self.outcome,
+            **elsewhere,
             "regions": [
                 {
                     "region": r.region,
@@ -169,19 +206,29 @@ class RunReport:
         done = f"{many(pages, 'page')} ({many(self.units, 'unit')})"
         if self.outcome == "overlap":
             return f"{self.job}: {self.why}"
+        if self.outcome == "elsewhere":
+            began = f"stopped after {done}: " if self.units or pages else ""
+            return f"{self.job}: {began}{self.away or self.why}"
         if self.outcome == "done":
-            regions = "" if [r.region for r in self.regions] == [""] else f"{many(len(self.regions), 'region')}, "
-            return f"{self.job}: done: {regions}{many(items, 'item')}, {done}"
+            covered = [r.region for r in self.regions if r.outcome == "done"]
+            regions = "" if covered == [""] else f"{many(len(covered), 'region')}, "
+            return f"{self.job}: done: {regions}{many(items, 'item')}, {done}{self._rest()}"
         if self.outcome == "failed":
             return f"{self.job}: failed after {done}"  # `why` is printed as an error
-        line = f"{self.job}: {self.outcome} after {done}: {self.why}"
+        # Without a ledger, `why` is printed as an error too.
+        why = "" if self.exit_status == quota.LedgerError.exit_status else f": {self.why}"
+        line = f"{self.job}: {self.outcome} after {done}{why}"
         if self.outcome == "stopped" and self.next_step:
             line += f"; next: {self.next_step}"
             if self.retry_at_ms is not None:
                 # Rounded up to the second: a run at this time is not early.
                 at = rfc3339(-(-self.retry_at_ms // 1_000) * 1_000).replace(".000Z", "Z")
                 line += f" at {at} (in {spell(self.retry_at_ms - now_ms)})"
-        return line
+        return line + self._rest()
+
+    def _rest(self) -> str:
+        """Where the regions are that another machine covers."""
+        return "" if self.away is None else f"; some regions: {self.away}"
 
 
 # -- fetch functions ---------------------------------------------------------------------------------------------------

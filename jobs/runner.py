@@ -15,6 +15,7 @@ How a step may end, and what follows:
     an error of this region alone    the region fails and begins its next pass with the first page
     configuration, ledger, store     the run fails at once
     SIGINT, SIGTERM                  the page in flight is stored if it arrives within STOP_WITHIN_S; the run stops
+    another machine took over        the page in hand is stored; the run goes on with the regions that it still has
 
 A failed region counts as covered in its round: if it stayed pending, the next runs would cover nothing else.
 """
@@ -26,7 +27,7 @@ import logging
 import os
 import re
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -37,15 +38,18 @@ from quota.attribution import attempt_number
 from quota.common.clock import host_clock
 from quota.common.log import line
 from quota.jobs.failure import Failure, classify_failure
+from quota.jobs.hold import Hold, lock_name
 from quota.jobs.job import Page, RegionReport, RunReport, attempt_of, load_fetch, wants_store
 from quota.jobs.store.store import Checkpoint, Store, StoreError
 from quota.ledger.contract import CLOCK_SLACK_MS
+from quota.limits import HOUR_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from quota import Budget, Decision, Session
     from quota.jobs.job import Fetch, RegionOutcome, RunOutcome
+    from quota.ledger.claims import Ending
     from quota.ledger.entry import Charge, Entry
     from quota.settings.model import JobSettings
 
@@ -95,6 +99,10 @@ def run_job(
     *,
     regions: str | Sequence[str] = (),
     by_rotation: bool = False,
+    here: bool = False,
+    tick: str = "",
+    tick_ms: int = HOUR_MS,
+    may_start: Callable[[], bool] = lambda: True,
     stop: Callable[[], int] = lambda: 0,
     watcher: Watcher | None = None,
     wait: Any = None,
@@ -105,6 +113,9 @@ def run_job(
     With `by_rotation` the number of `regions` counts, not their names: the run covers those whose turn it is in the
     job's round. A schedule that starts the regions one by one needs that. If the budget admits only a few ticks a day,
     those would otherwise be the same regions every day.
+    On a ledger that machines share, the run covers only regions that are free or its own store's (`quota.jobs.hold`);
+    `here`: it takes over the others too. `tick` names the tick of a schedule, which is run once, and remembered for
+    `tick_ms`. With its regions and its tick in hand the run asks `may_start`; told no, its outcome is "stopped".
     The run calls `stop` before every attempt and ends when it returns the number of a signal. `wait` is a tenacity wait
     between attempts, and `clock` (ms since 1970) dates what is stored; both are for tests.
     Raises UsageError for a job or region that does not exist and for a call whose cost can never fit, and ConfigError
@@ -118,17 +129,87 @@ def run_job(
     path = session.settings.path
     folder = None if path is None else path.absolute().parent
     fetch = load_fetch(job.fetch, job.options, folder)
-    with _only_one(session.settings.store.url, job.name) as free:
-        if not free:
+    with _only_one(session.settings.store.url, job.name) as lock:
+        if lock is None:
             return RunReport(session.run, job.name, "overlap", why="already running on this machine; nothing done")
         store_settings = session.settings.store
         try:
             with Store(store_settings.url, retention_ms=store_settings.retention_ms, clock=clock) as store:
-                return _Run(
-                    session, job, chosen, max_regions, fetch, store, stop, watcher or Silent(), wait, clock
-                ).run()
+                hold = _hold(session, job, store, lock, (clock or host_clock)(), tick, tick_ms)
+                with _ending(hold) as endings:
+                    hold.begin(chosen, here=here)
+                    mine = [region for region in chosen if region not in hold.away]
+                    elsewhere = _elsewhere(session, job, store, hold, chosen[:max_regions], mine)
+                    if elsewhere is not None:
+                        return elsewhere
+                    if not may_start():
+                        return RunReport(session.run, job.name, "stopped")
+                    run = _Run(
+                        session, job, mine, max_regions, fetch, store, hold, stop, watcher or Silent(), wait, clock
+                    )
+                    report = run.run()
+                    if stop() and any(region.outcome in ("partial", "skipped") for region in report.regions):
+                        endings.append("stopped")  # its tick goes on with the next start
+                    if run.end is not None and run.end.outcome == "failed" and not run.added:
+                        endings.append("failed")  # who cannot run the job must not keep it from those who can
+                    if max_regions < len(chosen):
+                        return report
+                    skipped = [RegionReport(region, "skipped") for region in chosen if region not in mine]
+                    return replace(report, regions=(*report.regions, *skipped))
         except StoreError as error:
             return RunReport(session.run, job.name, "failed", why=str(error), exit_status=error.exit_status)
+
+
+def _hold(session: Session, job: JobSettings, store: Store, lock: int, now_ms: int, tick: str, tick_ms: int) -> Hold:
+    store_id = _store_id(store, lock)
+    gap_ms = store.start_run(job.name, work_of(session, job))
+    step_ms, machine = longest_step_ms(job), lock_name(lock)
+    return Hold(session, job, store_id, machine, gap_ms, step_ms, now_ms, tick=tick, tick_ms=tick_ms)
+
+
+@contextmanager
+def _ending(hold: Hold) -> Iterator[list[Ending]]:
+    """Ends the hold with the block: as the last ending in the list that it yields says; "done" if that is empty."""
+    endings: list[Ending] = []
+    try:
+        yield endings
+    except BaseException as error:
+        endings.append("failed" if isinstance(error, quota.QuotaError) else "stopped")
+        raise
+    finally:
+        hold.end(endings[-1] if endings else "done")
+
+
+def _elsewhere(
+    session: Session, job: JobSettings, store: Store, hold: Hold, regions: Sequence[str], mine: Sequence[str]
+) -> RunReport | None:
+    """The report of a run that has nothing to do here; None if it has. The store notes where the job runs instead."""
+    away = hold.furthest()
+    noted = (None, 0, 0) if away is None else (away.runs_on, away.heard_ms, away.until_ms)
+    store.note_elsewhere(job.name, work_of(session, job), *noted)
+    if hold.tick_is:
+        why, waits = _TICK_IS[hold.tick_is], hold.tick_is == "running"
+        return RunReport(session.run, job.name, "elsewhere", why=why, waits=waits)
+    if away is None or mine:
+        return None
+    skipped = tuple(RegionReport(region, "skipped") for region in regions)
+    return RunReport(session.run, job.name, "elsewhere", skipped, away=away, waits=away.same_store)
+
+
+_TICK_IS = {
+    "done": "a scheduler has run this tick already",
+    "running": "another scheduler is running this tick",
+}
+
+
+def work_of(session: Session, job: JobSettings) -> str:
+    """What the checkpoints of a job are of: its project and its fetch function."""
+    return f"{session.credential(job.credential).project}|{job.fetch}"
+
+
+def longest_step_ms(job: JobSettings) -> int:
+    """The longest time between two pages, where upstream is waited for and nothing else."""
+    return round(ATTEMPTS * (job.max_answer_s + MAX_WAIT_S + 1)) * 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +237,7 @@ class _Run:
         max_regions: int,
         fetch: Fetch,
         store: Store,
+        hold: Hold,
         stop: Callable[[], int],
         watcher: Watcher,
         wait: Any,
@@ -166,6 +248,8 @@ class _Run:
         self.regions = regions
         self.max_regions = max_regions
         self.store = store
+        self.hold = hold
+        self.work = work_of(session, job)
         self.stop = stop
         self.watcher = watcher
         self.wait = wait
@@ -178,7 +262,7 @@ class _Run:
         self.since_ms = 0
         self.attempts_before = 0  # attempts that this process counted before this run
         self.end: _End | None = None
-        self.here = Checkpoint(job.name, "")  # of the current region
+        self.here = Checkpoint(job.name, "", work=self.work)  # of the current region
         self.added: dict[str, tuple[int, int]] = {}  # region -> pages and items that this run stored
 
     def run(self) -> RunReport:
@@ -191,12 +275,12 @@ class _Run:
     def _run(self) -> RunReport:
         outcomes: list[RegionReport] = []
         self.store.delete_expired()
-        checkpoints = self.store.start_round(self.job.name, self.regions)[: self.max_regions]
+        checkpoints = self.store.start_round(self.job.name, self.regions, self.work)[: self.max_regions]
         self.watcher.began(checkpoints)
         left: Checkpoint | None = None
         for checkpoint in checkpoints:
             self.here = checkpoint
-            if self.end is None:
+            if self.end is None and checkpoint.region not in self.hold.away:
                 with quota.labels(job=self.job.name, region=checkpoint.region):
                     outcome = self._region()
             else:
@@ -277,8 +361,11 @@ class _Run:
                 took_ms=self.clock() - started_at_ms,
                 finished=finished,
             )
+            self.hold.renew()
             if finished:
                 return self._outcome("done")
+            if checkpoint.region in self.hold.away:
+                return self._unfinished()
         # The job now asks for fewer pages than when this pass began.
         self.here = self.store.finish(self.here)
         return self._outcome("done")
@@ -433,7 +520,9 @@ class _Run:
                 why=one.error,
             )
         failed = [o for o in regions if o.outcome == "failed"]
-        end = self.end or _End("failed" if failed else "done", _count_failed(failed, regions) if failed else "")
+        replaced = any(o.region in self.hold.away and o.outcome in ("partial", "skipped") for o in regions)
+        outcome: RunOutcome = "failed" if failed else "elsewhere" if replaced else "done"
+        end = self.end or _End(outcome, _count_failed(failed, regions) if failed else "")
         status = end.exit_status
         if not status and failed:
             status = quota.QuotaError.exit_status
@@ -463,6 +552,7 @@ class _Run:
             why=end.why,
             exit_status=status,
             next_step="" if left is None else f"{left.region} page {left.pages + 1}".strip(),
+            away=self.hold.furthest(),
         )
 
     def _spent(self) -> tuple[dict[str, int], int]:
@@ -545,8 +635,8 @@ def _regions(job: JobSettings, wanted: Sequence[str]) -> tuple[str, ...]:
 
 
 @contextmanager
-def _only_one(store_url: str, job: str) -> Iterator[bool]:
-    """Lock this job and this store on this machine for the block. Yields False if another run holds the lock.
+def _only_one(store_url: str, job: str) -> Iterator[int | None]:
+    """Lock this job and this store on this machine for the block. Yields the locked file; None if another run has it.
 
     It is a lock on a file, so that the kernel releases it however the process ends.
     """
@@ -557,12 +647,25 @@ def _only_one(store_url: str, job: str) -> Iterator[bool]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            yield False
+            yield None
             return
         # The file stays. If this run removed it, a third run could lock a new one while a second holds the old one.
-        yield True
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _store_id(store: Store, lock: int) -> str:
+    """The store's id. The locked file keeps it too: a store that was moved away, or lost, is followed by one that holds
+    the same regions."""
+    kept = os.pread(lock, 33, 0).decode("ascii", "replace")
+    if store.is_new() and re.fullmatch(r"[0-9a-f]{32}", kept):
+        store.take_id(kept)
+    store_id = store.id()
+    if kept != store_id:
+        with suppress(OSError):  # some may only read the file
+            os.pwrite(lock, store_id.encode(), 0)
+    return store_id
 
 
 def _lock_file(store_url: str, job: str) -> int:

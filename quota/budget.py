@@ -419,8 +419,7 @@ class Budget:
                 if result.outcome != "clock":
                     self._say_ahead(result)
                     if high_water_mark is not None and high_water_mark.record(checks, result):
-                        new_epoch = self._attempt_keys.next()
-                        high_water_mark.follow_up(self.ledger, result, new_epoch, self._retention_ms)
+                        high_water_mark.read_log(self.ledger)
                 return request, result
 
     def _say_ahead(self, result: ChargeResult) -> None:

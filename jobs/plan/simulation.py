@@ -165,6 +165,7 @@ def read_state(session: Session) -> State:
     """The live state of a session's ledger and store. It changes neither. Raises LedgerError and StoreError."""
     import os
 
+    from quota.jobs.runner import work_of
     from quota.jobs.store.store import Store
 
     settings, ledger = session.settings, session.ledger
@@ -179,7 +180,9 @@ def read_state(session: Session) -> State:
     if os.path.exists(settings.store.url.removeprefix("sqlite:///")):
         with Store(settings.store.url, retention_ms=settings.store.retention_ms, create=False) as store:
             for job in settings.jobs.values():
-                checkpoints[job.name] = [store.checkpoint(job.name, region) for region in job.regions or ("",)]
+                checkpoints[job.name] = [
+                    store.checkpoint(job.name, region, work_of(session, job)) for region in job.regions or ("",)
+                ]
     return State(entries, unlogged, exhaustions, checkpoints)
 
 

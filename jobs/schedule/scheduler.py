@@ -8,19 +8,19 @@ tick then passes these stages:
 
     queue           the ticks of one job run one after the other; of each stream only the newest waits in the queue
     late            a tick that waited longer than the job's misfire_grace is skipped
-    claim           schedulers that share a ledger run each tick of a job of the same name once: the first to claim it
-                    in the ledger runs it
+    hold            the run's regions must be free or its own store's, and the tick not yet run (`quota.jobs.hold`)
     refusal         if the budget would refuse the first call, the tick does not start; the log says when it could
     run             as `quota run` does
 
 Every tick asks the budget, and nothing is remembered: one peek takes less than a millisecond, and the next tick
 notices that a budget was raised, refunded or reopened.
 
-If the ledger cannot answer a claim, the tick runs. Without a ledger only the local allowance admits anything: it limits
-what two machines can spend on the same tick, and it exists so that work continues.
+If the ledger cannot answer, the tick runs. Without a ledger only the local allowance admits anything: it limits what
+two machines can spend on the same tick, and it exists so that work continues.
 
 A scheduler that starts catches up on the newest tick of each stream that is within its misfire_grace and that nobody
-claimed. A restart at the wrong moment does not cost a daily job its day.
+has run to its end: one that was stopped in the middle goes on. A restart at the wrong moment does not cost a daily job
+its day.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ from quota.jobs.job import attempt_of, load_fetch
 from quota.jobs.rotation import by_rotation
 from quota.jobs.schedule.ticks import Tick, streams
 from quota.jobs.store.store import Store
-from quota.ledger.claims import Claim
 from quota.limits import HOUR_MS
 
 if TYPE_CHECKING:
@@ -71,8 +70,11 @@ POLL_S = 0.1
 WAKE_S = 10.0
 """The timer's clock stops while the machine is suspended, so the timer is woken this often to look at the time."""
 
-CLAIM_SLACK_MS = HOUR_MS
-"""A claim outlives its tick's grace by this: machines' clocks may differ, and a tick may wait long for another run."""
+ASK_AGAIN_S = 1.0
+"""How often a tick asks whether a run of its store on another machine has ended."""
+
+REMEMBER_SLACK_MS = HOUR_MS
+"""A tick is remembered this much longer than its grace: machines' clocks may differ, and a tick may wait for a run."""
 
 log = logging.getLogger("quota.schedule")
 
@@ -231,45 +233,39 @@ class _JobQueue:
                 log.debug("tick_traceback job=%s run=%s", self.job.name, self.running.name, exc_info=True)
 
     def _tick(self, tick: Tick) -> None:
+        late_ms = host_clock() - tick.at_ms
         if self._late(tick):
-            _say("tick_skipped", tick, reason="late", late_ms=host_clock() - tick.at_ms)
+            _say("tick_skipped", tick, reason="late", late_ms=late_ms)
             return
-        # Each tick gets a session of its own, as if it were a process, so that its charges have a run id of their own.
-        with quota.Session(self.settings) as session:
-            if not self._claim(session, tick):
-                _say("tick_skipped", tick, reason="claimed", why="a scheduler has started this tick already")
-                return
+        started_s = None
+
+        def may_start() -> bool:
+            nonlocal started_s
             refusal = self._refusal(session, tick)
             if refusal is not None:
                 self._say_refused(tick, refusal)
-                return
-            _say("tick_started", tick, run=session.run, late_ms=host_clock() - tick.at_ms)
+                return False
+            _say("tick_started", tick, run=session.run, late_ms=late_ms)
             started_s = time.monotonic()
-            report = self._run(session, tick)
-        self._say_ended(tick, report, round((time.monotonic() - started_s) * 1000))
+            return True
+
+        # Each tick gets a session of its own, as if it were a process, so that its charges have a run id of their own.
+        with quota.Session(self.settings) as session:
+            report = self._run(session, tick, may_start)
+        if started_s is not None or report.outcome != "stopped":
+            took_s = 0.0 if started_s is None else time.monotonic() - started_s
+            self._say_ended(tick, report, round(took_s * 1000))
 
     def _late(self, tick: Tick) -> bool:
         return host_clock() - tick.at_ms > self.job.misfire_grace_ms
-
-    def _claim(self, session: Session, tick: Tick) -> bool:
-        project = session.credential(self.job.credential).project
-        try:
-            ms = self.job.misfire_grace_ms + CLAIM_SLACK_MS
-            claim = Claim(self.job.name, session.run, session.run, session.run, "", (), HOUR_MS, HOUR_MS, tick.name, ms)
-            claimed = session.ledger.claim(project, claim)
-            session.ledger.end_claim(project, claim, "done")
-            return not claimed.tick
-        except quota.LedgerError as error:
-            _say("claim_unanswered", tick, level=logging.WARNING, why=str(error))
-            return True
 
     def _refusal(self, session: Session, tick: Tick) -> Decision | None:
         """The decision that refuses the tick's first call; None if the tick may start or that call is not known."""
         cursor = None
         if callable(getattr(self.fetch, "first_attempt", None)):
-            settings = self.settings.store
+            settings, work = self.settings.store, runner.work_of(session, self.job)
             with Store(settings.url, retention_ms=settings.retention_ms) as store:
-                checkpoints = [store.checkpoint(self.job.name, region) for region in self.job.regions or ("",)]
+                checkpoints = [store.checkpoint(self.job.name, region, work) for region in self.job.regions or ("",)]
             # If earlier runs left nothing pending, the tick begins a round over all regions.
             waiting = by_rotation(checkpoints) or by_rotation(
                 replace(checkpoint, pending=True) for checkpoint in checkpoints
@@ -281,13 +277,23 @@ class _JobQueue:
         decision = session.budget(self.job.credential).peek(method, job=self.job.name)
         return None if decision.admitted else decision
 
-    def _run(self, session: Session, tick: Tick) -> RunReport:
-        """One run. If a `quota run` of the same job is running on this machine, the tick waits until it ends."""
+    def _run(self, session: Session, tick: Tick, may_start: Callable[[], bool]) -> RunReport:
+        """One run. The tick waits for a run of the job on this machine, or of the same store on another."""
         while True:
-            report = runner.run_job(session, self.job.name, regions=tick.regions, by_rotation=True, stop=self._stop)
-            if report.outcome != "overlap" or self._stop() or self._late(tick):
+            report = runner.run_job(
+                session,
+                self.job.name,
+                regions=tick.regions,
+                by_rotation=True,
+                tick=tick.name,
+                tick_ms=self.job.misfire_grace_ms + REMEMBER_SLACK_MS,
+                may_start=may_start,
+                stop=self._stop,
+            )
+            overlaps = report.outcome == "overlap"
+            if not (overlaps or report.waits) or self._stop() or self._late(tick):
                 return report
-            time.sleep(POLL_S)
+            time.sleep(POLL_S if overlaps else ASK_AGAIN_S)
 
     def _say_refused(self, tick: Tick, decision: Decision) -> None:
         retry_at = None if decision.retry_at_ms is None else rfc3339(decision.retry_at_ms)
@@ -299,6 +305,13 @@ class _JobQueue:
                 _say("region_failed", tick, level=logging.WARNING, failed=region.region, why=region.error)
         if report.outcome == "overlap":
             _say("tick_skipped", tick, reason="overlap", why=report.why)
+            return
+        away = report.away
+        if report.outcome == "elsewhere" and away is None:
+            _say("tick_skipped", tick, reason="claimed", why=report.why)
+            return
+        if report.outcome == "elsewhere" and away is not None and not report.attempts:
+            _say("tick_skipped", tick, reason="elsewhere", runs_on=away.runs_on, until=rfc3339(away.until_ms))
             return
         _say(
             "tick_ended",

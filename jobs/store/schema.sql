@@ -67,9 +67,27 @@ CREATE TABLE channels (
 );
 CREATE INDEX channels_by_age ON channels (refreshed_ms);
 
+-- The store's own id: by it the ledger knows whose the regions of a job are. Who copies the file copies the id.
+CREATE TABLE store (
+    id TEXT NOT NULL
+);
+INSERT INTO store VALUES (lower(hex(randomblob(16))));
+
+-- The runs of each job here, and where the job ran instead when this machine last asked.
+CREATE TABLE runs (
+    job         TEXT    NOT NULL,
+    work        TEXT    NOT NULL,               -- as in checkpoints
+    started_ms  INTEGER NOT NULL,               -- of the last run
+    runs_on     TEXT,                           -- the host where the job ran instead; null: it ran here
+    heard_ms    INTEGER,                        -- when the ledger had last heard of it there
+    until_ms    INTEGER,                        -- when another machine takes over, if that one is silent
+    PRIMARY KEY (job, work)
+) WITHOUT ROWID;
+
 -- Where a job stands in each region. A round is one pass over each of the job's regions.
 CREATE TABLE checkpoints (
     job             TEXT    NOT NULL,
+    work            TEXT    NOT NULL,           -- project and fetch function: jobs of one name may do different work
     region          TEXT    NOT NULL,
     pending         INTEGER NOT NULL DEFAULT 0, -- 1: the current round has not covered this region yet
     cursor          TEXT,                       -- JSON: where the next page begins; null: at the first page
@@ -79,21 +97,22 @@ CREATE TABLE checkpoints (
     started_at_ms   INTEGER,                    -- of this pass; null: nothing is stored yet
     completed_at_ms INTEGER,                    -- of the last complete pass
     failed_at_ms    INTEGER,                    -- of the last pass that ended with an error
-    PRIMARY KEY (job, region)
+    PRIMARY KEY (job, work, region)
 ) WITHOUT ROWID;
 
 -- The cursors that the current pass has had, as digests: an upstream that repeats a cursor is going round in circles.
 CREATE TABLE cursors (
     job    TEXT NOT NULL,
+    work   TEXT NOT NULL,
     region TEXT NOT NULL,
     digest BLOB NOT NULL,
-    PRIMARY KEY (job, region, digest)
+    PRIMARY KEY (job, work, region, digest)
 ) WITHOUT ROWID;
 CREATE TRIGGER cursors_of_a_pass_that_ended AFTER UPDATE OF cursor ON checkpoints WHEN new.cursor IS NULL BEGIN
-    DELETE FROM cursors WHERE job = new.job AND region = new.region;
+    DELETE FROM cursors WHERE job = new.job AND work = new.work AND region = new.region;
 END;
 CREATE TRIGGER cursors_without_a_checkpoint AFTER DELETE ON checkpoints BEGIN
-    DELETE FROM cursors WHERE job = old.job AND region = old.region;
+    DELETE FROM cursors WHERE job = old.job AND work = old.work AND region = old.region;
 END;
 
 -- The words of a video: its texts, with spaces between the words of scripts that have none (`fulltext.py` adds them).

@@ -1,6 +1,7 @@
 """The local store: what the jobs fetched, a checkpoint for each region, and the search. `schema.sql` has its tables.
 
     StoreError      one line: what is wrong with the file and what to do
+    Elsewhere       a job that another machine runs
     Checkpoint      where one job stands in one region
     Store           the file
     Found           one search result
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 APPLICATION_ID = 0x766964A1
 """Marks the file as ours: a version number alone would let any other program's database pass."""
 
@@ -70,7 +71,11 @@ class StoreError(quota.QuotaError):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where one job stands in one region. `pages` and `items` count the current pass; see the table `checkpoints`."""
+    """Where one job stands in one region. `pages` and `items` count the current pass; see the table `checkpoints`.
+
+    `work` is the job's project and fetch function: jobs of one name that do different work have checkpoints of their
+    own.
+    """
 
     job: str
     region: str
@@ -82,11 +87,36 @@ class Checkpoint:
     started_at_ms: int | None = None
     completed_at_ms: int | None = None
     failed_at_ms: int | None = None
+    work: str = ""
 
     @property
     def begun(self) -> bool:
         """Whether anything of this pass is stored."""
         return self.started_at_ms is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """A job that another machine ran when this one last asked, at `asked_ms`: on `runs_on`, which the ledger had last
+    heard of at `heard_ms`. Another machine takes over if nothing more is heard of it until `until_ms`. `fetched_ms` is
+    when this store last got something of the job; None if it has nothing."""
+
+    job: str
+    runs_on: str
+    heard_ms: int
+    until_ms: int
+    asked_ms: int
+    fetched_ms: int | None
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "job": self.job,
+            "runs_on": self.runs_on,
+            "heard_at": rfc3339(self.heard_ms),
+            "until": rfc3339(self.until_ms),
+            "asked_at": rfc3339(self.asked_ms),
+            "fetched_at": None if self.fetched_ms is None else rfc3339(self.fetched_ms),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,40 +206,89 @@ class Store:
     def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         return self._file.transact(work, write=False)
 
+    # -- whose the regions are -----------------------------------------------------------------------------------------
+
+    def id(self) -> str:
+        """The store's id, kept in its file."""
+        row = self._read(lambda db: db.execute("SELECT id FROM store").fetchone())
+        return str(row[0]) if row else ""
+
+    def is_new(self) -> bool:
+        """Whether no job ever ran with this store."""
+        return self._read(lambda db: db.execute("SELECT 1 FROM runs").fetchone()) is None
+
+    def take_id(self, store_id: str) -> None:
+        """Go by this id: that of the store which was in this place before."""
+        self._write(lambda db: db.execute("UPDATE store SET id = ?", (store_id,)))
+
+    def start_run(self, job: str, work: str) -> int | None:
+        """Note that the job runs, here or elsewhere. Returns the time since its last run, in ms; None if unknown."""
+        now_ms = self._clock()
+
+        def write(db: sqlite3.Connection) -> int | None:
+            key = {"job": job, "work": work, "now_ms": now_ms}
+            row = db.execute("SELECT started_ms FROM runs WHERE job = :job AND work = :work", key).fetchone()
+            db.execute(
+                "INSERT INTO runs (job, work, started_ms) VALUES (:job, :work, :now_ms) ON CONFLICT (job, work)"
+                " DO UPDATE SET started_ms = :now_ms",
+                key,
+            )
+            gap_ms = now_ms - row[0] if row is not None and _is_time(row[0]) else 0
+            return gap_ms if gap_ms > 0 else None  # the clock may have gone back
+
+        return self._write(write)
+
+    def note_elsewhere(self, job: str, work: str, runs_on: str | None, heard_ms: int = 0, until_ms: int = 0) -> None:
+        """Note where the job runs instead; None: here."""
+        sql = "UPDATE runs SET runs_on = ?, heard_ms = ?, until_ms = ? WHERE job = ? AND work = ?"
+        self._write(lambda db: db.execute(sql, (runs_on, heard_ms, until_ms, job, work)))
+
+    def elsewhere(self) -> list[Elsewhere]:
+        """The jobs that ran on other machines when this one last asked, by name."""
+        sql = (
+            "SELECT job, runs_on, heard_ms, until_ms, started_ms,"
+            " (SELECT max(max(ifnull(started_at_ms, 0), ifnull(completed_at_ms, 0))) FROM checkpoints c"
+            " WHERE c.job = runs.job AND c.work = runs.work) FROM runs WHERE runs_on IS NOT NULL ORDER BY job, work"
+        )
+        rows = self._read(lambda db: db.execute(sql).fetchall())
+        return [
+            Elsewhere(str(job), str(runs_on), heard_ms, until_ms, asked_ms, fetched_ms or None)
+            for job, runs_on, heard_ms, until_ms, asked_ms, fetched_ms in rows
+            if all(map(_is_time, (heard_ms, until_ms, asked_ms, fetched_ms or 0)))
+        ]
+
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
-    def start_round(self, job: str, regions: Sequence[str]) -> list[Checkpoint]:
+    def start_round(self, job: str, regions: Sequence[str], work: str = "") -> list[Checkpoint]:
         """The regions that a run covers, in order: those still pending, or all of them in a new round.
 
-        `quota.jobs.rotation.by_rotation` decides the order.
+        `quota.jobs.rotation.by_rotation` decides the order. `work` as in a Checkpoint.
         """
 
-        def work(db: sqlite3.Connection) -> list[Checkpoint]:
-            checkpoints = {region: _read_checkpoint(db, job, region) for region in regions}
+        def work_on(db: sqlite3.Connection) -> list[Checkpoint]:
+            checkpoints = {region: _read_checkpoint(db, job, region, work) for region in regions}
             # A damaged row reads as an empty checkpoint. It is deleted, or the next page would add to its numbers.
-            afresh = [
-                (job, region) for region, checkpoint in checkpoints.items() if checkpoint == Checkpoint(job, region)
-            ]
-            db.executemany("DELETE FROM checkpoints WHERE job = ? AND region = ?", afresh)
+            afresh = [_key(checkpoint) for checkpoint in checkpoints.values() if _is_empty(checkpoint)]
+            db.executemany("DELETE FROM checkpoints WHERE job = ? AND work = ? AND region = ?", afresh)
             if not any(checkpoint.pending for checkpoint in checkpoints.values()):
                 for checkpoint in checkpoints.values():
                     # A pass that failed half way may have kept its cursor, and continues from it.
-                    db.execute(
-                        "INSERT OR IGNORE INTO checkpoints (job, region) VALUES (?, ?)", (job, checkpoint.region)
-                    )
-                    db.execute(
-                        "UPDATE checkpoints SET pending = 1 WHERE job = ? AND region = ?", (job, checkpoint.region)
-                    )
+                    key = _key(checkpoint)
+                    db.execute("INSERT OR IGNORE INTO checkpoints (job, work, region) VALUES (?, ?, ?)", key)
+                    db.execute("UPDATE checkpoints SET pending = 1 WHERE job = ? AND work = ? AND region = ?", key)
                     if checkpoint.cursor is None:
-                        db.execute(_RESTART, (job, checkpoint.region))
-                checkpoints = {region: _read_checkpoint(db, job, region) for region in regions}
+                        db.execute(_RESTART, key)
+                checkpoints = {region: _read_checkpoint(db, job, region, work) for region in regions}
             return by_rotation(checkpoints.values())
 
-        return self._write(work)
+        return self._write(work_on)
 
-    def checkpoint(self, job: str, region: str) -> Checkpoint:
+    def checkpoint(self, job: str, region: str, work: str = "") -> Checkpoint:
         """Where the job stands in the region. A region never seen, or with a damaged row, has an empty checkpoint."""
-        return self._read(lambda db: _read_checkpoint(db, job, region))
+        return self._read(lambda db: _read_checkpoint(db, job, region, work))
+
+    def _again(self, checkpoint: Checkpoint) -> Checkpoint:
+        return self.checkpoint(checkpoint.job, checkpoint.region, checkpoint.work)
 
     def check_space(self) -> None:
         """Raise StoreError if the disk cannot hold another page: the page would be paid for and lost."""
@@ -253,7 +332,7 @@ class Store:
             db.execute(
                 "UPDATE checkpoints SET pending = ?, cursor = ?, pages = pages + ?, items = items + ?,"
                 " ranks = ranks + ?, started_at_ms = ?, completed_at_ms = coalesce(?, completed_at_ms)"
-                " WHERE job = ? AND region = ?",
+                " WHERE job = ? AND work = ? AND region = ?",
                 (
                     int(not finished),
                     None if finished or page.cursor is None else json.dumps(page.cursor),
@@ -262,30 +341,31 @@ class Store:
                     len(page.videos) if page.ranked else 0,
                     taken_at_ms,
                     now_ms if finished else None,
-                    checkpoint.job,
-                    checkpoint.region,
+                    *_key(checkpoint),
                 ),
             )
             if not finished:
                 db.execute(
-                    "INSERT OR IGNORE INTO cursors VALUES (?, ?, ?)",
-                    (checkpoint.job, checkpoint.region, _digest(page.cursor)),
+                    "INSERT OR IGNORE INTO cursors VALUES (?, ?, ?, ?)", (*_key(checkpoint), _digest(page.cursor))
                 )
 
         self._write(work)
-        return self.checkpoint(checkpoint.job, checkpoint.region)
+        return self._again(checkpoint)
 
     def was_at(self, checkpoint: Checkpoint, cursor: Cursor | None) -> bool:
         """Whether an earlier step of the current pass, in this run or another, left this very cursor."""
-        sql = "SELECT 1 FROM cursors WHERE job = ? AND region = ? AND digest = ?"
-        key = (checkpoint.job, checkpoint.region, _digest(cursor))
+        sql = "SELECT 1 FROM cursors WHERE job = ? AND work = ? AND region = ? AND digest = ?"
+        key = (*_key(checkpoint), _digest(cursor))
         return self._read(lambda db: db.execute(sql, key).fetchone()) is not None
 
     def finish(self, checkpoint: Checkpoint) -> Checkpoint:
         """End a pass that needs no further page: the job now asks for fewer pages than when the pass began."""
-        sql = "UPDATE checkpoints SET pending = 0, cursor = NULL, completed_at_ms = ? WHERE job = ? AND region = ?"
-        self._write(lambda db: db.execute(sql, (self._clock(), checkpoint.job, checkpoint.region)))
-        return self.checkpoint(checkpoint.job, checkpoint.region)
+        sql = (
+            "UPDATE checkpoints SET pending = 0, cursor = NULL, completed_at_ms = ?"
+            " WHERE job = ? AND work = ? AND region = ?"
+        )
+        self._write(lambda db: db.execute(sql, (self._clock(), *_key(checkpoint))))
+        return self._again(checkpoint)
 
     def fail(self, checkpoint: Checkpoint, *, keep_cursor: bool) -> Checkpoint:
         """End a pass with an error. The round counts the region as covered, so that it does not hold up the others.
@@ -295,14 +375,14 @@ class Store:
 
         def work(db: sqlite3.Connection) -> None:
             db.execute(
-                "UPDATE checkpoints SET pending = 0, failed_at_ms = ? WHERE job = ? AND region = ?",
-                (self._clock(), checkpoint.job, checkpoint.region),
+                "UPDATE checkpoints SET pending = 0, failed_at_ms = ? WHERE job = ? AND work = ? AND region = ?",
+                (self._clock(), *_key(checkpoint)),
             )
             if not keep_cursor:
-                db.execute(_RESTART, (checkpoint.job, checkpoint.region))
+                db.execute(_RESTART, _key(checkpoint))
 
         self._write(work)
-        return self.checkpoint(checkpoint.job, checkpoint.region)
+        return self._again(checkpoint)
 
     def restart(self, checkpoint: Checkpoint) -> Checkpoint:
         """Begin a pass again from its first page, and delete the rankings it has stored so far."""
@@ -312,10 +392,10 @@ class Store:
                 "DELETE FROM rankings WHERE job = ? AND region = ? AND taken_at_ms = ?",
                 (checkpoint.job, checkpoint.region, checkpoint.started_at_ms),
             )
-            db.execute(_RESTART, (checkpoint.job, checkpoint.region))
+            db.execute(_RESTART, _key(checkpoint))
 
         self._write(work)
-        return self.checkpoint(checkpoint.job, checkpoint.region)
+        return self._again(checkpoint)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -385,7 +465,8 @@ class Store:
 
         def restart_expired(db: sqlite3.Connection) -> None:
             expired = db.execute(
-                "SELECT job, region FROM checkpoints WHERE cursor IS NOT NULL AND started_at_ms < ?", (cutoff_ms,)
+                "SELECT job, work, region FROM checkpoints WHERE cursor IS NOT NULL AND started_at_ms < ?",
+                (cutoff_ms,),
             ).fetchall()
             db.executemany(_RESTART, expired)
             db.execute(
@@ -393,6 +474,7 @@ class Store:
                 " AND max(ifnull(completed_at_ms, 0), ifnull(failed_at_ms, 0)) < ?",
                 (cutoff_ms,),
             )
+            db.execute("DELETE FROM runs WHERE started_ms < ?", (cutoff_ms,))
 
         self._write(restart_expired)
         return deleted
@@ -402,9 +484,17 @@ def _delete(sql: str, cutoff_ms: int, db: sqlite3.Connection) -> int:
     return db.execute(sql, (cutoff_ms, DELETE_PER_TRANSACTION)).rowcount
 
 
+def _key(checkpoint: Checkpoint) -> tuple[str, str, str]:
+    return checkpoint.job, checkpoint.work, checkpoint.region
+
+
+def _is_empty(checkpoint: Checkpoint) -> bool:
+    return checkpoint == Checkpoint(checkpoint.job, checkpoint.region, work=checkpoint.work)
+
+
 _RESTART = (
     "UPDATE checkpoints SET cursor = NULL, pages = 0, items = 0, ranks = 0, started_at_ms = NULL"
-    " WHERE job = ? AND region = ?"
+    " WHERE job = ? AND work = ? AND region = ?"
 )
 """The region's next page is its first."""
 
@@ -453,13 +543,14 @@ def _path(url: str) -> str:
 # -- rows read ---------------------------------------------------------------------------------------------------------
 
 
-def _read_checkpoint(db: sqlite3.Connection, job: str, region: str) -> Checkpoint:
+def _read_checkpoint(db: sqlite3.Connection, job: str, region: str, work: str) -> Checkpoint:
+    empty = Checkpoint(job, region, work=work)
     row = db.execute(
         "SELECT pending, cursor, pages, items, ranks, started_at_ms, completed_at_ms, failed_at_ms"
-        " FROM checkpoints WHERE job = ? AND region = ?",
-        (job, region),
+        " FROM checkpoints WHERE job = ? AND work = ? AND region = ?",
+        _key(empty),
     ).fetchone()
-    return (row and _checkpoint(job, region, *row)) or Checkpoint(job, region)
+    return (row and _checkpoint(job, region, work, *row)) or empty
 
 
 def _free_start(db: sqlite3.Connection, checkpoint: Checkpoint, started_at_ms: int) -> int:
@@ -483,7 +574,7 @@ def _rankings(db: sqlite3.Connection, video_id: str, region: str | None) -> tupl
 
 
 def _checkpoint(
-    job: str, region: str, pending: object, cursor: object, pages: Any, items: Any, ranks: Any, *times: Any
+    job: str, region: str, work: str, pending: object, cursor: object, pages: Any, items: Any, ranks: Any, *times: Any
 ) -> Checkpoint | None:
     """The checkpoint in a row of `checkpoints`; None if the row holds values that no store writes."""
     try:
@@ -496,7 +587,12 @@ def _checkpoint(
         and all(isinstance(count, int) and 0 <= count < _TOO_MANY for count in (pages, items, ranks))
         and all(at_ms is None or _is_time(at_ms) for at_ms in times)
     )
-    return Checkpoint(job, region, bool(pending), decoded, pages, items, ranks, *times) if valid else None
+    if not valid:
+        return None
+    started_at_ms, completed_at_ms, failed_at_ms = times
+    return Checkpoint(
+        job, region, bool(pending), decoded, pages, items, ranks, started_at_ms, completed_at_ms, failed_at_ms, work
+    )
 
 
 def _digest(cursor: Cursor | None) -> bytes:

@@ -105,7 +105,7 @@ def _settings(data: dict[str, Any], path: Path | None, source: str, folder: Path
         ledger=ledger,
         credentials=credentials,
         jobs=_jobs(root.table("jobs", default={}), credentials),
-        store=_store(root.table("store", ("url", "retention"), default={}), folder, ledger),
+        store=_store(root.table("store", ("url", "retention", "name"), default={}), folder, ledger),
     )
 
 
@@ -144,7 +144,8 @@ def _store(table: TomlTable, folder: Path, ledger: LedgerSettings) -> StoreSetti
     url = _url(table, folder, "videos.db", ("sqlite",))
     if _file(url) == _file(ledger.url):
         raise table.error("the ledger uses this file already; give the store a file of its own", "url")
-    return StoreSettings(url, retention_ms)
+    name = table.check_label(table.text("name"), "name") if "name" in table else ""
+    return StoreSettings(url, retention_ms, name)
 
 
 def _file(url: str) -> str:
@@ -390,7 +391,18 @@ def _buckets(table: TomlTable, book: CostBook, methods: tuple[str, ...]) -> tupl
 
 _SCHEDULE_KEYS = ("timezone", "stagger", "jitter", "misfire_grace")
 _ANSWER_KEYS = ("max_body_mb", "max_answer_s", "max_items")
-_JOB_KEYS = ("credential", "fetch", "regions", "pages", "schedule", *_SCHEDULE_KEYS, "leave", "options", *_ANSWER_KEYS)
+_JOB_KEYS = (
+    "credential",
+    "fetch",
+    "regions",
+    "pages",
+    "schedule",
+    *_SCHEDULE_KEYS,
+    "leave",
+    "options",
+    *_ANSWER_KEYS,
+    "machines",
+)
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
@@ -427,6 +439,7 @@ def _job(
         max_body_mb=row.whole("max_body_mb", DEFAULT_MAX_BODY_MB, maximum=1_000),
         max_answer_s=row.whole("max_answer_s", DEFAULT_MAX_ANSWER_S, maximum=3_600),
         max_items=row.whole("max_items", DEFAULT_MAX_ITEMS, maximum=1_000_000),
+        on_each_machine=row.text("machines", "one", choices=("one", "each")) == "each",
     )
     return _scheduled(job, row)
 

@@ -77,6 +77,7 @@ class JobSettings:
     `stagger_ms` after the one before; 0: all in one tick. Up to `jitter_ms` is added to each start, and a tick that
     cannot start within `misfire_grace_ms` is not run. `max_body_mb`, `max_answer_s` and `max_items` limit an answer,
     see `quota.clients.google.service`; `max_items` also limits a page that a fetch function of your own returns.
+    `on_each_machine`: every machine runs the whole job into its own store; otherwise they share its regions.
     """
 
     name: str
@@ -94,13 +95,16 @@ class JobSettings:
     max_body_mb: int = DEFAULT_MAX_BODY_MB
     max_answer_s: int = DEFAULT_MAX_ANSWER_S
     max_items: int = DEFAULT_MAX_ITEMS
+    on_each_machine: bool = False
 
 
 class StoreSettings(NamedTuple):
-    """Where fetched items are kept, and for how long."""
+    """Where fetched items are kept, and for how long. A ledger that machines share knows the store by `name`; without
+    one by an id in the store's file."""
 
     url: str
     retention_ms: int
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

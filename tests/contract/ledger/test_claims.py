@@ -15,6 +15,7 @@ import redis
 from quota.errors import LedgerError, UsageError
 from quota.ledger.claims import MAX_HOLD_MS, MAX_REGIONS, MAX_TICK_MS, Claimed
 from quota.ledger.factory import open_ledger
+from quota.ledger.redis_ledger import FORMAT
 from quota.limits import HOUR_MS, MINUTE_MS
 from support.claims import HOLD_MS, LEASE_MS, claim_of
 from support.proxy import Proxy
@@ -348,7 +349,7 @@ def test_what_other_programs_wrote_there_is_written_anew(redis_server: RedisServ
             '5 {"runs":[],"ticks":{"a":"b"}}',
         ):
             client.flushall()
-            client.hset("quota:{p}:state", mapping={"format": "1", "claim:trending|trending": nonsense})
+            client.hset("quota:{p}:state", mapping={"format": FORMAT, "claim:trending|trending": nonsense})
             assert ledger.claim("p", claim_of("a")).elsewhere == {}
             assert sorted(ledger.claim("p", claim_of("b")).elsewhere) == ["DE", "US"]
     ledger.close()

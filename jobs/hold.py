@@ -1,0 +1,177 @@
+"""Whose regions a run covers: on a shared ledger each region of a job belongs to one store at a time (L25).
+
+    Hold            one run's hold on its regions, and on its tick
+    hold_ms         how long that lasts after the run
+    lock_name       what names a lock, so that the ledger can tell a dead run from one on another machine
+
+What a store fetched is what its own `search` reads, so a round must not be split over the stores of several machines. A
+run asks for all of its regions at once, renews its hold with every page, and says when it ends. If the ledger does not
+answer, the run goes on: without a ledger only the local allowance admits anything, and that bounds what two machines
+may spend on the same regions.
+
+A ledger on one machine is asked for ticks only: the lock on the machine keeps runs apart.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import quota
+from quota.common.log import line
+from quota.jobs.job import Away
+from quota.ledger.claims import MAX_HOLD_MS, MAX_REGIONS, Claim
+from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from quota import Session
+    from quota.ledger.claims import Ending, Holder
+    from quota.settings.model import JobSettings
+
+MIN_HOLD_MS = HOUR_MS
+UNKNOWN_GAP_MS = DAY_MS
+LEASE_SLACK_MS = MINUTE_MS
+"""A run that is silent for longer than its longest step and this counts as dead."""
+
+log = logging.getLogger("quota.jobs")
+
+
+class Hold:
+    """One run's hold. `away` has the regions that it did not get, or has lost since.
+
+    `tick_is` says why a tick is not to be run: "done", or "running". `store_id` names the store, `machine` the lock
+    that the run has. `now_ms` is the machine's clock. `gap_ms` is the time since the store's last run of the job, None
+    if unknown. `step_ms` is the longest time between two pages.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        job: JobSettings,
+        store_id: str,
+        machine: str,
+        gap_ms: int | None,
+        step_ms: int,
+        now_ms: int,
+        *,
+        tick: str = "",
+        tick_ms: int = HOUR_MS,
+    ) -> None:
+        self._ledger = session.ledger
+        self._project = session.credential(job.credential).project
+        self._job = job.name
+        self._owner = session.settings.store.name or store_id
+        self._new = gap_ms is None
+        name = f"{job.fetch}|{job.name}"
+        self._claim = Claim(
+            name=f"{name}|{self._owner}" if job.on_each_machine else name,
+            owner=self._owner,
+            run=session.run,
+            machine=machine,
+            host=socket.gethostname(),
+            regions=(),
+            hold_ms=hold_ms(job, now_ms, gap_ms),
+            lease_ms=min(MAX_HOLD_MS, step_ms + LEASE_SLACK_MS),
+            tick=tick,
+            tick_ms=tick_ms,
+        )
+        self.away: dict[str, Away] = {}
+        self.tick_is = ""
+        self._began = False
+
+    def begin(self, regions: Sequence[str], *, here: bool = False) -> None:
+        """Claim these regions; `here`: also those of other stores."""
+        if self._ledger.shared:
+            self._claim = self._claim._replace(regions=tuple(regions))
+        elif not self._claim.tick:
+            return
+        self._ask(self._claim.regions, here=here)
+        self._began = not self.tick_is and (len(self.away) < len(regions) or not self._claim.regions)
+        if self._began:  # from now on, only what it has
+            self._claim = self._claim._replace(regions=tuple(r for r in self._claim.regions if r not in self.away))
+
+    def renew(self) -> None:
+        """Say that the run goes on, and learn what it has lost."""
+        if self._began:
+            self._ask([region for region in self._claim.regions if region not in self.away])
+
+    def end(self, ending: Ending) -> None:
+        """Say that the run has ended, if it began."""
+        if not self._began:
+            return
+        try:
+            self._ledger.end_claim(self._project, self._claim._replace(regions=()), ending)
+        except quota.LedgerError as error:
+            log.debug("%s: %s", line("claim_unanswered", job=self._job), error)
+
+    def _ask(self, regions: Sequence[str], *, here: bool = False) -> None:
+        """Claim regions, a thousand at a time; those that are not given are away."""
+        for start in range(0, max(1, len(regions)), MAX_REGIONS):
+            claim = self._claim._replace(regions=tuple(islice(regions, start, start + MAX_REGIONS)))
+            try:
+                claimed = self._ledger.claim(self._project, claim, take_over=here)
+            except quota.LedgerError as error:
+                self._say_unanswered(error)
+                return
+            if claimed.tick:
+                self._lose_tick(claimed.tick, regions, claimed.now_ms)
+                return
+            for region, holder in claimed.elsewhere.items():
+                self.away[region] = self._away(holder, claimed.now_ms)
+
+    def _lose_tick(self, tick_is: str, regions: Iterable[str], now_ms: int) -> None:
+        """Another run has the tick: at the begin it is not to be run, and later this run has been replaced."""
+        self.tick_is = tick_is
+        if self._began:
+            away = Away("another machine", now_ms, now_ms, now_ms, same_store=True)
+            self.away.update(dict.fromkeys(regions, away))
+
+    def _away(self, holder: Holder, now_ms: int) -> Away:
+        same = holder.owner == self._owner
+        return Away(holder.host, holder.seen_ms, holder.until_ms, now_ms, same, self._new and not same)
+
+    def _say_unanswered(self, error: quota.LedgerError) -> None:
+        level = logging.WARNING if self._claim.tick else logging.DEBUG  # what a run then spends is said by the budget
+        log.log(level, "%s", line("claim_unanswered", job=self._job, why=str(error)))
+
+    def furthest(self) -> Away | None:
+        """Of what is away, that which is free last; None if nothing is away."""
+        return max(self.away.values(), key=lambda away: away.until_ms, default=None)
+
+
+def hold_ms(job: JobSettings, now_ms: int, gap_ms: int | None) -> int:
+    """How long the job's regions stay with their store after a run: twice the time between two runs, 1 to 49 h.
+
+    That time is the schedule's, where the job has one; else it is `gap_ms`, and a day until that is known.
+    """
+    if job.schedule is not None:
+        from quota.settings.schedules import parse_schedule
+
+        fires = parse_schedule(job.schedule, job.timezone).fires(now_ms + 1, now_ms + MAX_HOLD_MS)
+        following = list(islice(fires, 2))
+        if len(following) < 2:
+            return MAX_HOLD_MS
+        gap_ms = max(following[0] - now_ms, following[1] - following[0])
+    return min(MAX_HOLD_MS, max(MIN_HOLD_MS, 2 * (gap_ms or UNKNOWN_GAP_MS)))
+
+
+def lock_name(descriptor: int) -> str:
+    """Names the lock on this open file: it is the same only for a lock that excludes this one.
+
+    The kernel's boot, the host and the file: another machine, even a copy of this one, has another boot.
+    """
+    import hashlib
+
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+    except OSError:  # not Linux
+        boot = ""
+    file_status = os.fstat(descriptor)
+    text = f"{boot}\n{socket.gethostname()}\n{file_status.st_dev}\n{file_status.st_ino}"
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()

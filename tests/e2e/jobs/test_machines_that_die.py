@@ -1,0 +1,261 @@
+"""Days of one job on several machines in seconds: the real runner, stores and Redis, and a clock that the test moves.
+
+Each machine has the same cron line and a store of its own. Machines die, some in the middle of a run; some come back;
+some have clocks that are wrong; runs begin at the same second. By default some runs of ten days; QUOTA_TEST_RUNS=300
+takes more, and prints what happened.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+
+from quota.errors import LedgerError
+from quota.jobs.runner import run_job
+from quota.ledger.redis_ledger import RedisLedger
+from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
+from quota.settings.load import load_settings
+from support.local import LocalClient, LocalRequest, LocalResource, LocalSession
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from quota.ledger.claims import Claim, Ending
+    from support.servers import RedisServer
+
+RUNS = int(os.environ.get("QUOTA_TEST_RUNS", "4"))
+DAYS = 10
+START_MS = 1_793_000_000_000
+REGIONS, PAGES = ("US", "DE", "FR"), 2
+
+CONFIG = """
+[ledger]
+url = "{url}"
+[credentials.main]
+api = "youtube-v3"
+project = "{project}"
+[jobs.t]
+fetch = "trending"
+regions = ["US", "DE", "FR"]
+pages = {pages}
+{more}
+[store]
+url = "sqlite:///{folder}/videos.db"
+"""
+
+
+class KilledError(BaseException):
+    """The machine is off: nothing of the run goes on, and nobody hears that it ended."""
+
+
+class MachinesLedger(RedisLedger):
+    """The ledger as one machine sees it: a machine that is off says nothing."""
+
+    is_off = False
+
+    def end_claim(self, project: str, claim: Claim, ending: Ending) -> None:
+        if self.is_off:
+            raise LedgerError("the machine is off")
+        super().end_claim(project, claim, ending)
+
+
+class Machine:
+    """One machine's session; `on_page` is called before each page, with the region and the page's number."""
+
+    def __init__(self, world: World, number: int, error_ms: int) -> None:
+        self.world, self.number, self.error_ms = world, number, error_ms
+        folder = world.folder / f"{world.project}-{number}"
+        folder.mkdir()
+        path = folder / "quota.toml"
+        text = CONFIG.format(url=world.url, project=world.project, pages=PAGES, folder=folder, more=world.more)
+        path.write_text(text)
+        self.ledger = MachinesLedger(world.url, clock=lambda: world.now_ms)
+        self.session = PagedSession(load_settings(path), clock=lambda: world.now_ms)
+        self.session._ledger = self.ledger
+        self.session.machine = self
+        self.off_from_ms, self.off_until_ms, self.dies_at_page = 0, 0, 0
+        self.running = False
+
+    def is_off(self) -> bool:
+        return self.off_from_ms <= self.world.now_ms < self.off_until_ms
+
+    def tick(self) -> None:
+        if self.is_off() or self.running:
+            return
+        world, self.running, self.ledger.is_off = self.world, True, False
+        try:
+            report = run_job(self.session, "t", clock=lambda: world.now_ms + self.error_ms)
+            world.outcomes[report.outcome] = world.outcomes.get(report.outcome, 0) + 1
+            assert report.outcome in ("done", "elsewhere"), report.why
+        except KilledError:
+            world.outcomes["killed"] = world.outcomes.get("killed", 0) + 1
+        finally:
+            self.running = False
+
+    def page(self, region: str, page: int) -> None:
+        """Called for each page that is fetched."""
+        world = self.world
+        world.pages.append((world.now_ms, self.number, region, page))
+        world.now_ms += 700
+        for other in world.at_once.pop(world.period(), ()):
+            other.tick()  # in the middle of our run
+        if self.off_from_ms and self.off_from_ms <= world.now_ms < self.off_until_ms:
+            self.ledger.is_off = True
+            raise KilledError
+
+
+class PagedSession(LocalSession):
+    machine: Any = None
+
+    def google(self, credential: str | None = None, api: str = "youtube", version: str = "v3", **options: Any) -> Any:
+        return PagedClient(self.budget(credential), self.machine)
+
+
+class PagedClient(LocalClient):
+    def __init__(self, budget: Any, machine: Machine) -> None:
+        super().__init__(budget)
+        self.machine = machine
+
+    def __getattr__(self, resource: str) -> Any:
+        return lambda: PagedResource(self._budget, resource, self.machine)
+
+
+class PagedResource(LocalResource):
+    def __init__(self, budget: Any, resource: str, machine: Machine) -> None:
+        super().__init__(budget, resource)
+        self.machine = machine
+
+    def list(self, **parameters: Any) -> LocalRequest:
+        self.machine.page(parameters["regionCode"], int(parameters.get("pageToken") or 0))
+        return super().list(**parameters)
+
+
+@dataclass
+class World:
+    """One job on some machines, for ten days."""
+
+    url: str
+    project: str
+    folder: Path
+    dice: random.Random
+    gap_ms: int
+    more: str = ""
+    now_ms: int = START_MS
+    pages: list[tuple[int, int, str, int]] = field(default_factory=list)
+    outcomes: dict[str, int] = field(default_factory=dict)
+    at_once: dict[int, list[Machine]] = field(default_factory=dict)
+
+    def period(self) -> int:
+        return (self.now_ms - START_MS) // self.gap_ms
+
+    def live(self, machines: list[Machine]) -> None:
+        events: list[tuple[int, Machine]] = []
+        for period in range(DAYS * DAY_MS // self.gap_ms):
+            at_ms = START_MS + period * self.gap_ms
+            first, *others = self.dice.sample(machines, len(machines))
+            events.append((at_ms + self.gap_ms // 10 + first.error_ms % (self.gap_ms // 2), first))
+            for other in others:  # cron starts them at the same second: one asks while the other runs
+                if self.dice.random() < 0.5:
+                    self.at_once.setdefault(period, []).append(other)
+                else:
+                    events.append((at_ms + self.gap_ms // 10 + other.error_ms % (self.gap_ms // 2), other))
+        for at_ms, machine in sorted(events, key=lambda event: event[0]):
+            self.now_ms = max(self.now_ms, at_ms)
+            period = self.period()
+            machine.tick()
+            for other in self.at_once.pop(period, ()):  # the first fetched nothing
+                other.tick()
+
+
+@dataclass
+class Counts:
+    runs: int = 0
+    machines: int = 0
+    lost: int = 0
+    in_hand: int = 0
+    wrong_clocks: int = 0
+    periods: int = 0
+    covered: int = 0
+    rounds: int = 0
+    duplicates: int = 0
+    changes: int = 0
+    killed: int = 0
+    longest_silence: float = 0.0
+
+    def add(self, world: World, machines: list[Machine]) -> None:
+        self.runs += 1
+        self.machines += len(machines)
+        self.killed += world.outcomes.get("killed", 0)
+        self.periods += DAYS * DAY_MS // world.gap_ms
+        self.covered += len({(at_ms - START_MS) // world.gap_ms for at_ms, *_ in world.pages})
+        last_pages = [page for page in world.pages if page[2:] == (REGIONS[-1], PAGES - 1)]
+        self.rounds += len(world.pages) // (len(REGIONS) * PAGES)
+        self.changes += sum(a[1] != b[1] for a, b in pairwise(last_pages))
+        seen: dict[tuple[str, int], tuple[int, int]] = {}
+        for at_ms, machine, region, page in world.pages:
+            before = seen.get((region, page))
+            if before is not None and before[1] != machine and at_ms - before[0] < 0.9 * world.gap_ms:
+                self.duplicates += 1
+            seen[region, page] = (at_ms, machine)
+        for a, b in pairwise(world.pages):
+            self.longest_silence = max(self.longest_silence, (b[0] - a[0]) / world.gap_ms)
+
+
+def simulated(seed: int, url: str, folder: Path, counts: Counts, more: str = "") -> None:
+    dice = random.Random(seed)
+    gap_ms = dice.choice((HOUR_MS, HOUR_MS, 3 * HOUR_MS, 6 * HOUR_MS, DAY_MS))
+    world = World(url, f"p{seed}{'-each' if more else ''}", folder, dice, gap_ms, more)
+    machines = []
+    for number in range(dice.choice((2, 3))):
+        wrong = dice.random() < 0.3
+        counts.wrong_clocks += wrong
+        machines.append(Machine(world, number, dice.choice((-7 * HOUR_MS, 9 * MINUTE_MS, 40 * DAY_MS)) if wrong else 0))
+    lost_ms = 0
+    if dice.random() < 0.7:
+        counts.lost += 1
+        lost = dice.choice(machines)
+        period = dice.randrange(3, DAYS * DAY_MS // gap_ms)
+        lost.off_from_ms = START_MS + period * gap_ms
+        if dice.random() < 0.5:  # dies with a region in hand, if it is its turn
+            counts.in_hand += 1
+            lost.off_from_ms += gap_ms // 10 + lost.error_ms % (gap_ms // 2)
+            lost.off_from_ms += dice.randrange(1, len(REGIONS) * PAGES) * 700
+        back = dice.random() < 0.4
+        lost.off_until_ms = lost.off_from_ms + dice.randrange(1, 4) * DAY_MS if back else START_MS + 99 * DAY_MS
+        lost_ms = lost.off_until_ms - lost.off_from_ms
+    world.live(machines)
+    counts.add(world, machines)
+    for machine in machines:
+        machine.session.close()
+        machine.ledger.close()
+    assert not lost_ms or world.pages
+
+
+@pytest.fixture
+def shared(redis_server: RedisServer) -> str:
+    with redis.Redis(port=redis_server.port) as client:
+        client.flushall()
+    return redis_server.url
+
+
+@pytest.mark.timeout(120 + 5 * RUNS)
+def test_a_job_has_one_machine_at_a_time_and_goes_on_when_that_dies(
+    shared: str, state_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = Counts()
+    for seed in range(RUNS):
+        simulated(seed, shared, tmp_path, counts)
+    if RUNS > 50:
+        with capsys.disabled():
+            print(f"\n{counts}")
+    assert counts.duplicates == 0
+    assert counts.rounds <= counts.covered, "a round was fetched twice"
+    assert counts.covered >= 0.95 * counts.periods
+    assert counts.changes <= 0.5 * counts.runs
+    assert counts.longest_silence <= 4.0

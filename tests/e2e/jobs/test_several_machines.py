@@ -1,0 +1,388 @@
+"""One job on several machines over one Redis: a region belongs to one store at a time, nothing is fetched twice."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+
+from quota.jobs.emulator import Emulator
+from quota.jobs.hold import hold_ms
+from quota.limits import HOUR_MS, MINUTE_MS
+from quota.settings.load import load_settings
+from support.installation import Installation, until
+from support.servers import RedisServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+HOST = socket.gethostname()
+START_MS = 1_795_204_800_000
+
+HOLDS = """
+import os, time
+from quota.jobs.job import Page, first_attempt
+from quota.jobs.fetches.trending import fetch as trending
+
+@first_attempt("videos.list")
+def fetch(client, region, cursor):
+    page = trending(client, region, cursor)
+    open("at-a-page", "w").close()
+    while os.path.exists("hold"):
+        time.sleep(0.01)
+    return page
+"""
+
+
+class Machine(Installation):
+    """A folder with a state folder and a store of its own, and the job that all machines have."""
+
+    def configure(
+        self, ledger: str, *, job: str = "", store: str = "", regions: tuple[str, ...] = ("US", "DE"), **more: str
+    ) -> None:
+        assert self.upstream is not None
+        (self.folder / "holds.py").write_text(HOLDS)
+        fetch, unavailable = more.get("fetch", "trending"), more.get("unavailable", "")
+        self.quota.configure(
+            f"""
+[ledger]
+url = "{ledger}"
+{unavailable}
+[credentials.main]
+api = "youtube-v3"
+key = "file:key"
+endpoint = "{self.upstream.address}"
+[jobs.t]
+fetch = "{fetch}"
+regions = {json.dumps(regions)}
+pages = 2
+{job}
+[store]
+url = "sqlite:///videos.db"
+{store}
+"""
+        )
+
+    def outcome(self, *args: str) -> dict[str, Any]:
+        answer: dict[str, Any] = self.quota.json("run", "t", *args)
+        return answer
+
+    def hold_a_page(self, *args: str) -> subprocess.Popen[str]:
+        """A run that stays in its first page until the file `hold` is gone."""
+        (self.folder / "at-a-page").unlink(missing_ok=True)
+        (self.folder / "hold").touch()
+        process = self.start("run", "t", "--json", *args)
+        until((self.folder / "at-a-page").exists)
+        return process
+
+    def let_go(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+        (self.folder / "hold").unlink()
+        out, err = process.communicate(timeout=30)
+        assert "Traceback" not in err
+        answer: dict[str, Any] = json.loads(out)
+        return answer
+
+
+@pytest.fixture
+def upstream() -> Iterator[Emulator]:
+    with Emulator() as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def shared(redis_server: RedisServer) -> str:
+    with redis.Redis(port=redis_server.port) as client:
+        client.flushall()
+    return redis_server.url
+
+
+@pytest.fixture
+def web(tmp_path: Path, upstream: Emulator, shared: str) -> Machine:
+    machine = Machine(tmp_path / "web", upstream)
+    machine.configure(shared)
+    return machine
+
+
+@pytest.fixture
+def other(tmp_path: Path, upstream: Emulator, shared: str) -> Machine:
+    machine = Machine(tmp_path / "other", upstream)
+    machine.configure(shared)
+    return machine
+
+
+@contextmanager
+def at(now_ms: int, *machines: Machine) -> Iterator[None]:
+    for machine in machines:
+        machine.clock = lambda: now_ms
+    yield
+    for machine in machines:
+        machine.clock = None
+
+
+def outcomes(answer: dict[str, Any]) -> dict[str, str]:
+    return {region["region"]: region["outcome"] for region in answer["regions"]}
+
+
+# -- the same cron line on two machines --------------------------------------------------------------------------------
+
+
+def test_the_same_cron_line_at_the_same_second_fetches_nothing_twice(web: Machine, other: Machine) -> None:
+    for _ in range(3):
+        runs = [machine.start("run", "t", "--json") for machine in (web, other)]
+        answers = [json.loads(run.communicate(timeout=60)[0]) for run in runs]
+        assert [run.returncode for run in runs] == [0, 0]
+        assert sorted(answer["outcome"] for answer in answers) == ["done", "elsewhere"]
+    assert web.requests == 3 * 4, "three rounds of two regions with two pages"
+    assert sorted(machine.count("rankings") > 0 for machine in (web, other)) == [False, True]
+
+
+def test_the_other_machine_says_in_one_line_where_the_job_runs(web: Machine, other: Machine) -> None:
+    assert web.outcome()["outcome"] == "done"
+    said = other.quota("run", "t")
+    assert said.returncode == 0
+    assert said.stdout.startswith(f"t: runs on {HOST} (last ")
+    assert said.stdout.count("\n") == 1
+    assert "s ago); taken over if silent until " in said.stdout
+    assert said.stdout.endswith(", or with --here now: this store is new\n")
+    assert said.stderr == ""
+    assert "this store is new" not in other.quota("run", "t").stdout, "only once"
+    quiet = other.quota("run", "t", "--quiet")
+    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
+    answer = other.outcome("--fail-on-refusal")
+    assert (answer["outcome"], answer["runs_on"]) == ("elsewhere", HOST)
+    assert answer["until"].endswith("Z")
+    assert outcomes(answer) == {"US": "skipped", "DE": "skipped"}
+    assert (answer["units"], answer["attempts"]) == (0, 0)
+
+
+def test_search_on_the_other_machine_says_how_old_its_data_is(web: Machine, other: Machine, shared: str) -> None:
+    other.outcome()
+    assert "elsewhere" not in other.quota.json("search", "video")
+    web.outcome("--here")
+    other.outcome()
+    other.configure("redis://127.0.0.1:1/0")  # the ledger is not asked
+    said = other.quota("search", "video")
+    assert f"t runs on {HOST} (as of " in said.stderr
+    assert "; this store has what it fetched until " in said.stderr
+    (row,) = other.quota.json("search", "video")["elsewhere"]
+    assert (row["job"], row["runs_on"]) == ("t", HOST)
+    assert row["fetched_at"] <= row["heard_at"] <= row["until"]
+    other.configure(shared)
+    other.outcome("--here")
+    assert other.quota("search", "video").stderr == ""
+
+
+def test_a_store_that_never_had_the_job_says_so(web: Machine, other: Machine) -> None:
+    web.outcome()
+    other.outcome()
+    said = other.quota("search", "video")
+    assert "; this store has nothing of it" in said.stderr
+
+
+# -- taking over -------------------------------------------------------------------------------------------------------
+
+
+def test_a_silent_machine_is_followed_after_twice_its_gap(web: Machine, other: Machine) -> None:
+    for hours in range(3):
+        with at(START_MS + 2 * hours * HOUR_MS, web, other):
+            assert web.run("t").outcome == "done"
+            assert other.run("t").outcome == "elsewhere"
+    last_ms = START_MS + 4 * HOUR_MS
+    for late_ms, outcome in ((4 * HOUR_MS - 1, "elsewhere"), (4 * HOUR_MS, "done")):
+        with at(last_ms + late_ms, other):
+            assert other.run("t").outcome == outcome
+    with at(last_ms + 4 * HOUR_MS + MINUTE_MS, web):
+        report = web.run("t")
+    assert (report.outcome, report.away is not None) == ("elsewhere", True)
+
+
+def test_here_takes_over_and_the_machine_that_was_replaced_keeps_its_page_and_stops(
+    web: Machine, other: Machine, shared: str
+) -> None:
+    web.configure(shared, fetch="holds:fetch")
+    other.configure(shared, fetch="holds:fetch")
+    process = web.hold_a_page()
+    assert other.outcome()["outcome"] == "elsewhere"
+    taken = other.outcome("--here")
+    assert outcomes(taken) == {"US": "done", "DE": "done"}
+    answer = web.let_go(process)
+    assert (answer["outcome"], answer["runs_on"]) == ("elsewhere", HOST)
+    assert outcomes(answer) == {"US": "partial", "DE": "skipped"}
+    assert [region["pages"] for region in answer["regions"]] == [1, 0], "the page in hand is kept"
+    assert process.returncode == 0
+    assert web.requests == 1 + 4
+    assert web.quota("run", "t").stdout.startswith(f"t: runs on {HOST} ")
+
+
+def test_some_regions_here_and_some_elsewhere(web: Machine, other: Machine) -> None:
+    assert outcomes(web.outcome("--region", "DE")) == {"DE": "done"}
+    answer = other.outcome()
+    assert (answer["outcome"], answer["runs_on"]) == ("done", HOST)
+    assert outcomes(answer) == {"US": "done", "DE": "skipped"}
+    said = other.quota("run", "t").stdout
+    assert said.startswith("t: done: 1 region, ")
+    assert f"; some regions: runs on {HOST} " in said
+    assert other.count("checkpoints WHERE region = 'DE'") == 0
+    assert outcomes(web.outcome()) == {"DE": "done", "US": "skipped"}
+
+
+def test_some_regions_are_taken_over_in_mid_run_and_the_others_go_on(web: Machine, other: Machine, shared: str) -> None:
+    for machine in (web, other):
+        machine.configure(shared, fetch="holds:fetch", regions=("US", "DE", "FR"))
+    process = web.hold_a_page()
+    assert outcomes(other.outcome("--here", "--region", "US", "--region", "DE")) == {"US": "done", "DE": "done"}
+    answer = web.let_go(process)
+    assert outcomes(answer) == {"US": "partial", "DE": "skipped", "FR": "done"}
+    assert answer["outcome"] == "elsewhere"
+    assert web.requests == 1 + 4 + 2
+
+
+def test_a_killed_run_does_not_hold_up_its_own_machine(web: Machine, other: Machine, shared: str) -> None:
+    for machine in (web, other):
+        machine.configure(shared, fetch="holds:fetch")
+    process = web.hold_a_page()
+    process.kill()
+    process.communicate()
+    (web.folder / "hold").unlink()
+    assert other.outcome()["outcome"] == "elsewhere"
+    assert outcomes(web.outcome()) == {"US": "done", "DE": "done"}
+
+
+def test_a_machine_that_cannot_run_the_job_does_not_keep_it(web: Machine, other: Machine) -> None:
+    (web.folder / "key").unlink()
+    assert web.quota("run", "t").returncode == 78
+    assert other.outcome()["outcome"] == "done"
+    (web.folder / "key").write_text("a-key")
+    assert web.outcome()["outcome"] == "elsewhere"
+
+
+# -- one store, two hosts ----------------------------------------------------------------------------------------------
+
+
+def test_two_hosts_with_one_name_never_run_at_once(web: Machine, other: Machine, shared: str) -> None:
+    for machine in (web, other):
+        machine.configure(shared, fetch="holds:fetch", store='name = "cluster"')
+    process = web.hold_a_page()
+    said = other.quota("run", "t").stdout
+    assert said.startswith(f"t: runs on {HOST} for the same store (last ")
+    assert other.outcome()["outcome"] == "elsewhere"
+    assert web.let_go(process)["outcome"] == "done"
+    assert other.outcome()["outcome"] == "done", "a pod has a new store each time, and goes on under its name"
+
+
+def test_a_copied_store_never_runs_at_once_with_its_original(web: Machine, other: Machine, shared: str) -> None:
+    for machine in (web, other):
+        machine.configure(shared, fetch="holds:fetch")
+    web.outcome()
+    for path in web.folder.glob("videos.db*"):
+        (other.folder / path.name).write_bytes(path.read_bytes())
+    process = web.hold_a_page()
+    assert other.outcome()["outcome"] == "elsewhere"
+    web.let_go(process)
+
+
+def test_a_store_that_was_moved_away_is_followed_by_one_that_goes_on(web: Machine, other: Machine) -> None:
+    """As our own errors advise, where a store is damaged or of another format."""
+    web.outcome()
+    other.outcome()
+    for path in web.folder.glob("videos.db*"):
+        path.unlink()
+    assert outcomes(web.outcome()) == {"US": "done", "DE": "done"}
+    assert other.outcome()["outcome"] == "elsewhere"
+
+
+# -- what is not shared ------------------------------------------------------------------------------------------------
+
+
+def test_machines_each_run_the_whole_job_if_told_so(web: Machine, other: Machine, shared: str) -> None:
+    for machine in (web, other):
+        machine.configure(shared, job='machines = "each"')
+        assert outcomes(machine.outcome()) == {"US": "done", "DE": "done"}
+        assert machine.outcome()["outcome"] == "done"
+    assert web.requests == 4 * 4
+
+
+def test_jobs_of_one_name_with_other_functions_are_other_jobs(web: Machine, other: Machine, shared: str) -> None:
+    other.configure(shared, fetch="holds:fetch")
+    assert [machine.outcome()["outcome"] for machine in (web, other)] == ["done", "done"]
+
+
+def test_on_an_embedded_ledger_nothing_is_asked(tmp_path: Path, upstream: Emulator) -> None:
+    machines = [Machine(tmp_path / name, upstream) for name in ("one", "two")]
+    for machine in machines:
+        machine.configure(f"sqlite:///{tmp_path}/ledger.db")
+        assert machine.outcome()["outcome"] == "done"
+
+
+def test_without_the_ledger_a_run_goes_on_within_the_allowance(
+    tmp_path: Path, upstream: Emulator, web: Machine, other: Machine
+) -> None:
+    server = RedisServer()
+    for machine in (web, other):
+        machine.configure(server.url, unavailable="unavailable = { max_cost = 1, allowance = 3, machines = 2 }")
+    web.outcome()
+    assert other.outcome()["outcome"] == "elsewhere"
+    server.kill()
+    answer = other.quota("run", "t", "--json")
+    assert answer.returncode == 69
+    assert json.loads(answer.stdout)["units"] == 3, "and no more: the allowance bounds what is fetched twice"
+    server.close()
+
+
+def test_a_ledger_error_is_printed_once(web: Machine) -> None:
+    web.configure("redis://127.0.0.1:1/0")
+    said = web.quota("run", "t")
+    assert said.returncode == 69
+    assert (said.stdout + said.stderr).count("cannot be reached") == 1
+    assert said.stdout == "t: stopped after 0 pages (0 units); next: US page 1\n"
+    quiet = web.quota("run", "t", "--quiet")
+    assert (quiet.stdout, quiet.stderr.count("\n")) == ("", 1)
+
+
+def test_two_configurations_with_one_store_keep_their_checkpoints_apart(
+    tmp_path: Path, upstream: Emulator, shared: str
+) -> None:
+    """Their jobs have one name; the store is the same file."""
+    machine = Machine(tmp_path / "one", upstream)
+    machine.configure(shared, fetch="holds:fetch", regions=("US",))
+    process = machine.hold_a_page()
+    process.send_signal(signal.SIGTERM)
+    machine.let_go(process)
+    assert process.returncode == 143
+    machine.configure(shared, regions=("US",))
+    assert [region["pages"] for region in machine.outcome()["regions"]] == [2], "a pass of its own"
+    machine.configure(shared, fetch="holds:fetch", regions=("US",))
+    assert [region["pages"] for region in machine.outcome()["regions"]] == [1], "and the other one goes on"
+
+
+# -- how long it lasts -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schedule", "gap_ms", "hours"),
+    [
+        (None, None, 48),
+        (None, 1, 1),
+        (None, 10 * MINUTE_MS, 1),
+        (None, 3 * HOUR_MS, 6),
+        (None, 400 * HOUR_MS, 49),
+        ("every 45m", None, 1.5),
+        ("*/30 * * * *", 400 * HOUR_MS, 1),
+        ("0 6 * * *", None, 48),
+        ("0 6 * * 1", None, 49),
+        ("0,30 16 * * *", None, 47),
+    ],
+)
+def test_how_long_a_region_stays_with_its_store(
+    web: Machine, shared: str, schedule: str | None, gap_ms: int | None, hours: float
+) -> None:
+    web.configure(shared, job="" if schedule is None else f'schedule = "{schedule}"')
+    job = load_settings(web.config).jobs["t"]
+    assert hold_ms(job, START_MS - 4 * HOUR_MS, gap_ms) == hours * HOUR_MS
