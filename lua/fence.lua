@@ -4,16 +4,16 @@
 -- refuses every decision and every other write, from any language; only its log can be read. The rule is L27 in
 -- ARCHITECTURE.md; `quota ledger move` goes through these standings:
 --
---       OLD  open -> fenced -> sealed      NEW  empty, or fenced by an earlier move -> filling -> open
+--       OLD  open -> fenced -> sealed      NEW  empty, or sealed by an earlier move -> filling -> open
 --
--- NEW opens only after OLD is sealed, and OLD can be opened again only before that.
+-- NEW opens only after OLD is sealed, and OLD can be opened again only before that: then NEW is cleared and sealed.
 --
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua)
 -- ARGV  1 now_ms     0 = the server's clock
 --       2 from       the standing that the ledger must have, "ROLE MOVE". Another: nothing changes. Empty: only look
---       3 role       what it becomes: fenced, sealed, filling, open, empty (its keys are deleted: see clear.lua)
+--       3 role       what it becomes: fenced, sealed, filling, open
 --       4 move       the name of the move, unique, without spaces
---       5 peer       for fenced: where it moves to; for filling: where from. A URL without secrets and spaces
+--       5 peer       for fenced and sealed: where it moves to; for filling: where from. A URL without secrets and spaces
 --       6 epoch      for filling: the epoch with which it will open; for fenced: where it has none yet
 --       7 charges    for sealed, and to open what was filled: how many the log must hold
 -- Reply { role, move, epoch, peer, filled, charges, last } as they are afterwards. `role` is open, too, for a ledger that no
@@ -96,7 +96,8 @@ if role == 'fenced' then
   local kept = is[3] ~= '' and is[3] or epoch
   redis.call('HSET', state, 'format', FORMAT, 'epoch', '!' .. peer, 'fenced_epoch', kept, 'fence', role, 'move', move)
 elseif role == 'sealed' then
-  redis.call('HSET', state, 'fence', role)
+  redis.call('HSET', state, 'epoch', '!' .. peer, 'fence', role)
+  redis.call('HDEL', state, 'filled')
 elseif role == 'filling' then
   redis.call('HDEL', state, 'filled')
   redis.call('HSET', state, 'format', FORMAT, 'epoch', '!<' .. peer, 'fenced_epoch', epoch, 'fence', role, 'move', move)
@@ -104,8 +105,6 @@ elseif role == 'open' then
   local any_corrections = redis.call('EXISTS', corrections) == 1 and '1' or '0'
   redis.call('HSET', state, 'epoch', is[3], 'move', move, 'has_corrections', any_corrections)
   redis.call('HDEL', state, 'fence', 'fenced_epoch', 'filled')
-elseif role == 'empty' then -- what is left after clear.lua
-  redis.call('DEL', log, corrections, state)
 else
   return redis.error_reply('ERR fence.lua: a ledger cannot become ' .. role)
 end

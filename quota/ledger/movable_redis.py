@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from redis.cluster import RedisCluster
 
@@ -31,6 +32,9 @@ _ROLES: dict[str, Role] = {
 
 class MovableRedisLedger(RedisLedger):
     """See `quota.ledger.fence.Movable`."""
+
+    _timeout_s = 5.0
+    """Nobody waits for a decision here, and both ledgers stay closed until the move is done."""
 
     def counts_lost(self) -> bool:
         return True
@@ -129,8 +133,6 @@ class MovableRedisLedger(RedisLedger):
 
 def _standing(reply: list[Any]) -> Standing:
     role, move, epoch, peer, filled, charges, last = reply
-    from urllib.parse import unquote
-
     known = read_id(filled) if filled else None
     return Standing(_ROLES[role], move, read_epoch(epoch), unquote(peer), known, int(charges), read_id(last))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from quota.common.sqlite_file import DamagedError, checked_row
 from quota.errors import LedgerError
@@ -42,6 +43,7 @@ class MovableSqliteLedger(SqliteLedger):
     """See `quota.ledger.fence.Movable`."""
 
     _durable = True
+    _deadline_s = 10.0  # callers that are refused take the file's lock again and again
 
     def counts_lost(self) -> bool:
         return False
@@ -153,8 +155,6 @@ def _standing(db: sqlite3.Connection, project: str, *, count: bool = True) -> St
             for table in TABLES
         )
         return Standing("open" if anything else "empty", move, epoch, "", None, charges, last)
-    from urllib.parse import unquote
-
     peer = unquote(epoch.removeprefix(FENCE).removeprefix("<"))
     return Standing(_ROLES[role], move, kept, peer, _filled(db, project), charges, last)
 
@@ -165,12 +165,8 @@ def _filled(db: sqlite3.Connection, project: str) -> Id | None:
 
 
 def _become(db: sqlite3.Connection, project: str, now: Standing, role: Role, move: str, peer: str, epoch: str) -> None:
-    if role == "empty":
-        for table in TABLES:
-            db.execute(f"DELETE FROM {table} WHERE project = ?", (project,))  # noqa: S608  # constants
-        return
     real = epoch if role == "filling" else now.epoch or epoch
-    shown = {"fenced": FENCE + peer, "sealed": FENCE + fence_to(now.peer), "filling": f"{FENCE}<{peer}"}.get(role, real)
+    shown = {"fenced": FENCE + peer, "sealed": FENCE + peer, "filling": f"{FENCE}<{peer}"}.get(role, real)
     db.execute("REPLACE INTO moves VALUES (?, ?, ?, ?, NULL, NULL)", (project, role, move, real))
     db.execute(
         "INSERT INTO projects (project, epoch, unlogged_until_ms, retention_ms, trimmed_through_ms)"

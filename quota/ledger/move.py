@@ -168,7 +168,7 @@ def carry_out(old: Movable, new: Movable, step: Step, progress: Progress) -> Mov
             ours, theirs = _fence(old, new, step)
         if kind != "open":
             theirs = _copy(old, new, project, ours, theirs, progress)
-            ours = _changed(old, project, ours, "sealed", ours.move, charges=theirs.charges)
+            ours = _changed(old, project, ours, "sealed", ours.move, peer=new.label, charges=theirs.charges)
         _changed(new, project, theirs, "open", ours.move, charges=ours.charges)
     return Moved(project, kind, ours.charges)
 
@@ -185,7 +185,7 @@ def _changed(
     charges: int | None = None,
 ) -> Standing:
     now = ledger.change(project, before, role, move, peer=peer, epoch=epoch, charges=charges)
-    if now.role != role or (role != "empty" and now.move != move):
+    if (now.role, now.move) != (role, move):
         raise LedgerError(
             f"{_of(ledger, project)} is not as this move left it (it is {now.role} now): another move has begun, or "
             "the ledger lost data; run it again"
@@ -206,18 +206,22 @@ def _close_empty(old: Movable, new: Movable, step: Step) -> None:
     ours, move = step.old, os.urandom(8).hex()
     if ours.role == "empty":
         ours = _changed(old, step.project, ours, "fenced", move, peer=new.label)
-    _changed(old, step.project, ours, "sealed", ours.move)
+    _changed(old, step.project, ours, "sealed", ours.move, peer=new.label)
 
 
 def _take_back(old: Movable, new: Movable, step: Step) -> None:
-    """`old` is what was being filled, `new` where that came from."""
+    """`old` is what was being filled, `new` where that came from.
+
+    Afterwards `old` names `new`: it may have been the ledger before, and machines may still have its url.
+    """
     project, ours, theirs = step.project, step.old, step.new
     if theirs.role == "fenced":
         _changed(new, project, theirs, "open", theirs.move)
     try:
+        ours = _changed(old, project, ours, "filling", ours.move, peer=ours.peer, epoch=ours.epoch)  # nothing filled
         for _ in old.clear(project, ours.move):
             pass
-        _changed(old, project, ours, "empty", ours.move)
+        _changed(old, project, ours, "sealed", ours.move, peer=new.label, charges=0)
     except LedgerError:  # it may be gone for good; what is left in it can never be opened
         if theirs.role != "fenced":
             raise

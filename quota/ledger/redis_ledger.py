@@ -126,11 +126,13 @@ class RedisLedger:
 
     shared = True
 
+    _timeout_s = TIMEOUT_S
+
     def __init__(self, url: str, *, clock: Callable[[], int] | None = None) -> None:
         self.label = _label(url)
         self._clock = None if clock is None else whole_clock(clock)
         self._url = url
-        self._connect = _connector(url, self.label)
+        self._connect = _connector(url, self.label, self._timeout_s)
         self._connected: redis.Redis | Connections | None = None
         self._say_evicts_at_s = 0.0
         self._lock = threading.RLock()  # a signal handler may ask while its thread connects
@@ -404,7 +406,8 @@ class RedisLedger:
         """One line for an operator, without the driver's own words where these could quote the url."""
         where, said = f"ledger {self.label}", (str(error).splitlines() or [""])[0][:200]
         if isinstance(error, RedisTimeoutError):
-            return f"{where} did not answer within {TIMEOUT_S:g} s; see whether the server is busy or the network slow"
+            waited = f"{self._timeout_s:g} s"
+            return f"{where} did not answer within {waited}; see whether the server is busy or the network slow"
         if "Authentication required" in said or "authenticated" in said:
             return f"{where} wants a password; put it into the url"
         if isinstance(error, AuthenticationError):
@@ -480,7 +483,7 @@ class RedisLedger:
         """Connect anew."""
         _left_to_parent.extend((self._connected, self._connect))
         self._connected, self._lock = None, threading.RLock()
-        self._connect = _connector(self._url, self.label)
+        self._connect = _connector(self._url, self.label, self._timeout_s)
 
 
 _left_to_parent: list[object] = []
@@ -606,7 +609,7 @@ def _entry(row: Sequence[str]) -> Entry:
 # -- urls --------------------------------------------------------------------------------------------------------------
 
 
-def _connector(url: str, label: str) -> Callable[[], redis.Redis | Connections]:
+def _connector(url: str, label: str, timeout_s: float) -> Callable[[], redis.Redis | Connections]:
     """A function that makes the client. The url is checked now; the server is contacted at the first command."""
     if not all(map(_DATABASE.fullmatch, _databases(url))):  # the driver would take database 0
         raise ConfigError(
@@ -615,12 +618,12 @@ def _connector(url: str, label: str) -> Callable[[], redis.Redis | Connections]:
     try:
         scheme, _, rest = url.partition("://")
         if scheme == "redis+cluster":
-            nodes, path, options = _several(rest, default_port=6379)
+            nodes, path, options = _several(rest, 6379, timeout_s)
             if options.pop("db", path.strip("0")):
                 raise ConfigError(f"ledger url {label}: a cluster has no database numbers")
             return partial(_cluster, nodes, options)
         if scheme == "redis+sentinel":
-            nodes, path, options = _several(rest, default_port=26379)
+            nodes, path, options = _several(rest, 26379, timeout_s)
             service = path.partition("/")[0]
             if not service:
                 raise ConfigError(
@@ -633,7 +636,7 @@ def _connector(url: str, label: str) -> Callable[[], redis.Redis | Connections]:
             return partial(
                 Connections, sentinel.master_for(service, command_packer=Packer()).connection_pool.make_connection
             )
-        options = {**_options(parse_url(url)), "command_packer": Packer()}
+        options = {**_options(parse_url(url), timeout_s), "command_packer": Packer()}
         options.pop("max_connections", None)  # there are as many connections as threads that call at once
         make = partial(options.pop("connection_class", redis.Connection), **options)
         make()  # raises for an unknown option
@@ -646,7 +649,7 @@ def _connector(url: str, label: str) -> Callable[[], redis.Redis | Connections]:
         ) from None
 
 
-def _options(given: dict[str, Any], timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+def _options(given: dict[str, Any], timeout_s: float) -> dict[str, Any]:
     """The url's options over our timeouts, without the driver's own retries: these would charge the same call twice."""
     options = {"protocol": 2, "socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, **given}
     options.pop("retry_on_error", None)
@@ -654,12 +657,12 @@ def _options(given: dict[str, Any], timeout_s: float = TIMEOUT_S) -> dict[str, A
     return {**options, "decode_responses": True, "encoding_errors": "replace", "retry": Retry(NoBackoff(), 0)}
 
 
-def _several(rest: str, default_port: int) -> tuple[list[tuple[str, int]], str, dict[str, Any]]:
+def _several(rest: str, default_port: int, timeout_s: float) -> tuple[list[tuple[str, int]], str, dict[str, Any]]:
     """The nodes, the path and the options of `[USER:PASSWORD@]HOST:PORT,HOST:PORT/PATH[?OPTIONS]`."""
     place, _, query = rest.partition("?")
     authority, _, path = place.partition("/")
     userinfo, at, hosts = authority.rpartition("@")
-    options = _options(parse_url(f"redis://{userinfo}{at}host?{query}"))
+    options = _options(parse_url(f"redis://{userinfo}{at}host?{query}"), timeout_s)
     del options["host"]
     parts = [urlsplit(f"//{node}") for node in hosts.split(",")]
     if not all(part.hostname for part in parts):

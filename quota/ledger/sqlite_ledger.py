@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from quota.arguments import MAX_NUMBER, whole, whole_clock
 from quota.common.clock import LATEST_MS, NEVER, host_clock
-from quota.common.sqlite_file import DamagedError, SqliteFile, checked_row
+from quota.common.sqlite_file import DEADLINE_S, DamagedError, SqliteFile, checked_row
 from quota.errors import LedgerError, UnusableLedger
 from quota.ledger.claims import Record, checked_claim
 from quota.ledger.contract import (
@@ -98,6 +98,8 @@ class SqliteLedger:
     _durable = False
     """Whether each transaction waits for the disk."""
 
+    _deadline_s = DEADLINE_S
+
     def __init__(self, url: str, *, clock: Callable[[], int] | None = None) -> None:
         path = url.removeprefix("sqlite://").removeprefix("/")
         self.label = f"sqlite:///{path}" if path else "sqlite:// (in memory)"
@@ -116,6 +118,7 @@ class SqliteLedger:
                 remedy="move it away, or name another file in the url",
             ),
             durable=self._durable,
+            deadline_s=self._deadline_s,
         )
         self._clock = host_clock if clock is None else whole_clock(clock)
         self._sums: dict[View, tuple[str, tuple[str, ...]]] = {}

@@ -442,15 +442,33 @@ def test_a_move_that_is_stopped_can_be_taken_back(
         if found == ["fenced", "filling"]:
             stopped(number // 2, new, old)
             check_one_is_open(old, new)
-            if new.standing("p").role != "empty":
+            if roles(old, new) != ["open", "sealed"]:
                 assert moves(new, old) == ["take back"]
-            assert roles(old, new) == ["open", "empty"]
+            assert roles(old, new) == ["open", "sealed"]
+            assert moves(new, old) == ["moved already"]
             assert Content.of(old) == held
             taken_back += 1
         elif found == ["sealed", "filling"]:
             with pytest.raises(MoveRefused, match="finish that first"):
                 moves(new, old)
     assert taken_back > 3
+
+
+@pytest.mark.parametrize(("here", "there"), PAIRS)
+def test_a_way_back_that_is_taken_back_leaves_no_open_ledger_behind(places: Places, here: str, there: str) -> None:
+    """Machines may still have the first url: it must not grant a new budget."""
+    old, new = places.new(here), places.new(there)
+    used_up(places, old)
+    moves(old, new)
+    held = Content.of(new)
+    move._fence(new, old, plan_move(new, old, ["p"])[0])
+    assert moves(old, new) == ["take back"]
+    assert roles(old, new) == ["sealed", "open"]
+    assert Content.of(new) == held
+    with pytest.raises(LedgerError, match=re.escape(f"has moved to {new.label} and takes no charge")):
+        decide(old, "k")
+    assert moves(new, old) == ["move"]
+    assert Content.of(old) == held
 
 
 def test_a_move_is_taken_back_when_its_target_is_gone(places: Places, own_server: RedisServer) -> None:
