@@ -419,7 +419,8 @@ class Budget:
                 if result.outcome != "clock":
                     self._say_ahead(result)
                     if high_water_mark is not None and high_water_mark.record(checks, result):
-                        high_water_mark.read_log(self.ledger)
+                        new_epoch = self._attempt_keys.next()
+                        high_water_mark.follow_up(self.ledger, result, new_epoch, self._retention_ms)
                 return request, result
 
     def _say_ahead(self, result: ChargeResult) -> None:

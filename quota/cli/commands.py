@@ -353,7 +353,8 @@ def spend(by: str, since: str, credential: str | None, as_json: bool, config: st
     """Show who spent the budget: charges and units, largest first.
 
     The ledger keeps charges as long as the longest window needs them, at least 49 hours. If you ask for more, a line
-    says where the history begins. Another line says how many units the limits count for charges that the ledger lost.
+    says where the history begins. Another line says how many units the limits count for charges that the ledger's log
+    lacks.
 
     \b
     Example:
@@ -391,7 +392,8 @@ def spend(by: str, since: str, credential: str | None, as_json: bool, config: st
     if cut:
         say(f"only since {weekday(spending.since_ms)}, not {since}: the ledger has dropped older charges")
     if lost_units:
-        say(f"not listed: {many(lost_units, 'unit')} of charges that the ledger lost; its limits still count them")
+        lost = many(lost_units, "unit")
+        say(f"not listed: {lost} of charges that the ledger's log lacks; its limits still count them")
 
 
 @cli.command()

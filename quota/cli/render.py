@@ -58,7 +58,7 @@ def render_status(status: Status) -> RenderableType:
 def _unlogged(row: LimitRow) -> str:
     state = row.state
     units, until = many(state.unlogged_units, "unit"), _clock(state.unlogged_until_ms)
-    return f"{row.limit.name}: includes {units} of charges that the ledger lost, until {until}"
+    return f"{row.limit.name}: includes {units} of charges that the ledger's log lacks, until {until}"
 
 
 def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:

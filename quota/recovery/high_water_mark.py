@@ -173,6 +173,7 @@ class HighWaterMark:
         """Forget everything about this log; from now on the ledger is in this epoch."""
         self._epoch = epoch
         self._epoch_tag = epoch_tag(epoch)
+        self._seen_at = self._label
         # The last decision: what it checked, what each view counted of the log, when, and the newest entry.
         self._checks: Sequence[LimitCheck] = ()
         self._logged_units: tuple[int, ...] = ()
@@ -244,6 +245,7 @@ class HighWaterMark:
         if latest is None:
             return
         self._start_epoch(latest.epoch)
+        self._seen_at = latest.label
         self._decided_ms = latest.at_ms
         same_log = [one for one in (*watermarks, *self._siblings) if one.root == latest.root]
         self._sliced = furthest_slices(same_log, latest.epoch)
@@ -262,6 +264,7 @@ class HighWaterMark:
             self._take_over(own, since_ms)
         if any(watermark.root != latest.root for watermark in watermarks):
             self._find_carries(watermarks)
+        self._say_two_ledgers()
 
     def _take_over(self, own: Watermark, since_ms: int) -> None:
         """Keep what our slot holds of other logs. Carries among it are in the ledger, or `_find_carries` finds them."""
@@ -288,6 +291,7 @@ class HighWaterMark:
         newest, other_epoch_ms, now_s = others.newest, others.other_epoch_ms, time.monotonic()
         if now_s >= self._next_siblings_s:
             self._read_siblings()
+            self._say_two_ledgers()
         for sibling in self._siblings:
             if sibling.epoch == self._epoch:
                 newest = max(newest, *(observation.last for observation in _logged(sibling, 0)), (0, 0))
@@ -329,7 +333,7 @@ class HighWaterMark:
     # -- after a decision ----------------------------------------------------------------------------------------------
 
     def record(self, checks: Sequence[LimitCheck], result: ChargeResult) -> bool:
-        """Keep what a decision showed. Returns whether a slice is complete: then call `read_log`."""
+        """Keep what a decision showed. Returns whether more is to be done: then call `follow_up`."""
         epoch, unlogged, now_ms = result.epoch, result.unlogged, result.now_ms
         with self._lock:
             if self._changing:
@@ -342,7 +346,7 @@ class HighWaterMark:
                 self._record_numbers(result)
             if self._deferred:
                 self.record(*self._deferred.pop(0))
-            return self._newest_id[0] >= self._next_slice_end_ms
+            return self._newest_id[0] >= self._next_slice_end_ms or self._lacks_carry
 
     def _record_numbers(self, result: ChargeResult) -> None:
         """Most decisions are about the same views as the one before: only the numbers in the head change."""
@@ -372,7 +376,7 @@ class HighWaterMark:
             self._keep_usages(checks, result)
             self._last_unlogged = result.unlogged
             self._newest_id, self._logged_units = result.last, _without_unlogged(result)
-            self._decided_ms = result.now_ms
+            self._decided_ms, self._seen_at = result.now_ms, self._label
             self._write()
         self._ids_of_others = ()
         self._next_slice_end_ms = self._earliest_slice_end_ms()
@@ -387,7 +391,10 @@ class HighWaterMark:
         views = {check.view.name for check in checks}
         carried = {key: u for key, u in self._usages.items() if key[0] in views and is_carry(u.epoch)}
         lacking = not_counted(carried, counted, result.now_ms)
-        self._lacks_carry = self._lacks_carry or bool(lacking)
+        loss = largest(lacking, lacking, result.now_ms)
+        if loss is not None:
+            self._lacks_carry = True
+            self._say_behind(loss)
         self._usages |= counted
         for usage in lacking:
             merge(self._usages, usage, result.now_ms)
@@ -411,11 +418,17 @@ class HighWaterMark:
 
     # -- the log, slice by slice ---------------------------------------------------------------------------------------
 
-    def read_log(self, ledger: Ledger) -> None:
-        """Keep the sums of the slices that are over. If the ledger does not answer, try again in a minute."""
+    def follow_up(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> None:
+        """Hand the ledger a carry that it lacks, and keep the sums of the slices that are over. If it does not answer,
+        try again: the carry with the next decision, the log in a minute. The arguments are as in `restore_missing`."""
         with self._lock:
             if not self._changing:
-                self._change(partial(self._read_log, ledger))
+                if self._lacks_carry and result.epoch == self._epoch:
+                    watermarks = [*self._read_watermarks(), self._watermark(*self._last_observations())]
+                    with contextlib.suppress(LedgerError):
+                        self._change(partial(self._carry_over, ledger, result, new_epoch, retention_ms, watermarks))
+                if self._newest_id[0] >= self._next_slice_end_ms:
+                    self._change(partial(self._read_log, ledger))
 
     def _read_log(self, ledger: Ledger) -> None:
         self._next_slice_end_ms = self._newest_id[0] + TIDY_EVERY_MS
@@ -492,7 +505,7 @@ class HighWaterMark:
     ) -> None:
         """Hand the ledger what counts of other logs. What it has itself lost shows in the next request."""
         root, since_ms = root_of(result.epoch), result.now_ms - RETENTION_SLACK_MS
-        renamed = renamed_log(ledger, self._project, root, result.last)
+        renamed = renamed_log(ledger, self._project, root, result.last, watermarks)
         found = carries(watermarks, root, since_ms, renamed).usages
         if found:
             ledger.add_unlogged(self._project, new_epoch, list(found.values()), retention_ms)
@@ -598,7 +611,7 @@ class HighWaterMark:
         observations = (*more, *self._observations.values(), *self._other_observations)
         usages = (*self._usages.values(), *self._other_losses.values())
         return Watermark(
-            self._epoch, self._decided_ms, observations, usages, self._sliced, self._label, self._configuration
+            self._epoch, self._decided_ms, observations, usages, self._sliced, self._seen_at, self._configuration
         )
 
     def _last_observations(self) -> list[ViewObservation]:
@@ -622,15 +635,18 @@ class HighWaterMark:
             return []
 
     def _read_siblings(self) -> None:
-        """Read what other configurations of this machine saw of the same project. Where they saw another log that still
-        counts, say so: nothing is joined then."""
+        """Read what other configurations of this machine saw of the same upstream project. Where it is of the same log,
+        it is as good as our own."""
         self._next_siblings_s = time.monotonic() + CARRY_EVERY_S
         if self.path is None:
             return
         slots = [slot for path in siblings_of(self.path) for slot in read_slots(path)]
         self._siblings = tuple(found for found in (Watermark.from_slot(*slot) for slot in slots) if found is not None)
+
+    def _say_two_ledgers(self) -> None:
+        """Where another configuration saw another log that still counts, say so: nothing is joined then."""
         apart = [one for one in self._siblings if one.label != self._label and self._counts_apart(one)]
-        if apart and self._epoch and first_today(self.path):
+        if apart and self._epoch and self.path is not None and first_today(self.path):
             other = max(apart, key=lambda watermark: watermark.at_ms)
             warn(
                 "two_ledgers project=%s ledger=%s other=%s: %s and %s count one project apart, and upstream sees the "

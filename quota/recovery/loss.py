@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from quota.common.text import one_line
 from quota.ledger.contract import RETENTION_SLACK_MS, read_entries, root_of
 from quota.ledger.unlogged import CARRIED, UnloggedUsage, carry_epoch, covers, is_carry
 from quota.limits import selector_of
@@ -88,7 +89,7 @@ def compare(
     """
     since_ms = now_ms - RETENTION_SLACK_MS  # should the clock go back, expired units count again
     root = root_of(epoch)
-    renamed = renamed_log(ledger, project, root, last)
+    renamed = renamed_log(ledger, project, root, last, watermarks)
     here: set[ViewObservation] = set()
     others: set[ViewObservation] = set()
     for observation in _live_observations(watermarks, since_ms):
@@ -184,15 +185,26 @@ def largest(found: Iterable[UnloggedUsage], usages: Iterable[UnloggedUsage], now
     return max(losses, default=None)
 
 
-def renamed_log(ledger: Ledger, project: str, root: str, last: Id) -> Callable[[ViewObservation], bool]:
+def renamed_log(
+    ledger: Ledger, project: str, root: str, last: Id, watermarks: Sequence[Watermark]
+) -> Callable[[ViewObservation], bool]:
     """Whether a log whose newest entry is `last` is the one that an observation is of, and only its name was lost.
 
-    A server that evicts keys may lose the name alone (L14). The log then has all of the observation.
+    A server that evicts keys may lose the name alone (L14). The log then has all of the observation. It is in its old
+    place: elsewhere, another charge may have the same id by chance.
     """
     known: dict[ViewObservation, bool] = {}
+    seen_here = {
+        observation._replace(slices=())
+        for watermark in watermarks
+        if watermark.label in ("", one_line(ledger.label))
+        for observation in watermark.observations
+        if observation.epoch == watermark.epoch
+    }
 
     def renamed(observation: ViewObservation) -> bool:
-        if root_of(observation.epoch) == root or not (0, 0) < observation.last <= last:
+        observation = observation._replace(slices=())
+        if root_of(observation.epoch) == root or not (0, 0) < observation.last <= last or observation not in seen_here:
             return False
         if observation not in known:
             ms, seq = observation.last

@@ -15,9 +15,11 @@ Nothing waits for the disk. What a process wrote survives its death, though not 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import sys
+import threading
 import zlib
 from functools import lru_cache
 from typing import NamedTuple
@@ -90,7 +92,51 @@ class _FoundHead(NamedTuple):
     text_offset: int
 
 
-class WatermarkFile:
+class SlotReader:
+    """Reads the slots of an open file."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def read_all(self) -> list[SlotContent]:
+        """All slots, also those of processes that have ended."""
+        return [found for found in map(self._read, range(self._slots_written())) if found is not None]
+
+    def _slots_written(self) -> int:
+        """How many slots may hold something: the lowest free one is claimed first."""
+        return min(SLOTS, -(-os.fstat(self._fd).st_size // SLOT_BYTES))
+
+    def _read_head(self, slot: int) -> _FoundHead | None:
+        for _ in range(3):  # its process may be writing it
+            data = os.pread(self._fd, _FIRST_READ_BYTES, slot * SLOT_BYTES)
+            if len(data) < _MIN_HEAD or not any(data[:_MIN_HEAD]):
+                return None
+            found_format, count, text_checksum, text_bytes, ms, seq, epoch_tag, at_ms = _head_struct(0).unpack_from(
+                data
+            )
+            head_bytes = _head_struct(0).size + 8 * count
+            if found_format != FORMAT or head_bytes > SLOT_BYTES:
+                continue
+            text_offset = head_bytes + _CHECKSUM.size
+            if text_offset > len(data):
+                data = os.pread(self._fd, text_offset, slot * SLOT_BYTES)
+            if text_offset <= len(data) and _CHECKSUM.unpack_from(data, head_bytes)[0] == zlib.crc32(data[:head_bytes]):
+                numbers = struct.unpack_from(f"<{count}Q", data, _head_struct(0).size)
+                return _FoundHead(Head((ms, seq), epoch_tag, at_ms, numbers), text_checksum, text_bytes, text_offset)
+        return None
+
+    def _read(self, slot: int) -> SlotContent | None:
+        for _ in range(3):
+            found = self._read_head(slot)
+            if found is None:
+                return None
+            text = os.pread(self._fd, min(found.text_bytes, SLOT_BYTES), slot * SLOT_BYTES + found.text_offset)
+            if zlib.crc32(text) == found.text_checksum:
+                return SlotContent(found.head, text.decode(errors="replace"))
+        return None
+
+
+class WatermarkFile(SlotReader):
     """An open file in which this process has a slot. Raises OSError if the file cannot be used.
 
     Only the process that opened it may use it. The lock on its slot belongs to the whole process, so a process must not
@@ -100,13 +146,14 @@ class WatermarkFile:
     def __init__(self, path: str) -> None:
         if sys.platform == "win32":
             raise OSError(0, "this platform has no locks on parts of a file")
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        super().__init__(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         try:
             data = os.pread(self._fd, _CHECKSUM.size, 0)
             if any(data) and _CHECKSUM.unpack(data) != (FORMAT,):
                 raise OSError(0, "another version of quota-ledger wrote it; delete it")
-            self._own_slot = self._claim()
-            _in_use[path] = self
+            with _opening:
+                self._own_slot = self._claim()
+                _in_use[path] = self
         except BaseException:
             os.close(self._fd)
             raise
@@ -138,10 +185,6 @@ class WatermarkFile:
     def read_own(self) -> SlotContent | None:
         """Our slot, as this process or the one before it wrote it last."""
         return None if self._own_slot is None else self._read(self._own_slot)
-
-    def read_all(self) -> list[SlotContent]:
-        """All slots, also those of processes that have ended."""
-        return [found for found in map(self._read, range(self._slots_written())) if found is not None]
 
     def newest_of_others(self, tag: int) -> SeenByOthers:
         """What others saw of the epoch of this tag, and of others."""
@@ -181,57 +224,22 @@ class WatermarkFile:
             return False
         return True
 
-    def _slots_written(self) -> int:
-        """How many slots may hold something: the lowest free one is claimed first."""
-        return min(SLOTS, -(-os.fstat(self._fd).st_size // SLOT_BYTES))
-
-    def _read_head(self, slot: int) -> _FoundHead | None:
-        for _ in range(3):  # its process may be writing it
-            data = os.pread(self._fd, _FIRST_READ_BYTES, slot * SLOT_BYTES)
-            if len(data) < _MIN_HEAD or not any(data[:_MIN_HEAD]):
-                return None
-            found_format, count, text_checksum, text_bytes, ms, seq, epoch_tag, at_ms = _head_struct(0).unpack_from(
-                data
-            )
-            head_bytes = _head_struct(0).size + 8 * count
-            if found_format != FORMAT or head_bytes > SLOT_BYTES:
-                continue
-            text_offset = head_bytes + _CHECKSUM.size
-            if text_offset > len(data):
-                data = os.pread(self._fd, text_offset, slot * SLOT_BYTES)
-            if text_offset <= len(data) and _CHECKSUM.unpack_from(data, head_bytes)[0] == zlib.crc32(data[:head_bytes]):
-                numbers = struct.unpack_from(f"<{count}Q", data, _head_struct(0).size)
-                return _FoundHead(Head((ms, seq), epoch_tag, at_ms, numbers), text_checksum, text_bytes, text_offset)
-        return None
-
-    def _read(self, slot: int) -> SlotContent | None:
-        for _ in range(3):
-            found = self._read_head(slot)
-            if found is None:
-                return None
-            text = os.pread(self._fd, min(found.text_bytes, SLOT_BYTES), slot * SLOT_BYTES + found.text_offset)
-            if zlib.crc32(text) == found.text_checksum:
-                return SlotContent(found.head, text.decode(errors="replace"))
-        return None
-
 
 _in_use: dict[str, WatermarkFile] = {}
 """The files in which this process has a slot, by path."""
 
+_opening = threading.RLock()
+
 
 def read_slots(path: str) -> list[SlotContent]:
-    """All slots of a file that others use. A file that cannot be read has none."""
-    if path in _in_use:
-        return _in_use[path].read_all()
-    file = WatermarkFile.__new__(WatermarkFile)
-    try:
-        file._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return []
-    try:
-        return file.read_all()
-    except OSError:
-        return []
-    finally:
-        if path not in _in_use:  # else a signal handler has claimed a slot, and closing would end its lock
-            os.close(file._fd)
+    """All slots of a file of another configuration. A file that cannot be read has none."""
+    with _opening, contextlib.suppress(OSError):
+        if path in _in_use:  # to close another descriptor of this file would end our lock
+            return _in_use[path].read_all()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return SlotReader(fd).read_all()
+        finally:
+            if path not in _in_use:  # a signal handler may have claimed a slot meanwhile
+                os.close(fd)
+    return []

@@ -203,7 +203,7 @@ STEPS = [
     Step(
         "with the first charge made, and not all of it noted",
         "call",
-        "quota.recovery.high_water_mark:HighWaterMark.read_log",
+        "quota.recovery.high_water_mark:HighWaterMark.follow_up",
         1,
         1,
         0,

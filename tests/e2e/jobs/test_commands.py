@@ -378,11 +378,11 @@ def test_a_deleted_ledger_is_noticed_and_shown(quota: Quota) -> None:
     assert "ledger_behind project=main" in again.stderr
     assert "lost_units=100 " in again.stderr
     shown = quota("status")
-    assert shown.stdout.count("includes 100 units of charges that the ledger lost") == 2
+    assert shown.stdout.count("includes 100 units of charges that the ledger's log lacks") == 2
     assert max(map(len, shown.stdout.splitlines())) <= 80
     limits = quota.json("status")["credentials"][0]["limits"]
     assert [(row["used_units"], row["unlogged_units"]) for row in limits] == [(101, 100)] * 2
     spent = quota.json("spend")
     assert (spent["total_units"], spent["unlogged_units"]) == (1, 100)
-    assert "not listed: 100 units of charges that the ledger lost" in quota("spend").stdout
+    assert "not listed: 100 units of charges that the ledger's log lacks" in quota("spend").stdout
     assert limits[0]["next_capacity_at"] == rfc3339(int(lost["id"].partition("-")[0]) + DAY_MS)
