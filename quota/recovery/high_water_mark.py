@@ -72,7 +72,7 @@ from quota.recovery.observations import (
     span_of,
     with_slices,
 )
-from quota.recovery.repaired import any_ahead, as_repaired
+from quota.recovery.repaired import SeenAheadError, any_ahead, as_repaired
 from quota.recovery.watermark_file import SLOTS, WatermarkFile, epoch_tag, read_slots
 
 if TYPE_CHECKING:
@@ -424,8 +424,8 @@ class HighWaterMark:
         with self._lock:
             if not self._changing:
                 if self._lacks_carry and result.epoch == self._epoch:
-                    watermarks = [*self._read_watermarks(), self._watermark(*self._last_observations())]
-                    with contextlib.suppress(LedgerError):
+                    with contextlib.suppress(LedgerError, SeenAheadError):
+                        watermarks = self._all_that_was_seen(ledger, result)
                         self._change(partial(self._carry_over, ledger, result, new_epoch, retention_ms, watermarks))
                 if self._newest_id[0] >= self._next_slice_end_ms:
                     self._change(partial(self._read_log, ledger))
@@ -477,10 +477,7 @@ class HighWaterMark:
             self._change(partial(self._restore_missing, ledger, result, new_epoch, retention_ms))
 
     def _restore_missing(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> None:
-        watermarks: list[Watermark] = [*self._read_watermarks(), self._watermark(*self._last_observations())]
-        if repaired_ms_of(result.epoch) or any_ahead((*watermarks, *self._siblings), result.now_ms):
-            since = ledger.repairs(self._project), result.epoch, result.last, result.now_ms
-            watermarks, self._siblings = as_repaired(watermarks, *since), tuple(as_repaired(self._siblings, *since))
+        watermarks = self._all_that_was_seen(ledger, result)
         self._label = one_line(ledger.label)
         root = root_of(result.epoch)
         told: Usages = {}
@@ -494,6 +491,14 @@ class HighWaterMark:
         else:
             self._compare(ledger, result, new_epoch, retention_ms, watermarks)
         self._say_carried(ledger, result, carries(watermarks, root, 0).labels, told)
+
+    def _all_that_was_seen(self, ledger: Ledger, result: ChargeResult) -> list[Watermark]:
+        """What all processes of this machine saw, this one last, as it is since the ledger's last repair."""
+        watermarks: list[Watermark] = [*self._read_watermarks(), self._watermark(*self._last_observations())]
+        if repaired_ms_of(result.epoch) or any_ahead((*watermarks, *self._siblings), result.now_ms):
+            since = ledger.repairs(self._project), result.epoch, result.last, result.now_ms
+            watermarks, self._siblings = as_repaired(watermarks, *since), tuple(as_repaired(self._siblings, *since))
+        return watermarks
 
     def _carry_over(
         self,
@@ -818,9 +823,11 @@ def first_today(path: str) -> bool:
     with contextlib.suppress(OSError):
         if time.time() - os.stat(told).st_mtime < 86_400:
             return False
-    with contextlib.suppress(OSError):
-        os.close(os.open(told, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
+    try:
+        os.close(os.open(told, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         os.utime(told)
+    except OSError:  # else it would be said with every tick
+        return False
     return True
 
 
