@@ -10,7 +10,8 @@
     │   └── UnusableLedger              it never will: another format, another program's, damaged, a wrong password
     ├── BadAnswer                    1  upstream's answer is too large, too slow, or not what the API promises
     ├── UnknownCharge                1  no such charge, or it is too old to correct
-    └── MoveRefused                  1  a ledger cannot be moved there, and nothing was changed
+    ├── MoveRefused                  1  a ledger cannot be moved there, and nothing was changed
+    └── RepairRefused                1  no clock can be trusted to repair a ledger by, and nothing was changed
 
 `exit_status` is what the command line exits with. None derives from OSError: the Google client retries those, with
 sleeps, and a refusal must end the work at once.
@@ -77,6 +78,12 @@ class UnknownCharge(QuotaError):
 
 class MoveRefused(QuotaError):
     """A ledger cannot be moved there. Nothing was changed."""
+
+    exit_status = 1
+
+
+class RepairRefused(QuotaError):
+    """The ledger's clock and this machine's disagree, so neither can date what is repaired. Nothing was changed."""
 
     exit_status = 1
 

@@ -133,6 +133,19 @@ class Session:
             self._allowance = Allowance(path, allowed.max_cost_units, allowed.allowance_units, clock)
         return self._allowance
 
+    def repair(self, project: str) -> bool:
+        """Date from now on what a wrong clock dated ahead, in the ledger and in this machine's journal of draws.
+
+        False, and nothing is done, while this machine's clock and the ledger's disagree: see `Ledger.repair`.
+        """
+        clock = self._clock or host_clock
+        if self.ledger.repair(project, self.run, clock()) is None:
+            return False
+        allowance = self._open_allowance()
+        if allowance is not None:
+            allowance.repair()
+        return True
+
     def check_key(self, credential: str | None = None) -> None:
         """Raises ConfigError if the configuration names a credential's secret and it cannot be read. Never shows it."""
         self._key(credential)

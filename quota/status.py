@@ -110,6 +110,11 @@ class Status:
                     **_verdict_json(credential),
                     "limits": [_limit_json(row) for row in credential.limits],
                     **({"unlogged_units": credential.unlogged_units} if credential.unlogged_units else {}),
+                    **(
+                        {"newest_charge_at": rfc3339(credential.outlook.ahead_ms)}
+                        if credential.outlook.ahead_ms
+                        else {}
+                    ),
                     **({"owed_units": credential.owed_units} if credential.owed_units else {}),
                     "exhausted": [_exhaustion_json(x) for x in credential.exhausted],
                 }

@@ -9,12 +9,15 @@ import click
 
 from quota.cli.options import Group, config_option, json_option
 from quota.cli.output import print_json, say
+from quota.common.clock import host_clock, rfc3339
 from quota.common.text import listed, many
-from quota.errors import ConfigError, LedgerError, UsageError
+from quota.decision import SET_THE_CLOCK
+from quota.errors import ConfigError, LedgerError, RepairRefused, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from quota.ledger.contract import Ahead
     from quota.ledger.fence import Movable
     from quota.ledger.move import Moved
 
@@ -25,11 +28,12 @@ SAY_EVERY_S = 2
 @click.group("ledger", cls=Group, invoke_without_command=True, subcommand_metavar="COMMAND [ARGS]...")
 @click.pass_context
 def ledger(ctx: click.Context) -> None:
-    """Move a ledger to another place.
+    """Move a ledger to another place, or repair it after a clock was wrong.
 
     \b
     Example:
       quota ledger move sqlite:///ledger.db redis://ledger.internal:6379/0
+      quota ledger repair
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
@@ -165,3 +169,77 @@ def _others(source: Movable, projects: Sequence[str]) -> list[str]:
         return [project for project in source.projects() if project not in projects]
     except LedgerError:
         return []
+
+
+# -- after a clock that was wrong --------------------------------------------------------------------------------------
+
+
+@ledger.command()
+@click.option("--yes", is_flag=True, help="Do it. Without this, nothing is changed.")
+@json_option
+@config_option
+def repair(yes: bool, as_json: bool, config: str | None) -> None:
+    """Date from now on what a clock that was wrong has dated ahead.
+
+    First set the clock right. A charge that is dated ahead counts until that date and a window later, and all that is
+    charged after it is dated behind it. Repaired, it counts for one window from now: not less than it should. What
+    machines remember of such charges is mended too, also where the ledger was emptied meanwhile: run this then as well.
+
+    It shows what would change; --yes does it, while others go on charging. If it is interrupted, run it again. Exit
+    status 1: this machine's clock and the ledger's are more than 5 s apart, and nothing was changed.
+
+    \b
+    Example:
+      quota ledger repair
+      quota ledger repair --yes
+    """
+    import quota
+    from quota.ledger.contract import clocks_are_one
+
+    with quota.open(config) as session:
+        projects = list(dict.fromkeys(x.project for x in session.settings.credentials.values()))
+        label, found = session.ledger.label, {project: session.ledger.ahead(project) for project in projects}
+        here_ms, there_ms = host_clock(), session.ledger.now_ms()
+        if not clocks_are_one(there_ms, here_ms) or (yes and not all(map(session.repair, projects))):
+            raise RepairRefused(
+                f"this machine's clock reads {rfc3339(here_ms)}, the ledger's {rfc3339(there_ms)}; {SET_THE_CLOCK}"
+            )
+    if as_json:
+        rows = [_ahead_json(project, ahead) for project, ahead in found.items()]
+        print_json({"ledger": label, "at": rfc3339(there_ms), "repaired": yes, "projects": rows})
+        return
+    say(f"ledger {label}, where it is {rfc3339(there_ms)}:")
+    for project, ahead in found.items():
+        for line in _told_ahead(ahead, yes=yes):
+            say(f"  project {project}: {line}")
+    if not yes:
+        say("Nothing was changed. If that time is right: quota ledger repair --yes")
+
+
+def _told_ahead(ahead: Ahead, *, yes: bool) -> list[str]:
+    dated = "dated ahead, now dated now" if yes else "dated ahead"
+    lines = []
+    if ahead.charges:
+        newest = f"the newest {rfc3339(ahead.newest_ms)}"
+        lines.append(f"{many(ahead.charges, 'charge')} of {many(ahead.units, 'unit')} {dated}, {newest}")
+    if ahead.unlogged_units:
+        window = "now for a window" if yes else "for longer than a window"
+        lines.append(f"{many(ahead.unlogged_units, 'unit')} of charges that the ledger lost count {window}")
+    removed = " removed" if yes else ""
+    if ahead.exhaustions:
+        lines.append(f"{many(ahead.exhaustions, 'exhaustion')} of the future{removed}")
+    if ahead.claims:
+        lines.append(f"{many(ahead.claims, 'claim')} of the future{removed}")
+    return lines or ["nothing is dated ahead" + ("; what machines saw so counts for a window at most" if yes else "")]
+
+
+def _ahead_json(project: str, ahead: Ahead) -> dict[str, object]:
+    return {
+        "project": project,
+        "newest": rfc3339(ahead.newest_ms) if ahead.newest_ms else None,
+        "charges": ahead.charges,
+        "units": ahead.units,
+        "unlogged_units": ahead.unlogged_units,
+        "exhaustions": ahead.exhaustions,
+        "claims": ahead.claims,
+    }

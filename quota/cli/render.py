@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quota.cli.tables import Column, FirstThatFits, tables
-from quota.common.clock import NEVER, utc
+from quota.common.clock import NEVER, rfc3339, utc
 from quota.common.text import many, printable, spell
+from quota.decision import REPAIR
 from quota.limits import MINUTE_MS, SECOND_MS
 from quota.settings.model import BUILT_IN_NOTICE
 
@@ -43,6 +44,9 @@ def render_status(status: Status) -> RenderableType:
             if row.exact_from_ms is not None:
                 since, exact = weekday(row.counts_since_ms), weekday(row.exact_from_ms)
                 parts.append(_line(f"{row.limit.name}: counts since {since}, exact from {exact}", "yellow"))
+        if credential.outlook.ahead_ms:
+            dated = rfc3339(credential.outlook.ahead_ms)
+            parts.append(_line(f"a clock was wrong, a charge is of {dated}: `{REPAIR}`", "red"))
         if credential.owed_units:
             line = f"owed: {many(credential.owed_units, 'unit')} drawn without the ledger; the next charge repays them"
             parts.append(_line(line, "yellow"))

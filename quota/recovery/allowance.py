@@ -243,6 +243,13 @@ class Allowance:
         sql = "UPDATE draws SET units = ? WHERE identity = ? AND number = ? AND repaid"
         self._file.transact(lambda db: db.execute(sql, (units, identity.hash, number)), write=True)
 
+    def repair(self) -> None:
+        """Date now what a wrong clock dated ahead: else the allowance would stay used up until that time."""
+        now_ms = self._clock()
+        sql = "UPDATE draws SET drawn_ms = ? WHERE drawn_ms > ?"
+        if os.path.exists(self._path):
+            self._file.transact(lambda db: db.execute(sql, (now_ms, now_ms)), write=True)
+
     # -- reports -------------------------------------------------------------------------------------------------------
 
     def drawn_by(self, identity: Identity, run: str) -> list[Charge]:
