@@ -494,7 +494,8 @@ pcall(function()
 end)
 -- L13. The log is kept for the longest window that anybody ever named. What the newest charge before this one still needed
 -- stays until the next: a clock that stood ahead for one charge costs no history.
-local trim_through_ms = math.min(now_ms, last_ms) - stored_retention_ms
+local sure_ms = math.min(now_ms, last_ms)
+local trim_through_ms = sure_ms - stored_retention_ms
 pcall(function()
   local old = redis.call('XRANGE', log, '-', '(' .. int(math.max(0, trim_through_ms)), 'COUNT', CHUNK)
   if #old == 0 then return end
@@ -515,7 +516,7 @@ pcall(function()
     if string.find(field, '^retried:') then
       old = math.abs(clock_ms - (tonumber(value) or 0)) >= RETRIED_KEPT_MS
     elseif string.find(field, '^unlogged:') or field == 'unlogged_until_ms' then
-      old = unlogged_until_ms + RETENTION_SLACK_MS <= now_ms
+      old = unlogged_until_ms + RETENTION_SLACK_MS <= sure_ms
     elseif string.find(field, '^repaid_at:') then
       old = (tonumber(value) or 0) <= clock_ms - stored_retention_ms
       if old then redis.call('HDEL', state, (string.gsub(field, '^repaid_at:', 'repaid:'))) end

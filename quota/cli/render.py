@@ -45,7 +45,7 @@ def render_status(status: Status) -> RenderableType:
                 since, exact = weekday(row.counts_since_ms), weekday(row.exact_from_ms)
                 parts.append(_line(f"{row.limit.name}: counts since {since}, exact from {exact}", "yellow"))
         if credential.outlook.ahead_ms:
-            dated = rfc3339(credential.outlook.ahead_ms)
+            dated = rfc3339(credential.outlook.ahead_ms // SECOND_MS * SECOND_MS).replace(".000", "")
             parts.append(_line(f"a clock was wrong, a charge is of {dated}: `{REPAIR}`", "red"))
         if credential.owed_units:
             line = f"owed: {many(credential.owed_units, 'unit')} drawn without the ledger; the next charge repays them"

@@ -372,10 +372,10 @@ class SqliteLedger:
         self, project: str, epoch: str, usages: Sequence[UnloggedUsage], retention_ms: int = MIN_RETENTION_MS
     ) -> str:
         def work(db: sqlite3.Connection) -> str:
-            _, current, unlogged_until_ms, stored_ms, _ = self._head(db, project)
+            last, current, unlogged_until_ms, stored_ms, _ = self._head(db, project)
             db.execute(
                 "DELETE FROM unlogged WHERE project = ? AND until_ms <= ?",
-                (project, self._clock() - RETENTION_SLACK_MS),
+                (project, min(self._clock(), last[0]) - RETENTION_SLACK_MS),
             )
             changed = lost = False
             for usage in usages:

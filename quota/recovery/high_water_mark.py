@@ -55,7 +55,6 @@ from quota.ledger.contract import (
     RETENTION_SLACK_MS,
     Expected,
     read_entries,
-    repaired_ms_of,
     root_of,
 )
 from quota.ledger.unlogged import is_carry
@@ -72,7 +71,7 @@ from quota.recovery.observations import (
     span_of,
     with_slices,
 )
-from quota.recovery.repaired import SeenAheadError, any_ahead, as_repaired
+from quota.recovery.repaired import SeenAheadError, as_repaired, concerns
 from quota.recovery.watermark_file import SLOTS, WatermarkFile, epoch_tag, read_slots
 
 if TYPE_CHECKING:
@@ -495,7 +494,7 @@ class HighWaterMark:
     def _all_that_was_seen(self, ledger: Ledger, result: ChargeResult) -> list[Watermark]:
         """What all processes of this machine saw, this one last, as it is since the ledger's last repair."""
         watermarks: list[Watermark] = [*self._read_watermarks(), self._watermark(*self._last_observations())]
-        if repaired_ms_of(result.epoch) or any_ahead((*watermarks, *self._siblings), result.now_ms):
+        if concerns((*watermarks, *self._siblings), result.epoch, result.now_ms):
             since = ledger.repairs(self._project), result.epoch, result.last, result.now_ms
             watermarks, self._siblings = as_repaired(watermarks, *since), tuple(as_repaired(self._siblings, *since))
         return watermarks

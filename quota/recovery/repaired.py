@@ -5,6 +5,7 @@ id; nor may it count until a time that a wrong clock has made. The repair's mark
 
     seen up to an id that the log then had       the charges are all there, up to the repair's last id
     seen beyond it                               the log did not have them all: they count for a window after the repair
+    seen after it, in a copy of before it        no date there can be compared: all of it counts, beside the copy
     dated far ahead of now, and no mark          a clock is wrong, or was, and nobody has said that it is right again
 
 An epoch tells whether what was seen in it was seen before a repair: it ends in the time of the last one.
@@ -35,13 +36,18 @@ class SeenAheadError(Exception):
         self.seen_ms = seen_ms
 
 
-def any_ahead(watermarks: Sequence[Watermark], now_ms: int) -> bool:
-    """Whether anything that was seen is dated further ahead of now than a clock may go back."""
-    return any(
-        any(one.last[0] > now_ms + RETENTION_SLACK_MS for one in watermark.observations)
-        or any(_counts_too_long(usage, now_ms) for usage in watermark.usages)
-        for watermark in watermarks
-    )
+def concerns(watermarks: Sequence[Watermark], epoch: str, now_ms: int) -> bool:
+    """Whether a repair lies between anything that was seen and a ledger that is in `epoch` now, or one is needed."""
+    repaired_ms = repaired_ms_of(epoch)
+    for watermark in watermarks:
+        epochs = {watermark.epoch, *(one.epoch for one in watermark.observations)}
+        if any(repaired_ms_of(one) != repaired_ms for one in epochs):
+            return True
+        if any(one.last[0] > now_ms + RETENTION_SLACK_MS for one in watermark.observations):
+            return True
+        if any(_counts_too_long(usage, now_ms) for usage in watermark.usages):
+            return True
+    return False
 
 
 def as_repaired(
@@ -53,32 +59,34 @@ def as_repaired(
     root = root_of(epoch)
     return [
         watermark._replace(
-            observations=tuple(_observation(one, repairs, root, last, now_ms) for one in watermark.observations),
+            observations=tuple(_observation(one, repairs, epoch, last, now_ms) for one in watermark.observations),
             usages=tuple(_usage(one, watermark, repairs, root, now_ms) for one in watermark.usages),
         )
         for watermark in watermarks
     ]
 
 
-def _observation(one: ViewObservation, repairs: Sequence[Repair], root: str, last: Id, now_ms: int) -> ViewObservation:
-    here = root_of(one.epoch) == root
+def _observation(one: ViewObservation, repairs: Sequence[Repair], epoch: str, last: Id, now_ms: int) -> ViewObservation:
+    here = root_of(one.epoch) == root_of(epoch)
     repair = _repair_after(one.epoch, repairs) if here else None
     if repair is not None and one.last[0] > repair.begun_ms:
         if one.last <= repair.newest:
             until_ms = repair.at_ms + longest_ms_of(one.view)
             since_ms = min(one.since_ms, repair.begun_ms - 1)
             return one._replace(since_ms=since_ms, last=repair.through, until_ms=until_ms, slices=())
-        return _counting_since(one, repair)
+        return _counting_since(one, repair.at_ms)
+    if not here and repairs and one.last[0] > now_ms:
+        return _counting_since(one, max(repairs[-1].at_ms, now_ms))
     if one.last[0] <= now_ms + RETENTION_SLACK_MS or (here and one.last <= last):
+        if here and repaired_ms_of(one.epoch) > repaired_ms_of(epoch):
+            # A copy of before the repair: what it has under dates of the future would pass for what was seen since.
+            return one._replace(since_ms=one.last[0])
         return one
-    if here or not repairs:
-        raise SeenAheadError(one.last[0])
-    return _counting_since(one, repairs[-1])
+    raise SeenAheadError(one.last[0])
 
 
-def _counting_since(one: ViewObservation, repair: Repair) -> ViewObservation:
-    """The observation as of charges made when the repair was, none of them in any log."""
-    at_ms = repair.at_ms
+def _counting_since(one: ViewObservation, at_ms: int) -> ViewObservation:
+    """The observation as of charges made at that time, none of them in any log."""
     until_ms = min(one.until_ms, at_ms + longest_ms_of(one.view))
     return one._replace(since_ms=at_ms, last=(at_ms, NEVER), until_ms=until_ms, slices=())
 
@@ -88,12 +96,14 @@ def _usage(
 ) -> UnloggedUsage:
     """What counted in the ledger that the process saw: the repair shortened it there, and shortens it here alike."""
     here = watermark.root == root
-    repair = _repair_after(watermark.epoch, repairs) if here else None
-    if repair is None and _counts_too_long(one, now_ms):
-        if here or not repairs:
-            raise SeenAheadError(one.until_ms)
-        repair = repairs[-1]
-    return one if repair is None else one.until(repair.at_ms + longest_ms_of(one.view))
+    if here:
+        repair = _repair_after(watermark.epoch, repairs)
+        at_ms = None if repair is None else repair.at_ms
+    else:
+        at_ms = max(repairs[-1].at_ms, now_ms) if repairs else None
+    if at_ms is None and _counts_too_long(one, now_ms):
+        raise SeenAheadError(one.until_ms)
+    return one if at_ms is None else one.until(at_ms + longest_ms_of(one.view))
 
 
 def _counts_too_long(usage: UnloggedUsage, now_ms: int) -> bool:
