@@ -340,15 +340,17 @@ url = "sqlite:///videos.db"
 
 def _demo_config(folder: Path, address: str, units: int) -> Path:
     import quota
-    from quota.common.folders import make_folder
+    from quota.common.folders import make_folder, private, readable
 
     config = folder / "quota.toml"
     try:
         make_folder(folder)
         if config.exists() and not config.read_text(encoding="utf-8").startswith("# Written by `quota demo`"):
             raise quota.UsageError(f"--keep {folder}: it has a quota.toml that is not the demo's; name another folder")
-        config.write_text(_DEMO_CONFIG.format(address=address, units=units), encoding="utf-8")
-        (folder / "demo.key").write_text("demo-key\n", encoding="utf-8")
+        with open(config, "w", encoding="utf-8", opener=readable) as file:
+            file.write(_DEMO_CONFIG.format(address=address, units=units))
+        with open(folder / "demo.key", "w", encoding="utf-8", opener=private) as file:
+            file.write("demo-key\n")
     except (OSError, UnicodeDecodeError) as error:
         raise quota.UsageError(f"--keep {folder}: {getattr(error, 'strerror', None) or error}") from error
     return config

@@ -219,6 +219,10 @@ def _notes(settings: Settings, fetches: Mapping[str, Fetch]) -> list[str]:
     by_hand = [job.name for job in settings.jobs.values() if job.schedule is None]
     if by_hand:
         notes.append(f"not in the plan, because they have no schedule: {_some(by_hand)}")
+    several = [job.name for job in settings.jobs.values() if settings.machines_of(job) > 1]
+    if several:
+        machines = settings.machines_of(settings.jobs[several[0]])
+        notes.append(f"counted {machines} times, for as many machines as `unavailable` names: {_some(several)}")
     silent = [job.name for job in settings.jobs.values() if attempt_of(fetches[job.name], None) is None]
     if silent:
         notes.append(f"counted as one call of the default price per page (no @first_attempt): {_some(silent)}")

@@ -288,11 +288,15 @@ class _Simulation:
         self.session = Session(in_memory, clock=lambda: self.now_ms)
         self._replay(state)
         folder = None if settings.path is None else settings.path.absolute().parent
-        self.jobs: dict[str, _Job] = {}
+        self.jobs: dict[str, list[_Job]] = {}  # one for each machine that runs the whole job
         for job in settings.jobs.values():
             fetch = (fetches or {}).get(job.name) or load_fetch(job.fetch, job.options, folder)
             checkpoints = {checkpoint.region: checkpoint for checkpoint in state.checkpoints.get(job.name, ())}
-            self.jobs[job.name] = _Job(job, self.session.budget(job.credential), fetch, checkpoints)
+            budget = self.session.budget(job.credential)
+            first, *others = (_Job(job, budget, fetch, checkpoints) for _ in range(settings.machines_of(job)))
+            for other in others:
+                other.spent, other.wanted, other.totals = first.spent, first.wanted, first.totals
+            self.jobs[job.name] = [first, *others]
         self.refused_until: dict[tuple[Any, ...], tuple[int, str | None]] = {}
         self.refusals: list[Refusal] = []
 
@@ -320,15 +324,14 @@ class _Simulation:
         try:
             for tick in ticks:
                 self.now_ms = tick.at_ms
-                refusal = self._tick(self.jobs[tick.job], tick)
-                if refusal is not None:
-                    self.refusals.append(refusal)
-                    if stop_at_refusal(tick.job):
-                        stopped = True
-                        break
+                refusals = [refusal for job in self.jobs[tick.job] if (refusal := self._tick(job, tick)) is not None]
+                self.refusals += refusals
+                if refusals and stop_at_refusal(tick.job):
+                    stopped = True
+                    break
         finally:
             self.session.close()
-        jobs = list(self.jobs.values())
+        jobs = [first for first, *_ in self.jobs.values()]
         return Simulated(
             self.start_ms,
             self.until_ms,

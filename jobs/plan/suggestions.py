@@ -259,7 +259,7 @@ class _Search:
             found: dict[int, int] = {}
             start_ms = self.outcome.start_ms
             for stream in streams([job]):
-                count = len(stream.regions) or len(job.regions) or 1
+                count = (len(stream.regions) or len(job.regions) or 1) * self.settings.machines_of(job)
                 for tick in stream.ticks(start_ms, self.outcome.until_ms):
                     day = (tick.at_ms - start_ms) // DAY_MS
                     found[day] = found.get(day, 0) + count

@@ -506,11 +506,12 @@ def init(path: str, force: bool) -> None:
     Example:
       quota init && $EDITOR quota.toml && quota check
     """
+    from quota.common.folders import readable
     from quota.common.resources import read_text
 
     text = read_text("quota.config", "quota.toml")
     try:
-        with open(path, "w" if force else "x", encoding="utf-8") as file:
+        with open(path, "w" if force else "x", encoding="utf-8", opener=readable) as file:
             file.write(text)
     except FileExistsError:
         raise QuotaError(f"{path} exists already; name another file, or use --force to replace it") from None

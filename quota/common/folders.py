@@ -1,4 +1,4 @@
-"""Folders that only this user may read."""
+"""Folders that only this user may read, and files that only this user may write, whatever the umask."""
 
 from __future__ import annotations
 
@@ -20,3 +20,13 @@ def make_folder(path: str | os.PathLike[str]) -> None:
         except FileExistsError:  # another process made it first, or it is a file: then the error is right
             if not os.path.isdir(folder):
                 raise
+
+
+def private(path: str, flags: int) -> int:
+    """Opens a file that only this user may read and write: an `opener` for `open`."""
+    return os.open(path, flags, 0o600)
+
+
+def readable(path: str, flags: int) -> int:
+    """Opens a file that others may read, as the umask allows: an `opener` for `open`."""
+    return os.open(path, flags, 0o644)

@@ -78,7 +78,7 @@ class SqliteFile:
     unusable         raised instead of `error` where asking again is no use: another format, another program's, damaged
     durable          every commit waits for the disk; otherwise a crash of the machine, but not of a process, may lose
                      the last commits
-    private          only this user may read the file, and its folder if that has to be made
+    private          only this user may read the file, and its folder if that has to be made; else others may read it
     lenient          replaces bytes that are not UTF-8 when it reads text
     deadline_s       how long a transaction may wait for transactions of other processes
 
@@ -316,14 +316,17 @@ def _inode(path: str) -> int:
 
 
 def _make(path: str, *, private: bool) -> None:
-    """Create the file. SQLite gives its side files the same mode. Only this user may read a private file or folder."""
+    """Create the file. SQLite gives its side files the same mode.
+
+    Only this user may read a private file or folder. Others may read what is not private, as the umask allows.
+    """
     folder = os.path.dirname(path)
     if private and folder and not os.path.isdir(folder):
         from quota.common.folders import make_folder  # imported late: a machine needs it once
 
         make_folder(folder)
     if not os.path.exists(path):
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600 if private else 0o666))
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600 if private else 0o644))
 
 
 def _decoded(text: bytes) -> str:

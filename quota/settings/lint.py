@@ -64,6 +64,7 @@ def lint(settings: Settings) -> list[Finding]:
     limits = {c.name: {limit.name: limit for limit in c.limits} for c in settings.credentials.values()}
     for job in settings.jobs.values():
         findings += _job(job, limits[job.credential], settings.credentials[job.credential].book)
+    findings += _on_each_machine(settings)
     findings += _checks(settings)
     return sorted(findings, key=lambda finding: finding.level)  # "error" < "warning"; the sort is stable
 
@@ -146,6 +147,7 @@ def _covers(limit: Limit, bucket: str, book: CostBook) -> bool:
 
 def _store(settings: Settings) -> Iterator[Finding]:
     yield from _path("store.url", settings.store.url)
+    yield from _fleeting(settings)
     for credential in settings.credentials.values():
         allowed_ms = credential.book.retention_ms
         if allowed_ms is not None and settings.store.retention_ms > allowed_ms:
@@ -158,6 +160,32 @@ def _store(settings: Settings) -> Iterator[Finding]:
                 f'set retention = "{allowed_ms // DAY_MS}d", or make sure that everything older is fetched again',
             )
             return
+
+
+def _fleeting(settings: Settings) -> Iterator[Finding]:
+    """A store without a name in a pod's own file system ends with the pod, and the next pod is another store."""
+    shared = [job for job in settings.jobs.values() if not job.on_each_machine]
+    if settings.store.name or not shared or settings.ledger.url.startswith("sqlite:"):
+        return
+    if "KUBERNETES_SERVICE_HOST" in os.environ and file_system(settings.store.url) in ("overlay", "tmpfs"):
+        yield Finding(
+            "warning",
+            "store.name",
+            "the store's file ends with this pod, and to the ledger the next pod is another store: its jobs would wait",
+            'name it, for example name = "cluster", or keep it on a volume',
+        )
+
+
+def file_system(url: str, mounts: str = "/proc/self/mounts") -> str:
+    """The kind of file system that a store's file is on; "" where that cannot be seen."""
+    path = os.path.realpath(url.removeprefix("sqlite:///"))
+    try:
+        with open(mounts, encoding="utf-8", errors="replace") as file:
+            rows = [line.split(" ") for line in file]
+    except OSError:
+        return ""
+    found = [(len(row[1]), row[2]) for row in rows if len(row) > 2 and f"{path}/".startswith(f"{row[1].rstrip('/')}/")]
+    return max(found, default=(0, ""))[1]
 
 
 def _path(location: str, url: str) -> Iterator[Finding]:
@@ -359,6 +387,19 @@ def _job(job: JobSettings, limits: Mapping[str, Limit], book: CostBook) -> Itera
                 f"{region!r} does not look like a region code of two capital letters",
                 'write for example "DE"; ignore this if the fetch function takes other names',
             )
+
+
+def _on_each_machine(settings: Settings) -> Iterator[Finding]:
+    for job in settings.jobs.values():
+        if not job.on_each_machine:
+            continue
+        location = f"jobs.{job.name}.machines"
+        if settings.ledger.url.startswith("sqlite:"):
+            what = "has no effect: an embedded ledger is shared by one machine only"
+            yield Finding("warning", location, what, "give all machines one redis:// ledger, or remove the key")
+        elif settings.machines_of(job) == 1:
+            what = '"each", and the ledger is said to have one machine: `quota plan` counts the job once'
+            yield Finding("warning", location, what, "give their number in [ledger] unavailable = { machines = N }")
 
 
 def _checks(settings: Settings) -> Iterator[Finding]:

@@ -117,6 +117,11 @@ class Settings:
     jobs: Mapping[str, JobSettings]
     store: StoreSettings
 
+    def machines_of(self, job: JobSettings) -> int:
+        """How many machines run the whole job: one, unless each does. `unavailable` says how many there are."""
+        unavailable = self.ledger.unavailable
+        return unavailable.machines if job.on_each_machine and unavailable is not None else 1
+
     @property
     def source(self) -> str:
         """What messages call this configuration."""

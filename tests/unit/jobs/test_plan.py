@@ -119,6 +119,31 @@ def test_seven_jobs_of_one_keyword_fit_only_when_all_are_slower(folder: Path) ->
     assert "no change of one job alone makes it fit" in plan.notes
 
 
+def test_a_job_of_each_machine_is_counted_for_all_of_them(folder: Path) -> None:
+    text = """
+[ledger]
+url = "redis://127.0.0.1:1/0"
+unavailable = {{ max_cost = 1, allowance = 1, machines = {} }}
+[credentials.main]
+api = "youtube-v3"
+limits = [{{ name = "day", quota = 100, headroom = 10, window = "24h" }}]
+[jobs.t]
+fetch = "trending"
+regions = ["US", "DE"]
+schedule = "every 1h"
+{}
+"""
+    at_ms = 1_795_204_800_000
+    once, ignored, twice = (
+        make_plan(settings(folder, text.format(*given)), at_ms, days=1)
+        for given in ((1, ""), (2, ""), (2, 'machines = "each"'))
+    )
+    assert (once.fits, ignored.fits, twice.fits) == (True, True, False)
+    ticks_of = [plan.jobs[0].ticks for plan in (once, ignored, twice)]
+    assert ticks_of == [ticks_of[0], ticks_of[0], 2 * ticks_of[0]]
+    assert "counted 2 times, for as many machines as `unavailable` names: t" in twice.notes
+
+
 def test_a_schedule_that_fits_says_so_and_what_is_left(folder: Path) -> None:
     plan = make_plan(settings(folder, LIMITS + KEYWORDS.replace("45m", "2h")), 0, first_day=MONDAY)
     assert plan.fits

@@ -17,7 +17,7 @@ from quota.cli.check import ask_ledger
 from quota.jobs.store.store import Store
 from quota.ledger.sqlite_ledger import APPLICATION_ID
 from quota.limits import DAY_MS
-from quota.settings.lint import Finding, lint
+from quota.settings.lint import Finding, file_system, lint
 from quota.settings.load import load_settings
 from support.servers import RedisServer
 from support.users import not_root
@@ -56,6 +56,63 @@ leave = 500
 @pytest.fixture(autouse=True)
 def _key(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LINT_KEY", "k")
+
+
+POD = (
+    GOOD
+    + """\
+[store]
+url = "sqlite:////dev/shm/videos.db"
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "warns"),
+    [
+        ("", "", True),
+        ('videos.db"', 'videos.db"\nname = "cluster"', False),
+        ("leave = 500", 'leave = 500\nmachines = "each"', False),
+        ("redis://127.0.0.1:6379/0", "sqlite:///ledger.db", False),
+        ("sqlite:////dev/shm/videos.db", "sqlite:////proc/videos.db", False),
+    ],
+)
+def test_a_store_that_ends_with_its_pod_needs_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, warns: bool
+) -> None:
+    warns = warns and file_system("sqlite:////dev/shm/videos.db") == "tmpfs"  # elsewhere than on Linux it is not seen
+    text = POD.replace(old, new)
+    assert [f for f in findings(tmp_path, text) if f.location == "store.name"] == []
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert [f.level for f in findings(tmp_path, text) if f.location == "store.name"] == ["warning"] * warns
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/var/lib/quota/videos.db", "ext4"), ("/var/lib2/videos.db", "overlay"), ("/videos.db", "overlay")],
+)
+def test_the_file_system_is_that_of_the_nearest_mount(tmp_path: Path, path: str, kind: str) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text("overlay / overlay rw 0 0\n/dev/sda /var/lib ext4 rw 0 0\nbroken\n")
+    assert file_system(f"sqlite:///{path}", str(mounts)) == kind
+    assert file_system(f"sqlite:///{path}", str(tmp_path / "none")) == ""
+
+
+@pytest.mark.parametrize(
+    ("ledger", "said"),
+    [
+        ('url = "redis://127.0.0.1:6379/0"', "is said to have one machine"),
+        ('url = "sqlite:///ledger.db"', "has no effect"),
+        (None, None),
+    ],
+)
+def test_a_job_of_each_machine_needs_their_number(tmp_path: Path, ledger: str | None, said: str | None) -> None:
+    text = GOOD.replace("leave = 500", 'machines = "each"')
+    if ledger is not None:
+        text = text[text.index("[credentials.main]") :] + f"[ledger]\n{ledger}\n"
+    found = [finding for finding in findings(tmp_path, text) if finding.location == "jobs.trending.machines"]
+    assert [said in finding.message for finding in found if said] == [True] * (said is not None)
+    assert len(found) == (said is not None)
 
 
 def findings(tmp_path: Path, text: str) -> list[Finding]:
