@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from quota.common.clock import NEVER
 from quota.common.text import many, show
 from quota.errors import LedgerError, MoveRefused
-from quota.ledger.contract import MAX_READ, MIN_RETENTION_MS, following_epoch, read_entries, root_of
+from quota.ledger.contract import MIN_RETENTION_MS, following_epoch, read_entries, root_of
 from quota.ledger.state_fields import read_id, read_usages, usages_text
 from quota.ledger.unlogged import UnloggedUsage
 from quota.limits import Calendar, parse_duration, selector_of
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from quota.ledger.fence import Field, Movable, Role, Standing
+
+PIECE = 500
+"""So many charges are copied at once: a few milliseconds of the server's time."""
 
 Progress = Callable[[str, int, int], None]
 """Told of the project, how many charges are copied, and of how many."""
@@ -241,7 +244,7 @@ def _copy(old: Movable, new: Movable, project: str, ours: Standing, theirs: Stan
     after, copied = theirs.filled or (0, 0), theirs.charges if theirs.filled else 0
     while True:
         progress(project, copied, ours.charges)
-        entries = old.read(project, after, NEVER, MAX_READ)
+        entries = old.read(project, after, NEVER, PIECE)
         if not entries:
             break
         last = (entries[-1].ms, entries[-1].seq)

@@ -190,7 +190,7 @@ def roles(*ledgers: Movable) -> list[str]:
 def test_all_that_counts_moves_there_and_back(
     places: Places, here: str, there: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(move, "MAX_READ", 3)  # several pieces
+    monkeypatch.setattr(move, "PIECE", 3)  # several pieces
     old, new = places.new(here), places.new(there)
     used_up(places, old)
     held = Content.of(old)
@@ -408,7 +408,7 @@ def test_a_move_that_is_stopped_anywhere_goes_on(
     places: Places, here: str, there: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between any two commands, and between a command and its answer. Then it is stopped a second time."""
-    monkeypatch.setattr(move, "MAX_READ", 4)
+    monkeypatch.setattr(move, "PIECE", 4)
     for number in itertools.count(0, STEP):
         old, new = places.pair(here, there)
         used_up(places, old)
@@ -430,7 +430,7 @@ def test_a_move_that_is_stopped_can_be_taken_back(
     places: Places, here: str, there: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until OLD is sealed; and taking it back may be stopped too."""
-    monkeypatch.setattr(move, "MAX_READ", 4)
+    monkeypatch.setattr(move, "PIECE", 4)
     taken_back = 0
     for number in itertools.count(0, STEP):
         old, new = places.pair(here, there)
@@ -486,7 +486,7 @@ def test_two_moves_at_once_end_in_one_open_ledger(
     places: Places, here: str, there: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second mover does all of the same move, or of one to another ledger, at any step of the first."""
-    monkeypatch.setattr(move, "MAX_READ", 4)
+    monkeypatch.setattr(move, "PIECE", 4)
     for number, same in itertools.product(range(0, 400, 2 * STEP), (True, False)):
         old, new = places.pair(here, there)
         third = new if same else places.new(there)
