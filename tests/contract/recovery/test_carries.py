@@ -23,7 +23,7 @@ from quota.limits import DAY_MS, HOUR_MS
 from quota.recovery.allowance import LOOK_AGAIN_MS
 from quota.recovery.high_water_mark import HighWaterMark, watermark_path
 from support.books import BOOK
-from support.losses import LedgerStorage, RedisStorage, SqliteStorage
+from support.losses import LedgerStorage, Machine, RedisStorage, SqliteStorage
 from support.setup import limit
 
 if TYPE_CHECKING:
@@ -400,6 +400,106 @@ def test_what_was_seen_counts_once_wherever_ledgers_move(
                 moves.step()
         finally:
             moves.close()
+
+
+def _charge_elsewhere(url: str, path: str, units: int) -> None:
+    """As another process of the machine, whose configuration names another url; it is killed then."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            ledger, high_water_mark = open_ledger(url), HighWaterMark(path, "p", label=url)
+            budget = Budget(
+                credential="main",
+                project="p",
+                book=BOOK,
+                limits=(DAY,),
+                ledger=ledger,
+                high_water_mark=high_water_mark,
+            )
+            status = 0 if budget.charge("videos.list", units=units).admitted else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_what_other_processes_spend_at_another_ledger_counts_here_too(tmp_path: Path) -> None:
+    """At once where nobody did for a minute, and when a process starts; else within a minute."""
+    path, elsewhere = str(tmp_path / "watermarks" / "p"), f"sqlite:///{tmp_path}/b.db"
+    ledger = open_ledger(f"sqlite:///{tmp_path}/a.db")
+
+    def used(high_water_mark: HighWaterMark, units: int) -> int:
+        high_water_mark._next_look_s = 0.0  # it looks every 50 ms
+        budget = Budget(
+            credential="main", project="p", book=BOOK, limits=(DAY,), ledger=ledger, high_water_mark=high_water_mark
+        )
+        return budget.charge("videos.list", units=units).limits[0].used_units
+
+    long = HighWaterMark(path, "p", label=ledger.label)
+    assert used(long, 100) == 100
+    _charge_elsewhere(elsewhere, path, 10)
+    assert used(long, 1) == 111
+    _charge_elsewhere(elsewhere, path, 20)
+    assert used(long, 1) == 112, "not yet"
+    long._next_carry_s = 0.0  # a minute goes by
+    assert used(long, 1) == 133
+    _charge_elsewhere(elsewhere, path, 40)
+    long.close()
+    long = HighWaterMark(path, "p", label=ledger.label)
+    assert used(long, 1) == 174
+    long.close()
+    ledger.close()
+
+
+def test_what_the_slot_of_a_process_held_of_another_ledger_is_not_forgotten(tmp_path: Path) -> None:
+    """It was claimed from a process that had spent at another ledger, while a third one used ours."""
+    path, here = str(tmp_path / "watermarks" / "p"), f"sqlite:///{tmp_path}/a.db"
+
+    def budget(url: str) -> Budget:
+        high_water_mark = HighWaterMark(path, "p", label=url)
+        ledger = open_ledger(url)
+        return Budget(
+            credential="main", project="p", book=BOOK, limits=(DAY,), ledger=ledger, high_water_mark=high_water_mark
+        )
+
+    def stop(spent: Budget) -> None:
+        assert spent._high_water_mark is not None
+        spent._high_water_mark.close()
+        spent.ledger.close()
+
+    elsewhere = budget(f"sqlite:///{tmp_path}/b.db")
+    assert elsewhere.charge("videos.list", units=100).admitted
+    _charge_elsewhere(here, path, 10)
+    assert elsewhere.charge("videos.list", units=40).admitted
+    stop(elsewhere)
+    after = budget(here)
+    assert after.charge("videos.list", units=1).limits[0].used_units == 151
+    stop(after)
+
+
+def test_what_a_ledger_was_told_of_a_log_is_missed_when_a_copy_of_it_is_put_back(
+    storage: LedgerStorage, tmp_path: Path
+) -> None:
+    """One machine saw more of the lost log than the other, which learned of it from the ledger that came after."""
+    now_ms = NOW
+    first, second = (Machine(name, tmp_path, storage.url, lambda: now_ms) for name in "ab")
+
+    def charged(machine: Machine, units: int) -> int:
+        return machine.budget(DAY).charge("videos.list", units=units).limits[0].used_units
+
+    charged(first, 3)
+    copy = storage.copy()
+    now_ms += 1
+    assert charged(second, 9) == 12
+    storage.empty()
+    now_ms += 1
+    assert charged(second, 1) == 13
+    assert charged(first, 1) == 14
+    storage.restore(copy)
+    now_ms += 1
+    assert charged(first, 1) == 15
+    for machine in (first, second):
+        machine.stop()
 
 
 def test_two_ledgers_whose_newest_entries_have_one_id_are_two(tmp_path: Path) -> None:
