@@ -25,6 +25,7 @@ local given_ms, caller_ms, name = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] 
 
 local CHUNK, PIECE = 250, 1000
 local ASIDE_KEPT_MS = 3600000
+local MAX_REPAIR_MS = 60000 -- what was copied longer ago is copied again
 local RETENTION_SLACK_MS = 90000000 -- 25 h (L12, L17): should the clock go back, what has expired counts again
 local MIN_RETENTION_MS = 176400000 -- 49 h (L12)
 local LONGEST_CLAIM_MS = 777600000 -- 9 days
@@ -121,7 +122,7 @@ if redis.call('EXISTS', log_aside) == 1 then redis.call('RENAME', log_aside, log
 
 local begun_ms, copied, through = string.match(repairing, '^(%d+) (%d+%-%d+) (%d+%-%d+)$')
 local aside = redis.call('XREVRANGE', log_aside, '+', '-', 'COUNT', 1)[1]
-if not begun_ms or (aside and aside[1] or '0-0') ~= through then
+if not begun_ms or (aside and aside[1] or '0-0') ~= through or math.abs(now_ms - tonumber(begun_ms)) > MAX_REPAIR_MS then
   begun_ms, copied, through = now_ms, '0-0', '0-0'
   if aside then redis.call('DEL', log_aside) end
   redis.call('DEL', corrections_aside)
@@ -210,12 +211,14 @@ repeat
   end
 until cursor == '0'
 
-local lines = { last .. ' ' .. int(begun_ms) .. ' ' .. int(now_ms) .. ' ' .. through }
+-- Of two repairs by different clocks, the later one has the higher number.
+local at_ms = math.max(now_ms, (tonumber(string.match(epoch, '@(%d+)$')) or 0) + 1)
+local lines = { last .. ' ' .. int(begun_ms) .. ' ' .. int(at_ms) .. ' ' .. through }
 for line in string.gmatch(known[7] or '', '[^\n]+') do
   if #lines < MAX_REPAIRS then lines[#lines + 1] = line end
 end
 local root = string.match(epoch, '^[^/]*')
-epoch = (root ~= '' and root .. '/' or '') .. name .. '@' .. int(now_ms)
+epoch = (root ~= '' and root .. '/' or '') .. name .. '@' .. int(at_ms)
 
 if ahead then
   redis.call('RENAME', log_aside, log)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from quota.arguments import whole
 from quota.common.clock import LATEST_MS, NEVER
-from quota.limits import DAY_MS, HOUR_MS, longest_ms_of
+from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, longest_ms_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -71,6 +71,9 @@ class Exhaustion(NamedTuple):
     reopened_ms: int = 0
     reopened_because: str = ""
 
+
+MAX_REPAIR_MS = MINUTE_MS
+"""A repair that was begun longer ago is begun again (L26)."""
 
 MAX_REPAIRS = 10
 """So many marks of repairs are kept (L26). A machine that has not asked since the one before them is told `clock`."""
@@ -126,7 +129,7 @@ def root_of(epoch: str) -> str:
 
 
 def repaired_ms_of(epoch: str) -> int:
-    """When the ledger of this epoch was last repaired after a wrong clock; 0: never. `ROOT/NEW@1795233255077`."""
+    """`at_ms` of the last repair of the ledger of this epoch after a wrong clock; 0: none. `ROOT/NEW@1795233255077`."""
     ms = epoch.rpartition("@")[2]
     return int(ms) if ms != epoch and ms.isascii() and ms.isdigit() else 0
 
@@ -141,7 +144,8 @@ class Repair(NamedTuple):
     """The mark that a repair leaves (L26).
 
     Until then `newest` was the id of the newest entry. Every entry dated ahead of `begun_ms` was given an id from then
-    on, so that `through` was the newest at `at_ms`, when all of them had one.
+    on, within MAX_REPAIR_MS, so that `through` was the newest at last. `at_ms` is when it ended, or, where that was not
+    later than the repair before by another clock, a millisecond after that one's.
     """
 
     newest: Id

@@ -76,7 +76,7 @@ CREATE TABLE repairs (
     newest_ms   INTEGER NOT NULL,    -- the newest entry's id until then
     newest_seq  INTEGER NOT NULL,
     begun_ms    INTEGER NOT NULL,    -- entries dated ahead of this were given an id from then on
-    at_ms       INTEGER NOT NULL,    -- when all of them had one
+    at_ms       INTEGER NOT NULL,    -- when all of them had one; later than that of the repair before
     through_ms  INTEGER NOT NULL,    -- the newest entry's id then
     through_seq INTEGER NOT NULL,
     PRIMARY KEY (project, at_ms)

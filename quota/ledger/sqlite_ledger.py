@@ -30,6 +30,7 @@ from quota.ledger.contract import (
     clocks_agree,
     clocks_are_one,
     following_epoch,
+    repaired_ms_of,
     root_of,
     units_beyond,
 )
@@ -563,15 +564,14 @@ class SqliteLedger:
                     )
             db.execute(f"DELETE FROM {_AHEAD}", (project, now_ms, now_ms))  # noqa: S608  # a constant
             db.execute("DELETE FROM claims WHERE project = ? AND until_ms > ?", (project, now_ms + LONGEST_CLAIM_MS))
-            begun = f"{root_of(current)}/{epoch}@{now_ms}" if current else f"{epoch}@{now_ms}"
+            at_ms = max(now_ms, repaired_ms_of(current) + 1)
+            begun = f"{root_of(current)}/{epoch}@{at_ms}" if current else f"{epoch}@{at_ms}"
             self._set_project(db, project, begun, unlogged_until_ms, retention_ms)
             db.execute(
                 "UPDATE projects SET trimmed_through_ms = MIN(trimmed_through_ms, ?) WHERE project = ?",
                 (now_ms - 1, project),
             )
-            db.execute(
-                "REPLACE INTO repairs VALUES (?, ?, ?, ?, ?, ?, ?)", (project, *newest, now_ms, now_ms, *through)
-            )
+            db.execute("REPLACE INTO repairs VALUES (?, ?, ?, ?, ?, ?, ?)", (project, *newest, now_ms, at_ms, *through))
             db.execute(_FORGET_REPAIRS, (project, project, MAX_REPAIRS))
             return begun
 

@@ -16,11 +16,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quota.common.clock import NEVER
-from quota.ledger.contract import RETENTION_SLACK_MS, repaired_ms_of, root_of
+from quota.ledger.contract import MAX_REPAIR_MS, RETENTION_SLACK_MS, repaired_ms_of, root_of
 from quota.limits import longest_ms_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from quota.ledger.contract import Repair
     from quota.ledger.entry import Id
@@ -68,15 +68,15 @@ def as_repaired(
 
 def _observation(one: ViewObservation, repairs: Sequence[Repair], epoch: str, last: Id, now_ms: int) -> ViewObservation:
     here = root_of(one.epoch) == root_of(epoch)
-    repair = _repair_after(one.epoch, repairs) if here else None
-    if repair is not None and one.last[0] > repair.begun_ms:
-        if one.last <= repair.newest:
-            until_ms = repair.at_ms + longest_ms_of(one.view)
+    for repair in _repairs_after(one.epoch, repairs) if here else ():
+        if one.last[0] > repair.begun_ms:
+            if one.last > repair.newest:
+                return _counting_since(one, _end_ms(repair))
+            until_ms = _end_ms(repair) + longest_ms_of(one.view)
             since_ms = min(one.since_ms, repair.begun_ms - 1)
-            return one._replace(since_ms=since_ms, last=repair.through, until_ms=until_ms, slices=())
-        return _counting_since(one, repair.at_ms)
+            one = one._replace(since_ms=since_ms, last=repair.through, until_ms=until_ms, slices=())
     if not here and repairs and one.last[0] > now_ms:
-        return _counting_since(one, max(repairs[-1].at_ms, now_ms))
+        return _counting_since(one, max(_end_ms(repairs[-1]), now_ms))
     if one.last[0] <= now_ms + RETENTION_SLACK_MS or (here and one.last <= last):
         if here and repaired_ms_of(one.epoch) > repaired_ms_of(epoch):
             # A copy of before the repair: what it has under dates of the future would pass for what was seen since.
@@ -97,10 +97,9 @@ def _usage(
     """What counted in the ledger that the process saw: the repair shortened it there, and shortens it here alike."""
     here = watermark.root == root
     if here:
-        repair = _repair_after(watermark.epoch, repairs)
-        at_ms = None if repair is None else repair.at_ms
+        at_ms = next(map(_end_ms, _repairs_after(watermark.epoch, repairs)), None)
     else:
-        at_ms = max(repairs[-1].at_ms, now_ms) if repairs else None
+        at_ms = max(_end_ms(repairs[-1]), now_ms) if repairs else None
     if at_ms is None and _counts_too_long(one, now_ms):
         raise SeenAheadError(one.until_ms)
     return one if at_ms is None else one.until(at_ms + longest_ms_of(one.view))
@@ -111,7 +110,12 @@ def _counts_too_long(usage: UnloggedUsage, now_ms: int) -> bool:
     return usage.units_at(now_ms + longest_ms_of(usage.view) + RETENTION_SLACK_MS) > 0
 
 
-def _repair_after(epoch: str, repairs: Sequence[Repair]) -> Repair | None:
-    """The first repair after an epoch of the same log."""
+def _end_ms(repair: Repair) -> int:
+    """When a repair had ended, by the clock that it went by."""
+    return min(repair.at_ms, repair.begun_ms + MAX_REPAIR_MS)
+
+
+def _repairs_after(epoch: str, repairs: Sequence[Repair]) -> Iterator[Repair]:
+    """The repairs after an epoch of the same log, oldest first."""
     repaired_ms = repaired_ms_of(epoch)
-    return next((repair for repair in repairs if repair.at_ms > repaired_ms), None)
+    return (repair for repair in repairs if repair.at_ms > repaired_ms)

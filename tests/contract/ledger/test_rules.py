@@ -114,6 +114,7 @@ IN_PYTHON: dict[str, int | str] = {
     "MAX_CHARGES": REPAID_AT_ONCE,
     "LONGEST_CLAIM_MS": contract.LONGEST_CLAIM_MS,
     "MAX_REPAIRS": contract.MAX_REPAIRS,
+    "MAX_REPAIR_MS": contract.MAX_REPAIR_MS,
     "MONTH_MS": longest_ms_of("*|*|*|month@UTC"),
     "MAX_HOLD_MS": claims.MAX_HOLD_MS,
     "MAX_TICK_MS": claims.MAX_TICK_MS,

@@ -53,6 +53,7 @@ BOUNDS = {
     "FENCE_KEPT_MS": "a fence lives so long",
     "LONGEST_CLAIM_MS": "a claim beyond it is removed by a repair",
     "MAX_REPAIRS": "so many marks are kept",
+    "MAX_REPAIR_MS": "a copy begun longer ago is begun again",
     "MONTH_MS": "unlogged usage of a month's view counts for so long after a repair",
     "UNITS_MS": "spans by the names of views",
     "PERIODS_MS": "the same of calendars",

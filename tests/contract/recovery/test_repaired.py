@@ -172,3 +172,27 @@ def test_what_was_seen_of_a_second_accident_is_not_taken_for_the_first(scene: Sc
     scene.true_ms += HOUR_MS
     scene.repair()
     assert scene.used(scene.b)[0] == 1_200
+
+
+@pytest.mark.parametrize("wrong_ms", [26 * HOUR_MS, YEAR_MS, -3 * HOUR_MS])
+def test_a_repair_by_a_wrong_clock_is_mended_by_one_by_the_right_clock(scene: Scene, wrong_ms: int) -> None:
+    """Marks are in the order of the repairs, whatever the clocks said."""
+    for _ in range(10):
+        assert scene.charge(scene.a).admitted
+    assert scene.used(scene.b) == [1_000, 1_000]
+    scene.repair()
+    scene.true_ms += HOUR_MS
+    scene.wrong_ms = wrong_ms
+    scene.charge(scene.b)
+    scene.repair()
+    scene.wrong_ms = 0
+    assert scene.charge(scene.b).reason != "clock"
+    epoch = scene.repair()
+    marks = [mark.at_ms for mark in scene.a.ledger.repairs("p")]
+    assert marks == sorted(set(marks))
+    assert marks[-1] == repaired_ms_of(epoch)
+    used = scene.used(scene.b)
+    assert scene.used(scene.a) == used
+    assert used[0] <= 1_200
+    scene.true_ms += DAY_MS + HOUR_MS
+    assert scene.used(scene.a) == scene.used(scene.b) == [0, 0]
