@@ -31,7 +31,7 @@ from quota.common.clock import NEVER, host_clock, rfc3339
 from quota.common.log import warn
 from quota.common.text import many
 from quota.decision import REPAIR, SET_THE_CLOCK, Decision, LimitState
-from quota.errors import CostExceedsLimit, LedgerError, Refused, UnknownCharge, UsageError
+from quota.errors import CostExceedsLimit, LedgerError, Refused, UnknownCharge, UnusableLedger, UsageError
 from quota.ledger.contract import (
     NOTHING_EXPECTED,
     RETENTION_SLACK_MS,
@@ -385,7 +385,7 @@ class Budget:
                 return self._decision(plan, request, result, commit=commit)
             except LedgerError as error:
                 plan.check_price(self._clock())
-                return self._unanswered(plan, charge, str(error), commit=commit)
+                return self._unanswered(plan, charge, error, commit=commit)
         except _PriceChanged:  # the price changed after the plan was built, as happens in a long-lived process
             self._plans.pop(key, None)
             return self._decide(method, units, bucket, job, region, commit=commit)
@@ -523,9 +523,9 @@ class Budget:
             ahead_ms=_ahead_ms(result),
         )
 
-    def _unanswered(self, plan: _Plan, charge: Charge, detail: str, *, commit: bool) -> Decision:
+    def _unanswered(self, plan: _Plan, charge: Charge, trouble: LedgerError, *, commit: bool) -> Decision:
         """The decision when the ledger could not answer: the local allowance's where there is one, else a refusal."""
-        drawn = None
+        drawn, detail = None, str(trouble)
         if self._allowance is not None:
             longest_ms = max((limit.view.window.longest_ms for limit in self.limits), default=DAY_MS)
             try:
@@ -548,6 +548,7 @@ class Budget:
             retry_at_ms=None,
             limits=(),
             detail=detail,
+            lasting=isinstance(trouble, UnusableLedger),
         )
 
     def _refusal(

@@ -45,7 +45,8 @@ class Decision(NamedTuple):
     `remaining_units` is that of the limit which allows the fewest further identical charges after this decision.
     `retry_at_ms` is exact for this cost and never early; None when admitted, when no reset will help ("closed"),
     and when the ledger stopped answering before the log was read. `ahead_ms` is the time of the ledger's newest charge,
-    if a wrong clock has dated it more than 25 h ahead; else 0.
+    if a wrong clock has dated it more than 25 h ahead; else 0. `lasting`: the ledger did answer, but no command can use
+    it until somebody does what it says.
     """
 
     admitted: bool
@@ -63,6 +64,7 @@ class Decision(NamedTuple):
     limits: tuple[LimitState, ...]
     detail: str = ""
     ahead_ms: int = 0
+    lasting: bool = False
 
     @property
     def retry_at(self) -> datetime | None:
@@ -107,7 +109,7 @@ class Decision(NamedTuple):
         if self.admitted:
             said = "admitted" if self.source else "would admit"
             return f"{said} {what}; {many(self.remaining_units, 'unit')} left"
-        return f"refused {what}: {self.why()}; {self._when()}"
+        return "; ".join(filter(None, (f"refused {what}: {self.why()}", self._when())))
 
     def why(self) -> str:
         """What refused it, without what was asked and when to come back."""
@@ -126,6 +128,8 @@ class Decision(NamedTuple):
             return SET_THE_CLOCK
         if self.reason == "closed":
             return "waiting will not help: ask upstream for quota, then `quota reopen`"
+        if self.lasting:
+            return ""  # the ledger has said what to do
         if self.retry_at_ms is None:
             return "run again when it answers"
         ahead = f"; a charge is dated {rfc3339(self.ahead_ms)}, see `{REPAIR}`" if self.ahead_ms else ""

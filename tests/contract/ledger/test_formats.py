@@ -94,6 +94,9 @@ def test_another_format_is_one_line_and_nothing_is_touched(
         WORK[work](setup)
     assert expected in str(raised.value)
     assert "\n" not in str(raised.value)
+    decision = setup.budget().peek("videos.list")
+    assert decision.reason == "ledger-unavailable"
+    assert decision.sentence().endswith(decision.detail), "the ledger says what to do, and it is not to run again"
     if age == "older":
         assert "move it away" in str(raised.value) or "delete its keys quota:{...}" in str(raised.value)
     if ledger_url.startswith("sqlite"):
