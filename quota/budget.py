@@ -419,8 +419,15 @@ class Budget:
                 if result.outcome != "clock":
                     self._say_ahead(result)
                     if high_water_mark is not None and high_water_mark.record(checks, result):
-                        new_epoch = self._attempt_keys.next()
-                        high_water_mark.follow_up(self.ledger, result, new_epoch, self._retention_ms)
+                        new_key = self._attempt_keys.next()
+                        lacked = high_water_mark.follow_up(self.ledger, result, new_key, self._retention_ms)
+                        if lacked and behind_tries < MAX_LOSSES:
+                            behind_tries += 1
+                            if result.id is not None:  # the call has not left
+                                views = tuple(limit.view for limit in self.limits)
+                                self.ledger.settle(self.project, result.id, 0, views)
+                                charge = charge._replace(idempotency_key=self._attempt_keys.next())
+                            continue
                 return request, result
 
     def _say_ahead(self, result: ChargeResult) -> None:

@@ -250,9 +250,11 @@ class HighWaterMark:
         self._sliced = furthest_slices(same_log, latest.epoch)
         since_ms = latest.at_ms - RETENTION_SLACK_MS
         for watermark in same_log:
-            for usage in watermark.counted():
-                if usage.until_ms > since_ms:
-                    merge(self._usages, usage, latest.at_ms)
+            # A later report says what survived its loss, which only its own observations hold.
+            if watermark.epoch == latest.epoch or watermark.at_ms <= latest.at_ms:
+                for usage in watermark.counted():
+                    if usage.until_ms > since_ms:
+                        merge(self._usages, usage, latest.at_ms)
             if watermark.epoch == latest.epoch:
                 logged = _logged(watermark, since_ms)
                 self._ids_of_others += tuple({observation.last for observation in logged})
@@ -417,17 +419,23 @@ class HighWaterMark:
 
     # -- the log, slice by slice ---------------------------------------------------------------------------------------
 
-    def follow_up(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> None:
+    def follow_up(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> bool:
         """Hand the ledger a carry that it lacks, and keep the sums of the slices that are over. If it does not answer,
-        try again: the carry with the next decision, the log in a minute. The arguments are as in `restore_missing`."""
+        try again: the carry with the next decision, the log in a minute. The arguments are as in `restore_missing`.
+
+        Returns whether a carry was handed over: the decision was made without it.
+        """
+        carried = False
         with self._lock:
             if not self._changing:
                 if self._lacks_carry and result.epoch == self._epoch:
                     with contextlib.suppress(LedgerError, SeenAheadError):
                         watermarks = self._all_that_was_seen(ledger, result)
                         self._change(partial(self._carry_over, ledger, result, new_epoch, retention_ms, watermarks))
+                        carried = True
                 if self._newest_id[0] >= self._next_slice_end_ms:
                     self._change(partial(self._read_log, ledger))
+        return carried
 
     def _read_log(self, ledger: Ledger) -> None:
         self._next_slice_end_ms = self._newest_id[0] + TIDY_EVERY_MS
