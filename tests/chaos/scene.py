@@ -122,6 +122,7 @@ key = "file:key"
 endpoint = "{endpoint}"
 {limits}
 [jobs.{JOB}]
+machines = "each"
 fetch = "chaos.pages:fetch"
 regions = {json.dumps(REGIONS)}
 pages = {PAGES}
