@@ -45,7 +45,7 @@ class Hold:
     """One run's hold. `away` has the regions that it did not get, or has lost since.
 
     `tick_is` says why a tick is not to be run: "done", or "running". `store_id` names the store, `machine` the lock
-    that the run has. `now_ms` is the machine's clock. `gap_ms` is the time since the store's last run of the job, None
+    that the run has. `now_ms` is the machine's clock. `gap_ms` is how far the store's runs of the job are apart, None
     if unknown. `step_ms` is the longest time between two pages.
     """
 

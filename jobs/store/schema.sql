@@ -78,6 +78,7 @@ CREATE TABLE runs (
     job         TEXT    NOT NULL,
     work        TEXT    NOT NULL,               -- as in checkpoints
     started_ms  INTEGER NOT NULL,               -- of the last run
+    gap_ms      INTEGER,                        -- from the run before until then
     runs_on     TEXT,                           -- the host where the job ran instead; null: it ran here
     heard_ms    INTEGER,                        -- when the ledger had last heard of it there
     until_ms    INTEGER,                        -- when another machine takes over, if that one is silent

@@ -222,19 +222,23 @@ class Store:
         self._write(lambda db: db.execute("UPDATE store SET id = ?", (store_id,)))
 
     def start_run(self, job: str, work: str) -> int | None:
-        """Note that the job runs, here or elsewhere. Returns the time since its last run, in ms; None if unknown."""
+        """Note that the job runs, here or elsewhere. Returns how far its runs are apart, in ms; None if unknown.
+
+        It is the longer of the last two times between runs: a run by hand between two others makes one of them short.
+        """
         now_ms = self._clock()
 
         def write(db: sqlite3.Connection) -> int | None:
-            key = {"job": job, "work": work, "now_ms": now_ms}
-            row = db.execute("SELECT started_ms FROM runs WHERE job = :job AND work = :work", key).fetchone()
+            sql = "SELECT started_ms, gap_ms FROM runs WHERE job = ? AND work = ?"
+            row = db.execute(sql, (job, work)).fetchone() or (now_ms, 0)
+            started_ms, before_ms = (int(ms) if _is_time(ms) else 0 for ms in row)
+            gap_ms = max(0, now_ms - started_ms) if started_ms else 0  # 0 if the clock went back
             db.execute(
                 "INSERT INTO runs (job, work, started_ms) VALUES (:job, :work, :now_ms) ON CONFLICT (job, work)"
-                " DO UPDATE SET started_ms = :now_ms",
-                key,
+                " DO UPDATE SET started_ms = :now_ms, gap_ms = :gap_ms",
+                {"job": job, "work": work, "now_ms": now_ms, "gap_ms": gap_ms},
             )
-            gap_ms = now_ms - row[0] if row is not None and _is_time(row[0]) else 0
-            return gap_ms if gap_ms > 0 else None  # the clock may have gone back
+            return max(gap_ms, before_ms) or None
 
         return self._write(write)
 

@@ -71,6 +71,16 @@ def count(store: Store, table: str) -> int:
 # -- pages and checkpoints ---------------------------------------------------------------------------------------------
 
 
+def test_a_run_by_hand_between_two_others_does_not_make_them_seem_frequent(tmp_path: Path) -> None:
+    now_ms = 0
+    with Store(str(tmp_path / "videos.db"), retention_ms=DAY_MS, clock=lambda: now_ms) as store:
+        apart = []
+        for now_ms in (1_000, 25_000, 25_100, 49_000, 73_000, 60_000, 84_000):  # noqa: B007  # the store's clock
+            apart.append(store.start_run("t", "p|trending"))
+        assert apart == [None, 24_000, 24_000, 23_900, 24_000, 24_000, 24_000]
+        assert store.start_run("t", "p|search") is None
+
+
 def test_a_page_and_its_checkpoint_are_stored_together(store: Store) -> None:
     checkpoint = save(store, Page(videos=[video("a"), video("b")], ranked=True, cursor={"token": "x"}), at_ms=77)
     assert checkpoint == Checkpoint("t", "DE", True, {"token": "x"}, pages=1, items=2, ranks=2, started_at_ms=77)
