@@ -125,8 +125,7 @@ class Away:
         heard = f"(last {last}, {spell(self.now_ms - self.heard_ms)} ago)"
         if self.same_store:
             return f"runs on {self.runs_on} for the same store {heard}; goes on here if silent until {until}"
-        text = f"runs on {self.runs_on} {heard}; taken over if silent until {until}"
-        return f"{text}, or with --here now: this store is new" if self.new_store else text
+        return f"runs on {self.runs_on} {heard}; taken over if silent until {until}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +207,9 @@ class RunReport:
             return f"{self.job}: {self.why}"
         if self.outcome == "elsewhere":
             began = f"stopped after {done}: " if self.units or pages else ""
-            return f"{self.job}: {began}{self.away or self.why}"
+            is_new = self.away is not None and self.away.new_store
+            now = f"; this store is new: `quota run {self.job} --here` takes over now" if is_new else ""
+            return f"{self.job}: {began}{self.away or self.why}{now}"
         if self.outcome == "done":
             covered = [r.region for r in self.regions if r.outcome == "done"]
             regions = "" if covered == [""] else f"{many(len(covered), 'region')}, "

@@ -150,7 +150,7 @@ def test_the_other_machine_says_in_one_line_where_the_job_runs(web: Machine, oth
     assert said.stdout.startswith(f"t: runs on {HOST} (last ")
     assert said.stdout.count("\n") == 1
     assert "s ago); taken over if silent until " in said.stdout
-    assert said.stdout.endswith(", or with --here now: this store is new\n")
+    assert said.stdout.endswith("; this store is new: `quota run t --here` takes over now\n")
     assert said.stderr == ""
     assert "this store is new" not in other.quota("run", "t").stdout, "only once"
     quiet = other.quota("run", "t", "--quiet")
