@@ -1,4 +1,4 @@
-"""What `quota check` asks this package about a configuration: the entry points of the group `quota.checks`."""
+"""What `quota check` and `quota doctor` ask this package: the entry points `quota.checks` and `quota.doctor`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import os
 from typing import TYPE_CHECKING
 
 import quota
+from quota.common.findings import Finding
+from quota.common.storage import examine_folder
 from quota.jobs.job import load_fetch
+from quota.jobs.store.store import Store, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,8 +31,6 @@ def fetches(settings: Settings) -> Iterator[tuple[str, str]]:
 
 def store(settings: Settings) -> Iterator[tuple[str, str]]:
     """What a run would say of the store if it cannot be read. A store that is not there yet is none."""
-    from quota.jobs.store.store import Store, StoreError
-
     path = settings.store.url.removeprefix("sqlite:///")
     try:
         if os.path.exists(path) and os.path.getsize(path):  # an empty file would be made a store
@@ -39,3 +40,14 @@ def store(settings: Settings) -> Iterator[tuple[str, str]]:
     except StoreError as error:
         message, _, remedy = str(error).rpartition(": ")
         yield "store.url", str(error) if "; " in str(error) else f"{message}; {remedy}"
+
+
+def store_health(settings: Settings) -> Iterator[Finding]:
+    """The local store: where it lies, whether it can be opened, and how much room it has. Does not create it."""
+    path = settings.store.url.removeprefix("sqlite:///")
+    if not path:
+        return
+    yield from examine_folder("store", os.path.dirname(path), "what was fetched")
+    for _, said in store(settings):
+        message, _, remedy = said.partition("; ")
+        yield Finding("error", "store", message, remedy)

@@ -55,10 +55,18 @@ class Pool:
         object.__setattr__(self, "methods", texts(self.methods, "methods of a pool:"))
 
 
+class Probe(NamedTuple):
+    """A cheap call that any valid key may make, to see that upstream accepts the key: a method and its parameters."""
+
+    method: str
+    parameters: Mapping[str, object]
+
+
 class CostBook(NamedTuple):
     """The prices of one API, with their source and the date when they were read there.
 
-    The API's terms allow its data to be kept for `retention_ms`; None when they say nothing.
+    The API's terms allow its data to be kept for `retention_ms`; None when they say nothing. `probe` is the call that
+    `quota doctor --call` makes; None: it makes none.
     """
 
     name: str
@@ -71,6 +79,7 @@ class CostBook(NamedTuple):
     default_get: Price
     default_other: Price
     pools: tuple[Pool, ...]
+    probe: Probe | None = None
 
     @property
     def main_bucket(self) -> Bucket:

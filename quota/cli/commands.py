@@ -527,6 +527,7 @@ def check_(as_json: bool, config: str | None) -> None:
     """Check the configuration for errors and surprises. Errors exit with 78.
 
     It also asks the ledger: a ledger that does not answer is a warning, one that every command will refuse is an error.
+    `quota doctor` examines the ledger and this machine.
 
     \b
     Example:
@@ -540,8 +541,7 @@ def check_(as_json: bool, config: str | None) -> None:
         source = session.settings.source
     wrong = [finding for finding in findings if finding.level == "error"]
     if as_json:
-        fields = ("level", "location", "message", "remedy")
-        print_json({"config": source, "findings": [{f: getattr(x, f) for f in fields} for x in findings]})
+        print_json({"config": source, "findings": [finding.as_json() for finding in findings]})
     else:
         for finding in findings:
             say(str(finding), err=finding.level == "error")
@@ -550,6 +550,36 @@ def check_(as_json: bool, config: str | None) -> None:
             say(f"{source}: no errors{warnings}")
     if wrong:
         click.get_current_context().exit(ConfigError.exit_status)
+
+
+@cli.command()
+@click.option("--call", is_flag=True, help="Also try each key with one call, of a unit or so.")
+@json_option
+@config_option
+def doctor(call: bool, as_json: bool, config: str | None) -> None:
+    """Examine the ledger, this machine and the keys. Errors exit with 1.
+
+    Each line says what was found and, where something is wrong, what to do. `quota check` judges the configuration
+    alone.
+
+    \b
+    Example:
+      quota doctor
+      quota doctor --call --json | jq '.findings[] | select(.level != "ok")'
+    """
+    import quota
+    from quota.cli.doctor import examine
+    from quota.cli.render import render_findings
+
+    with quota.open(config) as session:
+        findings = examine(session, call=call)
+        source = session.settings.source
+    if as_json:
+        print_json({"config": source, "findings": [finding.as_json() for finding in findings]})
+    else:
+        print_rich(render_findings(findings))
+    if any(finding.level == "error" for finding in findings):
+        click.get_current_context().exit(1)
 
 
 @cli.command("prove")

@@ -12,8 +12,11 @@ from quota.limits import MINUTE_MS, SECOND_MS
 from quota.settings.model import BUILT_IN_NOTICE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
 
+    from quota.common.findings import Finding
     from quota.decision import Decision
     from quota.ledger.contract import Exhaustion
     from quota.status import CredentialRow, LimitRow, Spending, Status
@@ -201,3 +204,28 @@ def moment(at_ms: int, now_ms: int) -> str:
 def weekday(at_ms: int) -> str:
     """`Sun 22 Nov 09:00`, in the local zone."""
     return utc(at_ms).astimezone().strftime("%a %d %b %H:%M")
+
+
+# -- doctor ------------------------------------------------------------------------------------------------------------
+
+_LEVEL_STYLE = {"error": "bold red", "warning": "yellow", "ok": "green"}
+
+
+def render_findings(findings: Sequence[Finding]) -> RenderableType:
+    """Render findings: one paragraph each, with its remedy on a line of its own, and the sum at the end."""
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    for finding in findings:
+        head = Text(f"{finding.level:<8}", _LEVEL_STYLE[finding.level])
+        parts.append(Text.assemble(head, (finding.location, "bold")))
+        parts.append(Padding(_line(finding.message), (0, 0, 0, 8)))
+        if finding.remedy:
+            parts.append(Padding(_line(f"-> {finding.remedy}"), (0, 0, 0, 8)))
+    counts = [(level, sum(finding.level == level for finding in findings)) for level in _LEVEL_STYLE]
+    parts.append(
+        _line(", ".join(f"{count} {level}{'s' * (level != 'ok' and count != 1)}" for level, count in counts), "bold")
+    )
+    return Group(*parts)

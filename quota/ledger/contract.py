@@ -28,6 +28,7 @@ from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, longest_ms_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from quota.common.findings import Finding
     from quota.ledger.claims import Claim, Claimed, Ending
     from quota.ledger.entry import Charge, Entry, Id
     from quota.ledger.unlogged import UnloggedUsage
@@ -345,8 +346,8 @@ class Ledger(Protocol):
         """The ledger's clock."""
         ...
 
-    def risks(self, project: str) -> Sequence[tuple[str, str]]:
-        """What about this ledger may lose charges that it has taken: what is wrong, and what to do."""
+    def examine(self, project: str) -> Sequence[Finding]:
+        """What an operator should know of where the charges of a project lie. Changes nothing that counts."""
         ...
 
     def close(self) -> None:

@@ -66,6 +66,7 @@ from quota.limits import DAY_MS, Sliding
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from quota.common.findings import Finding
     from quota.ledger.claims import Claim, Ending
     from quota.ledger.contract import ChargeRequest, LimitCheck
     from quota.ledger.entry import Charge
@@ -199,28 +200,18 @@ class RedisLedger:
         except _FAILED:
             first = True
         if first:
+            from quota.ledger.redis_health import evicts
+
             warn("ledger_evicts ledger=%s: %s; %s", self.label, *evicts(policy))
 
-    def risks(self, project: str) -> Sequence[tuple[str, str]]:
-        policy = self._eviction_policy(project)
-        return [] if policy == "noeviction" else [evicts(policy)]
+    def examine(self, project: str) -> Sequence[Finding]:
+        from quota.ledger.redis_health import commands_needed, findings  # late: `quota doctor` alone asks
 
-    def _eviction_policy(self, project: str) -> str:
-        """The server's maxmemory-policy; "?" where it may not be seen."""
-        try:
-            said = self._command("EVAL", "return redis.call('INFO', 'memory')", "1", _keys(project).log)
-            return str(re.findall(r"maxmemory_policy:(\S+)", str(said))[0])
-        except (ResponseError, IndexError):
-            pass
-        except _FAILED as error:
-            raise self._error(error) from error
-        try:
-            said = self._command("CONFIG", "GET", "maxmemory-policy")
-            return str(said["maxmemory-policy"] if isinstance(said, dict) else said[1])
-        except (ResponseError, LookupError):
-            return "?"
-        except _FAILED as error:
-            raise self._error(error) from error
+        keys = _keys(project)
+        scratch = f"{keys.log.removesuffix(':log')}:scratch"
+        reply = self._retried(lambda: self._run("examine", [*keys, scratch], commands_needed()))
+        info, lifetimes, forbidden = self._read(tuple, reply)
+        return list(findings(info, lifetimes, forbidden, keys))
 
     # -- corrections and reading -------------------------------------------------------------------------------------
 
@@ -489,16 +480,6 @@ class RedisLedger:
 _left_to_parent: list[object] = []
 """Clients inherited over a fork. They are not even closed: a thread that the child lacks may hold their locks, and the
 driver would wait for it."""
-
-
-def evicts(policy: str) -> tuple[str, str]:
-    """Why a server with this maxmemory-policy is a danger, and what to do."""
-    if policy == "?":
-        return "its maxmemory-policy could not be seen", "let this user run INFO, or make sure that it is noeviction"
-    return (
-        f"its maxmemory-policy is {policy}: when its memory is full it drops charges and grants them again",
-        "set it to noeviction",
-    )
 
 
 def _may_retry(error: Exception, started: float) -> bool:

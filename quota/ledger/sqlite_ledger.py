@@ -8,10 +8,12 @@ ARCHITECTURE.md.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from quota.arguments import MAX_NUMBER, whole, whole_clock
 from quota.common.clock import LATEST_MS, NEVER, host_clock
+from quota.common.findings import Finding
 from quota.common.sqlite_file import DEADLINE_S, DamagedError, SqliteFile, checked_row
 from quota.errors import LedgerError, UnusableLedger
 from quota.ledger.claims import Record, checked_claim
@@ -338,6 +340,14 @@ class SqliteLedger:
         sql = "SELECT trimmed_through_ms FROM projects WHERE project = ?"
         return checked_row(db.execute(sql, (project,)).fetchone() or (0,), integers=1)[0]
 
+    def examine(self, project: str) -> Sequence[Finding]:
+        from quota.common.storage import examine_folder  # late: `quota doctor` alone asks
+
+        path = self._file.path
+        if not path:
+            return [Finding("warning", "ledger file", "in memory: it ends with this process", "name a file in the url")]
+        return list(examine_folder("ledger file", os.path.dirname(path), "the charges"))
+
     # -- corrections and reading -------------------------------------------------------------------------------------
 
     def repay(
@@ -518,9 +528,6 @@ class SqliteLedger:
             return answer
 
         return self._transact(project, work, write=True)
-
-    def risks(self, project: str) -> Sequence[tuple[str, str]]:
-        return ()
 
     # -- after a clock that was wrong --------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from datetime import date
 from typing import TYPE_CHECKING
 
 from quota.common.text import nearest, one_line, show
-from quota.costs import Bucket, CostBook, Pool, Price
+from quota.costs import Bucket, CostBook, Pool, Price, Probe
 from quota.errors import ConfigError
 from quota.limits import DAY_MS, Calendar, Sliding, Window, parse_duration
 from quota.settings.toml import TomlTable, parse_toml, read_toml
@@ -47,7 +47,7 @@ def parse_book(text: str, name: str) -> CostBook:
     return _book(parse_toml(text, f"cost book {name}"), name, f"cost book {name}")
 
 
-_BOOK_KEYS = ("api", "source", "read_on", "retention", "buckets", "default", "methods", "pools")
+_BOOK_KEYS = ("api", "source", "read_on", "retention", "buckets", "default", "methods", "pools", "probe")
 
 
 def _book(data: dict[str, object], name: str, source: str) -> CostBook:
@@ -77,6 +77,7 @@ def _book(data: dict[str, object], name: str, source: str) -> CostBook:
             _pool(pool, row, methods)
             for pool, row in root.table("pools", default={}).tables(("marks", "methods")).items()
         ),
+        probe=_probe(root.table("probe", ("method", "parameters")), methods) if "probe" in root else None,
     )
 
 
@@ -111,6 +112,11 @@ def _pool(name: str, row: TomlTable, methods: Mapping[str, object]) -> Pool:
         if method not in methods:
             raise row.error(f"no method {show(method)} in this book; {nearest(method, methods)}", "methods", index)
     return Pool(row.check_name(name), row.texts("marks"), stopped)
+
+
+def _probe(row: TomlTable, methods: Mapping[str, object]) -> Probe:
+    method = row.text("method", choices=methods)
+    return Probe(method, dict(row.table("parameters", default={}).items()))
 
 
 def parse_window(table: TomlTable, key: str) -> Window:

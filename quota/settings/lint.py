@@ -8,12 +8,13 @@ command runs at its start: it opens the ledger, and the entry points of the grou
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from quota.common.clock import host_clock
+from quota.common.findings import Finding, ranked
 from quota.common.redact import redact
 from quota.common.text import many, nearest, one_line
 from quota.errors import ConfigError
@@ -27,21 +28,6 @@ if TYPE_CHECKING:
     from quota.costs import Bucket, CostBook
     from quota.limits import Limit
     from quota.settings.model import CredentialSettings, JobSettings, Settings
-
-Level = Literal["error", "warning"]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One problem: its place in the configuration, what is wrong, and what to do."""
-
-    level: Level
-    location: str
-    message: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.level}: {self.location}: {self.message}; {self.remedy}"
 
 
 def lint(settings: Settings) -> list[Finding]:
@@ -66,7 +52,7 @@ def lint(settings: Settings) -> list[Finding]:
         findings += _job(job, limits[job.credential], settings.credentials[job.credential].book)
     findings += _on_each_machine(settings)
     findings += _checks(settings)
-    return sorted(findings, key=lambda finding: finding.level)  # "error" < "warning"; the sort is stable
+    return ranked(findings)
 
 
 # -- ledger and store --------------------------------------------------------------------------------------------------

@@ -293,7 +293,7 @@ window = { calendar = "month", zone = "Pacific/Kiritimati" }
 """
 
 
-def test_status_and_check_say_since_when_a_window_counts(ledger_url: str, tmp_path: Path) -> None:
+def test_status_and_doctor_say_since_when_a_window_counts(ledger_url: str, tmp_path: Path) -> None:
     """A configuration with only a day's window charges for some weeks, then longer windows join."""
     command = Quota(tmp_path)
     text = CONFIGURATION.replace("{url}", ledger_url)
@@ -306,7 +306,7 @@ def test_status_and_check_say_since_when_a_window_counts(ledger_url: str, tmp_pa
             assert session.budget().charge("videos.list").admitted
     (day,) = command.json("status")["credentials"][0]["limits"]
     assert "counts_since" not in day
-    assert "counts since" not in command("check", KEY="k").stdout
+    assert "counts since" not in command("doctor", KEY="k").stdout
 
     command.configure(text + LONGER)
     day, month, calendar = command.json("status")["credentials"][0]["limits"]
@@ -325,10 +325,10 @@ def test_status_and_check_say_since_when_a_window_counts(ledger_url: str, tmp_pa
     shown = " ".join(command("status").stdout.split())
     assert f"month: counts since {since.astimezone():%a %d %b %H:%M}, exact from " in shown
     assert "day: counts since" not in shown
-    findings = [f for f in command.json("check", KEY="k")["findings"] if "counts since" in f["message"]]
-    locations = ["credentials.main.limits[1]"] + ["credentials.main.limits[2]"] * (since >= began)
+    findings = [f for f in command.json("doctor", KEY="k")["findings"] if "counts since" in f["message"]]
+    locations = ["limit month"] + ["limit calendar"] * (since >= began)
     assert [(f["level"], f["location"]) for f in findings] == [("warning", location) for location in locations]
-    assert f"limit 'month' counts since {month['counts_since']}, exact from" in findings[0]["message"]
+    assert f"counts since {month['counts_since']}, exact from" in findings[0]["message"]
 
 
 def test_check_makes_no_ledger(tmp_path: Path) -> None:

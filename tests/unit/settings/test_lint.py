@@ -526,29 +526,3 @@ def test_a_store_of_another_format_is_an_error(tmp_path: Path) -> None:
 
 def test_an_address_that_lint_rejects_is_not_asked(tmp_path: Path) -> None:
     assert asked(tmp_path, "redis://h:99999/0") == []
-
-
-@pytest.mark.parametrize(
-    ("policy", "rights", "told"),
-    [
-        ("noeviction", "+@all", []),
-        ("volatile-lru", "+@all", ["its maxmemory-policy is volatile-lru: when its memory is full it drops charges"]),
-        ("allkeys-random", "-info", ["its maxmemory-policy is allkeys-random"]),
-        (
-            "noeviction",
-            "-info -config",
-            ["its maxmemory-policy could not be seen; let this user run INFO, or make sure"],
-        ),
-    ],
-)
-def test_a_server_that_may_drop_charges(tmp_path: Path, policy: str, rights: str, told: list[str]) -> None:
-    own = RedisServer("--maxmemory-policy", policy)
-    try:
-        with redis.Redis(port=own.port) as client:
-            client.acl_setuser("some", enabled=True, nopass=True, keys="*", commands=["+@all", *rights.split()])
-        found = asked(tmp_path, own.url.replace("://", "://some:any@"))
-    finally:
-        own.close()
-    assert len(found) == len(told)
-    for line, start in zip(found, told, strict=True):
-        assert line.startswith(f"warning: ledger.url: {start}")

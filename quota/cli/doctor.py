@@ -1,0 +1,237 @@
+"""The findings of `quota doctor`: the ledger, this machine, and what both make of the configuration.
+
+`examine` is the door. It changes nothing, and spends nothing unless it is told to call upstream. What a configuration
+says by itself is the business of `quota check`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import date
+from statistics import median
+from typing import TYPE_CHECKING
+
+from quota.common.clock import host_clock, rfc3339, utc
+from quota.common.findings import Finding, ranked
+from quota.common.redact import redact
+from quota.common.storage import examine_folder
+from quota.common.text import describe
+from quota.errors import ConfigError, LedgerError, QuotaError, Refused
+from quota.limits import SECOND_MS
+from quota.settings.folders import state_folder
+from quota.settings.lint import EXAMPLE_PROJECT, lint
+from quota.status import exact_from
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from quota.costs import CostBook
+    from quota.session import Session
+    from quota.settings.model import CredentialSettings
+
+PEEKS = 20
+SLOW_MS = 100
+"""A job of 30 pages waits 3 s for a ledger that answers no faster."""
+
+CLOCK_WARNING_MS, CLOCK_ERROR_MS = 1_000, 5_000
+OLD_BOOK_DAYS = 180
+
+
+def examine(session: Session, *, call: bool = False) -> list[Finding]:
+    """All findings about a session, errors first. With `call`, each credential makes one cheap call."""
+    credentials = {c.project: c for c in session.settings.credentials.values()}.values()
+    findings = [*_configuration(session), *_ledger(session, [c.name for c in credentials])]
+    for credential in session.settings.credentials.values():
+        findings += _project(credential)
+        findings += _key(session, credential, call=call)
+    findings += [finding for book in _books(session) for finding in _cost_book(book)]
+    findings += examine_folder("state folder", state_folder(), "what this machine saw, and what it owes")
+    findings += _from_other_packages(session)
+    return ranked(findings)
+
+
+def _configuration(session: Session) -> Iterator[Finding]:
+    settings = session.settings
+    if settings.path is None:
+        yield Finding("warning", "configuration", "no quota.toml was found", "run `quota init`")
+        return
+    found = [finding.level for finding in lint(settings)]
+    errors, warnings = found.count("error"), found.count("warning")
+    if found:
+        counts = ", ".join(_many(n, what) for n, what in ((errors, "error"), (warnings, "warning")) if n)
+        yield Finding("error" if errors else "warning", "configuration", counts, "run `quota check`")
+    else:
+        yield Finding("ok", "configuration", settings.source)
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+# -- the ledger --------------------------------------------------------------------------------------------------------
+
+
+def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
+    url = session.settings.ledger.url
+    try:
+        ledger = session.ledger
+    except ConfigError as error:
+        message, _, remedy = str(error).partition("; ")
+        yield Finding("error", "ledger", message, remedy)
+        return
+    if url.startswith("sqlite:///") and not os.path.exists(url.removeprefix("sqlite:///")):
+        yield Finding("ok", "ledger", f"{ledger.label} is not there yet; the first charge makes it")
+        yield from ledger.examine(session.credential(names[0]).project)
+        return
+    try:
+        for name in names:  # first: a peek gives a key the lifetime that it lacks
+            for finding in ledger.examine(session.credential(name).project):
+                if name == names[0] or finding.location == "server keys":  # the rest is the same for every project
+                    yield finding
+        yield _speed(session, names[0])
+        yield _clock(session)
+        for name in names:
+            yield from _young_windows(session, session.credential(name))
+    except LedgerError as error:
+        message, _, remedy = str(error).partition("; ")
+        yield Finding("error", "ledger", message, remedy or "no call is admitted until it answers")
+
+
+def _speed(session: Session, name: str) -> Finding:
+    budget, took_ms = session.budget(name), []
+    for _ in range(PEEKS):
+        started_s = time.perf_counter()
+        budget.usage()
+        took_ms.append((time.perf_counter() - started_s) * 1000)
+    p50_ms = median(took_ms)
+    message = f"{session.ledger.label} answers in {p50_ms:.1f} ms (median of {PEEKS} peeks)"
+    if p50_ms > SLOW_MS:
+        return Finding("warning", "ledger", message, "see what the server is busy with, or move it nearer")
+    return Finding("ok", "ledger", message)
+
+
+def _clock(session: Session) -> Finding:
+    if not session.ledger.shared:
+        return Finding("ok", "clock", "the ledger goes by this machine's clock; there is no second one")
+    before_ms = host_clock()
+    ledger_ms = session.ledger.now_ms()
+    after_ms = host_clock()
+    # Somewhere between the two readings the ledger looked at its own.
+    off_ms = max(before_ms - ledger_ms, 0) - max(ledger_ms - after_ms, 0)
+    if abs(off_ms) < CLOCK_WARNING_MS:
+        return Finding("ok", "clock", "this machine's and the ledger's agree to the second")
+    way = "ahead of" if off_ms > 0 else "behind"
+    return Finding(
+        "error" if abs(off_ms) >= CLOCK_ERROR_MS else "warning",
+        "clock",
+        f"this machine's ({rfc3339(after_ms)}) is {abs(off_ms) / SECOND_MS:,.1f} s {way} the ledger's",
+        "set both by NTP",
+    )
+
+
+def _young_windows(session: Session, credential: CredentialSettings) -> Iterator[Finding]:
+    """The limits whose window begins before the ledger's log does."""
+    since_ms, now_ms = session.ledger.whole_after_ms(credential.project), session.ledger.now_ms()
+    for limit in credential.limits:
+        exact_ms = exact_from(limit.view.window, since_ms, now_ms)
+        if exact_ms is not None:
+            yield Finding(
+                "warning",
+                f"limit {limit.name}",
+                f"counts since {rfc3339(since_ms)}, exact from {rfc3339(exact_ms)}: no window was so long before, and "
+                "the ledger has let go of what is older",
+                "until then leave as much more headroom as was spent before",
+            )
+
+
+# -- credentials -------------------------------------------------------------------------------------------------------
+
+
+def _project(credential: CredentialSettings) -> Iterator[Finding]:
+    if credential.project == EXAMPLE_PROJECT:
+        yield Finding(
+            "warning",
+            f"credential {credential.name}",
+            f"its project is still called {EXAMPLE_PROJECT!r}: others who left it so spend the same budget",
+            "name it after the project of your key",
+        )
+
+
+def _key(session: Session, credential: CredentialSettings, *, call: bool) -> Iterator[Finding]:
+    location = f"key of {credential.name}"
+    try:
+        session.check_key(credential.name)
+    except ConfigError as error:
+        message, _, remedy = redact(str(error)).partition("; ")
+        yield Finding("error", location, message, remedy)
+        return
+    if credential.key_ref is None and credential.endpoint is None:
+        yield Finding("warning", location, "there is none", 'add key = "env:NAME" or "file:/path"')
+    elif call:
+        yield _call(session, credential, location)
+    else:
+        there = "there" if credential.key_ref is not None else f"none, for {credential.endpoint}"
+        yield Finding("ok", location, f"{there}; `--call` tries it with one call")
+
+
+def _call(session: Session, credential: CredentialSettings, location: str) -> Finding:
+    """Make the cost book's probe: one charged attempt."""
+    from quota.cli.output import quiet_libraries
+
+    quiet_libraries()
+    book = credential.book.at(host_clock())
+    if book.probe is None:
+        return Finding("warning", location, f"not tried: cost book {book.name} names no probe", "add `[probe]` to it")
+    method, parameters = book.probe
+    cost = f"{method}, {book.price(method).units} of bucket {book.price(method).bucket}"
+    resource = session.google(credential.name, book.api, _version_of(book))
+    *path, verb = method.split(".")
+    try:
+        for part in path:
+            resource = getattr(resource, part)()
+        getattr(resource, verb)(**parameters).execute()
+    except Refused as refusal:
+        return Finding("warning", location, f"not tried: {refusal.decision.sentence()}", "see `quota status`")
+    except QuotaError as error:
+        message, _, remedy = str(error).partition("; ")
+        return Finding("error", location, redact(message), redact(remedy) or "see `quota status`")
+    except Exception as error:  # whatever the client raises
+        said = redact(describe(error))
+        return Finding("error", location, f"upstream does not accept it: {said}", "check the key and what it may call")
+    return Finding("ok", location, f"upstream accepts it ({cost})")
+
+
+def _version_of(book: CostBook) -> str:
+    import re
+
+    found = re.search(r"\bv[0-9]\w*", book.name)
+    return found[0] if found else "v3"
+
+
+# -- prices, and what other packages know ------------------------------------------------------------------------------
+
+
+def _books(session: Session) -> list[CostBook]:
+    return list({c.book.name: c.book for c in session.settings.credentials.values()}.values())
+
+
+def _cost_book(book: CostBook) -> Iterator[Finding]:
+    age_days = (utc(host_clock()).date() - date.fromisoformat(book.read_on.isoformat())).days
+    if age_days > OLD_BOOK_DAYS:
+        yield Finding(
+            "warning",
+            f"cost book {book.name}",
+            f"its prices were read {age_days} days ago, on {book.read_on}",
+            f"compare it with {book.source}, and write today's date into a book of your own",
+        )
+    else:
+        yield Finding("ok", f"cost book {book.name}", f"read on {book.read_on}")
+
+
+def _from_other_packages(session: Session) -> Iterator[Finding]:
+    """An entry point of the group `quota.doctor` is a function `(settings) -> iterable of Finding`."""
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group="quota.doctor"):
+        yield from point.load()(session.settings)

@@ -1,0 +1,38 @@
+"""What `quota check` and `quota doctor` find: a verdict on one thing, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Level = Literal["error", "warning", "ok"]
+
+LEVELS: tuple[Level, ...] = ("error", "warning", "ok")
+"""From what needs attention first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One verdict: what it is about, what was seen, and, unless it is `ok`, the remedy.
+
+    An `error` makes work fail or spends too much; a `warning` may be intended.
+    """
+
+    level: Level
+    location: str
+    message: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.level}: {self.location}: {self.message}" + (f"; {self.remedy}" if self.remedy else "")
+
+    def as_json(self) -> dict[str, str]:
+        return {"level": self.level, "location": self.location, "message": self.message, "remedy": self.remedy}
+
+
+def ranked(findings: Iterable[Finding]) -> list[Finding]:
+    """Errors first, then warnings, then what is fine; otherwise in the order given."""
+    return sorted(findings, key=lambda finding: LEVELS.index(finding.level))

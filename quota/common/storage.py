@@ -1,0 +1,127 @@
+"""Where files lie: on which file system, whose they are, and how much room there is. For `quota doctor`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from typing import TYPE_CHECKING
+
+from quota.common.findings import Finding
+from quota.common.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MOUNTS = "/proc/self/mountinfo"
+"""Linux says here what is mounted where. Elsewhere the file systems are not known."""
+
+IN_MEMORY = frozenset(("tmpfs", "ramfs", "rootfs"))
+"""A restart empties these."""
+
+NETWORK = frozenset(
+    (
+        *(
+            "9p",
+            "afs",
+            "beegfs",
+            "ceph",
+            "cifs",
+            "gfs2",
+            "glusterfs",
+            "lustre",
+            "ncpfs",
+            "nfs",
+            "nfs4",
+            "ocfs2",
+            "smb3",
+        ),
+        *(f"fuse.{name}" for name in ("ceph", "davfs", "gcsfuse", "glusterfs", "rclone", "s3fs", "sshfs")),
+    )
+)
+"""Locks may not hold between the machines that mount these."""
+
+LITTLE_BYTES, TOO_LITTLE_BYTES = 100_000_000, 10_000_000
+
+
+def examine_folder(
+    location: str, folder: str | os.PathLike[str], holds: str, mounts: str = MOUNTS
+) -> Iterator[Finding]:
+    """The findings about a folder that `holds` something, or about the one where it would be made: at least one."""
+    there = _existing(folder)
+    name = one_line(folder)
+    findings = [*_owner(location, there, name), *_file_system(location, there, name, holds, mounts)]
+    free_bytes = shutil.disk_usage(there).free
+    if free_bytes < LITTLE_BYTES:
+        findings.append(
+            Finding(
+                "error" if free_bytes < TOO_LITTLE_BYTES else "warning",
+                location,
+                f"{name}: {free_bytes / 1e6:,.0f} MB are free on its disk",
+                "make room there",
+            )
+        )
+    yield from findings or [Finding("ok", location, f"{name}, {free_bytes / 1e9:,.1f} GB free")]
+
+
+def _owner(location: str, there: str, name: str) -> Iterator[Finding]:
+    if not os.path.isdir(there):
+        yield Finding("error", location, f"{one_line(there)} is no folder", "correct the path")
+    elif not os.access(there, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        yield Finding("error", location, f"this user may not write to {one_line(there)}", f"chown or chmod {name}")
+    elif there == os.path.realpath(name) and os.name == "posix" and os.stat(there).st_uid != os.geteuid():
+        owner, user = _user(os.stat(there).st_uid), _user(os.geteuid())
+        message = f"{name} belongs to {owner}, and this is {user}: what one makes there the other may not open"
+        yield Finding("warning", location, message, f"run as {owner}")
+
+
+def _user(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def _file_system(location: str, there: str, name: str, holds: str, mounts: str) -> Iterator[Finding]:
+    kind = file_system(there, mounts)
+    if kind in IN_MEMORY:
+        yield Finding(
+            "warning", location, f"{name} is on {kind}: a restart forgets {holds}", "move it to a disk that lasts"
+        )
+    elif kind in NETWORK:
+        yield Finding(
+            "warning",
+            location,
+            f"{name} is on {kind}, where locks may not hold: {holds} may be damaged",
+            "move it to a local disk",
+        )
+
+
+def file_system(path: str, mounts: str = MOUNTS) -> str:
+    """The type of the file system that holds `path`; "" where that is not known."""
+    try:
+        with open(mounts, encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return ""
+    best, kind = "", ""
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        fields = before.split(" ")
+        if len(fields) < 5 or not after:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4])
+        holds_it = f"{path}/".startswith(f"{point.rstrip('/')}/")
+        if holds_it and len(point) >= len(best):  # the later of two mounts hides the other
+            best, kind = point, after.split(" ")[0]
+    return kind
+
+
+def _existing(path: str | os.PathLike[str]) -> str:
+    """The path, without links, or the nearest folder above it that is there."""
+    there = os.path.realpath(path)
+    while not os.path.lexists(there) and there != os.path.dirname(there):
+        there = os.path.dirname(there)
+    return there

@@ -1,0 +1,335 @@
+"""`quota doctor`: each finding is provoked on real parts, and is gone after its remedy."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections import namedtuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+
+import quota
+from quota.cli.doctor import PEEKS, examine
+from quota.common.clock import host_clock
+from quota.common.storage import examine_folder, file_system
+from quota.jobs.emulator import Emulator
+from quota.ledger.factory import open_ledger
+from quota.ledger.redis_health import TIDYING, commands_needed
+from quota.limits import DAY_MS
+from support.commands import Quota, one_line
+from support.servers import RedisServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from quota.common.findings import Finding
+
+MAIN = """
+[credentials.main]
+api = "youtube-v3"
+project = "research"
+key = "env:KEY"
+"""
+
+
+def found(command: Quota, location: str, *args: str, status: int | None = None, **env: str) -> dict[str, str]:
+    """The first finding about `location`."""
+    done = command("doctor", "--json", *args, **{"KEY": "k", **env})
+    import json
+
+    findings = json.loads(done.stdout)["findings"]
+    assert done.returncode == any(f["level"] == "error" for f in findings), done.stderr
+    assert status is None or done.returncode == status
+    ranks = [("error", "warning", "ok").index(f["level"]) for f in findings]
+    assert ranks == sorted(ranks)
+    assert all(f["remedy"] for f in findings if f["level"] != "ok")
+    return next(f for f in findings if f["location"] == location)
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Quota:
+    return Quota(tmp_path)
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    own = RedisServer("--appendonly", "yes")
+    yield own
+    own.close()
+
+
+# -- a machine and a configuration -------------------------------------------------------------------------------------
+
+
+def test_a_sound_machine_is_all_ok(command: Quota, server: RedisServer) -> None:
+    command.configure(f'[ledger]\nurl = "{server.url}"\n' + MAIN)
+    done = command("doctor", KEY="k")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].startswith("0 errors, 0 warnings, ")
+    assert "error " not in done.stdout.replace("0 errors", "")
+    assert f"{server.url} answers in " in " ".join(done.stdout.split())
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_it_makes_no_ledger_and_no_store(command: Quota) -> None:
+    command.configure('[ledger]\nurl = "sqlite:///a/ledger.db"\n[store]\nurl = "sqlite:///videos.db"\n' + MAIN)
+    assert command("doctor", KEY="k").returncode == 0
+    assert sorted(path.name for path in command.folder.iterdir()) == ["quota.toml"]
+
+
+def test_the_configuration_is_left_to_check(command: Quota) -> None:
+    assert found(command, "configuration")["message"] == "no quota.toml was found"
+    command.configure(MAIN.replace("research", "my-project"))
+    finding = found(command, "configuration")
+    assert (finding["level"], finding["message"], finding["remedy"]) == ("warning", "1 warning", "run `quota check`")
+    assert found(command, "credential main")["remedy"] == "name it after the project of your key"
+    command.configure(MAIN)
+    assert found(command, "configuration")["level"] == "ok"
+    assert "`quota doctor`" in " ".join(command("check", "--help").stdout.split())
+    assert "`quota check`" in command("doctor", "--help").stdout
+
+
+def test_a_key_that_cannot_be_read_is_an_error(command: Quota) -> None:
+    command.configure(MAIN)
+    done = command("doctor")
+    assert done.returncode == 1
+    assert "environment variable KEY is not set" in done.stdout
+    finding = found(command, "key of main", KEY="the-secret")
+    assert finding["level"] == "ok"
+    assert "the-secret" not in finding["message"]
+
+
+def test_an_old_cost_book(command: Quota) -> None:
+    book = Path(quota.__file__).parents[1] / "config" / "costs" / "youtube-v3.toml"
+    text = book.read_text(encoding="utf-8")
+    line = next(line for line in text.splitlines() if line.startswith("read_on"))
+    (command.folder / "own.toml").write_text(text.replace(line, "read_on = 2024-01-31"), encoding="utf-8")
+    command.configure(MAIN.replace("youtube-v3", "./own.toml"))
+    finding = found(command, "cost book own")
+    assert finding["level"] == "warning"
+    assert "2024-01-31" in finding["message"]
+    assert "https://developers.google.com/" in finding["remedy"]
+    command.configure(MAIN)
+    assert found(command, "cost book youtube-v3")["level"] == "ok"
+
+
+# -- folders -----------------------------------------------------------------------------------------------------------
+
+
+def levels(findings: Iterator[Finding]) -> list[tuple[str, str]]:
+    return [(finding.level, finding.message) for finding in findings]
+
+
+def test_a_state_folder_in_memory(command: Quota) -> None:
+    if not Path("/dev/shm").is_dir() or file_system("/dev/shm") != "tmpfs":  # noqa: S108
+        pytest.skip("/dev/shm is no tmpfs here")
+    command.configure(MAIN)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:  # noqa: S108
+        finding = found(command, "state folder", QUOTA_STATE_DIR=folder)
+        assert finding["level"] == "warning"
+        assert "is on tmpfs: a restart forgets what this machine saw" in finding["message"]
+
+
+def test_a_network_file_system_and_mounts_over_each_other(tmp_path: Path) -> None:
+    mounts = tmp_path / "mountinfo"
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    quoted = str(tmp_path).replace(" ", r"\040")
+    lines = [
+        "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw",
+        rf"23 22 0:40 / {quoted}/a\040folder rw - tmpfs tmpfs rw",
+        rf"24 22 0:41 / {quoted}/a\040folder rw shared:9 master:2 - nfs4 server:/export rw",
+        "25 22 0:42 / /proc rw - proc proc rw",
+        "no mount",
+    ]
+    mounts.write_text("\n".join(lines), encoding="utf-8")
+    ((level, message),) = levels(examine_folder("store", folder, "what was fetched", str(mounts)))
+    assert level == "warning"
+    assert "is on nfs4, where locks may not hold: what was fetched may be damaged" in message
+    for beside in (tmp_path / "a folder and more", tmp_path, folder.parent / "not there" / "yet"):
+        assert [level for level, _ in levels(examine_folder("store", beside, "it", str(mounts)))] == ["ok"]
+    assert file_system(str(folder), str(tmp_path / "nowhere")) == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a folder away")
+def test_a_folder_of_another_owner(command: Quota) -> None:
+    command.configure(MAIN)
+    state = command.folder / "state"
+    state.mkdir()
+    os.chown(state, 1, 1)
+    finding = found(command, "state folder")
+    assert finding["level"] == "warning"
+    assert "belongs to daemon, and this is root" in finding["message"]
+    assert finding["remedy"] == "run as daemon"
+    os.chown(state, 0, 0)
+    assert found(command, "state folder")["level"] == "ok"
+
+
+def test_a_file_where_a_folder_should_be(command: Quota) -> None:
+    command.configure(MAIN)
+    (command.folder / "state").write_text("")
+    finding = found(command, "state folder", status=1)
+    assert finding["level"] == "error"
+    assert finding["message"].endswith("/state is no folder")
+
+
+def test_a_disk_that_is_nearly_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The free space is given: a disk can only be filled by root."""
+    usage = namedtuple("usage", "total used free")
+    for free, level in ((99_999_999, "warning"), (9_999_999, "error"), (100_000_000, "ok")):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage(10**12, 0, free))
+        assert [one.level for one in examine_folder("store", tmp_path, "it")] == [level]
+
+
+def test_a_store_that_cannot_be_opened(command: Quota) -> None:
+    command.configure('[store]\nurl = "sqlite:///videos.db"\n' + MAIN)
+    (command.folder / "videos.db").write_text("no database")
+    finding = found(command, "store", status=1)
+    assert finding["level"] == "error"
+    (command.folder / "videos.db").unlink()
+    assert found(command, "store")["level"] == "ok"
+
+
+# -- a server ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_does_not_answer(command: Quota, server: RedisServer) -> None:
+    command.configure(f'[ledger]\nurl = "{server.url}"\n' + MAIN)
+    server.kill()
+    finding = found(command, "ledger", status=1)
+    assert finding["level"] == "error"
+    assert "cannot be reached" in finding["message"]
+    server.start()
+    assert f"(median of {PEEKS} peeks)" in found(command, "ledger")["message"]
+
+
+def test_a_server_that_forgets_and_evicts(command: Quota) -> None:
+    own = RedisServer("--maxmemory-policy", "allkeys-lru")
+    try:
+        command.configure(f'[ledger]\nurl = "{own.url}"\n' + MAIN)
+        persistence = found(command, "server persistence")
+        assert (persistence["level"], persistence["remedy"]) == ("warning", "set appendonly yes")
+        eviction = found(command, "server eviction", status=1)
+        assert (eviction["level"], eviction["remedy"]) == ("error", "set it to noeviction")
+        with redis.Redis(port=own.port) as client:
+            client.config_set("appendonly", "yes")
+            client.config_set("maxmemory-policy", "volatile-ttl")
+            assert found(command, "server eviction")["level"] == "warning"
+            client.config_set("maxmemory-policy", "noeviction")
+        assert found(command, "server persistence")["level"] == "ok"
+        assert found(command, "server eviction", status=0)["level"] == "ok"
+        version = found(command, "server version")
+        assert version["message"].startswith(("Redis 6.2", "Redis 7.", "Valkey"))
+    finally:
+        own.close()
+
+
+def test_each_right_that_is_missing_is_named(tmp_path: Path, server: RedisServer) -> None:
+    """And none of the others: each command of the scripts is taken away once."""
+    path = tmp_path / "quota.toml"
+    path.write_text(f'[ledger]\nurl = "{server.url.replace("://", "://some:any@")}"\n' + MAIN)
+    with redis.Redis(port=server.port) as client:
+        for command in commands_needed():
+            granted = ["+@all", f"-{command.lower()}"]
+            client.acl_setuser("some", enabled=True, nopass=True, keys=["quota:*"], commands=granted)
+            with quota.open(path) as session:
+                findings = session.ledger.examine("research")
+            rights = [(one.level, one.message) for one in findings if one.location == "server rights"]
+            level = "warning" if command in TIDYING else "error"
+            assert [(level, f"this user may not run {command}") == (a, b.partition(":")[0]) for a, b in rights] == [
+                True
+            ]
+        client.acl_setuser("some", enabled=True, nopass=True, keys=["quota:*"], commands=["+@all"])
+    with quota.open(path) as session:
+        levels = {one.location: one.level for one in session.ledger.examine("research")}
+    assert levels["server rights"] == "ok"
+
+
+def test_what_it_tries_changes_nothing(tmp_path: Path, server: RedisServer) -> None:
+    path = tmp_path / "quota.toml"
+    path.write_text(f'[ledger]\nurl = "{server.url}"\n' + MAIN)
+    with redis.Redis(port=server.port) as client, quota.open(path) as session:
+        assert session.budget().charge("videos.list").admitted
+        before = {key: client.dump(key) for key in client.keys()}
+        session.ledger.examine("research")
+        scratch = [key for key in client.keys() if key not in before]
+        assert scratch == [b"quota:{research}:scratch"]
+        assert 0 < client.pttl(scratch[0]) <= 1_000
+        assert {key: client.dump(key) for key in before} == before
+
+
+def test_a_key_without_a_lifetime(command: Quota, server: RedisServer) -> None:
+    command.configure(f'[ledger]\nurl = "{server.url}"\n' + MAIN)
+    assert command("charge", "videos.list").returncode == 0
+    with redis.Redis(port=server.port) as client:
+        assert client.persist("quota:{research}:log") == 1
+    finding = found(command, "server keys")
+    assert finding["message"] == "quota:{research}:log has no lifetime: another program took it away"
+    with quota.open(command.folder / "quota.toml") as session, redis.Redis(port=server.port) as client:
+        while client.pttl("quota:{research}:log") < 0:  # the remedy, in the second that follows
+            assert session.budget().charge("videos.list").admitted
+    assert "server keys" not in command("doctor", KEY="k").stdout
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "level", "way"),
+    [
+        (0, "ok", ""),
+        (1_500, "warning", "behind"),
+        (-1_500, "warning", "ahead of"),
+        (6_000, "error", "behind"),
+        (-DAY_MS, "error", "ahead of"),
+    ],
+)
+def test_clocks_that_differ(tmp_path: Path, server: RedisServer, ahead_ms: int, level: str, way: str) -> None:
+    path = tmp_path / "quota.toml"
+    path.write_text(f'[ledger]\nurl = "{server.url}"\n' + MAIN)
+    with quota.open(path) as session:
+        session._ledger = open_ledger(server.url, clock=lambda: host_clock() + ahead_ms)
+        clock = next(one for one in examine(session) if one.location == "clock")
+    assert clock.level == level
+    assert f"s {way} the ledger's" in clock.message or level == "ok"
+
+
+# -- upstream ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_tried_with_one_call(command: Quota) -> None:
+    with Emulator() as upstream:
+        command.configure(MAIN + f'endpoint = "{upstream.address}"\n')
+        assert found(command, "key of main")["message"] == "there; `--call` tries it with one call"
+        usage: Any = upstream.usage()
+        assert usage["requests"] == 0
+        finding = found(command, "key of main", "--call")
+        assert (finding["level"], finding["message"]) == ("ok", "upstream accepts it (videos.list, 1 of bucket units)")
+        assert upstream.usage()["requests"] == 1
+        assert command.json("spend")["total_units"] == 1
+
+
+def test_a_key_that_upstream_rejects(command: Quota) -> None:
+    with Emulator() as upstream:
+        command.configure(MAIN + f'endpoint = "{upstream.address}"\n')
+        upstream.fault("status", status=403, reason="forbidden", times=9)
+        finding = found(command, "key of main", "--call", status=1, KEY="the-secret")
+        assert finding["level"] == "error"
+        assert finding["message"].startswith("upstream does not accept it: ")
+        assert "the-secret" not in finding["message"]
+
+
+def test_a_refused_call_is_not_tried(command: Quota) -> None:
+    limits = '[[credentials.main.limits]]\nname = "day"\nunits = 1\nwindow = "24h"\n'
+    with Emulator() as upstream:
+        command.configure(MAIN + f'endpoint = "{upstream.address}"\n' + limits)
+        assert command("charge", "videos.list").returncode == 0
+        finding = found(command, "key of main", "--call")
+        assert finding["level"] == "warning"
+        assert "not tried: refused videos.list" in finding["message"]
+        assert upstream.usage()["requests"] == 0
+
+
+def test_a_wrong_option_is_one_line(command: Quota) -> None:
+    assert "no such option" in one_line(command("doctor", "--cal"), 2).lower()
