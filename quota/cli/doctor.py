@@ -16,7 +16,7 @@ from quota.common.clock import host_clock, rfc3339, utc
 from quota.common.findings import Finding, ranked
 from quota.common.redact import redact
 from quota.common.storage import examine_folder
-from quota.common.text import describe
+from quota.common.text import describe, many
 from quota.errors import ConfigError, LedgerError, QuotaError, Refused
 from quota.limits import SECOND_MS
 from quota.settings.folders import state_folder
@@ -59,14 +59,10 @@ def _configuration(session: Session) -> Iterator[Finding]:
     found = [finding.level for finding in lint(settings)]
     errors, warnings = found.count("error"), found.count("warning")
     if found:
-        counts = ", ".join(_many(n, what) for n, what in ((errors, "error"), (warnings, "warning")) if n)
+        counts = ", ".join(many(n, what) for n, what in ((errors, "error"), (warnings, "warning")) if n)
         yield Finding("error" if errors else "warning", "configuration", counts, "run `quota check`")
     else:
         yield Finding("ok", "configuration", settings.source)
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 # -- the ledger --------------------------------------------------------------------------------------------------------

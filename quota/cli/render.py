@@ -224,8 +224,11 @@ def render_findings(findings: Sequence[Finding]) -> RenderableType:
         parts.append(Padding(_line(finding.message), (0, 0, 0, 8)))
         if finding.remedy:
             parts.append(Padding(_line(f"-> {finding.remedy}"), (0, 0, 0, 8)))
-    counts = [(level, sum(finding.level == level for finding in findings)) for level in _LEVEL_STYLE]
-    parts.append(
-        _line(", ".join(f"{count} {level}{'s' * (level != 'ok' and count != 1)}" for level, count in counts), "bold")
+    levels = [finding.level for finding in findings]
+    counts = (
+        many(levels.count("error"), "error"),
+        many(levels.count("warning"), "warning"),
+        f"{levels.count('ok')} ok",
     )
+    parts.append(_line(", ".join(counts), "bold"))
     return Group(*parts)

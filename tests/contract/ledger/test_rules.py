@@ -87,6 +87,8 @@ def test_what_two_scripts_share_is_fenced() -> None:
 
 def test_every_script_checks_the_format() -> None:
     for name, text in SCRIPTS.items():
+        if name == "examine.lua":  # it reads nothing of what is stored
+            continue
         assert "format" in dict(blocks_of(text)), name
         assert text.count("other_format(") == 2, f"{name} asks once, beside the function itself"
 

@@ -125,10 +125,11 @@ def levels(findings: Iterator[Finding]) -> list[tuple[str, str]]:
 
 
 def test_a_state_folder_in_memory(command: Quota) -> None:
-    if not Path("/dev/shm").is_dir() or file_system("/dev/shm") != "tmpfs":  # noqa: S108
-        pytest.skip("/dev/shm is no tmpfs here")
+    in_memory = "/dev/shm"  # noqa: S108
+    if file_system(in_memory) != "tmpfs":
+        pytest.skip(f"{in_memory} is no tmpfs here")
     command.configure(MAIN)
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:  # noqa: S108
+    with tempfile.TemporaryDirectory(dir=in_memory) as folder:
         finding = found(command, "state folder", QUOTA_STATE_DIR=folder)
         assert finding["level"] == "warning"
         assert "is on tmpfs: a restart forgets what this machine saw" in finding["message"]
@@ -254,9 +255,9 @@ def test_what_it_tries_changes_nothing(tmp_path: Path, server: RedisServer) -> N
     path.write_text(f'[ledger]\nurl = "{server.url}"\n' + MAIN)
     with redis.Redis(port=server.port) as client, quota.open(path) as session:
         assert session.budget().charge("videos.list").admitted
-        before = {key: client.dump(key) for key in client.keys()}
+        before = {key: client.dump(key) for key in client.scan_iter()}
         session.ledger.examine("research")
-        scratch = [key for key in client.keys() if key not in before]
+        scratch = [key for key in client.scan_iter() if key not in before]
         assert scratch == [b"quota:{research}:scratch"]
         assert 0 < client.pttl(scratch[0]) <= 1_000
         assert {key: client.dump(key) for key in before} == before
