@@ -85,7 +85,8 @@ def cli(ctx: click.Context, config: str | None) -> None:
       quota status          what is used and what remains
 
     Exit status: 0 done; 1 the answer is no, or the work failed; 2 wrong usage; 69 the ledger did not answer;
-    75 refused; 78 wrong configuration. Set QUOTA_LOG=info (or debug) to log to stderr.
+    75 refused; 78 wrong configuration. Set QUOTA_LOG=info (or debug) to log to stderr,
+    QUOTA_LOG_FORMAT=json to log JSON.
     """
     name = ctx.invoked_subcommand
     if name is None:
@@ -413,6 +414,7 @@ def reopen(bucket: str, because: str, credential: str | None, config: str | None
     import logging
 
     import quota
+    from quota.common.log import line
     from quota.common.redact import redact
     from quota.common.text import one_line
 
@@ -427,7 +429,8 @@ def reopen(bucket: str, because: str, credential: str | None, config: str | None
         raise QuotaError(
             f"bucket {show(bucket)} of project {project!r} is not closed; closed: {', '.join(known) or 'none'}"
         )
-    logging.getLogger("quota").info("bucket_reopened project=%s bucket=%s because=%r", project, bucket, reason)
+    reopened = line("bucket_reopened", project=project, bucket=bucket, because=reason)
+    logging.getLogger("quota").info("%s", reopened)
     say(f"bucket {bucket} of project {project} is open again: {reason}")
 
 
@@ -623,7 +626,7 @@ def _main() -> int:
         # An argument that the locale cannot decode contains lone surrogates, which could not be printed.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        if os.environ.get("QUOTA_LOG"):
+        if os.environ.get("QUOTA_LOG") or os.environ.get("QUOTA_LOG_FORMAT"):
             log_to_stderr()
         result = cli.main(prog_name="quota", standalone_mode=False)
     except QuotaError as error:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 REFUSED_STATUS = Refused.exit_status
 MAX_LINE = 1_000
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 
 
 def decision_status(decision: Decision) -> int:
@@ -70,21 +71,34 @@ def fail(message: str) -> None:
 def log_to_stderr() -> None:
     """Warnings on stderr as `quota: ...`; with QUOTA_LOG=info or debug the whole log. Secrets are redacted.
 
+    QUOTA_LOG_FORMAT=json makes each line an object.
+
     For commands that load `logging` anyway: a refused `quota charge` does not.
     """
     import logging
 
     from quota.common.redact import LineFormatter, install
 
-    level = os.environ.get("QUOTA_LOG", "").lower()
-    if level not in ("", *LOG_LEVELS):
-        raise click.UsageError(f"QUOTA_LOG={show(level)}: choose from {', '.join(LOG_LEVELS)}")
+    level, form = _chosen("QUOTA_LOG", LOG_LEVELS), _chosen("QUOTA_LOG_FORMAT", LOG_FORMATS)
     handler = logging.StreamHandler()
-    form = "%(asctime)s %(levelname)s %(name)s %(message)s" if level else "quota: %(message)s"
-    handler.setFormatter(LineFormatter(form))
+    if form == "json":
+        from quota.common.json_log import JsonFormatter
+
+        handler.setFormatter(JsonFormatter())
+    else:
+        shown = "%(asctime)s %(levelname)s %(name)s %(message)s" if level else "quota: %(message)s"
+        handler.setFormatter(LineFormatter(shown))
     logging.basicConfig(level=(level or "warning").upper(), handlers=[handler])
     install()
     quiet_libraries()
+
+
+def _chosen(variable: str, choices: tuple[str, ...]) -> str:
+    """The value of an environment variable, in small letters; "" if it is not set. Raises UsageError."""
+    value = os.environ.get(variable, "").lower()
+    if value not in ("", *choices):
+        raise click.UsageError(f"{variable}={show(value)}: choose from {', '.join(choices)}")
+    return value
 
 
 def quiet_libraries() -> None:
