@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ import click
 from quota.cli.options import config_option, json_option
 from quota.cli.output import REFUSED_STATUS, fail, log_to_stderr, print_json, print_rich, say, unprinted
 from quota.common.text import many, printable
+from quota.errors import QuotaError
 from quota.jobs.interruption import exits, interruptible
 from quota.jobs.progress import named, watching
 
@@ -28,12 +30,18 @@ if TYPE_CHECKING:
     from quota.session import Session
 
 
+textfile_option = click.option(
+    "--textfile", metavar="FOLDER", help="Write metrics there for node_exporter, after each run."
+)
+
+
 @click.command("run", short_help="Run one tick of JOB.")
 @click.argument("job")
 @click.option("--region", "regions", multiple=True, metavar="R", help="Only this region of the job; may be repeated.")
 @click.option("--fail-on-refusal", is_flag=True, help=f"Exit with {REFUSED_STATUS} when the budget stopped the run.")
 @click.option("--here", is_flag=True, help="Take over the regions that run on another machine.")
 @click.option("--quiet", is_flag=True, help="Print only errors and refusals.")
+@textfile_option
 @json_option
 @config_option
 def run(
@@ -42,6 +50,7 @@ def run(
     fail_on_refusal: bool,
     here: bool,
     quiet: bool,
+    textfile: str | None,
     as_json: bool,
     config: str | None,
 ) -> None:
@@ -62,24 +71,42 @@ def run(
 
     log_to_stderr()
     says = not quiet or sys.stderr.isatty()
-    with interruptible(says=says) as stop, _configured(config) as session, watching(job, quiet) as watcher:
-        report = run_job(session, job, regions=regions, here=here, stop=stop, watcher=watcher)
+    with interruptible(says=says) as stop, _configured(config, textfile) as session:
+        try:
+            with watching(job, quiet) as watcher:
+                report = run_job(session, job, regions=regions, here=here, stop=stop, watcher=watcher)
+        except QuotaError as error:
+            _write_metrics(session, job, error.exit_status)
+            raise
+        status = report.exit_status
+        if fail_on_refusal and report.refused and not status:
+            status = REFUSED_STATUS
+        _write_metrics(session, job, status)
     _print_report(report, as_json, quiet)
-    status = report.exit_status
-    if fail_on_refusal and report.refused and not status:
-        status = REFUSED_STATUS
     click.get_current_context().exit(status)
 
 
+def _write_metrics(session: Session, job: str, exit_status: int) -> None:
+    if session.settings.textfile is not None:
+        from quota.jobs.textfile import write_metrics
+
+        write_metrics(session, job, exit_status)
+
+
 @contextmanager
-def _configured(config: str | None) -> Iterator[Session]:
-    """A session over a configuration file. The built-in configuration has no key to call the API with."""
+def _configured(config: str | None, textfile: str | None = None) -> Iterator[Session]:
+    """A session over a configuration file, perhaps with another folder for metrics.
+
+    The built-in configuration has no key to call the API with.
+    """
     import quota
     from quota.settings.model import NO_FILE
 
     with quota.open(config) as session:
         if session.settings.path is None:
             raise quota.ConfigError(f"{NO_FILE}; run `quota init`, or name a file with --config")
+        if textfile is not None:
+            session.settings = replace(session.settings, textfile=os.path.abspath(textfile))
         yield session
 
 
@@ -106,8 +133,9 @@ def _print_report(report: RunReport, as_json: bool, quiet: bool = False) -> None
 
 
 @click.command("schedule")
+@textfile_option
 @config_option
-def schedule(config: str | None) -> None:
+def schedule(textfile: str | None, config: str | None) -> None:
     """Run all jobs on their schedules until a signal stops it.
 
     Each tick that starts, ends or is skipped prints a line on stderr that says why. On SIGTERM (exit 0) and Ctrl-C the
@@ -120,7 +148,7 @@ def schedule(config: str | None) -> None:
     from quota.jobs.schedule.scheduler import log_schedule, run_schedule
 
     # SIGTERM from a supervisor is the regular way to end it. Ctrl-C exits with the same status as everywhere else.
-    with interruptible({signal.SIGTERM: 0}, says=False) as stop, _configured(config) as session:
+    with interruptible({signal.SIGTERM: 0}, says=False) as stop, _configured(config, textfile) as session:
         log_schedule()
         run_schedule(session, stop=stop)
     click.get_current_context().exit(128 + signal.SIGINT if stop() == signal.SIGINT else 0)

@@ -64,6 +64,7 @@ class CredentialRow:
 
     outlook: Outlook
     main_bucket: str
+    buckets: tuple[str, ...]
     shared_with: tuple[str, ...]
     name: str
     project: str
@@ -123,14 +124,14 @@ class Status:
         }
 
 
-def read_status(session: Session) -> Status:
-    """The status of every credential of a session. Raises LedgerError."""
+def read_status(session: Session, credential: str | None = None) -> Status:
+    """The status of every credential of a session, or of one. Raises LedgerError."""
     ledger = session.ledger
     at_ms = ledger.now_ms()
     credentials = session.settings.credentials
     rows = []
-    for name, settings in credentials.items():
-        budget = session.budget(name)
+    for name in credentials if credential is None else [credential]:
+        settings, budget = credentials[name], session.budget(name)
         jobs = [job for job in session.settings.jobs.values() if job.credential == name]
         outlook = budget.outlook([BUILT_IN_FETCHES[job.fetch] for job in jobs if job.fetch in BUILT_IN_FETCHES])
         # On each machine a closed bucket opens a little later than upstream's reset. The status uses that time too.
@@ -139,6 +140,7 @@ def read_status(session: Session) -> Status:
             CredentialRow(
                 outlook,
                 settings.book.main_bucket.name,
+                tuple(settings.book.buckets),
                 tuple(other for other, x in credentials.items() if other != name and x.project == settings.project),
                 name,
                 settings.project,

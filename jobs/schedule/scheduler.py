@@ -48,6 +48,7 @@ from quota.jobs.job import attempt_of, load_fetch
 from quota.jobs.rotation import by_rotation
 from quota.jobs.schedule.ticks import Tick, streams
 from quota.jobs.store.store import Store
+from quota.jobs.textfile import write_metrics
 from quota.limits import HOUR_MS
 
 if TYPE_CHECKING:
@@ -252,6 +253,7 @@ class _JobQueue:
         # Each tick gets a session of its own, as if it were a process, so that its charges have a run id of their own.
         with quota.Session(self.settings) as session:
             report = self._run(session, tick, may_start)
+            write_metrics(session, self.job.name, report.exit_status)
         if started_s is not None or report.outcome != "stopped":
             took_s = 0.0 if started_s is None else time.monotonic() - started_s
             self._say_ended(tick, report, round(took_s * 1000))
@@ -342,13 +344,13 @@ def _say(event: str, tick: Tick | None = None, *, level: int = logging.INFO, **f
 
 def log_schedule() -> None:
     """Log to stderr, each line with the time in UTC and without secrets. With QUOTA_LOG=debug, log everything."""
-    from quota.cli.output import quiet_libraries
+    from quota.cli.output import json_formatter, quiet_libraries
     from quota.common.redact import LineFormatter, install
 
     handler = logging.StreamHandler()
     formatter = LineFormatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime
-    handler.setFormatter(formatter)
+    handler.setFormatter(json_formatter() or formatter)
     level = os.environ.get("QUOTA_LOG", "").upper() or "WARNING"
     logging.basicConfig(level=level, handlers=[handler], force=True)
     log.setLevel(min(logging.INFO, logging.getLogger().level))

@@ -16,7 +16,7 @@ from quota.common.clock import host_clock, rfc3339, utc
 from quota.common.findings import Finding, ranked
 from quota.common.redact import redact
 from quota.common.storage import examine_folder
-from quota.common.text import describe, many
+from quota.common.text import describe, many, one_line
 from quota.errors import ConfigError, LedgerError, QuotaError, Refused
 from quota.limits import SECOND_MS
 from quota.settings.folders import state_folder
@@ -47,6 +47,7 @@ def examine(session: Session, *, call: bool = False) -> list[Finding]:
         findings += _key(session, credential, call=call)
     findings += [finding for book in _books(session) for finding in _cost_book(book)]
     findings += examine_folder("state folder", state_folder(), "what this machine saw, and what it owes")
+    findings += _textfile(session.settings.textfile)
     findings += _from_other_packages(session)
     return ranked(findings)
 
@@ -223,6 +224,13 @@ def _cost_book(book: CostBook) -> Iterator[Finding]:
         )
     else:
         yield Finding("ok", f"cost book {book.name}", f"read on {book.read_on}")
+
+
+def _textfile(folder: str | None) -> Iterator[Finding]:
+    if folder is not None and not os.path.isdir(folder):
+        yield Finding("error", "textfile folder", f"{one_line(folder)} is no folder", "make it, or correct the path")
+    elif folder is not None:
+        yield from examine_folder("textfile folder", folder, "the metrics")
 
 
 def _from_other_packages(session: Session) -> Iterator[Finding]:

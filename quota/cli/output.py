@@ -14,6 +14,8 @@ from quota.common.text import printable, show
 from quota.errors import LedgerError, Refused
 
 if TYPE_CHECKING:
+    import logging
+
     from quota.decision import Decision
 
 REFUSED_STATUS = Refused.exit_status
@@ -79,18 +81,22 @@ def log_to_stderr() -> None:
 
     from quota.common.redact import LineFormatter, install
 
-    level, form = _chosen("QUOTA_LOG", LOG_LEVELS), _chosen("QUOTA_LOG_FORMAT", LOG_FORMATS)
+    level = _chosen("QUOTA_LOG", LOG_LEVELS)
     handler = logging.StreamHandler()
-    if form == "json":
-        from quota.common.json_log import JsonFormatter
-
-        handler.setFormatter(JsonFormatter())
-    else:
-        shown = "%(asctime)s %(levelname)s %(name)s %(message)s" if level else "quota: %(message)s"
-        handler.setFormatter(LineFormatter(shown))
+    shown = "%(asctime)s %(levelname)s %(name)s %(message)s" if level else "quota: %(message)s"
+    handler.setFormatter(json_formatter() or LineFormatter(shown))
     logging.basicConfig(level=(level or "warning").upper(), handlers=[handler])
     install()
     quiet_libraries()
+
+
+def json_formatter() -> logging.Formatter | None:
+    """The formatter that QUOTA_LOG_FORMAT=json asks for; None for the usual one."""
+    if _chosen("QUOTA_LOG_FORMAT", LOG_FORMATS) != "json":
+        return None
+    from quota.common.json_log import JsonFormatter
+
+    return JsonFormatter()
 
 
 def _chosen(variable: str, choices: tuple[str, ...]) -> str:

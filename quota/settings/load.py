@@ -95,7 +95,7 @@ def load_settings(config: str | Path | None = None) -> Settings:
 
 
 def _settings(data: dict[str, Any], path: Path | None, source: str, folder: Path) -> Settings:
-    root = TomlTable(data, source, keys=("ledger", "credentials", "jobs", "store"))
+    root = TomlTable(data, source, keys=("ledger", "credentials", "jobs", "store", "textfile"))
     if "credentials" not in root:
         raise root.error(f"missing; {_A_CREDENTIAL}", "credentials")
     credentials = _credentials(root.table("credentials"), folder)
@@ -106,7 +106,19 @@ def _settings(data: dict[str, Any], path: Path | None, source: str, folder: Path
         credentials=credentials,
         jobs=_jobs(root.table("jobs", default={}), credentials),
         store=_store(root.table("store", ("url", "retention", "name"), default={}), folder, ledger),
+        textfile=_folder(root, "textfile", folder) if "textfile" in root else None,
     )
+
+
+def _folder(table: TomlTable, key: str, folder: Path) -> str:
+    """The folder at a key, made absolute."""
+    text = table.text(key)
+    if not text.isprintable():
+        raise table.error("a path has no control characters", key)
+    try:
+        return str(folder / Path(text).expanduser())
+    except RuntimeError as error:  # ~nobody
+        raise table.error(one_line(error), key) from None
 
 
 def _ledger(table: TomlTable, folder: Path, path: Path | None) -> LedgerSettings:

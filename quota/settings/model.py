@@ -109,13 +109,14 @@ class StoreSettings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A whole configuration. `path` is its file; None for the built-in one."""
+    """A whole configuration. `path` is its file; None for the built-in one. `textfile` is the folder for metrics."""
 
     path: Path | None
     ledger: LedgerSettings
     credentials: Mapping[str, CredentialSettings]
     jobs: Mapping[str, JobSettings]
     store: StoreSettings
+    textfile: str | None = None
 
     def machines_of(self, job: JobSettings) -> int:
         """How many machines run the whole job: one, unless each does. `unavailable` says how many there are."""

@@ -178,6 +178,13 @@ def test_a_file_where_a_folder_should_be(command: Quota) -> None:
     assert finding["message"].endswith("/state is no folder")
 
 
+def test_the_folder_for_metrics(command: Quota) -> None:
+    command.configure('textfile = "metrics"\n' + MAIN)
+    assert found(command, "textfile folder", status=1)["remedy"] == "make it, or correct the path"
+    (command.folder / "metrics").mkdir()
+    assert found(command, "textfile folder", status=0)["level"] == "ok"
+
+
 def test_a_disk_that_is_nearly_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The free space is given: a disk can only be filled by root."""
     usage = namedtuple("usage", "total used free")

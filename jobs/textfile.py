@@ -1,0 +1,65 @@
+"""Writes the metrics of a run for node_exporter: one file for the project, one for the job. See `quota.metrics`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import quota
+from quota.common.clock import host_clock
+from quota.common.log import warn
+from quota.common.text import one_line
+from quota.jobs.runner import work_of
+from quota.jobs.store.store import Store, StoreError
+from quota.metrics import Sample, exposition, file_name, of_silence, of_status, write_file
+from quota.status import read_status
+
+if TYPE_CHECKING:
+    from quota.session import Session
+    from quota.settings.model import JobSettings
+
+
+def write_metrics(session: Session, job: str, exit_status: int) -> None:
+    """Write both files after a run of `job` ended with this status, if the configuration names a folder for them.
+
+    Raises nothing: what prevents it is one line of the log.
+    """
+    folder, settings = session.settings.textfile, session.settings.jobs.get(job)
+    if folder is None or settings is None:
+        return
+    project = session.credential(settings.credential).project
+    written = Sample("quota_textfile_written_timestamp_seconds", {"project": project}, host_clock() / 1000)
+    of_job = [written._replace(labels={"project": project, "quota_job": job}), *_of_job(session, settings, exit_status)]
+    try:
+        write_file(folder, file_name(project), exposition([written, *_of_project(session, settings, project)]))
+        write_file(folder, file_name(project, job), exposition(of_job))
+    except OSError as error:
+        warn("textfile_not_written folder=%s: %s", one_line(folder), error.strerror or error)
+
+
+def _of_project(session: Session, job: JobSettings, project: str) -> list[Sample]:
+    try:
+        return of_status(read_status(session, job.credential), project)
+    except quota.LedgerError:
+        return of_silence(project, session.budget(job.credential).owed_units())
+
+
+def _of_job(session: Session, job: JobSettings, exit_status: int) -> list[Sample]:
+    project = session.credential(job.credential).project
+    labels = {"project": project, "quota_job": job.name}
+    samples = [
+        Sample("quota_run_last_end_timestamp_seconds", labels, host_clock() / 1000),
+        Sample("quota_run_last_exit_status", labels, exit_status),
+    ]
+    settings = session.settings.store
+    try:
+        with Store(settings.url, retention_ms=settings.retention_ms) as store:
+            for region in job.regions or ("",):
+                completed_ms = store.checkpoint(job.name, region, work_of(session, job)).completed_at_ms
+                if completed_ms is not None:
+                    at_s = completed_ms / 1000
+                    samples.append(
+                        Sample("quota_region_completed_timestamp_seconds", {**labels, "region": region}, at_s)
+                    )
+    except StoreError as error:
+        warn("textfile_without_store job=%s: %s", job.name, error)
+    return samples

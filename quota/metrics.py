@@ -1,0 +1,159 @@
+"""Metrics for Prometheus, in the text format that node_exporter's textfile collector reads.
+
+    Sample        one number of one family, with its labels
+    FAMILIES      every family that this product exports: its type and help
+    exposition    samples as text
+    write_file    that text as a file, replaced whole
+    of_status     the samples of a status
+
+Two files with the same series lose one of them without a word. So one file of a project holds the series without the
+label `quota_job`, and one of each job those with it: see `file_name`. (`job` is Prometheus' own label.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote
+
+from quota.common.clock import NEVER
+from quota.limits import Calendar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from quota.status import CredentialRow, Status
+
+GAUGE, COUNTER = "gauge", "counter"
+
+FAMILIES: Mapping[str, tuple[str, str]] = {
+    "quota_limit_units": (GAUGE, "The number that the limit is held to."),
+    "quota_limit_used_units": (GAUGE, "Units that the limit counts now, with unlogged usage."),
+    "quota_limit_remaining_units": (GAUGE, "Units that still fit; 0 while upstream has closed all that it counts."),
+    "quota_limit_unlogged_units": (GAUGE, "Units that the limit counts though the log lacks them."),
+    "quota_limit_next_capacity_timestamp_seconds": (GAUGE, "When the limit has more capacity; absent if unused."),
+    "quota_limit_reset_timestamp_seconds": (GAUGE, "When the window of a calendar limit ends."),
+    "quota_bucket_exhausted": (GAUGE, "1 while upstream has closed the bucket, else 0."),
+    "quota_bucket_exhausted_until_timestamp_seconds": (GAUGE, "When a closed bucket opens; absent if no reset helps."),
+    "quota_allowance_owed_units": (GAUGE, "Units that this machine drew without the ledger and has not repaid."),
+    "quota_ledger_up": (GAUGE, "1 if the ledger answered when this was written, else 0."),
+    "quota_run_last_end_timestamp_seconds": (GAUGE, "When the last run of the job ended on this machine."),
+    "quota_run_last_exit_status": (GAUGE, "The exit status of that run."),
+    "quota_region_completed_timestamp_seconds": (GAUGE, "When the last complete pass of the region ended."),
+    "quota_textfile_written_timestamp_seconds": (GAUGE, "When this file was written."),
+}
+
+MAX_FILE_NAME = 200
+MAX_WHOLE = 2**53
+
+
+class Sample(NamedTuple):
+    """One number. Labels whose value is empty are the same as absent ones, so they are left out."""
+
+    family: str
+    labels: Mapping[str, str]
+    value: float
+
+
+def exposition(samples: Iterable[Sample]) -> str:
+    """Samples in the text format, without timestamps, sorted by family and labels. Raises KeyError for no family."""
+    families: dict[str, list[str]] = {}
+    for sample in samples:
+        labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in sorted(sample.labels.items()) if value)
+        line = f"{sample.family}{{{labels}}} {_number(sample.value)}" if labels else f"{sample.family} {sample.value}"
+        families.setdefault(sample.family, []).append(line)
+    lines = []
+    for family in sorted(families):
+        kind, text = FAMILIES[family]
+        lines += [f"# HELP {family} {text}", f"# TYPE {family} {kind}", *sorted(families[family])]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) and abs(value) < MAX_WHOLE else repr(value)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def file_name(project: str, job: str | None = None) -> str:
+    """The file of a project, for series without a job, or of one of its jobs: `quota-PROJECT.prom` or
+    `quota-PROJECT-JOB.prom`.
+
+    The names are percent-encoded, a hyphen too: it separates them. A very long name is cut and gets a checksum.
+    """
+    name = "-".join(_encoded(part) for part in ([project] if job is None else [project, job]))
+    if len(name) > MAX_FILE_NAME:
+        from hashlib import blake2b
+
+        name = f"{name[: MAX_FILE_NAME - 17].rstrip('%')}~{blake2b(name.encode(), digest_size=8).hexdigest()}"
+    return f"quota-{name}.prom"
+
+
+def _encoded(name: str) -> str:
+    return quote(name, safe="").replace("-", "%2D").replace("~", "%7E")
+
+
+def write_file(folder: str, name: str, text: str) -> None:
+    """Write a file that everybody may read, beside the old one, and then in its place. Raises OSError."""
+    beside = os.path.join(folder, f".{name}.{os.getpid()}")  # the collector reads only *.prom
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
+            os.fchmod(fd, 0o644)  # whatever the umask: the collector is another user
+            file.write(text)
+        os.replace(beside, os.path.join(folder, name))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        raise
+
+
+# -- what is exported --------------------------------------------------------------------------------------------------
+
+
+def of_status(status: Status, project: str) -> list[Sample]:
+    """The samples of a project's limits and buckets."""
+    credential = next(row for row in status.credentials if row.project == project)
+    return [
+        Sample("quota_ledger_up", {"project": project}, 1),
+        Sample("quota_allowance_owed_units", {"project": project}, credential.owed_units),
+        *_limits(credential, status.at_ms),
+        *_buckets(credential),
+    ]
+
+
+def _limits(credential: CredentialRow, at_ms: int) -> Iterator[Sample]:
+    for row in credential.limits:
+        labels = {"project": credential.project, "limit": row.limit.name}
+        window = row.limit.view.window
+        yield Sample("quota_limit_units", labels, row.limit.limit_units)
+        yield Sample("quota_limit_used_units", labels, row.state.used_units)
+        yield Sample("quota_limit_remaining_units", labels, row.state.remaining_units)
+        yield Sample("quota_limit_unlogged_units", labels, row.state.unlogged_units)
+        if row.next_capacity_ms is not None:
+            yield Sample("quota_limit_next_capacity_timestamp_seconds", labels, row.next_capacity_ms / 1000)
+        if isinstance(window, Calendar):
+            yield Sample("quota_limit_reset_timestamp_seconds", labels, window.edges(at_ms)[1] / 1000)
+
+
+def _buckets(credential: CredentialRow) -> Iterator[Sample]:
+    closed = {x.bucket: x.until_ms for x in credential.exhausted if not x.reopened_ms}
+    for bucket in sorted({*credential.buckets, *closed}):
+        labels = {"project": credential.project, "bucket": bucket}
+        yield Sample("quota_bucket_exhausted", labels, bucket in closed)
+        if closed.get(bucket, NEVER) != NEVER:
+            yield Sample("quota_bucket_exhausted_until_timestamp_seconds", labels, closed[bucket] / 1000)
+
+
+def of_silence(project: str, owed_units: int) -> list[Sample]:
+    """The samples where the ledger does not answer."""
+    return [
+        Sample("quota_ledger_up", {"project": project}, 0),
+        Sample("quota_allowance_owed_units", {"project": project}, owed_units),
+    ]

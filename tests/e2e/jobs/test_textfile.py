@@ -1,0 +1,270 @@
+"""The metrics that a run leaves for node_exporter: scraped by a real one, with everything that loses a file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import stat
+import subprocess
+import time
+import urllib.request
+from typing import TYPE_CHECKING
+
+import pytest
+
+from quota.jobs.emulator import Emulator
+from quota.limits import DAY_MS
+from quota.metrics import FAMILIES, MAX_FILE_NAME, Sample, exposition, file_name, write_file
+from support.commands import Quota
+from support.servers import RedisServer, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CONFIG = """
+textfile = "metrics"
+[ledger]
+url = "{ledger}"
+[credentials.main]
+api = "youtube-v3"
+project = "video-research"
+key = "env:KEY"
+endpoint = "{endpoint}"
+[[credentials.main.limits]]
+name = "day"
+quota = 100
+headroom = 10
+window = "24h"
+[[credentials.main.limits]]
+name = 'a "pacific" \\ day'
+units = 80
+window = {{ calendar = "day", zone = "America/Los_Angeles" }}
+[jobs.trending]
+fetch = "trending"
+regions = ["US", "DE"]
+pages = 1
+[jobs."a/b-c d"]
+fetch = "trending"
+regions = ["FR"]
+pages = 1
+"""
+
+Series = dict[str, float]
+
+
+@pytest.fixture
+def upstream() -> Iterator[Emulator]:
+    with Emulator() as emulator:
+        yield emulator
+
+
+def machine(folder: Path, upstream: Emulator, ledger: str = "sqlite:///ledger.db") -> Quota:
+    folder.mkdir(exist_ok=True)
+    (folder / "metrics").mkdir()
+    quota = Quota(folder)
+    quota.configure(CONFIG.format(ledger=ledger, endpoint=upstream.address))
+    quota.env["KEY"] = "a-key-for-metrics"
+    return quota
+
+
+@contextlib.contextmanager
+def node_exporter(folder: Path) -> Iterator[str]:
+    """The address of a real collector that reads this folder."""
+    program = shutil.which("prometheus-node-exporter")
+    if program is None:
+        pytest.skip("prometheus-node-exporter is not installed")
+    port = free_port()
+    process = subprocess.Popen(
+        [
+            program,
+            "--collector.disable-defaults",
+            "--collector.textfile",
+            f"--collector.textfile.directory={folder}",
+            f"--web.listen-address=127.0.0.1:{port}",
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield f"http://127.0.0.1:{port}/metrics"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def scrape(folder: Path) -> Series:
+    """What Prometheus would get: every series of ours, and the collector's own word on errors."""
+    with node_exporter(folder) as address:
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                with urllib.request.urlopen(address, timeout=5) as answer:  # noqa: S310  # our own
+                    text = answer.read().decode()
+                break
+            except OSError:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+    found = re.findall(r"^((?:quota_|node_textfile_scrape_error).*) (\S+)$", text, flags=re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
+def test_a_real_collector_reads_two_jobs(tmp_path: Path, upstream: Emulator) -> None:
+    quota = machine(tmp_path / "one", upstream)
+    assert quota("run", "trending").returncode == 0
+    assert quota("run", "a/b-c d").returncode == 0
+    folder = quota.folder / "metrics"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "quota-video%2Dresearch-a%2Fb%2Dc%20d.prom",
+        "quota-video%2Dresearch-trending.prom",
+        "quota-video%2Dresearch.prom",
+    ]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o644}
+    series = scrape(folder)
+    assert series.pop("node_textfile_scrape_error") == 0
+    status = quota.json("status")["credentials"][0]
+    day, pacific = status["limits"]
+    label = 'limit="day",project="video-research"'
+    assert series[f"quota_limit_units{{{label}}}"] == day["limit_units"] == 90
+    assert series[f"quota_limit_used_units{{{label}}}"] == day["used_units"] == 3
+    assert series[f"quota_limit_remaining_units{{{label}}}"] == day["remaining_units"] == 87
+    other = r'limit="a \"pacific\" \\ day",project="video-research"'
+    assert series[f"quota_limit_used_units{{{other}}}"] == pacific["used_units"]
+    assert f"quota_limit_reset_timestamp_seconds{{{label}}}" not in series, "a sliding window has no reset"
+    assert series[f"quota_limit_reset_timestamp_seconds{{{other}}}"] > time.time()
+    assert series['quota_bucket_exhausted{bucket="units",project="video-research"}'] == 0
+    assert series['quota_ledger_up{project="video-research"}'] == 1
+    for job, regions in (("trending", ("US", "DE")), ("a/b-c d", ("FR",))):
+        assert series[f'quota_run_last_exit_status{{project="video-research",quota_job="{job}"}}'] == 0
+        for region in regions:
+            labels = f'project="video-research",quota_job="{job}",region="{region}"'
+            assert abs(series[f"quota_region_completed_timestamp_seconds{{{labels}}}"] - time.time()) < 600
+    assert "a-key-for-metrics" not in "".join(path.read_text() for path in folder.iterdir())
+
+
+def test_two_machines_over_one_ledger_export_the_same_limits(tmp_path: Path, upstream: Emulator) -> None:
+    server = RedisServer()
+    try:
+        found = []
+        for name in ("one", "two"):
+            quota = machine(tmp_path / name, upstream, server.url)
+            assert quota("run", "trending", "--here").returncode == 0
+            found.append(scrape(quota.folder / "metrics"))
+        used = 'quota_limit_used_units{limit="day",project="video-research"}'
+        assert [series[used] for series in found] == [2, 4], "each as it was after its own run"
+        assert found[0].keys() == found[1].keys(), "so `max by (project, limit)` joins them"
+    finally:
+        server.close()
+
+
+def test_a_refused_run_and_a_failed_one_are_exported(tmp_path: Path, upstream: Emulator) -> None:
+    quota = machine(tmp_path / "one", upstream)
+    ended = 'quota_run_last_exit_status{project="video-research",quota_job="trending"}'
+    assert quota("charge", "videos.list", "--units", "80").returncode == 0
+    assert quota("run", "trending", "--fail-on-refusal").returncode == 75
+    series = scrape(quota.folder / "metrics")
+    assert series[ended] == 75
+    assert not [name for name in series if name.startswith("quota_region_completed")]
+    assert series['quota_limit_remaining_units{limit="a \\"pacific\\" \\\\ day",project="video-research"}'] == 0
+    shutil.rmtree(quota.folder / "state", ignore_errors=True)
+    (quota.folder / "ledger.db").unlink()
+    assert quota("run", "trending", KEY="").returncode == 78
+    assert scrape(quota.folder / "metrics")[ended] == 78
+
+
+def test_a_closed_bucket_and_when_it_opens(tmp_path: Path, upstream: Emulator) -> None:
+    quota = machine(tmp_path / "one", upstream)
+    upstream.fault("exhaust", bucket="units", times=10)
+    assert quota("run", "trending").returncode == 0
+    series = scrape(quota.folder / "metrics")
+    assert series['quota_bucket_exhausted{bucket="units",project="video-research"}'] == 1
+    until = series['quota_bucket_exhausted_until_timestamp_seconds{bucket="units",project="video-research"}']
+    assert 0 < until - time.time() < DAY_MS / 1000 + 3_700
+
+
+def test_a_ledger_that_is_away_is_exported_as_down(tmp_path: Path, upstream: Emulator) -> None:
+    quota = machine(tmp_path / "one", upstream, f"redis://127.0.0.1:{free_port()}/0")
+    assert quota("run", "trending").returncode == 69
+    series = scrape(quota.folder / "metrics")
+    assert series['quota_ledger_up{project="video-research"}'] == 0
+    assert series['quota_run_last_exit_status{project="video-research",quota_job="trending"}'] == 69
+    assert not [name for name in series if name.startswith("quota_limit_")], "no stale number"
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, upstream: Emulator) -> None:
+    quota = machine(tmp_path / "one", upstream)
+    shutil.rmtree(quota.folder / "metrics")
+    done = quota("run", "trending", "--quiet")
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("quota: textfile_not_written folder=")
+    (quota.folder / "metrics").write_text("")
+    assert "textfile_not_written" in quota("run", "trending").stderr
+    elsewhere = quota.folder / "elsewhere"
+    elsewhere.mkdir()
+    assert quota("run", "trending", "--textfile", "elsewhere").returncode == 0
+    assert len(list(elsewhere.iterdir())) == 2
+
+
+# -- the text ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_family_has_its_help_once_and_nothing_has_a_timestamp() -> None:
+    labels = {"project": 'a"\\\n', "region": ""}
+    text = exposition([Sample(name, labels, 0.5) for name in FAMILIES for _ in (1,)])
+    assert text.endswith("\n")
+    for name, (kind, words) in FAMILIES.items():
+        assert re.fullmatch(r"[A-Z0-9].*\.", words)
+        head = f'# HELP {name} {words}\n# TYPE {name} {kind}\n{name}{{project="a\\"\\\\\\n"}} 0.5\n'
+        assert text.count(head) == 1
+        assert name.endswith("_total") == (kind == "counter")
+
+
+@pytest.mark.parametrize("whole", [0, 1, 9_500, 2**53 - 1, True])
+def test_whole_numbers_are_written_whole(whole: float) -> None:
+    assert exposition([Sample("quota_ledger_up", {"project": "p"}, whole)]).endswith(f" {int(whole)}\n")
+
+
+def test_no_two_names_share_a_file() -> None:
+    names = [
+        "a",
+        "a-b",
+        "b",
+        "b-c",
+        "c",
+        "a%2Db",
+        "-",
+        "",
+        "a~b",
+        "a/b",
+        "a b",
+        "ü",
+        "東京" * 32,
+        "東京" * 31 + "東",
+        "x" * 64,
+    ]
+    files = [file_name(project, job) for project in names for job in (None, *names)]
+    assert len(set(files)) == len(files)
+    for name in files:
+        assert re.fullmatch(r"quota-[A-Za-z0-9%._~-]*\.prom", name)
+        assert len(name) <= MAX_FILE_NAME + len("quota-.prom")
+
+
+def test_a_file_is_replaced_whole_and_never_through_a_link(tmp_path: Path) -> None:
+    write_file(str(tmp_path), "quota-p.prom", "one\n")
+    os.umask(0o077)
+    try:
+        write_file(str(tmp_path), "quota-p.prom", "two\n")
+    finally:
+        os.umask(0o022)
+    assert [path.name for path in tmp_path.iterdir()] == ["quota-p.prom"]
+    assert (tmp_path / "quota-p.prom").read_text() == "two\n"
+    assert stat.S_IMODE((tmp_path / "quota-p.prom").stat().st_mode) == 0o644
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / f".quota-p.prom.{os.getpid()}").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic link"):
+        write_file(str(tmp_path), "quota-p.prom", "three\n")
+    assert victim.read_text() == "mine"
