@@ -314,7 +314,9 @@ def test_what_is_no_configuration_says_so_in_one_line(write: Any, content: bytes
 def test_what_is_very_long_is_shortened_in_messages(write: Any, state_dir: Path) -> None:
     with pytest.raises(ConfigError) as error:
         load_settings(write(f"{'k' * 5_000} = 1\n"))
-    assert str(error.value).endswith(f": '{'k' * 56}...: unknown key; known: ledger, credentials, jobs, store, textfile")
+    assert str(error.value).endswith(
+        f": '{'k' * 56}...: unknown key; known: ledger, credentials, jobs, store, textfile"
+    )
     with pytest.raises(ConfigError, match=r"^xxx.*\.\.\..*book\.toml: cannot be read: File name too long$") as error:
         load_settings("x" * 5_000 + "/book.toml")
     assert len(str(error.value)) < 500
