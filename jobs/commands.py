@@ -132,6 +132,44 @@ def _print_report(report: RunReport, as_json: bool, quiet: bool = False) -> None
     unprinted(sentence)
 
 
+@click.command("runs")
+@click.option("--job", metavar="J", help="Only runs of this job.")
+@click.option("--since", default="7d", metavar="DURATION", help="How far back, at most 35d.", show_default=True)
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=50, metavar="N", help="At most so many.", show_default=True
+)
+@json_option
+@config_option
+def runs(job: str | None, since: str, limit: int, as_json: bool, config: str | None) -> None:
+    """Show the past runs of this machine, newest first: how each ended, and why.
+
+    A run without an end is still running, or was killed. Other machines keep their own.
+
+    \b
+    Example: quota runs
+             quota runs --job trending --since 2d --json | jq '.runs[] | select(.outcome == "failed")'
+    """
+    from quota.common.clock import host_clock
+    from quota.jobs.history import render_runs
+    from quota.jobs.store.store import Store
+    from quota.limits import parse_duration
+
+    try:
+        since_ms = parse_duration(since)
+    except ValueError as error:
+        raise click.UsageError(f"--since {error}") from None
+    with _configured(config) as session:
+        settings = session.settings.store
+        with Store(settings.url, retention_ms=settings.retention_ms, create=False) as store:
+            found = store.runs.read(job, max(0, host_clock() - since_ms), limit)
+    if as_json:
+        print_json({"runs": [one.as_json() for one in found]})
+    elif found:
+        print_rich(render_runs(found))
+    else:
+        say(f"no run{f' of {job}' if job else ''} in the last {since} on this machine")
+
+
 @click.command("schedule")
 @textfile_option
 @config_option

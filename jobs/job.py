@@ -33,6 +33,8 @@ from quota.settings.model import BUILT_IN_FETCHES
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from quota.decision import Decision
+
 MAX_ID_LENGTH = 128
 """Upstream's own ids have up to 34 characters. One URL carries 50 of them."""
 
@@ -154,7 +156,7 @@ class RunReport:
     `attempts` counts the HTTP attempts that were charged, and `units` is their cost. `why` is one line for people.
     `quota run` exits with `exit_status`, unless it is told to fail on a refusal. `away` says where regions are that
     another machine covers; with the outcome "elsewhere" it covers all that this run has not. `waits`: the run may be
-    tried again soon.
+    tried again soon. `refusal` is the decision that ended it.
     """
 
     run: str
@@ -171,6 +173,7 @@ class RunReport:
     next_step: str = field(default="", compare=False)
     away: Away | None = None
     waits: bool = field(default=False, compare=False)
+    refusal: Decision | None = field(default=None, compare=False, repr=False)
 
     def as_json(self) -> dict[str, object]:
         """The report as `quota run --json` prints it."""

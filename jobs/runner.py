@@ -102,7 +102,7 @@ def run_job(
     here: bool = False,
     tick: str = "",
     tick_ms: int = HOUR_MS,
-    may_start: Callable[[], bool] = lambda: True,
+    refusal: Callable[[], Decision | None] = lambda: None,
     stop: Callable[[], int] = lambda: 0,
     watcher: Watcher | None = None,
     wait: Any = None,
@@ -115,7 +115,7 @@ def run_job(
     those would otherwise be the same regions every day.
     On a ledger that machines share, the run covers only regions that are free or its own store's (`quota.jobs.hold`);
     `here`: it takes over the others too. `tick` names the tick of a schedule, which is run once, and remembered for
-    `tick_ms`. With its regions and its tick in hand the run asks `may_start`; told no, its outcome is "stopped".
+    `tick_ms`. With its regions and its tick in hand the run asks for a `refusal`; if there is one, it ends with that.
     The run calls `stop` before every attempt and ends when it returns the number of a signal. `wait` is a tenacity wait
     between attempts, and `clock` (ms since 1970) dates what is stored; both are for tests.
     Raises UsageError for a job or region that does not exist and for a call whose cost can never fit, and ConfigError
@@ -142,12 +142,21 @@ def run_job(
                     elsewhere = _elsewhere(session, job, store, hold, chosen[:max_regions], mine)
                     if elsewhere is not None:
                         return elsewhere
-                    if not may_start():
-                        return RunReport(session.run, job.name, "stopped")
+                    row = store.runs.begin(session.run, session.credential(job.credential).project, job.name)
+                    refused = refusal()
+                    if refused is not None:
+                        report = _refused_report(session, job, refused)
+                        store.runs.end(row, report)
+                        return report
                     run = _Run(
                         session, job, mine, max_regions, fetch, store, hold, stop, watcher or Silent(), wait, clock
                     )
-                    report = run.run()
+                    try:
+                        report = run.run()
+                    except quota.QuotaError as error:
+                        store.runs.end(row, _failed_report(session, job, error))
+                        raise
+                    store.runs.end(row, report)
                     if stop() and any(region.outcome in ("partial", "skipped") for region in report.regions):
                         endings.append("stopped")  # its tick goes on with the next start
                     if run.end is not None and run.end.outcome == "failed" and not run.added:
@@ -157,7 +166,7 @@ def run_job(
                     skipped = [RegionReport(region, "skipped") for region in chosen if region not in mine]
                     return replace(report, regions=(*report.regions, *skipped))
         except StoreError as error:
-            return RunReport(session.run, job.name, "failed", why=str(error), exit_status=error.exit_status)
+            return _failed_report(session, job, error)
 
 
 def _hold(session: Session, job: JobSettings, store: Store, lock: int, now_ms: int, tick: str, tick_ms: int) -> Hold:
@@ -212,6 +221,25 @@ def longest_step_ms(job: JobSettings) -> int:
     return round(ATTEMPTS * (job.max_answer_s + MAX_WAIT_S + 1)) * 1_000
 
 
+def _failed_report(session: Session, job: JobSettings, error: quota.QuotaError) -> RunReport:
+    return RunReport(session.run, job.name, "failed", why=str(error), exit_status=error.exit_status)
+
+
+def _refused_report(session: Session, job: JobSettings, decision: Decision) -> RunReport:
+    end = _refused(decision)
+    return RunReport(
+        session.run,
+        job.name,
+        "stopped",
+        refused_by=end.refused_by,
+        retry_at_ms=end.retry_at_ms,
+        refused=True,
+        why=end.why,
+        exit_status=end.exit_status,
+        refusal=decision,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _End:
     """Why a run ends here."""
@@ -222,6 +250,7 @@ class _End:
     refused: bool = False
     refused_by: str | None = None
     retry_at_ms: int | None = None
+    refusal: Decision | None = None
 
 
 class _Interrupted(Exception):  # noqa: N818 - not an error: somebody asked for it
@@ -553,6 +582,7 @@ class _Run:
             exit_status=status,
             next_step="" if left is None else f"{left.region} page {left.pages + 1}".strip(),
             away=self.hold.furthest(),
+            refusal=end.refusal,
         )
 
     def _spent(self) -> tuple[dict[str, int], int]:
@@ -597,7 +627,7 @@ _CIRCLE = Failure(
 
 def _refused(decision: Decision) -> _End:
     status = quota.LedgerError.exit_status if decision.reason == "ledger-unavailable" else 0
-    return _End("stopped", decision.why(), status, True, decision.refused_by, decision.retry_at_ms)
+    return _End("stopped", decision.why(), status, True, decision.refused_by, decision.retry_at_ms, decision)
 
 
 def _count_failed(failed: Sequence[RegionReport], regions: Sequence[RegionReport]) -> str:

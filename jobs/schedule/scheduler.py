@@ -240,19 +240,19 @@ class _JobQueue:
             return
         started_s = None
 
-        def may_start() -> bool:
+        def refusal() -> Decision | None:
             nonlocal started_s
-            refusal = self._refusal(session, tick)
-            if refusal is not None:
-                self._say_refused(tick, refusal)
-                return False
+            refused = self._refusal(session, tick)
+            if refused is not None:
+                self._say_refused(tick, refused)
+                return refused
             _say("tick_started", tick, run=session.run, late_ms=late_ms)
             started_s = time.monotonic()
-            return True
+            return None
 
         # Each tick gets a session of its own, as if it were a process, so that its charges have a run id of their own.
         with quota.Session(self.settings) as session:
-            report = self._run(session, tick, may_start)
+            report = self._run(session, tick, refusal)
             write_metrics(session, self.job.name, report.exit_status)
         if started_s is not None or report.outcome != "stopped":
             took_s = 0.0 if started_s is None else time.monotonic() - started_s
@@ -279,7 +279,7 @@ class _JobQueue:
         decision = session.budget(self.job.credential).peek(method, job=self.job.name)
         return None if decision.admitted else decision
 
-    def _run(self, session: Session, tick: Tick, may_start: Callable[[], bool]) -> RunReport:
+    def _run(self, session: Session, tick: Tick, refusal: Callable[[], Decision | None]) -> RunReport:
         """One run. The tick waits for a run of the job on this machine, or of the same store on another."""
         while True:
             report = runner.run_job(
@@ -289,7 +289,7 @@ class _JobQueue:
                 by_rotation=True,
                 tick=tick.name,
                 tick_ms=self.job.misfire_grace_ms + REMEMBER_SLACK_MS,
-                may_start=may_start,
+                refusal=refusal,
                 stop=self._stop,
             )
             overlaps = report.outcome == "overlap"

@@ -85,6 +85,26 @@ CREATE TABLE runs (
     PRIMARY KEY (job, work)
 ) WITHOUT ROWID;
 
+-- Each run: a row when it begins, completed when it ends. `runs.py` writes and reads it.
+CREATE TABLE past_runs (
+    id          INTEGER PRIMARY KEY,
+    run         TEXT    NOT NULL,               -- the first 8 characters of the idempotency keys of its charges
+    project     TEXT    NOT NULL,
+    job         TEXT    NOT NULL,
+    outcome     TEXT    NOT NULL,               -- done, stopped, failed, elsewhere; unfinished: it runs, or was killed
+    why         TEXT    NOT NULL DEFAULT '',
+    refused_by  TEXT,                           -- the limit that ended it
+    retry_at_ms INTEGER,
+    units       INTEGER NOT NULL DEFAULT 0,
+    attempts    INTEGER NOT NULL DEFAULT 0,
+    exit_status INTEGER,
+    began_at_ms INTEGER NOT NULL,
+    ended_at_ms INTEGER,
+    regions     TEXT,                           -- JSON: how each region ended
+    refusal     TEXT                            -- JSON: the decision that ended it
+);
+CREATE INDEX past_runs_by_time ON past_runs (began_at_ms);
+
 -- Where a job stands in each region. A round is one pass over each of the job's regions.
 CREATE TABLE checkpoints (
     job             TEXT    NOT NULL,

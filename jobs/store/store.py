@@ -36,6 +36,7 @@ from quota.jobs.store.rows import (
     text_or_none,
     video_row,
 )
+from quota.jobs.store.runs import RunHistory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -402,6 +403,11 @@ class Store:
         return self._again(checkpoint)
 
     # -- reading -----------------------------------------------------------------------------------------------------
+
+    @property
+    def runs(self) -> RunHistory:
+        """The runs of this machine."""
+        return RunHistory(self._file, self._clock)
 
     def search(self, words: str, region: str | None = None, limit: int = 20) -> list[Found]:
         """Videos that have all these words in title, description, channel or tags, best match first.

@@ -1,0 +1,61 @@
+"""Renders the past runs of a machine as a table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quota.cli.render import weekday
+from quota.cli.tables import Column, FirstThatFits, tables
+from quota.common.text import many, printable, spell
+from quota.jobs.store.runs import UNFINISHED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+    from quota.jobs.store.runs import PastRun
+
+STYLES = {"failed": "red", UNFINISHED: "yellow"}
+COLUMNS = (
+    Column("began"),
+    Column("job"),
+    Column("outcome"),
+    Column("regions"),
+    Column("items", number=True),
+    Column("units", number=True),
+    Column("took", number=True),
+    Column("why"),
+)
+
+
+def render_runs(found: Sequence[PastRun]) -> RenderableType:
+    """A table of runs, newest first. In a narrow terminal the columns `took` and `items` go first."""
+    rows = [
+        (
+            weekday(run.began_at_ms),
+            run.job,
+            run.outcome,
+            _regions(run),
+            f"{sum(int(one.get('items') or 0) for one in run.regions):,}",
+            f"{run.units:,}",
+            "" if run.ended_at_ms is None else spell(run.ended_at_ms - run.began_at_ms),
+            _why(run),
+        )
+        for run in found
+    ]
+    styles = [STYLES.get(run.outcome, "") for run in found]
+    return FirstThatFits(tables(COLUMNS, rows, styles=styles, without=(6, 4)))
+
+
+def _regions(run: PastRun) -> str:
+    done = [one for one in run.regions if one.get("outcome") == "done"]
+    return f"{len(done)} of {len(run.regions)}" if run.regions else ""
+
+
+def _why(run: PastRun) -> str:
+    """The reason of a run, or the error of the first region that failed."""
+    errors = [str(one["error"]) for one in run.regions if one.get("error")]
+    why = printable(run.why or (errors[0] if errors else ""))
+    more = len(errors) - 1
+    return f"{why} (and {many(more, 'more region')})" if more > 0 and not run.why else why

@@ -1,0 +1,165 @@
+"""The runs of this machine: when each began and ended, how, and what refused it. Kept for 35 days in the store.
+
+A row is written when a run begins and completed when it ends. So a run that was killed is seen too: it has no end.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from quota.common.clock import LATEST_MS, host_clock, rfc3339
+from quota.common.text import shorten
+from quota.limits import DAY_MS
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Callable, Mapping, Sequence
+
+    from quota.common.sqlite_file import SqliteFile
+    from quota.jobs.job import RunReport
+
+KEPT_MS = 35 * DAY_MS
+MAX_REFUSAL_CHARACTERS = 4_000
+MAX_WHY_CHARACTERS = 1_000
+MAX_ROWS = 10_000
+
+UNFINISHED = "unfinished"
+"""The outcome of a run that has not ended: it is still running, or it was killed."""
+
+_COLUMNS = (
+    "id, run, project, job, outcome, why, refused_by, retry_at_ms, units, attempts, exit_status, began_at_ms,"
+    " ended_at_ms, regions, refusal"
+)
+
+
+class PastRun(NamedTuple):
+    """One run. `regions` are as in the report of `quota run --json`, without cursors; `refusal` is the decision that
+    ended it, as `quota charge --json` prints it. `ended_at_ms` is None for one that has not ended.
+    """
+
+    id: int
+    run: str
+    project: str
+    job: str
+    outcome: str
+    why: str
+    refused_by: str | None
+    retry_at_ms: int | None
+    units: int
+    attempts: int
+    exit_status: int | None
+    began_at_ms: int
+    ended_at_ms: int | None
+    regions: Sequence[Mapping[str, Any]]
+    refusal: Mapping[str, Any] | None
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "run": self.run,
+            "project": self.project,
+            "job": self.job,
+            "outcome": self.outcome,
+            "reason": self.why,
+            "refused_by": self.refused_by,
+            "retry_at": _time(self.retry_at_ms),
+            "units": self.units,
+            "attempts": self.attempts,
+            "exit_status": self.exit_status,
+            "begin": _time(self.began_at_ms),
+            "end": _time(self.ended_at_ms),
+            "regions": list(self.regions),
+            "refusal": self.refusal,
+        }
+
+
+def _time(at_ms: int | None) -> str | None:
+    return None if at_ms is None else rfc3339(at_ms)
+
+
+class RunHistory:
+    """The table `past_runs` of a store."""
+
+    def __init__(self, file: SqliteFile, clock: Callable[[], int] = host_clock) -> None:
+        self._file = file
+        self._clock = clock
+
+    def begin(self, run: str, project: str, job: str) -> int:
+        """Note that a run begins, and forget what is older than KEPT_MS. Returns the row's id, for `end`."""
+        now_ms = self._clock()
+
+        def work(db: sqlite3.Connection) -> int:
+            db.execute("DELETE FROM past_runs WHERE began_at_ms <= ?", (now_ms - KEPT_MS,))
+            row = (run, project, job, UNFINISHED, now_ms)
+            sql = "INSERT INTO past_runs (run, project, job, outcome, began_at_ms) VALUES (?, ?, ?, ?, ?)"
+            return db.execute(sql, row).lastrowid or 0
+
+        return self._file.transact(work, write=True)
+
+    def end(self, row_id: int, report: RunReport) -> None:
+        """Complete the row with how the run ended."""
+        refusal = None if report.refusal is None else json.dumps(report.refusal.as_json())
+        regions = [
+            {
+                "region": one.region,
+                "outcome": one.outcome,
+                "pages": one.pages,
+                "items": one.items,
+                "units": one.units,
+                "error": None if one.error is None else shorten(one.error, MAX_WHY_CHARACTERS),
+            }
+            for one in report.regions
+        ]
+        row = (
+            report.outcome,
+            shorten(report.why, MAX_WHY_CHARACTERS),
+            report.refused_by,
+            report.retry_at_ms,
+            report.units,
+            report.attempts,
+            report.exit_status,
+            self._clock(),
+            json.dumps(regions),
+            None if refusal is None or len(refusal) > MAX_REFUSAL_CHARACTERS else refusal,
+            row_id,
+        )
+        sql = (
+            "UPDATE past_runs SET outcome = ?, why = ?, refused_by = ?, retry_at_ms = ?, units = ?, attempts = ?,"
+            " exit_status = ?, ended_at_ms = ?, regions = ?, refusal = ? WHERE id = ?"
+        )
+        self._file.transact(lambda db: db.execute(sql, row), write=True)
+
+    def read(self, job: str | None = None, since_ms: int = 0, count: int = MAX_ROWS) -> list[PastRun]:
+        """The newest runs that began after `since_ms`, newest first: of one job, or of all."""
+        sql = (
+            f"SELECT {_COLUMNS} FROM past_runs WHERE began_at_ms > ? AND (? IS NULL OR job = ?)"  # noqa: S608  # a constant
+            " ORDER BY began_at_ms DESC, id DESC LIMIT ?"
+        )
+        values = (since_ms, job, job, min(count, MAX_ROWS))
+        rows = self._file.transact(lambda db: db.execute(sql, values).fetchall(), write=False)
+        return [run for run in map(_read, rows) if run is not None]
+
+
+def _read(row: Sequence[Any]) -> PastRun | None:
+    """A row as it was written; None for one that was not written so."""
+    found = PastRun(*row)
+    regions, refusal = row[-2:]
+    texts = (found.run, found.project, found.job, found.outcome, found.why)
+    numbers = (found.id, found.units, found.attempts, found.began_at_ms)
+    perhaps = (found.retry_at_ms, found.ended_at_ms, found.exit_status)
+    if not all(isinstance(text, str) for text in texts) or not isinstance(found.refused_by, str | None):
+        return None
+    if not all(_is_whole(n) for n in numbers) or not all(n is None or _is_whole(n) for n in perhaps):
+        return None
+    try:
+        listed = json.loads(regions) if regions else []
+        decided = json.loads(refusal) if refusal else None
+    except (TypeError, ValueError):
+        return None
+    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+        return None
+    return found._replace(regions=listed, refusal=decided if isinstance(decided, dict) else None)
+
+
+def _is_whole(value: object) -> bool:
+    return type(value) is int and 0 <= value < LATEST_MS

@@ -1,0 +1,181 @@
+"""`quota runs`: what a machine remembers of its runs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from quota.jobs.emulator import Emulator
+from quota.jobs.job import RegionReport, RunReport
+from quota.jobs.store.runs import KEPT_MS, MAX_REFUSAL_CHARACTERS, UNFINISHED
+from quota.jobs.store.store import Store
+from quota.limits import DAY_MS, HOUR_MS
+from support.commands import QUOTA, Quota, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CONFIG = """
+[ledger]
+url = "sqlite:///ledger.db"
+[store]
+url = "sqlite:///videos.db"
+[credentials.main]
+api = "youtube-v3"
+project = "research"
+key = "env:KEY"
+endpoint = "{endpoint}"
+[[credentials.main.limits]]
+name = "day"
+units = 5
+window = "24h"
+[jobs.trending]
+fetch = "trending"
+regions = ["US", "DE"]
+pages = 2
+[jobs.broken]
+fetch = "trending"
+regions = ["XX"]
+pages = 1
+"""
+
+
+@pytest.fixture
+def upstream() -> Iterator[Emulator]:
+    with Emulator() as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def command(tmp_path: Path, upstream: Emulator) -> Quota:
+    quota = Quota(tmp_path)
+    quota.configure(CONFIG.format(endpoint=upstream.address))
+    quota.env["KEY"] = "a-key-for-runs"
+    return quota
+
+
+def runs(command: Quota, *args: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = command.json("runs", *args)["runs"]
+    return found
+
+
+def test_each_run_is_kept_with_how_it_ended(command: Quota) -> None:
+    told = [command.json("run", "trending")]
+    assert command("run", "broken").returncode == 1
+    told.append(command.json("run", "trending"))  # refused: 5 units are used
+    refused, failed, done = runs(command)
+    assert [one["outcome"] for one in (refused, failed, done)] == ["stopped", "failed", "done"]
+    for kept, report in ((done, told[0]), (refused, told[1])):
+        for field in ("run", "job", "outcome", "units", "attempts", "refused_by", "retry_at"):
+            assert kept[field] == report[field], field
+        plain = [{k: v for k, v in region.items() if k != "cursor"} for region in report["regions"]]
+        assert sorted(kept["regions"], key=str) == sorted(plain, key=str)
+        assert kept["begin"] <= kept["end"]
+    assert (done["units"], done["exit_status"], done["refusal"]) == (4, 0, None)
+    assert (failed["exit_status"], failed["regions"][0]["outcome"]) == (1, "failed")
+    assert "invalidRegionCode" in failed["regions"][0]["error"]
+    assert refused["project"] == "research"
+    assert "limit 'day' has 5 of 5 units used" in refused["reason"]
+    assert (refused["refusal"]["reason"], refused["refusal"]["refused_by"]) == ("limit", "day")
+    assert refused["refusal"]["limits"][0]["used_units"] == 5
+
+
+def test_they_are_shown_newest_first_and_by_job(command: Quota) -> None:
+    assert "there is no store" in one_line(command("runs"), 1)
+    for job in ("trending", "broken", "trending"):
+        command("run", job)
+    assert [one["job"] for one in runs(command)] == ["trending", "broken", "trending"]
+    assert [one["job"] for one in runs(command, "--job", "broken")] == ["broken"]
+    assert len(runs(command, "--limit", "1")) == 1
+    assert runs(command, "--job", "nobody") == []
+    shown = command("runs")
+    assert shown.returncode == 0
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+    for words in ("began", "outcome", "stopped", "failed", "2 of 2", "limit 'day'"):
+        assert words in shown.stdout
+    assert command("runs", "--job", "nobody").stdout == "no run of nobody in the last 7d on this machine\n"
+    assert "--since" in one_line(command("runs", "--since", "soon"), 2)
+    assert "--limit" in one_line(command("runs", "--limit", "0"), 2)
+
+
+def test_a_run_that_was_killed_has_no_end(command: Quota, upstream: Emulator) -> None:
+    upstream.fault("hang", ms=20_000)
+    run = subprocess.Popen([*QUOTA, "run", "trending"], cwd=command.folder, env=command.env, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 20
+    while upstream.usage()["requests"] == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    (row,) = runs(command)
+    assert (row["outcome"], row["end"], row["exit_status"]) == (UNFINISHED, None, None)
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    (row,) = runs(command)
+    assert row["outcome"] == UNFINISHED
+    assert UNFINISHED in command("runs").stdout
+
+
+def test_a_run_that_ends_in_an_error_is_kept(command: Quota) -> None:
+    assert command("run", "broken").returncode == 1
+    text = (command.folder / "quota.toml").read_text(encoding="utf-8")
+    command.configure(text.replace('key = "env:KEY"', 'key = "env:NO_KEY"'))
+    assert command("run", "trending").returncode == 78
+    newest = runs(command)[0]
+    assert (newest["outcome"], newest["exit_status"]) == ("failed", 78)
+    assert "NO_KEY" in newest["reason"]
+
+
+# -- the store ---------------------------------------------------------------------------------------------------------
+
+
+def test_they_are_forgotten_after_35_days(tmp_path: Path) -> None:
+    now_ms = 100 * DAY_MS
+    with Store(f"sqlite:///{tmp_path}/videos.db", retention_ms=DAY_MS, clock=lambda: now_ms) as store:
+        for hour in range(0, 36 * 24, 12):
+            now_ms = 100 * DAY_MS + hour * HOUR_MS
+            row = store.runs.begin(f"run{hour}", "p", "j")
+            store.runs.end(row, RunReport(f"run{hour}", "j", "done", (RegionReport("DE", "done", 1, 1, 1),), units=1))
+        kept = store.runs.read()
+    assert [run.run for run in kept] == [f"run{hour}" for hour in range(35 * 24 + 12, 12, -12)]
+    assert all(run.began_at_ms > now_ms - KEPT_MS for run in kept)
+    assert kept[0].regions == [{"region": "DE", "outcome": "done", "pages": 1, "items": 1, "units": 1, "error": None}]
+
+
+def test_what_is_kept_of_a_run_is_bounded(tmp_path: Path) -> None:
+    with Store(f"sqlite:///{tmp_path}/videos.db", retention_ms=DAY_MS) as store:
+        row = store.runs.begin("r", "p", "j")
+        regions = (RegionReport("DE", "failed", error="e" * 5_000),)
+        store.runs.end(row, RunReport("r", "j", "failed", regions, why="w" * 5_000))
+        (run,) = store.runs.read()
+    assert len(run.why) == len(run.regions[0]["error"]) == 1_000
+    assert MAX_REFUSAL_CHARACTERS == 4_000
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("regions", "{"),
+        ("regions", "[1]"),
+        ("units", "many"),
+        ("began_at_ms", -1),
+        ("outcome", b"x"),
+        ("regions", b"\xff"),
+    ],
+)
+def test_a_row_that_nobody_wrote_so_is_left_out(tmp_path: Path, column: str, value: object) -> None:
+    path = tmp_path / "videos.db"
+    with Store(f"sqlite:///{path}", retention_ms=DAY_MS) as store:
+        for name in ("one", "two"):
+            store.runs.end(store.runs.begin(name, "p", "j"), RunReport(name, "j", "done"))
+    with sqlite3.connect(path) as db:
+        db.execute(f"UPDATE past_runs SET {column} = ? WHERE run = 'one'", (value,))  # noqa: S608  # the test's own names
+    db.close()
+    with Store(f"sqlite:///{path}", retention_ms=DAY_MS) as store:
+        assert [run.run for run in store.runs.read(since_ms=-2)] == ["two"]
+        assert json.dumps([run.as_json() for run in store.runs.read()])
