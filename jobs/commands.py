@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from quota.jobs.job import RunReport
     from quota.jobs.store.store import Elsewhere, Found
+    from quota.notify import Ping
     from quota.session import Session
 
 
@@ -72,25 +73,42 @@ def run(
     log_to_stderr()
     says = not quiet or sys.stderr.isatty()
     with interruptible(says=says) as stop, _configured(config, textfile) as session:
+        ping = _started(session, job)
         try:
             with watching(job, quiet) as watcher:
                 report = run_job(session, job, regions=regions, here=here, stop=stop, watcher=watcher)
         except QuotaError as error:
-            _write_metrics(session, job, error.exit_status)
+            _ended(session, job, ping, error.exit_status, None)
             raise
         status = report.exit_status
         if fail_on_refusal and report.refused and not status:
             status = REFUSED_STATUS
-        _write_metrics(session, job, status)
-    _print_report(report, as_json, quiet)
+        _print_report(report, as_json, quiet)
+        _ended(session, job, ping, status, report)
     click.get_current_context().exit(status)
 
 
-def _write_metrics(session: Session, job: str, exit_status: int) -> None:
-    if session.settings.textfile is not None:
-        from quota.jobs.textfile import write_metrics
+def _started(session: Session, job: str) -> Ping | None:
+    """Say that the job begins, where its configuration names a health check."""
+    settings = session.settings.jobs.get(job)
+    if settings is None or settings.ping_ref is None:
+        return None
+    from quota.notify import Ping
 
-        write_metrics(session, job, exit_status)
+    ping = Ping(settings.ping_ref, job)
+    ping.start()
+    return ping
+
+
+def _ended(session: Session, job: str, ping: Ping | None, exit_status: int, report: RunReport | None) -> None:
+    """Do what the configuration asks for after a run. The imports are for those who ask."""
+    settings = session.settings
+    if job in settings.jobs and (settings.textfile is not None or settings.notify is not None):
+        from quota.jobs.afterwards import follow_up
+
+        follow_up(session, job, exit_status, report)
+    if ping is not None:
+        ping.end(exit_status)
 
 
 @contextmanager

@@ -4,43 +4,42 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import quota
 from quota.common.clock import host_clock
 from quota.common.log import warn
 from quota.common.text import one_line
 from quota.jobs.runner import work_of
 from quota.jobs.store.store import Store, StoreError
 from quota.metrics import Sample, exposition, file_name, of_silence, of_status, write_file
-from quota.status import read_status
 
 if TYPE_CHECKING:
     from quota.session import Session
     from quota.settings.model import JobSettings
+    from quota.status import Status
 
 
-def write_metrics(session: Session, job: str, exit_status: int) -> None:
-    """Write both files after a run of `job` ended with this status, if the configuration names a folder for them.
+def write_metrics(session: Session, job: str, exit_status: int, status: Status | None) -> None:
+    """Write both files after a run of `job` ended with this exit status, if the configuration names a folder for them.
 
-    Raises nothing: what prevents it is one line of the log.
+    `status` is that of the job's credential; None: the ledger did not answer. Raises nothing: what prevents it is one
+    line of the log.
     """
-    folder, settings = session.settings.textfile, session.settings.jobs.get(job)
-    if folder is None or settings is None:
+    folder, settings = session.settings.textfile, session.settings.jobs[job]
+    if folder is None:
         return
     project = session.credential(settings.credential).project
     written = Sample("quota_textfile_written_timestamp_seconds", {"project": project}, host_clock() / 1000)
     of_job = [written._replace(labels={"project": project, "quota_job": job}), *_of_job(session, settings, exit_status)]
     try:
-        write_file(folder, file_name(project), exposition([written, *_of_project(session, settings, project)]))
+        write_file(folder, file_name(project), exposition([written, *_of_project(session, settings, project, status)]))
         write_file(folder, file_name(project, job), exposition(of_job))
     except OSError as error:
         warn("textfile_not_written folder=%s: %s", one_line(folder), error.strerror or error)
 
 
-def _of_project(session: Session, job: JobSettings, project: str) -> list[Sample]:
-    try:
-        return of_status(read_status(session, job.credential), project)
-    except quota.LedgerError:
-        return of_silence(project, session.budget(job.credential).owed_units())
+def _of_project(session: Session, job: JobSettings, project: str, status: Status | None) -> list[Sample]:
+    if status is not None:
+        return of_status(status, project)
+    return of_silence(project, session.budget(job.credential).owed_units())
 
 
 def _of_job(session: Session, job: JobSettings, exit_status: int) -> list[Sample]:

@@ -44,12 +44,13 @@ from quota.common.clock import host_clock, rfc3339, utc
 from quota.common.log import line
 from quota.common.text import describe
 from quota.jobs import runner
+from quota.jobs.afterwards import follow_up
 from quota.jobs.job import attempt_of, load_fetch
 from quota.jobs.rotation import by_rotation
 from quota.jobs.schedule.ticks import Tick, streams
 from quota.jobs.store.store import Store
-from quota.jobs.textfile import write_metrics
 from quota.limits import HOUR_MS
+from quota.notify import Ping
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -239,9 +240,11 @@ class _JobQueue:
             _say("tick_skipped", tick, reason="late", late_ms=late_ms)
             return
         started_s = None
+        ping = Ping(self.job.ping_ref, self.job.name)
 
         def refusal() -> Decision | None:
             nonlocal started_s
+            ping.start()
             refused = self._refusal(session, tick)
             if refused is not None:
                 self._say_refused(tick, refused)
@@ -253,7 +256,9 @@ class _JobQueue:
         # Each tick gets a session of its own, as if it were a process, so that its charges have a run id of their own.
         with quota.Session(self.settings) as session:
             report = self._run(session, tick, refusal)
-            write_metrics(session, self.job.name, report.exit_status)
+            follow_up(session, self.job.name, report.exit_status, report)
+            if report.outcome not in ("elsewhere", "overlap"):
+                ping.end(report.exit_status)
         if started_s is not None or report.outcome != "stopped":
             took_s = 0.0 if started_s is None else time.monotonic() - started_s
             self._say_ended(tick, report, round(took_s * 1000))

@@ -48,6 +48,7 @@ from quota.settings.model import (
     CredentialSettings,
     JobSettings,
     LedgerSettings,
+    NotifySettings,
     Settings,
     StoreSettings,
     Unavailable,
@@ -95,7 +96,7 @@ def load_settings(config: str | Path | None = None) -> Settings:
 
 
 def _settings(data: dict[str, Any], path: Path | None, source: str, folder: Path) -> Settings:
-    root = TomlTable(data, source, keys=("ledger", "credentials", "jobs", "store", "textfile"))
+    root = TomlTable(data, source, keys=("ledger", "credentials", "jobs", "store", "textfile", "notify"))
     if "credentials" not in root:
         raise root.error(f"missing; {_A_CREDENTIAL}", "credentials")
     credentials = _credentials(root.table("credentials"), folder)
@@ -104,10 +105,19 @@ def _settings(data: dict[str, Any], path: Path | None, source: str, folder: Path
         path=path,
         ledger=ledger,
         credentials=credentials,
-        jobs=_jobs(root.table("jobs", default={}), credentials),
+        jobs=_jobs(root.table("jobs", default={}), credentials, folder),
         store=_store(root.table("store", ("url", "retention", "name"), default={}), folder, ledger),
         textfile=_folder(root, "textfile", folder) if "textfile" in root else None,
+        notify=_notify(root.table("notify", ("command", "url", "stale")), folder) if "notify" in root else None,
     )
+
+
+def _notify(table: TomlTable, folder: Path) -> NotifySettings:
+    command = table.list_of_texts("command")
+    url_ref = _key_ref(table, folder, "url") if "url" in table else None
+    if not command and url_ref is None:
+        raise table.error('nobody is told; add command = ["program", "argument"] or url = "env:VARIABLE"', "command")
+    return NotifySettings(command, url_ref, parse_span(table, "stale") if "stale" in table else None)
 
 
 def _folder(table: TomlTable, key: str, folder: Path) -> str:
@@ -278,8 +288,9 @@ def _is_address(endpoint: str) -> bool:
         return False
 
 
-def _key_ref(row: TomlTable, folder: Path) -> str:
-    ref = row.text("key")
+def _key_ref(row: TomlTable, folder: Path, key: str = "key") -> str:
+    """Where a secret is: `env:VARIABLE` or `file:/path`, made absolute."""
+    ref = row.text(key)
     kind, colon, rest = ref.partition(":")
     if kind == "env" and colon and _VARIABLE.fullmatch(rest) and not (rest.startswith("AIza") and len(rest) > 30):
         return ref
@@ -287,9 +298,9 @@ def _key_ref(row: TomlTable, folder: Path) -> str:
         try:
             return f"file:{folder / Path(rest).expanduser()}"
         except RuntimeError as error:
-            raise row.error(one_line(error), "key") from None
+            raise row.error(one_line(error), key) from None
     # The message does not show the value: it may be the secret itself.
-    raise row.error('do not write the key itself here; write "env:VARIABLE" or "file:/path"', "key")
+    raise row.error(f'do not write the {key} itself here; write "env:VARIABLE" or "file:/path"', key)
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
@@ -414,13 +425,15 @@ _JOB_KEYS = (
     "options",
     *_ANSWER_KEYS,
     "machines",
+    "ping",
 )
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
-def _jobs(table: TomlTable, credentials: Mapping[str, CredentialSettings]) -> dict[str, JobSettings]:
+def _jobs(table: TomlTable, credentials: Mapping[str, CredentialSettings], folder: Path) -> dict[str, JobSettings]:
     left: dict[tuple[str, int], dict[str, int]] = {}
-    return {row.check_label(name): _job(name, row, credentials, left) for name, row in table.tables(_JOB_KEYS).items()}
+    rows = table.tables(_JOB_KEYS).items()
+    return {row.check_label(name): _job(name, row, credentials, left, folder) for name, row in rows}
 
 
 def _job(
@@ -428,6 +441,7 @@ def _job(
     row: TomlTable,
     credentials: Mapping[str, CredentialSettings],
     left: dict[tuple[str, int], dict[str, int]],
+    folder: Path,
 ) -> JobSettings:
     if "credential" not in row and len(credentials) > 1:
         raise row.error(f"missing; name one of these: {listed(credentials)}", "credential")
@@ -452,6 +466,7 @@ def _job(
         max_answer_s=row.whole("max_answer_s", DEFAULT_MAX_ANSWER_S, maximum=3_600),
         max_items=row.whole("max_items", DEFAULT_MAX_ITEMS, maximum=1_000_000),
         on_each_machine=row.text("machines", "one", choices=("one", "each")) == "each",
+        ping_ref=_key_ref(row, folder, "ping") if "ping" in row else None,
     )
     return _scheduled(job, row)
 

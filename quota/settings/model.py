@@ -77,7 +77,8 @@ class JobSettings:
     `stagger_ms` after the one before; 0: all in one tick. Up to `jitter_ms` is added to each start, and a tick that
     cannot start within `misfire_grace_ms` is not run. `max_body_mb`, `max_answer_s` and `max_items` limit an answer,
     see `quota.clients.google.service`; `max_items` also limits a page that a fetch function of your own returns.
-    `on_each_machine`: every machine runs the whole job into its own store; otherwise they share its regions.
+    `ping_ref` says where the address of a health check is. `on_each_machine`: every machine runs the whole job into
+    its own store; otherwise they share its regions.
     """
 
     name: str
@@ -96,6 +97,7 @@ class JobSettings:
     max_answer_s: int = DEFAULT_MAX_ANSWER_S
     max_items: int = DEFAULT_MAX_ITEMS
     on_each_machine: bool = False
+    ping_ref: str | None = None
 
 
 class StoreSettings(NamedTuple):
@@ -105,6 +107,17 @@ class StoreSettings(NamedTuple):
     url: str
     retention_ms: int
     name: str = ""
+
+
+class NotifySettings(NamedTuple):
+    """Who is told what happens: a command with its arguments (empty: none), and where an address is.
+
+    A region is stale if its last complete pass ended `stale_ms` ago; None: no region is.
+    """
+
+    command: tuple[str, ...]
+    url_ref: str | None
+    stale_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +130,7 @@ class Settings:
     jobs: Mapping[str, JobSettings]
     store: StoreSettings
     textfile: str | None = None
+    notify: NotifySettings | None = None
 
     def machines_of(self, job: JobSettings) -> int:
         """How many machines run the whole job: one, unless each does. `unavailable` says how many there are."""

@@ -101,9 +101,7 @@ class TomlTable:
 
     def texts(self, key: str) -> tuple[str, ...]:
         """An array of distinct strings; () if the key is missing."""
-        value = self._take(key, ())
-        if not isinstance(value, list | tuple) or any(not isinstance(item, str) or not item for item in value):
-            raise self._type_error(key, value, "an array of strings")
+        value = self.list_of_texts(key)
         seen: set[str] = set()
         for index, item in enumerate(value):
             if item in seen:
@@ -111,6 +109,13 @@ class TomlTable:
             seen.add(item)
         if key in self and not value:
             raise self.error("an empty array selects nothing; remove the key or add a name", key)
+        return value
+
+    def list_of_texts(self, key: str) -> tuple[str, ...]:
+        """An array of strings, in which one may stand twice; () if the key is missing."""
+        value = self._take(key, ())
+        if not isinstance(value, list | tuple) or any(not isinstance(item, str) or not item for item in value):
+            raise self._type_error(key, value, "an array of strings")
         return tuple(value)
 
     def day(self, key: str) -> date:

@@ -1,0 +1,107 @@
+"""What a run gives reason to tell somebody: `quota.notify` delivers it, once for each thing.
+
+near_limit     80% of a limit is used                              once in its window
+refused        the budget stopped a run                            once in the limit's window
+exhausted      upstream has closed a bucket                        once for each time
+reopened       somebody opened it again                            once for each time
+stale          a region's last complete pass is too long ago       once a day
+run_failed     a run failed                                        once a day
+ledger_lost    a limit counts units that the log lacks             once a day, on each machine
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quota.common.clock import host_clock, rfc3339
+from quota.common.text import many, spell
+from quota.jobs.runner import work_of
+from quota.jobs.store.store import Store, StoreError
+from quota.limits import DAY_MS, Calendar
+from quota.notify import Notice, notify
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from quota.jobs.job import RunReport
+    from quota.session import Session
+    from quota.status import LimitRow, Status
+
+NEAR_PERCENT = 80
+
+
+def tell(session: Session, job: str, exit_status: int, report: RunReport | None, status: Status | None) -> None:
+    """Tell whom `[notify]` names what there is to say after a run. Raises nothing."""
+    if session.settings.notify is None:
+        return
+    project = session.credential(session.settings.jobs[job].credential).project
+    notices = [*_of_run(project, job, exit_status, report, status), *_of_regions(session, project, job)]
+    if status is not None:
+        notices += _of_budget(project, status)
+    notify(session, notices)
+
+
+def _of_run(
+    project: str, job: str, exit_status: int, report: RunReport | None, status: Status | None
+) -> Iterator[Notice]:
+    if report is None or report.outcome == "failed" or exit_status not in (0, 75, 130, 143):
+        why = report.why if report is not None else ""
+        message = f"job {job} failed with exit status {exit_status}" + (f": {why}" if why else "")
+        yield Notice("run_failed", project, job, message, DAY_MS, {"job": job, "exit_status": exit_status})
+    elif report.refused:
+        once_ms = next((_window_ms(row) for row in _rows(status) if row.limit.name == report.refused_by), DAY_MS)
+        retry_at = None if report.retry_at_ms is None else rfc3339(report.retry_at_ms)
+        facts = {"job": job, "refused_by": report.refused_by, "retry_at": retry_at}
+        message = f"job {job} was stopped: {report.why}"
+        yield Notice("refused", project, f"{job} {report.refused_by or ''}".rstrip(), message, once_ms, facts)
+
+
+def _rows(status: Status | None) -> Iterator[LimitRow]:
+    for credential in status.credentials if status is not None else ():
+        yield from credential.limits
+
+
+def _window_ms(row: LimitRow) -> int:
+    return row.limit.view.window.longest_ms
+
+
+def _of_budget(project: str, status: Status) -> Iterator[Notice]:
+    for row in _rows(status):
+        name, used, number = row.limit.name, row.state.used_units, row.limit.limit_units
+        if used * 100 >= number * NEAR_PERCENT:
+            window = row.limit.view.window
+            period = f" {window.edges(status.at_ms)[0]}" if isinstance(window, Calendar) else ""
+            facts = {"limit": name, "used_units": used, "limit_units": number}
+            message = f"limit {name} of project {project} has {used:,} of {many(number, 'unit')} used"
+            yield Notice("near_limit", project, f"{name}{period}", message, _window_ms(row), facts)
+        if row.state.unlogged_units:
+            units, until = row.state.unlogged_units, rfc3339(row.state.unlogged_until_ms)
+            message = f"limit {name} counts {many(units, 'unit')} that the ledger has lost, until {until}"
+            facts = {"limit": name, "unlogged_units": units, "until": until}
+            yield Notice("ledger_lost", project, name, message, DAY_MS, facts, here=True)
+    for credential in status.credentials:
+        for x in credential.exhausted:
+            event, since_ms = ("reopened", x.reopened_ms) if x.reopened_ms else ("exhausted", x.since_ms)
+            said = x.reopened_because if x.reopened_ms else x.evidence
+            state = "was opened again" if x.reopened_ms else "is closed by upstream"
+            message = f"bucket {x.bucket} of project {project} {state}: {said}"
+            yield Notice(event, project, f"{x.bucket} {since_ms}", message, 7 * DAY_MS, {"bucket": x.bucket})
+
+
+def _of_regions(session: Session, project: str, name: str) -> Iterator[Notice]:
+    job, store_settings = session.settings.jobs[name], session.settings.store
+    stale_ms = session.settings.notify.stale_ms if session.settings.notify is not None else None
+    if stale_ms is None:
+        return
+    try:
+        with Store(store_settings.url, retention_ms=store_settings.retention_ms) as store:
+            checkpoints = [store.checkpoint(name, region, work_of(session, job)) for region in job.regions or ("",)]
+    except StoreError:
+        return  # the run has said so
+    for one in checkpoints:
+        age_ms = host_clock() - (one.completed_at_ms or host_clock())
+        if age_ms > stale_ms:
+            where = f"region {one.region} of job {name}" if one.region else f"job {name}"
+            message = f"{where} was last complete {spell(age_ms)} ago"
+            facts = {"job": name, "region": one.region, "completed_at": rfc3339(one.completed_at_ms or 0)}
+            yield Notice("stale", project, f"{name} {one.region}".rstrip(), message, DAY_MS, facts)

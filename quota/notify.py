@@ -1,0 +1,248 @@
+"""Tells somebody: a command of theirs, or an address, once for each thing that happened.
+
+    Notice      one thing that happened, and for how long it need not be said again
+    notify      deliver notices, each once over all machines that share the ledger
+    Ping        say to a health-check service that a job begins, or how it ended
+
+A notice is claimed in the ledger before it is delivered, so that of several machines one says it. Where the ledger does
+not answer, each machine says it once. Delivering never raises: what goes wrong is one line of the log. All deliveries
+together take at most DEADLINE_S; then what still runs is killed or left alone. Addresses are secrets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple
+
+from quota.common.clock import host_clock, rfc3339
+from quota.common.log import warn
+from quota.common.redact import redact, register
+from quota.common.text import describe, one_line
+from quota.errors import ConfigError, LedgerError
+from quota.ledger.claims import MAX_TICK_MS, Claim
+from quota.limits import MINUTE_MS
+from quota.settings.folders import state_folder
+from quota.settings.keys import read_key
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from quota.session import Session
+    from quota.settings.model import NotifySettings
+
+DEADLINE_S = 5.0
+CLAIM = "notify"
+
+
+class Notice(NamedTuple):
+    """One thing that happened. `event` is one of the stable names in docs/alarms.md; it is told once for each
+    `subject` within `once_ms`. `facts` are further values for machines. With `here`, each machine says it for itself.
+    """
+
+    event: str
+    project: str
+    subject: str
+    message: str
+    once_ms: int
+    facts: Mapping[str, object] = {}
+    here: bool = False
+
+    def as_json(self) -> dict[str, object]:
+        """What a command reads on stdin, and an address gets as its body."""
+        return {
+            "event": self.event,
+            "project": self.project,
+            "subject": self.subject,
+            "message": self.message,
+            "at": rfc3339(host_clock()),
+            "host": socket.gethostname(),
+            **self.facts,
+        }
+
+    @property
+    def key(self) -> str:
+        """Names it among all notices."""
+        return blake2b("\0".join((self.event, self.project, self.subject)).encode(), digest_size=12).hexdigest()
+
+
+def notify(session: Session, notices: Sequence[Notice]) -> None:
+    """Deliver the notices that nobody has told yet. Does nothing if the configuration has no `[notify]`."""
+    settings = session.settings.notify
+    if settings is None:
+        return
+    until_s = time.monotonic() + DEADLINE_S
+    for notice in notices:
+        if time.monotonic() < until_s and _claimed(session, notice):
+            _deliver(settings, notice, until_s)
+
+
+# -- once --------------------------------------------------------------------------------------------------------------
+
+
+def _claimed(session: Session, notice: Notice) -> bool:
+    """Whether this process is the one to say it."""
+    once_ms = min(notice.once_ms, MAX_TICK_MS)
+    if not notice.here:
+        claim = Claim(
+            name=CLAIM,
+            owner=CLAIM,
+            run=f"{session.run}-{notice.key}",
+            machine=session.run,
+            host=socket.gethostname(),
+            regions=(),
+            hold_ms=MINUTE_MS,
+            lease_ms=MINUTE_MS,
+            tick=notice.key,
+            tick_ms=once_ms,
+        )
+        try:
+            if session.ledger.claim(notice.project, claim).tick:
+                return False
+            session.ledger.end_claim(notice.project, claim, "done")
+            return True
+        except LedgerError:
+            pass
+    return _first_here(notice.key, once_ms)
+
+
+def _first_here(key: str, once_ms: int) -> bool:
+    """Whether this machine has not said it within `once_ms`. The state folder remembers."""
+    folder = state_folder() / "notified"
+    now_ms = host_clock()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for entry in os.scandir(folder):
+            if now_ms - entry.stat().st_mtime_ns // 1_000_000 > MAX_TICK_MS:
+                os.unlink(entry.path)
+        path = folder / key
+        with contextlib.suppress(FileNotFoundError):
+            if 0 <= now_ms - path.stat().st_mtime_ns // 1_000_000 < once_ms:
+                return False
+        path.touch(mode=0o600)
+    except OSError:
+        pass  # then it is said again
+    return True
+
+
+# -- delivery ----------------------------------------------------------------------------------------------------------
+
+
+def _deliver(settings: NotifySettings, notice: Notice, until_s: float) -> None:
+    body = json.dumps(notice.as_json())
+    try:
+        if settings.command:
+            _run(settings.command, body, until_s - time.monotonic())
+        if settings.url_ref is not None:
+            _send(_address(settings.url_ref), body.encode(), until_s - time.monotonic())
+    except (OSError, ValueError, ConfigError, subprocess.SubprocessError) as error:
+        warn("notify_failed event=%s subject=%s: %s", notice.event, one_line(notice.subject), redact(describe(error)))
+
+
+def _run(command: Sequence[str], body: str, timeout_s: float) -> None:
+    """Run a command with the notice on stdin. Raises OSError, SubprocessError, or ValueError for its exit status."""
+    process = subprocess.Popen(  # noqa: S603  # the owner's own command
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        process.communicate(body.encode(), timeout=max(0.0, timeout_s))
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # with all that it started
+        process.wait()
+        raise
+    if process.returncode:
+        raise ValueError(f"{one_line(command[0])} ended with {process.returncode}")
+
+
+def _address(ref: str) -> str:
+    """The address that `env:NAME` or `file:PATH` names. Raises ConfigError; never shows it."""
+    url = read_key(ref, "url")
+    register(url)
+    if not url.startswith(("https://", "http://")):
+        raise ConfigError(f"{ref} holds no https:// address")
+    return url
+
+
+def _send(url: str, body: bytes | None, timeout_s: float) -> None:
+    """POST the body, or GET without one. Redirects are not followed. Raises OSError or ValueError."""
+    failed: list[Exception] = []
+    done = threading.Event()
+
+    def work() -> None:
+        try:
+            _exchange(url, body, timeout_s)
+        except Exception as error:  # told below, in the caller's thread
+            failed.append(error)
+        finally:
+            done.set()
+
+    threading.Thread(target=work, daemon=True).start()
+    if not done.wait(max(0.0, timeout_s)):
+        raise TimeoutError(f"no answer within {DEADLINE_S:g} s")
+    if failed:
+        raise ValueError(redact(describe(failed[0])))
+
+
+def _exchange(url: str, body: bytes | None, timeout_s: float) -> None:
+    import http.client
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=max(0.1, timeout_s))
+    try:
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        headers = {"User-Agent": "quota-ledger", **({"Content-Type": "application/json"} if body else {})}
+        connection.request("POST" if body is not None else "GET", path, body, headers)
+        status = connection.getresponse().status
+    finally:
+        connection.close()
+    if status >= 300:
+        raise ValueError(f"it answered {status}")
+
+
+# -- health checks -----------------------------------------------------------------------------------------------------
+
+
+class Ping:
+    """Says to a health-check service that a job begins, and how it ended: `ADDRESS/start`, then `ADDRESS/STATUS`."""
+
+    def __init__(self, ref: str | None, job: str) -> None:
+        self._ref = ref
+        self._job = job
+        self._starting: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Say that it begins. Does not wait."""
+        if self._ref is not None:
+            self._starting = threading.Thread(target=self._say, args=("start", DEADLINE_S), daemon=True)
+            self._starting.start()
+
+    def end(self, exit_status: int) -> None:
+        """Say how it ended. Takes at most DEADLINE_S."""
+        if self._ref is None:
+            return
+        until_s = time.monotonic() + DEADLINE_S
+        if self._starting is not None:
+            self._starting.join(DEADLINE_S)  # the service must hear them in their order
+        self._say(str(exit_status), until_s - time.monotonic())
+
+    def _say(self, word: str, timeout_s: float) -> None:
+        assert self._ref is not None  # noqa: S101  # asked by the callers
+        try:
+            address, _, query = _address(self._ref).partition("?")
+            _send(f"{address.rstrip('/')}/{word}" + (f"?{query}" if query else ""), None, timeout_s)
+        except (OSError, ValueError, ConfigError) as error:
+            warn("ping_failed job=%s ping=%s: %s", one_line(self._job), word, redact(describe(error)))

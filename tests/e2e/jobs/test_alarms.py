@@ -1,0 +1,299 @@
+"""Telling somebody: a real command, a real server, once for each thing, and never at the run's expense."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import quota
+from quota.jobs.emulator import Emulator
+from quota.limits import DAY_MS, HOUR_MS
+from quota.notify import DEADLINE_S, Notice, notify
+from support.commands import Quota, one_line
+from support.plain_http import Answer, PlainServer
+from support.servers import RedisServer, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CONFIG = """
+{top}
+[ledger]
+url = "{ledger}"
+unavailable = {{ max_cost = 1, allowance = 2, machines = 1 }}
+[store]
+url = "sqlite:///videos.db"
+[credentials.main]
+api = "youtube-v3"
+project = "research"
+key = "env:KEY"
+endpoint = "{endpoint}"
+[[credentials.main.limits]]
+name = "day"
+quota = 12
+headroom = 2
+window = "24h"
+[jobs.trending]
+fetch = "trending"
+regions = ["US", "DE"]
+pages = 4
+{job}
+[jobs.broken]
+fetch = "trending"
+regions = ["XX"]
+pages = 1
+{notify}
+"""
+TELL = '[notify]\ncommand = ["./tell.sh"]\n'
+
+
+def listener(status: int = 200) -> PlainServer:
+    """A server that takes what it is sent, and answers with this status."""
+    return PlainServer(lambda arrived: Answer(status, b"", {"Location": "/elsewhere"}))
+
+
+@pytest.fixture
+def upstream() -> Iterator[Emulator]:
+    with Emulator() as emulator:
+        yield emulator
+
+
+def machine(
+    folder: Path,
+    upstream: Emulator,
+    ledger: str = "sqlite:///ledger.db",
+    *,
+    told: str = TELL,
+    job: str = "",
+    top: str = "",
+) -> Quota:
+    folder.mkdir(exist_ok=True)
+    script = folder / "tell.sh"
+    script.write_text("#!/bin/sh\ncat >> told.json\necho >> told.json\n")
+    script.chmod(0o755)
+    command = Quota(folder)
+    command.configure(CONFIG.format(ledger=ledger, endpoint=upstream.address, notify=told, job=job, top=top))
+    command.env["KEY"] = "a-key-for-alarms"
+    return command
+
+
+def told(command: Quota) -> list[dict[str, Any]]:
+    path = command.folder / "told.json"
+    return [json.loads(line) for line in path.read_text().splitlines() if line] if path.exists() else []
+
+
+# -- what is told ------------------------------------------------------------------------------------------------------
+
+
+def test_each_thing_is_told_once(tmp_path: Path, upstream: Emulator) -> None:
+    command = machine(tmp_path, upstream)
+    for _ in range(3):
+        assert command("run", "trending").returncode == 0
+    events = [(one["event"], one["subject"]) for one in told(command)]
+    assert events == [("near_limit", "day"), ("refused", "trending day")]
+    near, refused = told(command)
+    assert (near["project"], near["used_units"], near["limit_units"]) == ("research", 8, 10)
+    assert near["message"] == "limit day of project research has 8 of 10 units used"
+    assert (refused["job"], refused["refused_by"]) == ("trending", "day")
+    assert refused["retry_at"] > refused["at"]
+    assert "a-key-for-alarms" not in json.dumps(told(command))
+
+
+def test_a_run_that_fails_is_told_and_so_is_one_that_raises(tmp_path: Path, upstream: Emulator) -> None:
+    command = machine(tmp_path, upstream)
+    assert command("run", "broken").returncode == 1
+    assert command("run", "trending", KEY="").returncode == 78
+    first, second = told(command)
+    assert (first["event"], first["job"], first["exit_status"]) == ("run_failed", "broken", 1)
+    assert "invalidRegionCode" in first["message"]
+    assert (second["event"], second["job"], second["exit_status"]) == ("run_failed", "trending", 78)
+
+
+def test_a_bucket_that_upstream_closes_and_somebody_opens_again(tmp_path: Path, upstream: Emulator) -> None:
+    command = machine(tmp_path, upstream)
+    upstream.fault("status", status=403, reason="quotaExceeded")
+    assert command("run", "trending").returncode == 0
+    assert command("reopen", "units", "--because", "raised").returncode == 0
+    assert command("run", "trending").returncode == 0
+    events = [(one["event"], one.get("bucket")) for one in told(command)]
+    assert ("exhausted", "units") in events
+    assert ("reopened", "units") in events
+    assert events.count(("exhausted", "units")) == 1
+    assert next(one for one in told(command) if one["event"] == "reopened")["message"].endswith(": raised")
+
+
+def test_a_region_that_is_stale(tmp_path: Path, upstream: Emulator) -> None:
+    command = machine(tmp_path, upstream, told=TELL + 'stale = "1ms"\n')
+    assert command("run", "trending", "--region", "US").returncode == 0
+    stale = [one for one in told(command) if one["event"] == "stale"]
+    assert [(one["job"], one["region"]) for one in stale] == [("trending", "US")]
+
+
+def test_what_a_ledger_lost_is_told_by_each_machine(tmp_path: Path, upstream: Emulator) -> None:
+    server = RedisServer()
+    try:
+        command = machine(tmp_path / "one", upstream, server.url)
+        assert command("charge", "videos.list", "--units", "7").returncode == 0
+        server.kill()
+        server.start()
+        assert command("run", "trending").returncode == 0
+        lost = [one for one in told(command) if one["event"] == "ledger_lost"]
+        assert [(one["limit"], one["unlogged_units"]) for one in lost] == [("day", 7)]
+    finally:
+        server.close()
+
+
+def test_two_machines_tell_a_thing_once(tmp_path: Path, upstream: Emulator) -> None:
+    server = RedisServer()
+    try:
+        one, two = (machine(tmp_path / name, upstream, server.url) for name in ("one", "two"))
+        assert one("charge", "videos.list", "--units", "10").returncode == 0
+        for command in (one, two, one):
+            assert command("run", "trending").returncode == 0
+        events = [notice["event"] for command in (one, two) for notice in told(command)]
+        assert sorted(events) == ["near_limit", "refused"]
+    finally:
+        server.close()
+
+
+def test_without_its_ledger_a_machine_tells_a_thing_once(tmp_path: Path, upstream: Emulator) -> None:
+    command = machine(tmp_path, upstream, f"redis://127.0.0.1:{free_port()}/0")
+    for _ in range(2):
+        assert command("run", "trending").returncode == 69
+    assert [one["event"] for one in told(command)] == ["run_failed"]
+
+
+def test_eight_processes_tell_a_thing_once(tmp_path: Path, upstream: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = machine(tmp_path, upstream)
+    monkeypatch.setenv("QUOTA_STATE_DIR", str(tmp_path / "state"))
+    notices = [Notice("refused", "research", f"job {n}", "m", HOUR_MS) for n in range(5)]
+
+    def work() -> None:
+        with quota.open(tmp_path / "quota.toml") as session:
+            notify(session, notices)
+
+    monkeypatch.chdir(tmp_path)
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(one["subject"] for one in told(command)) == [f"job {n}" for n in range(5)]
+
+
+# -- how it is delivered -----------------------------------------------------------------------------------------------
+
+
+def test_an_address_gets_the_same(tmp_path: Path, upstream: Emulator) -> None:
+    with listener() as server:
+        command = machine(tmp_path, upstream, told='[notify]\nurl = "env:HOOK"\n')
+        command.env["HOOK"] = f"{server.address}/hook?token=a-secret-token"
+        assert command("run", "broken").returncode == 1
+    (arrived,) = server.arrived
+    body = json.loads(arrived.body)
+    assert (arrived.verb, arrived.target) == ("POST", "/hook?token=a-secret-token")
+    assert (body["event"], body["subject"]) == ("run_failed", "broken")
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("exit 3", "ended with 3"),
+        ("sleep 60 & sleep 60", "timed out"),
+        (None, "Permission denied"),
+    ],
+)
+def test_a_command_that_fails_is_one_line(tmp_path: Path, upstream: Emulator, script: str | None, said: str) -> None:
+    command = machine(tmp_path, upstream)
+    tell = tmp_path / "tell.sh"
+    if script is None:
+        tell.chmod(0o644)
+    else:
+        tell.write_text(f"#!/bin/sh\n{script}\n")
+    started_s = time.monotonic()
+    done = command("run", "broken")
+    assert done.returncode == 1
+    (line,) = [one for one in done.stderr.splitlines() if "notify_failed" in one]
+    assert line.startswith("quota: notify_failed event=run_failed subject=broken: ")
+    assert said in line
+    assert time.monotonic() - started_s < DEADLINE_S + 20, "the bound of the delivery, and a start of Python"
+
+
+@pytest.mark.parametrize(("status", "said"), [(500, "it answered 500"), (302, "it answered 302")])
+def test_an_address_that_refuses_is_one_line_and_stays_secret(
+    tmp_path: Path, upstream: Emulator, status: int, said: str
+) -> None:
+    with listener(status) as server:
+        command = machine(tmp_path, upstream, told='[notify]\nurl = "env:HOOK"\n')
+        command.env["HOOK"] = f"{server.address}/hook/a-secret-path"
+        done = command("run", "broken", QUOTA_LOG="debug")
+    assert said in done.stderr
+    assert "a-secret-path" not in done.stderr + done.stdout
+    assert len(server.arrived) == 1, "a redirect is not followed"
+
+
+def test_an_address_that_is_not_set_or_is_none(tmp_path: Path, upstream: Emulator) -> None:
+    command = machine(tmp_path, upstream, told='[notify]\nurl = "env:HOOK"\n')
+    assert "environment variable HOOK is not set; put the url into it" in command("run", "broken").stderr
+    os.unlink(tmp_path / "ledger.db")
+    assert "env:HOOK holds no https:// address" in command("run", "broken", HOOK="file:///etc/passwd").stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[notify]\n", 'nobody is told; add command = ["program", "argument"]'),
+        ('[notify]\nurl = "https://hooks.example/secret"\n', "do not write the url itself here"),
+        ("[notify]\ncommand = 'tell.sh'\n", "an array of strings"),
+        ("[notify]\ncommand = ['a']\nstail = '6h'\n", "did you mean 'stale'?"),
+        ("[notify]\ncommand = ['a']\nstale = 'soon'\n", "is not a duration"),
+    ],
+)
+def test_a_wrong_table_names_its_key(tmp_path: Path, upstream: Emulator, text: str, said: str) -> None:
+    message = one_line(machine(tmp_path, upstream, told=text)("run", "broken"), 78)
+    assert said in message
+    assert "hooks.example" not in message
+
+
+# -- health checks -----------------------------------------------------------------------------------------------------
+
+
+def test_a_health_check_hears_the_beginning_and_the_end(tmp_path: Path, upstream: Emulator) -> None:
+    with listener() as server:
+        command = machine(tmp_path, upstream, told="", job='ping = "env:PING"')
+        command.env["PING"] = f"{server.address}/a-secret-check/"
+        assert command("run", "trending").returncode == 0
+        assert command("run", "broken").returncode == 1, "it has no health check"
+        assert command("run", "trending", KEY="").returncode == 78
+    paths = [(arrived.verb, arrived.target) for arrived in server.arrived]
+    assert paths == [("GET", f"/a-secret-check/{word}") for word in ("start", "0", "start", "78")]
+
+
+def test_a_health_check_that_is_away_is_one_line_each(tmp_path: Path, upstream: Emulator) -> None:
+    command = machine(tmp_path, upstream, told="", job='ping = "env:PING"')
+    done = command("run", "trending", PING=f"http://127.0.0.1:{free_port()}/a-secret-check")
+    assert done.returncode == 0
+    assert [line.split(": ")[1] for line in done.stderr.splitlines() if "ping_failed" in line] == [
+        "ping_failed job=trending ping=start",
+        "ping_failed job=trending ping=0",
+    ]
+    assert "a-secret-check" not in done.stderr
+
+
+def test_a_notice_is_told_again_once_its_time_is_over(
+    tmp_path: Path, upstream: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = machine(tmp_path, upstream)
+    monkeypatch.setenv("QUOTA_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    now_ms = 40 * 365 * DAY_MS
+    for at_ms in (0, HOUR_MS - 1, HOUR_MS, 2 * HOUR_MS - 1):
+        with quota.open(tmp_path / "quota.toml", clock=lambda at_ms=at_ms: now_ms + at_ms) as session:
+            notify(session, [Notice("refused", "research", "s", f"at {at_ms}", HOUR_MS)])
+    assert [one["message"] for one in told(command)] == ["at 0", f"at {HOUR_MS}"]
