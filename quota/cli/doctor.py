@@ -169,7 +169,7 @@ def _key(session: Session, credential: CredentialSettings, *, call: bool) -> Ite
         yield _call(session, credential, location)
     else:
         there = "there" if credential.key_ref is not None else f"none, for {credential.endpoint}"
-        yield Finding("ok", location, f"{there}; `--call` tries it with one call")
+        yield Finding("ok", location, f"{there}; `quota doctor --call` tries it with one call")
 
 
 def _call(session: Session, credential: CredentialSettings, location: str) -> Finding:
@@ -219,7 +219,7 @@ def _cost_book(book: CostBook) -> Iterator[Finding]:
         yield Finding(
             "warning",
             f"cost book {book.name}",
-            f"its prices were read {age_days} days ago, on {book.read_on}",
+            f"its prices were read {many(age_days, 'day')} ago, on {book.read_on}",
             f"compare it with {book.source}, and write today's date into a book of your own",
         )
     else:

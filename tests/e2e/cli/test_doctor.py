@@ -309,7 +309,7 @@ def test_clocks_that_differ(tmp_path: Path, server: RedisServer, ahead_ms: int, 
 def test_a_key_is_tried_with_one_call(command: Quota) -> None:
     with Emulator() as upstream:
         command.configure(MAIN + f'endpoint = "{upstream.address}"\n')
-        assert found(command, "key of main")["message"] == "there; `--call` tries it with one call"
+        assert found(command, "key of main")["message"] == "there; `quota doctor --call` tries it with one call"
         usage: Any = upstream.usage()
         assert usage["requests"] == 0
         finding = found(command, "key of main", "--call")
