@@ -6,7 +6,8 @@ time each charge was really made, and under which date the ledger has it. What m
 
     who is ahead of the server by more than 5 s, or behind by more than an hour, is told so, and nothing is written
     under right clocks nothing that this machine or the ledger knows of the last window is granted again
-    under right clocks nothing counts for longer than a window after its date, and no date is ahead of a repair
+    nothing counts for longer than a window after its date, but for what the machines cannot know of it (`oldest`),
+    and no date is ahead of a repair
     once the clocks are right and the ledger is repaired, nobody is refused for a clock
 """
 
@@ -129,6 +130,9 @@ class History:
         self.repairs = 0
         self.unaware: set[str] = set()
         self.mixed = False
+        self.ran_ahead = self.lost_ahead = False
+        self.latest_ms: dict[str, int] = {}
+        self.marks_lost_for: set[str] = set()
 
     def _server_clock(self) -> int:
         return self.now_ms + self.server_ms
@@ -173,6 +177,8 @@ class History:
     def emptied(self) -> None:
         self.asked["emptied"] += 1
         self.mixed = self.mixed or bool(self.unaware)
+        self.marks_lost_for |= self.unaware
+        self.lost_ahead = self.lost_ahead or self.ran_ahead
         self.storage.empty()
         self.log += 1
         self.known = set()
@@ -190,9 +196,13 @@ class History:
             return
         self.asked["repairs"] += 1
         self.unaware = {one for one, seen in self.seen.items() if seen}
-        # Of a log that was emptied the machines remember the date, and hear of the repair when they ask.
-        for made in self.made:
-            made.dated_ms = min(made.dated_ms, ledger_ms)
+        self.marks_lost_for = set()
+        # Of a log that was emptied the machines remember the date, and hear of the repair when they ask. It then counts
+        # for a day, also where a calendar's ends before.
+        for number, made in enumerate(self.made):
+            if made.dated_ms > ledger_ms:
+                made.dated_ms = ledger_ms
+                self.oldest.add(("pacific", number))
 
     def _entries(self) -> list[Any]:
         return list(read_entries(self.bystander, "p", 0, NEVER))
@@ -219,7 +229,9 @@ class History:
         self._check(name, decision, commit=commit)
 
     def _excused(self, name: str, caller_ms: int, ledger_ms: int) -> bool:
-        """The caller stands in another Pacific day, or saw what only a repair can date."""
+        """The caller stands in another Pacific day, or saw what only a repair can date, and that is not known here."""
+        if name in self.marks_lost_for:
+            return True
         window = LIMITS[1].view.window
         assert isinstance(window, Calendar)
         if window.edges(caller_ms) != window.edges(ledger_ms):
@@ -238,6 +250,7 @@ class History:
     def _check(self, name: str, decision: Decision, *, commit: bool) -> None:
         caller_ms, ledger_ms = self.now_ms + self.offsets_ms[name], self._server_clock()
         now_ms = min(ledger_ms, caller_ms + CLOCK_SLACK_MS)
+        seen = self.seen[name]
         # What has expired by these clocks is not told.
         self.known |= {
             (one.name, n)
@@ -245,6 +258,9 @@ class History:
             for view, n in self.seen[name]
             if view == one.name and self.made[n].dated_ms > self._cutoff_ms(one, now_ms)
         }
+        if self.lost_ahead:
+            # While a clock ran ahead each machine saw another part of what counts again: only its own is sure then.
+            self.known &= seen | self._of_this_log()
         self.trimmed_ms[self.log] = max(self.trimmed_ms.get(self.log, 0), now_ms - RETENTION_MS)
         charged = METHODS[decision.method] if decision.admitted and commit else 0
         for state in decision.limits:
@@ -271,8 +287,12 @@ class History:
             dated_ms = int(decision.id.partition("-")[0])
             self.known |= {(one.name, len(self.made)) for one in LIMITS}
             self.made.append(Made(self.now_ms, dated_ms, charged, self.log))
+        self.ran_ahead = self.ran_ahead or now_ms > self.now_ms + CLOCK_SLACK_MS
         self._forget(name, now_ms)
         self.unaware.discard(name)
+
+    def _of_this_log(self) -> Known:
+        return {(view, n) for view, n in self.known if self.made[n].log == self.log}
 
     def _forget(self, name: str, now_ms: int) -> None:
         """What had left its window by the clocks is not remembered by the machine, and what was trimmed is gone."""
@@ -285,11 +305,14 @@ class History:
             if isinstance(one.view.window, Sliding):
                 # Who sees a slice that has partly left the window knows only that it counts no longer than the newest.
                 newer_ms = cutoff_ms + one.view.window.window_ms // SLICES
-                self.oldest |= {(view, n) for view, n in live if self.made[n].dated_ms <= newer_ms}
+                back = now_ms < self.latest_ms.get(name, 0)  # what it sees again, it knows no slices of
+                self.oldest |= {(view, n) for view, n in live if back or self.made[n].dated_ms <= newer_ms}
             elif isinstance(one.view.window, Calendar):
-                # Nor where the day of an entry ends that lies beyond the next one.
-                far_ms = one.view.window.edges(now_ms)[2]
-                self.oldest |= {(view, n) for view, n in live if self.made[n].dated_ms >= far_ms}
+                # And of a calendar where the newest entry lies in a later day: it counts no longer than that.
+                far_ms = one.view.window.edges(now_ms)[1]
+                if any(self.made[n].dated_ms >= far_ms for _, n in live):
+                    self.oldest |= live
+        self.latest_ms[name] = max(now_ms, self.latest_ms.get(name, 0))
 
 
 class Runner:

@@ -474,7 +474,7 @@ def test_what_was_seen_counts_on_wherever_the_ledger_moves_and_counts_once(
 def test_where_old_copies_are_put_back_while_ledgers_alternate_few_counts_are_too_low(
     servers: list[tuple[RedisServer, Path]], tmp_path: Path
 ) -> None:
-    """What FAULTS.md says is not solved: it is rare, and it is counted here."""
+    """What FAULTS.md says is not solved is rare, and is counted here."""
     runner = Runner(tmp_path, servers, copies=True)
     runner.all(HISTORIES)
     counts = runner.asked["exact"] + runner.asked["with caution"]
