@@ -24,6 +24,7 @@
 --                      unlogged:VIEW        what the ledger lost and still counts (L17; see add_unlogged.lua)
 --                      unlogged_until_ms    until when any of that counts
 --                      repaid:MACHINE       the last number repaid, and repaid_at:MACHINE, when (L19; see repay.lua)
+--                      granted              what upstream says it grants, BUCKET=UNITS:SINCE_MS:UNTIL_MS;... (L28; grant.lua)
 --                      closed:BUCKET        an exhaustion, or, lifted, reopened:BUCKET (L20; see exhaust.lua, reopen.lua)
 --                      claim:JOB            whose the regions of a job are, and which ticks were run (L25; see claim.lua)
 --                      repaired             the marks of repairs; repairing: how far one has come (L26; see repair.lua)
@@ -45,7 +46,8 @@
 --      11 jitter_ms        added to the end of an exhaustion, so that machines do not come back all at once
 --      12 closed_by        names whose exhaustion closes this call, comma-joined (may be empty)
 --      13 expected         what the caller has seen of this ledger: its epoch, then ids of the log, spaces between. Empty =
---                          nothing, and a ledger that was emptied or restored from an old copy is not noticed
+--                          nothing, and a ledger that was emptied or restored from an old copy is not noticed. A last
+--                          word ` @GRANTS`: the field `granted` as the caller knows it, by which it lowered its caps
 --      then four for each limit:
 --         view             what it counts: BUCKETS|METHODS|JOBS|WINDOW, then |calls where it counts calls, not units.
 --                          A list is * for all, or names joined by commas (a % , | or * inside a name is %25 %2C %7C %2A)
@@ -56,7 +58,9 @@
 -- Reply { outcome, id, now_ms, last, exhaustion, epoch, unlogged, used... }
 --       outcome     ADMITTED, REFUSED, EXHAUSTED (its record is in `exhaustion`), CLOCK (the clocks disagree; nothing
 --                   was compared), MORE (call again), RETRIED (a late first try: its retry was answered already), BEHIND
---                   (this ledger lacks what the caller expects; nothing was compared: add_unlogged.lua, then call again)
+--                   (this ledger lacks what the caller expects; nothing was compared: add_unlogged.lua, then call again),
+--                   GRANTED (upstream grants other numbers than the caller knows: those in `exhaustion`; nothing was
+--                   compared: lower the caps, then call again)
 --       id          of the charge; empty when nothing was charged
 --       now_ms      the moment at which the windows end; with CLOCK the server's clock
 --       last        the id of the newest entry, 0-0 in an empty log
@@ -71,7 +75,9 @@ local caller_ms = tonumber(ARGV[2])
 local commit = ARGV[3] == '1'
 local u, method, job, region, idempotency_key = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local retry_age_ms = tonumber(ARGV[9])
-local retention_ms, jitter_ms, closed_by, expected = tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12], ARGV[13]
+local retention_ms, jitter_ms, closed_by = tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12]
+local expected, known_grants = string.match(ARGV[13] or '', '^(.-) (@%S*)$')
+if not known_grants then expected, known_grants = ARGV[13], '' end
 
 local FIRST_LIMIT, LIMIT_SIZE = 14, 4
 local FIRST_USED = 8
@@ -166,7 +172,7 @@ end
 -- One read fetches everything the decision needs.
 local fields = {
   'last', 'retried:' .. idempotency_key, 'retention_ms', 'trimmed_through_ms', 'epoch', 'unlogged_until_ms',
-  'has_corrections', 'format',
+  'has_corrections', 'format', 'granted',
 }
 local closed_first = #fields + 1
 for name in string.gmatch(closed_by, '[^,]+') do fields[#fields + 1] = 'closed:' .. name end
@@ -234,6 +240,11 @@ local function is_behind()
 end
 if expected ~= '' and expected ~= epoch .. ' ' .. last and not charged_before and is_behind() then
   return { 'BEHIND', '', int(now_ms), last, '', epoch, '' }
+end
+-- L28. The caps are the caller's: it must have made them from what upstream grants now.
+local granted = known[9] or ''
+if known_grants ~= '' and known_grants ~= '@' .. granted and not charged_before then
+  return { 'GRANTED', '', int(now_ms), last, granted, epoch, '' }
 end
 
 -- >>> what a view counts

@@ -14,15 +14,17 @@ The arithmetic, for a limit of L units over a window, of which U are used, and a
     retry_at            the first millisecond at which enough has left the window that U + C <= L holds again
     never               C > L                       CostExceedsLimit: no waiting helps
 
-L is the limit's number after `cap`: a job may leave some of it to others, and a paced limit releases it over the day.
+L is the limit's number after `cap`: upstream may grant less, a job may leave some of it to others, and a paced limit
+releases it over the day.
 The module quota.retry_at computes `retry_at`.
 """
 
 from __future__ import annotations
 
 from contextlib import ContextDecorator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from quota.arguments import MAX_NUMBER, text, whole, whole_clock
@@ -42,7 +44,9 @@ from quota.ledger.contract import (
     retention_of,
 )
 from quota.ledger.entry import Charge
-from quota.limits import DAY_MS, Calendar, Limit, paced_units
+from quota.ledger.grants import read_grants
+from quota.ledger.unlogged import UPSTREAM
+from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, paced_units
 from quota.recovery.repaired import SeenAheadError
 from quota.retry_at import Clocks, Standing, retry_at, room_at
 
@@ -69,6 +73,18 @@ class _PriceChanged(Exception):  # noqa: N818 - not an error: the plan is built 
     """The price of a call has changed since its plan was built."""
 
 
+class _Grants(NamedTuple):
+    """Upstream's grants as this process knows them: the ledger's text of them, those that are believed, and until
+    when these are all of them."""
+
+    text: str = ""
+    units: Mapping[str, int] = MappingProxyType({})
+    until_ms: int = NEVER
+
+
+_NO_GRANTS = _Grants()
+
+
 @dataclass(slots=True)
 class _Plan:
     """What the ledger must check for one kind of call: computed once, reused for every decision."""
@@ -84,6 +100,8 @@ class _Plan:
     paced: bool
     priced: tuple[int, int]
     """The times in ms from and until which the call has that price."""
+    grants: _Grants
+    """What upstream grants, as `caps` go by it."""
     cached_checks: tuple[int, int, tuple[LimitCheck, ...]] = (0, 0, ())
     """The latest checks, after the times in ms from and until which they are valid."""
 
@@ -113,7 +131,7 @@ class _Plan:
         if not self.paced:
             return self.caps
         together = zip(self.limits, self.leaves, self.costs, strict=True)
-        return tuple(cap(limit, leave, cost, now_ms) for limit, leave, cost in together)
+        return tuple(cap(limit, leave, cost, now_ms, self.grants.units) for limit, leave, cost in together)
 
 
 class Outlook(NamedTuple):
@@ -171,6 +189,7 @@ class Budget:
         self._jitter_ms = whole(jitter_ms, "ms: the jitter", 0, MAX_NUMBER)
         self._plans: dict[tuple[str, int | None, str | None, str], _Plan] = {}
         self._said_ahead = False
+        self._grants = _NO_GRANTS
         self._attempt_keys = attempt_keys or AttemptKeys()
         self._allowance = allowance
         self._high_water_mark = high_water_mark
@@ -271,7 +290,7 @@ class Budget:
         # `quota check` reports a limit below the price of the cheapest call as an error; here it is full when used up.
         costs = tuple(min(book.least_units(limit.view.selector), limit.limit_units) for limit in self.limits)
         plan = self._plan("", book.cheapest_units(main), main, self.limits, costs, "")
-        request, result = self._ask_ledger(plan, Charge(0, main, "", "", "", ""), commit=False)
+        plan, request, result = self._ask_ledger(plan, Charge(0, main, "", "", "", ""), commit=False)
         self._check_clock(request, result)
         standings, clocks = _standings(plan, request, result)
         room_ms = tuple(room_at(one, clocks, self._entries, clocks.now_ms) if one.full else None for one in standings)
@@ -298,7 +317,7 @@ class Budget:
             return None
         limits, costs = tuple(plan.limits[n] for n in counting_all), tuple(plan.costs[n] for n in counting_all)
         return self._decision(
-            self._plan(plan.method, plan.units, plan.bucket, limits, costs, ""),
+            self._with_grants(self._plan(plan.method, plan.units, plan.bucket, limits, costs, ""), plan.grants),
             request._replace(checks=checks),
             result._replace(
                 outcome="refused",
@@ -313,7 +332,7 @@ class Budget:
         """The decision of `peek` for a method by the ledger alone; None for a call that can never be admitted."""
         try:
             plan = self._make_plan((method, None, None, ""))
-            request, result = self._ask_ledger(
+            plan, request, result = self._ask_ledger(
                 plan, Charge(plan.units, plan.bucket, plan.method, "", "", ""), commit=False
             )
         except UsageError:
@@ -324,7 +343,7 @@ class Budget:
 
     def _look(self, job: str) -> tuple[_Plan, ChargeRequest, ChargeResult]:
         plan = self._plan("", 0, "", self.limits, (0,) * len(self.limits), job)
-        request, result = self._ask_ledger(plan, Charge(0, "", "", "", "", ""), commit=False)
+        plan, request, result = self._ask_ledger(plan, Charge(0, "", "", "", "", ""), commit=False)
         self._check_clock(request, result)
         return plan, request, result
 
@@ -381,7 +400,7 @@ class Budget:
                     owner = self._identity, self.ledger, self._retention_ms, self._clock()
                     for corrected in self._allowance.repay(*owner):
                         self._settle_repaid(corrected)
-                request, result = self._ask_ledger(plan, charge, commit=commit)
+                plan, request, result = self._ask_ledger(plan, charge, commit=commit)
                 return self._decision(plan, request, result, commit=commit)
             except LedgerError as error:
                 plan.check_price(self._clock())
@@ -390,21 +409,40 @@ class Budget:
             self._plans.pop(key, None)
             return self._decide(method, units, bucket, job, region, commit=commit)
 
-    def _ask_ledger(self, plan: _Plan, charge: Charge, *, commit: bool) -> tuple[ChargeRequest, ChargeResult]:
-        """Send one request to the ledger; return it with the result. The budget sends it again with a fresh time if
-        this machine's clock proved wrong, and after it has restored data that the ledger lost."""
+    def _ask_ledger(self, plan: _Plan, charge: Charge, *, commit: bool) -> tuple[_Plan, ChargeRequest, ChargeResult]:
+        """Send one request to the ledger; return it with the result, and with the plan that it follows. The budget
+        sends it again with a fresh time if this machine's clock proved wrong, with lower caps if upstream grants less
+        than this process knew, and after it has restored data that the ledger lost."""
         high_water_mark = self._high_water_mark
-        clock_tries = behind_tries = 0
+        clock_tries = behind_tries = grant_tries = 0
         while True:
             caller_ms = self._clock()
+            grants = self._grants
+            if caller_ms >= grants.until_ms:
+                grants = self._grants = _believed(grants.text, caller_ms)
+            if plan.grants is not grants:
+                plan = self._with_grants(plan, grants)
             checks = plan.checks_at(caller_ms)
             expected = NOTHING_EXPECTED if high_water_mark is None else high_water_mark.expected()
             request = ChargeRequest(
-                self.project, charge, checks, plan.closed_by, caller_ms, self._jitter_ms, expected, self._retention_ms
+                self.project,
+                charge,
+                checks,
+                plan.closed_by,
+                caller_ms,
+                self._jitter_ms,
+                expected,
+                self._retention_ms,
+                grants.text,
             )
             result = self.ledger.decide(request, commit=commit)
             if result.outcome == "clock" and clock_tries < 1:
                 clock_tries += 1
+            elif result.outcome == "granted":
+                grant_tries += 1
+                if grant_tries > MAX_LOSSES:
+                    raise LedgerError(f"ledger {self.ledger.label} changes what upstream grants with each call")
+                self._grants = _believed(result.granted, caller_ms)
             elif result.outcome == "behind" and high_water_mark is not None:
                 behind_tries += 1
                 if behind_tries > MAX_LOSSES:
@@ -412,7 +450,7 @@ class Budget:
                 try:
                     high_water_mark.restore_missing(self.ledger, result, self._attempt_keys.next(), self._retention_ms)
                 except SeenAheadError as seen:
-                    return request, result._replace(outcome="clock", seen_ahead_ms=seen.seen_ms)
+                    return plan, request, result._replace(outcome="clock", seen_ahead_ms=seen.seen_ms)
                 if commit:  # the lost request may still arrive; it must not be mistaken for this one
                     charge = charge._replace(idempotency_key=self._attempt_keys.next())
             else:
@@ -428,7 +466,16 @@ class Budget:
                                 self.ledger.settle(self.project, result.id, 0, views)
                                 charge = charge._replace(idempotency_key=self._attempt_keys.next())
                             continue
-                return request, result
+                return plan, request, result
+
+    def _with_grants(self, plan: _Plan, grants: _Grants) -> _Plan:
+        """The same plan with the caps that follow from these grants, and in the place of that plan."""
+        together = zip(plan.limits, plan.leaves, plan.costs, strict=True)
+        caps = tuple(cap(limit, leave, cost, None, grants.units) for limit, leave, cost in together)
+        new = replace(plan, caps=caps, grants=grants, cached_checks=(0, 0, ()))
+        for key in [key for key, known in self._plans.copy().items() if known is plan]:
+            self._plans[key] = new
+        return new
 
     def _say_ahead(self, result: ChargeResult) -> None:
         """Log that the newest charge is dated far ahead: once, until one is not."""
@@ -487,9 +534,8 @@ class Budget:
         leaves = tuple(whole(leave.get(limit.name, 0), "units: what a job leaves", 0, MAX_NUMBER) for limit in limits)
         caps = tuple(cap(limit, left, cost, None) for limit, left, cost in zip(limits, leaves, costs, strict=True))
         closed_by = self.book.closed_by(method, bucket) if bucket else ()
-        return _Plan(
-            method, units, bucket, closed_by, limits, leaves, caps, costs, any(x.paced for x in limits), priced
-        )
+        paced = any(x.paced for x in limits)
+        return _Plan(method, units, bucket, closed_by, limits, leaves, caps, costs, paced, priced, _NO_GRANTS)
 
     def _decision(self, plan: _Plan, request: ChargeRequest, result: ChargeResult, *, commit: bool) -> Decision:
         states = _states(plan, request, result)
@@ -566,6 +612,9 @@ class Budget:
         The time is None where the log can no longer be read. The ledger has refused, so the allowance is not asked.
         """
         standings, clocks = _standings(plan, request, result)
+        for limit, cap_units, cost_units in zip(plan.limits, plan.caps, plan.costs, strict=True):
+            if cost_units > cap_units:  # by the configuration it fits: see `_make_plan`
+                return limit.name, "closed", None, _too_little(limit, plan.grants)
         retry_at_ms: int | None
         try:
             retry_at_ms, i = retry_at(standings, clocks, self._entries)
@@ -573,7 +622,7 @@ class Budget:
             retry_at_ms, i = None, next(n for n, one in enumerate(standings) if one.full)
             warn("retry_at_unknown project=%s limit=%s: %s", self.project, plan.limits[i].name, error)
         limit, check, used = plan.limits[i], request.checks[i], result.used_units[i]
-        alone = cap(limit, 0, check.cost_units, request.caller_ms)
+        alone = cap(limit, 0, check.cost_units, request.caller_ms, plan.grants.units)
         details = [f"of {plan.caps[i]:,} by the end of the {_period(limit)}"] if check.cap_units < plan.caps[i] else []
         details += [f"this job leaves {plan.leaves[i]:,} to others"] if plan.leaves[i] else []
         return limit.name, "limit" if used + check.cost_units > alone else "leave", retry_at_ms, ", ".join(details)
@@ -690,19 +739,51 @@ MAX_UNITS = 10**9
 _A_CHARGE = "units: a charge"
 
 
-def cap(limit: Limit, leave_units: int, cost_units: int, now_ms: int | None) -> int:
-    """The number enforced for one call: the limit's own, lowered by the units that the job leaves to others and by the
-    limit's pace at `now_ms`. With `now_ms` None the pace does not count: the result is the most that it will ever be.
+def cap(
+    limit: Limit, leave_units: int, cost_units: int, now_ms: int | None, granted: Mapping[str, int] | None = None
+) -> int:
+    """The number enforced for one call: the limit's own, lowered to what upstream grants (see `granted_units`), by the
+    units that the job leaves to others, and by the limit's pace at `now_ms`. With `now_ms` None the pace does not
+    count: the result is the most that it will ever be.
 
     Only this function lowers a limit; the ledger sees only its result. Each job is paced by the total that it may
     spend, so a job that leaves half to others spends its own half evenly too. Pace delays a call but never forbids it:
     an unused window always has room for one.
     """
-    units = max(0, limit.limit_units - leave_units)
+    most = granted_units(limit, granted) if granted else None
+    units = max(0, (limit.limit_units if most is None else min(limit.limit_units, most)) - leave_units)
     window = limit.view.window
     if now_ms is None or not limit.paced or not isinstance(window, Calendar):
         return units
-    return min(units, max(cost_units, 1, paced_units(units, window.edges(now_ms), now_ms)))
+    paced = paced_units(units, window.edges(now_ms), now_ms)
+    return min(units, max(cost_units, 1, paced))
+
+
+def granted_units(limit: Limit, granted: Mapping[str, int]) -> int | None:
+    """The number that a limit may enforce where upstream grants so many units by bucket: its grant less the limit's
+    headroom, 0 or more. None where the grants say nothing about it: it counts another bucket, several, or calls, or in
+    a longer window than a day, the longest period that upstream's grant may stand for."""
+    selector = limit.view.selector
+    if selector.count == "calls" or len(selector.buckets) != 1 or limit.view.window.longest_ms > _LONG_DAY_MS:
+        return None
+    units = granted.get(selector.buckets[0])
+    return None if units is None else max(0, units - limit.headroom_units)
+
+
+_LONG_DAY_MS = 25 * HOUR_MS
+
+
+def _believed(text: str, now_ms: int) -> _Grants:
+    """The grants in the ledger's text of them, without those that are too old to be believed, and those that a clock
+    which stood ahead has dated."""
+    live = [grant for grant in read_grants(text) if grant.believed_at(now_ms)]
+    until_ms = min((grant.until_ms for grant in live), default=NEVER)
+    return _Grants(text, {grant.bucket: grant.quota_units for grant in live}, until_ms)
+
+
+def _too_little(limit: Limit, grants: _Grants) -> str:
+    unspent = f", of which {limit.headroom_units} stay unspent" if limit.headroom_units else ""
+    return f"{grants.units[limit.view.selector.buckets[0]]}{unspent}"
 
 
 def _ahead_ms(result: ChargeResult) -> int:
@@ -756,6 +837,7 @@ def _states(plan: _Plan, request: ChargeRequest, result: ChargeResult) -> tuple[
                 unlogged_units=sum(units for units, _ in live),
                 unlogged_next_ms=min(untils_ms),
                 unlogged_until_ms=max(untils_ms),
+                upstream_units=sum(u.units_at(result.now_ms) for u in usages if u.epoch.startswith(UPSTREAM)),
             )
     return tuple(states)
 

@@ -25,8 +25,9 @@ SET_THE_CLOCK = "set the one that is wrong, then run again"
 class LimitState(NamedTuple):
     """One limit as a decision saw it. `limit_units` is the number enforced for this caller then: see `cap`.
 
-    `unlogged_units` of what is used stand for charges that the ledger has lost: the first of them leave the window at
-    `unlogged_next_ms`, the last at `unlogged_until_ms`.
+    `unlogged_units` of what is used stand for charges that the log lacks: the first of them leave the window at
+    `unlogged_next_ms`, the last at `unlogged_until_ms`. Of these, `upstream_units` were never charged here: upstream
+    counted them, see `quota reconcile`. The others the ledger has lost.
     """
 
     name: str
@@ -37,6 +38,7 @@ class LimitState(NamedTuple):
     unlogged_units: int = 0
     unlogged_next_ms: int = 0
     unlogged_until_ms: int = 0
+    upstream_units: int = 0
 
 
 class Decision(NamedTuple):
@@ -119,15 +121,23 @@ class Decision(NamedTuple):
             return f"limit {state.name!r} has {used}" + (f", {self.detail}" if self.detail else "")
         if self.reason == "exhausted":
             return f"upstream said its bucket {self.refused_by!r} is exhausted ({self.detail})"
+        if self.reason == "closed" and state is not None and self._too_dear(state):
+            return f"limit {state.name!r} never has room for it: upstream grants {self.detail}"
         if self.reason == "closed":
             return f"upstream grants this project nothing in bucket {self.refused_by!r} ({self.detail})"
         return self.detail
+
+    def _too_dear(self, state: LimitState) -> bool:
+        """Whether a limit can never hold this call, because upstream grants less than the configuration says."""
+        return state.cost_units > state.limit_units
 
     def _when(self) -> str:
         if self.reason == "clock":
             return SET_THE_CLOCK
         if self.reason == "closed":
-            return "waiting will not help: ask upstream for quota, then `quota reopen`"
+            lowered = any(state.name == self.refused_by and self._too_dear(state) for state in self.limits)
+            then = "reconcile" if lowered else "reopen"
+            return f"waiting will not help: ask upstream for quota, then `quota {then}`"
         if self.lasting:
             return ""  # the ledger has said what to do
         if self.retry_at_ms is None:

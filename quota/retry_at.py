@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from quota.common.clock import NEVER
 from quota.limits import Calendar, paced_until
 
 if TYPE_CHECKING:
@@ -65,7 +66,10 @@ def retry_at(standings: Sequence[Standing], clocks: Clocks, read: ReadEntries) -
 
 
 def room_at(standing: Standing, clocks: Clocks, read: ReadEntries, from_ms: int) -> int:
-    """The first millisecond, `from_ms` or later, at which a limit has room, if nothing more is charged."""
+    """The first millisecond, `from_ms` or later, at which a limit has room, if nothing more is charged. NEVER where
+    upstream grants less than the call costs."""
+    if standing.cost_units > standing.cap_units:
+        return NEVER
     now_ms = clocks.now_ms
     expiring = sorted((until, n) for usage in standing.unlogged for n, until in usage.expiries if until > now_ms)
     window = standing.limit.view.window

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from quota.jobs.store.store import Checkpoint
     from quota.ledger.contract import Exhaustion
     from quota.ledger.entry import Entry
+    from quota.ledger.grants import Grant
     from quota.ledger.unlogged import UnloggedUsage
     from quota.settings.model import JobSettings, Settings
 
@@ -149,13 +150,14 @@ class Simulated:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where a simulation begins: the ledger's entries and unlogged usage, the closed buckets, and the checkpoints of
-    each job."""
+    """Where a simulation begins: the ledger's entries and unlogged usage, the closed buckets, what upstream grants, and
+    the checkpoints of each job."""
 
     entries: Mapping[str, Sequence[Entry]] = field(default_factory=dict)
     unlogged: Mapping[str, Sequence[UnloggedUsage]] = field(default_factory=dict)
     exhaustions: Mapping[str, Sequence[Exhaustion]] = field(default_factory=dict)
     checkpoints: Mapping[str, Sequence[Checkpoint]] = field(default_factory=dict)
+    grants: Mapping[str, Sequence[Grant]] = field(default_factory=dict)
 
 
 EMPTY = State()
@@ -170,12 +172,13 @@ def read_state(session: Session) -> State:
 
     settings, ledger = session.settings, session.ledger
     now_ms = ledger.now_ms()
-    entries, unlogged, exhaustions = {}, {}, {}
+    entries, unlogged, exhaustions, grants = {}, {}, {}, {}
     for credential in settings.credentials.values():
         longest_ms = max((limit.view.window.longest_ms for limit in credential.limits), default=MIN_RETENTION_MS)
         entries[credential.project] = list(read_entries(ledger, credential.project, now_ms - longest_ms, NEVER))
         unlogged[credential.project] = unlogged_usage(session.budget(credential.name))
         exhaustions[credential.project] = [x for x in ledger.exhaustions(credential.project) if not x.reopened_ms]
+        grants[credential.project] = ledger.grants(credential.project)
     checkpoints: dict[str, list[Checkpoint]] = {}
     if os.path.exists(settings.store.url.removeprefix("sqlite:///")):
         with Store(settings.store.url, retention_ms=settings.store.retention_ms, create=False) as store:
@@ -183,7 +186,7 @@ def read_state(session: Session) -> State:
                 checkpoints[job.name] = [
                     store.checkpoint(job.name, region, work_of(session, job)) for region in job.regions or ("",)
                 ]
-    return State(entries, unlogged, exhaustions, checkpoints)
+    return State(entries, unlogged, exhaustions, checkpoints, grants)
 
 
 # -- the simulation ----------------------------------------------------------------------------------------------------
@@ -318,6 +321,8 @@ class _Simulation:
         for project, exhaustions in state.exhaustions.items():
             for exhaustion in exhaustions:
                 ledger.exhaust(project, exhaustion)
+        for project, grants in state.grants.items():
+            ledger.grant(project, grants)
 
     def run(self, ticks: Iterable[Tick], stop_at_refusal: Callable[[str], bool]) -> Simulated:
         stopped = False

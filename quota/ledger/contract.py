@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from quota.common.findings import Finding
     from quota.ledger.claims import Claim, Claimed, Ending
     from quota.ledger.entry import Charge, Entry, Id
+    from quota.ledger.grants import Grant
     from quota.ledger.unlogged import UnloggedUsage
     from quota.limits import Edges, View, Window
 
@@ -86,7 +87,7 @@ MAX_READ = 1_000
 """`Ledger.read` gives at most so many entries at once."""
 
 
-ChargeOutcome = Literal["admitted", "refused", "exhausted", "clock", "behind"]
+ChargeOutcome = Literal["admitted", "refused", "exhausted", "clock", "behind", "granted"]
 
 
 class ChargeResult(NamedTuple):
@@ -99,7 +100,8 @@ class ChargeResult(NamedTuple):
     order of the checks; empty if there is none at all.
 
     With "clock" nothing was compared or written, and `now_ms` is the ledger's clock. With "behind" nothing was compared
-    either: the ledger lacks what the request expects.
+    either: the ledger lacks what the request expects. With "granted" neither: the request goes by other grants of
+    upstream than `granted`, which this ledger has (L28).
     """
 
     outcome: ChargeOutcome
@@ -112,6 +114,7 @@ class ChargeResult(NamedTuple):
     unlogged: tuple[tuple[UnloggedUsage, ...], ...] = ()
     seen_ahead_ms: int = 0
     """With "clock", set by the budget: this machine saw charges dated so far ahead, and the ledger lacks them."""
+    granted: str = ""
 
 
 class Expected(NamedTuple):
@@ -180,7 +183,8 @@ class ChargeRequest(NamedTuple):
 
     `caller_ms` is the caller's clock, the second witness beside the ledger's own. `expected` is what the caller's
     machine has seen of this ledger. `retention_ms` is how long the log must be kept: `retention_of` all limits that the
-    caller knows of, not only of those checked.
+    caller knows of, not only of those checked. `granted` is the text of the grants (`quota.ledger.grants`) by which the
+    caps were lowered; None: the caller does not care.
     """
 
     project: str
@@ -191,6 +195,7 @@ class ChargeRequest(NamedTuple):
     jitter_ms: int = 0
     expected: Expected = NOTHING_EXPECTED
     retention_ms: int = MIN_RETENTION_MS
+    granted: str | None = None
 
 
 def retention_of(windows: Iterable[Window]) -> int:
@@ -308,6 +313,15 @@ class Ledger(Protocol):
 
     def reopen(self, project: str, bucket: str, because: str = "") -> bool:
         """Lift an exhaustion, and keep it with the reason until the bucket is closed again. False if there was none."""
+        ...
+
+    def grant(self, project: str, grants: Sequence[Grant]) -> None:
+        """Remember what upstream says it grants, in place of all that was remembered before (L28). An empty sequence
+        forgets it. Raises UsageError for a grant that cannot be stored."""
+        ...
+
+    def grants(self, project: str) -> Sequence[Grant]:
+        """What `grant` stored last, also what is believed no more."""
         ...
 
     def claim(self, project: str, claim: Claim, *, take_over: bool = False) -> Claimed:

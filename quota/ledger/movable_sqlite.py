@@ -15,6 +15,7 @@ from quota.common.sqlite_file import DamagedError, checked_row
 from quota.errors import LedgerError
 from quota.ledger.contract import MIN_RETENTION_MS
 from quota.ledger.fence import FENCE, Field, Role, Standing, fence_to
+from quota.ledger.grants import grants_text, read_grants
 from quota.ledger.sqlite_ledger import SqliteLedger, exhaustions_of, usages_of
 from quota.ledger.state_fields import exhaustion_text, read_exhaustion, read_id, read_usages, usages_text
 from quota.ledger.unlogged import expiries_text
@@ -191,7 +192,7 @@ def _clear(db: sqlite3.Connection, table: str, project: str) -> int:
 
 
 def _cleared(db: sqlite3.Connection, project: str) -> None:
-    sql = "UPDATE projects SET unlogged_until_ms = 0, trimmed_through_ms = 0 WHERE project = ?"
+    sql = "UPDATE projects SET unlogged_until_ms = 0, trimmed_through_ms = 0, granted = '' WHERE project = ?"
     db.execute(sql, (project,))
     db.execute("UPDATE moves SET filled_ms = 0, filled_seq = 0 WHERE project = ?", (project,))
 
@@ -206,6 +207,8 @@ def _put(db: sqlite3.Connection, project: str, name: str, value: str) -> None:
     kind, colon, rest = name.partition(":")
     if kind in _OF_PROJECT and not colon:
         db.execute(f"UPDATE projects SET {kind} = ? WHERE project = ?", (int(value), project))  # noqa: S608  # known
+    elif name == "granted":
+        db.execute("UPDATE projects SET granted = ? WHERE project = ?", (grants_text(read_grants(value)), project))
     elif kind == "view":
         total, tail, head, dropped_through_ms = value.split(" ")
         ids = (int(part) for at in (tail, head) for part in at.split("-"))
@@ -244,6 +247,7 @@ def _fields(db: sqlite3.Connection, project: str) -> Iterator[Field]:
     last = _standing(db, project, count=False).last
     if last != (0, 0):
         yield "last", f"{last[0]}-{last[1]}"
+    yield from (("granted", text) for (text,) in rows("granted", "projects") if text)
     views = rows("name, total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms", "views")
     for name, total, t_ms, t_seq, h_ms, h_seq, dropped_through_ms in views:
         yield f"view:{name}", f"{total} {t_ms}-{t_seq} {h_ms}-{h_seq} {dropped_through_ms}"

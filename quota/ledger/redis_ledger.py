@@ -42,7 +42,7 @@ from quota.arguments import MAX_NUMBER, text, whole, whole_clock
 from quota.common.clock import LATEST_MS, NEVER, elapsed_s
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
-from quota.errors import ConfigError, LedgerError, UnusableLedger
+from quota.errors import ConfigError, LedgerError, UnusableLedger, UsageError
 from quota.ledger.claims import Claimed, Holder, checked_claim
 from quota.ledger.contract import (
     LONGEST_CLAIM_MS,
@@ -58,6 +58,7 @@ from quota.ledger.contract import (
 )
 from quota.ledger.entry import DEFAULT_BUCKET, Entry
 from quota.ledger.fence import FENCE, fenced_error
+from quota.ledger.grants import grants_text, read_grants
 from quota.ledger.redis_connection import Connections, Packer
 from quota.ledger.redis_scripts import script
 from quota.ledger.state_fields import exhaustion_text, read_epoch, read_exhaustion, read_id, read_usages
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from quota.ledger.claims import Claim, Ending
     from quota.ledger.contract import ChargeRequest, LimitCheck
     from quota.ledger.entry import Charge
+    from quota.ledger.grants import Grant
     from quota.ledger.unlogged import UnloggedUsage
     from quota.limits import View
 
@@ -164,7 +166,7 @@ class RedisLedger:
             str(request.retention_ms),
             str(request.jitter_ms),
             ",".join(request.closed_by),
-            " ".join([request.expected.epoch, *(f"{ms}-{seq}" for ms, seq in request.expected.ids)]),
+            _expected(request),
             *_of_limits(tuple(request.checks)),
         ]
         reply = self._charge(_keys(request.project), args)
@@ -275,6 +277,19 @@ class RedisLedger:
 
     def reopen(self, project: str, bucket: str, because: str = "") -> bool:
         return bool(self._script("reopen", project, [self._now(), text(bucket, "bucket"), json.dumps(because)]))
+
+    def grant(self, project: str, grants: Sequence[Grant]) -> None:
+        try:
+            stored = grants_text(grants)
+        except ValueError as error:
+            raise UsageError(f"grants: {error}") from None
+        self._script("grant", project, [stored, str(MIN_RETENTION_MS)])
+
+    def grants(self, project: str) -> Sequence[Grant]:
+        fields = ("format", "epoch", "last", "granted")
+        found, epoch, last, stored = self._query("HMGET", _keys(project).state, *fields)
+        self._check_format(found, epoch, is_new=last is None and stored is None)
+        return self._read(read_grants, stored or "")
 
     def claim(self, project: str, claim: Claim, *, take_over: bool = False) -> Claimed:
         claim = checked_claim(claim)
@@ -503,6 +518,12 @@ def _keys(project: str) -> Keys:
     return Keys(*(f"quota:{{{project}}}:{key}" for key in Keys._fields))
 
 
+def _expected(request: ChargeRequest) -> str:
+    """`EPOCH ID ID @GRANTS`: what the caller has seen of this ledger, and the grants that its caps go by."""
+    words = [request.expected.epoch, *(f"{ms}-{seq}" for ms, seq in request.expected.ids)]
+    return " ".join(words if request.granted is None else [*words, f"@{request.granted}"])
+
+
 def _units(charge: Charge) -> str:
     """The field `u` of an entry."""
     return str(charge.units) if charge.bucket == DEFAULT_BUCKET else f"{charge.bucket}={charge.units}"
@@ -529,6 +550,9 @@ def _result(request: ChargeRequest, reply: list[Any]) -> ChargeResult:
     outcome, charge_id, now_ms, last, closed, epoch, unlogged, *used = reply
     if outcome == "RETRIED":  # only a first try that comes after its own retry sees this, and nobody waits for it
         raise LedgerError("the ledger answered a call that was given up; run again")
+    if outcome == "GRANTED":
+        read_grants(closed)
+        return ChargeResult("granted", None, int(now_ms), read_id(last), (), epoch=read_epoch(epoch), granted=closed)
     used_units = tuple(map(int, used))
     if used_units and not 0 <= min(used_units) <= max(used_units) < NEVER:
         raise ValueError("less than nothing is used, or more than can be counted")

@@ -67,7 +67,8 @@ CREATE TABLE projects (
                                           -- fenced ledger (L27): !, then where it has moved; !<, then where it is filled from
     unlogged_until_ms  INTEGER NOT NULL,  -- until when any unlogged usage counts
     retention_ms       INTEGER NOT NULL,  -- L12: how long charges are kept: the longest that any writer named
-    trimmed_through_ms INTEGER NOT NULL   -- L13: charges up to this time may have been trimmed
+    trimmed_through_ms INTEGER NOT NULL,  -- L13: charges up to this time may have been trimmed
+    granted            TEXT    NOT NULL DEFAULT ''  -- L28: what upstream says it grants: BUCKET=UNITS:SINCE_MS:UNTIL_MS;...
 ) WITHOUT ROWID;
 
 -- L26. What a repair has left, for machines that saw entries under other ids before it.

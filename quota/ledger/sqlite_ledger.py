@@ -15,7 +15,7 @@ from quota.arguments import MAX_NUMBER, whole, whole_clock
 from quota.common.clock import LATEST_MS, NEVER, host_clock
 from quota.common.findings import Finding
 from quota.common.sqlite_file import DEADLINE_S, DamagedError, SqliteFile, checked_row
-from quota.errors import LedgerError, UnusableLedger
+from quota.errors import LedgerError, UnusableLedger, UsageError
 from quota.ledger.claims import Record, checked_claim
 from quota.ledger.contract import (
     CLOCK_SLACK_MS,
@@ -39,6 +39,7 @@ from quota.ledger.contract import (
 from quota.ledger.entry import Entry
 from quota.ledger.fence import FENCE, fenced_error
 from quota.ledger.file_errors import file_wording
+from quota.ledger.grants import grants_text, read_grants
 from quota.ledger.unlogged import UnloggedUsage, expiries_text, is_carry, read_expiries
 from quota.limits import MINUTE_MS, Sliding, longest_ms_of
 
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from quota.ledger.claims import Claim, Claimed, Ending
     from quota.ledger.contract import ChargeOutcome, ChargeRequest, LimitCheck
     from quota.ledger.entry import Charge, Id
+    from quota.ledger.grants import Grant
     from quota.limits import View
 
 T = TypeVar("T")
@@ -73,7 +75,7 @@ TRIM_AT_ONCE = 10_000
 """So many charges are trimmed at once (L13)."""
 
 _HEAD = (
-    "SELECT ms, seq, epoch, unlogged_until_ms, retention_ms,"
+    "SELECT ms, seq, epoch, unlogged_until_ms, retention_ms, granted,"
     " EXISTS (SELECT 1 FROM exhaustions WHERE project = charges.project AND reopened_ms = 0)"
     " FROM charges LEFT JOIN projects USING (project)"
     " WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1"
@@ -138,12 +140,15 @@ class SqliteLedger:
         project, charge = request.project, request.charge
         clock_ms = self._clock()
         now_ms = min(clock_ms, request.caller_ms + CLOCK_SLACK_MS)  # L11
-        last, epoch, unlogged_until_ms, retention_ms, any_closed = self._head(db, project)
+        last, epoch, unlogged_until_ms, retention_ms, any_closed, granted = self._head(db, project)
         if not clocks_agree(clock_ms, request.caller_ms) or not _edges_fit(request.checks, now_ms):
             return ChargeResult("clock", None, clock_ms, last, (), epoch=epoch)
         expected = request.expected
         if expected.epoch and expected != (epoch, (last,)) and self._is_behind(db, request, last, epoch):
             return ChargeResult("behind", None, now_ms, last, (), epoch=epoch)
+        if request.granted is not None and request.granted != granted:  # L28
+            _read_granted(granted)
+            return ChargeResult("granted", None, now_ms, last, (), epoch=epoch, granted=granted)
 
         stored = [self._stored(db, project, check.view) for check in request.checks]
         views = [
@@ -195,31 +200,32 @@ class SqliteLedger:
 
         return self._file.transact(guarded, write=write)
 
-    def _head(self, db: sqlite3.Connection, project: str) -> tuple[Id, str, int, int, int]:
-        """last, epoch, unlogged_until_ms, retention_ms, any_closed: the newest entry's id, the epoch (empty before the
-        first charge), until when any unlogged usage counts, how long charges are kept, and whether any exhaustion may
-        stand (0 or 1). One query, where there is an entry.
+    def _head(self, db: sqlite3.Connection, project: str) -> tuple[Id, str, int, int, int, str]:
+        """last, epoch, unlogged_until_ms, retention_ms, any_closed, granted: the newest entry's id, the epoch (empty
+        before the first charge), until when any unlogged usage counts, how long charges are kept, whether any
+        exhaustion may stand (0 or 1), and the text of upstream's grants. One query, where there is an entry.
         """
         row = db.execute(_HEAD, (project,)).fetchone()
         if row is None:
-            sql = "SELECT epoch, unlogged_until_ms, retention_ms FROM projects WHERE project = ?"
-            row = (0, 0, *(db.execute(sql, (project,)).fetchone() or ("", 0, 0)), 1)
-        ms, seq, epoch, unlogged_until_ms, retention_ms, any_closed = row
+            sql = "SELECT epoch, unlogged_until_ms, retention_ms, granted FROM projects WHERE project = ?"
+            row = (0, 0, *(db.execute(sql, (project,)).fetchone() or ("", 0, 0, "")), 1)
+        ms, seq, epoch, unlogged_until_ms, retention_ms, granted, any_closed = row
         if epoch is None:
-            epoch, unlogged_until_ms, retention_ms = "", 0, 0
-        if not (type(ms) is type(seq) is type(unlogged_until_ms) is type(retention_ms) is int and type(epoch) is str):
-            checked_row((ms, seq, unlogged_until_ms, retention_ms, epoch), integers=4)
+            epoch, unlogged_until_ms, retention_ms, granted = "", 0, 0, ""
+        whole = type(ms) is type(seq) is type(unlogged_until_ms) is type(retention_ms) is int
+        if not (whole and type(epoch) is type(granted) is str):
+            checked_row((ms, seq, unlogged_until_ms, retention_ms, epoch, granted), integers=4)
         if not 0 <= ms < LATEST_MS or seq < 0:
             raise DamagedError("a charge in the far future")
         if epoch[:1] == FENCE:
             raise fenced_error(f"ledger {self.label}", epoch)
-        return (ms, seq), epoch, unlogged_until_ms, retention_ms, any_closed
+        return (ms, seq), epoch, unlogged_until_ms, retention_ms, any_closed, granted
 
     def _set_project(
         self, db: sqlite3.Connection, project: str, epoch: str, unlogged_until_ms: int, retention_ms: int
     ) -> None:
         db.execute(
-            "INSERT INTO projects VALUES (?, ?, ?, ?, 0) ON CONFLICT (project) DO UPDATE"
+            "INSERT INTO projects VALUES (?, ?, ?, ?, 0, '') ON CONFLICT (project) DO UPDATE"
             " SET epoch = excluded.epoch, unlogged_until_ms = excluded.unlogged_until_ms,"
             " retention_ms = excluded.retention_ms",
             (project, epoch, unlogged_until_ms, retention_ms),
@@ -365,7 +371,7 @@ class SqliteLedger:
             row = db.execute(
                 "SELECT number FROM repaid WHERE project = ? AND machine = ?", (project, machine)
             ).fetchone()
-            at, epoch, unlogged_until_ms, stored_ms, _ = self._head(db, project)
+            at, epoch, unlogged_until_ms, stored_ms, _, _ = self._head(db, project)
             if retention_ms > stored_ms:
                 self._set_project(db, project, epoch, unlogged_until_ms, retention_ms)
             for number, charge in charges:
@@ -383,7 +389,7 @@ class SqliteLedger:
         self, project: str, epoch: str, usages: Sequence[UnloggedUsage], retention_ms: int = MIN_RETENTION_MS
     ) -> str:
         def work(db: sqlite3.Connection) -> str:
-            last, current, unlogged_until_ms, stored_ms, _ = self._head(db, project)
+            last, current, unlogged_until_ms, stored_ms, _, _ = self._head(db, project)
             db.execute(
                 "DELETE FROM unlogged WHERE project = ? AND until_ms <= ?",
                 (project, min(self._clock(), last[0]) - RETENTION_SLACK_MS),
@@ -503,6 +509,22 @@ class SqliteLedger:
         values = (self._clock(), because, project, bucket)
         return self._transact(project, lambda db: db.execute(sql, values).rowcount, write=True) > 0
 
+    def grant(self, project: str, grants: Sequence[Grant]) -> None:
+        try:
+            text = grants_text(grants)
+        except ValueError as error:
+            raise UsageError(f"grants: {error}") from None
+        sql = (
+            "INSERT INTO projects VALUES (?, '', 0, 0, 0, ?) ON CONFLICT (project) DO UPDATE"
+            " SET granted = excluded.granted"
+        )
+        self._transact(project, lambda db: db.execute(sql, (project, text)), write=True)
+
+    def grants(self, project: str) -> Sequence[Grant]:
+        sql = "SELECT granted FROM projects WHERE project = ?"
+        row = self._transact(project, lambda db: db.execute(sql, (project,)).fetchone(), write=False)
+        return _read_granted("" if row is None else row[0])
+
     def claim(self, project: str, claim: Claim, *, take_over: bool = False) -> Claimed:
         claim = checked_claim(claim)
         return self._claims(project, claim, lambda record: record.claim(claim, take_over=take_over))
@@ -557,7 +579,7 @@ class SqliteLedger:
             now_ms = self._clock()
             if not clocks_are_one(now_ms, caller_ms):
                 return None
-            newest, current, _, retention_ms, _ = self._head(db, project)
+            newest, current, _, retention_ms, *_ = self._head(db, project)
             through = self._redate(db, project, now_ms)
             db.execute("DELETE FROM views WHERE project = ?", (project,))
             unlogged_until_ms = 0
@@ -637,6 +659,13 @@ def _exhaustion(row: tuple[str, int, int, str, str, int, str]) -> Exhaustion:
     times = since_ms, 0 if until_ms == NEVER else until_ms, reopened_ms
     checked_row((*times, bucket, evidence, reported_by, because), integers=3, below=LATEST_MS)
     return Exhaustion(*row)
+
+
+def _read_granted(text: object) -> tuple[Grant, ...]:
+    try:
+        return read_grants(str(text))
+    except ValueError as error:
+        raise DamagedError(f"{text!r:.100}") from error
 
 
 def _usage(row: tuple[str, str, str, int, int, int, int, int]) -> UnloggedUsage:

@@ -31,6 +31,17 @@ def is_carry(epoch: str) -> bool:
     return epoch.endswith(CARRIED)
 
 
+UPSTREAM = "@upstream/"
+"""Begins the epoch of what only upstream counted: a carry from no log of ours. No log's root begins so, because an
+idempotency key holds no `@`."""
+
+
+def upstream_epoch(bucket: str, since_ms: int) -> str:
+    """The epoch under which a ledger counts what upstream alone counted of a bucket in its period from `since_ms` on.
+    Reports of one period merge; those of several periods and buckets add up."""
+    return carry_epoch(f"{UPSTREAM}{bucket}/{since_ms}")
+
+
 class UnloggedUsage(NamedTuple):
     """One report of a loss: what a view counted of charges that the ledger no longer has. At least one pair in
     `expiries`.

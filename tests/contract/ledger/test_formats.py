@@ -14,6 +14,7 @@ from quota.common.clock import NEVER
 from quota.errors import UnusableLedger
 from quota.ledger.contract import ChargeRequest, Exhaustion, Ledger
 from quota.ledger.entry import Charge
+from quota.ledger.grants import Grant
 from quota.ledger.redis_ledger import FORMAT
 from quota.ledger.sqlite_ledger import SCHEMA_VERSION
 from quota.ledger.unlogged import UnloggedUsage
@@ -49,6 +50,8 @@ WORK: dict[str, Callable[[Setup], Any]] = {
     "repair": lambda setup: setup.ledger.repair(setup.project, "r1", setup.now_ms),
     "repairs": lambda setup: setup.ledger.repairs(setup.project),
     "whole_after_ms": lambda setup: setup.ledger.whole_after_ms(setup.project),
+    "grant": lambda setup: setup.ledger.grant(setup.project, [Grant("units", 9, NOW, NOW + DAY_MS)]),
+    "grants": lambda setup: setup.ledger.grants(setup.project),
     "claim": lambda setup: setup.ledger.claim(setup.project, claim_of("web1")),
     "end_claim": lambda setup: setup.ledger.end_claim(setup.project, claim_of("web1"), "done"),
 }

@@ -23,6 +23,7 @@ from quota.ledger.contract import ChargeRequest, Exhaustion, Expected, LimitChec
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_movable
 from quota.ledger.fence import NOT_MOVED
+from quota.ledger.grants import Grant
 from quota.ledger.move import carry_out, plan_move
 from quota.ledger.unlogged import UnloggedUsage
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Selector, Sliding, View
@@ -133,6 +134,7 @@ def used_up(places: Places, ledger: Movable, charges: int = 7) -> None:
     ]
     ledger.add_unlogged("p", "lost", usages)
     ledger.claim("p", claim_of("web1"))
+    ledger.grant("p", [Grant("units", 900, NOW_MS, NOW_MS + DAY_MS)])
     decide(ledger, "after")
 
 
@@ -145,6 +147,7 @@ class Content(NamedTuple):
     claimed: Any
     repairs: Any
     whole_after_ms: int
+    grants: Any
 
     @classmethod
     def of(cls, ledger: Movable) -> Content:
@@ -152,7 +155,8 @@ class Content(NamedTuple):
         peek = peek._replace(unlogged=tuple(tuple(sorted(usages)) for usages in peek.unlogged))
         log = list(read_entries(ledger, "p", 0, NEVER))
         claimed = ledger.claim("p", claim_of("web2"))
-        return cls(log, peek, ledger.exhaustions("p"), claimed, ledger.repairs("p"), ledger.whole_after_ms("p"))
+        repairs, whole_after_ms = ledger.repairs("p"), ledger.whole_after_ms("p")
+        return cls(log, peek, ledger.exhaustions("p"), claimed, repairs, whole_after_ms, tuple(ledger.grants("p")))
 
 
 def moves(old: Movable, new: Movable) -> list[str]:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 DAY = (ALL, 1_000, 1, DAY_MS)
-SCRIPTS = ("charge", "settle", "read", "exhaust", "reopen", "add_unlogged", "repay", "claim", "repair")
+SCRIPTS = ("charge", "settle", "read", "exhaust", "reopen", "add_unlogged", "repay", "claim", "repair", "grant")
 MOVING = ("fence", "fill", "clear")
 """Those of `quota ledger move`: see `contract.ledger.test_move`."""
 
@@ -255,6 +255,12 @@ def repair(scripts: Limited) -> None:
         pass
 
 
+def grant(scripts: Limited) -> None:
+    """Two, and then none."""
+    for text in ("units=9:1:2", "search=5:1:2;units=9:1:2", ""):
+        scripts.run("grant", text, MIN_RETENTION_MS)
+
+
 DONE: dict[str, tuple[Callable[[Limited], None], int]] = {
     "settle": (settle, 4),
     "repay": (repay, 3),
@@ -264,6 +270,7 @@ DONE: dict[str, tuple[Callable[[Limited], None], int]] = {
     "read": (read, 0),
     "claim": (claim, 0),
     "repair": (repair, 0),
+    "grant": (grant, 0),
 }
 """What each does, and how much more is used then."""
 
