@@ -62,11 +62,38 @@ class Probe(NamedTuple):
     parameters: Mapping[str, object]
 
 
+class Metric(NamedTuple):
+    """How Cloud Monitoring names one bucket or pool: its label `quota_metric`, and the `limit_name` of its daily
+    limit."""
+
+    bucket: str
+    quota_metric: str
+    limit_name: str
+
+
+class Monitoring(NamedTuple):
+    """How Cloud Monitoring names an API: its `service`, its buckets and pools, and its methods.
+
+    Upstream calls a method `SERVICE.Verb`; `resources` maps each SERVICE to the first half of the book's own name.
+    """
+
+    service: str
+    metrics: tuple[Metric, ...]
+    resources: Mapping[str, str]
+
+    def method(self, name: str) -> str:
+        """The book's name for one of upstream's: `youtube.api.v3.V3DataVideoService.List` -> `videos.list`. A name that
+        the book does not map stays as it is."""
+        service, _, verb = name.rpartition(".")
+        resource = self.resources.get(service)
+        return name if resource is None else f"{resource}.{verb[:1].lower()}{verb[1:]}"
+
+
 class CostBook(NamedTuple):
     """The prices of one API, with their source and the date when they were read there.
 
     The API's terms allow its data to be kept for `retention_ms`; None when they say nothing. `probe` is the call that
-    `quota doctor --call` makes; None: it makes none.
+    `quota doctor --call` makes; None: it makes none. `monitoring` is None where upstream's own figures cannot be read.
     """
 
     name: str
@@ -80,6 +107,7 @@ class CostBook(NamedTuple):
     default_other: Price
     pools: tuple[Pool, ...]
     probe: Probe | None = None
+    monitoring: Monitoring | None = None
 
     @property
     def main_bucket(self) -> Bucket:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from datetime import date
 from typing import TYPE_CHECKING
 
 from quota.common.text import nearest, one_line, show
-from quota.costs import Bucket, CostBook, Pool, Price, Probe
+from quota.costs import Bucket, CostBook, Metric, Monitoring, Pool, Price, Probe
 from quota.errors import ConfigError
 from quota.limits import DAY_MS, Calendar, Sliding, Window, parse_duration
 from quota.settings.toml import TomlTable, parse_toml, read_toml
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 
@@ -47,7 +48,7 @@ def parse_book(text: str, name: str) -> CostBook:
     return _book(parse_toml(text, f"cost book {name}"), name, f"cost book {name}")
 
 
-_BOOK_KEYS = ("api", "source", "read_on", "retention", "buckets", "default", "methods", "pools", "probe")
+_BOOK_KEYS = ("api", "source", "read_on", "retention", "buckets", "default", "methods", "pools", "probe", "monitoring")
 
 
 def _book(data: dict[str, object], name: str, source: str) -> CostBook:
@@ -63,6 +64,9 @@ def _book(data: dict[str, object], name: str, source: str) -> CostBook:
     methods = {
         table.check_label(method): tuple(_prices(table, method, value, buckets)) for method, value in table.items()
     }
+    pools = tuple(
+        _pool(pool, row, methods) for pool, row in root.table("pools", default={}).tables(("marks", "methods")).items()
+    )
     return CostBook(
         name=name,
         api=root.check_label(root.text("api"), "api"),
@@ -73,11 +77,9 @@ def _book(data: dict[str, object], name: str, source: str) -> CostBook:
         methods=methods,
         default_get=_price(defaults, "get", defaults.value("get"), buckets),
         default_other=_price(defaults, "other", defaults.value("other"), buckets),
-        pools=tuple(
-            _pool(pool, row, methods)
-            for pool, row in root.table("pools", default={}).tables(("marks", "methods")).items()
-        ),
+        pools=pools,
         probe=_probe(root.table("probe", ("method", "parameters")), methods) if "probe" in root else None,
+        monitoring=_monitoring(root, buckets, pools) if "monitoring" in root else None,
     )
 
 
@@ -117,6 +119,37 @@ def _pool(name: str, row: TomlTable, methods: Mapping[str, object]) -> Pool:
 def _probe(row: TomlTable, methods: Mapping[str, object]) -> Probe:
     method = row.text("method", choices=methods)
     return Probe(method, dict(row.table("parameters", default={}).items()))
+
+
+def _monitoring(root: TomlTable, buckets: Mapping[str, Bucket], pools: Sequence[Pool]) -> Monitoring:
+    """The names in Cloud Monitoring. Raises ConfigError for a bucket that upstream does not count by the calendar."""
+    table = root.table("monitoring", ("service", "buckets", "resources"))
+    known = {**dict.fromkeys(buckets), **dict.fromkeys(pool.name for pool in pools)}
+    metrics = []
+    rows = table.table("buckets")
+    for name, row in rows.tables(("metric", "limit")).items():
+        if name not in known:
+            raise rows.error(f"no bucket or pool of this book; {nearest(name, known)}", name)
+        if name in buckets and not isinstance(buckets[name].window, Calendar):
+            raise rows.error("upstream's figures are compared from a reset on, and this bucket has none", name)
+        metrics.append(Metric(name, _word(row, "metric"), _word(row, "limit")))
+    resources = table.table("resources", default={})
+    return Monitoring(
+        service=_word(table, "service"),
+        metrics=tuple(metrics),
+        resources={name: resources.check_label(resources.text(name), name) for name, _ in resources.items()},
+    )
+
+
+def _word(row: TomlTable, key: str) -> str:
+    """A name that becomes part of a filter."""
+    word = row.text(key)
+    if not _WORD.fullmatch(word):
+        raise row.error(f"{show(word)}: a name here has 1 to 128 characters out of A-Z a-z 0-9 . _ / -", key)
+    return word
+
+
+_WORD = re.compile(r"[A-Za-z0-9._/-]{1,128}")
 
 
 def parse_window(table: TomlTable, key: str) -> Window:

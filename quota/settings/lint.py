@@ -46,7 +46,9 @@ def lint(settings: Settings) -> list[Finding]:
         findings += _limited_jobs(credential, jobs.get(credential.name, {}))
         findings += _key(credential)
         findings += _project(credential)
+        findings += _auth(credential)
     findings += _shared_keys(settings)
+    findings += _cloud_projects(settings)
     limits = {c.name: {limit.name: limit for limit in c.limits} for c in settings.credentials.values()}
     for job in settings.jobs.values():
         findings += _job(job, limits[job.credential], settings.credentials[job.credential].book)
@@ -348,6 +350,81 @@ def _project(credential: CredentialSettings) -> Iterator[Finding]:
             "the same budget",
             "name it after the project of your key",
         )
+
+
+# -- reconciling -------------------------------------------------------------------------------------------------------
+
+
+def _auth(credential: CredentialSettings) -> Iterator[Finding]:
+    """Findings about what `quota reconcile` needs."""
+    location = f"credentials.{credential.name}"
+    ref = credential.auth_ref
+    if credential.cloud_project is None:
+        if ref is not None:
+            yield Finding(
+                "warning",
+                f"{location}.auth",
+                "has no effect without cloud_project",
+                "add the id or number of the project in Google Cloud",
+            )
+        return
+    if credential.book.monitoring is None:
+        yield Finding(
+            "warning",
+            f"{location}.cloud_project",
+            f"cost book {credential.book.name!r} has no [monitoring], so `quota reconcile` cannot compare anything",
+            "remove the key, or add the table to the book",
+        )
+    if ref is None:
+        if credential.endpoint is None:
+            yield Finding(
+                "warning",
+                f"{location}.auth",
+                "missing: `quota reconcile` may not read the project's figures",
+                'add "adc", "service-account:PATH" or "authorized-user:PATH"',
+            )
+        return
+    path = ref.partition(":")[2]
+    if not path:
+        return
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        yield Finding(
+            "warning", f"{location}.auth", f"{one_line(path)} cannot be read: {error.strerror}", "make it readable"
+        )
+        return
+    if os.name == "posix" and mode & 0o004:
+        yield Finding(
+            "warning", f"{location}.auth", "every user of this machine can read this file", "chmod 600 the file"
+        )
+
+
+def _cloud_projects(settings: Settings) -> Iterator[Finding]:
+    """Findings for projects that upstream knows by other names than we do: their counts would be mixed up."""
+    ours: dict[str, CredentialSettings] = {}
+    theirs: dict[str, CredentialSettings] = {}
+    for credential in settings.credentials.values():
+        named = credential.cloud_project
+        if named is None:
+            continue
+        location = f"credentials.{credential.name}.cloud_project"
+        same = ours.setdefault(credential.project, credential)
+        other = theirs.setdefault(named, credential)
+        if same.cloud_project != named:
+            yield Finding(
+                "error",
+                location,
+                f"credential {same.name!r} of the same project {credential.project!r} has another one",
+                "give both the same, or different projects",
+            )
+        elif other.project != credential.project:
+            yield Finding(
+                "error",
+                location,
+                f"credential {other.name!r} of project {other.project!r} has the same: upstream counts them as one",
+                f"give both the same project, for example {other.project!r}",
+            )
 
 
 # -- jobs --------------------------------------------------------------------------------------------------------------

@@ -214,7 +214,9 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,19}")
 _ENDPOINT = re.compile(r"https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~%/-]*)?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _A_CREDENTIAL = 'add [credentials.main] with api = "youtube-v3"'
-_CREDENTIAL_KEYS = ("api", "project", "key", "endpoint", "limits")
+_CREDENTIAL_KEYS = ("api", "project", "key", "endpoint", "cloud_project", "auth", "limits")
+_CLOUD_PROJECT = re.compile(r"[a-z][a-z0-9.:-]{4,62}[a-z0-9]|[0-9]{1,20}")
+_AUTHS = ("adc", "service-account", "authorized-user")
 
 
 def _credentials(table: TomlTable, folder: Path) -> dict[str, CredentialSettings]:
@@ -275,7 +277,40 @@ def _credential(
         key_ref=_key_ref(row, folder) if "key" in row else None,
         endpoint=None if endpoint is None else endpoint.rstrip("/"),
         limits=_limits(row, book) if "limits" in row else its_limits,
+        cloud_project=_cloud_project(row) if "cloud_project" in row else None,
+        auth_ref=_auth_ref(row, folder) if "auth" in row else None,
     )
+
+
+def _cloud_project(row: TomlTable) -> str:
+    name = row.value("cloud_project")
+    if isinstance(name, int) and not isinstance(name, bool):
+        name = str(name)
+    elif not isinstance(name, str):
+        name = row.text("cloud_project")
+    if not _CLOUD_PROJECT.fullmatch(name):
+        # The message does not show it: people have put the key here.
+        raise row.error(
+            'not a project id such as "my-project-123456" or its number; the Google Cloud console shows both',
+            "cloud_project",
+        )
+    return name
+
+
+def _auth_ref(row: TomlTable, folder: Path) -> str:
+    ref = row.text("auth")
+    kind, _, rest = ref.partition(":")
+    if ref == "adc":
+        return ref
+    if kind in _AUTHS[1:] and rest and rest.isprintable():
+        try:
+            return f"{kind}:{folder / Path(rest).expanduser()}"
+        except RuntimeError as error:
+            raise row.error(one_line(error), "auth") from None
+    # The message does not show the value: it may be a token.
+    hint = nearest(kind, _AUTHS)
+    near = f"; {hint}" if hint.startswith("did") else ""
+    raise row.error(f'write "adc", "service-account:PATH" or "authorized-user:PATH"{near}', "auth")
 
 
 def _is_address(endpoint: str) -> bool:

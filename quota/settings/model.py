@@ -56,7 +56,9 @@ class LedgerSettings(NamedTuple):
 class CredentialSettings:
     """One credential. `key_ref` says where the secret is (`env:NAME`, `file:/path`); None for the emulator's demo.
 
-    `endpoint` is None for the API's own address. Credentials of one project have the same limits.
+    `endpoint` is None for the API's own address. Credentials of one project have the same limits. `cloud_project` is
+    what upstream calls the project, by id or number, and `auth_ref` says who may read its figures (`adc`,
+    `service-account:PATH`, `authorized-user:PATH`): both only for `quota reconcile`, both None where not given.
     """
 
     name: str
@@ -66,6 +68,8 @@ class CredentialSettings:
     key_ref: str | None
     endpoint: str | None
     limits: tuple[Limit, ...]
+    cloud_project: str | None = None
+    auth_ref: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

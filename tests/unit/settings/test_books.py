@@ -51,6 +51,73 @@ def test_every_book_says_where_its_prices_come_from_and_when_they_were_read(name
     assert book.read_on >= date(2026, 6, 1)
 
 
+@pytest.mark.parametrize("name", YOUTUBE_BOOKS)
+def test_every_method_has_a_name_in_cloud_monitoring(name: str) -> None:
+    """The table maps upstream's services to the resources of the book, each of them once."""
+    book = load_book(name)
+    assert book.monitoring is not None
+    resources = {method.partition(".")[0] for method in book.methods}
+    assert sorted(book.monitoring.resources.values()) == sorted(resources)
+    assert {metric.bucket for metric in book.monitoring.metrics} >= set(book.buckets)
+    names = {
+        "youtube.api.v3.V3DataVideoService.List": "videos.list",
+        "youtube.api.v3.V3DataVideoService.BatchGetStats": "videos.batchGetStats",
+        "youtube.api.v3.V3DataCommentService.SetModerationStatus": "comments.setModerationStatus",
+        "youtube.api.v3.V3DataSearchService.List": "search.list",
+        "youtube.api.v4.V4DataSearchService.List": "youtube.api.v4.V4DataSearchService.List",
+        "": "",
+    }
+    assert {there: book.monitoring.method(there) for there in names} == names
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            'service = "a b"',
+            "monitoring.service: 'a b': a name here has 1 to 128 characters out of A-Z a-z 0-9 . _ / -",
+        ),
+        ("", "monitoring.service: missing; the key is required"),
+        ('servce = "a"', "monitoring.servce: unknown key; did you mean 'service'?"),
+        (
+            'service = "a"\nbuckets = { unit = { metric = "m", limit = "l" } }',
+            "monitoring.buckets.unit: no bucket or pool of this book; did you mean 'units'?",
+        ),
+        (
+            'service = "a"\nbuckets = { units = { metric = "m" } }',
+            "monitoring.buckets.units.limit: missing; the key is required",
+        ),
+        (
+            'service = "a"\nbuckets = { minute = { metric = "m", limit = "l" } }',
+            "monitoring.buckets.minute: upstream's figures are compared from a reset on, and this bucket has none",
+        ),
+        (
+            'service = "a"\nbuckets = { units = { metric = "m", limit = "\\"x" } }',
+            "monitoring.buckets.units.limit: '\"x': a name here has 1 to 128 characters out of A-Z a-z 0-9 . _ / -",
+        ),
+    ],
+)
+def test_a_mistake_in_upstreams_names(text: str, said: str) -> None:
+    book = """
+    api = "x"
+    source = "https://x.example"
+    read_on = 2026-06-01
+    default = { get = 1, other = 1 }
+    methods = { "a.list" = 1 }
+    [buckets.units]
+    quota = 5
+    resets = { calendar = "day", zone = "UTC" }
+    [buckets.minute]
+    quota = 5
+    resets = "1m"
+    [monitoring]
+    """
+    buckets = "" if "buckets" in text else "buckets = {}\n"
+    with pytest.raises(ConfigError) as error:
+        parse_book(f"{book}\n{buckets}{text}\n", "mine")
+    assert str(error.value) == f"cost book mine: {said}"
+
+
 def test_prices_of_the_shared_pool() -> None:
     book = load_book("youtube-v3")
     units = {m: book.price(m).units for m in ("search.list", "videos.list", "captions.list", "playlists.delete")}

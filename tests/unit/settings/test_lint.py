@@ -376,6 +376,62 @@ def test_a_relative_path_that_was_meant_to_be_absolute(tmp_path: Path) -> None:
     assert found.remedy == f"write sqlite:////{slashless} for the absolute path"
 
 
+RECONCILED = """cloud_project = "cloud-project-1"
+auth = "adc"
+"""
+
+
+def test_what_reconcile_needs(tmp_path: Path) -> None:
+    def said(text: str) -> list[str]:
+        return list(map(str, findings(tmp_path, GOOD.replace("[[cred", f"{text}\n[[cred", 1))))
+
+    assert said(RECONCILED) == []
+    assert said('auth = "adc"') == [
+        "warning: credentials.main.auth: has no effect without cloud_project; add the id or number of the project in "
+        "Google Cloud"
+    ]
+    assert said('cloud_project = "cloud-project-1"') == [
+        "warning: credentials.main.auth: missing: `quota reconcile` may not read the project's figures; "
+        'add "adc", "service-account:PATH" or "authorized-user:PATH"'
+    ]
+    assert said('cloud_project = 1\nendpoint = "http://127.0.0.1:1"') == []
+    file = tmp_path / "account.json"
+    text = RECONCILED.replace("adc", "service-account:account.json")
+    assert said(text) == [
+        f"warning: credentials.main.auth: {file} cannot be read: No such file or directory; make it readable"
+    ]
+    file.write_text("{}")
+    file.chmod(0o644)
+    assert said(text) == [
+        "warning: credentials.main.auth: every user of this machine can read this file; chmod 600 the file"
+    ]
+    file.chmod(0o600)
+    assert said(text) == []
+
+
+def test_a_project_has_one_name_in_the_cloud_and_that_name_one_project(tmp_path: Path) -> None:
+    def said(project: str, cloud: str) -> list[str]:
+        other = f'[credentials.b]\napi = "youtube-v3"\nkey = "env:LINT_KEY2"\nproject = "{project}"\n{cloud}'
+        first = GOOD.replace("[[cred", f"{RECONCILED}[[cred", 1).replace("fetch =", 'credential = "main"\nfetch =')
+        return [str(f) for f in findings(tmp_path, first + other) if f.level == "error"]
+
+    assert said("main", RECONCILED) == said("other", "") == said("other", RECONCILED.replace("-1", "-2")) == []
+    assert said("main", RECONCILED.replace("-1", "-2")) == [
+        "error: credentials.b.cloud_project: credential 'main' of the same project 'main' has another one; give both "
+        "the same, or different projects"
+    ]
+    assert said("other", RECONCILED) == [
+        "error: credentials.b.cloud_project: credential 'main' of project 'main' has the same: upstream counts them as "
+        "one; give both the same project, for example 'main'"
+    ]
+
+
+def test_a_book_without_upstreams_names_cannot_be_reconciled(tmp_path: Path) -> None:
+    text = f'[credentials.main]\napi = "gmail-v1"\nkey = "env:LINT_KEY"\n{RECONCILED}'
+    (found,) = findings(tmp_path, text)
+    assert (found.level, found.location) == ("warning", "credentials.main.cloud_project")
+
+
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     (found,) = findings(tmp_path, GOOD + '[store]\nurl = "sqlite:///no/where.db"\n')
     assert str(found) == f"warning: store.url: folder {tmp_path}/no is not there; make it, or correct the path"

@@ -348,6 +348,9 @@ NAME_RULE = "a name here has 1 to 64 characters out of A-Z a-z 0-9 . _ : -"
 KEY_RULE = 'do not write the key itself here; write "env:VARIABLE" or "file:/path"'
 SCHEMES = "sqlite://, redis://, rediss://, unix://, redis+sentinel://, redis+cluster://"
 
+NO_PROJECT = 'not a project id such as "my-project-123456" or its number; the Google Cloud console shows both'
+AUTHS = 'write "adc", "service-account:PATH" or "authorized-user:PATH"'
+
 MISTAKES = [
     # Keys that nobody knows, at every level.
     ("[store]", "[sotre]", "sotre: unknown key; did you mean 'store'?"),
@@ -381,6 +384,30 @@ MISTAKES = [
     ("leave = 500", "max_answer_s = 0", "jobs.trending.max_answer_s: 0 is not a whole number from 1 to 3600"),
     ("leave = 500", "max_items = true", "jobs.trending.max_items: a boolean where a whole number is needed"),
     ("retention =", '"re\\ntention" =', "store.'re\\ntention': unknown key; did you mean 'retention'?"),
+    (
+        "[[cred",
+        'cloudproject = "a"\n[[cred',
+        "credentials.main.cloudproject: unknown key; did you mean 'cloud_project'?",
+    ),
+    # What upstream calls the project, and who may read its figures. Neither is shown: it may be the secret itself.
+    ("[[cred", 'cloud_project = "AIzaSecret"\n[[cred', f"credentials.main.cloud_project: {NO_PROJECT}"),
+    ("[[cred", 'cloud_project = "a"\n[[cred', f"credentials.main.cloud_project: {NO_PROJECT}"),
+    ("[[cred", "cloud_project = -5\n[[cred", f"credentials.main.cloud_project: {NO_PROJECT}"),
+    ("[[cred", 'cloud_project = "x/../secret"\n[[cred', f"credentials.main.cloud_project: {NO_PROJECT}"),
+    (
+        "[[cred",
+        "cloud_project = true\n[[cred",
+        "credentials.main.cloud_project: a boolean where a non-empty string is needed",
+    ),
+    ("[[cred", 'auth = "ya29.secret"\n[[cred', f"credentials.main.auth: {AUTHS}"),
+    ("[[cred", 'auth = "service-account"\n[[cred', f"credentials.main.auth: {AUTHS}; did you mean 'service-account'?"),
+    (
+        "[[cred",
+        'auth = "service-acount:secret.json"\n[[cred',
+        f"credentials.main.auth: {AUTHS}; did you mean 'service-account'?",
+    ),
+    ("[[cred", 'auth = "authorized-user:"\n[[cred', f"credentials.main.auth: {AUTHS}; did you mean 'authorized-user'?"),
+    ("[[cred", 'auth = "adc:x"\n[[cred', f"credentials.main.auth: {AUTHS}; did you mean 'adc'?"),
     # Keys that are missing, values of the wrong type.
     ('api = "youtube-v3"\n', "", "credentials.main.api: missing; the key is required"),
     ('window = "24h"\n[[', "[[", "credentials.main.limits[0].window: missing; the key is required"),
@@ -630,6 +657,17 @@ def test_a_mistake_is_one_line_that_names_the_place(write: Any, text: str, inste
     assert message(write(FULL.replace(text, instead, 1))) == said
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"), [('"my-project-1"', "my-project-1"), ('"123456789012"', "123456789012"), ("42", "42")]
+)
+def test_a_project_of_the_cloud_is_an_id_or_a_number(write: Any, written: str, meant: str) -> None:
+    text = FULL.replace("[[cred", f'cloud_project = {written}\nauth = "service-account:~x.json"\n[[cred', 1)
+    path = write(text.replace("~x", "x"))
+    credential = load_settings(path).credentials["main"]
+    assert (credential.cloud_project, credential.auth_ref) == (meant, f"service-account:{path.parent / 'x.json'}")
+    assert load_settings(write(FULL)).credentials["main"].cloud_project is None
+
+
 def test_no_message_shows_what_may_be_a_secret(write: Any) -> None:
     for text, instead, _ in MISTAKES:
         if "secret" in instead.lower():
@@ -794,6 +832,7 @@ def test_what_is_commented_out_in_the_example_can_be_uncommented(write: Any) -> 
         switched_on.append(inner if is_toml else line)
     text = "\n".join(switched_on)
     assert tomllib.loads(text)["credentials"]["main"]["endpoint"]
+    assert tomllib.loads(text)["credentials"]["main"]["auth"] == "adc"
     settings = load_settings(write(text))
     assert settings.ledger.url.startswith("redis://")
     assert [x.name for x in settings.credentials["main"].limits] == ["day", "pacific-day", "search"]
