@@ -323,25 +323,35 @@ def _found_line(video: Found) -> str:
 @click.option("--recorded", metavar="DIR", help="Serve the recorded pages in this folder instead of invented ones.")
 @click.option("--allocation", type=click.Choice(["pool", "buckets"]), default="pool", show_default=True)
 @click.option("--quota", "quota_units", default=10_000, show_default=True, metavar="N", help="Units granted per day.")
-def emulate(port: int, recorded: str | None, allocation: Any, quota_units: int) -> None:
+@click.option(
+    "--lag", default="0s", show_default=True, metavar="DURATION", help="Cloud Monitoring learns of calls late."
+)
+def emulate(port: int, recorded: str | None, allocation: Any, quota_units: int, lag: str) -> None:
     """Serve an emulator of the upstream API on loopback, for development without spending quota.
 
     It prints its address as soon as it listens. GET /emulator/usage returns the number of requests that reached it.
-    Ctrl-C or SIGTERM ends it.
+    It also plays Cloud Monitoring, for `quota reconcile`. Ctrl-C or SIGTERM ends it.
 
     \b
     Example: quota emulate --port 8765 --quota 100
     """
     import quota
     from quota.jobs.emulator import Emulator
+    from quota.limits import parse_duration
 
     if not 0 <= port <= 65_535:
         raise quota.UsageError(f"--port {port}: a port is a number from 0 to 65535")
+    lag_ms = 0
+    if lag not in ("0", "0s"):
+        try:
+            lag_ms = parse_duration(lag)
+        except ValueError as error:
+            raise quota.UsageError(f"--lag {error}") from None
     # SIGTERM from a supervisor is the regular way to end it. Ctrl-C exits with the same status as everywhere else.
     with exits({signal.SIGTERM: 0, signal.SIGINT: 128 + signal.SIGINT}):
         try:
             folder = None if recorded is None else Path(recorded)
-            emulator = Emulator(port=port, recorded=folder, allocation=allocation, quota=quota_units)
+            emulator = Emulator(port=port, recorded=folder, allocation=allocation, quota=quota_units, lag_ms=lag_ms)
         except ValueError as error:
             raise quota.UsageError(str(error)) from error
         except OSError as error:

@@ -23,6 +23,7 @@ KINDS = REPLY_KINDS | CONNECTION_KINDS
 # Requests that are not API calls themselves. A fault hits them only when it names them.
 ENVELOPE = "batch"
 CHUNK = "upload-chunk"
+MONITORING = "timeSeries.list"  # a call of Cloud Monitoring, another API
 
 _MAX_QUEUED = 1_000
 _MAX_COUNT = 1_000_000
@@ -73,7 +74,7 @@ class Fault:
         return cls(**document)
 
     def matches(self, method: str, region: str | None, bucket: str | None) -> bool:
-        if method in (ENVELOPE, CHUNK):
+        if method in (ENVELOPE, CHUNK, MONITORING):
             return self.method == method
         return self.method in (None, method) and self.region in (None, region) and self.bucket in (None, bucket)
 

@@ -152,9 +152,21 @@ def quota_exceeded() -> Reply:
 _DAILY_LIMITS = {
     "search": ("Search Queries", "defaultSearchListPerDayPerProject", "search_list"),
     "uploads": ("Video Uploads", "defaultVideoInsertPerDayPerProject", "video_insert"),
-    "batch-stats": ("Batch Video Stats", "defaultVideoBatchGetStatsPerDayPerProject", "batch_stats"),
+    "batch-stats": ("Batch Video Stats", "defaultVideoBatchGetStatsPerDayPerProject", "video_batch_get_stats"),
     "units": ("Queries", "defaultPerDayPerProject", "default"),
 }
+
+
+def quota_names(bucket: str) -> tuple[str, str]:
+    """(quota_metric, limit_name) of a bucket, as Cloud Monitoring labels it."""
+    _, limit, metric = _DAILY_LIMITS[bucket]
+    return f"{_SERVICE}/{metric}", limit
+
+
+def permission_denied(project: str) -> Reply:
+    """Cloud Monitoring's answer to somebody who may not read a project's figures."""
+    message = f"Permission monitoring.timeSeries.list denied (or the resource 'projects/{project}' may not exist)."
+    return _error(403, "forbidden", message, status="PERMISSION_DENIED")
 
 
 def daily_limit(bucket: str, project: str, limit_units: int) -> Reply:

@@ -15,6 +15,8 @@ The emulator counts some requests separately, as "free", because they carry call
 the envelope of a batch, whose calls count one by one, and the chunks of an upload, whose opening
 call counts.
 
+Cloud Monitoring's calls are served and counted separately too, as "monitoring". They spend no units.
+
 A request without a usable key counts as a request, but no project is charged for it. The emulator
 accepts bearer tokens, and any key that does not start with "invalid" or "disabled". It also accepts
 writes that carry only a key; upstream requires a token for them.
@@ -37,7 +39,8 @@ from quota.jobs.emulator import replies
 from quota.jobs.emulator.api import Api, Call, is_upload, method_of
 from quota.jobs.emulator.batch import BatchedCall, compose_batch, parse_batch, split_multipart
 from quota.jobs.emulator.data import GeneratedCatalogue, RecordedCatalogue
-from quota.jobs.emulator.faults import CHUNK, ENVELOPE, KINDS, REPLY_KINDS, Fault, FaultQueue
+from quota.jobs.emulator.faults import CHUNK, ENVELOPE, KINDS, MONITORING, REPLY_KINDS, Fault, FaultQueue
+from quota.jobs.emulator.monitoring import project_of, time_series
 from quota.jobs.emulator.replies import Json, Rejected, Reply
 from quota.jobs.emulator.uploads import Uploads
 from quota.jobs.emulator.usage import UNKNOWN, Allocation, Charge, Meter
@@ -71,7 +74,8 @@ class Emulator:
     `port` 0 takes a free port. `recorded` is a folder of saved pages to serve instead of generated
     ones (ValueError when it holds none). `quota` is the number of units that each project has per
     day in the bucket `units`. `projects` maps keys to projects; any other key is a project of its
-    own. `clock` gives milliseconds since 1970; the quota resets when it passes Pacific midnight.
+    own. `clock` gives milliseconds since 1970; the quota resets when it passes Pacific midnight. Cloud
+    Monitoring, which it serves too (see `quota.jobs.emulator.monitoring`), knows of a call after `lag_ms`.
     """
 
     def __init__(
@@ -83,11 +87,14 @@ class Emulator:
         quota: int = 10_000,
         projects: Mapping[str, str] | None = None,
         clock: Callable[[], int] = _now_ms,
+        lag_ms: int = 0,
     ) -> None:
         if allocation not in ("pool", "buckets"):
             raise ValueError(f"allocation must be 'pool' or 'buckets', not {allocation!r}")
         if quota < 0:
             raise ValueError(f"quota must be 0 or more, not {quota}")
+        if lag_ms < 0:
+            raise ValueError(f"lag_ms must be 0 or more, not {lag_ms}")
         self._projects = dict(projects or {})
         self._api = Api(RecordedCatalogue(recorded) if recorded else GeneratedCatalogue())
         self._uploads = Uploads(self._api.stored)
@@ -95,6 +102,7 @@ class Emulator:
         self._meter = Meter(allocation, quota, clock)
         self._faults = FaultQueue()
         self._quota = quota
+        self._lag_ms = lag_ms
         self._thread: threading.Thread | None = None
         self._serving = False
         self._server = Server(port, self._serve)
@@ -188,6 +196,9 @@ class Emulator:
     def _serve(self, request: Request) -> Handled:
         if request.path.startswith(_CONTROL):
             return Handled(self._control(request))
+        asked = project_of(request) if request.verb == "GET" else None
+        if asked is not None:
+            return self._serve_monitoring(request, asked)
         if request.verb == "POST" and request.path.rstrip("/") in _BATCH_PATHS:
             return self._serve_batch(request)
         if request.verb == "PUT" and is_upload(request.path) and "upload_id" in request.params:
@@ -208,6 +219,22 @@ class Emulator:
             body = b"" if reply.body is None else encode_body(reply.body)
             answers.append((call.content_id, reply.status, body))
         return Handled(_fault_reply(fault, request) or compose_batch(answers), fault)
+
+    def _serve_monitoring(self, request: Request, asked: str) -> Handled:
+        """Answer Cloud Monitoring's timeSeries.list from this upstream's own count."""
+        fault = self._arrive_free("monitoring", MONITORING)
+        if (struck := _fault_reply(fault, request)) is not None:
+            return Handled(struck, fault)
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not token.strip() or token.startswith("invalid"):
+            return Handled(replies.token_invalid(), fault)
+        if asked.startswith("denied"):
+            return Handled(replies.permission_denied(asked), fault)
+        with self._lock:
+            try:
+                return Handled(time_series(request, asked, self._meter, self._lag_ms), fault)
+            except Rejected as rejected:
+                return Handled(rejected.reply, fault)
 
     def _serve_chunk(self, request: Request) -> Handled:
         fault = self._arrive_free("upload_chunks", CHUNK)
@@ -232,7 +259,7 @@ class Emulator:
             region = request.params.get("regionCode")
             fault = self._faults.strike(method, region, bucket, kinds=kinds)
             if fault is not None and fault.kind == "exhaust" and project and charge:
-                self._meter.exhaust(project, charge)
+                self._meter.exhaust(project, method, charge)
                 charge = charge._replace(refused=True)
         return _Arrival(method, project, unknown, charge, fault)
 

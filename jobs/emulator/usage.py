@@ -55,6 +55,19 @@ class Charge(NamedTuple):
     refused: bool
 
 
+class Minute(NamedTuple):
+    """One method's use of one project's bucket in the minute that begins at `start_ms`."""
+
+    start_ms: int
+    project: str
+    bucket: str
+    method: str
+
+
+MINUTE_MS = 60_000
+KEPT_MS = 3 * 24 * 60 * MINUTE_MS
+
+
 @dataclass
 class _Day:
     """One project's use of one bucket on one Pacific day."""
@@ -88,6 +101,7 @@ class Meter:
         self._by_project: defaultdict[str, _Tally] = defaultdict(_Tally)
         self._free: Counter[str] = Counter()
         self._days: dict[tuple[str, str], _Day] = {}
+        self._minutes: Counter[Minute] = Counter()
 
     def count(self, method: str) -> None:
         """Count one API call, whoever sent it and whatever its outcome."""
@@ -106,6 +120,7 @@ class Meter:
         refused = today.exhausted or today.used_units + units > self._quota_units[bucket]
         if not refused:
             today.used_units += units
+            self._note(project, method, bucket, units)
         tally = self._by_project[project]
         tally.requests += 1
         for booked in (self._total, tally):
@@ -114,14 +129,35 @@ class Meter:
                 booked.refused_units[bucket] += units
         return Charge(bucket, units, refused)
 
-    def exhaust(self, project: str, charged: Charge) -> None:
+    def exhaust(self, project: str, method: str, charged: Charge) -> None:
         """Close a bucket until Pacific midnight; the call just charged is the first one refused."""
         today = self._today(project, charged.bucket)
         today.exhausted = True
         if not charged.refused:
             today.used_units -= charged.units
+            self._note(project, method, charged.bucket, -charged.units)
             self._total.refused_units[charged.bucket] += charged.units
             self._by_project[project].refused_units[charged.bucket] += charged.units
+
+    def _note(self, project: str, method: str, bucket: str, units: int) -> None:
+        """Keep what the day's quota covered, by the minute, for as long as anybody compares it."""
+        minute_ms = self._clock() // MINUTE_MS * MINUTE_MS
+        oldest = next(iter(self._minutes), None)
+        if oldest is not None and oldest.start_ms < minute_ms - KEPT_MS:
+            kept = {key: units for key, units in self._minutes.items() if key.start_ms >= minute_ms - KEPT_MS}
+            self._minutes = Counter(kept)
+        self._minutes[Minute(minute_ms, project, bucket, method)] += units
+
+    def minutes(self) -> list[tuple[Minute, int]]:
+        """The units that the day's quota covered in each minute of the last days, oldest first."""
+        return sorted(self._minutes.items())
+
+    def now_ms(self) -> int:
+        return self._clock()
+
+    @property
+    def buckets(self) -> tuple[str, ...]:
+        return tuple(self._quota_units)
 
     def quota_units(self, bucket: str) -> int:
         return self._quota_units[bucket]
