@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quota.arguments import texts
+from quota.budget import cap
 from quota.common.clock import NEVER, rfc3339
 from quota.errors import Refused
 from quota.ledger.contract import read_entries
-from quota.limits import DAY_MS, HOUR_MS, Calendar, paced_until
+from quota.limits import DAY_MS, HOUR_MS, Calendar, Selector, paced_until
 from quota.session import machine_jitter_ms
 from quota.settings.model import BUILT_IN_FETCHES
 
@@ -20,11 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from quota.budget import Budget, Outlook
-    from quota.costs import CostBook
+    from quota.costs import Bucket, CostBook
     from quota.decision import LimitState
     from quota.ledger.contract import Exhaustion, Ledger
     from quota.ledger.entry import Entry
-    from quota.limits import Limit, Selector, Window
+    from quota.ledger.grants import Grant
+    from quota.limits import Limit, Window
     from quota.session import Session
 
 SPEND_FIELDS = ("method", "job", "region", "run", "hour", "bucket")
@@ -35,9 +37,10 @@ RUN_CHARS = 8
 class LimitRow:
     """The current state of one limit. `next_capacity_ms` is the time when it has more capacity, because its oldest
     charge leaves or its pace releases more (None: nothing is used, or it has no end). `state.limit_units` is the
-    limit's number, or the part that its pace has released so far. `room_ms` is the time when the cheapest call that it
-    counts fits again (None: it fits now). If `shut`, upstream closed everything that the limit counts, so nothing
-    remains of it.
+    limit's number, or the part that its pace has released so far; `enforced_units` is the number without the pace. That
+    is less than the configuration says where upstream grants less: `grant` says so then. `room_ms` is the time when the
+    cheapest call that it counts fits again (None: it fits now). If `shut`, upstream closed everything that the limit
+    counts, so nothing remains of it.
 
     `resets_ms` is the time when upstream itself resets the count, at a calendar edge in `zone`; None where upstream has
     no calendar. Where the log does not cover the window, the limit counts since `counts_since_ms` and is exact from
@@ -53,6 +56,18 @@ class LimitRow:
     exact_from_ms: int | None
     room_ms: int | None
     shut: bool
+    enforced_units: int
+    grant: Grant | None
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyExhaustion:
+    """Upstream closed a bucket although we had charged far less than it grants: somebody else spends this project, or
+    its quota is smaller."""
+
+    bucket: str
+    used_units: int
+    quota_units: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +87,7 @@ class CredentialRow:
     owed_units: int
     limits: tuple[LimitRow, ...]
     exhausted: tuple[Exhaustion, ...]
+    early: tuple[EarlyExhaustion, ...] = ()
 
     @property
     def unlogged_units(self) -> int:
@@ -117,7 +133,7 @@ class Status:
                         else {}
                     ),
                     **({"owed_units": credential.owed_units} if credential.owed_units else {}),
-                    "exhausted": [_exhaustion_json(x) for x in credential.exhausted],
+                    "exhausted": [_exhaustion_json(x, credential.early) for x in credential.exhausted],
                 }
                 for credential in self.credentials
             ],
@@ -136,6 +152,7 @@ def read_status(session: Session, credential: str | None = None) -> Status:
         outlook = budget.outlook([BUILT_IN_FETCHES[job.fetch] for job in jobs if job.fetch in BUILT_IN_FETCHES])
         # On each machine a closed bucket opens a little later than upstream's reset. The status uses that time too.
         exhausted = [x for x in ledger.exhaustions(settings.project) if _ends(x) + machine_jitter_ms() > at_ms]
+        limits = tuple(_limit_rows(budget, outlook, exhausted, at_ms))
         rows.append(
             CredentialRow(
                 outlook,
@@ -146,8 +163,9 @@ def read_status(session: Session, credential: str | None = None) -> Status:
                 settings.project,
                 settings.api,
                 budget.owed_units(),
-                tuple(_limit_rows(budget, outlook, exhausted, at_ms)),
+                limits,
                 tuple(exhausted),
+                tuple(_early(settings.book.at(at_ms), limits, exhausted)),
             )
         )
     return Status(at_ms, ledger.label, ledger.shared, session.settings.path is None, tuple(rows))
@@ -160,6 +178,8 @@ def _ends(x: Exhaustion) -> int:
 
 def _limit_rows(budget: Budget, outlook: Outlook, exhausted: Sequence[Exhaustion], at_ms: int) -> Iterable[LimitRow]:
     counts_since_ms = budget.ledger.whole_after_ms(budget.project)
+    grants = {grant.bucket: grant for grant in budget.ledger.grants(budget.project) if grant.believed_at(at_ms)}
+    granted = {bucket: grant.quota_units for bucket, grant in grants.items()}
     closed = {x.bucket: x.until_ms for x in exhausted if not x.reopened_ms}
     for limit, state, room_ms in zip(budget.limits, outlook.states, outlook.room_ms, strict=True):
         window, selector = limit.view.window, limit.view.selector
@@ -183,6 +203,9 @@ def _limit_rows(budget: Budget, outlook: Outlook, exhausted: Sequence[Exhaustion
         if opens_ms is not None:
             state = state._replace(remaining_units=0)
             next_ms = room_ms = None if opens_ms == NEVER else max(opens_ms, room_ms or 0)
+        enforced_units = cap(limit, 0, 1, None, granted)
+        if room_ms == NEVER:
+            next_ms = room_ms = None
         exact_from_ms = exact_from(window, counts_since_ms, at_ms)
         yield LimitRow(
             limit,
@@ -193,8 +216,36 @@ def _limit_rows(budget: Budget, outlook: Outlook, exhausted: Sequence[Exhaustion
             counts_since_ms,
             exact_from_ms,
             room_ms,
-            opens_ms is not None,
+            opens_ms is not None or not enforced_units,
+            enforced_units,
+            grants[selector.buckets[0]] if enforced_units < limit.limit_units else None,
         )
+
+
+def _early(book: CostBook, limits: Sequence[LimitRow], exhausted: Sequence[Exhaustion]) -> Iterable[EarlyExhaustion]:
+    """The exhaustions that our count does not explain: even the dearest call would have fitted."""
+    for x in exhausted:
+        bucket = book.buckets.get(x.bucket)
+        if bucket is None or x.reopened_ms:
+            continue
+        whole = [
+            row for row in limits if not row.limit.narrow and row.limit.view.selector == Selector(buckets=(x.bucket,))
+        ]
+        if not whole:
+            continue
+        used_units = max(row.state.used_units for row in whole)
+        quota_units = min(_granted(row, bucket) for row in whole)
+        dearest = max(price.units for prices in book.methods.values() for price in prices if price.bucket == x.bucket)
+        if used_units + dearest <= quota_units:
+            yield EarlyExhaustion(x.bucket, used_units, quota_units)
+
+
+def _granted(row: LimitRow, bucket: Bucket) -> int:
+    """What upstream grants of a bucket, as far as we know: by its own word, by the configuration, or by the book."""
+    if row.grant is not None:
+        return row.grant.quota_units
+    quota_units = row.limit.quota_units
+    return quota_units if row.limit.headroom_units else max(quota_units, bucket.quota_units)
 
 
 def _opens(book: CostBook, selector: Selector, closed: Mapping[str, int]) -> int | None:
@@ -241,10 +292,16 @@ def _limit_json(row: LimitRow) -> dict[str, object]:
         "quota_units": row.limit.quota_units,
         "headroom_units": row.limit.headroom_units,
         "limit_units": row.limit.limit_units,
+        **(
+            {"granted_units": row.grant.quota_units, "enforced_units": row.enforced_units}
+            if row.grant is not None
+            else {}
+        ),
         **({"paced_units": row.state.limit_units} if row.limit.paced else {}),
         "used_units": row.state.used_units,
         "remaining_units": row.state.remaining_units,
         **({"unlogged_units": row.state.unlogged_units} if row.state.unlogged_units else {}),
+        **({"upstream_units": row.state.upstream_units} if row.state.upstream_units else {}),
         **(
             {"counts_since": rfc3339(row.counts_since_ms), "exact_from": rfc3339(row.exact_from_ms)}
             if row.exact_from_ms is not None
@@ -255,12 +312,13 @@ def _limit_json(row: LimitRow) -> dict[str, object]:
     }
 
 
-def _exhaustion_json(exhaustion: Exhaustion) -> dict[str, object]:
+def _exhaustion_json(exhaustion: Exhaustion, early: Sequence[EarlyExhaustion]) -> dict[str, object]:
     return {
         "bucket": exhaustion.bucket,
         "since": rfc3339(exhaustion.since_ms),
         "until": None if exhaustion.until_ms == NEVER else rfc3339(exhaustion.until_ms),
         "evidence": exhaustion.evidence,
+        **next(({"used_units": x.used_units, "early": True} for x in early if x.bucket == exhaustion.bucket), {}),
         **({"reopened_because": exhaustion.reopened_because} if exhaustion.reopened_ms else {}),
     }
 

@@ -434,6 +434,51 @@ def reopen(bucket: str, because: str, credential: str | None, config: str | None
     say(f"bucket {bucket} of project {project} is open again: {reason}")
 
 
+@cli.command("reconcile")
+@click.option("--dry-run", is_flag=True, help="Compare only; change nothing.")
+@click.option("--check", "checks", is_flag=True, help="Exit 1 if the two counts differ.")
+@click.option("--credential", metavar="C", help="Only this credential's project.")
+@json_option
+@config_option
+def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: bool, config: str | None) -> None:
+    """Compare our count with the provider's own, and tighten ours.
+
+    It reads what upstream counted and what it grants from Cloud Monitoring, for every project whose credential has a
+    cloud_project. Units that only upstream knows of count here from now on; a smaller quota lowers the limits. Nothing
+    is ever freed. The account that `auth` names needs the permission monitoring.timeSeries.list. If upstream's figures
+    cannot be had, the exit status is 1 and nothing is changed.
+
+    \b
+    Example:
+      quota reconcile
+      quota reconcile --check || echo "somebody else spends this project"
+      17 * * * *  quota reconcile > /dev/null      a line for cron
+    """
+    import quota
+    from quota.errors import BadAnswer
+    from quota.reconcile.reconcile import chosen_credentials, reconcile
+
+    results, failed = [], False
+    with quota.open(config) as session:
+        for one in chosen_credentials(session, credential):
+            try:
+                results.append(reconcile(session, one, commit=not dry_run))
+            except BadAnswer as error:  # another project may do better
+                failed = True
+                fail(f"{one.name}: {error}")
+    if failed and not results:
+        click.get_current_context().exit(BadAnswer.exit_status)
+    if as_json:
+        print_json({"dry_run": dry_run, "projects": [result.as_json() for result in results]})
+    else:
+        from quota.cli.reconciled import render_reconciled
+
+        for result in results:
+            print_rich(render_reconciled(result, dry_run=dry_run))
+    if failed or (checks and any(result.differs for result in results)):
+        click.get_current_context().exit(1)
+
+
 # -- configuration and prices ------------------------------------------------------------------------------------------
 
 
@@ -588,7 +633,7 @@ def doctor(call: bool, as_json: bool, config: str | None) -> None:
 @cli.command("prove")
 @json_option
 def prove_(as_json: bool) -> None:
-    """Show that a fixed window can admit twice its limit; ours cannot.
+    """Show how a fixed window can admit twice its limit; ours cannot.
 
     \b
     Example:

@@ -12,14 +12,14 @@ from quota.limits import MINUTE_MS, SECOND_MS
 from quota.settings.model import BUILT_IN_NOTICE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import RenderableType
 
     from quota.common.findings import Finding
     from quota.decision import Decision
     from quota.ledger.contract import Exhaustion
-    from quota.status import CredentialRow, LimitRow, Spending, Status
+    from quota.status import CredentialRow, EarlyExhaustion, LimitRow, Spending, Status
 
 
 def render_status(status: Status) -> RenderableType:
@@ -41,8 +41,9 @@ def render_status(status: Status) -> RenderableType:
             soon = spell(edge_ms - status.at_ms)
             parts.append(_line(f"upstream resets {_clock(edge_ms, zone)} {zone} ({_clock(edge_ms)} here), in {soon}"))
         for row in credential.limits:
-            if row.state.unlogged_units:
-                parts.append(_line(_unlogged(row), "yellow"))
+            parts += [_line(text, "yellow") for text in _unlogged(row)]
+            if row.grant is not None:
+                parts.append(_line(_lowered(row, status.at_ms), "yellow"))
         for row in credential.limits:
             if row.exact_from_ms is not None:
                 since, exact = weekday(row.counts_since_ms), weekday(row.exact_from_ms)
@@ -53,6 +54,7 @@ def render_status(status: Status) -> RenderableType:
         if credential.owed_units:
             line = f"owed: {many(credential.owed_units, 'unit')} drawn without the ledger; the next charge repays them"
             parts.append(_line(line, "yellow"))
+        parts += [_line(_early(early), "yellow") for early in credential.early]
         for x in credential.exhausted:
             if x.reopened_ms:
                 at = moment(x.reopened_ms, status.at_ms)
@@ -62,10 +64,31 @@ def render_status(status: Status) -> RenderableType:
     return Group(*parts)
 
 
-def _unlogged(row: LimitRow) -> str:
+def _unlogged(row: LimitRow) -> Iterator[str]:
     state = row.state
-    units, until = many(state.unlogged_units, "unit"), _clock(state.unlogged_until_ms)
-    return f"{row.limit.name}: includes {units} of charges that the ledger's log lacks, until {until}"
+    lost, until = state.unlogged_units - state.upstream_units, _clock(state.unlogged_until_ms)
+    if lost:
+        yield f"{row.limit.name}: includes {many(lost, 'unit')} of charges that the ledger's log lacks, until {until}"
+    if state.upstream_units:
+        units = many(state.upstream_units, "unit")
+        yield f"{row.limit.name}: includes {units} that only upstream counted, until {until}"
+
+
+def _lowered(row: LimitRow, at_ms: int) -> str:
+    assert row.grant is not None  # noqa: S101  # the caller has looked
+    said = moment(row.grant.since_ms, at_ms)
+    return (
+        f"{row.limit.name}: held to {row.enforced_units:,} instead of {row.limit.limit_units:,}: upstream grants "
+        f"{row.grant.quota_units:,} (said {said}); `quota reconcile` asks again"
+    )
+
+
+def _early(early: EarlyExhaustion) -> str:
+    used = many(early.used_units, "unit")
+    return (
+        f"{early.bucket}: upstream says exhausted at {used} of ours, of {early.quota_units:,}: "
+        "somebody else spends this project, or its quota is smaller; `quota reconcile` tells which"
+    )
 
 
 def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:
@@ -91,7 +114,7 @@ def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:
                 row.limit.view.window.name,
                 f"{state.used_units:,}",
                 *([f"{state.limit_units:,}"] if paced else []),
-                f"{row.limit.limit_units:,}",
+                f"{row.enforced_units:,}",
                 f"{state.remaining_units:,}",
                 *([] if not again else ["" if row.room_ms is None else f"in {spell(row.room_ms - at_ms)}"]),
             )

@@ -124,6 +124,7 @@ def _probe(row: TomlTable, methods: Mapping[str, object]) -> Probe:
 def _monitoring(root: TomlTable, buckets: Mapping[str, Bucket], pools: Sequence[Pool]) -> Monitoring:
     """The names in Cloud Monitoring. Raises ConfigError for a bucket that upstream does not count by the calendar."""
     table = root.table("monitoring", ("service", "buckets", "resources"))
+    service = _word(table, "service")
     known = {**dict.fromkeys(buckets), **dict.fromkeys(pool.name for pool in pools)}
     metrics = []
     rows = table.table("buckets")
@@ -133,9 +134,11 @@ def _monitoring(root: TomlTable, buckets: Mapping[str, Bucket], pools: Sequence[
         if name in buckets and not isinstance(buckets[name].window, Calendar):
             raise rows.error("upstream's figures are compared from a reset on, and this bucket has none", name)
         metrics.append(Metric(name, _word(row, "metric"), _word(row, "limit")))
+    if not metrics:
+        raise rows.error("at least one bucket is needed")
     resources = table.table("resources", default={})
     return Monitoring(
-        service=_word(table, "service"),
+        service=service,
         metrics=tuple(metrics),
         resources={name: resources.check_label(resources.text(name), name) for name, _ in resources.items()},
     )

@@ -79,6 +79,7 @@ def test_every_method_has_a_name_in_cloud_monitoring(name: str) -> None:
         ),
         ("", "monitoring.service: missing; the key is required"),
         ('servce = "a"', "monitoring.servce: unknown key; did you mean 'service'?"),
+        ('service = "a"', "monitoring.buckets: at least one bucket is needed"),
         (
             'service = "a"\nbuckets = { unit = { metric = "m", limit = "l" } }',
             "monitoring.buckets.unit: no bucket or pool of this book; did you mean 'units'?",

@@ -1,0 +1,154 @@
+"""Renders the output of `quota reconcile` for a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quota.cli.render import weekday
+from quota.cli.tables import Column, FirstThatFits, tables
+from quota.common.clock import utc
+from quota.common.text import many, printable, spell
+from quota.reconcile.comparison import TOLERANCE_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.console import RenderableType
+
+    from quota.reconcile.comparison import BucketCount, MethodCount
+    from quota.reconcile.reconcile import Reconciled
+
+MAX_METHODS = 5
+"""At most so many methods are named for a difference."""
+
+
+def render_reconciled(result: Reconciled, *, dry_run: bool) -> RenderableType:
+    """One project: both counts as a table, then a line for each thing found and for each that follows from it."""
+    from rich.console import Group
+    from rich.text import Text
+
+    def line(text: str, style: str = "") -> RenderableType:
+        return Text(printable(text), style, overflow="fold")
+
+    parts = [line(f"{result.credential}: project {result.project}, in Google Cloud {result.cloud_project}", "bold")]
+    within = spell(TOLERANCE_MS).removesuffix(" 00s")
+    if result.newest_ms is None:
+        parts.append(line("upstream has counted nothing; is cloud_project right?", "yellow"))
+    else:
+        lag = spell(result.at_ms - result.newest_ms)
+        parts.append(line(f"upstream's newest point: {weekday(result.newest_ms)}, {lag} ago"))
+    if result.log_after_ms:
+        parts.append(
+            line(
+                f"not compared: our log lacks charges of this period, up to {weekday(result.log_after_ms)}. The next "
+                "period will be compared",
+                "yellow",
+            )
+        )
+    if result.buckets or result.apart:
+        parts.append(_table(result))
+    parts += [line(text, "yellow") for count in result.buckets for text in _differences(count, result, within)]
+    parts += [line(text, "yellow") for count in result.apart for text in _apart(count, result)]
+    for counts in result.counted:
+        until = weekday(counts.until_ms)
+        parts.append(line(f"{counts.limit}: counts {many(counts.units, 'unit')} known to upstream alone until {until}"))
+    for low in result.lowered:
+        would = "would be" if dry_run else "is"
+        parts.append(
+            line(
+                f"{low.limit}: {would} held to {low.enforced_units:,} instead of {low.configured_units:,}: upstream "
+                f"grants {low.granted_units:,}. Believed until {weekday(low.until_ms)}, or until upstream "
+                "says otherwise",
+                "yellow",
+            )
+        )
+    said = "a dry run: nothing was changed" if dry_run else "tightened" if result.changed else "nothing to change"
+    if result.differs or result.log_after_ms:
+        parts.append(line(said))
+    else:
+        parts.append(line("both counts agree", "green"))
+    return Group(*parts)
+
+
+def _table(result: Reconciled) -> RenderableType:
+    columns = [Column("bucket"), Column("since")]
+    columns += [Column(name, number=True) for name in ("upstream", "ours", "unknown", "drift", "may differ", "granted")]
+    rows = []
+    for count in (*result.buckets, *result.apart):
+        present = count.period.until_ms > result.at_ms
+        granted = result.grants.get(count.bucket) if present else None
+        rows.append(
+            (
+                count.bucket,
+                _since(count, result),
+                f"{count.upstream_units:,}",
+                f"{count.our_units:,}",
+                f"{count.unknown_units:,}",
+                f"{count.drift_units:,}",
+                f"{count.near_units:,}",
+                "" if granted is None else f"{granted:,}",
+            )
+        )
+    return FirstThatFits(tables(columns, rows, without=(6, 7)))
+
+
+def _since(count: BucketCount, result: Reconciled) -> str:
+    from zoneinfo import ZoneInfo
+
+    return utc(count.period.since_ms).astimezone(ZoneInfo(result.zone)).strftime("%a %d %b %H:%M")
+
+
+def _differences(count: BucketCount, result: Reconciled, within: str) -> Iterator[str]:
+    day = _since(count, result)
+    if count.unknown:
+        more = [row for row in count.methods if row.upstream_units > row.our_units]
+        yield (
+            f"{count.bucket}: since {day} upstream counted {many(count.unknown_units, 'unit')} not charged here"
+            f"{_named(more, lambda row: row.upstream_units - row.our_units)}"
+        )
+        for row in more[:MAX_METHODS]:
+            if row.upstream_price is not None and row.our_calls > 1 and row.price is not None:
+                yield (
+                    f"  {row.method}: if nobody else spends this project, its price is wrong: a call costs "
+                    f"{many(row.upstream_price, 'unit')} there, {row.price:,} in cost book {result.book}"
+                )
+    if count.drift_units:
+        less = [row for row in count.methods if row.our_units > row.upstream_units]
+        yield (
+            f"{count.bucket}: drift: since {day} we charged {many(count.drift_units, 'unit')} that upstream did not "
+            f"count{_named(less, lambda row: row.our_units - row.upstream_units)}; nothing is freed"
+        )
+        yield from _prices(less, result)
+    if (count.unknown or count.drift_units) and count.near_units:
+        yield (
+            f"{count.bucket}: {many(count.near_units, 'unit')} charged within {within} of the newest point may be on "
+            "either side of it"
+        )
+
+
+def _named(rows: list[MethodCount], difference: Callable[[MethodCount], int]) -> str:
+    named = ", ".join(f"{row.method or 'no method'} {difference(row):,}" for row in rows[:MAX_METHODS])
+    rest = len(rows) - MAX_METHODS
+    others = f" and {many(rest, 'other method')}" if rest > 0 else ""
+    return f": {named}{others}" if named else ""
+
+
+def _prices(rows: list[MethodCount], result: Reconciled) -> Iterator[str]:
+    for row in rows[:MAX_METHODS]:
+        if row.upstream_price is not None and row.price is not None:
+            yield (
+                f"  {row.method}: its price looks wrong: {many(row.our_calls, 'call')} cost {row.upstream_units:,} "
+                f"there, {row.upstream_price:,} each; cost book {result.book} says {row.price:,}"
+            )
+        elif row.our_units and not row.upstream_units:
+            yield (
+                f"  {row.method}: its price looks wrong: upstream counts no call of it in this bucket; cost book "
+                f"{result.book} says {row.price or 0:,}"
+            )
+
+
+def _apart(count: BucketCount, result: Reconciled) -> Iterator[str]:
+    yield (
+        f"{count.bucket}: upstream counts {many(count.upstream_units, 'call')} apart, and we made {count.our_units:,}; "
+        f"cost book {result.book} has no such bucket, so nothing follows from it"
+    )

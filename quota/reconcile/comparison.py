@@ -1,0 +1,196 @@
+"""Upstream's count beside ours. Pure: points and entries go in, what only one of the two knows comes out.
+
+Both counts of a bucket are added up from upstream's reset on. We charge a call before it leaves and upstream counts it
+when it arrives, by its own clock, and publishes it some minutes later. So neither count is exact near its end, and
+TOLERANCE_MS is left for that:
+
+    unknown     upstream counted it and we never charged it. At every moment s of upstream's points:
+                its count up to s, less all that we charged until TOLERANCE_MS later. The most that this ever was
+    drift       we charged it and upstream did not count it: all that we charged up to its newest point and more than
+                TOLERANCE_MS ago, less its count
+
+For example, points of 100 units each at 10:00 and 11:00, and our charges of 100 at 09:59 and 10:40. At 10:00 both say
+100. At 11:00 it is 200 and 200. If somebody else then uses 50, upstream says 250 at 11:10 and we 200: 50 units are
+unknown, used by 11:10, and count from then on like charges of that time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+from quota.ledger.unlogged import UPSTREAM, UnloggedUsage, upstream_epoch
+from quota.limits import MINUTE_MS, Sliding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from quota.costs import CostBook
+    from quota.ledger.unlogged import Expiries
+    from quota.limits import Limit, Window
+
+TOLERANCE_MS = 10 * MINUTE_MS
+
+SLICES = 24
+"""The moments at which unknown units stop to count in a sliding window are whole slices of it, hours of a day."""
+
+
+class Counted(NamedTuple):
+    """Units that one side counted for a method: we at `at_ms`, upstream in the interval that ended there."""
+
+    at_ms: int
+    units: int
+    method: str
+
+
+class Period(NamedTuple):
+    """One of upstream's own periods, from one reset to the next."""
+
+    since_ms: int
+    until_ms: int
+
+
+class MethodCount(NamedTuple):
+    """What both sides counted for one method: upstream's units, ours, and how many calls those are.
+
+    `price` is the book's for one call; None where the book does not have the method.
+    """
+
+    method: str
+    upstream_units: int
+    our_units: int
+    our_calls: int
+    price: int | None
+
+    @property
+    def upstream_price(self) -> int | None:
+        """What upstream charged for each of our calls, where that is another price than the book's: its units are a
+        whole multiple of our calls. None where the units tell no such thing."""
+        if not self.our_calls or not self.upstream_units or self.upstream_units % self.our_calls:
+            return None
+        price = self.upstream_units // self.our_calls
+        return None if price * self.our_calls == self.our_units else price
+
+
+class BucketCount(NamedTuple):
+    """Both counts of one bucket in one period, up to `through_ms`.
+
+    `near_units` of ours were charged so near to that moment, and so lately, that upstream may not have them. `unknown`
+    are the units that only upstream knows of, each with the time by which it was used; `drift_units` those that only we
+    know of. `methods` has the largest difference first.
+    """
+
+    bucket: str
+    period: Period
+    through_ms: int
+    upstream_units: int
+    our_units: int
+    near_units: int
+    unknown: tuple[tuple[int, int], ...]
+    drift_units: int
+    methods: tuple[MethodCount, ...]
+
+    @property
+    def unknown_units(self) -> int:
+        return sum(units for units, _ in self.unknown)
+
+
+def compare(
+    bucket: str,
+    period: Period,
+    through_ms: int,
+    upstream: Sequence[Counted],
+    ours: Sequence[Counted],
+    book: CostBook,
+    now_ms: int,
+) -> BucketCount:
+    """Compare the counts of one bucket in one period. `through_ms` is the end of upstream's newest point.
+
+    `upstream` and `ours` are in order of time; ours reaches TOLERANCE_MS further on both sides, as far as there is any.
+    """
+    end_ms = min(through_ms, period.until_ms)
+    theirs = [one for one in upstream if period.since_ms < one.at_ms <= end_ms]
+    times = [one.at_ms for one in ours]
+    sums = [0, *accumulate(one.units for one in ours)]
+
+    def charged(from_ms: int, to_ms: int) -> int:
+        """Our units from one moment to another, both included."""
+        return max(0, sums[bisect_right(times, to_ms)] - sums[bisect_right(times, from_ms - 1)])
+
+    unknown, known_units, counted = [], 0, 0
+    for one in theirs:
+        counted += one.units
+        more = counted - charged(period.since_ms - TOLERANCE_MS, one.at_ms + TOLERANCE_MS) - known_units
+        if more > 0:
+            unknown.append((more, one.at_ms))
+            known_units += more
+    sure_ms = min(end_ms, now_ms - TOLERANCE_MS, period.until_ms - TOLERANCE_MS)
+    surely_ours = charged(period.since_ms + TOLERANCE_MS, sure_ms)
+    last_ms = min(end_ms, period.until_ms - 1)
+    return BucketCount(
+        bucket,
+        period,
+        end_ms,
+        counted,
+        charged(period.since_ms, last_ms),
+        charged(max(period.since_ms, sure_ms + 1), end_ms + TOLERANCE_MS),
+        tuple(unknown),
+        max(0, surely_ours - counted),
+        _by_method(theirs, [one for one in ours if period.since_ms <= one.at_ms <= last_ms], book),
+    )
+
+
+def _by_method(upstream: Iterable[Counted], ours: Iterable[Counted], book: CostBook) -> tuple[MethodCount, ...]:
+    theirs: dict[str, int] = {}
+    for one in upstream:
+        theirs[one.method] = theirs.get(one.method, 0) + one.units
+    charged: dict[str, list[int]] = {}
+    for one in ours:
+        if one.units:  # a refunded charge is no call
+            charged.setdefault(one.method, []).append(one.units)
+    rows = []
+    for method in {**theirs, **charged}:
+        price = book.price(method).units if method in book.methods else None
+        units = charged.get(method, [])
+        rows.append(MethodCount(method, theirs.get(method, 0), sum(units), len(units), price))
+    return tuple(sorted(rows, key=lambda row: (-abs(row.upstream_units - row.our_units), row.method)))
+
+
+def unlogged(count: BucketCount, limit: Limit, lost_units: int, now_ms: int) -> UnloggedUsage | None:
+    """What a limit's view has to count of a bucket's unknown units; None where nothing of it counts any more.
+
+    `lost_units` of the period were in our log once: the view counts them already, as a loss of the ledger. The report
+    is the same each time that upstream and the log are, and reports of one period merge by the largest.
+    """
+    window = limit.view.window
+    expiries: dict[int, int] = {}
+    for units, by_ms in count.unknown:
+        taken, lost_units = min(units, lost_units), max(0, lost_units - units)
+        until_ms = _expires(window, by_ms)
+        if units > taken and until_ms > now_ms:
+            expiries[until_ms] = expiries.get(until_ms, 0) + units - taken
+    if not expiries:
+        return None
+    parts: Expiries = tuple((expiries[until_ms], until_ms) for until_ms in sorted(expiries))
+    return UnloggedUsage(limit.view.name, upstream_epoch(count.bucket, count.period.since_ms), parts, (0, 0))
+
+
+def lost_in(period: Period, window: Window, usages: Iterable[UnloggedUsage]) -> int:
+    """Of the usage that a view counts for what its ledger lost, the units that were spent in a period."""
+    later_ms = window.window_ms if isinstance(window, Sliding) else 0  # a calendar period ends with upstream's
+    return sum(
+        units
+        for usage in usages
+        if not usage.epoch.startswith(UPSTREAM)
+        for units, until_ms in usage.expiries
+        if period.since_ms < until_ms - later_ms <= period.until_ms
+    )
+
+
+def _expires(window: Window, used_by_ms: int) -> int:
+    """Until when units count that were used by that moment. Rounded up, so that few moments remain."""
+    if not isinstance(window, Sliding):
+        return window.edges(used_by_ms - 1)[1]
+    slice_ms = max(1, window.window_ms // SLICES)
+    return -(-used_by_ms // slice_ms) * slice_ms + window.window_ms

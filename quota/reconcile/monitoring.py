@@ -1,0 +1,405 @@
+"""Upstream's own figures, from Cloud Monitoring: what a project used, minute by minute, and what it is granted.
+
+    serviceruntime.googleapis.com/quota/rate/net_usage   DELTA: units of each minute, by quota_metric and method
+    serviceruntime.googleapis.com/quota/limit            GAUGE, once a day: the number of each limit_name
+
+`read_figures` reads every page before it returns anything: half an answer says less than was used, and would look like
+a count that is too high here. All that may go wrong is one line (BadAnswer), and a caller that gets it changes nothing.
+
+Only `quota reconcile` imports this file, and with it Google's client. Reading needs the permission
+`monitoring.timeSeries.list`, and OAuth or a service account: an API key does not do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from datetime import datetime
+from functools import partial
+from http.client import HTTPException
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+import google.auth
+import google_auth_httplib2
+import httplib2
+from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError
+from google.oauth2 import credentials as user_credentials
+from google.oauth2 import service_account
+from googleapiclient.discovery import build_from_document
+from googleapiclient.discovery_cache import get_static_doc
+from googleapiclient.errors import Error as ClientError
+from googleapiclient.errors import HttpError
+from googleapiclient.http import HttpRequest
+
+from quota.clients.answers import AnswerLimits, LimitedResponse, Watch, checked
+from quota.clients.metering import is_loopback
+from quota.common.clock import rfc3339
+from quota.common.redact import install, redact, register
+from quota.common.text import one_line, shorten, show, spaced
+from quota.errors import BadAnswer, ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from quota.costs import Monitoring
+    from quota.settings.model import CredentialSettings
+
+SCOPE = "https://www.googleapis.com/auth/monitoring.read"
+PERMISSION = "monitoring.timeSeries.list"
+
+SILENCE_S = 10.0
+"""The longest silence of Cloud Monitoring that is waited for."""
+
+ANSWER_S = 30.0
+"""The longest time for one page, however it drips."""
+
+ALL_S = 120.0
+"""The longest time for all pages together."""
+
+PAGE_POINTS = 10_000
+MAX_PAGES = 200
+MAX_BODY_MB = 16
+MAX_UNITS = 10**15
+"""No project uses more; sums of such numbers stay exact."""
+
+LIMIT_SAMPLED_MS = 49 * 3_600_000
+"""Upstream samples a limit once a day. Its newest point is at most so old."""
+
+AHEAD_MS = 10 * 60_000
+"""A point further in the future than this comes from another clock."""
+
+_METRIC = "serviceruntime.googleapis.com/quota/"
+USAGE, LIMIT = f"{_METRIC}rate/net_usage", f"{_METRIC}limit"
+
+
+class Used(NamedTuple):
+    """The units that upstream counted for one of its methods in the interval that ended at `end_ms`."""
+
+    end_ms: int
+    units: int
+    quota_metric: str
+    method: str
+
+
+class Figures(NamedTuple):
+    """What upstream says. `limits` holds its newest number by (quota_metric, limit_name); -1 or less: no limit.
+
+    `newest_ms` is the end of its newest point of usage; None where it has none, which is a usage of 0.
+    """
+
+    used: tuple[Used, ...]
+    limits: dict[tuple[str, str], int]
+
+    @property
+    def newest_ms(self) -> int | None:
+        return max((point.end_ms for point in self.used), default=None)
+
+
+def read_figures(credential: CredentialSettings, names: Monitoring, since_ms: int, now_ms: int) -> Figures:
+    """Upstream's figures of a credential's project from `since_ms` (exclusive) to `now_ms`.
+
+    Raises ConfigError for an `auth` that cannot be used, and BadAnswer for anything that is not the whole answer.
+    """
+    assert credential.cloud_project is not None  # noqa: S101  # the caller has checked it
+    service = _service(credential)
+    project = credential.cloud_project
+    until_s = time.monotonic() + ALL_S
+    with contextlib.closing(service):
+        ask = partial(_series, service, project, now_ms=now_ms, until_s=until_s)
+        of_api = f'resource.type="consumer_quota" AND resource.labels.service="{names.service}"'
+        used = [
+            Used(point.end_ms, point.units, label["quota_metric"], label.get("method", ""))
+            for label, points in ask(f'metric.type="{USAGE}" AND {of_api}', USAGE, "DELTA", since_ms=since_ms)
+            for point in points
+        ]
+        limits: dict[tuple[str, str], int] = {}
+        for metric in names.metrics:
+            key = (metric.quota_metric, metric.limit_name)
+            labels = f'metric.labels.quota_metric="{key[0]}" AND metric.labels.limit_name="{key[1]}"'
+            wanted = f'metric.type="{LIMIT}" AND {of_api} AND {labels}'
+            found = ask(wanted, LIMIT, "GAUGE", since_ms=now_ms - LIMIT_SAMPLED_MS)
+            newest = [max(points).units for label, points in found if points and label.get("limit_name") == key[1]]
+            if newest:  # of several locations, the least
+                limits[key] = min(newest)
+    return Figures(tuple(sorted(used)), limits)
+
+
+class _Point(NamedTuple):
+    end_ms: int
+    units: int
+
+
+_Series = list[tuple[dict[str, str], list[_Point]]]
+
+
+def _series(
+    service: Any, project: str, wanted: str, metric: str, kind: str, *, since_ms: int, now_ms: int, until_s: float
+) -> _Series:
+    """The metric labels and points of each series that a filter selects, from all pages."""
+    api = service.projects().timeSeries()
+    request = api.list(
+        name=f"projects/{project}",
+        filter=wanted,
+        interval_startTime=rfc3339(since_ms),
+        interval_endTime=rfc3339(now_ms),
+        pageSize=PAGE_POINTS,
+    )
+    found: _Series = []
+    seen: set[tuple[str, int]] = set()
+    for _ in range(MAX_PAGES):
+        answer = _send(request, project)
+        if answer.get("executionErrors") or answer.get("unreachable"):
+            raise _failed("says that its answer is incomplete; run again later")
+        for labels, points in _read(answer.get("timeSeries", []), metric, kind):
+            name = json.dumps(labels, sort_keys=True)
+            keys = {(name, point.end_ms) for point in points}
+            if len(keys) < len(points) or keys & seen:
+                raise _failed("answered the same point twice; run again later")
+            if any(point.end_ms > now_ms + AHEAD_MS for point in points):
+                raise _failed("has points in the future; set this machine's clock, or the ledger's")
+            seen |= keys
+            found.append((labels, [point for point in points if point.end_ms > since_ms]))
+        token = answer.get("nextPageToken")
+        if not token:
+            return found
+        if time.monotonic() > until_s:
+            raise _failed(f"was not done after {ALL_S:g} s; run again later")
+        request = api.list_next(request, answer)
+    raise _failed(f"has more than {MAX_PAGES} pages; is cloud_project right?")
+
+
+def _read(series: object, metric: str, kind: str) -> Iterator[tuple[dict[str, str], list[_Point]]]:
+    """Labels and points of each series. Raises BadAnswer for what is no such series: a guess would be wrong units."""
+    try:
+        if not isinstance(series, list):
+            raise TypeError
+        for one in series:
+            labels = {**one["resource"]["labels"], **one["metric"].get("labels", {})}
+            if not all(isinstance(text, str) and len(text) <= 300 for text in labels.values()):
+                raise TypeError
+            if one["metric"]["type"] != metric or not labels["quota_metric"]:
+                raise _failed(f"answered with {show(one['metric']['type'])} when asked for {metric}")
+            if one["metricKind"] != kind or one["valueType"] != "INT64":
+                raise _failed(f"has {metric} in a form that is not known here; see whether this program is up to date")
+            yield labels, [_Point(_ms(point["interval"]["endTime"]), _units(point)) for point in one.get("points", [])]
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
+        raise _failed("answered with something else than time series; check endpoint and proxies") from error
+
+
+def _ms(text: str) -> int:
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(text)
+    return int(moment.timestamp() * 1000)
+
+
+def _units(point: dict[str, Any]) -> int:
+    text = point["value"]["int64Value"]
+    if not isinstance(text, str) or not re.fullmatch(r"-?[0-9]{1,19}", text):
+        raise TypeError
+    units = int(text)
+    # A limit may be "none": -1, or the largest number there is.
+    return min(units, MAX_UNITS)
+
+
+# -- asking ------------------------------------------------------------------------------------------------------------
+
+
+def _failed(what: str) -> BadAnswer:
+    said, _, remedy = what.partition("; ")
+    return BadAnswer(f"Cloud Monitoring {said}; nothing was changed" + (f"; {remedy}" if remedy else ""))
+
+
+def _send(request: HttpRequest, project: str) -> dict[str, Any]:
+    try:
+        answer = request.execute()
+    except HttpError as error:
+        raise _refused(int(error.resp.status), error.content, project) from None
+    except BadAnswer as error:
+        raise _failed(f"failed: {str(error).partition('; ')[0]}") from None
+    except TimeoutError:
+        raise _failed(f"was silent for {SILENCE_S:g} s; run again later") from None
+    except GoogleAuthError as error:
+        # Its text may quote the token server's whole answer.
+        said = shorten(spaced(redact(str(error.args[0] if error.args else ""))), 80)
+        raise _failed(f"was not asked: auth was not accepted ({said or type(error).__name__}); renew it") from None
+    except httplib2.ServerNotFoundError:
+        raise _failed("cannot be reached: its host has no address; check the network") from None
+    except (OSError, HTTPException, httplib2.HttpLib2Error, ClientError, ValueError) as error:
+        why = getattr(error, "strerror", None) or type(error).__name__
+        raise _failed(f"cannot be reached, or hung up: {shorten(spaced(str(why)), 80)}; run again later") from None
+    assert isinstance(answer, dict)  # noqa: S101  # `checked` has seen to that
+    return answer
+
+
+def _refused(status: int, content: bytes, project: str) -> BadAnswer:
+    if status in (401, 403):
+        said = _message(content)
+        disabled = "SERVICE_DISABLED" in content.decode("utf-8", "replace")
+        remedy = (
+            "enable the Cloud Monitoring API there"
+            if disabled
+            else f"grant {PERMISSION} (the role Monitoring Viewer) on it to the account that auth names"
+            if status == 403
+            else f"auth must name an account with the permission {PERMISSION}; an API key does not do"
+        )
+        return _failed(f"refused project {project!r} with {status}{said}; {remedy}")
+    if status == 404:
+        return _failed(f"knows no project {project!r} (404); check cloud_project")
+    if status == 429:
+        return _failed("has too many readers of this project (429); run again in a minute")
+    if 300 <= status < 400:
+        return _failed(f"answered with a redirect ({status}); check endpoint and proxies")
+    return _failed(f"answered with {status}{_message(content)}; run again later")
+
+
+def _message(content: bytes) -> str:
+    """` (upstream's own words)`, or nothing where it has none that can be read."""
+    try:
+        said = json.loads(content)["error"]["message"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return ""
+    return f" ({shorten(spaced(redact(said)), 160).replace('; ', ', ')})" if isinstance(said, str) and said else ""
+
+
+class _Request(HttpRequest):  # type: ignore[misc]  # the client ships no types
+    """A request whose answer must be a JSON object within the limits."""
+
+    def __init__(self, http: Any, postproc: Any, *args: Any, **options: Any) -> None:
+        super().__init__(http, checked(postproc, _LIMITS), *args, **options)
+
+
+_LIMITS = AnswerLimits(MAX_BODY_MB, ANSWER_S, PAGE_POINTS * 10)
+
+
+class _Connection:
+    """Reads each answer within the limits. Combined with each of httplib2's connection classes."""
+
+    watch: Watch
+    timeout: float | None
+
+    def connect(self) -> None:
+        self.timeout = min(SILENCE_S, self.watch.left_s())
+        super().connect()  # type: ignore[misc]  # the other parent's
+
+    def set_debuglevel(self, level: int) -> None:
+        """Do nothing: http.client would print whole requests, including the token."""
+
+    def response_class(self, sock: Any, debuglevel: int = 0, method: str | None = None) -> LimitedResponse:
+        return LimitedResponse(sock, timeout_s=SILENCE_S, watch=self.watch, method=method)
+
+
+class _Http(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no types
+    """An Http that waits a bounded time, and follows no redirect: a token goes nowhere else."""
+
+    def __init__(self, *, loopback: bool) -> None:
+        self._watch = Watch(_LIMITS, None)
+        self._types = {
+            scheme: type(f"Patient{parent.__name__}", (_Connection, parent), {"watch": self._watch})
+            for scheme, parent in httplib2.SCHEME_TO_CONNECTION.items()
+        }
+        # A proxy cannot reach this machine's loopback.
+        super().__init__(timeout=SILENCE_S, proxy_info=None if loopback else httplib2.proxy_info_from_environment)
+        self.follow_redirects = False
+
+    def request(
+        self,
+        uri: str,
+        method: str = "GET",
+        body: Any = None,
+        headers: Any = None,
+        redirections: int = httplib2.DEFAULT_MAX_REDIRECTS,
+        connection_type: Any = None,
+    ) -> tuple[Any, bytes]:
+        """Like httplib2's own. Ignores `connection_type`."""
+        with self._watch.request():
+            kind = self._types.get(uri.partition(":")[0].lower())
+            response: tuple[Any, bytes] = super().request(uri, method, body, headers, redirections, kind)
+            return response
+
+
+def _service(credential: CredentialSettings) -> Any:
+    text = get_static_doc("monitoring", "v3")
+    if text is None:
+        raise ConfigError("the installed Google client has no description of monitoring v3; upgrade it")
+    document = json.loads(text)
+    if credential.endpoint is not None:
+        document["rootUrl"] = document["mtlsRootUrl"] = f"{credential.endpoint}/"
+    root = urlsplit(document["rootUrl"])
+    loopback = is_loopback(root.hostname or "")
+    if root.scheme != "https" and not loopback:
+        raise ConfigError(
+            f"credential {credential.name!r}: its endpoint would get a token in plain text; give it an https:// address"
+        )
+    install()
+    credentials = _credentials(credential, loopback=loopback)
+    # A token that has expired is renewed before it is sent. One that is refused will be refused again.
+    http = google_auth_httplib2.AuthorizedHttp(credentials, http=_Http(loopback=loopback), refresh_status_codes=())
+    return build_from_document(
+        document,
+        http=http,
+        requestBuilder=_Request,
+        client_options={"api_endpoint": document["rootUrl"] + document["servicePath"]},
+    )
+
+
+# -- who asks ----------------------------------------------------------------------------------------------------------
+
+
+def _credentials(credential: CredentialSettings, *, loopback: bool) -> Any:
+    """The google-auth credentials that `auth` names. Raises ConfigError, which shows no secret."""
+    ref = credential.auth_ref
+    where = f"credential {credential.name!r}"
+    if ref is None:
+        if loopback:  # the emulator takes anybody
+            return user_credentials.Credentials("emulated")  # type: ignore[no-untyped-call]
+        raise ConfigError(
+            f'{where} has no auth; add auth = "adc", "service-account:PATH" or "authorized-user:PATH" of an account '
+            f"with the permission {PERMISSION}: an API key does not do"
+        )
+    kind, _, path = ref.partition(":")
+    try:
+        if kind == "adc":
+            found, _ = google.auth.default(scopes=[SCOPE])
+            return found
+        info = _secret_file(path, where)
+        if kind == "service-account":
+            return service_account.Credentials.from_service_account_info(info, scopes=[SCOPE])  # type: ignore[no-untyped-call]
+        return user_credentials.Credentials.from_authorized_user_info(info)  # type: ignore[no-untyped-call]
+    except (ValueError, KeyError, TypeError, AttributeError, GoogleAuthError) as error:
+        # Their messages may quote the file.
+        if kind != "adc":
+            raise ConfigError(
+                f"{where}: auth: {one_line(path)} is no {kind} file; download it again from Google Cloud"
+            ) from None
+        if not isinstance(error, DefaultCredentialsError):
+            raise ConfigError(f'{where}: auth = "adc": its credentials cannot be read; renew them') from None
+        raise ConfigError(
+            f'{where}: auth = "adc" finds no credentials; run `gcloud auth application-default login`, or set '
+            "GOOGLE_APPLICATION_CREDENTIALS"
+        ) from None
+
+
+def _secret_file(path: str, where: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(1 << 20)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{where}: auth: {one_line(path)} cannot be read: {getattr(error, 'strerror', None) or 'no such name'}"
+        ) from None
+    info = json.loads(data)
+    if not isinstance(info, dict):
+        raise TypeError
+    _register_all(info[name] for name in ("private_key", "refresh_token", "client_secret", "token") if name in info)
+    return info
+
+
+def _register_all(secrets: Iterable[object]) -> None:
+    for secret in secrets:
+        if isinstance(secret, str):
+            for line in secret.splitlines():
+                register(line)

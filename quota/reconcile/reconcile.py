@@ -1,0 +1,374 @@
+"""`quota reconcile`: hold our count against upstream's own, and tighten where upstream knows more.
+
+    1. ask the ledger once: it gets back what it lost, and what this machine owes
+    2. read all of upstream's figures (quota.reconcile.monitoring); if anything fails, nothing is changed
+    3. compare them, bucket by bucket, for upstream's present period and the one before (quota.reconcile.comparison)
+    4. what only upstream knows becomes unlogged usage of every limit that counts the whole bucket (L17)
+    5. a grant that is smaller than the configuration says is remembered in the ledger, and lowers the limits (L25)
+
+It never frees anything. What we charged and upstream did not count is reported, with the method whose price looks
+wrong. All steps may be repeated: the same figures change nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from quota.attribution import AttemptKeys
+from quota.budget import granted_units, unlogged_usage
+from quota.common.clock import NEVER, rfc3339
+from quota.errors import ConfigError, LedgerError, UsageError
+from quota.ledger.contract import read_entries, retention_of
+from quota.ledger.grants import Grant
+from quota.ledger.unlogged import UPSTREAM
+from quota.limits import DAY_MS, Calendar
+from quota.reconcile.comparison import TOLERANCE_MS, BucketCount, Counted, Period, compare, lost_in, unlogged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from quota.budget import Budget
+    from quota.costs import CostBook, Metric, Pool
+    from quota.ledger.entry import Entry
+    from quota.ledger.unlogged import UnloggedUsage
+    from quota.limits import Limit
+    from quota.reconcile.monitoring import Figures
+    from quota.session import Session
+    from quota.settings.model import CredentialSettings
+
+BELIEVED_MS = 7 * DAY_MS
+"""A smaller grant is believed for so long, or until a later run hears of another. Upstream samples it once a day."""
+
+CONFIRM_MS = DAY_MS
+"""A grant that is still the same is written again when it is this old."""
+
+
+class Lowered(NamedTuple):
+    """A limit that is held to less than the configuration says, because upstream grants `granted_units`."""
+
+    limit: str
+    configured_units: int
+    enforced_units: int
+    granted_units: int
+    until_ms: int
+
+
+class Counts(NamedTuple):
+    """A limit of ours, and the units in it that only upstream knows of, until `until_ms`."""
+
+    limit: str
+    units: int
+    until_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciled:
+    """The result for one project.
+
+    `newest_ms` is the end of upstream's newest point; None where it has none. `buckets` has the present period of each
+    bucket, then the one before, where our log reaches back so far. `apart` are pools that upstream counts and this cost
+    book has no bucket for: nothing follows from them here. `grants` is upstream's number by bucket, where it says one.
+    `log_after_ms` is 0, or the time up to which our log lacks charges of the present period: that is not compared then.
+    """
+
+    credential: str
+    project: str
+    cloud_project: str
+    book: str
+    zone: str
+    at_ms: int
+    newest_ms: int | None
+    buckets: tuple[BucketCount, ...]
+    apart: tuple[BucketCount, ...]
+    grants: Mapping[str, int]
+    counted: tuple[Counts, ...]
+    lowered: tuple[Lowered, ...]
+    changed: bool
+    log_after_ms: int = 0
+
+    @property
+    def differs(self) -> bool:
+        """Whether the two sides do not agree."""
+        return bool(self.lowered or self.counted) or any(
+            count.unknown or count.drift_units for count in (*self.buckets, *self.apart)
+        )
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "credential": self.credential,
+            "project": self.project,
+            "cloud_project": self.cloud_project,
+            "at": rfc3339(self.at_ms),
+            "newest_point": None if self.newest_ms is None else rfc3339(self.newest_ms),
+            "lag_ms": None if self.newest_ms is None else max(0, self.at_ms - self.newest_ms),
+            "tolerance_ms": TOLERANCE_MS,
+            "buckets": [_bucket_json(count, self.grants.get(count.bucket)) for count in self.buckets],
+            "apart": [_bucket_json(count, self.grants.get(count.bucket)) for count in self.apart],
+            "unlogged": [
+                {"limit": row.limit, "units": row.units, "until": rfc3339(row.until_ms)} for row in self.counted
+            ],
+            "lowered": [
+                {
+                    "limit": row.limit,
+                    "configured_units": row.configured_units,
+                    "limit_units": row.enforced_units,
+                    "granted_units": row.granted_units,
+                    "until": rfc3339(row.until_ms),
+                }
+                for row in self.lowered
+            ],
+            "changed": self.changed,
+            **({"log_after": rfc3339(self.log_after_ms)} if self.log_after_ms else {}),
+        }
+
+
+def _bucket_json(count: BucketCount, granted: int | None) -> dict[str, object]:
+    return {
+        "bucket": count.bucket,
+        "since": rfc3339(count.period.since_ms),
+        "through": rfc3339(count.through_ms),
+        "upstream_units": count.upstream_units,
+        "our_units": count.our_units,
+        "near_units": count.near_units,
+        "unknown_units": count.unknown_units,
+        "drift_units": count.drift_units,
+        "granted_units": granted,
+        "methods": [
+            {
+                "method": row.method,
+                "upstream_units": row.upstream_units,
+                "our_units": row.our_units,
+                "our_calls": row.our_calls,
+                "price_units": row.price,
+                "upstream_price_units": row.upstream_price,
+            }
+            for row in count.methods
+        ],
+    }
+
+
+def chosen_credentials(session: Session, name: str | None) -> list[CredentialSettings]:
+    """The credentials to reconcile: the one named, or one of each project that says what upstream calls it.
+
+    Raises ConfigError where none does, or where its cost book does not know Cloud Monitoring's names.
+    """
+    known = session.settings.credentials.values() if name is None else [session.credential(name)]
+    chosen: dict[str, CredentialSettings] = {}
+    for credential in known:
+        if credential.cloud_project is not None:
+            chosen.setdefault(credential.project, credential)
+    if not chosen:
+        first = next(iter(known))
+        raise ConfigError(
+            f"{session.settings.source}: credentials.{first.name}.cloud_project: missing; give the id or number of the "
+            "project in Google Cloud: `project` is only our name for it"
+        )
+    for credential in chosen.values():
+        names = credential.book.monitoring
+        if names is None or not any(_window(credential.book, metric) for metric in names.metrics):
+            raise ConfigError(
+                f"cost book {credential.book.name!r} of credential {credential.name!r} has no [monitoring]: upstream's "
+                "names of its buckets are needed; see docs/own-cost-book.md"
+            )
+    return list(chosen.values())
+
+
+def reconcile(session: Session, credential: CredentialSettings, *, commit: bool = True) -> Reconciled:
+    """Compare one project's counts, and with `commit` tighten what is too loose here.
+
+    Raises LedgerError, ConfigError for an `auth` that cannot be used, and BadAnswer where upstream's figures cannot be
+    had whole. Nothing has been changed then.
+    """
+    from quota.reconcile.monitoring import read_figures
+
+    names, book, ledger = credential.book.monitoring, credential.book, session.ledger
+    assert names is not None  # noqa: S101  # see `chosen_credentials`
+    assert credential.cloud_project is not None  # noqa: S101
+    budget = session.budget(credential.name)
+    _settle_accounts(budget)
+    now_ms = ledger.now_ms()
+    book = book.at(now_ms)
+    metrics = [metric for metric in names.metrics if _window(book, metric) is not None]
+    since_ms = min(_periods(book, metric, now_ms)[-1].since_ms for metric in metrics)
+    figures = read_figures(credential, names, since_ms, now_ms)
+    through_ms = now_ms if figures.newest_ms is None else min(figures.newest_ms, now_ms)
+
+    whole_after_ms = ledger.whole_after_ms(credential.project)
+    entries = list(read_entries(ledger, credential.project, since_ms - TOLERANCE_MS, NEVER))
+    buckets, apart = [], []
+    present = [_periods(book, metric, now_ms)[0] for metric in metrics]
+    for metric in metrics:
+        pool = None if metric.bucket in book.buckets else _pool(book, metric)
+        theirs = _theirs(figures, metric, names.method)
+        ours = list(_ours(entries, metric, pool))
+        for period in _periods(book, metric, now_ms):
+            if period.since_ms <= whole_after_ms:
+                continue
+            count = compare(metric.bucket, period, through_ms, theirs, ours, book, now_ms)
+            if period.until_ms <= now_ms and not (count.upstream_units or count.our_units):
+                continue
+            if pool is None:
+                buckets.append(count)
+            elif count.upstream_units:
+                apart.append(count)
+    granted = {m.bucket: figures.limits.get((m.quota_metric, m.limit_name)) for m in metrics}
+    grants = {bucket: units for bucket, units in granted.items() if units is not None and units >= 0}
+    before = _from_upstream(budget)
+    known = tuple(ledger.grants(credential.project))
+    wanted = _wanted_grants(credential, grants, known, now_ms)
+    if commit:
+        lost = _lost_usages(budget)
+        reports = [
+            usage
+            for count in buckets
+            for limit in _whole_limits(credential.limits, count.bucket, book)
+            if (usage := unlogged(count, limit, _lost(lost, limit, count), now_ms)) is not None
+        ]
+        if reports:
+            retention_ms = retention_of(limit.view.window for limit in credential.limits)
+            ledger.add_unlogged(credential.project, AttemptKeys().next(), reports, retention_ms)
+        if wanted != known:
+            ledger.grant(credential.project, wanted)
+    after = _from_upstream(budget) if commit else before
+    return Reconciled(
+        credential=credential.name,
+        project=credential.project,
+        cloud_project=credential.cloud_project,
+        book=book.name,
+        zone=book.zone,
+        at_ms=now_ms,
+        newest_ms=figures.newest_ms,
+        buckets=tuple(buckets),
+        apart=tuple(apart),
+        grants=grants,
+        counted=tuple(_counted(budget, after, now_ms)),
+        lowered=tuple(_lowered(credential.limits, wanted, now_ms)),
+        changed=after != before or (commit and wanted != known),
+        log_after_ms=whole_after_ms if any(p.since_ms <= whole_after_ms for p in present) else 0,
+    )
+
+
+def _settle_accounts(budget: Budget) -> None:
+    """Let a decision give the ledger back what it lost and what this machine owes: upstream has counted both.
+
+    Raises LedgerError where the ledger does not answer.
+    """
+    book = budget.book
+    try:
+        decision = budget.peek(min(book.methods, key=lambda method: book.price(method).units))
+    except UsageError:
+        return
+    if decision.reason in ("ledger-unavailable", "clock") or (decision.admitted and decision.detail):
+        raise LedgerError(decision.why())
+
+
+def _window(book: CostBook, metric: Metric) -> Calendar | None:
+    """The calendar by which upstream resets a bucket; a pool that the book charges to another bucket has the main
+    one's."""
+    window = book.buckets.get(metric.bucket, book.main_bucket).window
+    return window if isinstance(window, Calendar) else None
+
+
+def _periods(book: CostBook, metric: Metric, now_ms: int) -> tuple[Period, Period]:
+    """Upstream's present period, and the one before: a limit over 24 hours still counts a part of that."""
+    window = _window(book, metric)
+    assert window is not None  # noqa: S101  # those without were left out
+    since_ms, until_ms, _ = window.edges(now_ms)
+    return Period(since_ms, until_ms), Period(window.edges(since_ms - 1)[0], since_ms)
+
+
+def _pool(book: CostBook, metric: Metric) -> Pool:
+    return next(pool for pool in book.pools if pool.name == metric.bucket)
+
+
+def _theirs(figures: Figures, metric: Metric, method_of: Callable[[str], str]) -> list[Counted]:
+    return [
+        Counted(point.end_ms, point.units, method_of(point.method))
+        for point in figures.used
+        if point.quota_metric == metric.quota_metric
+    ]
+
+
+def _ours(entries: Sequence[Entry], metric: Metric, pool: Pool | None) -> Iterator[Counted]:
+    """Our charges to a bucket; of a pool that the book has no bucket for, its calls."""
+    for entry in entries:
+        if pool is None and entry.bucket == metric.bucket:
+            yield Counted(entry.ms, entry.units, entry.method)
+        elif pool is not None and entry.method in pool.methods:
+            yield Counted(entry.ms, min(entry.units, 1), entry.method)
+
+
+# -- what follows from it ----------------------------------------------------------------------------------------------
+
+
+def _whole_limits(limits: Sequence[Limit], bucket: str, book: CostBook) -> Iterator[Limit]:
+    """The limits that count every unit of a bucket, whoever spends it. One that counts calls does so where each call is
+    a unit."""
+    a_unit_a_call = all(
+        price.units == 1 for prices in book.methods.values() for price in prices if price.bucket == bucket
+    )
+    for limit in limits:
+        selector = limit.view.selector
+        if limit.narrow or bucket not in (selector.buckets or (bucket,)):
+            continue
+        if selector.count == "units" or a_unit_a_call:
+            yield limit
+
+
+def _lost_usages(budget: Budget) -> dict[str, list[UnloggedUsage]]:
+    usages: dict[str, list[UnloggedUsage]] = {}
+    for usage in unlogged_usage(budget):
+        if usage not in usages.setdefault(usage.view, []):
+            usages[usage.view].append(usage)
+    return usages
+
+
+def _lost(usages: Mapping[str, list[UnloggedUsage]], limit: Limit, count: BucketCount) -> int:
+    return lost_in(count.period, limit.view.window, usages.get(limit.view.name, ()))
+
+
+def _from_upstream(budget: Budget) -> dict[str, tuple[tuple[int, int], ...]]:
+    """What each view counts that only upstream knew of, with the times until which it does."""
+    found: dict[str, set[tuple[str, tuple[tuple[int, int], ...]]]] = {}
+    for usage in unlogged_usage(budget):
+        if usage.epoch.startswith(UPSTREAM):
+            found.setdefault(usage.view, set()).add((usage.epoch, usage.expiries))
+    return {view: tuple(part for _, parts in sorted(usages) for part in parts) for view, usages in found.items()}
+
+
+def _counted(budget: Budget, counted: Mapping[str, tuple[tuple[int, int], ...]], now_ms: int) -> Iterator[Counts]:
+    for limit in budget.limits:
+        live = [part for part in counted.get(limit.view.name, ()) if part[1] > now_ms and part[0]]
+        if live:
+            yield Counts(limit.name, sum(units for units, _ in live), max(until_ms for _, until_ms in live))
+
+
+def _wanted_grants(
+    credential: CredentialSettings, said: Mapping[str, int], known: Sequence[Grant], now_ms: int
+) -> tuple[Grant, ...]:
+    """The grants to remember: those that lower a limit. Where upstream says nothing of a bucket, what it said before
+    stands as long as it is believed; a number that is still the same is not written again for a day."""
+    before = {grant.bucket: grant for grant in known if grant.believed_at(now_ms)}
+    wanted = {bucket: grant for bucket, grant in before.items() if bucket not in said}
+    for bucket, units in said.items():
+        lowers = any(
+            (most := granted_units(limit, {bucket: units})) is not None and most < limit.limit_units
+            for limit in credential.limits
+        )
+        if not lowers:
+            continue
+        standing = before.get(bucket)
+        fresh = standing is not None and standing.quota_units == units and standing.since_ms > now_ms - CONFIRM_MS
+        wanted[bucket] = (
+            standing if standing is not None and fresh else Grant(bucket, units, now_ms, now_ms + BELIEVED_MS)
+        )
+    return tuple(sorted(wanted.values()))
+
+
+def _lowered(limits: Sequence[Limit], grants: Sequence[Grant], now_ms: int) -> Iterator[Lowered]:
+    for limit in limits:
+        for grant in grants:
+            most = granted_units(limit, {grant.bucket: grant.quota_units})
+            if most is not None and most < limit.limit_units:
+                yield Lowered(limit.name, limit.limit_units, most, grant.quota_units, grant.until_ms)

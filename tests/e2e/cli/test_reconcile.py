@@ -1,0 +1,281 @@
+"""`quota reconcile` as operators and cron have it: what it prints, and its exit statuses."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from quota.jobs.emulator import Emulator
+from support.commands import Quota, one_line
+from support.servers import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CONFIG = """\
+[ledger]
+url = "{url}"
+[credentials.main]
+api = "youtube-v3"
+project = "p"
+key = "env:A_KEY"
+endpoint = "{endpoint}"
+cloud_project = "{cloud_project}"
+"""
+
+
+@pytest.fixture
+def upstream() -> Iterator[Emulator]:
+    with Emulator() as upstream:
+        yield upstream
+
+
+@pytest.fixture
+def quota(tmp_path: Path, upstream: Emulator) -> Quota:
+    quota = Quota(tmp_path)
+    quota.env["A_KEY"] = "a-key"
+    configure(quota, upstream)
+    return quota
+
+
+def configure(
+    quota: Quota,
+    upstream: Emulator,
+    *,
+    url: str = "sqlite:///l.db",
+    cloud_project: str = "cloud-project-1",
+    more: str = "",
+) -> None:
+    quota.configure(CONFIG.format(url=url, endpoint=upstream.address, cloud_project=cloud_project) + more)
+
+
+def searches(upstream: Emulator, times: int) -> None:
+    """Somebody else's."""
+    connection = http.client.HTTPConnection(upstream.address.removeprefix("http://"), timeout=10)
+    for _ in range(times):
+        connection.request("GET", "/youtube/v3/search?part=id&q=x&key=somebody-else")
+        connection.getresponse().read()
+    connection.close()
+
+
+def test_somebody_else_is_found_and_counts_from_then_on(quota: Quota, upstream: Emulator) -> None:
+    assert quota("reconcile", "--check").returncode == 0
+    searches(upstream, 3)
+    dry = quota("reconcile", "--dry-run")
+    assert dry.stdout.splitlines()[-1] == "a dry run: nothing was changed"
+    done = quota("reconcile")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "main: project p, in Google Cloud cloud-project-1"
+    assert lines[-1] == "tightened"
+    assert "upstream counted 300 units not charged here: search.list 300" in " ".join(done.stdout.split())
+    assert max(map(len, lines)) <= 80
+    assert quota("reconcile", "--check").returncode == 1
+    status = quota("status").stdout
+    assert "OPEN: 9,200 units" in status
+    assert "day: includes 300 units that only upstream counted, until" in " ".join(status.split())
+    (row,) = quota.json("status")["credentials"]
+    assert [limit["upstream_units"] for limit in row["limits"]] == [300, 300]
+
+
+def test_the_json_of_it(quota: Quota, upstream: Emulator) -> None:
+    searches(upstream, 1)
+    answer = quota.json("reconcile")
+    assert answer["dry_run"] is False
+    (project,) = answer["projects"]
+    assert (project["credential"], project["project"], project["changed"]) == ("main", "p", True)
+    assert project["tolerance_ms"] == 600_000
+    assert project["lag_ms"] < 60_000
+    (bucket,) = project["buckets"]
+    assert {
+        name: bucket[name] for name in ("bucket", "upstream_units", "our_units", "unknown_units", "granted_units")
+    } == {
+        "bucket": "units",
+        "upstream_units": 100,
+        "our_units": 0,
+        "unknown_units": 100,
+        "granted_units": 10_000,
+    }
+    assert [row["limit"] for row in project["unlogged"]] == ["day", "pacific-day"]
+
+
+def test_a_smaller_quota_is_said_by_reconcile_and_status(quota: Quota) -> None:
+    with Emulator(quota=800) as upstream:
+        configure(quota, upstream)
+        said = " ".join(quota("reconcile").stdout.split())
+    assert "day: is held to 300 instead of 9,500: upstream grants 800." in said
+    status = " ".join(quota("status").stdout.split())
+    assert "day 24h 0 300 300" in status
+    assert "day: held to 300 instead of 9,500: upstream grants 800 (said" in status
+    (row,) = quota.json("status")["credentials"]
+    assert [(limit["enforced_units"], limit["granted_units"]) for limit in row["limits"]] == [(300, 800)] * 2
+    assert one_line(quota("charge", "captions.insert"), 75).startswith(
+        "refused captions.insert (400 units) on main: limit 'day' never has room for it: upstream grants 800, of "
+        "which 500 stay unspent"
+    )
+
+
+def test_a_plan_goes_by_what_upstream_grants(quota: Quota) -> None:
+    jobs = '[jobs.trending]\nfetch = "trending"\nregions = ["US", "GB"]\npages = 4\nschedule = "every 30m"\n'
+    with Emulator(quota=800) as upstream:
+        configure(quota, upstream, more=jobs)
+        assert quota("plan").returncode == 0
+        quota("reconcile")
+        assert quota.json("plan", status=1)["fits"] is False
+        assert quota("plan", "--from-empty").returncode == 0
+
+
+def test_an_exhaustion_that_our_count_does_not_explain_names_reconcile(quota: Quota, upstream: Emulator) -> None:
+    """Upstream says "no more" at 11 units of ours: somebody else spends this project, or its quota is smaller."""
+    quota.configure(
+        CONFIG.format(url="sqlite:///l.db", endpoint=upstream.address, cloud_project="cloud-project-1")
+        + '[jobs.trending]\nfetch = "trending"\nregions = ["US", "GB", "DE"]\npages = 4\n'
+    )
+    upstream.fault("exhaust", after=10)
+    quota("run", "trending", "--quiet")
+    status = " ".join(quota("status").stdout.split())
+    assert (
+        "units: upstream says exhausted at 11 units of ours, of 10,000: somebody else spends this project, or its "
+        "quota is smaller; `quota reconcile` tells which"
+    ) in status
+    (row,) = quota.json("status")["credentials"]
+    assert [(x["used_units"], x["early"]) for x in row["exhausted"]] == [(11, True)]
+
+
+def test_without_the_projects_name_in_the_cloud(quota: Quota, upstream: Emulator) -> None:
+    text = CONFIG.format(url="sqlite:///l.db", endpoint=upstream.address, cloud_project="x").replace(
+        'cloud_project = "x"\n', ""
+    )
+    quota.configure(text)
+    said = one_line(quota("reconcile"), 78)
+    assert "quota.toml: credentials.main.cloud_project: missing; give the id or number" in said
+    assert upstream.usage()["free"] == {}
+
+
+def test_a_book_without_upstreams_names(quota: Quota) -> None:
+    quota.configure('[credentials.main]\napi = "gmail-v1"\ncloud_project = "cloud-project-1"\n')
+    assert "cost book 'gmail-v1' of credential 'main' has no [monitoring]" in one_line(quota("reconcile"), 78)
+
+
+def test_an_account_that_may_not_read(quota: Quota, upstream: Emulator) -> None:
+    configure(quota, upstream, cloud_project="denied-project")
+    said = one_line(quota("reconcile"), 1)
+    assert "refused project 'denied-project' with 403" in said
+    assert "grant monitoring.timeSeries.list (the role Monitoring Viewer)" in said
+    assert len(quota("reconcile", "--json").stdout) == 0
+
+
+def test_an_upstream_that_fails(quota: Quota, upstream: Emulator) -> None:
+    searches(upstream, 3)
+    upstream.fault("status", method="timeSeries.list", status=503)
+    assert "answered with 503" in one_line(quota("reconcile"), 1)
+    upstream.fault("truncate", method="timeSeries.list")
+    assert "nothing was changed" in one_line(quota("reconcile"), 1)
+    upstream.fault("redirect", method="timeSeries.list")
+    assert "answered with a redirect (302)" in one_line(quota("reconcile"), 1)
+    assert quota.json("status")["credentials"][0]["limits"][0]["used_units"] == 0
+
+
+def test_one_project_that_fails_does_not_hide_the_others(quota: Quota, upstream: Emulator) -> None:
+    more = CONFIG.partition("[credentials.main]")[2].replace('project = "p"', 'project = "q"')
+    text = CONFIG.format(url="sqlite:///l.db", endpoint=upstream.address, cloud_project="denied-project")
+    quota.configure(
+        text + "[credentials.other]" + more.format(endpoint=upstream.address, cloud_project="cloud-project-1")
+    )
+    done = quota("reconcile", "--json")
+    assert one_line(done, 1).startswith("main: Cloud Monitoring refused project 'denied-project' with 403")
+    assert [project["credential"] for project in json.loads(done.stdout)["projects"]] == ["other"]
+    assert quota("reconcile", "--credential", "other").returncode == 0
+
+
+def test_a_ledger_that_does_not_answer(quota: Quota, upstream: Emulator) -> None:
+    configure(quota, upstream, url=f"redis://127.0.0.1:{free_port()}/0")
+    assert "cannot be reached" in one_line(quota("reconcile"), 69)
+    assert upstream.usage()["free"] == {}
+
+
+def test_a_credential_that_is_not_there(quota: Quota) -> None:
+    one_line(quota("reconcile", "--credential", "mian"), 2)
+
+
+def test_a_bad_lag_of_the_emulator(quota: Quota) -> None:
+    for lag in ("-1s", "soon", ""):
+        assert "--lag" in one_line(quota("emulate", "--port", "0", "--lag", lag), 2)
+
+
+def test_only_reading_upstreams_figures_imports_googles_client() -> None:
+    """The command line, the comparison and what follows from it load without it."""
+    code = (
+        "import sys; import quota.cli.commands, quota.cli.reconciled, quota.reconcile.reconcile\n"
+        "assert not [name for name in sys.modules if name.startswith(('google', 'httplib2'))]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# -- the emulated Cloud Monitoring -------------------------------------------------------------------------------------
+
+
+def asked(
+    upstream: Emulator, query: str, *, project: str = "p", bearer: str | None = "t"
+) -> tuple[int, dict[str, object]]:
+    connection = http.client.HTTPConnection(upstream.address.removeprefix("http://"), timeout=10)
+    headers = {} if bearer is None else {"Authorization": f"Bearer {bearer}"}
+    connection.request("GET", f"/v3/projects/{project}/timeSeries?{query}", headers=headers)
+    answer = connection.getresponse()
+    body = json.loads(answer.read())
+    connection.close()
+    return answer.status, body
+
+
+FILTER = "filter=metric.type%3D%22serviceruntime.googleapis.com/quota/rate/net_usage%22"
+INTERVAL = "interval.startTime=2020-01-01T00:00:00Z&interval.endTime=2999-01-01T00:00:00Z"
+
+
+def test_the_emulator_refuses_what_upstream_would(upstream: Emulator) -> None:
+    good = f"{FILTER}&{INTERVAL}"
+    assert asked(upstream, good) == (200, {"unit": "1"})
+    assert asked(upstream, good, bearer=None)[0] == 401
+    assert asked(upstream, good, bearer="invalid-token")[0] == 401
+    assert asked(upstream, good, project="denied-one")[0] == 403
+    for query in (
+        "",
+        INTERVAL,
+        FILTER,
+        f"{FILTER}%20OR%20x&{INTERVAL}",
+        f"filter=metric.type%3D%22x%22&{INTERVAL}",
+        f"{FILTER}&interval.startTime=soon&interval.endTime=2999-01-01T00:00:00Z",
+        f"{FILTER}&interval.startTime=2020-01-01T00:00:00&interval.endTime=2999-01-01T00:00:00Z",
+        f"{FILTER}&interval.startTime=2020-01-02T00:00:00Z&interval.endTime=2020-01-01T00:00:00Z",
+        f"{good}&pageToken=x",
+        f"{good}&aggregation.perSeriesAligner=ALIGN_SUM",
+    ):
+        assert asked(upstream, query)[0] == 400, query
+
+
+def test_the_emulators_points_come_in_pages_and_newest_first() -> None:
+    now_ms = 1_793_000_000_000
+    with Emulator(clock=lambda: now_ms) as upstream:
+        for _ in range(5):
+            searches(upstream, 1)
+            now_ms += 60_000
+        pages, token = [], ""
+        while True:
+            status, body = asked(upstream, f"{FILTER}&{INTERVAL}&pageSize=2{token}")
+            assert status == 200
+            pages += [point["interval"]["endTime"] for one in body["timeSeries"] for point in one["points"]]  # type: ignore[attr-defined]
+            if "nextPageToken" not in body:
+                break
+            token = f"&pageToken={body['nextPageToken']}"
+        assert len(pages) == 5
+        assert pages == sorted(pages, reverse=True)
+        assert upstream.usage()["free"] == {"monitoring": 3}
+        assert asked(upstream, f"{FILTER}%20AND%20metric.labels.quota_metric%3D%22x%22&{INTERVAL}") == (
+            200,
+            {"unit": "1"},
+        )

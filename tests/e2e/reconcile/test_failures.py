@@ -1,0 +1,348 @@
+"""Whatever Cloud Monitoring answers that is not the whole truth: one line, nothing changed, no secret."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from quota.common.clock import rfc3339
+from quota.errors import BadAnswer, ConfigError, QuotaError
+from quota.limits import HOUR_MS, MINUTE_MS
+from quota.reconcile import monitoring
+from support.plain_http import Answer, Arrived, PlainServer
+from support.raw_http import RawServer, head, whole
+from support.reconciling import NOON, Site
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+TOKEN = "ya29.a-token-that-nobody-may-see"  # noqa: S105
+USAGE = "serviceruntime.googleapis.com/quota/rate/net_usage"
+
+
+@pytest.fixture
+def site(tmp_path: Path, state_dir: Path) -> Iterator[Site]:
+    made = Site(tmp_path, f"sqlite:///{tmp_path / 'ledger.db'}")
+    made.more = 'auth = "authorized-user:user.json"\n'
+    (tmp_path / "user.json").write_text(
+        json.dumps(
+            {
+                "type": "authorized_user",
+                "client_id": "id",
+                "client_secret": "a-client-secret",
+                "refresh_token": "a-refresh-token",
+                "token": TOKEN,
+                "expiry": "2999-01-01T00:00:00Z",
+            }
+        )
+    )
+    yield made
+    made.close()
+
+
+def series(*points: tuple[int, str], metric: str = USAGE, kind: str = "DELTA", **labels: str) -> dict[str, Any]:
+    """A series whose points ended so many minutes before noon."""
+    return {
+        "metric": {"type": metric, "labels": {"quota_metric": "youtube.googleapis.com/default", **labels}},
+        "resource": {"type": "consumer_quota", "labels": {"service": "youtube.googleapis.com"}},
+        "metricKind": kind,
+        "valueType": "INT64",
+        "points": [
+            {
+                "interval": {
+                    "startTime": rfc3339(NOON - (ago + 1) * MINUTE_MS),
+                    "endTime": rfc3339(NOON - ago * MINUTE_MS),
+                },
+                "value": {"int64Value": units},
+            }
+            for ago, units in points
+        ],
+    }
+
+
+def page(*found: dict[str, Any], **more: object) -> bytes:
+    return json.dumps({"timeSeries": list(found), **more}).encode()
+
+
+GOOD = page(series((60, "500"), method="youtube.api.v3.V3DataVideoService.List"))
+ERROR = json.dumps({"error": {"code": 500, "message": f"Backend; Error {TOKEN}"}}).encode()
+DISABLED = json.dumps({"error": {"message": "x", "details": [{"reason": "SERVICE_DISABLED"}]}}).encode()
+
+ANSWERS = [
+    (Answer(401), "refused project 'cloud-project-1' with 401; nothing was changed; auth must name an account"),
+    (Answer(403), "with 403; nothing was changed; grant monitoring.timeSeries.list (the role Monitoring Viewer)"),
+    (Answer(403, DISABLED), "with 403 (x); nothing was changed; enable the Cloud Monitoring API there"),
+    (Answer(404), "knows no project 'cloud-project-1' (404)"),
+    (Answer(429), "has too many readers of this project (429)"),
+    (Answer(500, ERROR), "answered with 500 (Backend, Error [redacted])"),
+    (Answer(503), "answered with 503"),
+    (Answer(302, headers={"Location": "https://elsewhere.example/"}), "answered with a redirect (302)"),
+    (Answer(200, b"", {"Content-Type": "text/html"}), "instead of a JSON object"),
+    (Answer(200, b"<html>", {"Content-Type": "text/html"}), "answered with text/html instead of a JSON object"),
+    (Answer(200, GOOD[:-7]), "unreadable JSON"),
+    (Answer(200, GOOD, hang_up=True, headers={"Transfer-Encoding": "chunked"}), "cannot be reached, or hung up"),
+    (Answer(200, b"[]"), "a JSON array"),
+    (Answer(200, b'{"timeSeries": 5}'), "something else than time series"),
+    (Answer(200, b'{"timeSeries": [5]}'), "something else than time series"),
+    (Answer(200, b'{"timeSeries": [{}]}'), "something else than time series"),
+    (Answer(200, page(series((60, "a lot")))), "something else than time series"),
+    (Answer(200, page(series((60, 5)))), "something else than time series"),  # type: ignore[arg-type]
+    (Answer(200, page(series((60, "5"), method=5))), "something else than time series"),  # type: ignore[arg-type]
+    (Answer(200, page(series((60, "5"), metric="other"))), "answered with 'other' when asked for"),
+    (Answer(200, page(series((60, "5"), kind="CUMULATIVE"))), "in a form that is not known here"),
+    (Answer(200, page(series((60, "5"), (60, "5")))), "answered the same point twice"),
+    (Answer(200, page(series((60, "5")), series((60, "5")))), "answered the same point twice"),
+    (Answer(200, page(series((60, "5")), nextPageToken="again")), "answered the same point twice"),
+    (Answer(200, page(nextPageToken="x" * 9_000)), "invalid nextPageToken"),
+    (Answer(200, page(series((60, "5")), executionErrors=[{"code": 14}])), "says that its answer is incomplete"),
+    (Answer(200, page(series((60, "5")), unreachable=["europe"])), "says that its answer is incomplete"),
+    (Answer(200, page(series((-30, "5")))), "has points in the future"),
+    (Answer(200, page(series((60, "-" + "9" * 30)))), "something else than time series"),
+]
+
+
+@pytest.mark.parametrize(("answer", "said"), ANSWERS, ids=[str(n) for n in range(len(ANSWERS))])
+def test_an_answer_that_is_not_the_whole_truth_changes_nothing(site: Site, answer: Answer, said: str) -> None:
+    with PlainServer(lambda _: answer) as server:
+        site.configure(server.address)
+        assert said in failure(site)
+        assert {request.headers["authorization"] for request in server.arrived} == {f"Bearer {TOKEN}"}
+
+
+def test_a_later_page_that_fails_changes_nothing(site: Site) -> None:
+    """Half of what was used is less than was used: it would look like a price that is too high here."""
+
+    def answer(request: Arrived) -> Answer:
+        paged = "pageToken" in request.target
+        return Answer(503) if paged else Answer(200, page(series((60, "500")), nextPageToken="2"))
+
+    with PlainServer(answer) as server:
+        site.configure(server.address)
+        assert "answered with 503" in failure(site)
+        assert len(server.arrived) == 2
+
+
+def test_a_limit_that_cannot_be_read_changes_nothing_either(site: Site) -> None:
+    with PlainServer(lambda request: Answer(200, GOOD) if "net_usage" in request.target else Answer(403)) as server:
+        site.configure(server.address)
+        assert "with 403" in failure(site)
+
+
+def test_all_points_of_all_series_and_pages_are_one_sum(site: Site) -> None:
+    """Newest first, as upstream sends them. A filter names resource, service and metric."""
+    pages = {
+        None: page(
+            series((10, "4"), (11, "28"), method="youtube.api.v3.V3DataVideoService.List"),
+            series((10, "100"), method="youtube.api.v3.V3DataSearchService.List"),
+            nextPageToken="2",
+        ),
+        "2": page(
+            series((300, "7"), (20 * 60, "9"), method="youtube.api.v3.V3DataVideoService.List"), nextPageToken="3"
+        ),
+        "3": page(series((400, "2"), method="a.method.Nobody.Knows")),
+    }
+
+    def answer(request: Arrived) -> Answer:
+        asked = {name: values[0] for name, values in parse_qs(urlsplit(request.target).query).items()}
+        for part in ('resource.type="consumer_quota"', 'resource.labels.service="youtube.googleapis.com"'):
+            assert part in asked["filter"]
+        if "net_usage" not in asked["filter"]:
+            return Answer(200, b"{}")
+        body = gzip.compress(pages[asked.get("pageToken")])
+        return Answer(200, body, {"Content-Encoding": "gzip"})
+
+    with PlainServer(answer) as server:
+        site.configure(server.address)
+        result = site.reconcile()
+    today, yesterday = result.buckets
+    assert (today.upstream_units, yesterday.upstream_units) == (141, 9)
+    assert {row.method: row.upstream_units for row in today.methods} == {
+        "search.list": 100,
+        "videos.list": 39,
+        "a.method.Nobody.Knows": 2,
+    }
+    assert site.used() == {"day": 150, "pacific-day": 141}
+
+
+def test_no_series_is_a_usage_of_nothing(site: Site) -> None:
+    with PlainServer(lambda _: Answer(200, b"{}")) as server:
+        site.configure(server.address)
+        result = site.reconcile()
+    assert (result.newest_ms, result.buckets[0].upstream_units, result.differs) == (None, 0, False)
+
+
+@pytest.mark.parametrize("limit", ["-1", str(2**63 - 1)])
+def test_a_quota_without_an_end_lowers_nothing(site: Site, limit: str) -> None:
+    found = series(
+        (60, limit),
+        metric="serviceruntime.googleapis.com/quota/limit",
+        kind="GAUGE",
+        limit_name="defaultPerDayPerProject",
+    )
+    with PlainServer(lambda r: Answer(200, b"{}" if "net_usage" in r.target else page(found))) as server:
+        site.configure(server.address)
+        assert site.reconcile().lowered == ()
+
+
+def test_the_newest_number_of_a_limit_counts_and_of_several_the_smallest(site: Site) -> None:
+    def found(location: str, *points: tuple[int, str]) -> dict[str, Any]:
+        metric = "serviceruntime.googleapis.com/quota/limit"
+        one = series(*points, metric=metric, kind="GAUGE", limit_name="defaultPerDayPerProject")
+        one["resource"]["labels"]["location"] = location
+        return one
+
+    body = page(found("global", (60, "9000"), (1_500, "100")), found("here", (61, "8000")))
+    with PlainServer(
+        lambda r: Answer(200, b"{}" if "search_list" in r.target or "net_usage" in r.target else body)
+    ) as up:
+        site.configure(up.address)
+        result = site.reconcile()
+    assert result.grants["units"] == 8_000
+
+
+SILENT: dict[str, Callable[[RawServer], Iterable[bytes]]] = {
+    "before its head": lambda server: _pause(server),
+    "in its head": lambda server: [b"HTTP/1.1 200 OK\r\n", *_pause(server)],
+    "in its body": lambda server: [head("Content-Length: 99"), b"\r\n{", *_pause(server)],
+    "a byte now and then": lambda server: _dripping(server),
+}
+
+
+def _pause(server: RawServer) -> Iterator[bytes]:
+    server.pause(30)
+    yield b""
+
+
+def _dripping(server: RawServer) -> Iterator[bytes]:
+    yield head("Content-Length: 9999") + b"\r\n{"
+    for _ in range(300):
+        server.pause(0.1)
+        yield b" "
+
+
+@pytest.mark.parametrize("how", SILENT)
+def test_silence_is_not_waited_for(site: Site, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    monkeypatch.setattr(monitoring, "SILENCE_S", 0.3)
+    monkeypatch.setattr(monitoring, "_LIMITS", monitoring._LIMITS._replace(max_answer_s=0.8))
+    server: RawServer
+    with RawServer(lambda _: SILENT[how](server)) as server:
+        site.configure(server.address)
+        said = failure(site)
+    assert "was silent for 0.3 s" in said or "was not complete after 0.8 s" in said
+
+
+def test_a_body_without_an_end_is_not_read(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitoring, "_LIMITS", monitoring._LIMITS._replace(max_body_mb=1))
+    with RawServer(lambda _: [head(), b"\r\n", *(b"x" * 65_536 for _ in range(100))]) as server:
+        site.configure(server.address)
+        assert "larger than 1 MB" in failure(site)
+
+
+def test_nobody_listens(site: Site) -> None:
+    with RawServer(lambda _: [whole(b"{}")]) as server:
+        site.configure(server.address)
+    assert "cannot be reached" in failure(site)
+
+
+def failure(site: Site) -> str:
+    """What a failed run says; it has changed nothing and shown no secret."""
+    site.now_ms = NOON - 2 * HOUR_MS
+    with site.session() as session:
+        session.budget().charge("videos.list")
+    site.now_ms = NOON
+    stored = site.stored()
+    with pytest.raises(BadAnswer) as error:
+        site.reconcile()
+    assert site.stored() == stored
+    said = str(error.value)
+    assert "nothing was changed" in said
+    assert len(said.splitlines()) == 1
+    assert not any(secret in said for secret in (TOKEN, "a-client-secret", "a-refresh-token"))
+    assert error.value.exit_status == 1
+    return said
+
+
+# -- who asks ----------------------------------------------------------------------------------------------------------
+
+BAD_AUTH = [
+    ("", "has no auth; add auth", "https://monitoring.example"),
+    ('auth = "adc"', 'auth = "adc" finds no credentials', None),
+    ('auth = "service-account:none.json"', "none.json cannot be read: No such file or directory", None),
+    ('auth = "service-account:user.json"', "user.json is no service-account file", None),
+    ('auth = "authorized-user:empty.json"', "empty.json is no authorized-user file", None),
+    ('auth = "authorized-user:list.json"', "list.json is no authorized-user file", None),
+    ('auth = "authorized-user:user.json"', "its endpoint would get a token in plain text", "http://monitoring.example"),
+]
+
+
+@pytest.mark.parametrize(("auth", "said", "endpoint"), BAD_AUTH)
+def test_an_auth_that_cannot_be_used_is_one_line_about_the_configuration(
+    site: Site, monkeypatch: pytest.MonkeyPatch, auth: str, said: str, endpoint: str | None
+) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(site.folder / "none.json"))
+    (site.folder / "empty.json").write_text("")
+    (site.folder / "list.json").write_text("[]")
+    site.more = f"{auth}\n"
+    site.configure(endpoint)
+    with pytest.raises(ConfigError, match="credential 'main'") as error:
+        site.reconcile()
+    assert said in str(error.value)
+    assert TOKEN not in str(error.value)
+
+
+def test_a_token_that_is_renewed_is_asked_for_where_the_file_says_and_never_shown(site: Site) -> None:
+    """A service account signs its own request for a token; the answer refuses it, and quotes everything."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    key = rsa.generate_private_key(public_exponent=65_537, key_size=2_048).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+    def answer(request: Arrived) -> Answer:
+        assert request.target == "/token"
+        return Answer(400, json.dumps({"error": "invalid_grant", "error_description": key.decode()}).encode())
+
+    with PlainServer(answer) as server:
+        account = {"client_email": "a@b.example", "token_uri": f"{server.address}/token", "private_key": key.decode()}
+        (site.folder / "account.json").write_text(json.dumps(account))
+        site.more = 'auth = "service-account:account.json"\n'
+        site.configure(server.address)
+        with pytest.raises(QuotaError) as error:
+            site.reconcile()
+    said = str(error.value)
+    assert "auth was not accepted (invalid_grant" in said
+    assert key.decode().splitlines()[3] not in said
+
+
+# -- recorded ----------------------------------------------------------------------------------------------------------
+
+
+def test_recorded_answers_are_read(site: Site, shared_data: Path) -> None:
+    folder = shared_data / "monitoring"
+    if not folder.is_dir():
+        pytest.skip(f"no recorded answers of Cloud Monitoring in {shared_data}")
+    usage = (folder / "timeSeries_rate_net_usage.json").read_bytes()
+    limit = (folder / "timeSeries_quota_limit.json").read_bytes()
+
+    def answer(request: Arrived) -> Answer:
+        asked = parse_qs(urlsplit(request.target).query)["filter"][0]
+        return Answer(200, usage if "net_usage" in asked else limit if "defaultPerDay" in asked else b"{}")
+
+    with PlainServer(answer) as server:
+        site.now_ms = 1_795_176_000_000  # 2026-11-20 12:00 UTC, an hour after Pacific midnight and four
+        site.configure(server.address, api="youtube-v3-buckets")
+        result = site.reconcile()
+    found = {count.bucket: count.upstream_units for count in result.buckets}
+    assert (found["units"], found["search"]) == (32, 3)
+    assert result.buckets[0].methods[0].method == "videos.list"
+    with PlainServer(answer) as server:
+        site.now_ms = 1_790_100_000_000  # the limit was recorded two months earlier
+        usage = b"{}"
+        site.configure(server.address, api="youtube-v3-buckets")
+        assert site.reconcile(commit=False).grants == {"units": 10_000}

@@ -1,0 +1,325 @@
+"""`quota reconcile` against an emulated provider: it tightens where upstream knows more, and frees nothing."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from quota.common.resources import read_text
+from quota.jobs.emulator import Emulator
+from quota.ledger.contract import Exhaustion
+from quota.ledger.grants import Grant
+from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar
+from quota.status import read_status
+from support.plain_http import Answer, PlainServer
+from support.reconciling import Site
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from support.servers import RedisServer
+
+PACIFIC = Calendar("day", "America/Los_Angeles")
+
+
+def test_what_was_charged_here_and_arrived_there_agrees(site: Site) -> None:
+    site.configure()
+    site.call("search.list", 3)
+    site.call("videos.list", 20)
+    site.now_ms += HOUR_MS
+    result = site.reconcile()
+    assert (result.differs, result.changed) == (False, False)
+    (count,) = result.buckets
+    assert (count.upstream_units, count.our_units, count.unknown_units, count.drift_units) == (320, 320, 0, 0)
+    assert site.used() == {"day": 320, "pacific-day": 320}
+
+
+def test_what_somebody_else_spends_counts_until_it_would_have_expired(site: Site) -> None:
+    site.configure()
+    site.call("videos.list", 20)
+    site.call("search.list", 12, charged=False, key="another-key")
+    site.now_ms += HOUR_MS
+    result = site.reconcile()
+    assert [(row.limit, row.units) for row in result.counted] == [("day", 1_200), ("pacific-day", 1_200)]
+    assert result.buckets[0].methods[0].method == "search.list"
+    assert site.used() == {"day": 1_220, "pacific-day": 1_220}
+    used_ms = site.now_ms - HOUR_MS
+    site.now_ms = PACIFIC.edges(site.now_ms)[1]
+    assert site.used() == {"day": 1_220, "pacific-day": 0}
+    site.now_ms = used_ms + DAY_MS
+    assert site.used()["day"] == 1_200
+    site.now_ms += HOUR_MS
+    assert site.used()["day"] == 0
+
+
+def test_repeating_changes_nothing_and_learning_more_adds_only_that(site: Site) -> None:
+    site.configure()
+    site.call("search.list", 2, charged=False)
+    site.now_ms += HOUR_MS
+    assert site.reconcile().changed
+    stored = site.stored()
+    for later_ms in (0, MINUTE_MS, HOUR_MS):
+        site.now_ms += later_ms
+        assert not site.reconcile().changed
+    assert site.stored()[1:] == stored[1:]
+    assert site.used()["day"] == 200
+    site.call("search.list", 1, charged=False)
+    site.now_ms += HOUR_MS
+    assert site.reconcile().changed
+    assert site.used()["day"] == 300
+
+
+def test_a_dry_run_changes_nothing(site: Site) -> None:
+    site.configure()
+    assert site.upstream is not None
+    site.call("search.list", 2, charged=False)
+    site.now_ms += HOUR_MS
+    stored = site.stored()
+    result = site.reconcile(commit=False)
+    assert (result.buckets[0].unknown_units, result.changed) == (200, False)
+    assert site.stored() == stored
+
+
+def test_a_lag_hides_nothing_and_is_no_drift(site: Site) -> None:
+    """Upstream learns of calls seven minutes late. What it does not know yet is compared later."""
+    site.emulate(lag_ms=7 * MINUTE_MS)
+    site.configure()
+    site.call("search.list", 4)
+    site.now_ms += 3 * MINUTE_MS
+    assert not site.reconcile().differs
+    site.call("search.list", 4)
+    site.call("videos.list", 5, charged=False)
+    site.now_ms += 8 * MINUTE_MS
+    result = site.reconcile()
+    assert result.newest_ms is not None
+    assert result.at_ms - result.newest_ms >= 7 * MINUTE_MS
+    assert result.buckets[0].drift_units == 0
+    site.now_ms += HOUR_MS
+    assert site.reconcile().buckets[0].unknown_units == 5
+    assert site.used()["day"] == 805
+
+
+def test_the_day_before_still_counts_in_the_last_24_hours(site: Site) -> None:
+    """A run shortly after upstream's midnight sees an empty day there. The limit over 24 hours does not."""
+    site.configure()
+    site.call("search.list", 3, charged=False)
+    site.now_ms = PACIFIC.edges(site.now_ms)[1] + 5 * MINUTE_MS
+    site.call("videos.list", 1)
+    site.now_ms += 30 * MINUTE_MS
+    result = site.reconcile()
+    assert [count.unknown_units for count in result.buckets] == [0, 300]
+    assert site.used() == {"day": 301, "pacific-day": 1}
+    site.call("videos.list", 7, charged=False)
+    site.now_ms += 30 * MINUTE_MS
+    site.reconcile()
+    assert site.used() == {"day": 308, "pacific-day": 8}
+    site.now_ms += 10 * DAY_MS
+    assert not site.reconcile().differs
+    assert site.used() == {"day": 0, "pacific-day": 0}
+
+
+def test_a_price_that_is_too_high_is_named_and_nothing_is_freed(site: Site) -> None:
+    book = read_text("quota.config", "costs/youtube-v3.toml").replace('"search.list" = 100', '"search.list" = 150')
+    (site.folder / "book.toml").write_text(book)
+    site.configure(api="book.toml")
+    site.call("search.list", 4)
+    site.now_ms += HOUR_MS
+    result = site.reconcile()
+    (count,) = result.buckets
+    assert (count.drift_units, count.unknown_units, result.changed) == (200, 0, False)
+    assert (count.methods[0].method, count.methods[0].upstream_price) == ("search.list", 100)
+    assert site.used()["day"] == 600
+
+
+def test_the_buckets_of_the_newer_allocation_are_compared_one_by_one(site: Site) -> None:
+    site.emulate(allocation="buckets")
+    site.configure(api="youtube-v3-buckets")
+    site.call("search.list", 3)
+    site.call("search.list", 2, charged=False)
+    site.call("videos.list", 4, charged=False)
+    site.now_ms += HOUR_MS
+    result = site.reconcile()
+    found = {count.bucket: (count.upstream_units, count.our_units, count.unknown_units) for count in result.buckets}
+    assert found["search"] == (5, 3, 2)
+    assert found["units"] == (4, 0, 4)
+    used = site.used()
+    assert (used["search-day"], used["search-pacific-day"], used["day"], used["uploads-day"]) == (5, 5, 4, 0)
+
+
+def test_a_book_with_one_pool_says_what_upstream_counts_apart(site: Site) -> None:
+    """Upstream has given searches a pool of their own. Our book charges them 100 units each, which is too much."""
+    site.emulate(allocation="buckets")
+    site.configure()
+    site.call("search.list", 3)
+    site.now_ms += HOUR_MS
+    result = site.reconcile()
+    assert [(count.bucket, count.upstream_units, count.our_units) for count in result.apart] == [("search", 3, 3)]
+    assert [count.drift_units for count in result.buckets if count.bucket == "units"] == [300]
+    assert not result.changed
+
+
+def test_a_smaller_quota_lowers_the_limits_until_it_is_raised_again(site: Site) -> None:
+    site.emulate(quota=800)
+    site.configure()
+    site.call("search.list", 2)
+    site.now_ms += HOUR_MS
+    result = site.reconcile()
+    assert [(row.limit, row.enforced_units, row.granted_units) for row in result.lowered] == [
+        ("day", 300, 800),
+        ("pacific-day", 300, 800),
+    ]
+    with site.session() as session:
+        assert session.budget().charge("search.list").admitted
+        refused = session.budget().charge("search.list")
+        assert (refused.reason, refused.limits[0].limit_units) == ("limit", 300)
+    believed_until_ms = result.lowered[0].until_ms
+    site.now_ms += HOUR_MS
+    again = site.reconcile()
+    assert (again.changed, again.lowered[0].until_ms) == (False, believed_until_ms)
+    site.now_ms += DAY_MS
+    again = site.reconcile()
+    assert (again.changed, again.lowered[0].until_ms) == (True, believed_until_ms + DAY_MS + HOUR_MS)
+    site.upstream = None
+    site.emulate(quota=10_000)
+    site.configure()
+    result = site.reconcile()
+    assert (result.lowered, result.changed) == ((), True)
+    assert site.session().budget().charge("search.list").admitted
+
+
+def test_a_grant_of_nothing_closes_every_call_until_it_is_raised(site: Site) -> None:
+    site.emulate(quota=0)
+    site.configure()
+    site.reconcile()
+    with site.session() as session:
+        refused = session.budget().charge("videos.list")
+        assert (refused.reason, refused.retry_at_ms) == ("closed", None)
+        (row,) = read_status(session).credentials
+        assert (row.open, {limit.shut for limit in row.limits}) == (False, {True})
+
+
+def test_a_limit_of_the_configuration_that_is_smaller_stays(site: Site) -> None:
+    site.more = '[[credentials.main.limits]]\nname = "own"\nunits = 500\nwindow = "24h"\n'
+    site.emulate(quota=800)
+    site.configure()
+    assert site.reconcile().lowered == ()
+    assert site.session().budget().usage()[0].limit_units == 500
+
+
+def test_a_loss_of_the_ledger_is_not_counted_a_second_time(site: Site) -> None:
+    """What the emptied ledger lacks is counted already, as its loss. Upstream's figures add only what is new."""
+    site.configure()
+    site.call("search.list", 3)
+    site.now_ms += HOUR_MS
+    site.empty_ledger()
+    site.call("videos.list", 10, charged=False)
+    site.now_ms += HOUR_MS
+    site.reconcile()
+    assert site.used() == {"day": 310, "pacific-day": 310}
+    assert not site.reconcile().changed
+
+
+def test_what_upstream_told_survives_a_loss_of_the_ledger(site: Site) -> None:
+    site.configure()
+    site.call("search.list", 1)
+    site.call("search.list", 3, charged=False)
+    site.now_ms += HOUR_MS
+    site.reconcile()
+    assert site.used()["day"] == 400
+    site.empty_ledger()
+    assert site.used() == {"day": 400, "pacific-day": 400}
+    assert not site.reconcile().changed
+
+
+def test_an_exhaustion_that_our_count_does_not_explain_is_said(site: Site) -> None:
+    site.emulate(quota=10_000)
+    site.configure()
+    site.call("videos.list", 11)
+    with site.session() as session:
+        said = Exhaustion("units", site.now_ms, PACIFIC.edges(site.now_ms)[1], "quotaExceeded", "here")
+        session.ledger.exhaust("p", said)
+        (row,) = read_status(session).credentials
+        assert [(early.bucket, early.used_units, early.quota_units) for early in row.early] == [("units", 11, 10_000)]
+        assert read_status(session).as_json()["credentials"][0]["exhausted"][0]["early"] is True  # type: ignore[index]
+    site.call("search.list", 97, charged=False)
+    site.now_ms += HOUR_MS
+    site.reconcile()
+    with site.session() as session:
+        (row,) = read_status(session).credentials
+        assert row.early == ()
+
+
+def test_a_log_that_lacks_charges_is_not_compared(tmp_path: Path, state_dir: Path, redis_server: RedisServer) -> None:
+    """The server has evicted it. The limits still count what it held, so the same units must not count as unknown."""
+    site = Site(tmp_path, redis_server.url)
+    site.empty_ledger()
+    site.configure()
+    site.call("search.list", 5)
+    site.now_ms += HOUR_MS
+    with redis.Redis.from_url(site.url) as client:
+        client.delete("quota:{p}:log")
+    site.call("videos.list", 1)
+    site.now_ms += HOUR_MS
+    before = site.used()
+    result = site.reconcile()
+    assert (result.buckets, result.changed, result.log_after_ms) == ((), False, site.now_ms - 2 * HOUR_MS)
+    assert site.used() == before == {"day": 501, "pacific-day": 501}
+    site.now_ms = PACIFIC.edges(site.now_ms)[1] + HOUR_MS
+    site.call("videos.list", 1)
+    site.now_ms += HOUR_MS
+    result = site.reconcile()
+    assert ([count.our_units for count in result.buckets], result.log_after_ms) == ([1], 0)
+    site.close()
+
+
+def test_what_upstream_said_of_a_quota_stands_where_it_says_nothing(site: Site) -> None:
+    """Its newest sample may be missing for a while. A grant that is too old is not believed any more."""
+    site.configure()
+    with site.session() as session:
+        session.ledger.grant("p", [Grant("units", 700, site.now_ms, site.now_ms + DAY_MS)])
+    with PlainServer(lambda _: Answer(200, b"{}")) as silent:
+        site.configure(silent.address)
+        result = site.reconcile()
+        assert ([row.granted_units for row in result.lowered], result.changed) == ([700, 700], False)
+        site.now_ms += DAY_MS
+        assert site.reconcile().lowered == ()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_days_never_count_less_than_upstream_has_counted(site: Site, seed: int) -> None:
+    """Charges, calls of somebody else, losses and reconciliations in any order. An hour after the last reconciliation
+    no view counts less than what upstream counted by then, and none more than twice what was lost besides."""
+    pick = random.Random(seed)
+    site.configure()
+    foreign = lost = 0
+    for _ in range(12):
+        step = pick.choice(["ours", "theirs", "reconcile", "empty"])
+        if step == "ours":
+            site.call(pick.choice(["videos.list", "search.list"]), pick.randint(1, 4))
+        elif step == "theirs":
+            times = pick.randint(1, 4)
+            site.call("search.list", times, charged=False)
+            foreign += 100 * times
+        elif step == "reconcile":
+            site.reconcile()
+        elif pick.random() < 0.5:
+            lost += site.used()["day"]
+            site.empty_ledger()
+        site.now_ms += pick.choice([MINUTE_MS, 20 * MINUTE_MS, 40 * MINUTE_MS])
+    site.now_ms += HOUR_MS
+    before = site.used()
+    result = site.reconcile()
+    after = site.used()
+    (count,) = result.buckets
+    assert after["pacific-day"] >= count.upstream_units
+    assert after["day"] >= count.upstream_units
+    assert all(after[name] >= before[name] for name in before)
+    assert after["pacific-day"] <= count.upstream_units + lost
+
+
+def test_the_emulator_takes_no_lag_below_nothing() -> None:
+    with pytest.raises(ValueError, match="lag_ms must be 0 or more"):
+        Emulator(lag_ms=-1)

@@ -1,0 +1,106 @@
+"""A project whose provider is the emulator, at a time that the test chooses."""
+
+from __future__ import annotations
+
+import http.client
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import redis
+
+import quota
+from quota.jobs.emulator import Emulator
+from quota.ledger.contract import read_entries
+from quota.limits import HOUR_MS, Calendar
+from quota.reconcile.reconcile import Reconciled, chosen_credentials, reconcile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from quota.session import Session
+
+NOON = Calendar("day", "America/Los_Angeles").edges(1_793_000_000_000)[0] + 12 * HOUR_MS
+
+CONFIG = """\
+[ledger]
+url = "{url}"
+[credentials.main]
+api = "{api}"
+project = "p"
+key = "file:key"
+endpoint = "{endpoint}"
+cloud_project = "cloud-project-1"
+"""
+
+
+@dataclass
+class Site:
+    """One machine, its ledger, and upstream. `now_ms` is the time of all three."""
+
+    folder: Path
+    url: str
+    now_ms: int = NOON
+    api: str = "youtube-v3"
+    more: str = ""
+    _open: list[Any] = field(default_factory=list)
+    upstream: Emulator | None = None
+
+    def emulate(self, **options: Any) -> Emulator:
+        self.upstream = Emulator(clock=lambda: self.now_ms, projects={"a-key": "ours"}, **options)
+        self._open.append(self.upstream.__enter__())
+        return self.upstream
+
+    def configure(self, endpoint: str | None = None, **parts: str) -> Path:
+        (self.folder / "key").write_text("a-key")
+        where = endpoint or (self.upstream or self.emulate()).address
+        config = self.folder / "quota.toml"
+        text = CONFIG.format(url=self.url, api=parts.get("api", self.api), endpoint=where)
+        config.write_text(text.replace("cloud-project-1", parts.get("cloud_project", "cloud-project-1")) + self.more)
+        return config
+
+    def session(self) -> Session:
+        session = quota.open(self.folder / "quota.toml", clock=lambda: self.now_ms)
+        self._open.append(session)
+        return session
+
+    def call(self, method: str = "videos.list", times: int = 1, *, charged: bool = True, key: str = "a-key") -> None:
+        """Calls that reach upstream; charged here first, or somebody else's."""
+        assert self.upstream is not None
+        connection = http.client.HTTPConnection(self.upstream.address.removeprefix("http://"), timeout=10)
+        with self.session() as session:
+            for _ in range(times):
+                if charged:
+                    assert session.budget().charge(method).admitted
+                path = {"videos.list": "videos?part=id&id=x", "search.list": "search?part=id&q=x"}[method]
+                connection.request("GET", f"/youtube/v3/{path}&key={key}")
+                connection.getresponse().read()
+        connection.close()
+
+    def reconcile(self, **options: Any) -> Reconciled:
+        with self.session() as session:
+            (credential,) = chosen_credentials(session, None)
+            return reconcile(session, credential, **options)
+
+    def used(self) -> dict[str, int]:
+        with self.session() as session:
+            return {state.name: state.used_units for state in session.budget().usage()}
+
+    def stored(self) -> tuple[object, ...]:
+        """Everything in the ledger that a failure might have changed."""
+        with self.session() as session:
+            states = session.budget().usage()
+            entries = list(read_entries(session.ledger, "p", 0, self.now_ms))
+            return states, entries, tuple(session.ledger.grants("p")), tuple(session.ledger.exhaustions("p"))
+
+    def empty_ledger(self) -> None:
+        """Empty the ledger behind everybody's back."""
+        if self.url.startswith("sqlite"):
+            for path in self.folder.glob("ledger.db*"):
+                path.unlink()
+        else:
+            with redis.Redis.from_url(self.url) as client:
+                client.flushall()
+
+    def close(self) -> None:
+        for one in reversed(self._open):
+            one.stop() if isinstance(one, Emulator) else one.close()

@@ -1,0 +1,167 @@
+"""Upstream's count beside ours: what only one of them knows, and how long it counts."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from quota.ledger.unlogged import UnloggedUsage
+from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
+from quota.reconcile.comparison import TOLERANCE_MS, Counted, Period, compare, lost_in, unlogged
+from quota.settings.books import load_book
+
+BOOK = load_book("youtube-v3")
+PACIFIC = Calendar("day", "America/Los_Angeles")
+START = PACIFIC.edges(1_793_000_000_000)[0]
+TODAY = Period(START, PACIFIC.edges(START)[1])
+NOON = START + 12 * HOUR_MS
+UNITS = Selector(buckets=("units",))
+SLIDING = Limit("day", 9_500, View(UNITS, Sliding(DAY_MS)), 10_000, 500)
+CALENDAR = Limit("pacific-day", 9_500, View(UNITS, PACIFIC), 10_000, 500)
+
+
+def at(minutes: int, units: int, method: str = "videos.list") -> Counted:
+    return Counted(START + minutes * MINUTE_MS, units, method)
+
+
+# Minutes after midnight: (upstream's points, our charges, its newest point) -> (unknown, by which minute; drift)
+ROWS = [
+    # Both say the same.
+    ([], [], 600, [], 0),
+    ([at(60, 5)], [at(59, 5)], 60, [], 0),
+    # Somebody else: each part by the moment at which upstream had counted it.
+    ([at(60, 5)], [], 60, [(5, 60)], 0),
+    ([at(60, 5), at(120, 3)], [], 120, [(5, 60), (3, 120)], 0),
+    ([at(60, 5), at(120, 3)], [at(59, 5)], 120, [(3, 120)], 0),
+    # Two methods at one moment are one sum.
+    ([at(60, 100, "search.list"), at(60, 5)], [at(59, 100, "search.list")], 60, [(5, 60)], 0),
+    # Ours within the tolerance after a point may be in it, later ones may not.
+    ([at(60, 5)], [at(70, 5)], 60, [], 0),
+    ([at(60, 5)], [at(71, 5)], 71, [(5, 60)], 0),
+    # What we charge later explains nothing that upstream had counted before.
+    ([at(60, 5), at(300, 5)], [at(200, 5)], 300, [(5, 60)], 0),
+    # Upstream lags: charges shortly before its newest point are no drift, older ones are.
+    ([at(60, 5)], [at(30, 5), at(55, 7)], 60, [], 0),
+    ([at(60, 5)], [at(30, 5), at(49, 7)], 60, [], 7),
+    # Both at once: somebody else in the morning, a price too high in the afternoon. Nothing is freed.
+    ([at(60, 500), at(600, 1, "search.list")], [at(590, 100, "search.list"), at(580, 900)], 600, [(500, 60)], 499),
+    # The day before is not this day's.
+    ([at(0, 50), at(1, 1)], [at(-30, 50)], 60, [(1, 1)], 0),
+    ([at(1, 1)], [at(-5, 1)], 60, [], 0),
+]
+
+
+@pytest.mark.parametrize(("upstream", "ours", "newest", "unknown", "drift"), ROWS)
+def test_what_only_one_side_knows(
+    upstream: list[Counted], ours: list[Counted], newest: int, unknown: list[tuple[int, int]], drift: int
+) -> None:
+    ours, newest_ms = sorted(ours), START + newest * MINUTE_MS
+    count = compare("units", TODAY, newest_ms, upstream, ours, BOOK, newest_ms)
+    assert [(units, (by_ms - START) // MINUTE_MS) for units, by_ms in count.unknown] == unknown
+    assert count.drift_units == drift
+    assert count.upstream_units == sum(one.units for one in upstream if one.at_ms > START)
+    assert count.our_units == sum(one.units for one in ours if START <= one.at_ms <= START + newest * MINUTE_MS)
+
+
+def test_a_charge_after_the_newest_point_is_not_compared() -> None:
+    count = compare("units", TODAY, NOON, [at(600, 5)], [at(599, 5), at(735, 900)], BOOK, NOON)
+    assert (count.our_units, count.unknown, count.drift_units) == (5, (), 0)
+
+
+def test_a_charge_of_the_last_minutes_before_the_newest_point_is_drift_once_that_is_old() -> None:
+    ours = [at(590, 5), at(599, 7)]
+    for later, drift, near in ((0, 0, 12), (9, 0, 7), (10, 7, 0), (600, 7, 0)):
+        now_ms = START + (599 + later) * MINUTE_MS
+        count = compare("units", TODAY, START + 600 * MINUTE_MS, [at(600, 5)], ours, BOOK, now_ms)
+        assert (count.drift_units, count.near_units) == (drift, near), later
+
+
+def test_a_method_whose_price_is_wrong_says_what_a_call_costs_upstream() -> None:
+    ours = [at(30 + n, 100, "search.list") for n in range(10)]
+    count = compare("units", TODAY, NOON, [at(60, 10, "search.list")], ours, BOOK, NOON)
+    (row,) = count.methods
+    assert (row.upstream_units, row.our_units, row.our_calls, row.price, row.upstream_price) == (10, 1_000, 10, 100, 1)
+    assert count.drift_units == 990
+
+
+def test_a_refunded_charge_is_no_call() -> None:
+    count = compare("units", TODAY, NOON, [at(60, 2)], [at(58, 0), at(59, 1), at(59, 1)], BOOK, NOON)
+    assert [(row.our_calls, row.upstream_price) for row in count.methods] == [(2, None)]
+
+
+def test_unknown_units_count_as_long_as_charges_of_that_time() -> None:
+    count = compare("units", TODAY, NOON, [at(61, 5), at(62, 1), at(200, 3)], [], BOOK, NOON)
+    sliding, calendar = unlogged(count, SLIDING, 0, NOON), unlogged(count, CALENDAR, 0, NOON)
+    assert sliding is not None
+    assert calendar is not None
+    assert sliding.expiries == ((6, START + 2 * HOUR_MS + DAY_MS), (3, START + 4 * HOUR_MS + DAY_MS))
+    assert calendar.expiries == ((9, TODAY.until_ms),)
+    assert (sliding.view, sliding.epoch) == ("units|*|*|24h", f"@upstream/units/{START}/*")
+
+
+def test_what_the_ledger_lost_and_still_counts_is_known() -> None:
+    """The 6 units were in our log once. The view counts them as a loss, and must not count them twice."""
+    count = compare("units", TODAY, NOON, [at(61, 5), at(62, 1), at(200, 3)], [], BOOK, NOON)
+    report = unlogged(count, SLIDING, 7, NOON)
+    assert report is not None
+    assert report.expiries == ((2, START + 4 * HOUR_MS + DAY_MS),)
+    assert unlogged(count, SLIDING, 9, NOON) is None
+
+
+def test_only_losses_of_that_period_are_known() -> None:
+    def lost(window: Sliding | Calendar, *parts: tuple[int, int], epoch: str = "e1") -> int:
+        return lost_in(TODAY, window, [UnloggedUsage("v", epoch, parts, (1, 0))])
+
+    today, yesterday = START + 3 * HOUR_MS, START - 3 * HOUR_MS
+    assert lost(Sliding(DAY_MS), (4, yesterday + DAY_MS), (5, today + DAY_MS)) == 5
+    assert lost(PACIFIC, (5, TODAY.until_ms)) == 5
+    assert lost(PACIFIC, (5, TODAY.since_ms)) == 0
+    assert lost(Sliding(DAY_MS), (5, today + DAY_MS), epoch="@upstream/units/1") == 0
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_charge_of_ours_is_ever_taken_for_somebody_elses(seed: int) -> None:
+    """Random days: our calls, somebody else's, an upstream that counts a call some minutes after we charged it, or
+    before it by a clock of its own, and publishes late. Reports as upstream learns more, each of them twice."""
+    pick = random.Random(seed)
+    skew_ms, delay_ms = pick.randint(-TOLERANCE_MS // 2, 0), pick.randint(0, TOLERANCE_MS // 2)
+    ours, calls = [], []
+    for _ in range(pick.randint(0, 60)):
+        charged = Counted(pick.randint(START, TODAY.until_ms - HOUR_MS), pick.choice([1, 50, 100]), "videos.list")
+        ours.append(charged)
+        calls.append((charged.at_ms + skew_ms + pick.randint(0, delay_ms), charged.units, True))
+    for _ in range(pick.randint(0, 30)):
+        calls.append((pick.randint(START + 1, TODAY.until_ms), pick.choice([1, 50, 100]), False))
+    ours.sort()
+    minute = [(-(-max(ms, START + 1) // MINUTE_MS) * MINUTE_MS, units, mine) for ms, units, mine in calls]
+    standing: dict[str, UnloggedUsage] = {}
+    newest_ms = START
+    while newest_ms < TODAY.until_ms:
+        newest_ms = min(newest_ms + pick.randint(MINUTE_MS, 6 * HOUR_MS), TODAY.until_ms)
+        now_ms = newest_ms - skew_ms + pick.randint(0, TOLERANCE_MS)
+        seen = sorted((Counted(ms, units, "videos.list"), mine) for ms, units, mine in minute if ms <= newest_ms)
+        charged_by_now = [one for one in ours if one.at_ms <= now_ms]
+        count = compare("units", TODAY, newest_ms, [one for one, _ in seen], charged_by_now, BOOK, now_ms)
+        foreign = [(one.at_ms, one.units) for one, mine in seen if not mine]
+        for by_ms in {by_ms for _, by_ms in count.unknown}:
+            said = sum(units for units, known_ms in count.unknown if known_ms <= by_ms)
+            assert said <= sum(units for ms, units in foreign if ms <= by_ms)
+        if not ours:
+            assert count.unknown_units == sum(units for _, units in foreign)
+        for limit in (SLIDING, CALENDAR):
+            report = unlogged(count, limit, 0, now_ms)
+            if report is None:
+                continue
+            before = standing.get(limit.name, report)
+            after = before.with_report(report, now_ms)
+            assert after.with_report(report, now_ms) == after
+            assert after.units_at(now_ms) >= max(before.units_at(now_ms), report.units_at(now_ms))
+            standing[limit.name] = after
+            if not ours:  # all is known, and none of it is let go too soon
+                for later_ms in range(now_ms, now_ms + 2 * DAY_MS, 3 * HOUR_MS):
+                    if limit is SLIDING:
+                        used = sum(units for ms, units in foreign if ms > later_ms - DAY_MS)
+                    else:
+                        used = sum(units for _, units in foreign) if later_ms < TODAY.until_ms else 0
+                    assert after.units_at(later_ms) >= used
