@@ -159,7 +159,7 @@ def _print_report(report: RunReport, as_json: bool, quiet: bool = False) -> None
 @json_option
 @config_option
 def runs(job: str | None, since: str, limit: int, as_json: bool, config: str | None) -> None:
-    """Show the past runs of this machine, newest first: how each ended, and why.
+    """Show the past runs of this machine: how each ended, and why.
 
     A run without an end is still running, or was killed. Other machines keep their own.
 

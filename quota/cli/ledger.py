@@ -28,7 +28,7 @@ SAY_EVERY_S = 2
 @click.group("ledger", cls=Group, invoke_without_command=True, subcommand_metavar="COMMAND [ARGS]...")
 @click.pass_context
 def ledger(ctx: click.Context) -> None:
-    """Move a ledger to another place, or repair it after a clock was wrong.
+    """Move a ledger, or repair it after a clock that was wrong.
 
     \b
     Example:
