@@ -279,6 +279,7 @@ class _Connection:
     """Reads each answer within the limits. Combined with each of httplib2's connection classes."""
 
     watch: Watch
+    answers: list[LimitedResponse]
     timeout: float | None
 
     def connect(self) -> None:
@@ -289,7 +290,8 @@ class _Connection:
         """Do nothing: http.client would print whole requests, including the token."""
 
     def response_class(self, sock: Any, debuglevel: int = 0, method: str | None = None) -> LimitedResponse:
-        return LimitedResponse(sock, timeout_s=SILENCE_S, watch=self.watch, method=method)
+        self.answers.append(LimitedResponse(sock, timeout_s=SILENCE_S, watch=self.watch, method=method))
+        return self.answers[-1]
 
 
 class _Http(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no types
@@ -297,8 +299,10 @@ class _Http(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no types
 
     def __init__(self, *, loopback: bool) -> None:
         self._watch = Watch(_LIMITS, None)
+        self._answers: list[LimitedResponse] = []
+        shared = {"watch": self._watch, "answers": self._answers}
         self._types = {
-            scheme: type(f"Patient{parent.__name__}", (_Connection, parent), {"watch": self._watch})
+            scheme: type(f"Patient{parent.__name__}", (_Connection, parent), shared)
             for scheme, parent in httplib2.SCHEME_TO_CONNECTION.items()
         }
         # A proxy cannot reach this machine's loopback.
@@ -317,7 +321,11 @@ class _Http(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no types
         """Like httplib2's own. Ignores `connection_type`."""
         with self._watch.request():
             kind = self._types.get(uri.partition(":")[0].lower())
-            response: tuple[Any, bytes] = super().request(uri, method, body, headers, redirections, kind)
+            try:
+                response: tuple[Any, bytes] = super().request(uri, method, body, headers, redirections, kind)
+            finally:  # one that was not read to its end would keep the socket open
+                while self._answers:
+                    self._answers.pop().close()
             return response
 
 
