@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import quota
 from quota.arguments import texts
 from quota.attribution import attempt_number
+from quota.budget import note_refusal
 from quota.common.clock import host_clock
 from quota.common.log import line
 from quota.jobs.failure import Failure, classify_failure
@@ -432,6 +433,7 @@ class _Run:
         if method is not None:
             decision = self.budget.peek(method, job=self.job.name, region=checkpoint.region)
             if not decision.admitted:
+                note_refusal(self.budget, decision, self.job.name, checkpoint.region)
                 raise quota.Refused(decision)
         try:
             self.since_ms = self.session.ledger.now_ms()

@@ -31,6 +31,7 @@ local state = KEYS[2]
 local now_ms, new_epoch, retention_ms = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
 local FIRST_REPORT, REPORT_SIZE = 4, 5
 local RETENTION_SLACK_MS = 90000000 -- 25 h (L12, L17): should the clock go back, what has expired counts again
+local HISTORY_MS = 3024000000 -- 35 days (L29)
 
 -- >>> int
 -- A whole number as text: Lua would write 1e+15.
@@ -199,7 +200,7 @@ if begins then epoch = root and root .. '/' .. new_epoch .. (string.match(epoch,
 if changed then
   redis.call('HSET', state, 'epoch', epoch, 'unlogged_until_ms', int(unlogged_until_ms))
 end
-local live_ms = math.max(stored_retention_ms, unlogged_until_ms + RETENTION_SLACK_MS - now_ms)
+local live_ms = math.max(stored_retention_ms, HISTORY_MS, unlogged_until_ms + RETENTION_SLACK_MS - now_ms)
 for _, key in ipairs(KEYS) do
   if redis.call('PTTL', key) < live_ms then redis.call('PEXPIRE', key, int(live_ms)) end
 end

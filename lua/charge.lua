@@ -31,6 +31,7 @@
 --                      fence, fenced_epoch, move, filled   while the ledger moves, and afterwards (L27; see fence.lua)
 --                      housekeeping_cursor  how far housekeeping has come in this hash (L23)
 --                      eviction_checked_ms  when the server was last asked whether it may evict keys
+--                      rolled_up            the last charge that the history has (L29; see roll_up.lua)
 --       3 corrections  hash: id -> the units that a corrected charge counts now (L15)
 --       All three carry the project as hash tag: quota:{PROJECT}:log, :state, :corrections
 --
@@ -89,6 +90,7 @@ local LATEST_MS = 100000000000000
 local MAX_LIMITS = 1000 -- and exhaustions: one command takes 8,000 words from a script
 local RETRIED_KEPT_MS = 300000 -- L16
 local CHECK_EVICTION_EVERY_MS = 86400000
+local HISTORY_MS = 3024000000 -- 35 days (L29)
 
 -- >>> int
 -- A whole number as text: Lua would write 1e+15.
@@ -247,13 +249,16 @@ if known_grants ~= '' and known_grants ~= '@' .. granted and not charged_before 
   return { 'GRANTED', '', int(now_ms), last, granted, epoch, '' }
 end
 
--- >>> what a view counts
+-- >>> bucket and units
 -- L2. The bucket and the units in the field `u` of an entry.
 local function bucket_and_units(u)
   local bucket, units = string.match(u, '^(.*)=(%d+)$')
   return bucket or 'units', units or u
 end
--- A function that says what the view of this name counts of an entry, from its bucket, method, job, and units after
+-- <<< bucket and units
+
+-- >>> what a view counts
+-- L2. A function that says what the view of this name counts of an entry, from its bucket, method, job, and units after
 -- corrections; nil if it is no view's name.
 local function counter(view)
   local buckets, methods, jobs, rest = string.match(view, '^([^|]*)|([^|]*)|([^|]*)|(.+)$')
@@ -371,7 +376,7 @@ for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do
 end
 
 local another_second = math.floor(last_ms / 1000) ~= math.floor(clock_ms / 1000)
-local live_ms = stored_retention_ms
+local live_ms = math.max(stored_retention_ms, HISTORY_MS) -- L12
 local due = another_second or retention_ms > stored_retention_ms or not known[1]
 
 local function put(view, total, head)
@@ -386,7 +391,7 @@ local function flush()
   if due then
     stored_retention_ms = math.max(stored_retention_ms, retention_ms)
     redis.call('HSET', state, 'format', FORMAT, 'retention_ms', int(stored_retention_ms))
-    live_ms = math.max(stored_retention_ms, unlogged_until_ms + RETENTION_SLACK_MS - now_ms)
+    live_ms = math.max(stored_retention_ms, HISTORY_MS, unlogged_until_ms + RETENTION_SLACK_MS - now_ms)
     -- No key is made that would live for ever.
     local lives = redis.pcall('PEXPIRE', state, int(live_ms))
     if type(lives) == 'table' and not known[8] then redis.pcall('HDEL', state, 'format', 'retention_ms') end
@@ -503,12 +508,18 @@ pcall(function()
   local policy = type(info) == 'string' and string.match(info, 'maxmemory_policy:(%S+)') or '?'
   if policy ~= 'noeviction' then reply[#reply + 1] = policy end
 end)
--- L13. The log is kept for the longest window that anybody ever named. What the newest charge before this one still needed
--- stays until the next: a clock that stood ahead for one charge costs no history.
+-- L13. The log is kept for the longest window that anybody ever named, and until the history has it (L29). What the newest
+-- charge before this one still needed stays until the next: a clock that stood ahead for one charge costs no history.
 local sure_ms = math.min(now_ms, last_ms)
 local trim_through_ms = sure_ms - stored_retention_ms
 pcall(function()
-  local old = redis.call('XRANGE', log, '-', '(' .. int(math.max(0, trim_through_ms)), 'COUNT', CHUNK)
+  local through, rolled = int(math.max(0, trim_through_ms)) .. '-0', redis.call('HGET', state, 'rolled_up')
+  if rolled then
+    local forgotten = int(math.max(0, sure_ms - HISTORY_MS)) .. '-0'
+    if before(rolled, forgotten) then rolled = forgotten end
+    if before(rolled, through) then through = rolled end
+  end
+  local old = redis.call('XRANGE', log, '-', '(' .. through, 'COUNT', CHUNK)
   if #old == 0 then return end
   local ms, seq = split(old[#old][1])
   redis.call('XTRIM', log, 'MINID', int(ms) .. '-' .. int(seq + 1))

@@ -4,11 +4,12 @@
 -- first piece (fence.lua, fill.lua). The rule is L27 in ARCHITECTURE.md.
 --
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua)
+--       4 history                           (see roll_up.lua)
 -- ARGV  1 move    that fills this ledger
 --       2 cursor  empty at first, then what the last call replied
 -- Reply the cursor of the next call, "WHAT N"; "0-0" when the ledger is clear
 
-local log, state, corrections = KEYS[1], KEYS[2], KEYS[3]
+local log, state, corrections, history = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local move, cursor = ARGV[1], ARGV[2]
 local PIECE = 1000
 local KEPT = { format = true, epoch = true, fenced_epoch = true, fence = true, move = true, retention_ms = true }
@@ -52,10 +53,15 @@ if held > PIECE then
 end
 redis.call('DEL', log)
 local what, at = string.match(cursor, '^(%a+) (%d+)$')
-if what ~= 'state' then
+if what ~= 'state' and what ~= 'history' then
   local piece = redis.call('HSCAN', corrections, what == 'corrections' and at or '0', 'COUNT', PIECE)
   for field = 1, #piece[2], 2 do redis.call('HDEL', corrections, piece[2][field]) end
   if piece[1] ~= '0' then return 'corrections ' .. piece[1] end
+end
+if what ~= 'state' then
+  local piece = redis.call('HSCAN', history, what == 'history' and at or '0', 'COUNT', PIECE)
+  for field = 1, #piece[2], 2 do redis.call('HDEL', history, piece[2][field]) end
+  if piece[1] ~= '0' then return 'history ' .. piece[1] end
 end
 local piece = redis.call('HSCAN', state, what == 'state' and at or '0', 'COUNT', PIECE)
 for field = 1, #piece[2], 2 do

@@ -4,16 +4,17 @@
 -- nothing. Only a ledger that this move is filling takes it (fence.lua). The rule is L27 in ARCHITECTURE.md.
 --
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua)
+--       4 history                           (see roll_up.lua)
 -- ARGV  1 move          that fills this ledger
 --       2 retention_ms  the keys live at least as long
 --       3 after         the id up to which it is filled; 0-0 before the first piece. Another: nothing changes
 --       4 count         of entries that follow, 0 to 1000
 --       then seven for each: id, u, method, job, region, idempotency_key, the units that it counts now, or nothing where
 --         they are those that were charged
---       then two for each field of the state: its name and its value
+--       then two for each field of the state: its name and its value; history:NAME is one of the history
 -- Reply the id up to which it is filled now
 
-local log, state, corrections = KEYS[1], KEYS[2], KEYS[3]
+local log, state, corrections, history = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local move, retention_ms, after, count = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local FIRST_ENTRY, ENTRY_SIZE, MAX_ENTRIES = 5, 7, 1000
 
@@ -50,10 +51,10 @@ end
 -- <<< format
 
 local first_field = FIRST_ENTRY + (count or 0) * ENTRY_SIZE
-if not (retention_ms and retention_ms >= 1 and count and count >= 0 and count <= MAX_ENTRIES)
+if #KEYS ~= 4 or not (retention_ms and retention_ms >= 1 and count and count >= 0 and count <= MAX_ENTRIES)
   or #ARGV < first_field - 1 or (#ARGV - first_field + 1) % 2 ~= 0
 then
-  return redis.error_reply('ERR fill.lua: four arguments, seven for each of at most ' .. MAX_ENTRIES
+  return redis.error_reply('ERR fill.lua: four keys, four arguments, seven for each of at most ' .. MAX_ENTRIES
     .. ' entries, two for each field')
 end
 local known = redis.call('HMGET', state, 'format', 'fence', 'move', 'filled')
@@ -81,7 +82,10 @@ for at = FIRST_ENTRY, first_field - 1, ENTRY_SIZE do
   if corrected ~= '' then redis.call('HSET', corrections, id, corrected) end
   after = id
 end
-for at = first_field, #ARGV, 2 do redis.call('HSET', state, ARGV[at], ARGV[at + 1]) end
+for at = first_field, #ARGV, 2 do
+  local of_history = string.match(ARGV[at], '^history:(.*)$')
+  redis.call('HSET', of_history and history or state, of_history or ARGV[at], ARGV[at + 1])
+end
 redis.call('HSET', state, 'filled', after)
 live_on()
 return after

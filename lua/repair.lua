@@ -10,17 +10,19 @@
 --
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua)
 --       4 log_aside   5 corrections_aside   quota:{PROJECT}:repair:log and :repair:corrections, until the swap
+--       6 history                           (see roll_up.lua)
 -- ARGV  1 now_ms       0 = the server's clock
 --       2 caller_ms    the caller's clock; 0 = none
 --       3 epoch        a name for the new epoch: unique, without spaces, @ or /
 -- Reply MORE; CLOCK where the clocks are more than 5 s apart, and nothing was done; or the new epoch, ROOT/EPOCH@AT_MS
 --
--- The swap also makes all views start afresh, lets unlogged usage count for a window at most, removes exhaustions and claims of
+-- The swap also makes all views start afresh, lets the history have hours before this one only (L29), lets unlogged usage count for a window at most, removes exhaustions and claims of
 -- the future, and notes the repair in the state's field `repaired`, one line for each of the last 10:
 -- "NEWEST BEGUN_MS AT_MS THROUGH". A machine that saw a charge dated ahead, up to the id NEWEST, knows by it that the charge
 -- is among those that the log now has between BEGUN_MS and the id THROUGH.
 
 local log, state, corrections, log_aside, corrections_aside = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local history = KEYS[6]
 local given_ms, caller_ms, name = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] or ''
 
 local CHUNK, PIECE = 250, 1000
@@ -30,6 +32,8 @@ local RETENTION_SLACK_MS = 90000000 -- 25 h (L12, L17): should the clock go back
 local MIN_RETENTION_MS = 176400000 -- 49 h (L12)
 local LONGEST_CLAIM_MS = 777600000 -- 9 days
 local MAX_REPAIRS = 10
+local HOUR_MS = 3600000
+local MAX_SEQ = 9007199254740991
 local MONTH_MS = 2682000000 -- the longest month, 31 days and an hour
 
 -- >>> int
@@ -86,9 +90,64 @@ local function other_format(found, epoch)
 end
 -- <<< format
 
-if #KEYS ~= 5 or not (given_ms and caller_ms and string.find(name, '^[^%s@/]+$')) then
+-- >>> bucket and units
+-- L2. The bucket and the units in the field `u` of an entry.
+local function bucket_and_units(u)
+  local bucket, units = string.match(u, '^(.*)=(%d+)$')
+  return bucket or 'units', units or u
+end
+-- <<< bucket and units
+
+-- >>> cells
+-- L29. A table of numbers by name, kept as text: a line "NAME NUMBER NUMBER ..." for each. After MAX_CELLS names, all that
+-- is new counts under OTHER.
+local MAX_CELLS, MAX_NAME = 200, 256
+local OTHER = '*'
+local function cells_of(text)
+  local cells = { names = {}, of = {} }
+  for name, numbers in string.gmatch(text or '', '([^ \n]+) ([^\n]*)') do
+    local row = {}
+    for number in string.gmatch(numbers, '%-?%d+') do row[#row + 1] = tonumber(number) end
+    if not cells.of[name] then cells.names[#cells.names + 1] = name end
+    cells.of[name] = row
+  end
+  return cells
+end
+-- The name of the cell for these parts: joined by |, with the characters that separate written as %XX.
+local function cell_name(...)
+  local parts = { ... }
+  for at, part in ipairs(parts) do
+    parts[at] = string.gsub(string.sub(part, 1, MAX_NAME), '[%%|%c ]', function(c)
+      return string.format('%%%02X', string.byte(c))
+    end)
+  end
+  return table.concat(parts, '|')
+end
+local function add_to_cell(cells, name, ...)
+  if not cells.of[name] then
+    if #cells.names >= MAX_CELLS then name = OTHER end
+    if not cells.of[name] then
+      cells.names[#cells.names + 1] = name
+      cells.of[name] = {}
+    end
+  end
+  local row = cells.of[name]
+  for at, number in ipairs({ ... }) do row[at] = math.max(0, (row[at] or 0) + number) end
+end
+local function text_of(cells)
+  local lines = {}
+  for at, name in ipairs(cells.names) do
+    local words = { name }
+    for _, number in ipairs(cells.of[name]) do words[#words + 1] = int(number) end
+    lines[at] = table.concat(words, ' ')
+  end
+  return table.concat(lines, '\n')
+end
+-- <<< cells
+
+if #KEYS ~= 6 or not (given_ms and caller_ms and string.find(name, '^[^%s@/]+$')) then
   return redis.error_reply(
-    'ERR repair.lua: 5 keys are needed, now_ms and caller_ms are numbers, and epoch a name without spaces, @ or /')
+    'ERR repair.lua: 6 keys are needed, now_ms and caller_ms are numbers, and epoch a name without spaces, @ or /')
 end
 local now_ms = clock(given_ms)
 -- Both clocks are needed here, whichever is behind: what is dated by a wrong one could not be mended by it.
@@ -211,6 +270,38 @@ repeat
   end
 until cursor == '0'
 
+-- L29. What the history has of charges that are dated ahead is taken back: they are rolled up again under their new ids, into
+-- the hours, but not into the sums, which had all of them (before this script, a caller rolls up whatever there is).
+local rolled = redis.call('HGET', history, 'rolled_up')
+local this_hour = math.floor(begun_ms / HOUR_MS)
+local hour_field, hour_text, hours_ahead = 'hour:' .. int(this_hour), nil, {}
+if ahead and rolled and split(rolled) > begun_ms then
+  cursor = '0'
+  repeat
+    local piece = redis.call('HSCAN', history, cursor, 'MATCH', 'hour:*', 'COUNT', PIECE)
+    cursor = piece[1]
+    for at = 1, #piece[2], 2 do
+      if tonumber(string.sub(piece[2][at], 6)) > this_hour then hours_ahead[#hours_ahead + 1] = piece[2][at] end
+    end
+  until cursor == '0'
+  local cells, from = cells_of(redis.call('HGET', history, hour_field)), '(' .. int(begun_ms) .. '-' .. int(MAX_SEQ)
+  repeat
+    local entries = redis.call('XRANGE', log, from, int((this_hour + 1) * HOUR_MS - 1), 'COUNT', PIECE)
+    for _, entry in ipairs(entries) do
+      local f = entry[2]
+      local bucket, charged = bucket_and_units(f[2])
+      local counted = tonumber(redis.call('HGET', corrections, entry[1]) or charged)
+      if not before(rolled, entry[1]) then add_to_cell(cells, cell_name(f[4], f[6], f[8], bucket), -1, -counted) end
+      from = '(' .. entry[1]
+    end
+  until #entries < PIECE
+  hour_text = text_of(cells)
+  local unchanged = redis.call('XREVRANGE', log, int(begun_ms), '-', 'COUNT', 1)[1]
+  rolled = unchanged and unchanged[1] or int(begun_ms - 1) .. '-' .. int(MAX_SEQ)
+else
+  rolled = nil
+end
+
 -- Of two repairs by different clocks, the later one has the higher number.
 local at_ms = math.max(now_ms, (tonumber(string.match(epoch, '@(%d+)$')) or 0) + 1)
 local lines = { last .. ' ' .. int(begun_ms) .. ' ' .. int(at_ms) .. ' ' .. through }
@@ -231,6 +322,11 @@ if through ~= '0-0' then redis.call('HSET', state, 'last', through) end
 for _, field in ipairs(removals) do redis.call('HDEL', state, field) end
 for field, value in pairs(changes) do redis.call('HSET', state, field, value) end
 redis.call('HDEL', state, 'repairing')
+if rolled then
+  for _, field in ipairs(hours_ahead) do redis.call('HDEL', history, field) end
+  redis.call('HSET', history, hour_field, hour_text, 'rolled_up', rolled, 'sums_after', through)
+  redis.call('HSET', state, 'rolled_up', rolled)
+end
 live_ms = math.max(live_ms, math.min(unlogged_until_ms, latest_ms) + RETENTION_SLACK_MS - now_ms)
 for _, key in ipairs({ log, state, corrections }) do redis.call('PEXPIRE', key, int(live_ms)) end
 return epoch

@@ -15,6 +15,7 @@
 local log, state, corrections = KEYS[1], KEYS[2], KEYS[3]
 local clock_ms, caller_ms, machine, retention_ms = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local FIRST_CHARGE, CHARGE_SIZE, MAX_CHARGES = 5, 6, 100
+local HISTORY_MS = 3024000000 -- 35 days (L29)
 
 -- >>> int
 -- A whole number as text: Lua would write 1e+15.
@@ -101,13 +102,13 @@ local lost_ms = last_ms
 
 -- L22. What may fail is tried where it does no harm.
 local stored_retention_ms = int(math.max(retention_ms, tonumber(known[3] or 0)))
+local live_ms = math.max(tonumber(stored_retention_ms), HISTORY_MS) -- L12
 local function set_lifetimes()
   for _, key in ipairs(KEYS) do
-    if redis.call('PTTL', key) < tonumber(stored_retention_ms) then redis.call('PEXPIRE', key, stored_retention_ms) end
+    if redis.call('PTTL', key) < live_ms then redis.call('PEXPIRE', key, int(live_ms)) end
   end
 end
-local corrections_live_ms = math.max(tonumber(stored_retention_ms), redis.call('PTTL', corrections))
-redis.call('PEXPIRE', corrections, int(corrections_live_ms))
+redis.call('PEXPIRE', corrections, int(math.max(live_ms, redis.call('PTTL', corrections))))
 redis.call('HSET', state, 'format', FORMAT, 'retention_ms', stored_retention_ms)
 set_lifetimes()
 

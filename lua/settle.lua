@@ -1,17 +1,22 @@
 -- settle.lua: set what a charge counts, absolutely. A refund settles to 0.
 --
 -- Guarantee: one atomic step; idempotent; never refused; the charge keeps its time and id. All views are kept up to date.
--- Nothing is written before all that may fail was tried. The rule is L15 in ARCHITECTURE.md.
+-- Nothing is written before all that may fail was tried. The history is corrected too, if it has the charge already. The
+-- rules are L15 and L29 in ARCHITECTURE.md.
 --
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua)
+--       4 history                           (see roll_up.lua)
 -- ARGV  1 id       of the charge, as charge.lua gave it
 --       2 units    what it counts from now on, 0 or more
 -- Reply { u, m, j, g, k, units it counted until now }, or nothing ({}) for an id that is not in the log
 
-local log, state, corrections = KEYS[1], KEYS[2], KEYS[3]
+local log, state, corrections, history = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local PIECE = 1000
+local HOUR_MS = 3600000
+local HISTORY_MS = 3024000000 -- 35 days (L29)
 local id, units = ARGV[1], tonumber(string.match(ARGV[2] or '', '^%d+$'))
 if not units then return redis.error_reply('ERR settle.lua: units are a whole number, 0 or more') end
+if #KEYS ~= 4 then return redis.error_reply('ERR settle.lua: 4 keys are needed') end
 
 -- >>> int
 -- A whole number as text: Lua would write 1e+15.
@@ -50,13 +55,16 @@ local function other_format(found, epoch)
 end
 -- <<< format
 
--- >>> what a view counts
+-- >>> bucket and units
 -- L2. The bucket and the units in the field `u` of an entry.
 local function bucket_and_units(u)
   local bucket, units = string.match(u, '^(.*)=(%d+)$')
   return bucket or 'units', units or u
 end
--- A function that says what the view of this name counts of an entry, from its bucket, method, job, and units after
+-- <<< bucket and units
+
+-- >>> what a view counts
+-- L2. A function that says what the view of this name counts of an entry, from its bucket, method, job, and units after
 -- corrections; nil if it is no view's name.
 local function counter(view)
   local buckets, methods, jobs, rest = string.match(view, '^([^|]*)|([^|]*)|([^|]*)|(.+)$')
@@ -73,6 +81,53 @@ local function counter(view)
   end
 end
 -- <<< what a view counts
+
+-- >>> cells
+-- L29. A table of numbers by name, kept as text: a line "NAME NUMBER NUMBER ..." for each. After MAX_CELLS names, all that
+-- is new counts under OTHER.
+local MAX_CELLS, MAX_NAME = 200, 256
+local OTHER = '*'
+local function cells_of(text)
+  local cells = { names = {}, of = {} }
+  for name, numbers in string.gmatch(text or '', '([^ \n]+) ([^\n]*)') do
+    local row = {}
+    for number in string.gmatch(numbers, '%-?%d+') do row[#row + 1] = tonumber(number) end
+    if not cells.of[name] then cells.names[#cells.names + 1] = name end
+    cells.of[name] = row
+  end
+  return cells
+end
+-- The name of the cell for these parts: joined by |, with the characters that separate written as %XX.
+local function cell_name(...)
+  local parts = { ... }
+  for at, part in ipairs(parts) do
+    parts[at] = string.gsub(string.sub(part, 1, MAX_NAME), '[%%|%c ]', function(c)
+      return string.format('%%%02X', string.byte(c))
+    end)
+  end
+  return table.concat(parts, '|')
+end
+local function add_to_cell(cells, name, ...)
+  if not cells.of[name] then
+    if #cells.names >= MAX_CELLS then name = OTHER end
+    if not cells.of[name] then
+      cells.names[#cells.names + 1] = name
+      cells.of[name] = {}
+    end
+  end
+  local row = cells.of[name]
+  for at, number in ipairs({ ... }) do row[at] = math.max(0, (row[at] or 0) + number) end
+end
+local function text_of(cells)
+  local lines = {}
+  for at, name in ipairs(cells.names) do
+    local words = { name }
+    for _, number in ipairs(cells.of[name]) do words[#words + 1] = int(number) end
+    lines[at] = table.concat(words, ' ')
+  end
+  return table.concat(lines, '\n')
+end
+-- <<< cells
 
 local known = redis.call('HMGET', state, 'last', 'has_corrections', 'trimmed_through_ms', 'format', 'repairing', 'epoch')
 local unknown_format = other_format(known[4], known[6])
@@ -112,6 +167,21 @@ repeat
   end
 until cursor == '0'
 
+-- L29. The history counts what the views count of it. Its sums have each correction, whether it was rolled up or not.
+local hour_field = 'hour:' .. int(math.floor(split(id) / HOUR_MS))
+local in_history = redis.call('HMGET', history, 'rolled_up', hour_field, 'sums')
+local hour, sums = in_history[2], nil
+if hour and in_history[1] and not before(in_history[1], id) and units ~= in_views then
+  local cells = cells_of(hour)
+  add_to_cell(cells, cell_name(f[4], f[6], f[8], bucket), 0, units - in_views)
+  hour = text_of(cells)
+end
+if units ~= counted then
+  sums = cells_of(in_history[3])
+  add_to_cell(sums, cell_name(f[4], f[6]), 0, 0, math.abs(units - counted))
+end
+
+redis.call('PEXPIRE', history, HISTORY_MS)
 local ttl_ms = redis.call('PTTL', log)
 if ttl_ms > 0 then redis.call('PEXPIRE', corrections, ttl_ms) end
 if lost_ms then redis.call('HSET', state, 'trimmed_through_ms', int(trimmed_through_ms)) end
@@ -122,4 +192,9 @@ redis.call('HSET', corrections, id, int(units))
 if known[1] then redis.call('HSET', state, 'has_corrections', '1') end
 if ttl_ms > 0 then redis.call('PEXPIRE', corrections, ttl_ms) end
 for field, text in pairs(views) do redis.call('HSET', state, field, text) end
+if hour and hour ~= in_history[2] then redis.call('HSET', history, hour_field, hour) end
+if sums then
+  redis.call('HSET', history, 'sums', text_of(sums))
+  redis.call('PEXPIRE', history, HISTORY_MS)
+end
 return { f[2], f[4], f[6], f[8], f[10], int(counted) }

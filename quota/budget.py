@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from quota.ledger.entry import Entry
     from quota.ledger.unlogged import UnloggedUsage
     from quota.limits import Edges, View
+    from quota.recorder import Recorder
     from quota.recovery.allowance import Allowance, Repaid
     from quota.recovery.high_water_mark import HighWaterMark
 
@@ -176,6 +177,7 @@ class Budget:
         allowance: Allowance | None = None,
         high_water_mark: HighWaterMark | None = None,
         identity: Identity | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.credential = credential
         self.project = project
@@ -194,6 +196,7 @@ class Budget:
         self._allowance = allowance
         self._high_water_mark = high_water_mark
         self._identity = identity or Identity("", project)
+        self._recorder = recorder
 
     def charge(
         self,
@@ -401,13 +404,16 @@ class Budget:
                     for corrected in self._allowance.repay(*owner):
                         self._settle_repaid(corrected)
                 plan, request, result = self._ask_ledger(plan, charge, commit=commit)
-                return self._decision(plan, request, result, commit=commit)
+                decision = self._decision(plan, request, result, commit=commit)
             except LedgerError as error:
                 plan.check_price(self._clock())
-                return self._unanswered(plan, charge, error, commit=commit)
+                decision = self._unanswered(plan, charge, error, commit=commit)
         except _PriceChanged:  # the price changed after the plan was built, as happens in a long-lived process
             self._plans.pop(key, None)
             return self._decide(method, units, bucket, job, region, commit=commit)
+        if commit and not decision.admitted:
+            note_refusal(self, decision, job, region)
+        return decision
 
     def _ask_ledger(self, plan: _Plan, charge: Charge, *, commit: bool) -> tuple[_Plan, ChargeRequest, ChargeResult]:
         """Send one request to the ledger; return it with the result, and with the plan that it follows. The budget
@@ -466,6 +472,9 @@ class Budget:
                                 self.ledger.settle(self.project, result.id, 0, views)
                                 charge = charge._replace(idempotency_key=self._attempt_keys.next())
                             continue
+                    recorder = self._recorder
+                    if recorder is not None and result.now_ms >= recorder.due_ms:
+                        recorder.answered(result.now_ms, max(expected.ids, default=(0, 0))[0])
                 return plan, request, result
 
     def _with_grants(self, plan: _Plan, grants: _Grants) -> _Plan:
@@ -644,6 +653,13 @@ def charge_attempt(budget: Budget, method: str, verb: str) -> Decision:
     _warn_default_price(book.name, method, price.units)
     units = whole(price.units, _A_CHARGE, 1, MAX_UNITS)
     return budget._decide(method, units, price.bucket, None, None, commit=True)
+
+
+def note_refusal(budget: Budget, decision: Decision, job: str, region: str) -> None:
+    """Count a refusal in the project's history (L30). `charge` does so itself; a job that ends with the refusal of a
+    peek says so here."""
+    if budget._recorder is not None:
+        budget._recorder.refused(decision, job, region, budget._attempt_keys.run)
 
 
 def unlogged_usage(budget: Budget) -> tuple[UnloggedUsage, ...]:

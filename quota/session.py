@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from quota.ledger.contract import Ledger
+    from quota.recorder import Recorder
     from quota.recovery.allowance import Allowance
     from quota.recovery.high_water_mark import HighWaterMark
     from quota.settings.model import CredentialSettings, Settings
@@ -43,6 +44,7 @@ class Session:
         self._allowance: Allowance | None = None
         self._budgets: dict[str, Budget] = {}
         self._high_water_marks: dict[Identity, HighWaterMark] = {}
+        self._recorders: dict[str, Recorder] = {}
         self._services: list[Any] = []
         self._leaves: dict[str, dict[str, Mapping[str, int]]] = {}
         for job in settings.jobs.values():
@@ -102,6 +104,7 @@ class Session:
                 allowance=self._open_allowance(),
                 high_water_mark=self._open_high_water_mark(identity),
                 identity=identity,
+                recorder=self._open_recorder(chosen.project),
             )
             self._budgets[chosen.name] = budget
         return budget
@@ -121,6 +124,14 @@ class Session:
             opened = open_high_water_mark(state_folder(), identity, self.ledger.label)
             self._high_water_marks[identity] = opened
         return self._high_water_marks[identity]
+
+    def _open_recorder(self, project: str) -> Recorder:
+        """What this process tells the ledger of a project beside its decisions."""
+        if project not in self._recorders:
+            from quota.recorder import Recorder
+
+            self._recorders[project] = Recorder(self.ledger, project, self._clock)
+        return self._recorders[project]
 
     def _open_allowance(self) -> Allowance | None:
         """The local allowance for spending while the ledger cannot answer; None where the configuration allows none."""
@@ -186,6 +197,8 @@ class Session:
             self._services.pop().close()
         if self._allowance is not None:
             self._allowance.close()
+        while self._recorders:
+            self._recorders.popitem()[1].close()
         ledger, self._ledger = self._ledger, None
         while self._budgets:
             close_budget(self._budgets.popitem()[1])

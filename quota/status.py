@@ -1,4 +1,4 @@
-"""The status for operators, as data: how full each limit is, what upstream closed, and who spent.
+"""The status for operators, as data: how full each limit is, and what upstream closed.
 
 `quota.cli.render` displays it.
 """
@@ -8,29 +8,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quota.arguments import texts
 from quota.budget import cap
 from quota.common.clock import NEVER, rfc3339
 from quota.errors import Refused
 from quota.ledger.contract import read_entries
-from quota.limits import DAY_MS, HOUR_MS, Calendar, Selector, paced_until
+from quota.limits import DAY_MS, Calendar, Selector, paced_until
 from quota.session import machine_jitter_ms
 from quota.settings.model import BUILT_IN_FETCHES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from quota.budget import Budget, Outlook
     from quota.costs import Bucket, CostBook
     from quota.decision import LimitState
-    from quota.ledger.contract import Exhaustion, Ledger
-    from quota.ledger.entry import Entry
+    from quota.ledger.contract import Exhaustion
     from quota.ledger.grants import Grant
     from quota.limits import Limit, Window
     from quota.session import Session
-
-SPEND_FIELDS = ("method", "job", "region", "run", "hour", "bucket")
-RUN_CHARS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,66 +316,3 @@ def _exhaustion_json(exhaustion: Exhaustion, early: Sequence[EarlyExhaustion]) -
         **next(({"used_units": x.used_units, "early": True} for x in early if x.bucket == exhaustion.bucket), {}),
         **({"reopened_because": exhaustion.reopened_because} if exhaustion.reopened_ms else {}),
     }
-
-
-# -- spending ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Spending:
-    """Charges summed by some of SPEND_FIELDS: rows of (values of `by`, charges, units), dearest first.
-
-    It covers all charges since `since_ms`, which is later than requested where a log does not reach back so far. The
-    rows lack the charges that the ledger has lost: its limits count `unlogged_units` for them now.
-    """
-
-    since_ms: int
-    until_ms: int
-    by: tuple[str, ...]
-    rows: tuple[tuple[tuple[str, ...], int, int], ...]
-    unlogged_units: int = 0
-
-    @property
-    def total_units(self) -> int:
-        return sum(units for _, _, units in self.rows)
-
-    def as_json(self) -> dict[str, object]:
-        return {
-            "since": rfc3339(self.since_ms),
-            "until": rfc3339(self.until_ms),
-            "by": list(self.by),
-            "rows": [
-                {**dict(zip(self.by, values, strict=True)), "charges": charges, "units": units}
-                for values, charges, units in self.rows
-            ],
-            "total_units": self.total_units,
-            **({"unlogged_units": self.unlogged_units} if self.unlogged_units else {}),
-        }
-
-
-def read_spending(ledger: Ledger, projects: str | Iterable[str], by: str | Iterable[str], since_ms: int) -> Spending:
-    """The charges to these projects since `since_ms`, or since the time from which all their logs are complete, with
-    corrections applied. Raises LedgerError.
-    """
-    by, names = texts(by, "field"), list(dict.fromkeys(texts(projects, "project")))
-    until_ms = ledger.now_ms()
-    sums: dict[tuple[str, ...], tuple[int, int]] = {}
-    whole_after_ms = max((ledger.whole_after_ms(project) for project in names), default=0)
-    since_ms = max(since_ms, whole_after_ms + 1 if whole_after_ms else 0)
-    for project in names:
-        for entry in read_entries(ledger, project, since_ms, NEVER):
-            key = tuple(_FIELD_OF[field](entry) for field in by)
-            charges, units = sums.get(key, (0, 0))
-            sums[key] = (charges + 1, units + entry.units)
-    rows = sorted(((key, *counts) for key, counts in sums.items()), key=lambda row: (-row[2], row[0]))
-    return Spending(since_ms, until_ms, by, tuple(rows))
-
-
-_FIELD_OF: dict[str, Callable[[Entry], str]] = {
-    "method": lambda e: e.method,
-    "job": lambda e: e.job,
-    "region": lambda e: e.region,
-    "run": lambda e: e.idempotency_key[:RUN_CHARS],
-    "hour": lambda e: rfc3339(e.ms // HOUR_MS * HOUR_MS),
-    "bucket": lambda e: e.bucket,
-}

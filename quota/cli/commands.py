@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quota.cli.options import Group, call_options, config_option, credential_option, json_option, units_instead
+from quota.cli.options import (
+    Group,
+    call_options,
+    config_option,
+    credential_option,
+    json_option,
+    since_option,
+    units_instead,
+)
 from quota.cli.output import (
     decision_status,
     fail,
@@ -142,13 +150,14 @@ def _decide(config: str | None, as_json: bool, call: dict[str, Any], *, commit: 
         budget = session.budget(call.pop("credential"))
         with units_instead():
             decision = (budget.charge if commit else budget.peek)(**call)
-    if as_json:
-        print_json(decision.as_json())
-    elif decision.admitted:
-        say(decision.sentence() + (f"; id {decision.id}" if decision.id else ""))
-    else:
-        fail(decision.sentence())
-    unprinted(f"the charge stands, its id is {decision.id}" if decision.id else "")
+        # Before the session ends: it then tells the ledger of a refusal, and that may wait for the ledger.
+        if as_json:
+            print_json(decision.as_json())
+        elif decision.admitted:
+            say(decision.sentence() + (f"; id {decision.id}" if decision.id else ""))
+        else:
+            fail(decision.sentence())
+        unprinted(f"the charge stands, its id is {decision.id}" if decision.id else "")
     click.get_current_context().exit(decision_status(decision))
 
 
@@ -244,7 +253,7 @@ def exec_(method: str, command: list[str], config: str | None, credential: str |
         if not decision.admitted:
             fail(decision.sentence())
             click.get_current_context().exit(decision_status(decision))
-        session.ledger.close()
+        session.close()
         try:
             _become(command)
         except OSError as error:
@@ -344,38 +353,36 @@ def _watch(render: Callable[[], Any]) -> None:
 
 @cli.command()
 @click.option(
-    "--by", default="method", metavar="FIELDS", help="Any of method,job,region,run,hour,bucket.", show_default=True
+    "--by", default="method", metavar="FIELDS", help="Any of method,job,region,run,day,hour,bucket.", show_default=True
 )
-@click.option("--since", default="24h", metavar="DURATION", help="How far back.", show_default=True)
+@since_option
 @credential_option
 @json_option
 @config_option
 def spend(by: str, since: str, credential: str | None, as_json: bool, config: str | None) -> None:
     """Show who spent the budget: charges and units, largest first.
 
-    The ledger keeps charges as long as the longest window needs them, at least 49 hours. If you ask for more, a line
-    says where the history begins. Another line says how many units the limits count for charges that the ledger's log
-    lacks.
+    The ledger keeps 35 days by the hour: who charged what, and what was refused. Runs are known as long as the ledger
+    has single charges, at least 49 hours. If you ask for more, a line says where the history begins. Another line says
+    how many units the limits count for charges that the ledger's log lacks.
 
     \b
     Example:
       quota spend --by job,region --since 2d
+      quota spend --by day --since 30d
     """
     from dataclasses import replace
 
     import quota
-    from quota.cli.render import render_spending, weekday
-    from quota.limits import parse_duration
-    from quota.status import SPEND_FIELDS, read_spending, unlogged_units
+    from quota.cli.render import render_spending, spending_notes, weekday
+    from quota.spending import SPEND_FIELDS, read_spending
+    from quota.status import unlogged_units
 
     fields = [field.strip() for field in by.split(",")]
     for field in fields:
         if field not in SPEND_FIELDS:
             raise click.UsageError(f"--by {show(field)}: choose from {', '.join(SPEND_FIELDS)}")
-    try:
-        since_ms = parse_duration(since)
-    except ValueError as error:
-        raise click.UsageError(f"--since {error}") from None
+    since_ms = _duration(since)
     with quota.open(config) as session:
         chosen = session.settings.credentials.values() if credential is None else [session.credential(credential)]
         start_ms = max(0, session.ledger.now_ms() - since_ms)
@@ -390,11 +397,64 @@ def spend(by: str, since: str, credential: str | None, as_json: bool, config: st
         print_rich(render_spending(spending))
     else:
         say(f"nothing was charged {f'since {weekday(spending.since_ms)}' if cut else f'in the last {since}'}")
+    for note in spending_notes(spending):
+        say(note)
     if cut:
-        say(f"only since {weekday(spending.since_ms)}, not {since}: the ledger has dropped older charges")
+        why = "the history does not keep runs" if "run" in fields else "the ledger has dropped older charges"
+        say(f"only since {weekday(spending.since_ms)}, not {since}: {why}")
     if lost_units:
         lost = many(lost_units, "unit")
         say(f"not listed: {lost} of charges that the ledger's log lacks; its limits still count them")
+
+
+def _duration(since: str) -> int:
+    """The value of `--since` in ms."""
+    from quota.limits import parse_duration
+
+    try:
+        return parse_duration(since)
+    except ValueError as error:
+        raise click.UsageError(f"--since {error}") from None
+
+
+@cli.command()
+@since_option
+@click.option("--job", metavar="J", help="Only charges of this job.")
+@click.option("--method", metavar="M", help="Only charges of this API method.")
+@click.option("--refused", is_flag=True, help="Show refused calls instead: the last 100 of a project.")
+@credential_option
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON for each.")
+@config_option
+def log(
+    since: str,
+    job: str | None,
+    method: str | None,
+    refused: bool,
+    credential: str | None,
+    as_json: bool,
+    config: str | None,
+) -> None:
+    """Show single charges with their ids, the newest last.
+
+    The ids are for `quota refund` and `quota settle`. The ledger keeps single charges as long as the longest window
+    needs them, at least 49 hours; `quota spend` sums up 35 days.
+
+    \b
+    Example:
+      quota log --since 1h --job trending
+      quota log --method search.list --json | jq -r .id
+      quota log --refused
+    """
+    import quota
+    from quota.cli.log import print_charges, print_refusals
+
+    since_ms = _duration(since)
+    with quota.open(config) as session:
+        chosen = session.settings.credentials.values() if credential is None else [session.credential(credential)]
+        books = {one.project: one.book for one in chosen}
+        start_ms = max(0, session.ledger.now_ms() - since_ms)
+        print_ = print_refusals if refused else print_charges
+        print_(session.ledger, books, since, start_ms, job=job, method=method, as_json=as_json)
 
 
 @cli.command()

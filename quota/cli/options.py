@@ -52,6 +52,9 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
 credential_option = click.option("--credential", metavar="C", help="Whose budget; needed if there are several.")
 
 
+since_option = click.option("--since", default="24h", metavar="DURATION", help="How far back.", show_default=True)
+
+
 def call_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """What describes one call: METHOD, --units, --credential, --job, --region. See `units_instead`."""
     for option in (

@@ -1,25 +1,29 @@
-"""Renders the output of `status` and `spend` as tables and lines for a terminal."""
+"""Renders the output of `status`, `spend` and `log` as tables and lines for a terminal."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quota.cli.tables import Column, FirstThatFits, tables
 from quota.common.clock import NEVER, rfc3339, utc
-from quota.common.text import many, printable, spell
+from quota.common.text import listed, many, printable, spell
 from quota.decision import REPAIR
+from quota.ledger.history import MAX_CELLS, OTHER
 from quota.limits import MINUTE_MS, SECOND_MS
 from quota.settings.model import BUILT_IN_NOTICE
+from quota.spending import RUN_CHARS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rich.console import RenderableType
 
     from quota.common.findings import Finding
     from quota.decision import Decision
     from quota.ledger.contract import Exhaustion
-    from quota.status import CredentialRow, EarlyExhaustion, LimitRow, Spending, Status
+    from quota.ledger.entry import Entry
+    from quota.spending import Spending
+    from quota.status import CredentialRow, EarlyExhaustion, LimitRow, Status
 
 
 def render_status(status: Status) -> RenderableType:
@@ -126,7 +130,7 @@ def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:
 def render_spending(spending: Spending) -> RenderableType:
     """Render one table, the most expensive row first. If it is too wide, the fields it sums by share one column."""
     counts = [Column("charges", number=True), Column("units", number=True)]
-    columns = [*(Column("hour (UTC)" if field == "hour" else field) for field in spending.by), *counts]
+    columns = [*(Column(f"{field} (UTC)" if field in ("hour", "day") else field) for field in spending.by), *counts]
     rows = []
     for values, charges, units in spending.rows:
         named = (
@@ -144,6 +148,75 @@ def render_spending(spending: Spending) -> RenderableType:
             *tables(together, joined, footer=("total", *total[-2:])),
         ]
     )
+
+
+def spending_notes(spending: Spending) -> list[str]:
+    """The lines below the table of a spending: what was refused meanwhile, and what the table cannot tell."""
+    notes = []
+    if spending.refused:
+        by: dict[str, int] = {}
+        for one in spending.refused:
+            by[one.limit or one.reason] = by.get(one.limit or one.reason, 0) + one.calls
+        calls = sum(by.values())
+        named = listed(f"{count:,} by {name}" for name, count in sorted(by.items(), key=lambda row: -row[1]))
+        notes.append(f"{calls:,} call{'' if calls == 1 else 's'} refused: {named}; see `quota log --refused`")
+    if any(OTHER in values for values, _, _ in spending.rows):
+        notes.append(f"{OTHER}: in each hour, what came after {MAX_CELLS} different rows")
+    if spending.gap_ms is not None:
+        first, last = map(weekday, spending.gap_ms)
+        notes.append(f"charges of {first} to {last} may be missing: the ledger lost them")
+    return notes
+
+
+def render_charges(charges: Sequence[tuple[str, Entry]], *, projects: bool) -> RenderableType:
+    """Render single charges, each with its project. The columns fold, and the run is left out, where they are too
+    wide."""
+    corrected = any(entry.units != entry.charged_units for _, entry in charges)
+    columns = [Column("time"), Column("id"), Column("units", number=True)]
+    columns += [Column("charged", number=True)] if corrected else []
+    columns += [*map(Column, ["method", "job", "region"]), *([Column("project")] if projects else []), Column("run")]
+    rows = [
+        [
+            _second(entry.ms),
+            entry.id,
+            f"{entry.units:,}",
+            *([f"{entry.charged_units:,}" if entry.units != entry.charged_units else ""] if corrected else []),
+            entry.method,
+            entry.job or "-",
+            entry.region or "-",
+            *([project] if projects else []),
+            entry.idempotency_key[:RUN_CHARS],
+        ]
+        for project, entry in charges
+    ]
+    return FirstThatFits(tables(columns, rows, without=[len(columns) - 1]))
+
+
+def render_refusals(refusals: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Render refusals, each as the JSON of a decision with `at`, `job`, `region` and `run`."""
+    columns = list(map(Column, ["time", "method", "job", "region", "refused by", "reason", "next", "run"]))
+    rows = [
+        [
+            _second(one["at"]),
+            str(one["method"]),
+            str(one["job"] or "-"),
+            str(one["region"] or "-"),
+            str(one["refused_by"] or "-"),
+            str(one["reason"]),
+            "-" if one["retry_at"] is None else _second(one["retry_at"]),
+            str(one["run"]),
+        ]
+        for one in refusals
+    ]
+    return FirstThatFits(tables(columns, rows, without=[len(columns) - 1]))
+
+
+def _second(at: int | str) -> str:
+    """`21 Nov 10:00:03`, in the local zone."""
+    from datetime import datetime
+
+    time = utc(at) if isinstance(at, int) else datetime.fromisoformat(at)
+    return time.astimezone().strftime("%d %b %H:%M:%S")
 
 
 def _short_hour(rfc3339_text: str) -> str:

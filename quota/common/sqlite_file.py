@@ -119,8 +119,8 @@ class SqliteFile:
         self._turn = 0  # counts how often a connection was dropped
         hold_over_fork(self)
 
-    def transact(self, work: Callable[[sqlite3.Connection], T], *, write: bool) -> T:
-        """Run `work` in one transaction. Waits for transactions of other processes, until the deadline.
+    def transact(self, work: Callable[[sqlite3.Connection], T], *, write: bool, within_s: float | None = None) -> T:
+        """Run `work` in one transaction. Waits for transactions of other processes, until the deadline, or `within_s`.
 
         SQLite's own busy handler backs off to 100 ms, and a process can starve under contention. So this method does
         the waiting itself, in short random steps. `work` may run again, from the start.
@@ -129,7 +129,7 @@ class SqliteFile:
         unchanged. A signal handler may also run a transaction of its own in the middle of this one. That ends this
         transaction, which begins again afterwards.
         """
-        deadline = time.monotonic() + self._deadline_s
+        deadline = time.monotonic() + (self._deadline_s if within_s is None else within_s)
         with self._lock:
             while True:
                 turn = self._turn

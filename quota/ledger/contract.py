@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from quota.ledger.claims import Claim, Claimed, Ending
     from quota.ledger.entry import Charge, Entry, Id
     from quota.ledger.grants import Grant
+    from quota.ledger.history import History, RefusalCount
     from quota.ledger.unlogged import UnloggedUsage
     from quota.limits import Edges, View, Window
 
@@ -362,6 +363,37 @@ class Ledger(Protocol):
 
     def examine(self, project: str) -> Sequence[Finding]:
         """What an operator should know of where the charges of a project lie. Changes nothing that counts."""
+        ...
+
+    def roll_up(self, project: str, caller_ms: int, within_s: float | None = None) -> bool:
+        """Add charges of an hour that is over to the history; whether there is more to do (L29).
+
+        A bounded piece of work, outside of every decision: call again while it returns True. Each charge is added once,
+        whoever calls. `caller_ms` is the caller's clock, as in a ChargeRequest. With `within_s` the ledger gives up
+        after that time.
+        """
+        ...
+
+    def history(self, project: str, since_ms: int, now_ms: int) -> History:
+        """What was rolled up of the hours since the one of `since_ms`, and the refusals in them, for 35 days.
+
+        One reading, so nothing is in it twice: entries after `History.rolled_up` are in the log alone.
+        """
+        ...
+
+    def add_refusals(
+        self, project: str, counts: Sequence[RefusalCount], refusals: Sequence[str], within_s: float | None = None
+    ) -> None:
+        """Count refused calls, and keep some of them as a whole: at most 200 counts, and 100 texts of at most 4,000
+        bytes, oldest first (L30).
+
+        What is sent twice counts twice, so nothing is sent again when an answer is lost. With `within_s` the ledger
+        gives up after that time; a cluster's client goes by its own.
+        """
+        ...
+
+    def refusals(self, project: str) -> Sequence[str]:
+        """The last 100 refusals that were kept as a whole, oldest first."""
         ...
 
     def close(self) -> None:

@@ -40,6 +40,11 @@ NOT_MOVED = frozenset(
 """Fields of the state that belong to one ledger, or follow from what is in it."""
 
 
+REFUSALS = "history:refusals"
+"""The field that holds the refusals kept as a whole while they move: a JSON list, oldest first. The other fields of the
+history are `history:` and the name that `lua/roll_up.lua` lists."""
+
+
 class Standing(NamedTuple):
     """What a project's ledger is in a move.
 

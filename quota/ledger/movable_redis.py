@@ -6,6 +6,7 @@ Every step is one command or one script of bounded work, so the server serves ot
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -14,8 +15,8 @@ from redis.cluster import RedisCluster
 
 from quota.errors import LedgerError
 from quota.ledger.entry import DEFAULT_BUCKET
-from quota.ledger.fence import NOT_MOVED, Field, Role, Standing, fence_to
-from quota.ledger.redis_ledger import _FAILED, RedisLedger, _keys
+from quota.ledger.fence import NOT_MOVED, REFUSALS, Field, Role, Standing, fence_to
+from quota.ledger.redis_ledger import _FAILED, RedisLedger, _history_key, _keys
 from quota.ledger.state_fields import read_epoch, read_id
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class MovableRedisLedger(RedisLedger):
     def clear(self, project: str, move: str) -> Iterator[None]:
         cursor = ""
         while cursor != "0-0":
-            cursor = str(self._script("clear", project, [move, cursor]))
+            cursor = str(self._script("clear", project, [move, cursor], with_history=True))
             yield
 
     def fill(self, project: str, move: str, after: Id, entries: Sequence[Entry], retention_ms: int) -> Id:
@@ -100,11 +101,19 @@ class MovableRedisLedger(RedisLedger):
                 entry.idempotency_key,
                 "" if entry.units == entry.charged_units else str(entry.units),
             )
-        return self._read(read_id, self._script("fill", project, words))
+        return self._read(read_id, self._script("fill", project, words, with_history=True))
 
     def put_state(self, project: str, move: str, after: Id, fields: Sequence[Field], retention_ms: int) -> None:
-        words = [word for field in fields for word in field]
-        self._script("fill", project, [move, str(retention_ms), _text(after), "0", *words])
+        words: list[str] = []
+        for name, value in fields:
+            if name == REFUSALS:
+                texts = json.loads(value)
+                words += [f"{REFUSALS}", str(len(texts))]
+                words += [word for n, text in enumerate(texts) for word in (f"history:refusal:{n}", text)]
+            else:
+                words += [name, value]
+        args = [move, str(retention_ms), _text(after), "0", *words]
+        self._script("fill", project, args, with_history=True)
 
     def state(self, project: str) -> Iterator[list[Field]]:
         keys = _keys(project)
@@ -117,7 +126,14 @@ class MovableRedisLedger(RedisLedger):
             known = {name for name, _ in lost} | NOT_MOVED
             yield [(str(name), str(value)) for name, value in pairs if name not in known]
             if str(cursor) == "0":
-                return
+                break
+        while True:
+            cursor, piece = self._query("HSCAN", _history_key(project), cursor, "COUNT", SCAN_PIECE)
+            pairs = piece.items() if isinstance(piece, dict) else zip(piece[::2], piece[1::2], strict=True)
+            yield [(f"history:{name}", str(value)) for name, value in pairs if not str(name).startswith("refusal")]
+            if str(cursor) == "0":
+                break
+        yield [(REFUSALS, json.dumps(self._refusals(project)))]
 
     def _lost_field(self, project: str) -> list[Field]:
         """L14. What the next decision would find out: the log or its corrections are gone."""

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 from quota.common.sqlite_file import DamagedError, checked_row
 from quota.errors import LedgerError
+from quota.ledger import sqlite_history
 from quota.ledger.contract import MIN_RETENTION_MS
 from quota.ledger.fence import FENCE, Field, Role, Standing, fence_to
 from quota.ledger.grants import grants_text, read_grants
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
     from quota.ledger.entry import Entry, Id
 
-CLEARED = ("charges", "views", "exhaustions", "repaid", "claims", "unlogged", "repairs")
+HISTORY = ("histories", "hours", "sums", "refused", "refusals")
+CLEARED = ("charges", "views", "exhaustions", "repaid", "claims", "unlogged", "repairs", *HISTORY)
 """The tables that hold what a project's ledger is cleared of before it is filled."""
 
 TABLES = (*CLEARED, "projects", "moves")
@@ -181,7 +183,7 @@ def _become(db: sqlite3.Connection, project: str, now: Standing, role: Role, mov
 
 def _clear(db: sqlite3.Connection, table: str, project: str) -> int:
     """Delete a piece; returns how many rows."""
-    if table != "charges":  # a row for each limit, bucket, machine or job: few
+    if table != "charges":  # a row for each limit, bucket, machine or job: few; and some thousand of the history
         db.execute(f"DELETE FROM {table} WHERE project = ?", (project,))  # noqa: S608  # a constant
         return 0
     sql = (
@@ -228,6 +230,8 @@ def _put(db: sqlite3.Connection, project: str, name: str, value: str) -> None:
             newest, begun_ms, at_ms, through = line.split(" ")
             row = (project, *read_id(newest), int(begun_ms), int(at_ms), *read_id(through))
             db.execute("REPLACE INTO repairs VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+    elif kind == "history":
+        sqlite_history.put(db, project, rest, value)
     elif kind == "claim":
         until_ms, _, record = value.partition(" ")
         db.execute("REPLACE INTO claims VALUES (?, ?, ?, ?)", (project, rest, int(until_ms), record))
@@ -265,3 +269,4 @@ def _fields(db: sqlite3.Connection, project: str) -> Iterator[Field]:
         yield "repaired", "\n".join(reversed(lines))
     for name, until_ms, record in rows("name, until_ms, record", "claims"):
         yield f"claim:{name}", f"{until_ms} {record}"
+    yield from sqlite_history.fields(db, project)

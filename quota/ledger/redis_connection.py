@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import hiredis
 from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from quota.common.fork import start_over_in_child
 
@@ -45,16 +46,26 @@ class Connections:
         self._idle: list[Line] = []  # threads share it without a lock: append and pop are atomic
         start_over_in_child(self)
 
-    def execute_command(self, *command: str) -> Any:
-        """The server's reply, unchanged. Raises redis-py's own errors."""
+    def execute_command(self, *command: str, within_s: float | None = None) -> Any:
+        """The server's reply, unchanged. Raises redis-py's own errors.
+
+        With `within_s` the reply may take no longer, and no new connection is made for it.
+        """
         words = _pack(command)
         idle = self._idle
-        line = _pop(idle) or self._connect()
+        line = _pop(idle)
+        if line is None:
+            if within_s is not None:
+                raise RedisTimeoutError("no connection is open")
+            line = self._connect()
         connection = line[0]
         answered = False
         try:
             connection.send_packed_command([words])
-            reply = connection.read_response()
+            if within_s is None or connection.can_read(timeout=within_s):
+                reply = connection.read_response()
+            else:
+                raise RedisTimeoutError("no answer")
             answered = True
         except ResponseError:  # an answer too
             answered = True

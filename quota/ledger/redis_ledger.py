@@ -59,10 +59,19 @@ from quota.ledger.contract import (
 from quota.ledger.entry import DEFAULT_BUCKET, Entry
 from quota.ledger.fence import FENCE, fenced_error
 from quota.ledger.grants import grants_text, read_grants
+from quota.ledger.history import (
+    HISTORY_MS,
+    MAX_REFUSALS,
+    History,
+    HourOfSpending,
+    RefusalCount,
+    RunningSum,
+    read_cells,
+)
 from quota.ledger.redis_connection import Connections, Packer
 from quota.ledger.redis_scripts import script
 from quota.ledger.state_fields import exhaustion_text, read_epoch, read_exhaustion, read_id, read_usages
-from quota.limits import DAY_MS, Sliding
+from quota.limits import DAY_MS, HOUR_MS, Sliding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -240,7 +249,8 @@ class RedisLedger:
 
     def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
         units = whole(units, "units: what a charge counts", 0, MAX_NUMBER)
-        reply = self._script("settle", project, [charge_id, str(units)])  # it keeps all views up to date
+        # It keeps all views up to date.
+        reply = self._script("settle", project, [charge_id, str(units)], with_history=True)
         return self._read(_entry, [charge_id, *reply]) if reply else None
 
     def read(self, project: str, after: tuple[int, int], until_ms: int, count: int) -> Sequence[Entry]:
@@ -332,11 +342,17 @@ class RedisLedger:
     def repair(self, project: str, epoch: str, caller_ms: int) -> str | None:
         keys = _keys(project)
         aside = keys.log.removesuffix(":log") + ":repair"
+        history = _history_key(project)
         started_s = elapsed_s()
+        rolled = self._query("HGET", history, "rolled_up")
+        if rolled and self._read(read_id, rolled)[0] > caller_ms - HOUR_MS:
+            self._roll_up_all(project, caller_ms)
         for _ in range(MAX_PIECES):
             passed_ms = int((elapsed_s() - started_s) * 1000) if self._clock is None else 0
             args = [self._now(), str(caller_ms + passed_ms), epoch]
-            reply = self._retried(partial(self._run, "repair", (*keys, f"{aside}:log", f"{aside}:corrections"), args))
+            reply = self._retried(
+                partial(self._run, "repair", (*keys, f"{aside}:log", f"{aside}:corrections", history), args)
+            )
             if reply != "MORE":
                 return None if reply == "CLOCK" else self._read(read_epoch, reply)
         raise LedgerError(
@@ -344,22 +360,79 @@ class RedisLedger:
             "again when less is going on"
         )
 
+    def _roll_up_all(self, project: str, caller_ms: int) -> None:
+        """The sums of the history need each charge once, and a repair gives charges other ids."""
+        for _ in range(MAX_PIECES):
+            args = [self._now(), str(caller_ms), "1"]
+            if not int(self._script("roll_up", project, args, with_history=True)[1]):
+                return
+
     def repairs(self, project: str) -> Sequence[Repair]:
         fields = ("format", "epoch", "last", "repaired")
         found, epoch, last, repaired = self._query("HMGET", _keys(project).state, *fields)
         self._check_format(found, epoch, is_new=last is None)
         return [self._read(_repair, line) for line in reversed((repaired or "").splitlines())]
 
+    # -- the history -------------------------------------------------------------------------------------------------
+
+    def roll_up(self, project: str, caller_ms: int, within_s: float | None = None) -> bool:
+        keys = (*_keys(project), _history_key(project))
+        try:
+            _, more = self._run("roll_up", keys, [self._now(), str(caller_ms)], within_s)
+        except _FAILED as error:  # whoever asks next goes on from where it came to
+            raise self._error(error) from error
+        return bool(int(more))
+
+    def history(self, project: str, since_ms: int, now_ms: int) -> History:
+        fields = ("format", "epoch", "last", "rolled_up")
+        found, epoch, last, formerly = self._query("HMGET", _keys(project).state, *fields)
+        self._check_format(found, epoch, is_new=last is None)
+        rolled = self._query("HMGET", _history_key(project), "rolled_up")[0] or formerly
+        # The clock may have gone back since hours were rolled up that are over by the other time only.
+        ahead_ms = self._read(read_id, rolled)[0] if rolled else 0
+        first, last_hour = max(since_ms, now_ms - HISTORY_MS, 0) // HOUR_MS, now_ms // HOUR_MS
+        several = {*range(first, last_hour + 1)}
+        several |= {*range(max(last_hour, ahead_ms // HOUR_MS - HOURS_AHEAD) + 1, ahead_ms // HOUR_MS + 1)}
+        hours = [str(hour) for hour in sorted(several)]
+        words = [*_HISTORY, *(f"hour:{hour}" for hour in hours), *(f"refused:{hour}" for hour in hours)]
+        reply = self._query("HMGET", _history_key(project), *words)
+        return self._read(lambda reply: _history(hours, reply, formerly), reply)
+
+    def add_refusals(
+        self, project: str, counts: Sequence[RefusalCount], refusals: Sequence[str], within_s: float | None = None
+    ) -> None:
+        args = [str(len(counts))]
+        for one in counts:
+            args += (str(one.hour_ms // HOUR_MS), one.limit, one.job, one.reason, str(one.calls))
+        keys = (*_keys(project), _history_key(project))
+        try:
+            self._run("add_refusals", keys, [*args, *refusals], within_s)
+        except _FAILED as error:
+            raise self._error(error) from error
+
+    def refusals(self, project: str) -> Sequence[str]:
+        found, epoch, last = self._query("HMGET", _keys(project).state, "format", "epoch", "last")
+        self._check_format(found, epoch, is_new=last is None)
+        return self._refusals(project)
+
+    def _refusals(self, project: str) -> list[str]:
+        fields = [f"refusal:{n}" for n in range(MAX_REFUSALS)]
+        kept, *texts = self._query("HMGET", _history_key(project), "refusals", *fields)
+        newest = self._read(int, kept or 0) % MAX_REFUSALS
+        return [text for text in texts[newest:] + texts[:newest] if text is not None]
+
     # -- the connection ----------------------------------------------------------------------------------------------
 
     # Every word of a command must be text: see `quota.ledger.redis_connection`.
 
-    def _command(self, *command: str) -> Any:
+    def _command(self, *command: str, within_s: float | None = None) -> Any:
         client = self._connected
         if client is None:
             with self._lock:
                 client = self._connected = self._connected or self._connect()
         try:
+            if within_s is not None and isinstance(client, Connections):
+                return client.execute_command(*command, within_s=within_s)
             return client.execute_command(*command)
         except _FAILED:
             raise
@@ -369,20 +442,21 @@ class RedisLedger:
                 self._connected = None
             raise
 
-    def _run(self, name: str, keys: Sequence[str], args: Sequence[str]) -> Any:
+    def _run(self, name: str, keys: Sequence[str], args: Sequence[str], within_s: float | None = None) -> Any:
         text, sha = script(name)
         try:
-            return self._command("EVALSHA", sha, str(len(keys)), *keys, *args)
+            return self._command("EVALSHA", sha, str(len(keys)), *keys, *args, within_s=within_s)
         except NoScriptError:
-            return self._command("EVAL", text, str(len(keys)), *keys, *args)
+            return self._command("EVAL", text, str(len(keys)), *keys, *args, within_s=within_s)
 
     def _now(self) -> str:
         """The time that the scripts go by: "0" for the server's own."""
         return "0" if self._clock is None else str(self._clock())
 
-    def _script(self, name: str, project: str, args: Sequence[str]) -> Any:
-        """Run a script that may run twice: it only reads, or sets absolute values."""
-        return self._retried(lambda: self._run(name, _keys(project), args))
+    def _script(self, name: str, project: str, args: Sequence[str], *, with_history: bool = False) -> Any:
+        """Run a script that may run twice: it only reads, or sets absolute values, or goes on from where it came to."""
+        keys = (*_keys(project), _history_key(project)) if with_history else _keys(project)
+        return self._retried(lambda: self._run(name, keys, args))
 
     def _query(self, *command: str) -> Any:
         return self._retried(lambda: self._command(*command))
@@ -522,6 +596,44 @@ def _expected(request: ChargeRequest) -> str:
     """`EPOCH ID ID @GRANTS`: what the caller has seen of this ledger, and the grants that its caps go by."""
     words = [request.expected.epoch, *(f"{ms}-{seq}" for ms, seq in request.expected.ids)]
     return " ".join(words if request.granted is None else [*words, f"@{request.granted}"])
+
+
+def _history_key(project: str) -> str:
+    """The fourth key of a project: no decision touches it."""
+    return f"{_keys(project).log.removesuffix(':log')}:history"
+
+
+_HISTORY = ("rolled_up", "whole_after_ms", "gap", "sums_after", "sums")
+"""The fields of the history that are read beside its hours; `lua/roll_up.lua` describes them."""
+
+
+HOURS_AHEAD = 100
+"""So many hours are read that lie ahead of the clock."""
+
+
+def _history(hours: Sequence[str], reply: Sequence[str | None], formerly: str | None) -> History:
+    """`formerly` is the state's copy of `rolled_up`: it says what was in the sums of a history that is lost."""
+    rolled_up, whole_after_ms, gap, summed_after, sums = reply[: len(_HISTORY)]
+    texts = reply[len(_HISTORY) :]
+    spent, refused = texts[: len(hours)], texts[len(hours) :]
+    gap_ms = tuple(map(int, gap.split(" "))) if gap else ()
+    return History(
+        rolled_up=read_id(rolled_up or "0-0"),
+        whole_after_ms=int(whole_after_ms or 0),
+        gap=(gap_ms[0], gap_ms[1]) if gap_ms else None,
+        summed_after=read_id((summed_after if rolled_up else formerly) or "0-0"),
+        hours=tuple(
+            HourOfSpending(int(hour) * HOUR_MS, names[0], names[1], names[2], names[3], *numbers)
+            for hour, text in zip(hours, spent, strict=True)
+            for names, numbers in read_cells(text or "", 4, 2)
+        ),
+        sums=tuple(RunningSum(names[0], names[1], *numbers) for names, numbers in read_cells(sums or "", 2, 3)),
+        refused=tuple(
+            RefusalCount(int(hour) * HOUR_MS, names[0], names[1], names[2], *numbers)
+            for hour, text in zip(hours, refused, strict=True)
+            for names, numbers in read_cells(text or "", 3, 1)
+        ),
+    )
 
 
 def _units(charge: Charge) -> str:

@@ -108,3 +108,58 @@ CREATE TABLE moves (
     filled_ms  INTEGER,           -- the id up to which it is filled; NULL until it is cleared
     filled_seq INTEGER
 ) WITHOUT ROWID;
+
+-- L29. The history: one row a project, for what was rolled up so far.
+CREATE TABLE histories (
+    project        TEXT    PRIMARY KEY,
+    rolled_ms      INTEGER NOT NULL,  -- the id of the newest charge that the history has
+    rolled_seq     INTEGER NOT NULL,
+    whole_after_ms INTEGER NOT NULL,  -- it has every charge that is newer than this, but for the gap:
+    gap_from_ms    INTEGER NOT NULL,  -- after this and up to the next, charges may be missing (0 and 0: none)
+    gap_to_ms      INTEGER NOT NULL,
+    summed_after_ms  INTEGER NOT NULL,  -- charges up to this id were in the sums of a history that was lost
+    summed_after_seq INTEGER NOT NULL
+) WITHOUT ROWID;
+
+-- L29. What was charged in an hour.
+CREATE TABLE hours (
+    project TEXT    NOT NULL,
+    hour_ms INTEGER NOT NULL,         -- its beginning
+    method  TEXT    NOT NULL,
+    job     TEXT    NOT NULL,
+    region  TEXT    NOT NULL,
+    bucket  TEXT    NOT NULL,
+    charges INTEGER NOT NULL,
+    units   INTEGER NOT NULL,         -- after corrections
+    PRIMARY KEY (project, hour_ms, method, job, region, bucket)
+) WITHOUT ROWID;
+
+-- L29. All that was charged since the history began. None of the numbers is ever lowered.
+CREATE TABLE sums (
+    project TEXT    NOT NULL,
+    method  TEXT    NOT NULL,
+    job     TEXT    NOT NULL,
+    charges INTEGER NOT NULL,
+    units   INTEGER NOT NULL,         -- as they were charged
+    corrected_units INTEGER NOT NULL, -- by which corrections changed them, up or down
+    PRIMARY KEY (project, method, job)
+) WITHOUT ROWID;
+
+-- L30. How many calls were refused in an hour.
+CREATE TABLE refused (
+    project    TEXT    NOT NULL,
+    hour_ms    INTEGER NOT NULL,
+    refused_by TEXT    NOT NULL,      -- a limit, or the bucket that upstream closed
+    job        TEXT    NOT NULL,
+    reason     TEXT    NOT NULL,
+    calls      INTEGER NOT NULL,
+    PRIMARY KEY (project, hour_ms, refused_by, job, reason)
+) WITHOUT ROWID;
+
+-- L30. The newest refusals as a whole.
+CREATE TABLE refusals (
+    project TEXT    NOT NULL,
+    number  INTEGER NOT NULL,
+    refusal TEXT    NOT NULL,         -- the decision as JSON
+    PRIMARY KEY (project, number)
+) WITHOUT ROWID;

@@ -16,6 +16,7 @@ from quota.common.clock import LATEST_MS, NEVER, host_clock
 from quota.common.findings import Finding
 from quota.common.sqlite_file import DEADLINE_S, DamagedError, SqliteFile, checked_row
 from quota.errors import LedgerError, UnusableLedger, UsageError
+from quota.ledger import sqlite_history
 from quota.ledger.claims import Record, checked_claim
 from quota.ledger.contract import (
     CLOCK_SLACK_MS,
@@ -40,6 +41,7 @@ from quota.ledger.entry import Entry
 from quota.ledger.fence import FENCE, fenced_error
 from quota.ledger.file_errors import file_wording
 from quota.ledger.grants import grants_text, read_grants
+from quota.ledger.history import HISTORY_MS
 from quota.ledger.unlogged import UnloggedUsage, expiries_text, is_carry, read_expiries
 from quota.limits import MINUTE_MS, Sliding, longest_ms_of
 
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from quota.ledger.contract import ChargeOutcome, ChargeRequest, LimitCheck
     from quota.ledger.entry import Charge, Id
     from quota.ledger.grants import Grant
+    from quota.ledger.history import History, RefusalCount
     from quota.limits import View
 
 T = TypeVar("T")
@@ -189,7 +192,9 @@ class SqliteLedger:
             self._trim(db, project, min(now_ms, last[0]), retention_ms)
         return ChargeResult("admitted", f"{at[0]}-{at[1]}", now_ms, at, tuple(used), None, epoch, unlogged)
 
-    def _transact(self, project: str, work: Callable[[sqlite3.Connection], T], *, write: bool) -> T:
+    def _transact(
+        self, project: str, work: Callable[[sqlite3.Connection], T], *, write: bool, within_s: float | None = None
+    ) -> T:
         """`work` in one transaction, unless the ledger is fenced (L27). Only the log of a fenced ledger can be read."""
 
         def guarded(db: sqlite3.Connection) -> T:
@@ -198,7 +203,7 @@ class SqliteLedger:
                 raise fenced_error(f"ledger {self.label}", str(epoch[0]))
             return work(db)
 
-        return self._file.transact(guarded, write=write)
+        return self._file.transact(guarded, write=write, within_s=within_s)
 
     def _head(self, db: sqlite3.Connection, project: str) -> tuple[Id, str, int, int, int, str]:
         """last, epoch, unlogged_until_ms, retention_ms, any_closed, granted: the newest entry's id, the epoch (empty
@@ -325,10 +330,14 @@ class SqliteLedger:
         return None if rows is None else _exhaustion(rows)
 
     def _trim(self, db: sqlite3.Connection, project: str, now_ms: int, retention_ms: int) -> None:
-        """L13. Remove what no window can reach any more, a bounded number of charges at a time."""
+        """L13. Remove what no window can reach any more and the history has (L29), a bounded number of charges at
+        once."""
+        through_ms, rolled = now_ms - retention_ms, sqlite_history.rolled_up(db, project)
+        if rolled is not None:
+            through_ms = min(through_ms, max(rolled[0] - 1, now_ms - HISTORY_MS))
         newest_trimmed = db.execute(
             "SELECT MAX(ms) FROM (SELECT ms FROM charges WHERE project = ? AND ms <= ? ORDER BY ms, seq LIMIT ?)",
-            (project, now_ms - retention_ms, TRIM_AT_ONCE),
+            (project, through_ms, TRIM_AT_ONCE),
         ).fetchone()[0]
         if newest_trimmed is not None:
             db.execute("DELETE FROM charges WHERE project = ? AND ms <= ?", (project, newest_trimmed))
@@ -456,6 +465,7 @@ class SqliteLedger:
                 f"DELETE FROM views WHERE project = ? AND name NOT IN ({_marks(views)})",  # noqa: S608  # placeholders only
                 (project, *(view.name for view in views)),
             )
+            sqlite_history.correct(db, project, entry, units)
             return entry
 
         return self._transact(project, work, write=True)
@@ -580,7 +590,10 @@ class SqliteLedger:
             if not clocks_are_one(now_ms, caller_ms):
                 return None
             newest, current, _, retention_ms, *_ = self._head(db, project)
+            taken_back = sqlite_history.take_back(db, project, now_ms)
             through = self._redate(db, project, now_ms)
+            if taken_back:
+                sqlite_history.sums_have(db, project, through)
             db.execute("DELETE FROM views WHERE project = ?", (project,))
             unlogged_until_ms = 0
             for usage in self._all_unlogged(db, project):
@@ -626,6 +639,35 @@ class SqliteLedger:
         )
         rows = self._transact(project, lambda db: db.execute(sql, (project,)).fetchall(), write=False)
         return [Repair((a, b), begun_ms, at_ms, (c, d)) for a, b, begun_ms, at_ms, c, d in rows]
+
+    # -- the history -------------------------------------------------------------------------------------------------
+
+    def roll_up(self, project: str, caller_ms: int, within_s: float | None = None) -> bool:
+        def work(db: sqlite3.Connection) -> bool:
+            clock_ms = self._clock()
+            if not clocks_agree(clock_ms, caller_ms):  # nobody knows which hours are over
+                return False
+            now_ms = min(clock_ms, caller_ms + CLOCK_SLACK_MS)
+            return sqlite_history.roll_up(db, project, now_ms, self._trimmed_through_ms(db, project))
+
+        return self._transact(project, work, write=True, within_s=within_s)
+
+    def history(self, project: str, since_ms: int, now_ms: int) -> History:
+        def work(db: sqlite3.Connection) -> History:
+            return sqlite_history.read_history(db, project, since_ms, now_ms)
+
+        return self._transact(project, work, write=False)
+
+    def add_refusals(
+        self, project: str, counts: Sequence[RefusalCount], refusals: Sequence[str], within_s: float | None = None
+    ) -> None:
+        def work(db: sqlite3.Connection) -> None:
+            sqlite_history.add_refusals(db, project, counts, refusals)
+
+        self._transact(project, work, write=True, within_s=within_s)
+
+    def refusals(self, project: str) -> Sequence[str]:
+        return self._transact(project, lambda db: sqlite_history.read_refusals(db, project), write=False)
 
     def close(self) -> None:
         self._file.close()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
+import redis
 
 from quota.ledger.contract import MIN_RETENTION_MS
 from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS
 from quota.session import Session
 from quota.settings.load import load_settings
-from quota.status import read_spending, read_status
+from quota.spending import read_spending
+from quota.status import read_status
 from support.commands import Quota
 from support.setup import limit
 
@@ -72,6 +75,11 @@ def test_the_command_says_so_in_one_line(ledger_url: str, tmp_path: Path) -> Non
         while now_ms < end_ms:
             assert session.budget().charge("videos.list").admitted
             now_ms += HOUR_MS
+    # The session has rolled the hours up: all of them are known.
+    assert quota.json("spend", "--since", "7d", "--by", "day")["total_units"] in (100, 101)
+    by_run = quota("spend", "--since", "7d", "--by", "run")
+    assert by_run.stdout.splitlines()[-1].endswith(", not 7d: the history does not keep runs")
+    forget_history(ledger_url, tmp_path / "ledger.db")
     asked = quota("spend", "--since", "7d")
     assert asked.returncode == 0, asked.stderr
     assert ", not 7d: the ledger has dropped older charges" in asked.stdout.splitlines()[-1]
@@ -95,6 +103,16 @@ def test_a_refusal_says_why_the_number_is_below_the_limits_own(setup: Setup) -> 
     }
     assert budget.peek("videos.list").sentence() == "would admit videos.list (1 unit) on main; 1 unit left"
     assert budget.charge("videos.list").sentence() == "admitted videos.list (1 unit) on main; 0 units left"
+
+
+def forget_history(url: str, path: Path) -> None:
+    if url.startswith("redis"):
+        with redis.Redis.from_url(url) as client:
+            client.delete(*client.keys("*:history"))
+    else:
+        with closing(sqlite3.connect(path)) as db, db:
+            db.execute("DELETE FROM histories")
+            db.execute("DELETE FROM hours")
 
 
 RESETS = [

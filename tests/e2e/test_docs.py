@@ -63,15 +63,18 @@ def test_every_field_of_a_status_is_described() -> None:
     dicts = [node for function in functions for node in ast.walk(function) if isinstance(node, ast.Dict)]
     fields = {str(key.value) for one in dicts for key in one.keys if isinstance(key, ast.Constant)}
     page = (DOCS / "deploy.md").read_text(encoding="utf-8")
-    plain = {"at", "ledger", "credentials", "name", "project", "api"} | {
-        "by",
-        "rows",
-        "charges",
-        "units",
-        "total_units",
-    }
+    plain = {"at", "ledger", "credentials", "name", "project", "api"}
     assert len(fields) > 25
     assert sorted(field for field in fields - plain if f"`{field}`" not in page) == []
+
+
+def test_every_field_of_a_spending_is_described() -> None:
+    tree = ast.parse((ROOT / "quota/spending.py").read_text(encoding="utf-8"))
+    dicts = [node for node in ast.walk(tree) if isinstance(node, ast.Dict)]
+    fields = {str(key.value) for one in dicts for key in one.keys if isinstance(key, ast.Constant)}
+    page = (DOCS / "who-spent-it.md").read_text(encoding="utf-8")
+    assert len(fields) > 15
+    assert sorted(field for field in fields if not re.search(rf"`{field}`|\b{field}, |, {field}\b", page)) == []
 
 
 def test_the_make_targets_exist() -> None:

@@ -40,7 +40,7 @@ if isinstance(reply, str):
     print(reply)
 else:
     for number, line in enumerate(reply, 1):
-        print(f'{{number}}) "{{line}}"')
+        print(f"{{number}}) (integer) {{line}}" if isinstance(line, int) else f'{{number}}) "{{line}}"')
 """
 
 

@@ -17,7 +17,8 @@ from quota.common.clock import NEVER
 from quota.errors import LedgerError, UnknownCharge
 from quota.ledger.contract import Exhaustion
 from quota.limits import DAY_MS
-from quota.status import SPEND_FIELDS, read_spending, read_status
+from quota.spending import SPEND_FIELDS, read_spending
+from quota.status import read_status
 
 if TYPE_CHECKING:
     from support.servers import RedisServer

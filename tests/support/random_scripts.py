@@ -213,7 +213,7 @@ class RandomScripts:
     def _settle(self) -> None:
         spent = self.random.choice([s for s in self.log if s.ms >= self.latest_ms - MIN_RETENTION_MS] or self.log[-1:])
         units = self.random.choice((0, 1, spent.units + 3))
-        if self.settle_script(KEYS, [spent.id, units]):
+        if self.settle_script((*KEYS, "quota:{p}:history"), [spent.id, units]):
             spent.units = units
             self._count("settled")
         else:

@@ -19,7 +19,7 @@ from quota.jobs.runner import run_job
 from quota.ledger.sqlite_ledger import SqliteLedger
 from quota.limits import DAY_MS, Limit, Selector, Sliding, View
 from quota.settings.load import load_settings
-from quota.status import read_spending
+from quota.spending import read_spending
 from support.books import BOOK
 from support.local import LocalSession
 

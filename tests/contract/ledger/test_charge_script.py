@@ -19,10 +19,17 @@ if TYPE_CHECKING:
     from support.servers import RedisServer
 
 LOG, STATE, CORRECTIONS = KEYS = ("quota:{p}:log", "quota:{p}:state", "quota:{p}:corrections")
+HISTORY = "quota:{p}:history"
 ALL, SEARCHES, CALLS = "*|*|*|24h", "*|search.list|*|24h", "*|*|*|24h|calls"
 NOW = 1_793_000_000_000
 MIN_RETENTION_MS = 49 * HOUR_MS
 RETRY_KEPT_MS = 300_000
+
+
+def keys_of(name: str) -> tuple[str, ...]:
+    if name == "repair":
+        return (*KEYS, "quota:{p}:repair:log", "quota:{p}:repair:corrections", HISTORY)
+    return (*KEYS, HISTORY) if name in ("settle", "roll_up", "add_refusals", "fill", "clear") else KEYS
 
 
 @dataclass
@@ -34,7 +41,8 @@ class Scripts:
     attempt_keys: int = 0
 
     def run(self, name: str, *args: object) -> Any:
-        return self.client.eval(script(name)[0], 3, *KEYS, *map(str, args))
+        keys = keys_of(name)
+        return self.client.eval(script(name)[0], len(keys), *keys, *map(str, args))
 
     def arguments(self, *limits: tuple[object, ...], **given: object) -> list[object]:
         self.attempt_keys += 1

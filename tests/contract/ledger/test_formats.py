@@ -54,6 +54,10 @@ WORK: dict[str, Callable[[Setup], Any]] = {
     "grants": lambda setup: setup.ledger.grants(setup.project),
     "claim": lambda setup: setup.ledger.claim(setup.project, claim_of("web1")),
     "end_claim": lambda setup: setup.ledger.end_claim(setup.project, claim_of("web1"), "done"),
+    "roll_up": lambda setup: setup.ledger.roll_up(setup.project, setup.now_ms),
+    "history": lambda setup: setup.ledger.history(setup.project, 0, setup.now_ms),
+    "add_refusals": lambda setup: setup.ledger.add_refusals(setup.project, [], ["{}"]),
+    "refusals": lambda setup: setup.ledger.refusals(setup.project),
 }
 """Everything that reads or writes a project's state."""
 
@@ -66,7 +70,7 @@ OTHER_FORMATS = {
 def test_everything_that_asks_for_a_project_is_tried_here() -> None:
     asked = {name for name, method in vars(Ledger).items() if "project" in getattr(method, "__annotations__", ())}
     asked |= {"decide"}  # its request names the project
-    assert asked == WORK.keys() | {"risks"}, "that one is about the server"
+    assert asked == WORK.keys() | {"examine"}, "that one is about the server"
 
 
 @pytest.mark.parametrize("age", OTHER_FORMATS)

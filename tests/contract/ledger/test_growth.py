@@ -23,6 +23,7 @@ from quota.jobs.store.store import Store
 from quota.ledger.contract import MIN_RETENTION_MS, Exhaustion, Identity
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
+from quota.ledger.history import RefusalCount
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
 from quota.recovery.allowance import Allowance
 from support.books import BOOK
@@ -40,18 +41,26 @@ DAYS_IN_MONTH = 30
 START_MS = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
 
 KB = 1_000
-WAL_BYTES = 1_000 * PAGE_BYTES + 100 * KB
+WAL_BYTES = 1_000 * PAGE_BYTES + 200 * KB
 STORE_WAL_BYTES = 4_200 * KB
 """SQLite moves its write-ahead log into the file after 1,000 pages, and then goes on at the log's beginning."""
 
-SLACK = {"file": 32 * KB, "wal": 32 * KB, "memory": KB}
-"""Between two months: files grow by whole pages. Everything else is counted in rows."""
+SLACK = {"file": 32 * KB, "wal": 32 * KB, "memory": KB, "history_memory": 16 * KB, "sums": 201}
+"""Between two months: files grow by whole pages, and the running sums by the jobs there ever were, up to 200.
+Everything else is counted in rows."""
 
 CHARGE_BYTES_SQLITE, CHARGE_BYTES_REDIS = 200, 100
 """A charge in the log, with its corrections and its share of what lies around it."""
 
 LOG_DAYS = 3
 """Charges are kept for 49 h and forgotten by the day's next charges."""
+
+HISTORY_ROWS = 36 * CALLS_A_DAY
+ROW_BYTES_SQLITE, ROW_BYTES_REDIS = 170, 60
+"""A row of an hour: with so few calls, most hours have a row for each of them."""
+
+REFUSAL = "{}" + 500 * " "
+REFUSALS_BYTES = 100 * 700
 
 MACHINES = 3
 """Each keeps its journal, and the ledger keeps a number for each."""
@@ -129,6 +138,11 @@ class Year:
             self.drawn += 3
             self.ledger.repay("p", f"machine-{dice.randrange(MACHINES)}", [(self.drawn + n, charge) for n in range(3)])
         self.clock.now_ms = midnight_ms + DAY_MS
+        hour_ms = self.clock.now_ms - HOUR_MS
+        counts = [RefusalCount(hour_ms, "day", job, "limit", 3) for job in ("a", "b", f"job-{month}")]
+        self.ledger.add_refusals("p", counts, [REFUSAL] * 20)
+        while self.ledger.roll_up("p", self.clock.now_ms):
+            pass
 
     def check_it_was_one(self) -> None:
         """All of it happened, and often."""
@@ -168,7 +182,8 @@ def rows(path: Path, *tables: str) -> dict[str, int]:
 def test_the_embedded_ledger(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     year = Year(f"sqlite:///{path}")
-    tables = ("charges", "views", "exhaustions", "repaid", "claims", "projects")
+    tables = ("charges", "views", "exhaustions", "repaid", "claims", "projects", "histories", "hours", "sums")
+    tables += ("refused", "refusals")
 
     def measure() -> dict[str, int]:
         return {"file": file_bytes(path), "wal": wal_bytes(path), **rows(path, *tables)}
@@ -177,7 +192,7 @@ def test_the_embedded_ledger(tmp_path: Path) -> None:
     check_a_year(
         year.day,
         measure,
-        file=100 * KB + log * CHARGE_BYTES_SQLITE,
+        file=100 * KB + log * CHARGE_BYTES_SQLITE + HISTORY_ROWS * ROW_BYTES_SQLITE + REFUSALS_BYTES,
         wal=WAL_BYTES,
         charges=log,
         views=5,
@@ -185,6 +200,11 @@ def test_the_embedded_ledger(tmp_path: Path) -> None:
         repaid=MACHINES,
         claims=1,
         projects=1,
+        histories=1,
+        hours=HISTORY_ROWS,
+        sums=201,
+        refused=36 * 3,
+        refusals=100,
     )
     year.check_it_was_one()
     year.ledger.close()
@@ -197,15 +217,18 @@ def test_the_shared_ledger(redis_server: RedisServer) -> None:
         year = Year(redis_server.url)
 
         def measure() -> dict[str, int]:
-            log, state, corrections = (f"quota:{{p}}:{name}" for name in ("log", "state", "corrections"))
-            assert set(client.keys("*")) == {log, state, corrections}
-            assert all(0 < client.pttl(key) <= 3 * DAY_MS for key in (log, state, corrections))
+            names = ("log", "state", "corrections", "history")
+            log, state, corrections, history = (f"quota:{{p}}:{name}" for name in names)
+            assert set(client.keys("*")) == {log, state, corrections, history}
+            assert all(0 < client.pttl(key) <= 35 * DAY_MS for key in (log, state, corrections, history))
             sizes: Any = [client.memory_usage(key, samples=0) for key in (log, state, corrections)]
             return {
                 "memory": sum(sizes),
                 "log": client.xlen(log),
                 "state": client.hlen(state),
                 "corrections": client.hlen(corrections),
+                "history": client.hlen(history),
+                "history_memory": client.memory_usage(history, samples=0) or 0,
             }
 
         log = LOG_DAYS * CALLS_A_DAY
@@ -214,8 +237,10 @@ def test_the_shared_ledger(redis_server: RedisServer) -> None:
             measure,
             memory=10 * KB + log * CHARGE_BYTES_REDIS,
             log=log,
-            state=15 + MACHINES,
+            state=16 + MACHINES,
             corrections=log,
+            history=36 * 24 * 2 + 110,
+            history_memory=20 * KB + HISTORY_ROWS * ROW_BYTES_REDIS + REFUSALS_BYTES,
         )
         year.check_it_was_one()
         year.ledger.close()

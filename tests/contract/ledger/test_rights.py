@@ -25,6 +25,7 @@ from contract.ledger.test_charge_script import (
     SEARCHES,
     STATE,
     Scripts,
+    keys_of,
 )
 from contract.ledger.test_redis_ledger import round_trip
 from quota.budget import Budget
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 DAY = (ALL, 1_000, 1, DAY_MS)
-SCRIPTS = ("charge", "settle", "read", "exhaust", "reopen", "add_unlogged", "repay", "claim", "repair", "grant")
+SCRIPTS = ("charge", "settle", "read", "exhaust", "reopen", "add_unlogged", "repay", "claim", "repair", "roll_up")
+SCRIPTS += ("add_refusals", "grant")
 MOVING = ("fence", "fill", "clear")
 """Those of `quota ledger move`: see `contract.ledger.test_move`."""
 
@@ -67,7 +69,7 @@ class Limited(Scripts):
         self.asked = self.client
 
     def run(self, name: str, *args: object) -> Any:
-        keys = (*KEYS, "quota:{p}:repair:log", "quota:{p}:repair:corrections") if name == "repair" else KEYS
+        keys = keys_of(name)
         return self.asked.eval(script(name)[0], len(keys), *keys, *map(str, args))
 
     def log(self) -> dict[str, int]:
@@ -261,6 +263,14 @@ def grant(scripts: Limited) -> None:
         scripts.run("grant", text, MIN_RETENTION_MS)
 
 
+def roll_up(scripts: Limited) -> None:
+    scripts.run("roll_up", scripts.now_ms and scripts.now_ms + HOUR_MS, 0)
+
+
+def add_refusals(scripts: Limited) -> None:
+    scripts.run("add_refusals", 1, NOW // HOUR_MS, "day", "nightly", "limit", 3, "{}")
+
+
 DONE: dict[str, tuple[Callable[[Limited], None], int]] = {
     "settle": (settle, 4),
     "repay": (repay, 3),
@@ -271,6 +281,8 @@ DONE: dict[str, tuple[Callable[[Limited], None], int]] = {
     "claim": (claim, 0),
     "repair": (repair, 0),
     "grant": (grant, 0),
+    "roll_up": (roll_up, 0),
+    "add_refusals": (add_refusals, 0),
 }
 """What each does, and how much more is used then."""
 
@@ -304,7 +316,7 @@ def at_the_servers_time(scripts: Limited, name: str) -> None:
     DONE.get(name, (lambda scripts: scripts.charge(DAY), 0))[0](scripts)
 
 
-@pytest.mark.parametrize("name", ["charge", "exhaust", "reopen", "add_unlogged", "repay", "claim", "repair"])
+@pytest.mark.parametrize("name", ["charge", "exhaust", "reopen", "add_unlogged", "repay", "claim", "repair", "roll_up"])
 def test_without_the_time_nothing_is_written(limited: Limited, name: str) -> None:
     with limited.without("time"), pytest.raises(redis.ResponseError, match="can't run this command"):
         at_the_servers_time(limited, name)
@@ -328,7 +340,7 @@ def test_each_command_is_needed_somewhere_here(limited: Limited) -> None:
             limited.charge(DAY)
             limited.client.delete(lost if work is not settle else "none")
             work(limited)
-    for name in ("charge", "exhaust", "reopen", "add_unlogged", "repay", "claim", "repair"):
+    for name in ("charge", "exhaust", "reopen", "add_unlogged", "repay", "claim", "repair", "roll_up"):
         at_the_servers_time(limited, name)
     called = {name.removeprefix("cmdstat_") for name in limited.client.info("commandstats")}
     assert {command for name in SCRIPTS for command in commands_of(name)} <= called

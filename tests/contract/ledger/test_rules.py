@@ -10,10 +10,10 @@ import pytest
 
 from quota.budget import MAX_UNITS
 from quota.common.clock import LATEST_MS, NEVER
-from quota.ledger import claims, contract, redis_ledger
+from quota.ledger import claims, contract, history, redis_ledger
 from quota.ledger.contract import ChargeRequest, LimitCheck
 from quota.ledger.entry import DEFAULT_BUCKET, Charge
-from quota.limits import DAY_MS, Selector, Sliding, View, longest_ms_of, selector_of
+from quota.limits import DAY_MS, HOUR_MS, Selector, Sliding, View, longest_ms_of, selector_of
 from quota.recovery.allowance import REPAID_AT_ONCE
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def cited_in(paths: list[Path]) -> set[str]:
 
 
 def test_the_rules_are_numbered_without_a_gap() -> None:
-    assert [f"L{n}" for n in range(1, 29)] == RULES
+    assert [f"L{n}" for n in range(1, 31)] == RULES
 
 
 def test_every_rule_is_cited_by_an_implementation_and_by_a_test_and_no_other_rule_is() -> None:
@@ -68,7 +68,16 @@ def test_a_fenced_block_is_the_same_in_every_script_that_has_it() -> None:
     for text in SCRIPTS.values():
         for name, block in blocks_of(text):
             copies.setdefault(name, []).append(block)
-    assert copies.keys() == {"int", "clock", "clocks agree", "ids", "format", "what a view counts"}
+    assert copies.keys() == {
+        "int",
+        "clock",
+        "clocks agree",
+        "ids",
+        "format",
+        "bucket and units",
+        "what a view counts",
+        "cells",
+    }
     for name, blocks in copies.items():
         assert len(blocks) > 1, f"{name} is fenced, and nobody shares it"
         assert len(set(blocks)) == 1, f"the copies of {name} differ"
@@ -122,6 +131,13 @@ IN_PYTHON: dict[str, int | str] = {
     "MAX_TICK_MS": claims.MAX_TICK_MS,
     "MAX_REGIONS": claims.MAX_REGIONS,
     "FIRST_USED": redis_ledger.BEFORE_USED + 1,
+    "HISTORY_MS": history.HISTORY_MS,
+    "HOUR_MS": HOUR_MS,
+    "MAX_CELLS": history.MAX_CELLS,
+    "MAX_NAME": history.MAX_NAME_BYTES,
+    "MAX_REFUSALS": history.MAX_REFUSALS,
+    "MAX_REFUSAL": history.MAX_REFUSAL_BYTES,
+    "MAX_COUNTS": history.MAX_COUNTS,
 }
 """Constants of the scripts that Python has too; `contract.ledger.test_script_bounds` knows the others."""
 

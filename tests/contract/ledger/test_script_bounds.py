@@ -44,6 +44,12 @@ BOUNDS = {
     "CHECK_EVICTION_EVERY_MS": "the server is asked for its policy so often",
     "RETRIED_KEPT_MS": "a retry is remembered for so long",
     "MAX_CHARGES": "so many are repaid by one call; more is an error",
+    "HISTORY_MS": "hours are kept so long, and all keys; an hour before that is removed",
+    "MAX_CELLS": "so many rows an hour has; what is more counts as other",
+    "MAX_NAME": "a longer name is cut in the history",
+    "MAX_COUNTS": "so many counts of refusals by one call; more is an error",
+    "MAX_REFUSALS": "so many refusals by one call, and kept; more is an error",
+    "MAX_REFUSAL": "so many bytes has a refusal; more is an error",
     "MAX_HOLD_MS": "the longest hold and lease; more is an error",
     "MAX_TICK_MS": "a tick is remembered no longer; more is an error",
     "MAX_REGIONS": "so many regions are claimed at once; more is an error",
@@ -71,13 +77,15 @@ PLACES = {
     "FIRST_REGION",
     "FIRST_ENTRY",
     "ENTRY_SIZE",
+    "FIRST_COUNT",
+    "COUNT_SIZE",
 }
 
 
 def test_every_bound_of_the_scripts_is_listed_here() -> None:
     text = "".join(path.read_text() for path in (Path(__file__).parents[3] / "lua").glob("*.lua"))
     names = {name for line in re.findall(r"^local ([A-Z_, ]+) =", text, re.MULTILINE) for name in line.split(", ")}
-    assert names - PLACES - {"FORMAT", "KEPT"} == BOUNDS.keys()
+    assert names - PLACES - {"FORMAT", "KEPT", "OTHER", "HOUR_MS"} == BOUNDS.keys()
     # A bound without a name would not be found by the line above.
     assert set(re.findall(r"'COUNT', (\w+)", text)) <= {"CHUNK", "MAX_ENTRIES", "PIECE", "room", "count", "1"}
 

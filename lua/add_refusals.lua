@@ -1,0 +1,134 @@
+-- add_refusals.lua: keep what a process was refused, for people. Nothing is decided by it.
+--
+-- Guarantee: one atomic step. What is sent twice counts twice: a caller whose answer was lost does not repeat it. The rule is
+-- L30 in ARCHITECTURE.md.
+--
+-- KEYS  1 log   2 state   3 corrections     (see charge.lua; only the format is read)
+--       4 history                           (see roll_up.lua). Written here:
+--                   refused:N    the hour that begins at N hours since 1970: "LIMIT|JOB|REASON CALLS"
+--                   refusals     how many were kept as a whole, ever
+--                   refusal:N    the newest of them, N from 0 to 99
+-- ARGV  1 counts     how many counts follow, at most 200
+--       then for each count five: hour (since 1970), limit, job, reason, calls
+--       then refusals as a whole, at most 100, oldest first: a text each, at most 4,000 bytes
+-- Reply how many refusals were kept as a whole, ever
+
+local history = KEYS[4]
+local counts = tonumber(string.match(ARGV[1] or '', '^%d+$'))
+local FIRST_COUNT, COUNT_SIZE, MAX_COUNTS = 2, 5, 200
+local MAX_REFUSALS, MAX_REFUSAL = 100, 4000
+local HISTORY_MS = 3024000000 -- 35 days (L29)
+
+-- >>> int
+-- A whole number as text: Lua would write 1e+15.
+local function int(n) return string.format('%.0f', n) end
+-- <<< int
+
+-- >>> format
+-- An error where the state's field `format` (false: there is none) is not ours (L24), or where `epoch` (false: there is none)
+-- says that the ledger has moved or is being filled (L27). Else nil, also for a new state.
+local FORMAT = '2'
+local function other_format(found, epoch)
+  local peer = string.match(epoch or '', '^!(.*)')
+  if found == FORMAT and peer then
+    if string.sub(peer, 1, 1) ~= '<' then
+      return redis.error_reply('ERR the ledger has moved to ' .. peer .. ' and takes no charge here any more')
+    end
+    return redis.error_reply('ERR the ledger is being moved here from ' .. string.sub(peer, 2)
+      .. ' and takes no charge until all of it is here')
+  end
+  if found == FORMAT or (not found and redis.call('EXISTS', KEYS[2]) == 0) then return nil end
+  return redis.error_reply('ERR the ledger has format ' .. (found or '0') .. ', and this script needs ' .. FORMAT
+    .. ': use the scripts of its version, or delete its three keys, and with them what was charged')
+end
+-- <<< format
+
+-- >>> cells
+-- L29. A table of numbers by name, kept as text: a line "NAME NUMBER NUMBER ..." for each. After MAX_CELLS names, all that
+-- is new counts under OTHER.
+local MAX_CELLS, MAX_NAME = 200, 256
+local OTHER = '*'
+local function cells_of(text)
+  local cells = { names = {}, of = {} }
+  for name, numbers in string.gmatch(text or '', '([^ \n]+) ([^\n]*)') do
+    local row = {}
+    for number in string.gmatch(numbers, '%-?%d+') do row[#row + 1] = tonumber(number) end
+    if not cells.of[name] then cells.names[#cells.names + 1] = name end
+    cells.of[name] = row
+  end
+  return cells
+end
+-- The name of the cell for these parts: joined by |, with the characters that separate written as %XX.
+local function cell_name(...)
+  local parts = { ... }
+  for at, part in ipairs(parts) do
+    parts[at] = string.gsub(string.sub(part, 1, MAX_NAME), '[%%|%c ]', function(c)
+      return string.format('%%%02X', string.byte(c))
+    end)
+  end
+  return table.concat(parts, '|')
+end
+local function add_to_cell(cells, name, ...)
+  if not cells.of[name] then
+    if #cells.names >= MAX_CELLS then name = OTHER end
+    if not cells.of[name] then
+      cells.names[#cells.names + 1] = name
+      cells.of[name] = {}
+    end
+  end
+  local row = cells.of[name]
+  for at, number in ipairs({ ... }) do row[at] = math.max(0, (row[at] or 0) + number) end
+end
+local function text_of(cells)
+  local lines = {}
+  for at, name in ipairs(cells.names) do
+    local words = { name }
+    for _, number in ipairs(cells.of[name]) do words[#words + 1] = int(number) end
+    lines[at] = table.concat(words, ' ')
+  end
+  return table.concat(lines, '\n')
+end
+-- <<< cells
+
+local first_whole = counts and FIRST_COUNT + counts * COUNT_SIZE
+if #KEYS ~= 4 or not counts or counts > MAX_COUNTS or #ARGV < first_whole - 1 or #ARGV >= first_whole + MAX_REFUSALS then
+  return redis.error_reply('ERR add_refusals.lua: 4 keys are needed, at most ' .. MAX_COUNTS .. ' counts of five arguments, '
+    .. 'and at most ' .. MAX_REFUSALS .. ' refusals')
+end
+for at = FIRST_COUNT, first_whole - 1, COUNT_SIZE do
+  if not (string.find(ARGV[at], '^%d+$') and #ARGV[at] <= 9 and string.find(ARGV[at + 4], '^%d+$') and #ARGV[at + 4] <= 9) then
+    return redis.error_reply('ERR add_refusals.lua: a count is hour, limit, job, reason, calls')
+  end
+end
+for at = first_whole, #ARGV do
+  if #ARGV[at] > MAX_REFUSAL then
+    return redis.error_reply('ERR add_refusals.lua: a refusal is longer than ' .. MAX_REFUSAL .. ' bytes')
+  end
+end
+
+local known = redis.call('HMGET', KEYS[2], 'format', 'epoch')
+local unknown_format = other_format(known[1], known[2])
+if unknown_format then return unknown_format end
+
+local hours, dirty = {}, {}
+for at = FIRST_COUNT, first_whole - 1, COUNT_SIZE do
+  local field = 'refused:' .. int(tonumber(ARGV[at]))
+  hours[field] = hours[field] or cells_of(redis.call('HGET', history, field))
+  add_to_cell(hours[field], cell_name(ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]), tonumber(ARGV[at + 4]))
+end
+for field, cells in pairs(hours) do
+  dirty[#dirty + 1] = field
+  dirty[#dirty + 1] = text_of(cells)
+end
+local kept = tonumber(redis.call('HGET', history, 'refusals')) or 0
+for at = first_whole, #ARGV do
+  dirty[#dirty + 1] = 'refusal:' .. int(kept % MAX_REFUSALS)
+  dirty[#dirty + 1] = ARGV[at]
+  kept = kept + 1
+end
+dirty[#dirty + 1] = 'refusals'
+dirty[#dirty + 1] = int(kept)
+redis.call('PEXPIRE', history, HISTORY_MS) -- L22: tried where it does no harm
+redis.call('HSET', history, unpack(dirty))
+redis.call('PEXPIRE', history, HISTORY_MS)
+return kept

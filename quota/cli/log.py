@@ -1,0 +1,119 @@
+"""`quota log`: single charges, and single refusals."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from quota.cli.output import output_lost, print_json, print_rich, say
+from quota.cli.render import render_charges, render_refusals, weekday
+from quota.common.clock import rfc3339, utc
+from quota.errors import LedgerError
+from quota.spending import RUN_CHARS, read_charges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from quota.costs import CostBook
+    from quota.ledger.contract import Ledger
+    from quota.ledger.entry import Entry
+
+TABLE_ROWS = 1_000
+"""A table has so many rows; then another one begins. So a long log needs no memory."""
+
+
+def print_charges(
+    ledger: Ledger,
+    books: Mapping[str, CostBook],
+    since: str,
+    start_ms: int,
+    *,
+    job: str | None,
+    method: str | None,
+    as_json: bool,
+) -> None:
+    """The charges to these projects since `start_ms`, each with its cost book; `since` is how the user wrote it."""
+    charges = (
+        (project, entry)
+        for project, entry in read_charges(ledger, books, start_ms)
+        if (job is None or entry.job == job)
+        and (method is None or books[project].canonical(entry.method) == books[project].canonical(method))
+    )
+    found = False
+    while output_lost() is None and (some := list(islice(charges, TABLE_ROWS))):
+        found = True
+        if as_json:
+            for project, entry in some:
+                print_json(_charge_json(project, entry), indent=None)
+        else:
+            print_rich(render_charges(some, projects=len(books) > 1))
+    if as_json:
+        return
+    if not found:
+        say(f"nothing {'like that ' if job or method else ''}was charged in the last {since}")
+    after_ms = max(ledger.whole_after_ms(project) for project in books)
+    if after_ms >= start_ms > 0:
+        say(f"only since {weekday(after_ms)}, not {since}: older charges are in `quota spend`, by the hour")
+
+
+def print_refusals(
+    ledger: Ledger,
+    books: Mapping[str, CostBook],
+    since: str,
+    start_ms: int,
+    *,
+    job: str | None,
+    method: str | None,
+    as_json: bool,
+) -> None:
+    """The last refusals of these projects since `start_ms`."""
+    refusals = [
+        one
+        for project in books
+        for one in read_refusals(ledger, project)
+        if datetime.fromisoformat(one["at"]) >= utc(start_ms)
+        and job in (None, one["job"])
+        and (method is None or one["method"] == books[project].canonical(method))
+    ]
+    refusals.sort(key=lambda one: str(one["at"]))
+    if as_json:
+        for one in refusals:
+            print_json(one, indent=None)
+    elif refusals:
+        print_rich(render_refusals(refusals))
+    else:
+        say(f"nothing {'like that ' if job or method else ''}was refused in the last {since}")
+
+
+def read_refusals(ledger: Ledger, project: str) -> Iterator[dict[str, Any]]:
+    """The last refusals of a project, oldest first, as `quota.recorder.refusal_text` wrote them. Raises LedgerError."""
+    import json
+
+    for text in ledger.refusals(project):
+        try:
+            one = json.loads(text)
+            for name in ("at", "job", "region", "run", "method", "reason", "refused_by", "retry_at"):
+                if not isinstance(one[name], str | None):
+                    raise ValueError(name)
+            for name in ("at", "retry_at"):
+                if one[name] is not None and datetime.fromisoformat(one[name]).tzinfo is None:
+                    raise ValueError(name)
+        except (ValueError, LookupError, TypeError) as error:
+            raise LedgerError(f"ledger {ledger.label} holds what no quota program writes: {text!r:.200}") from error
+        yield one
+
+
+def _charge_json(project: str, entry: Entry) -> dict[str, object]:
+    return {
+        "id": entry.id,
+        "at": rfc3339(entry.ms),
+        "project": project,
+        "method": entry.method,
+        "bucket": entry.bucket,
+        "units": entry.units,
+        "charged_units": entry.charged_units,
+        "job": entry.job,
+        "region": entry.region,
+        "run": entry.idempotency_key[:RUN_CHARS],
+    }

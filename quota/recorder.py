@@ -1,0 +1,175 @@
+"""What a process tells the ledger beside its decisions: calls that were refused, and that an hour is over (L29, L30).
+
+Neither may delay a decision, and neither is worth a round trip of its own. So refusals are kept here, and handed over
+with the first answer that is 10 s younger, and at the end of the process. Hours that are over are rolled up at the same
+moments, 100 charges at a time. Whoever charges first in an hour, as far as this machine knows, does that for all.
+
+There is no thread: a library that starts one makes every later fork of its user dangerous. A process that asks nothing
+for long hands over what it has with its next question.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+from quota.common.clock import host_clock, rfc3339
+from quota.common.fork import start_over_in_child
+from quota.common.text import one_line
+from quota.errors import LedgerError
+from quota.limits import HOUR_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quota.decision import Decision
+    from quota.ledger.contract import Ledger
+
+ATTEND_EVERY_MS = 10_000
+"""So often what was kept is handed over, and a piece of an hour rolled up."""
+
+END_WITHIN_S = 0.05
+"""At its end a process spends so much time on both."""
+
+KEPT = 1_000
+"""So many refusals wait to be counted; of older ones only the counts wait."""
+
+Refused = tuple["Decision", str, str, str]
+"""A refusal with its job, region and run."""
+
+
+class Recorder:
+    """What one process has to tell about one project. Safe to share between threads and after a fork."""
+
+    def __init__(self, ledger: Ledger, project: str, clock: Callable[[], int] | None = None) -> None:
+        self.ledger = ledger
+        self.project = project
+        self._clock = clock or host_clock
+        self.start_over_in_child()
+        start_over_in_child(self)
+        _recorders.add(self)
+
+    def start_over_in_child(self) -> None:
+        """What its parent was refused, the parent tells."""
+        self.due_ms = 0
+        """An answer of the ledger that is no older than this is to be shown to `answered`."""
+        self._lock = threading.Lock()  # never waited for: who does not get it leaves the work to who has it
+        self._pending: list[Refused] = []
+        self._counts: dict[tuple[int, str, str, str], int] = {}
+        self._newest: list[Refused] = []
+        self._hour_ends_ms = 0
+        self._roll_up_due = False
+        self._answers = False
+
+    def refused(self, decision: Decision, job: str, region: str, run: str) -> None:
+        """A call was refused. Nothing is sent yet."""
+        self._pending.append((decision, job, region, run))
+        if decision.reason == "ledger-unavailable":
+            self._answers, self.due_ms = False, 0  # the next answer says that there is somebody to tell
+        if len(self._pending) >= KEPT and self._lock.acquire(blocking=False):
+            try:
+                self._count()
+            finally:
+                self._lock.release()
+
+    def answered(self, now_ms: int, newest_before_ms: int) -> None:
+        """The ledger has answered. `newest_before_ms` is the newest charge that this machine knew of before."""
+        attends = self._answers
+        self._answers, self.due_ms = True, now_ms + ATTEND_EVERY_MS
+        if now_ms >= self._hour_ends_ms:
+            hour_ms = now_ms // HOUR_MS * HOUR_MS
+            self._hour_ends_ms = hour_ms + HOUR_MS
+            self._roll_up_due = self._roll_up_due or newest_before_ms < hour_ms
+        if attends:
+            self._attend(END_WITHIN_S, pieces=1)
+
+    def close(self) -> None:
+        """Hand over what is left, within END_WITHIN_S, if the ledger answers. It may be called twice."""
+        if self._answers:
+            self._attend(END_WITHIN_S, pieces=1_000)
+        self._answers, self._roll_up_due, self._hour_ends_ms, self.due_ms = False, False, 0, 0
+
+    def _attend(self, within_s: float, pieces: int) -> None:
+        if not self._lock.acquire(blocking=False):
+            return
+        ends_s = time.monotonic() + within_s
+        try:
+            self._hand_over(within_s)
+            while self._roll_up_due and pieces and (left_s := ends_s - time.monotonic()) > 0:
+                pieces -= 1
+                self._roll_up_due = self.ledger.roll_up(self.project, self._clock(), left_s)
+        except LedgerError as error:
+            self._answers = False
+            with suppress(Exception):
+                import logging
+
+                logging.getLogger("quota").debug("history_not_written project=%s: %s", self.project, error)
+        finally:
+            self._lock.release()
+
+    def _hand_over(self, within_s: float) -> None:
+        """Send counts and refusals. They are forgotten first: what may have arrived is not sent again."""
+        self._count()
+        if not self._counts:
+            return
+        from quota.ledger.history import MAX_COUNTS, RefusalCount
+
+        counts, newest = self._counts, self._newest
+        self._counts, self._newest = {}, []
+        rows = [RefusalCount(*key, calls) for key, calls in counts.items()]
+        texts = [refusal_text(*one) for one in newest]
+        for first in range(0, len(rows), MAX_COUNTS):
+            self.ledger.add_refusals(self.project, rows[first : first + MAX_COUNTS], texts, within_s)
+            texts = []
+
+    def _count(self) -> None:
+        """Count what is pending; keep the newest as a whole."""
+        from quota.ledger.history import MAX_REFUSALS
+
+        taken = self._pending[:]
+        del self._pending[: len(taken)]  # a thread may have appended meanwhile
+        for decision, job, _, _ in taken:
+            key = decision.decided_at_ms // HOUR_MS * HOUR_MS, decision.refused_by or "", job, decision.reason
+            if key in self._counts or len(self._counts) < KEPT:
+                self._counts[key] = self._counts.get(key, 0) + 1
+        self._newest = (self._newest + taken)[-MAX_REFUSALS:]
+
+
+def refusal_text(decision: Decision, job: str, region: str, run: str) -> str:
+    """A refusal as it is kept: the JSON of the decision, with who asked, when, where, and why it was refused.
+
+    At most 4,000 bytes: if need be without the limits that did not refuse.
+    """
+    import json
+
+    from quota.attribution import machine_name
+    from quota.ledger.history import MAX_REFUSAL_BYTES
+
+    data: dict[str, object] = {
+        "at": rfc3339(decision.decided_at_ms),
+        "job": job,
+        "region": region,
+        "run": run,
+        "machine": one_line(machine_name())[:64],
+        **decision.as_json(),
+        "why": one_line(decision.why()),
+    }
+    text = json.dumps(data, ensure_ascii=False)
+    if len(text.encode("utf-8", "replace")) > MAX_REFUSAL_BYTES:
+        limits = [one for one in decision.as_json()["limits"] if one["name"] == decision.refused_by]  # type: ignore[attr-defined]
+        text = json.dumps({**data, "limits": limits, "limits_left_out": len(decision.limits) - len(limits)})
+    return text
+
+
+_recorders: WeakSet[Recorder] = WeakSet()
+
+
+@atexit.register
+def _at_exit() -> None:
+    for recorder in list(_recorders):
+        with suppress(Exception):  # the process ends
+            recorder.close()

@@ -1,0 +1,232 @@
+"""Who spent the budget, and which calls were refused: from the history and the log, for people.
+
+The history has 35 days by the hour (`quota.ledger.history`). The log has its end, and whatever is younger than 49 h.
+Each charge is taken from one of them:
+
+    the log         the part of an hour at the beginning, all that was not rolled up yet, and hours with more rows than
+                    the history keeps
+    the history     everything between
+
+`quota.cli.render` displays it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quota.arguments import texts
+from quota.common.clock import NEVER, host_clock, rfc3339
+from quota.errors import LedgerError
+from quota.ledger.contract import read_entries
+from quota.ledger.history import HISTORY_MS, OTHER
+from quota.limits import DAY_MS, HOUR_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from quota.ledger.contract import Ledger
+    from quota.ledger.entry import Entry
+    from quota.ledger.history import History, HourOfSpending
+
+SPEND_FIELDS = ("method", "job", "region", "run", "day", "hour", "bucket")
+RUN_CHARS = 8
+
+CATCH_UP_S = 0.3
+"""A reader rolls up what nobody has rolled up yet for so long; the rest it reads from the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """Calls that were refused, in hours: the limit, or the bucket that upstream closed, the job and the reason."""
+
+    limit: str
+    job: str
+    reason: str
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """Charges summed by some of SPEND_FIELDS: rows of (values of `by`, charges, units), dearest first.
+
+    It covers all charges since `since_ms`, which is later than requested where the history does not reach back so far,
+    and up to an hour earlier where the log does not. Within `gap_ms` charges may be missing that the ledger lost. The
+    rows lack all that the ledger has lost: its limits count `unlogged_units` for it now.
+    `refused`, most calls first, covers whole hours.
+    """
+
+    since_ms: int
+    until_ms: int
+    by: tuple[str, ...]
+    rows: tuple[tuple[tuple[str, ...], int, int], ...]
+    gap_ms: tuple[int, int] | None = None
+    unlogged_units: int = 0
+    refused: tuple[Refusals, ...] = ()
+
+    @property
+    def total_units(self) -> int:
+        return sum(units for _, _, units in self.rows)
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "since": rfc3339(self.since_ms),
+            "until": rfc3339(self.until_ms),
+            "by": list(self.by),
+            "rows": [
+                {**dict(zip(self.by, values, strict=True)), "charges": charges, "units": units}
+                for values, charges, units in self.rows
+            ],
+            "total_units": self.total_units,
+            **({"unlogged_units": self.unlogged_units} if self.unlogged_units else {}),
+            **(
+                {"gap": {"from": rfc3339(self.gap_ms[0]), "to": rfc3339(self.gap_ms[1])}}
+                if self.gap_ms is not None
+                else {}
+            ),
+            "refused": [
+                {"limit": one.limit, "job": one.job, "reason": one.reason, "calls": one.calls} for one in self.refused
+            ],
+        }
+
+
+def read_spending(ledger: Ledger, projects: str | Iterable[str], by: str | Iterable[str], since_ms: int) -> Spending:
+    """The charges to these projects since `since_ms`, or since the time from which all of them are known, with
+    corrections applied. Runs are known as long as the log has them. Raises LedgerError.
+    """
+    by, names = texts(by, "field"), list(dict.fromkeys(texts(projects, "project")))
+    until_ms = ledger.now_ms()
+    parts = [_Part.read(ledger, project, since_ms, until_ms) for project in names]
+    known = [part.log_after_ms if "run" in by else part.known_after_ms for part in parts]
+    after_ms = max(known, default=0)
+    if since_ms <= after_ms:
+        since_ms = after_ms + 1 if after_ms else since_ms
+    if "run" not in by and any(since_ms <= part.log_after_ms for part in parts):
+        since_ms = max(since_ms // HOUR_MS * HOUR_MS, after_ms + 1)
+    sums: dict[tuple[str, ...], tuple[int, int]] = {}
+    for part in parts:
+        rows = part.entries(ledger, since_ms) if "run" in by else part.rows(ledger, since_ms)
+        for row in rows:
+            key = tuple(_FIELD_OF[field](row) for field in by)
+            charges, units = sums.get(key, (0, 0))
+            sums[key] = (charges + row.charges, units + row.units)
+    ranked = sorted(((key, *counts) for key, counts in sums.items()), key=lambda row: (-row[2], row[0]))
+    gaps_ms = [part.history.gap for part in parts if part.history.gap is not None and part.history.gap[1] >= since_ms]
+    gap_ms = (min(gap[0] for gap in gaps_ms), max(gap[1] for gap in gaps_ms)) if gaps_ms else None
+    return Spending(since_ms, until_ms, by, tuple(ranked), gap_ms, 0, _refused(parts, since_ms))
+
+
+def read_charges(ledger: Ledger, projects: Iterable[str], since_ms: int) -> Iterator[tuple[str, Entry]]:
+    """Single charges since `since_ms` with their projects, oldest first, in bounded memory. Raises LedgerError."""
+
+    def of(project: str) -> Iterator[tuple[str, Entry]]:
+        return ((project, entry) for entry in read_entries(ledger, project, since_ms, NEVER))
+
+    return heapq.merge(*map(of, projects), key=lambda charge: charge[1].ms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Charges of one hour, or a single one of the log."""
+
+    ms: int
+    method: str
+    job: str
+    region: str
+    run: str
+    bucket: str
+    charges: int
+    units: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one project spent. The log has all that is newer than `log_after_ms`; log and history together have all that
+    is newer than `known_after_ms`, but for the history's gap."""
+
+    project: str
+    history: History
+    log_after_ms: int
+    known_after_ms: int
+
+    @classmethod
+    def read(cls, ledger: Ledger, project: str, since_ms: int, until_ms: int) -> _Part:
+        catch_up(ledger, project)
+        log_after_ms = ledger.whole_after_ms(project)
+        history = ledger.history(project, since_ms, until_ms)
+        known_after_ms = log_after_ms
+        if history.rolled_up != (0, 0):
+            # Trimming leaves the newest charge that was rolled up. A log without it was lost, unnoticed so far.
+            oldest = ledger.read(project, (0, 0), NEVER, 1)
+            if not oldest or (oldest[0].ms, oldest[0].seq) > history.rolled_up:
+                log_after_ms = max(log_after_ms, history.rolled_up[0])
+            # Nor has one without what the history has of an hour before it; a state that was evicted cannot say so.
+            elif history.hours and history.hours[0].hour_ms + HOUR_MS <= oldest[0].ms:
+                log_after_ms = max(log_after_ms, oldest[0].ms)
+            begins_ms = (until_ms - HISTORY_MS) // HOUR_MS * HOUR_MS - 1
+            known_after_ms = min(log_after_ms, max(history.whole_after_ms, begins_ms))
+        return cls(project, history, log_after_ms, known_after_ms)
+
+    def rows(self, ledger: Ledger, since_ms: int) -> Iterator[_Row]:
+        """Each charge since `since_ms` once."""
+        from_log = since_ms > self.log_after_ms
+        first_ms = -(-since_ms // HOUR_MS) * HOUR_MS if from_log else since_ms // HOUR_MS * HOUR_MS
+        hours = [hour for hour in self.history.hours if hour.hour_ms >= first_ms]
+        crowded = {hour.hour_ms for hour in hours if _is_other(hour) and hour.hour_ms > self.log_after_ms}
+        for hour in hours:
+            if hour.charges and hour.hour_ms not in crowded:
+                yield _Row(hour.hour_ms, hour.method, hour.job, hour.region, "", hour.bucket, hour.charges, hour.units)
+        rolled = self.history.rolled_up
+        if from_log:
+            yield from _rows(read_entries(ledger, self.project, since_ms, first_ms - 1))
+        for hour_ms in sorted(crowded):
+            log = read_entries(ledger, self.project, hour_ms, hour_ms + HOUR_MS - 1)
+            yield from _rows(entry for entry in log if (entry.ms, entry.seq) <= rolled)
+        log = read_entries(ledger, self.project, max(first_ms, rolled[0]), NEVER)
+        yield from _rows(entry for entry in log if (entry.ms, entry.seq) > rolled)
+
+    def entries(self, ledger: Ledger, since_ms: int) -> Iterator[_Row]:
+        """The same from the log alone."""
+        return _rows(read_entries(ledger, self.project, since_ms, NEVER))
+
+
+def catch_up(ledger: Ledger, project: str) -> None:
+    """Roll up what nobody has rolled up yet, but not for long. Who may only read goes without."""
+    ends_s = time.monotonic() + CATCH_UP_S
+    with suppress(LedgerError):
+        while ledger.roll_up(project, host_clock()) and time.monotonic() < ends_s:
+            pass
+
+
+def _is_other(hour: HourOfSpending) -> bool:
+    return (hour.method, hour.job, hour.region, hour.bucket) == (OTHER,) * 4
+
+
+def _rows(entries: Iterable[Entry]) -> Iterator[_Row]:
+    for e in entries:
+        yield _Row(e.ms, e.method, e.job, e.region, e.idempotency_key[:RUN_CHARS], e.bucket, 1, e.units)
+
+
+def _refused(parts: Iterable[_Part], since_ms: int) -> tuple[Refusals, ...]:
+    calls: dict[tuple[str, str, str], int] = {}
+    for part in parts:
+        for one in part.history.refused:
+            if one.hour_ms >= since_ms // HOUR_MS * HOUR_MS:
+                key = one.limit, one.job, one.reason
+                calls[key] = calls.get(key, 0) + one.calls
+    ranked = sorted(calls.items(), key=lambda row: (-row[1], row[0]))
+    return tuple(Refusals(*key, count) for key, count in ranked)
+
+
+_FIELD_OF: dict[str, Callable[[_Row], str]] = {
+    "method": lambda row: row.method,
+    "job": lambda row: row.job,
+    "region": lambda row: row.region,
+    "run": lambda row: row.run,
+    "day": lambda row: rfc3339(row.ms // DAY_MS * DAY_MS)[:10],
+    "hour": lambda row: rfc3339(row.ms // HOUR_MS * HOUR_MS),
+    "bucket": lambda row: row.bucket,
+}

@@ -1,0 +1,128 @@
+"""`quota log` and what `quota spend` says of refusals, as their users have them."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.commands import Quota, one_line
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONFIG = """
+[ledger]
+url = "sqlite:///ledger.db"
+[credentials.main]
+api = "youtube-v3"
+project = "p"
+[[credentials.main.limits]]
+name = "day"
+units = 102
+window = "24h"
+"""
+OTHER = """
+[credentials.other]
+api = "youtube-v3"
+project = "q"
+"""
+
+
+@pytest.fixture
+def quota(tmp_path: Path) -> Quota:
+    quota = Quota(tmp_path)
+    quota.configure(CONFIG)
+    return quota
+
+
+def test_single_charges_are_listed_with_ids_for_a_correction_newest_last(quota: Quota) -> None:
+    searched = quota.json("charge", "search.list", "--job", "backfill", "--region", "DE")["id"]
+    listed = quota.json("charge", "videos.list", "--job", "trending")["id"]
+    lines = [json.loads(line) for line in quota("log", "--json").stdout.splitlines()]
+    assert [line["id"] for line in lines] == [searched, listed]
+    assert (lines[0]["units"], lines[0]["method"], lines[0]["job"]) == (100, "search.list", "backfill")
+    assert (lines[0]["region"], lines[0]["project"], len(lines[0]["run"])) == ("DE", "p", 8)
+    assert quota("refund", lines[0]["id"]).returncode == 0
+    shown = quota("log").stdout
+    assert [word in shown for word in (searched, listed, "charged", "backfill", "DE")] == [True] * 5
+    (first,) = [json.loads(line) for line in quota("log", "--json", "--job", "backfill").stdout.splitlines()]
+    assert (first["units"], first["charged_units"]) == (0, 100)
+    by_method = quota("log", "--json", "--method", "youtube.videos.list").stdout.splitlines()
+    assert [json.loads(line)["id"] for line in by_method] == [listed]
+    assert quota("log", "--job", "nobody").stdout == "nothing like that was charged in the last 24h\n"
+
+
+def test_the_table_fits_a_terminal(quota: Quota) -> None:
+    quota("charge", "search.list", "--job", "j" * 64, "--region", "r" * 64)
+    for line in quota("log").stdout.splitlines():
+        assert len(line) <= 80, line
+
+
+def test_charges_of_several_projects_are_in_order_and_named(quota: Quota) -> None:
+    quota.configure(CONFIG + OTHER)
+    ids = [
+        quota.json("charge", "videos.list", "--credential", name)["id"] for name in ("main", "other", "main", "other")
+    ]
+    lines = [json.loads(line) for line in quota("log", "--json").stdout.splitlines()]
+    assert [(line["id"], line["project"]) for line in lines] == list(zip(ids, "pqpq", strict=True))
+    assert "project" in quota("log").stdout
+    assert len(quota("log", "--json", "--credential", "other").stdout.splitlines()) == 2
+
+
+def test_a_refused_charge_is_counted_and_kept_after_the_command_has_ended(quota: Quota) -> None:
+    assert quota("charge", "search.list").returncode == 0
+    assert quota("charge", "search.list", "--job", "backfill", "--region", "DE").returncode == 75
+    assert quota("exec", "search.list", "--", "true").returncode == 75
+    spent = quota.json("spend")
+    assert spent["refused"] == [
+        {"limit": "day", "job": "", "reason": "limit", "calls": 1},
+        {"limit": "day", "job": "backfill", "reason": "limit", "calls": 1},
+    ]
+    assert quota("spend").stdout.splitlines()[-1] == "2 calls refused: 2 by day; see `quota log --refused`"
+    kept = [json.loads(line) for line in quota("log", "--refused", "--json").stdout.splitlines()]
+    assert [one["region"] for one in kept] == ["DE", ""]
+    assert kept[0]["retry_at"] is not None
+    shown = quota("log", "--refused").stdout
+    assert [word in shown for word in ("backfill", "DE", "day", "limit")] == [True] * 4
+    assert quota("log", "--refused", "--job", "x").stdout == "nothing like that was refused in the last 24h\n"
+
+
+@pytest.mark.parametrize("command", ["log", "spend"])
+@pytest.mark.parametrize("since", ["yesterday", "", "-1h", "1.5d", "9" * 40 + "d"])
+def test_a_bad_since_is_wrong_usage(quota: Quota, command: str, since: str) -> None:
+    assert "--since" in one_line(quota(command, "--since", since), 2)
+
+
+def test_older_single_charges_are_in_the_history_and_log_says_so(quota: Quota) -> None:
+    from contextlib import closing
+
+    from quota.budget import Budget
+    from quota.ledger.factory import open_ledger
+    from quota.recorder import Recorder
+    from support.books import BOOK
+    from support.setup import limit
+
+    end_ms = time.time_ns() // 1_000_000
+    now_ms = end_ms - 100 * 3_600_000
+    with closing(open_ledger(f"sqlite:///{quota.folder / 'ledger.db'}", clock=lambda: now_ms)) as ledger:
+        recorder = Recorder(ledger, "p", lambda: now_ms)
+        budget = Budget(
+            credential="main",
+            project="p",
+            book=BOOK,
+            limits=limit(1_000),
+            ledger=ledger,
+            clock=lambda: now_ms,
+            recorder=recorder,
+        )
+        while now_ms < end_ms:
+            assert budget.charge("videos.list").admitted
+            now_ms += 3_600_000
+        recorder.close()
+    lines = quota("log", "--since", "30d").stdout.splitlines()
+    assert lines[-1].endswith(", not 30d: older charges are in `quota spend`, by the hour")
+    assert 45 <= len(quota("log", "--since", "30d", "--json").stdout.splitlines()) <= 60
+    assert quota.json("spend", "--since", "30d", "--by", "day")["total_units"] == 100
