@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from quota.ledger.contract import Ahead
     from quota.ledger.fence import Movable
-    from quota.ledger.move import Moved
+    from quota.ledger.move import Moved, Step
 
 SAY_EVERY_S = 2
 """How often a long copy says how far it is."""
@@ -89,6 +89,8 @@ def move(old: str, new: str, all_projects: bool, as_json: bool, config: str | No
         with_secrets = "" if target.label == new or not target.shared else ", with its user and password"
         say(f"now write the new url into {settings.path or 'quota.toml'} on every machine{with_secrets}:")
         say(f'  [ledger] url = "{target.label}"')
+    if all(one.kind == "take back" for one in moved):
+        return
     say("A program that still has the old url is refused (69) and told the new one; restart `quota schedule`.")
     if source.shared and not target.shared:
         say("The new ledger is a file: only the programs of this machine can use it.")
@@ -141,7 +143,7 @@ def _label(url: str) -> str:
     return ledger.label
 
 
-def _carry_out(source: Movable, target: Movable, steps: Sequence[object]) -> list[Moved]:
+def _carry_out(source: Movable, target: Movable, steps: Sequence[Step]) -> list[Moved]:
     from quota.common.clock import elapsed_s
     from quota.ledger.move import carry_out
 
@@ -155,12 +157,25 @@ def _carry_out(source: Movable, target: Movable, steps: Sequence[object]) -> lis
 
     later = f"run it again, or take it back: quota ledger move {target.label} {source.label}"
     try:
-        return [carry_out(source, target, step, progress) for step in steps]  # type: ignore[arg-type]
+        return [carry_out(source, target, step, progress) for step in steps]
     except LedgerError as error:
+        if not _begun(source, steps):
+            raise LedgerError(f"{error}; nothing was moved, and {source.label} takes charges as before") from error
         raise LedgerError(f"{error}; the move is not finished: {later}") from error
     except KeyboardInterrupt:
-        say(f"quota: the move is not finished: {later}", err=True)
+        if _begun(source, steps):
+            say(f"quota: the move is not finished: {later}", err=True)
+        else:
+            say(f"quota: nothing was moved, and {source.label} takes charges as before", err=True)
         raise
+
+
+def _begun(source: Movable, steps: Sequence[Step]) -> bool:
+    """Whether the old ledger is fenced by now, or may be."""
+    try:
+        return any(source.standing(step.project).role not in ("open", "empty") for step in steps)
+    except LedgerError:
+        return True
 
 
 def _others(source: Movable, projects: Sequence[str]) -> list[str]:

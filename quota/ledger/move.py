@@ -80,7 +80,11 @@ def _plan(old: Movable, new: Movable, project: str) -> Step:
 
 
 def _standing_for_taking_back(old: Movable, new: Movable, project: str) -> tuple[Standing, Standing]:
-    theirs = new.standing(project)
+    try:
+        theirs = new.standing(project)
+    except LedgerError as error:
+        _name_the_way_back(old, new, project, error)
+        raise
     try:
         return old.standing(project), theirs
     except LedgerError:
@@ -88,6 +92,18 @@ def _standing_for_taking_back(old: Movable, new: Movable, project: str) -> tuple
         if theirs.role == "fenced" and theirs.peer == old.label:
             return theirs._replace(role="filling", peer=new.label), theirs
         raise
+
+
+def _name_the_way_back(old: Movable, new: Movable, project: str, error: LedgerError) -> None:
+    """Raises the error anew if `old` waits for `new`, which does not answer any more."""
+    try:
+        ours = old.standing(project)
+    except LedgerError:
+        return
+    if ours.role == "fenced" and ours.peer == new.label:
+        raise LedgerError(
+            f"{error}; or take the unfinished move back: quota ledger move {new.label} {old.label}"
+        ) from error
 
 
 def _kind(old: Movable, new: Movable, project: str, ours: Standing, theirs: Standing) -> Kind:

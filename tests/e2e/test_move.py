@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 from typing import TYPE_CHECKING
@@ -123,8 +124,30 @@ def test_what_cannot_be_moved_is_one_line(tmp_path: Path, redis_server: RedisSer
     nowhere = quota("ledger", "move", "sqlite:///ledger.db", "redis://:s3cret@127.0.0.1:1")
     assert "cannot be reached" in one_line(nowhere, 69)
     assert quota("charge", "videos.list").returncode == 0, "nothing was changed"
+    for new in ("sqlite:////proc/new.db", f"sqlite:///{tmp_path}/quota.toml"):
+        said = one_line(quota("ledger", "move", "sqlite:///ledger.db", new), 69)
+        assert "not finished" not in said, "the old ledger takes charges, and there is nothing to take back"
+        assert quota("peek", "videos.list").returncode == 0
+    assert "nothing was moved, and sqlite:///" in one_line(
+        quota("ledger", "move", "sqlite:///ledger.db", "sqlite:////proc/new.db"), 69
+    )
     done = quota("ledger", "move", "sqlite:///ledger.db", "sqlite:///new.db", "--all")
     assert done.stdout.splitlines()[0].endswith("2 charges moved to sqlite:///" + str(tmp_path / "new.db"))
+
+
+def test_an_unfinished_move_to_a_ledger_that_is_gone_names_the_way_back(tmp_path: Path) -> None:
+    quota = Quota(tmp_path)
+    configure(quota, "sqlite:///ledger.db", "p")
+    assert quota("charge", "videos.list").returncode == 0
+    old, gone = f"sqlite:///{tmp_path}/ledger.db", "redis://127.0.0.1:1/0"
+    with contextlib.closing(open_movable(old)) as ledger:
+        ledger.change("p", ledger.standing("p"), "fenced", "m" * 16, peer=gone, epoch=ledger.standing("p").epoch)
+    way_back = f"quota ledger move {gone} {old}"
+    assert one_line(quota("ledger", "move", "sqlite:///ledger.db", gone), 69).endswith(way_back)
+    back = quota(*way_back.split()[1:])
+    assert (back.returncode, back.stderr) == (0, "")
+    assert len(back.stdout.splitlines()) == 1, "no word of other urls"
+    assert quota("charge", "videos.list").returncode == 0
 
 
 def test_chargers_and_a_mover_that_is_killed_lose_and_double_nothing(tmp_path: Path, redis_server: RedisServer) -> None:
