@@ -23,6 +23,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import host_clock, rfc3339
+from quota.common.folders import make_folder
 from quota.common.log import warn
 from quota.common.redact import redact, register
 from quota.common.text import describe, one_line
@@ -118,7 +119,7 @@ def _first_here(key: str, once_ms: int) -> bool:
     folder = state_folder() / "notified"
     now_ms = host_clock()
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder)
         for entry in os.scandir(folder):
             if now_ms - entry.stat().st_mtime_ns // 1_000_000 > MAX_TICK_MS:
                 os.unlink(entry.path)

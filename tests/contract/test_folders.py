@@ -16,6 +16,7 @@ from quota.ledger.contract import Identity
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS
+from quota.notify import Notice, notify
 from quota.recovery.allowance import Allowance
 from quota.recovery.high_water_mark import HighWaterMark
 from quota.settings.folders import make_state_folder
@@ -65,6 +66,14 @@ def of_a_session(folder: Path) -> None:
         assert session.budget().charge("videos.list").admitted
 
 
+def of_a_notice(folder: Path) -> None:
+    os.environ["QUOTA_STATE_DIR"] = str(folder)
+    configuration = folder.parents[1] / "notify.toml"
+    configuration.write_text('[notify]\ncommand = ["true"]\n[credentials.main]\napi = "youtube-v3"\nproject = "p"\n')
+    with quota.open(configuration) as session:
+        notify(session, [Notice("refused", "p", "day", "it is full", DAY_MS, here=True)])
+
+
 def of_a_command(folder: Path) -> None:
     done = Quota(folder.parents[1])("charge", "videos.list", QUOTA_STATE_DIR=str(folder))
     assert done.returncode == 0, done.stderr
@@ -75,7 +84,10 @@ def of_the_demo(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-MADE_BY = (make_folder, of_a_ledger, of_a_journal, of_a_memory, of_the_state, of_a_session, of_a_command, of_the_demo)
+MADE_BY = (
+    *(make_folder, of_a_ledger, of_a_journal, of_a_memory, of_the_state, of_a_session, of_a_notice),
+    *(of_a_command, of_the_demo),
+)
 
 
 @pytest.mark.parametrize("make", MADE_BY)
