@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from quota.status import CredentialRow, Status
 
-GAUGE, COUNTER = "gauge", "counter"
+GAUGE = "gauge"
 
 FAMILIES: Mapping[str, tuple[str, str]] = {
     "quota_limit_units": (GAUGE, "The number that the limit is held to."),
@@ -57,12 +57,15 @@ class Sample(NamedTuple):
 
 
 def exposition(samples: Iterable[Sample]) -> str:
-    """Samples in the text format, without timestamps, sorted by family and labels. Raises KeyError for no family."""
+    """Samples in the text format, without timestamps, sorted by family and labels.
+
+    Raises KeyError for a family that FAMILIES does not have.
+    """
     families: dict[str, list[str]] = {}
     for sample in samples:
         labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in sorted(sample.labels.items()) if value)
-        line = f"{sample.family}{{{labels}}} {_number(sample.value)}" if labels else f"{sample.family} {sample.value}"
-        families.setdefault(sample.family, []).append(line)
+        name = f"{sample.family}{{{labels}}}" if labels else sample.family
+        families.setdefault(sample.family, []).append(f"{name} {_number(sample.value)}")
     lines = []
     for family in sorted(families):
         kind, text = FAMILIES[family]

@@ -99,8 +99,9 @@ def _file_system(location: str, there: str, name: str, holds: str, mounts: str) 
         )
 
 
-def file_system(path: str, mounts: str = MOUNTS) -> str:
-    """The type of the file system that holds `path`; "" where that is not known."""
+def file_system(path: str | os.PathLike[str], mounts: str = MOUNTS) -> str:
+    """The type of the file system that holds `path`, or would hold it; "" where that is not known."""
+    path = os.path.realpath(path)
     try:
         with open(mounts, encoding="utf-8", errors="surrogateescape") as file:
             lines = file.read().splitlines()

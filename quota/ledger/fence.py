@@ -11,13 +11,13 @@ sealed, and OLD can be opened again only before that. So at most one of them is 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
 
 from quota.errors import LedgerError, UnusableLedger
 from quota.ledger.contract import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from quota.ledger.entry import Entry, Id
 
@@ -26,6 +26,8 @@ FENCE = "!"
 where from."""
 
 Role = Literal["empty", "open", "fenced", "sealed", "filling"]
+ROLES: Mapping[str, Role] = {role: role for role in get_args(Role)}
+"""To read a stored role."""
 
 Field = tuple[str, str]
 """A field of a project's state: its name and its value, as `lua/charge.lua` lists them. The form in which a state

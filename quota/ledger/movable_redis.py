@@ -15,7 +15,7 @@ from redis.cluster import RedisCluster
 
 from quota.errors import LedgerError
 from quota.ledger.entry import DEFAULT_BUCKET
-from quota.ledger.fence import NOT_MOVED, REFUSALS, Field, Role, Standing, fence_to
+from quota.ledger.fence import NOT_MOVED, REFUSALS, ROLES, Field, Role, Standing, fence_to
 from quota.ledger.redis_ledger import _FAILED, RedisLedger, _history_key, _keys
 from quota.ledger.state_fields import read_epoch, read_id
 
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from quota.ledger.entry import Entry, Id
 
 SCAN_PIECE = "500"
-
-_ROLES: dict[str, Role] = {
-    "empty": "empty", "open": "open", "fenced": "fenced", "sealed": "sealed", "filling": "filling"
-}  # fmt: skip
 
 
 class MovableRedisLedger(RedisLedger):
@@ -150,7 +146,7 @@ class MovableRedisLedger(RedisLedger):
 def _standing(reply: list[Any]) -> Standing:
     role, move, epoch, peer, filled, charges, last = reply
     known = read_id(filled) if filled else None
-    return Standing(_ROLES[role], move, read_epoch(epoch), unquote(peer), known, int(charges), read_id(last))
+    return Standing(ROLES[role], move, read_epoch(epoch), unquote(peer), known, int(charges), read_id(last))
 
 
 def _text(at: Id) -> str:

@@ -15,7 +15,7 @@ from quota.common.sqlite_file import DamagedError, checked_row
 from quota.errors import LedgerError
 from quota.ledger import sqlite_history
 from quota.ledger.contract import MIN_RETENTION_MS
-from quota.ledger.fence import FENCE, Field, Role, Standing, fence_to
+from quota.ledger.fence import FENCE, ROLES, Field, Role, Standing, fence_to
 from quota.ledger.grants import grants_text, read_grants
 from quota.ledger.sqlite_ledger import SqliteLedger, exhaustions_of, usages_of
 from quota.ledger.state_fields import exhaustion_text, read_exhaustion, read_id, read_usages, usages_text
@@ -37,7 +37,6 @@ TABLES = (*CLEARED, "projects", "moves")
 PIECE = 1_000
 FIELDS_AT_ONCE = 500
 
-_ROLES: dict[str, Role] = {"open": "open", "fenced": "fenced", "sealed": "sealed", "filling": "filling"}
 _OF_PROJECT = ("unlogged_until_ms", "retention_ms", "trimmed_through_ms")
 """Columns of `projects` that are fields of the state under the same name."""
 
@@ -150,7 +149,7 @@ def _standing(db: sqlite3.Connection, project: str, *, count: bool = True) -> St
     (epoch,) = checked_row(row or ("",), integers=0)
     moved = db.execute("SELECT role, move, epoch FROM moves WHERE project = ?", (project,)).fetchone()
     role, move, kept = checked_row(moved or ("open", "", ""), integers=0)
-    if role not in _ROLES:
+    if role not in ROLES:
         raise DamagedError(role)
     if not epoch.startswith(FENCE):
         anything = any(
@@ -159,7 +158,7 @@ def _standing(db: sqlite3.Connection, project: str, *, count: bool = True) -> St
         )
         return Standing("open" if anything else "empty", move, epoch, "", None, charges, last)
     peer = unquote(epoch.removeprefix(FENCE).removeprefix("<"))
-    return Standing(_ROLES[role], move, kept, peer, _filled(db, project), charges, last)
+    return Standing(ROLES[role], move, kept, peer, _filled(db, project), charges, last)
 
 
 def _filled(db: sqlite3.Connection, project: str) -> Id | None:

@@ -577,12 +577,8 @@ class SqliteLedger:
         )
         (exhaustions,) = count(_EXHAUSTIONS_AHEAD, now_ms, now_ms)
         (claims,) = count("SELECT COUNT(*) FROM claims WHERE project = ? AND until_ms > ?", now_ms + LONGEST_CLAIM_MS)
-        unlogged = sum(units_beyond(usage, now_ms) for usage in self._all_unlogged(db, project))
+        unlogged = sum(units_beyond(usage, now_ms) for usage in usages_of(db, project))
         return Ahead(now_ms, newest_ms, charges, units, unlogged, exhaustions, claims)
-
-    def _all_unlogged(self, db: sqlite3.Connection, project: str) -> list[UnloggedUsage]:
-        rows = db.execute(f"SELECT {_UNLOGGED} FROM unlogged WHERE project = ?", (project,)).fetchall()  # noqa: S608  # a constant
-        return [_usage(row) for row in rows]
 
     def repair(self, project: str, epoch: str, caller_ms: int) -> str | None:
         def work(db: sqlite3.Connection) -> str | None:
@@ -596,7 +592,7 @@ class SqliteLedger:
                 sqlite_history.sums_have(db, project, through)
             db.execute("DELETE FROM views WHERE project = ?", (project,))
             unlogged_until_ms = 0
-            for usage in self._all_unlogged(db, project):
+            for usage in usages_of(db, project):
                 clamped = usage.until(now_ms + longest_ms_of(usage.view))
                 unlogged_until_ms = max(unlogged_until_ms, clamped.until_ms)
                 if clamped != usage:

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from quota.common.text import one_line
 from quota.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 
 def state_folder() -> Path:
@@ -27,7 +20,7 @@ def state_folder() -> Path:
 
 
 def make_state_folder() -> Path:
-    """The state folder. If it is missing it is created, readable by this user alone."""
+    """The state folder. If it is missing it is created, readable by this user alone. Raises ConfigError."""
     folder = state_folder()
     if os.path.isdir(folder):
         return folder

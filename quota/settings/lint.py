@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from quota.common.clock import host_clock
 from quota.common.findings import Finding, ranked
 from quota.common.redact import redact
+from quota.common.storage import file_system
 from quota.common.text import many, nearest, one_line
 from quota.errors import ConfigError
 from quota.limits import DAY_MS, Calendar
@@ -155,25 +156,14 @@ def _fleeting(settings: Settings) -> Iterator[Finding]:
     shared = [job for job in settings.jobs.values() if not job.on_each_machine]
     if settings.store.name or not shared or settings.ledger.url.startswith("sqlite:"):
         return
-    if "KUBERNETES_SERVICE_HOST" in os.environ and file_system(settings.store.url) in ("overlay", "tmpfs"):
+    kind = file_system(settings.store.url.removeprefix("sqlite:///")) if "KUBERNETES_SERVICE_HOST" in os.environ else ""
+    if kind in ("overlay", "tmpfs"):
         yield Finding(
             "warning",
             "store.name",
             "the store's file ends with this pod, and to the ledger the next pod is another store: its jobs would wait",
             'name it, for example name = "cluster", or keep it on a volume',
         )
-
-
-def file_system(url: str, mounts: str = "/proc/self/mounts") -> str:
-    """The kind of file system that a store's file is on; "" where that cannot be seen."""
-    path = os.path.realpath(url.removeprefix("sqlite:///"))
-    try:
-        with open(mounts, encoding="utf-8", errors="replace") as file:
-            rows = [line.split(" ") for line in file]
-    except OSError:
-        return ""
-    found = [(len(row[1]), row[2]) for row in rows if len(row) > 2 and f"{path}/".startswith(f"{row[1].rstrip('/')}/")]
-    return max(found, default=(0, ""))[1]
 
 
 def _path(location: str, url: str) -> Iterator[Finding]:
