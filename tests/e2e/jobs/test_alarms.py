@@ -75,7 +75,7 @@ def machine(
 ) -> Quota:
     folder.mkdir(exist_ok=True)
     script = folder / "tell.sh"
-    script.write_text("#!/bin/sh\ncat >> told.json\necho >> told.json\n")
+    script.write_text('#!/bin/sh\nnotice=$(cat)\nprintf "%s\\n" "$notice" >> told.json\n')
     script.chmod(0o755)
     command = Quota(folder)
     command.configure(CONFIG.format(ledger=ledger, endpoint=upstream.address, notify=told, job=job, top=top))
