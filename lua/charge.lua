@@ -167,7 +167,7 @@ local function other_format(found, epoch)
   end
   if found == FORMAT or (not found and redis.call('EXISTS', KEYS[2]) == 0) then return nil end
   return redis.error_reply('ERR the ledger has format ' .. (found or '0') .. ', and this script needs ' .. FORMAT
-    .. ': use the scripts of its version, or delete its three keys, and with them what was charged')
+    .. ': use the scripts of its version, or delete its keys, and with them what was charged')
 end
 -- <<< format
 

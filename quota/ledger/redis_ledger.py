@@ -1,7 +1,7 @@
 """The shared ledger: Redis 6.2 or newer, or Valkey, through `lua/`. The contract is `quota.ledger.contract.Ledger`.
 
 One decision is one script call, one round trip. The rules (L1, L2, ...) are in ARCHITECTURE.md; in Redis the scripts
-implement them. `_keys` builds the three keys of a project, and the head of `lua/charge.lua` describes them.
+implement them. `_keys` builds the keys of a project, and the head of `lua/charge.lua` describes them.
 """
 
 from __future__ import annotations
@@ -578,7 +578,7 @@ def _may_retry(error: Exception, started: float) -> bool:
 
 
 class Keys(NamedTuple):
-    """The three keys of a project, in one slot of a cluster."""
+    """The keys of a project that every script takes, in one slot of a cluster. `_history_key` is a fourth."""
 
     log: str
     state: str
