@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from quota.ledger.unlogged import UnloggedUsage
     from quota.limits import Edges, View
     from quota.recorder import Recorder
-    from quota.recovery.allowance import Allowance, Repaid
+    from quota.recovery.allowance import Allowance, Draw, Repaid
     from quota.recovery.high_water_mark import HighWaterMark
 
 MAX_LOSSES = 5
@@ -653,6 +653,51 @@ def charge_attempt(budget: Budget, method: str, verb: str) -> Decision:
     _warn_default_price(book.name, method, price.units)
     units = whole(price.units, _A_CHARGE, 1, MAX_UNITS)
     return budget._decide(method, units, price.bucket, None, None, commit=True)
+
+
+class Asked(NamedTuple):
+    """What a call would be told now, and from what that was computed: each limit that counts it. There are no
+    `standings` where the clocks disagree. `granted` is what upstream grants by bucket, where that is less than the
+    configuration says.
+    """
+
+    decision: Decision
+    standings: tuple[Standing, ...]
+    clocks: Clocks
+    granted: Mapping[str, int]
+
+
+def ask(budget: Budget, method: str, units: int, job: str) -> Asked:
+    """As `peek`, by the ledger alone. Raises LedgerError, and UsageError for a call that can never be admitted."""
+    try:
+        plan = budget._make_plan((method, whole(units, _A_CHARGE, 1, MAX_UNITS), None, job))
+        charge = Charge(plan.units, plan.bucket, plan.method, job, "", "")
+        plan, request, result = budget._ask_ledger(plan, charge, commit=False)
+    except _PriceChanged:  # it changed just now
+        return ask(budget, method, units, job)
+    decision = budget._decision(plan, request, result, commit=False)
+    if result.outcome == "clock":
+        return Asked(decision, (), Clocks(result.now_ms, request.caller_ms, result.last[0]), plan.grants.units)
+    standings, clocks = _standings(plan, request, result)
+    return Asked(decision, tuple(standings), clocks, plan.grants.units)
+
+
+def leaves_of(budget: Budget, job: str) -> Mapping[str, int]:
+    """The units that a job leaves to others, by limit."""
+    return budget._leave.get(job, {})
+
+
+def draw_of(budget: Budget, charge_id: str) -> Draw | None:
+    """What this machine's journal has of a charge that the allowance admitted. Raises LedgerError."""
+    allowance, name = budget._allowance, charge_id.removeprefix(ALLOWANCE_ID)
+    number = None if allowance is None or name == charge_id else allowance.number(name)
+    return None if allowance is None or number is None else allowance.find(budget._identity, number)
+
+
+def drawn_units(budget: Budget, at_ms: int) -> int:
+    """What this machine had drawn on its allowance at a time, and what counted then. Raises LedgerError."""
+    longest_ms = max((limit.view.window.longest_ms for limit in budget.limits), default=DAY_MS)
+    return 0 if budget._allowance is None else budget._allowance.drawn_units(budget._identity, at_ms, longest_ms)
 
 
 def note_refusal(budget: Budget, decision: Decision, job: str, region: str) -> None:

@@ -149,6 +149,7 @@ def refusal_text(decision: Decision, job: str, region: str, run: str) -> str:
     from quota.attribution import machine_name
     from quota.ledger.history import MAX_REFUSAL_BYTES
 
+    unlogged_units = {one.name: one.unlogged_units for one in decision.limits if one.unlogged_units}
     data: dict[str, object] = {
         "at": rfc3339(decision.decided_at_ms),
         "job": job,
@@ -157,6 +158,7 @@ def refusal_text(decision: Decision, job: str, region: str, run: str) -> str:
         "machine": one_line(machine_name())[:64],
         **decision.as_json(),
         "why": one_line(decision.why()),
+        **({"unlogged_units": unlogged_units} if unlogged_units else {}),
     }
     text = json.dumps(data, ensure_ascii=False)
     if len(text.encode("utf-8", "replace")) > MAX_REFUSAL_BYTES:

@@ -4,6 +4,7 @@ Standing    one limit as a call found it: what it holds, what is used, what the 
 Clocks      what time it is, by the ledger and by the caller
 room_at     when one limit has room
 retry_at    when all limits have room, and which of them holds the call back longest
+counted     what a view counts of an entry
 
 L = 500 over 24 h, charges of 100 at 09:00, 10:00, 11:00, 12:00, 13:00. A call for 200 at 14:00 is refused until
 10:00 tomorrow, when two of the five have left. (The oldest charge's expiry, 09:00, would be too early.)
@@ -78,7 +79,7 @@ def room_at(standing: Standing, clocks: Clocks, read: ReadEntries, from_ms: int)
     # A sliding window frees its charges one by one, oldest first: walk the log until enough is free.
     freed_units = 0
     entries = read(now_ms - window.window_ms + 1, clocks.newest_ms)
-    leaving = ((entry.ms + window.window_ms, _counted(standing.limit.view, entry)) for entry in entries)
+    leaving = ((entry.ms + window.window_ms, counted(standing.limit.view, entry)) for entry in entries)
     for at_ms, units in _merged(leaving, expiring):
         freed_units += units
         if standing.used_units - freed_units <= standing.cap_units - standing.cost_units:
@@ -106,7 +107,7 @@ def _calendar_room_at(
         if edges[0] <= clocks.now_ms:
             used = used_units - sum(n for _, n in expiring)
         elif edges[0] <= clocks.newest_ms:
-            used = sum(_counted(limit.view, entry) for entry in read(edges[0], clocks.newest_ms))
+            used = sum(counted(limit.view, entry) for entry in read(edges[0], clocks.newest_ms))
         else:
             used = 0
         later = [(until_ms, n) for until_ms, n in expiring if until_ms > at_ms]
@@ -130,7 +131,7 @@ def _merged(leaving: Iterable[tuple[int, int]], expiring: list[tuple[int, int]])
     return merge(leaving, expiring)
 
 
-def _counted(view: View, entry: Entry) -> int:
-    """What a view counts of one entry."""
+def counted(view: View, entry: Entry) -> int:
+    """What a view counts of one entry (L2)."""
     selector = view.selector
     return selector.cost(entry.units) if selector.counts(entry.bucket, entry.method, entry.job) else 0

@@ -16,17 +16,19 @@ import heapq
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quota.arguments import texts
-from quota.common.clock import NEVER, host_clock, rfc3339
-from quota.errors import LedgerError
+from quota.arguments import MAX_NUMBER, texts, whole
+from quota.common.clock import LATEST_MS, NEVER, host_clock, rfc3339, utc
+from quota.decision import LimitState
+from quota.errors import LedgerError, UsageError
 from quota.ledger.contract import read_entries
 from quota.ledger.history import HISTORY_MS, OTHER
 from quota.limits import DAY_MS, HOUR_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from quota.ledger.contract import Ledger
     from quota.ledger.entry import Entry
@@ -126,6 +128,87 @@ def read_charges(ledger: Ledger, projects: Iterable[str], since_ms: int) -> Iter
         return ((project, entry) for entry in read_entries(ledger, project, since_ms, NEVER))
 
     return heapq.merge(*map(of, projects), key=lambda charge: charge[1].ms)
+
+
+class KeptRefusal(NamedTuple):
+    """One refused call as the ledger keeps it: `data` is all of it, as `quota.recorder.refusal_text` wrote it.
+
+    `limits_left_out` limits are missing, because they did not fit. `unlogged_units` is by limit.
+    """
+
+    at_ms: int
+    credential: str
+    project: str
+    method: str
+    cost_units: int
+    job: str
+    region: str
+    run: str
+    machine: str
+    reason: str
+    refused_by: str | None
+    retry_at_ms: int | None
+    why: str
+    limits: tuple[LimitState, ...]
+    limits_left_out: int
+    unlogged_units: Mapping[str, int]
+    data: Mapping[str, Any]
+
+
+def read_refusals(ledger: Ledger, project: str) -> Iterator[KeptRefusal]:
+    """The last refusals of a project, oldest first. Raises LedgerError."""
+    import json
+
+    for text in ledger.refusals(project):
+        try:
+            yield _kept(json.loads(text), project)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, UsageError) as error:
+            raise LedgerError(f"ledger {ledger.label} holds what no quota program writes: {text!r:.200}") from error
+
+
+def _kept(data: Mapping[str, Any], project: str) -> KeptRefusal:
+    def named(field: str) -> str:
+        if type(data[field]) is not str:
+            raise ValueError(field)
+        return str(data[field])
+
+    limits = tuple(
+        LimitState(
+            str(one["name"]),
+            *(_units(one[field]) for field in ("cost_units", "used_units", "limit_units", "remaining_units")),
+        )
+        for one in data["limits"]
+    )
+    return KeptRefusal(
+        _moment(named("at")),
+        named("credential"),
+        project,
+        named("method"),
+        _units(data["cost_units"]),
+        named("job"),
+        named("region"),
+        named("run"),
+        named("machine"),
+        named("reason"),
+        None if data["refused_by"] is None else named("refused_by"),
+        None if data["retry_at"] is None else _moment(named("retry_at")),
+        named("why"),
+        limits,
+        _units(data.get("limits_left_out", 0)),
+        {str(name): _units(units) for name, units in data.get("unlogged_units", {}).items()},
+        data,
+    )
+
+
+def _units(value: object) -> int:
+    return whole(value, "in a refusal: that", 0, MAX_NUMBER)
+
+
+def _moment(text: str) -> int:
+    at = datetime.fromisoformat(text)
+    if at.tzinfo is None:
+        raise ValueError(text)
+    return whole(round((at - utc(0)) / timedelta(milliseconds=1)), "ms: a time", 0, LATEST_MS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -436,7 +436,8 @@ def log(
 ) -> None:
     """Show single charges with their ids, the newest last.
 
-    The ids are for `quota refund` and `quota settle`. The ledger keeps single charges as long as the longest window
+    The ids are for `quota refund`, `quota settle` and `quota explain`. The ledger keeps single charges as long as the
+    longest window
     needs them, at least 49 hours; `quota spend` sums up 35 days.
 
     \b
@@ -455,6 +456,58 @@ def log(
         start_ms = max(0, session.ledger.now_ms() - since_ms)
         print_ = print_refusals if refused else print_charges
         print_(session.ledger, books, since, start_ms, job=job, method=method, as_json=as_json)
+
+
+@cli.command()
+@click.argument("charge_id", metavar="[CHARGE-ID | --last]", required=False)
+@click.option("--last", is_flag=True, help="The last refusal. So it is without CHARGE-ID, too.")
+@click.option("--job", metavar="J", help="The last refusal of this job.")
+@credential_option
+@json_option
+@config_option
+def explain(
+    charge_id: str | None, last: bool, job: str | None, credential: str | None, as_json: bool, config: str | None
+) -> None:
+    """Explain the last refusal, or a charge.
+
+    For a refusal: which limit decided, what fills it, when it has room again, and which change would have admitted the
+    call. For a charge: who made it, how it was corrected, each limit before and after it, and when it stops counting.
+
+    The ledger keeps the last 100 refusals of a project, and single charges for at least 49 hours. If it has no such
+    refusal or charge, the exit status is 1. It asks again for the call that was refused, and charges nothing.
+
+    \b
+    Example:
+      quota explain
+      quota explain --last --job backfill
+      quota explain 1795233255077-0
+      quota explain --json | jq '.admits'
+    """
+    import quota
+    from quota.cli.explain import render_charge, render_refusal
+    from quota.explain import explain_charge, explain_refusal
+
+    if charge_id is not None and (last or job is not None):
+        raise click.UsageError(
+            "a CHARGE-ID and --last or --job cannot be combined: one is a charge, the other a refusal"
+        )
+    with quota.open(config) as session:
+        _say_built_in(session, err=as_json)
+        if charge_id is not None:
+            charge = explain_charge(session, charge_id, credential)
+            data, text = charge.as_json(), render_charge(charge)
+        else:
+            refusal = explain_refusal(session, credential, job)
+            if refusal is None:
+                of = f" of job {show(job)}" if job is not None else ""
+                raise QuotaError(
+                    f"the ledger keeps no refused call{of}: a process tells it of one within 10 s, or as it ends"
+                )
+            data, text = refusal.as_json(), render_refusal(refusal)
+    if as_json:
+        print_json(data)
+    else:
+        print_rich(text)
 
 
 @cli.command()

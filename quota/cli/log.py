@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quota.cli.output import output_lost, print_json, print_rich, say
 from quota.cli.render import render_charges, render_refusals, weekday
-from quota.common.clock import rfc3339, utc
-from quota.errors import LedgerError
-from quota.spending import RUN_CHARS, read_charges
+from quota.common.clock import rfc3339
+from quota.spending import RUN_CHARS, read_charges, read_refusals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from quota.costs import CostBook
     from quota.ledger.contract import Ledger
@@ -72,36 +70,18 @@ def print_refusals(
         one
         for project in books
         for one in read_refusals(ledger, project)
-        if datetime.fromisoformat(one["at"]) >= utc(start_ms)
-        and job in (None, one["job"])
-        and (method is None or one["method"] == books[project].canonical(method))
+        if one.at_ms >= start_ms
+        and job in (None, one.job)
+        and (method is None or one.method == books[project].canonical(method))
     ]
-    refusals.sort(key=lambda one: str(one["at"]))
+    refusals.sort(key=lambda one: one.at_ms)
     if as_json:
         for one in refusals:
-            print_json(one, indent=None)
+            print_json(one.data, indent=None)
     elif refusals:
         print_rich(render_refusals(refusals))
     else:
         say(f"nothing {'like that ' if job or method else ''}was refused in the last {since}")
-
-
-def read_refusals(ledger: Ledger, project: str) -> Iterator[dict[str, Any]]:
-    """The last refusals of a project, oldest first, as `quota.recorder.refusal_text` wrote them. Raises LedgerError."""
-    import json
-
-    for text in ledger.refusals(project):
-        try:
-            one = json.loads(text)
-            for name in ("at", "job", "region", "run", "method", "reason", "refused_by", "retry_at"):
-                if not isinstance(one[name], str | None):
-                    raise ValueError(name)
-            for name in ("at", "retry_at"):
-                if one[name] is not None and datetime.fromisoformat(one[name]).tzinfo is None:
-                    raise ValueError(name)
-        except (ValueError, LookupError, TypeError) as error:
-            raise LedgerError(f"ledger {ledger.label} holds what no quota program writes: {text!r:.200}") from error
-        yield one
 
 
 def _charge_json(project: str, entry: Entry) -> dict[str, object]:

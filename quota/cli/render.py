@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quota.cli.tables import Column, FirstThatFits, tables
 from quota.common.clock import NEVER, rfc3339, utc
@@ -14,7 +14,7 @@ from quota.settings.model import BUILT_IN_NOTICE
 from quota.spending import RUN_CHARS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import RenderableType
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from quota.decision import Decision
     from quota.ledger.contract import Exhaustion
     from quota.ledger.entry import Entry
-    from quota.spending import Spending
+    from quota.spending import KeptRefusal, Spending
     from quota.status import CredentialRow, EarlyExhaustion, LimitRow, Status
 
 
@@ -31,40 +31,40 @@ def render_status(status: Status) -> RenderableType:
     from rich.console import Group
 
     where = "shared by every machine that reaches it" if status.shared else "shared by this machine only"
-    parts: list[RenderableType] = [_line(BUILT_IN_NOTICE, "yellow")] if status.built_in else []
-    parts += [_line(f"ledger {status.ledger}, {where}")]
+    parts: list[RenderableType] = [line(BUILT_IN_NOTICE, "yellow")] if status.built_in else []
+    parts += [line(f"ledger {status.ledger}, {where}")]
     for credential in status.credentials:
-        parts.append(_line(""))
+        parts.append(line(""))
         shared = f", one budget with {', '.join(credential.shared_with)}" if credential.shared_with else ""
-        parts.append(_line(f"{credential.name}: project {credential.project}, {credential.api}{shared}", "bold"))
-        parts.append(_line(_verdict(credential, status.at_ms), "bold green" if credential.open else "bold red"))
+        parts.append(line(f"{credential.name}: project {credential.project}, {credential.api}{shared}", "bold"))
+        parts.append(line(_verdict(credential, status.at_ms), "bold green" if credential.open else "bold red"))
         parts.append(_limit_table(credential, status.at_ms))
         for zone, edge_ms in {(row.zone, row.resets_ms): None for row in credential.limits}:
             if edge_ms is None:
                 continue
             soon = spell(edge_ms - status.at_ms)
-            parts.append(_line(f"upstream resets {_clock(edge_ms, zone)} {zone} ({_clock(edge_ms)} here), in {soon}"))
+            parts.append(line(f"upstream resets {_clock(edge_ms, zone)} {zone} ({_clock(edge_ms)} here), in {soon}"))
         for row in credential.limits:
-            parts += [_line(text, "yellow") for text in _unlogged(row)]
+            parts += [line(text, "yellow") for text in _unlogged(row)]
             if row.grant is not None:
-                parts.append(_line(_lowered(row, status.at_ms), "yellow"))
+                parts.append(line(_lowered(row, status.at_ms), "yellow"))
         for row in credential.limits:
             if row.exact_from_ms is not None:
                 since, exact = weekday(row.counts_since_ms), weekday(row.exact_from_ms)
-                parts.append(_line(f"{row.limit.name}: counts since {since}, exact from {exact}", "yellow"))
+                parts.append(line(f"{row.limit.name}: counts since {since}, exact from {exact}", "yellow"))
         if credential.outlook.ahead_ms:
             dated = rfc3339(credential.outlook.ahead_ms // SECOND_MS * SECOND_MS).replace(".000", "")
-            parts.append(_line(f"a clock was wrong, a charge is of {dated}: `{REPAIR}`", "red"))
+            parts.append(line(f"a clock was wrong, a charge is of {dated}: `{REPAIR}`", "red"))
         if credential.owed_units:
-            line = f"owed: {many(credential.owed_units, 'unit')} drawn without the ledger; the next charge repays them"
-            parts.append(_line(line, "yellow"))
-        parts += [_line(_early(early), "yellow") for early in credential.early]
+            owed = f"owed: {many(credential.owed_units, 'unit')} drawn without the ledger; the next charge repays them"
+            parts.append(line(owed, "yellow"))
+        parts += [line(_early(early), "yellow") for early in credential.early]
         for x in credential.exhausted:
             if x.reopened_ms:
                 at = moment(x.reopened_ms, status.at_ms)
-                parts.append(_line(f'bucket {x.bucket} was reopened at {at}: {x.reopened_because} ("{x.evidence}")'))
+                parts.append(line(f'bucket {x.bucket} was reopened at {at}: {x.reopened_because} ("{x.evidence}")'))
             elif x != credential.outlook.closed:
-                parts.append(_line(f"bucket {x.bucket} is {_closed(x, status.at_ms)}", "red"))
+                parts.append(line(f"bucket {x.bucket} is {_closed(x, status.at_ms)}", "red"))
     return Group(*parts)
 
 
@@ -177,7 +177,7 @@ def render_charges(charges: Sequence[tuple[str, Entry]], *, projects: bool) -> R
     columns += [*map(Column, ["method", "job", "region"]), *([Column("project")] if projects else []), Column("run")]
     rows = [
         [
-            _second(entry.ms),
+            second(entry.ms),
             entry.id,
             f"{entry.units:,}",
             *([f"{entry.charged_units:,}" if entry.units != entry.charged_units else ""] if corrected else []),
@@ -192,31 +192,28 @@ def render_charges(charges: Sequence[tuple[str, Entry]], *, projects: bool) -> R
     return FirstThatFits(tables(columns, rows, without=[len(columns) - 1]))
 
 
-def render_refusals(refusals: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Render refusals, each as the JSON of a decision with `at`, `job`, `region` and `run`."""
+def render_refusals(refusals: Sequence[KeptRefusal]) -> RenderableType:
+    """Render refusals, one a row."""
     columns = list(map(Column, ["time", "method", "job", "region", "refused by", "reason", "next", "run"]))
     rows = [
         [
-            _second(one["at"]),
-            str(one["method"]),
-            str(one["job"] or "-"),
-            str(one["region"] or "-"),
-            str(one["refused_by"] or "-"),
-            str(one["reason"]),
-            "-" if one["retry_at"] is None else _second(one["retry_at"]),
-            str(one["run"]),
+            second(one.at_ms),
+            one.method,
+            one.job or "-",
+            one.region or "-",
+            one.refused_by or "-",
+            one.reason,
+            "-" if one.retry_at_ms is None else second(one.retry_at_ms),
+            one.run,
         ]
         for one in refusals
     ]
     return FirstThatFits(tables(columns, rows, without=[len(columns) - 1]))
 
 
-def _second(at: int | str) -> str:
+def second(at_ms: int) -> str:
     """`21 Nov 10:00:03`, in the local zone."""
-    from datetime import datetime
-
-    time = utc(at) if isinstance(at, int) else datetime.fromisoformat(at)
-    return time.astimezone().strftime("%d %b %H:%M:%S")
+    return utc(at_ms).astimezone().strftime("%d %b %H:%M:%S")
 
 
 def _short_hour(rfc3339_text: str) -> str:
@@ -241,7 +238,7 @@ def _counts_all_units(row: LimitRow, credential: CredentialRow) -> bool:
     return not row.limit.narrow and selector.count == "units" and main in (selector.buckets or (main,))
 
 
-def _line(text: str, style: str = "") -> RenderableType:
+def line(text: str, style: str = "") -> RenderableType:
     from rich.text import Text
 
     return Text(printable(text), style, overflow="fold")
@@ -317,14 +314,14 @@ def render_findings(findings: Sequence[Finding]) -> RenderableType:
     for finding in findings:
         head = Text(f"{finding.level:<8}", _LEVEL_STYLE[finding.level])
         parts.append(Text.assemble(head, (finding.location, "bold")))
-        parts.append(Padding(_line(finding.message), (0, 0, 0, 8)))
+        parts.append(Padding(line(finding.message), (0, 0, 0, 8)))
         if finding.remedy:
-            parts.append(Padding(_line(f"-> {finding.remedy}"), (0, 0, 0, 8)))
+            parts.append(Padding(line(f"-> {finding.remedy}"), (0, 0, 0, 8)))
     levels = [finding.level for finding in findings]
     counts = (
         many(levels.count("error"), "error"),
         many(levels.count("warning"), "warning"),
         f"{levels.count('ok')} ok",
     )
-    parts.append(_line(", ".join(counts), "bold"))
+    parts.append(line(", ".join(counts), "bold"))
     return Group(*parts)

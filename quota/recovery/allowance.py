@@ -85,6 +85,14 @@ class Repaid(NamedTuple):
     idempotency_key: str
 
 
+class Draw(NamedTuple):
+    """A draw as the journal has it; `repaid` once it was handed to the ledger."""
+
+    drawn_ms: int
+    repaid: bool
+    charge: Charge
+
+
 class _OutageDraw(NamedTuple):
     """A draw of the outage under way: its units, and what remained of the allowance after it."""
 
@@ -264,6 +272,32 @@ class Allowance:
             return [Charge(*checked_row(row, integers=1)) for row in rows]
 
         return self._file.transact(work, write=False) if os.path.exists(self._path) else []
+
+    def find(self, identity: Identity, number: int) -> Draw | None:
+        """A draw of this number, repaid or not; None if the journal has none (any more)."""
+        sql = (
+            "SELECT drawn_ms, repaid, units, bucket, method, job, region, idempotency_key FROM draws"
+            " WHERE identity = ? AND number = ?"
+        )
+
+        def work(db: sqlite3.Connection) -> Draw | None:
+            row = db.execute(sql, (identity.hash, number)).fetchone()
+            if row is None:
+                return None
+            drawn_ms, repaid, *charge = checked_row(row, integers=3, below=LATEST_MS)
+            return Draw(drawn_ms, bool(repaid), Charge(*charge))
+
+        return self._file.transact(work, write=False) if os.path.exists(self._path) else None
+
+    def drawn_units(self, identity: Identity, at_ms: int, longest_ms: int) -> int:
+        """What counted against the allowance at `at_ms`, as far as the journal still has it."""
+        sql = "SELECT COALESCE(SUM(units), 0) FROM draws WHERE upstream = ? AND drawn_ms > ? AND drawn_ms <= ?"
+
+        def work(db: sqlite3.Connection) -> int:
+            row = db.execute(sql, (identity.upstream_hash, at_ms - longest_ms, at_ms)).fetchone()
+            return int(checked_row(row, integers=1)[0])
+
+        return self._file.transact(work, write=False) if os.path.exists(self._path) else 0
 
     def owed_units(self, identity: Identity) -> int:
         """What was drawn and is not repaid; 0 if the journal cannot be read."""

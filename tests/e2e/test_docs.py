@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from quota.explain import Filled, Setting
 from quota.jobs.emulator import Emulator
 from support.commands import Quota
 from support.pages import differs, try_page
@@ -75,6 +76,17 @@ def test_every_field_of_a_spending_is_described() -> None:
     page = (DOCS / "who-spent-it.md").read_text(encoding="utf-8")
     assert len(fields) > 15
     assert sorted(field for field in fields if not re.search(rf"`{field}`|\b{field}, |, {field}\b", page)) == []
+
+
+def test_every_field_of_an_explanation_is_described() -> None:
+    tree = ast.parse((ROOT / "quota/explain.py").read_text(encoding="utf-8"))
+    dicts = [node for node in ast.walk(tree) if isinstance(node, ast.Dict)]
+    fields = {str(key.value) for one in dicts for key in one.keys if isinstance(key, ast.Constant)}
+    fields |= {*Filled._fields, *Setting._fields}
+    page = (DOCS / "explain.md").read_text(encoding="utf-8") + (DOCS / "who-spent-it.md").read_text(encoding="utf-8")
+    refusal = {"cost_units", "credential", "job", "machine", "method", "project", "reason", "refused_by", "region"}
+    assert len(fields) > 40
+    assert sorted(field for field in fields - refusal if f"`{field}`" not in page) == []
 
 
 def test_the_make_targets_exist() -> None:

@@ -1,0 +1,624 @@
+"""Why a call was refused and what a charge did, compared with sums over everything that was charged."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections import Counter
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+
+from quota.budget import Budget, charge_attempt
+from quota.cli.explain import render_charge, render_refusal
+from quota.common.clock import rfc3339
+from quota.decision import Decision
+from quota.errors import LedgerError, UnknownCharge, UsageError
+from quota.explain import EXPIRIES, Change, RefusalExplained, explain_charge, explain_refusal
+from quota.ledger.contract import Exhaustion
+from quota.ledger.grants import Grant
+from quota.ledger.unlogged import UnloggedUsage, upstream_epoch
+from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, View
+from quota.recorder import refusal_text
+from quota.session import Session
+from quota.settings.load import load_settings
+from support.commands import Quota
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from rich.console import RenderableType
+
+    from quota.ledger.entry import Entry
+
+NOON_MS = 1_795_291_200_000  # noon on the Pacific coast
+
+CONFIG = """
+[ledger]
+url = "{url}"
+{unavailable}
+[credentials.main]
+api = "youtube-v3"
+[[credentials.main.limits]]
+name = "day"
+units = 2_000
+window = "24h"
+[[credentials.main.limits]]
+name = "pacific"
+units = {pacific}
+window = {{ calendar = "day", zone = "America/Los_Angeles" }}
+pacing = {pacing}
+[[credentials.main.limits]]
+name = "searches"
+units = 9
+window = "1h"
+methods = ["search.list"]
+count = "calls"
+[jobs.backfill]
+fetch = "search"
+leave = {{ day = 700, pacific = 100 }}
+options = {{ words = "x" }}
+[jobs.trending]
+fetch = "trending"
+"""
+
+
+class World:
+    """A session over a ledger, under a clock that the test moves."""
+
+    def __init__(
+        self, url: str, folder: Path, *, pacing: bool = False, pacific: str = "1_900", unavailable: str = ""
+    ) -> None:
+        self.now_ms = NOON_MS
+        self.path = folder / "quota.toml"
+        paced = str(pacing).lower()
+        text = CONFIG.format(url=url, pacing=paced, pacific=pacific, unavailable=unavailable)
+        self.path.write_text(text, encoding="utf-8")
+        self.session = Session(load_settings(self.path), clock=lambda: self.now_ms)
+        self.budget = self.session.budget()
+        self.made: dict[str, Entry] = {}
+
+    def charge(self, method: str, **more: object) -> Decision:
+        decision = self.budget.charge(method, **more)  # type: ignore[arg-type]
+        recorder = self.budget._recorder
+        assert recorder is not None
+        recorder.close()  # what a process does at its end
+        return decision
+
+    def explain(self, job: str | None = None) -> RefusalExplained:
+        explained = explain_refusal(self.session, job=job)
+        assert explained is not None
+        return explained
+
+    def log(self) -> list[Entry]:
+        return list(self.session.ledger.read(self.budget.project, (0, 0), 2**52, 1_000))
+
+    def other(self, limits: tuple[Limit, ...], leave: dict[str, int], job: str) -> Budget:
+        """The same budget with other limits, and with something else left by the job."""
+        return Budget(
+            credential="main",
+            project=self.budget.project,
+            book=self.budget.book,
+            limits=limits,
+            ledger=self.session.ledger,
+            leave={job: leave},
+            clock=lambda: self.now_ms,
+        )
+
+
+@pytest.fixture
+def world(ledger_url: str, tmp_path: Path, state_dir: Path) -> Iterator[World]:
+    world = World(ledger_url, tmp_path)
+    yield world
+    world.session.close()
+
+
+def units_in(view: View, entries: list[Entry], now_ms: int) -> Counter[tuple[str, str, str]]:
+    """What a view counts at a moment, by who spent it: the slow and obvious way."""
+    start_ms = view.window.edges(now_ms)[0] - 1 if isinstance(view.window, Calendar) else now_ms - view.window.window_ms
+    found: Counter[tuple[str, str, str]] = Counter()
+    for entry in entries:
+        if start_ms < entry.ms <= now_ms and view.selector.counts(entry.bucket, entry.method, entry.job):
+            found[entry.job, entry.method, entry.region] += view.selector.cost(entry.units)
+    return +found
+
+
+def changed(
+    world: World, change: Change, job: str, by: int = 0
+) -> tuple[tuple[Limit, ...], dict[str, int], int | None]:
+    """Limits, what is left, and price with a change applied; `by` makes each number worse by that much."""
+    limits = {limit.name: limit for limit in world.budget.limits}
+    leave = dict(world.session.settings.jobs[job].leave) if job in world.session.settings.jobs else {}
+    price = None
+    for one in change:
+        if one.kind == "limit":
+            limits[one.name] = replace(limits[one.name], limit_units=one.units - by)
+        elif one.kind == "leave":
+            leave[one.name] = one.units + by
+        elif one.kind == "pace":
+            limits[one.name] = replace(limits[one.name], paced=bool(by))
+        elif one.kind == "price":
+            price = one.units + by
+    return tuple(limits.values()), leave, price
+
+
+def check(world: World, decision: Decision, job: str) -> Counter[str]:
+    """Hold all that is said of a refusal that was just met against the log and against the budget itself."""
+    x = world.explain(job)
+    seen: Counter[str] = Counter()
+    assert (x.kept.reason, x.kept.refused_by) == (decision.reason, decision.refused_by)
+    assert x.kept.limits == tuple(one._replace(unlogged_units=0) for one in decision.limits)
+    assert x.now is not None
+    limit = next(one for one in world.budget.limits if one.name == decision.refused_by)
+    entries = world.log()
+    filled = units_in(limit.view, entries, world.now_ms)
+    assert {(f.job, f.method, f.region): f.then_units for f in x.filled} == dict(filled)
+    assert {(f.job, f.method, f.region): f.now_units for f in x.filled} == dict(filled)
+    assert [f.now_units for f in x.filled] == sorted((f.now_units for f in x.filled), reverse=True)
+    assert sum(filled.values()) == next(one.used_units for one in decision.limits if one.name == limit.name)
+    if not isinstance(limit.view.window, Calendar):
+        window_ms = limit.view.window.window_ms
+        leaving = [
+            (entry.ms + window_ms, entry.id)
+            for entry in entries
+            if entry.ms > world.now_ms - window_ms
+            and entry.units
+            and limit.view.selector.counts(entry.bucket, entry.method, entry.job)
+        ]
+        assert [(one.at_ms, one.charge_id) for one in x.expiries[:EXPIRIES]] == leaving[:EXPIRIES]
+        assert len(x.expiries) <= EXPIRIES + 1
+    (fits,) = [one for one in x.expiries if one.makes_room]
+    paced = any(one.paced for one in world.budget.limits)
+    assert fits.at_ms == decision.retry_at_ms or (paced and fits.at_ms <= (decision.retry_at_ms or 0))
+    seen["far"] += len(x.expiries) > EXPIRIES
+    seen[fits.kind] += 1
+    now_ms = world.now_ms
+    world.now_ms = decision.retry_at_ms or 0
+    assert world.budget.peek(decision.method, job=job).admitted
+    world.now_ms -= 1
+    assert not world.budget.peek(decision.method, job=job).admitted
+    world.now_ms = now_ms
+    assert not x.admitted_today
+    assert x.admits, decision
+    for change in x.admits:
+        seen["+".join(sorted({one.kind for one in change}))] += 1
+        limits, leave, price = changed(world, change, job)
+        assert world.other(limits, leave, job).peek(decision.method, units=price, job=job).admitted, change
+        limits, leave, price = changed(world, change, job, by=1)
+        assert not world.other(limits, leave, job).peek(decision.method, units=price, job=job).admitted, change
+    return seen
+
+
+@pytest.mark.parametrize("pacing", [False, True])
+def test_what_is_said_of_a_refusal_is_so(ledger_url: str, tmp_path: Path, state_dir: Path, pacing: bool) -> None:
+    """L5, L9. Who filled the limit, what leaves it next and lets the call through, and which changes would have."""
+    world = World(ledger_url, tmp_path, pacing=pacing, pacific="900" if pacing else "1_500")
+    dice = random.Random(f"explain {pacing}")
+    seen: Counter[str] = Counter()
+    for _ in range(160):
+        world.now_ms += dice.choice([1, 7, 60_000, 20 * 60_000, 2 * HOUR_MS])
+        job = dice.choice(["backfill", "trending", ""])
+        method = dice.choice(["search.list", "videos.list", "captions.list", "videos.insert"])
+        decision = world.charge(method, job=job, region=dice.choice(["DE", "FR", ""]))
+        if decision.id is not None and dice.random() < 0.2:
+            world.budget.settle(decision.id, dice.choice([0, 1, 30]))
+        if not decision.admitted:
+            seen.update(check(world, decision, job))
+    expected = {"limit", "leave", "price", "charge", *(["pace"] if pacing else ["far", "reset"])}
+    assert {kind for kind in expected if not seen[kind]} == set()
+    world.session.close()
+
+
+def test_then_and_now_are_kept_apart(world: World) -> None:
+    for region in ("DE", "DE", "FR"):
+        assert world.charge("videos.list", units=600, job="trending", region=region).admitted
+    assert not world.charge("search.list", job="backfill", region="US").admitted
+    then_ms = world.now_ms
+    world.now_ms += 10 * HOUR_MS  # in the evening: the calendar day is still the same
+    world.budget.refund(world.log()[0].id)
+    assert world.charge("videos.list", units=60, job="other").admitted
+    x = world.explain()
+    assert (x.kept.at_ms, x.asked_ms, x.kept.region) == (then_ms, world.now_ms, "US")
+    row = x.limit("day")
+    assert row is not None
+    assert row.then is not None
+    assert row.now is not None
+    assert (row.then.used_units, row.now.used_units, row.then.limit_units) == (1_800, 1_260, 1_300)
+    assert [(f.job, f.region, f.then_units, f.now_units) for f in x.filled] == [
+        ("trending", "DE", 600, 600),
+        ("trending", "FR", 600, 600),
+        ("other", "", 0, 60),
+    ]
+    world.now_ms = then_ms + 25 * HOUR_MS
+    x = world.explain()
+    assert x.now is not None
+    assert x.now.decision.admitted
+    assert [(f.job, f.region, f.then_units, f.now_units) for f in x.filled] == [
+        ("trending", "DE", 600, 0),
+        ("trending", "FR", 600, 0),
+        ("other", "", 0, 60),
+    ]
+    assert not [one for one in x.expiries if one.makes_room], "it fits already"
+
+
+def test_what_left_the_window_in_that_millisecond_did_not_fill_it(world: World) -> None:
+    """L5. A charge at t is free at exactly t + window."""
+    for region in ("A", "B", "C"):
+        assert world.charge("videos.list", units=600, job="trending", region=region).admitted
+        world.now_ms += 1
+    world.now_ms += 24 * HOUR_MS - 3  # the first leaves now
+    assert not world.charge("videos.list", units=900, job="trending").admitted
+    x = world.explain()
+    assert (x.kept.refused_by, [(f.region, f.then_units) for f in x.filled]) == ("day", [("B", 600), ("C", 600)])
+    assert [one.at_ms - world.now_ms for one in x.expiries] == [1, 2]
+    world.now_ms += 1
+    assert [(f.region, f.then_units, f.now_units) for f in world.explain().filled] == [("C", 600, 600), ("B", 600, 0)]
+
+
+def test_a_refusal_that_is_older_than_the_log(world: World) -> None:
+    assert world.charge("videos.list", units=1_850, job="trending").admitted
+    refused = world.charge("search.list", job="trending")
+    for _ in range(120):
+        world.now_ms += HOUR_MS
+        assert world.charge("videos.list", job="later").admitted
+    x = world.explain()
+    assert x.kept.retry_at_ms == refused.retry_at_ms
+    assert not x.log_whole
+    assert [(f.job, f.then_units, f.now_units) for f in x.filled] == [("later", None, x.filled[0].now_units)]
+    assert x.filled[0].now_units >= 12
+    assert x.admits, "the numbers that decided are kept with the refusal"
+
+
+def test_lost_charges_that_fill_a_limit_are_told_apart(world: World) -> None:
+    assert world.charge("videos.list", units=500, job="trending").admitted
+    world.now_ms += HOUR_MS
+    view = world.budget.limits[0].view.name
+    until_ms = world.now_ms + 3 * HOUR_MS
+    lost = UnloggedUsage(view, "lost", ((1_450, until_ms),), (0, 0))
+    world.session.ledger.add_unlogged(world.budget.project, "after", [lost])
+    decision = world.charge("search.list", job="trending")
+    assert decision.retry_at_ms == until_ms
+    x = world.explain()
+    assert (x.unlogged_units, x.unlogged_until_ms) == (1_450, until_ms)
+    (row,) = [one for one in x.limits if one.name == "day"]
+    assert row.then_unlogged_units == 1_450
+    assert [(one.kind, one.units, one.makes_room) for one in x.expiries] == [
+        ("lost", 1_450, True),
+        ("charge", 500, False),
+    ]
+
+
+def test_a_closed_bucket_is_explained_with_upstreams_words(world: World) -> None:
+    assert world.charge("videos.list", units=11, job="trending").admitted
+    until_ms = world.now_ms + 12 * HOUR_MS
+    words = "quotaExceeded: The request cannot be completed"
+    closed = Exhaustion("units", world.now_ms, until_ms, words, "job trending on host-2")
+    world.session.ledger.exhaust(world.budget.project, closed)
+    assert world.charge("search.list", job="trending").reason == "exhausted"
+    x = world.explain()
+    assert (x.exhaustion, x.granted_units) == (closed, 10_000)
+    assert words in x.kept.why
+    assert [(f.job, f.then_units) for f in x.filled] == [("trending", 11)], "ours alone would not have exhausted it"
+    assert [[(one.kind, one.name) for one in change] for change in x.admits] == [[("reopen", "units")]]
+    world.session.ledger.reopen(world.budget.project, "units", "asked them")
+    assert world.budget.peek("search.list", job="trending").admitted, "as was said"
+    assert world.charge("videos.list", units=1_800).admitted
+    world.now_ms += 1
+    world.session.ledger.exhaust(world.budget.project, closed._replace(since_ms=world.now_ms))
+    assert world.charge("search.list", job="backfill").reason == "exhausted"
+    kinds = [[one.kind for one in change] for change in world.explain().admits]
+    assert all(change[0] == "reopen" for change in kinds)
+    assert ["reopen", "limit", "limit"] in kinds, "and a limit is full"
+
+
+def test_an_upstream_that_grants_less_than_the_configuration_says(world: World) -> None:
+    """L28. No number of ours would have admitted the call, and the explanation names none."""
+    ledger, project = world.session.ledger, world.budget.project
+    assert world.charge("videos.list", units=100, job="trending").admitted
+    ledger.grant(project, [Grant("units", 150, world.now_ms, world.now_ms + 7 * DAY_MS)])
+    decision = world.charge("search.list", job="trending")
+    assert (decision.reason, decision.admitted) == ("limit", False)
+    seen = check(world, decision, "trending")
+    assert (seen["price"], seen["limit"]) == (1, 0)
+    world.now_ms += 1
+    ledger.grant(project, [Grant("units", 60, world.now_ms, world.now_ms + 7 * DAY_MS)])
+    assert world.charge("search.list", job="trending").reason == "closed"
+    x = world.explain()
+    assert (x.admits, x.admitted_today, x.closed_by_upstream) == ((), False, False)
+    assert x.filled[0].now_units == 100
+    assert not [one for one in x.expiries if one.makes_room], "waiting does not help"
+    assert "upstream grants 60" in head(world)
+
+
+def test_what_only_upstream_counted_is_told_apart(world: World) -> None:
+    assert world.charge("videos.list", units=500, job="trending").admitted
+    until_ms = world.now_ms + 3 * HOUR_MS
+    only = UnloggedUsage(world.budget.limits[0].view.name, upstream_epoch("units", 1), ((1_450, until_ms),), (0, 0))
+    world.session.ledger.add_unlogged(world.budget.project, "after", [only])
+    assert not world.charge("search.list", job="trending").admitted
+    x = world.explain()
+    assert (x.unlogged_units, x.upstream_units, x.expiries[0].kind) == (1_450, 1_450, "upstream")
+    shown = " ".join(" ".join(shown_lines(render_refusal(x))).split())
+    assert "now also 1,450 units that only upstream counted" in shown
+
+
+def test_an_allowance_that_would_have_let_it_through(ledger_url: str, tmp_path: Path, state_dir: Path) -> None:
+    unavailable = "unavailable = { max_cost = 5, allowance = 20 }"
+    world = World(ledger_url, tmp_path, unavailable=unavailable)
+    assert world.charge("videos.list").admitted
+    ledger = world.session.ledger
+
+    def away(*_: object, **__: object) -> None:
+        raise LedgerError("it does not answer")
+
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(ledger, "decide", away)
+        for _ in range(4):
+            assert world.budget.charge("videos.list", units=4).admitted
+        assert world.budget.charge("captions.list", units=6).reason == "ledger-unavailable"
+    assert world.charge("videos.list").admitted  # it answers again, and is told
+    (change,) = world.explain().admits
+    assert [(one.kind, one.units, one.was_units) for one in change] == [("max_cost", 6, 5), ("allowance", 22, 20)]
+    world.session.close()
+    for most, allowance, admitted in ((6, 22, True), (6, 21, False), (5, 22, False)):
+        other = World(
+            ledger_url, tmp_path, unavailable=f"unavailable = {{ max_cost = {most}, allowance = {allowance} }}"
+        )
+        with pytest.MonkeyPatch.context() as broken:
+            broken.setattr(other.session.ledger, "decide", away)
+            assert other.budget.peek("captions.list", units=6).admitted is admitted
+        other.session.close()
+
+
+def test_a_configuration_that_would_admit_it_today(world: World) -> None:
+    assert world.charge("videos.list", units=1_900).admitted
+    assert not world.charge("search.list", job="backfill").admitted
+    text = world.path.read_text(encoding="utf-8").replace("2_000", "5_000").replace("1_900", "5_000")
+    world.path.write_text(text, encoding="utf-8")
+    with closing(Session(load_settings(world.path), clock=lambda: world.now_ms)) as session:
+        x = explain_refusal(session)
+    assert x is not None
+    assert x.admitted_today
+    assert x.now is not None
+    assert x.now.decision.admitted
+    world.path.write_text(text.replace("5_000", "710"), encoding="utf-8")
+    with closing(Session(load_settings(world.path), clock=lambda: world.now_ms)) as session:
+        x = explain_refusal(session)
+    assert x is not None
+    assert x.now is None
+    assert "it can never fit" in x.never
+
+
+def test_every_charge_before_and_after(world: World) -> None:
+    """Each limit around each charge is the sum of what was charged, with today's corrections."""
+    dice = random.Random("before and after")
+    ids = []
+    for _ in range(80):
+        world.now_ms += dice.choice([0, 1, 60_000, HOUR_MS])
+        method = dice.choice(["search.list", "videos.list"])
+        decision = world.charge(method, job=dice.choice(["backfill", "trending"]), region="DE")
+        if decision.id is not None:
+            ids.append(decision.id)
+            if dice.random() < 0.3:
+                world.budget.settle(dice.choice(ids), dice.choice([0, 3]))
+    entries = world.log()
+    assert len(ids) == len(entries) > 40
+    for n, entry in enumerate(entries):
+        x = explain_charge(world.session, entry.id)
+        assert (x.method, x.job, x.region, x.units) == (entry.method, entry.job, entry.region, entry.units)
+        assert (x.at_ms, x.charged_units) == (entry.ms, entry.charged_units)
+        assert {one.limit.name for one in x.limits} | set(x.not_counted_by) == {"day", "pacific", "searches"}
+        for one in x.limits:
+            before = sum(units_in(one.limit.view, entries[:n], entry.ms).values())
+            assert one.before_units == before
+            assert one.after_units == before + one.limit.view.selector.cost(entry.charged_units)
+            alone = [entry._replace(units=1)]
+            assert units_in(one.limit.view, alone, one.leaves_ms - 1), "it counts until then"
+            assert not units_in(one.limit.view, alone, one.leaves_ms)
+            assert one.whole
+
+
+def test_an_id_that_no_charge_has(world: World) -> None:
+    assert world.charge("videos.list").id is not None
+    old = world.log()[0].id
+    for _ in range(120):
+        world.now_ms += HOUR_MS
+        assert world.charge("videos.list").admitted
+    with pytest.raises(UnknownCharge, match="older than the log"):
+        explain_charge(world.session, old)
+    for wrong in ("", "x", "0-0", "-", "1-", f"{world.now_ms + DAY_MS}-0", f"{world.now_ms}-00", "allowance-0000-1"):
+        with pytest.raises(UnknownCharge) as told:
+            explain_charge(world.session, wrong)
+        assert "older" not in str(told.value)
+    first = world.log()[0]
+    assert not all(one.whole for one in explain_charge(world.session, first.id).limits), "more was before it"
+
+
+def test_a_drawn_charge_before_and_after_it_was_repaid(ledger_url: str, tmp_path: Path, state_dir: Path) -> None:
+    world = World(ledger_url, tmp_path, unavailable="unavailable = { max_cost = 5, allowance = 20 }")
+
+    def away(*_: object, **__: object) -> None:
+        raise LedgerError("it does not answer")
+
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(world.session.ledger, "decide", away)
+        drawn = world.budget.charge("videos.list", units=4, job="trending", region="DE").id
+    assert drawn is not None
+    x = explain_charge(world.session, drawn)
+    assert (x.drawn is not None and x.drawn.repaid, x.entry, x.units, x.region) == (False, None, 4, "DE")
+    drawn_ms = world.now_ms
+    world.now_ms += HOUR_MS
+    assert world.charge("videos.list").admitted
+    x = explain_charge(world.session, drawn)
+    assert x.entry is not None
+    assert (x.at_ms, x.entry.ms, x.units) == (drawn_ms, world.now_ms, 4)
+    assert [(one.before_units, one.after_units) for one in x.limits] == [(0, 4), (0, 4)]
+    world.session.close()
+
+
+def test_the_last_refusal_of_a_job(world: World) -> None:
+    assert explain_refusal(world.session) is None
+    assert world.charge("videos.list", units=1_800).admitted
+    assert not world.charge("search.list", job="backfill", region="DE").admitted
+    world.now_ms += 1
+    assert not world.charge("videos.insert", units=1_000, job="trending").admitted
+    world.now_ms += 1
+    assert world.explain().kept.job == "trending"
+    assert world.explain("backfill").kept.region == "DE"
+    assert explain_refusal(world.session, job="other") is None
+    first = refusal_text(world.budget.peek("search.list", job="backfill"), "first", "", "")
+    second = refusal_text(world.budget.peek("search.list", job="backfill"), "second", "", "")
+    older = first.replace(rfc3339(world.now_ms), rfc3339(world.now_ms - DAY_MS))
+    world.session.ledger.add_refusals(world.budget.project, [], [first, second, older])
+    assert world.explain().kept.job == "second", "the newest, and of the same time the last"
+    ahead = first.replace(rfc3339(world.now_ms), rfc3339(world.now_ms + 300 * DAY_MS))
+    world.session.ledger.add_refusals(world.budget.project, [], [ahead])
+    assert world.explain().kept.job == "second", "a clock was wrong"
+
+
+def test_several_projects(ledger_url: str, tmp_path: Path, state_dir: Path) -> None:
+    path = tmp_path / "quota.toml"
+    credentials = "".join(
+        f'[credentials.{name}]\napi = "youtube-v3"\nlimits = [{{ name = "day", units = 150, window = "24h" }}]\n'
+        for name in ("one", "two")
+    )
+    path.write_text(f'[ledger]\nurl = "{ledger_url}"\n{credentials}', encoding="utf-8")
+    now_ms = NOON_MS
+    with closing(Session(load_settings(path), clock=lambda: now_ms)) as session:
+        same = {name: session.budget(name).charge("search.list", region=name).id for name in ("one", "two")}
+        assert same["one"] == same["two"]
+        with pytest.raises(UsageError, match="name the credential"):
+            explain_charge(session, str(same["one"]))
+        assert explain_charge(session, str(same["one"]), "two").region == "two"
+        now_ms += 1
+        only = session.budget("two").charge("videos.list").id
+        assert explain_charge(session, str(only)).credential == "two"
+        for name in ("two", "one"):
+            now_ms += 1
+            assert not session.budget(name).charge("search.list", region=name).admitted
+            recorder = session.budget(name)._recorder
+            assert recorder is not None
+            recorder.close()
+        last, of_two = explain_refusal(session), explain_refusal(session, "two")
+        assert last is not None
+        assert of_two is not None
+        assert (last.kept.credential, of_two.kept.credential) == ("one", "two")
+        assert [(f.region, f.now_units) for f in of_two.filled] == [("two", 100), ("", 1)]
+
+
+def test_a_method_that_the_book_does_not_have(world: World) -> None:
+    for _ in range(40):
+        decision = charge_attempt(world.budget, "thumbnails.conjure", "POST")
+    assert not decision.admitted
+    assert world.budget._recorder is not None
+    world.budget._recorder.close()
+    x = world.explain()
+    assert x.kept.method == "thumbnails.conjure"
+    assert x.now is not None
+    assert x.now.decision.refused_by == x.kept.refused_by
+
+
+def test_what_others_wrote_is_shown_escaped(world: World) -> None:
+    assert world.charge("videos.list", units=1_900, job="trending", region="DE").admitted
+    text = refusal_text(world.budget.peek("search.list", job="trending"), "trending", "DE", "run")
+    ledger, project = world.session.ledger, world.budget.project
+    hostile = text.replace('"DE"', '"\\u001b[2J\\u202eevil\\nquota: done\\ud800"')
+    ledger.add_refusals(project, [], [hostile])
+    x = world.explain()
+    assert x.kept.region == "\x1b[2J\u202eevil\nquota: done\ud800"
+    shown = "\n".join(shown_lines(render_refusal(x)))
+    assert "\x1b" not in shown
+    assert r"\x1b[2J\u202eevil\nquota: done\ud800" in shown.replace("\n", "")
+    for wrong in ("{}", "[]", "nothing", '{"at": 1}', text.replace("1900", "-1"), text.replace("Z", ""), "[" * 3_000):
+        ledger.add_refusals(project, [], [wrong])
+        with pytest.raises(LedgerError, match="what no quota program writes"):
+            explain_refusal(world.session)
+        ledger.add_refusals(project, [], [text] * 100)
+        assert explain_refusal(world.session) is not None
+    for odd in (
+        text.replace("search.list", "a\\nb"),
+        text.replace('"cost_units": 100', '"cost_units": 9007199254740991'),
+    ):
+        ledger.add_refusals(project, [], [odd])
+        assert world.explain().now is None, "no such call can be made"
+        assert shown_lines(render_refusal(world.explain()))
+        ledger.add_refusals(project, [], [text] * 100)
+
+
+def shown_lines(what: RenderableType) -> list[str]:
+    console = Console(file=io.StringIO(), width=80, highlight=False)
+    console.print(what)
+    lines: list[str] = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # the StringIO above
+    assert all(len(line) <= 80 for line in lines)
+    return lines
+
+
+def head(world: World) -> str:
+    """The first three lines of what is shown."""
+    return " ".join(" ".join(shown_lines(render_refusal(world.explain()))[:3]).split())
+
+
+def test_the_cause_is_in_the_first_three_lines(world: World) -> None:
+    assert world.charge("videos.list", units=1_250, job="trending", region="DE").admitted
+    assert not world.charge("search.list", job="backfill", region="FR").admitted
+    assert head(world).startswith(
+        "REFUSED: limit 'day' had 50 units left beyond what job backfill leaves to others; search.list needs 100"
+    )
+    world.now_ms += 1
+    assert not world.charge("videos.list", units=700, job="trending").admitted
+    assert head(world).startswith("REFUSED: limit 'pacific' had 650 units left of 1,900; videos.list needs 700")
+    world.now_ms += 1
+    words = "quotaExceeded: " + "the quota of the project " * 4
+    world.session.ledger.exhaust("main", Exhaustion("units", world.now_ms, world.now_ms + HOUR_MS, words, "host"))
+    assert not world.charge("videos.list").admitted
+    assert head(world).startswith("REFUSED: upstream said its bucket 'units' is exhausted (quotaExceeded: the")
+    shown = "\n".join(shown_lines(render_refusal(world.explain())))
+    assert "trending videos.list DE 1,250" in " ".join(shown.split()), "what was ours"
+    assert "quota reopen units" in shown
+    charge = explain_charge(world.session, world.log()[0].id)
+    assert shown_lines(render_charge(charge))[0].startswith("CHARGED 1,250 units for videos.list on")
+
+
+def test_the_commands(ledger_url: str, tmp_path: Path) -> None:
+    World(ledger_url, tmp_path).session.close()
+    quota = Quota(tmp_path)
+    assert quota("charge", "videos.list", "--units", "1900", "--job", "trending").returncode == 0
+    assert quota("charge", "search.list", "--job", "backfill", "--region", "FR").returncode == 75
+    explained = quota("explain")
+    assert (explained.returncode, explained.stderr) == (0, "")
+    assert explained.stdout.startswith("REFUSED: limit ")
+    told = quota.json("explain", "--last", "--job", "backfill")
+    assert (told["region"], told["now"]["admitted"], told["filled"]["by"][0]["then_units"]) == ("FR", False, 1_900)
+    with closing(Session(load_settings(tmp_path / "quota.toml"))) as session:
+        (entry,) = session.ledger.read("main", (0, 0), 2**52, 10)
+    assert quota.json("explain", entry.id)["limits"][0]["after_units"] == 1_900
+
+
+WRONG = [
+    (("1-0", "--last"), 2),
+    (("1-0", "--job", "x"), 2),
+    (("--credential", "nobody"), 2),
+    (("--since", "1h"), 2),
+    (("1-0", "2-0"), 2),
+    (("1-0",), 1),
+    (("nonsense",), 1),
+    (("--job", "nobody"), 1),
+]
+
+
+@pytest.mark.parametrize(("arguments", "status"), WRONG)
+def test_what_cannot_be_explained_is_one_line(tmp_path: Path, arguments: tuple[str, ...], status: int) -> None:
+    World(f"sqlite:///{tmp_path / 'ledger.db'}", tmp_path).session.close()
+    told = Quota(tmp_path)("explain", *arguments)
+    assert (told.returncode, told.stdout, len(told.stderr.splitlines())) == (status, "", 1), told
+
+
+def test_a_ledger_that_is_away_is_one_line(tmp_path: Path) -> None:
+    World("redis://127.0.0.1:1", tmp_path).session.close()
+    for arguments in ((), ("1795233255077-0",), ("--json",)):
+        told = Quota(tmp_path)("explain", *arguments)
+        assert (told.returncode, told.stdout, len(told.stderr.splitlines())) == (69, "", 1), told
