@@ -21,6 +21,7 @@ import threading
 import time
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
 
 from quota.common.clock import host_clock, rfc3339
 from quota.common.folders import make_folder
@@ -142,9 +143,9 @@ def _deliver(settings: NotifySettings, notice: Notice, until_s: float) -> None:
         if settings.command:
             _run(settings.command, body, until_s - time.monotonic())
         if settings.url_ref is not None:
-            _send(_address(settings.url_ref), body.encode(), until_s - time.monotonic())
+            _send(read_address(settings.url_ref, "url"), body.encode(), until_s - time.monotonic())
     except (OSError, ValueError, ConfigError, subprocess.SubprocessError) as error:
-        warn("notify_failed event=%s subject=%s: %s", notice.event, one_line(notice.subject), redact(describe(error)))
+        warn("notify_failed event=%s subject=%s: %s", notice.event, one_line(notice.subject), _why(error))
 
 
 def _run(command: Sequence[str], body: str, timeout_s: float) -> None:
@@ -167,13 +168,26 @@ def _run(command: Sequence[str], body: str, timeout_s: float) -> None:
         raise ValueError(f"{one_line(command[0])} ended with {process.returncode}")
 
 
-def _address(ref: str) -> str:
-    """The address that `env:NAME` or `file:PATH` names. Raises ConfigError; never shows it."""
-    url = read_key(ref, "url")
+def read_address(ref: str, setting: str) -> str:
+    """The address that `env:NAME` or `file:PATH` names. Raises ConfigError, which never shows it.
+
+    `setting` is the key of the configuration that holds the reference.
+    """
+    url = read_key(ref, "address", setting)
     register(url)
-    if not url.startswith(("https://", "http://")):
-        raise ConfigError(f"{ref} holds no https:// address")
+    parts = urlsplit(url) if url.startswith(("https://", "http://")) else None
+    try:
+        sound = parts is not None and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # its message shows the port, which may be part of the secret
+        sound = False
+    if not sound:
+        raise ConfigError(f"{one_line(ref)} holds no https:// address; store one in it")
     return url
+
+
+def _why(error: Exception) -> str:
+    """Why a delivery failed: our own sentence, or the kind of error and its message."""
+    return redact(str(error) if isinstance(error, (ConfigError, ValueError)) else describe(error))
 
 
 def _send(url: str, body: bytes | None, timeout_s: float) -> None:
@@ -198,7 +212,6 @@ def _send(url: str, body: bytes | None, timeout_s: float) -> None:
 
 def _exchange(url: str, body: bytes | None, timeout_s: float) -> None:
     import http.client
-    from urllib.parse import urlsplit
 
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
@@ -243,7 +256,7 @@ class Ping:
     def _say(self, word: str, timeout_s: float) -> None:
         assert self._ref is not None  # noqa: S101  # asked by the callers
         try:
-            address, _, query = _address(self._ref).partition("?")
+            address, _, query = read_address(self._ref, "ping").partition("?")
             _send(f"{address.rstrip('/')}/{word}" + (f"?{query}" if query else ""), None, timeout_s)
         except (OSError, ValueError, ConfigError) as error:
-            warn("ping_failed job=%s ping=%s: %s", one_line(self._job), word, redact(describe(error)))
+            warn("ping_failed job=%s ping=%s: %s", one_line(self._job), word, _why(error))

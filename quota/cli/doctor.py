@@ -7,6 +7,7 @@ says by itself is the business of `quota check`.
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from datetime import date
 from statistics import median
@@ -18,7 +19,7 @@ from quota.common.redact import redact
 from quota.common.storage import examine_folder
 from quota.common.text import describe, many, one_line
 from quota.errors import ConfigError, LedgerError, QuotaError, Refused
-from quota.limits import SECOND_MS
+from quota.limits import MINUTE_MS, SECOND_MS
 from quota.settings.folders import state_folder
 from quota.settings.lint import EXAMPLE_PROJECT, lint
 from quota.status import exact_from
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from quota.costs import CostBook
     from quota.session import Session
-    from quota.settings.model import CredentialSettings
+    from quota.settings.model import CredentialSettings, Settings
 
 PEEKS = 20
 SLOW_MS = 100
@@ -48,6 +49,7 @@ def examine(session: Session, *, call: bool = False) -> list[Finding]:
     findings += [finding for book in _books(session) for finding in _cost_book(book)]
     findings += examine_folder("state folder", state_folder(), "what this machine saw, and what it owes")
     findings += _textfile(session.settings.textfile)
+    findings += _told(session.settings)
     findings += _from_other_packages(session)
     return ranked(findings)
 
@@ -89,6 +91,7 @@ def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
         yield _clock(session)  # before a peek, which clocks that disagree refuse
         yield _speed(session, names[0])
         for name in names:
+            yield from _ahead(session, session.credential(name).project)
             yield from _young_windows(session, session.credential(name))
     except LedgerError as error:
         message, _, remedy = str(error).partition("; ")
@@ -125,6 +128,19 @@ def _clock(session: Session) -> Finding:
         f"this machine's ({rfc3339(after_ms)}) is {abs(off_ms) / SECOND_MS:,.1f} s {way} the ledger's",
         "set both by NTP",
     )
+
+
+def _ahead(session: Session, project: str) -> Iterator[Finding]:
+    """What a clock that was wrong has dated ahead of now."""
+    ahead = session.ledger.ahead(project)
+    if ahead.newest_ms - ahead.now_ms > MINUTE_MS:  # less is the order of charges of machines that differ a little
+        charges = f"{many(ahead.charges, 'charge')} of {many(ahead.units, 'unit')}"
+        yield Finding(
+            "warning",
+            f"project {project}",
+            f"a clock was wrong and dated {charges} ahead, the newest {rfc3339(ahead.newest_ms)}",
+            "if the clocks are right now, run `quota ledger repair`",
+        )
 
 
 def _young_windows(session: Session, credential: CredentialSettings) -> Iterator[Finding]:
@@ -231,6 +247,33 @@ def _textfile(folder: str | None) -> Iterator[Finding]:
         yield Finding("error", "textfile folder", f"{one_line(folder)} is no folder", "make it, or correct the path")
     elif folder is not None:
         yield from examine_folder("textfile folder", folder, "the metrics")
+
+
+def _told(settings: Settings) -> Iterator[Finding]:
+    """Whether those who are to be told can be: a wrong address would be noticed on the day that it is needed."""
+    notify = settings.notify
+    if notify is not None and notify.command:
+        program = one_line(notify.command[0])
+        if shutil.which(notify.command[0]) is None:
+            yield Finding("error", "notify command", f"{program} is no program", "correct the path, or chmod +x it")
+        else:
+            yield Finding("ok", "notify command", program)
+    if notify is not None and notify.url_ref is not None:
+        yield _address("notify url", notify.url_ref, "url")
+    for job in settings.jobs.values():
+        if job.ping_ref is not None:
+            yield _address(f"ping of {job.name}", job.ping_ref, "ping")
+
+
+def _address(location: str, ref: str, setting: str) -> Finding:
+    from quota.notify import read_address
+
+    try:
+        read_address(ref, setting)
+    except ConfigError as error:
+        message, _, remedy = redact(str(error)).partition("; ")
+        return Finding("error", location, message, remedy or "nobody is told until it can")
+    return Finding("ok", location, "there")
 
 
 def _from_other_packages(session: Session) -> Iterator[Finding]:

@@ -8,8 +8,10 @@ from quota.common.text import one_line
 from quota.errors import ConfigError
 
 
-def read_key(ref: str, what: str = "key") -> str:
-    """The secret that a reference points to, without a trailing line break. `what` it is, for messages.
+def read_key(ref: str, what: str = "key", setting: str = "") -> str:
+    """The secret that a reference points to, without a trailing line break.
+
+    `what` it is and the `setting` that names it (as `what` by default) are for messages.
 
     Raises ConfigError, which names the variable or file and never the value.
     """
@@ -18,7 +20,7 @@ def read_key(ref: str, what: str = "key") -> str:
         where = f"environment variable {name}"
         text = os.environ.get(name)
         if text is None:
-            raise ConfigError(f'{where} is not set; put the {what} into it, or use {what} = "file:/path"')
+            raise ConfigError(f'{where} is not set; put the {what} into it, or use {setting or what} = "file:/path"')
     else:
         where = f"{what} file {one_line(name)}"
         try:

@@ -19,7 +19,7 @@ from quota.common.storage import examine_folder, file_system
 from quota.jobs.emulator import Emulator
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_health import TIDYING, commands_needed
-from quota.limits import DAY_MS
+from quota.limits import DAY_MS, HOUR_MS
 from support.commands import Quota, one_line
 from support.servers import RedisServer
 
@@ -183,6 +183,34 @@ def test_the_folder_for_metrics(command: Quota) -> None:
     assert found(command, "textfile folder", status=1)["remedy"] == "make it, or correct the path"
     (command.folder / "metrics").mkdir()
     assert found(command, "textfile folder", status=0)["level"] == "ok"
+
+
+def test_whom_to_tell(command: Quota) -> None:
+    job = '[jobs.t]\nfetch = "trending"\nregions = ["US"]\nping = "env:PING"\n'
+    command.configure(MAIN + '[notify]\ncommand = ["no-such-program"]\nurl = "env:HOOK"\n' + job)
+    for location in ("notify command", "notify url", "ping of t"):
+        assert found(command, location, status=1)["level"] == "error"
+    assert found(command, "notify url")["remedy"] == 'put the address into it, or use url = "file:/path"'
+    assert found(command, "ping of t")["remedy"] == 'put the address into it, or use ping = "file:/path"'
+    for wrong in ("hooks.example", "https://", "https://a.example:b-s3cret/", "https://a.example/ b-s3cret"):
+        done = command("doctor", KEY="k", PING=wrong, HOOK="https://b.example/c")
+        assert (done.returncode, "s3cret" in done.stdout + done.stderr) == (1, False), wrong
+    command.configure(MAIN + '[notify]\ncommand = ["sh", "-c", "cat"]\nurl = "env:HOOK"\n' + job)
+    for location in ("notify command", "notify url", "ping of t"):
+        address = "https://user:s3cret@a.example:8443/b"
+        assert found(command, location, status=0, PING=address, HOOK=address)["level"] == "ok"
+
+
+def test_charges_dated_ahead(command: Quota, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUOTA_STATE_DIR", str(command.folder / "state"))
+    path = command.configure('[ledger]\nurl = "sqlite:///ledger.db"\n' + MAIN)
+    with quota.open(path, clock=lambda: host_clock() + 3 * HOUR_MS) as session:
+        session.budget().charge("search.list")
+    ahead = found(command, "project research", status=0)
+    assert ahead["level"] == "warning"
+    assert ahead["message"].startswith("a clock was wrong and dated 1 charge of 100 units ahead, the newest 20")
+    assert command("ledger", "repair", "--yes").returncode == 0
+    assert "project research" not in command("doctor", KEY="k").stdout
 
 
 def test_a_disk_that_is_nearly_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -240,7 +240,7 @@ def test_an_address_that_refuses_is_one_line_and_stays_secret(
 
 def test_an_address_that_is_not_set_or_is_none(tmp_path: Path, upstream: Emulator) -> None:
     command = machine(tmp_path, upstream, told='[notify]\nurl = "env:HOOK"\n')
-    assert "environment variable HOOK is not set; put the url into it" in command("run", "broken").stderr
+    assert "environment variable HOOK is not set; put the address into it" in command("run", "broken").stderr
     os.unlink(tmp_path / "ledger.db")
     assert "env:HOOK holds no https:// address" in command("run", "broken", HOOK="file:///etc/passwd").stderr
 
@@ -284,6 +284,9 @@ def test_a_health_check_that_is_away_is_one_line_each(tmp_path: Path, upstream: 
         "ping_failed job=trending ping=0",
     ]
     assert "a-secret-check" not in done.stderr
+    done = command("run", "trending", PING="https://hc.example:a-secret-port/")
+    assert "a-secret-port" not in done.stderr, "nor a part of an address that is none"
+    assert "ping_failed job=trending ping=0: env:PING holds no https:// address" in done.stderr
 
 
 def test_a_notice_is_told_again_once_its_time_is_over(
