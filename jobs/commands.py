@@ -66,7 +66,7 @@ def run(
     Example: quota run trending
              quota run trending --region DE --region FR --json
              quota run trending --quiet    # for cron, which mails all output
-             quota run trending --here     # not on the machine where it ran until now
+             quota run trending --here     # and not where it ran until now
     """
     from quota.jobs.runner import run_job
 

@@ -253,14 +253,13 @@ def exec_(method: str, command: list[str], config: str | None, credential: str |
         if not decision.admitted:
             fail(decision.sentence())
             click.get_current_context().exit(decision_status(decision))
-        session.close()
-        try:
-            _become(command)
-        except OSError as error:
-            # The command did not start, so no call left.
-            budget.refund(str(decision.id))
-            fail(f"{command[0]}: {error.strerror}; the charge was refunded")
-            click.get_current_context().exit(127 if isinstance(error, FileNotFoundError) else 126)
+    try:
+        _become(command)
+    except OSError as error:
+        with quota.open(config) as session:  # the command did not start, so no call left
+            session.budget(credential).refund(str(decision.id))
+        fail(f"{command[0]}: {error.strerror}; the charge was refunded")
+        click.get_current_context().exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
 def _become(command: list[str]) -> None:

@@ -30,6 +30,7 @@ OF_A_SESSION: dict[str, Callable[[Any], Any]] = {
     "budget": lambda session: session.budget(),
     "google": lambda session: session.google(),
     "check_key": lambda session: session.check_key(),
+    "repair": lambda session: session.repair("p"),
     "__enter__": lambda session: session.__enter__(),
 }
 OF_A_BUDGET: dict[str, Callable[[Any], Any]] = {

@@ -121,6 +121,7 @@ class RandomOperations:
         path = str(Path(self.folder.name, "allowance.db"))
         self.allowance = Allowance(path, ALLOWANCE_MOST, ALLOWANCE_UNITS, lambda: self.clock_ms)
         self.journal = Journal(ALLOWANCE_MOST, ALLOWANCE_UNITS)
+        self.prefix = ""  # of the ids of draws, once one has shown it
         self.retention_of = MIN_RETENTION_MS  # or as long as any writer has named
         self.trimmable_ms = 0  # up to here the ledger may have let go of charges,
         self.whole_after_ms = 0  # and up to here it has
@@ -247,7 +248,10 @@ class RandomOperations:
         longest_ms = max(window.longest_ms for window in caller.windows)
         spent = Spent(0, 0, units, "units", "videos.list", job)
         admitted, left_units = self.journal.draw(spent, self.clock_ms, longest_ms, commit=commit)
-        charge_id = f"{ALLOWANCE_ID}{self.journal.numbers}" if admitted and commit else None
+        if not self.prefix and got.id is not None:
+            self.prefix = got.id.rpartition("-")[0]
+            assert self.prefix.startswith(ALLOWANCE_ID)
+        charge_id = f"{self.prefix}-{self.journal.numbers}" if admitted and commit else None
         self._count("drawn" if admitted else "not drawn")
         if (got.admitted, got.id, got.remaining_units) != (admitted, charge_id, left_units):
             raise DisagreementError(f"operation {number} at {self.clock_ms}: got {got}, want {left_units} left")
@@ -258,7 +262,7 @@ class RandomOperations:
         units = self.random.choice((0, draw.units + 3))
         there = not draw.repaid or any(spent is draw.spent for spent in self.oracle.log)
         try:
-            before = caller.budget.settle(f"{ALLOWANCE_ID}{draw.number}", units)
+            before = caller.budget.settle(f"{self.prefix}-{draw.number}", units)
         except UnknownCharge:
             if there:
                 raise

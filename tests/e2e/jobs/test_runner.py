@@ -227,7 +227,7 @@ print([name for name in sys.modules if name in heavy or name.startswith(("google
         timeout=60,
     )
     line, modules = done.stdout.splitlines()
-    assert line.startswith("t: stopped after 0 pages (0 units): limit 'day' has 1 of 1 units used; next: US page 1 at ")
+    assert line.startswith("t: stopped after 0 pages (0 units): limit 'day' has 1 of 1 unit used; next: US page 1 at ")
     assert modules == "[]"
     assert bench.requests == 0
 
