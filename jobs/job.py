@@ -232,7 +232,7 @@ class RunReport:
 
     def _rest(self) -> str:
         """Where the regions are that another machine covers."""
-        return "" if self.away is None else f"; some regions: {self.away}"
+        return "" if self.away is None else f"; the rest {self.away}"
 
 
 # -- fetch functions ---------------------------------------------------------------------------------------------------

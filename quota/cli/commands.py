@@ -719,8 +719,8 @@ def check_(as_json: bool, config: str | None) -> None:
 def doctor(call: bool, as_json: bool, config: str | None) -> None:
     """Examine the ledger, this machine and the keys. Errors exit with 1.
 
-    Each line says what was found and, where something is wrong, what to do. `quota check` judges the configuration
-    alone.
+    Each line says what was found and, where something is wrong, what to do. `quota check` examines the
+    configuration.
 
     \b
     Example:

@@ -227,8 +227,10 @@ def repair(yes: bool, as_json: bool, config: str | None) -> None:
     for project, ahead in found.items():
         for line in _told_ahead(ahead, yes=yes):
             say(f"  project {project}: {line}")
-    if not yes:
+    if not yes and any(ahead.found for ahead in found.values()):
         say("Nothing was changed. If that time is right: quota ledger repair --yes")
+    elif not yes:
+        say("Nothing was changed. Where a program is refused for its clock all the same: quota ledger repair --yes")
 
 
 def _told_ahead(ahead: Ahead, *, yes: bool) -> list[str]:
@@ -245,7 +247,9 @@ def _told_ahead(ahead: Ahead, *, yes: bool) -> list[str]:
         lines.append(f"{many(ahead.exhaustions, 'exhaustion')} of the future{removed}")
     if ahead.claims:
         lines.append(f"{many(ahead.claims, 'claim')} of the future{removed}")
-    return lines or ["nothing is dated ahead" + ("; what machines saw so counts for a window at most" if yes else "")]
+    return lines or [
+        "nothing is dated ahead" + ("; what machines remember as ahead counts for one window" if yes else "")
+    ]
 
 
 def _ahead_json(project: str, ahead: Ahead) -> dict[str, object]:

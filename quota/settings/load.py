@@ -114,6 +114,8 @@ def _settings(data: dict[str, Any], path: Path | None, source: str, folder: Path
 
 def _notify(table: TomlTable, folder: Path) -> NotifySettings:
     command = table.list_of_texts("command")
+    if command and "/" in command[0]:  # without one it is looked up in PATH
+        command = (str(folder / Path(command[0]).expanduser()), *command[1:])
     url_ref = _key_ref(table, folder, "url") if "url" in table else None
     if not command and url_ref is None:
         raise table.error('nobody is told; add command = ["program", "argument"] or url = "env:VARIABLE"', "command")

@@ -87,6 +87,9 @@ def test_one_charge_a_year_ahead_is_mended_at_once(command: Quota, monkeypatch: 
     again = command("ledger", "repair", "--yes")
     assert (again.returncode, again.stderr) == (0, "")
     assert "nothing is dated ahead" in again.stdout
+    shown = command("ledger", "repair")
+    assert "If that time is right" not in shown.stdout, "there is nothing to repair"
+    assert shown.stdout.splitlines()[-1].startswith("Nothing was changed. Where a program is refused")
     peeked = command("peek", "search.list")
     assert (peeked.returncode, peeked.stderr) == (0, "")
     assert searches(command) == 91

@@ -190,6 +190,16 @@ def test_eight_processes_tell_a_thing_once(tmp_path: Path, upstream: Emulator, m
 # -- how it is delivered -----------------------------------------------------------------------------------------------
 
 
+def test_a_relative_command_is_beside_the_configuration(tmp_path: Path, upstream: Emulator) -> None:
+    """Cron begins in another folder."""
+    command = machine(tmp_path / "site", upstream)
+    (tmp_path / "home").mkdir()
+    command.folder = tmp_path / "home"
+    done = command("run", "broken", QUOTA_CONFIG=str(tmp_path / "site" / "quota.toml"))
+    assert (done.returncode, "notify_failed" in done.stderr) == (1, False)
+    assert [one["event"] for one in told(command)] == ["run_failed"], "its own folder stays cron's"
+
+
 def test_an_address_gets_the_same(tmp_path: Path, upstream: Emulator) -> None:
     with listener() as server:
         command = machine(tmp_path, upstream, told='[notify]\nurl = "env:HOOK"\n')

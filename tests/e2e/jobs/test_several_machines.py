@@ -228,7 +228,7 @@ def test_some_regions_here_and_some_elsewhere(web: Machine, other: Machine) -> N
     assert outcomes(answer) == {"US": "done", "DE": "skipped"}
     said = other.quota("run", "t").stdout
     assert said.startswith("t: done: 1 region, ")
-    assert f"; some regions: runs on {HOST} " in said
+    assert f"; the rest runs on {HOST} " in said
     assert other.count("checkpoints WHERE region = 'DE'") == 0
     assert outcomes(web.outcome()) == {"DE": "done", "US": "skipped"}
 
