@@ -38,8 +38,6 @@ and the first decision of a machine that had seen more.
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 import threading
 import time
 from functools import partial
@@ -73,6 +71,7 @@ from quota.recovery.observations import (
 )
 from quota.recovery.repaired import SeenAheadError, as_repaired, concerns
 from quota.recovery.watermark_file import SLOTS, WatermarkFile, epoch_tag, read_slots
+from quota.recovery.watermark_folder import first_today, make_room, siblings_of, watermark_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -92,15 +91,6 @@ NO_EPOCH = "?"
 
 TIDY_EVERY_MS = 60_000
 """So often what has expired is forgotten."""
-
-FOLDER = "watermarks"
-"""Part of the state folder. It has one file for each project and endpoint of each identity."""
-
-FORMER_FOLDER = "seen"
-"""An older version wrote here. It is not read any more."""
-
-FORGET_AFTER_DAYS = 400
-"""A file that nobody wrote for so long, longer than any window in use, is removed."""
 
 CARRY_EVERY_S = 60.0
 """A process looks at most so often at what the others have seen of other logs, and at other configurations' files."""
@@ -220,7 +210,7 @@ class HighWaterMark:
         self._start_afresh()
         if self.path is not None:
             try:
-                _make_room(self.path)
+                make_room(self.path)
                 self._file = WatermarkFile(self.path)
                 if self._file.writable:
                     self._writable_file = self._file
@@ -748,27 +738,6 @@ def _without_unlogged(result: ChargeResult) -> tuple[int, ...]:
     return tuple(max(0, units - sum(u.units_at(result.now_ms) for u in usages)) for units, usages in pairs)
 
 
-def _make_room(path: str) -> None:
-    """Make the folder, and remove files from it that nobody has used for longer than any window lasts."""
-    if os.path.exists(path):
-        return
-    folder = os.path.dirname(path)
-    if not os.path.isdir(folder):
-        from quota.common.folders import make_folder  # late: a machine needs it once
-
-        make_folder(folder)
-        former = os.path.join(os.path.dirname(folder), FORMER_FOLDER)
-        if os.path.isdir(former):
-            warn(
-                "memory_unusable path=%s: an older quota-ledger wrote it and this one does not read it; delete it",
-                former,
-            )
-    for entry in os.scandir(folder):
-        with contextlib.suppress(FileNotFoundError):  # another process removed it first
-            if time.time() - entry.stat().st_mtime > FORGET_AFTER_DAYS * 86_400:
-                os.unlink(entry.path)
-
-
 # -- one for each file of a process ------------------------------------------------------------------------------------
 
 _open: dict[str, tuple[HighWaterMark, int]] = {}
@@ -799,43 +768,3 @@ def close_high_water_mark(high_water_mark: HighWaterMark) -> None:
             return
         del _open[high_water_mark.path]
     high_water_mark.close()
-
-
-def watermark_path(folder: Path, identity: Identity) -> str:
-    """Where in a state folder the file of an identity is: `PROJECT-UPSTREAM-HASH`. Identities of one upstream project
-    have the first two in common."""
-    spelled = re.sub(r"[^A-Za-z0-9._-]", "_", identity.project)
-    return str(folder / FOLDER / f"{spelled}-{identity.upstream_hash[:16]}-{identity.hash}")
-
-
-def siblings_of(path: str) -> list[str]:
-    """The files of other identities of the same upstream project."""
-    folder, name = os.path.split(path)
-    beginning, found, _ = name.rpartition("-")
-    if not found or not _OF_AN_IDENTITY.fullmatch(name):
-        return []
-    with contextlib.suppress(OSError):
-        names = (entry.name for entry in os.scandir(folder))
-        return [
-            os.path.join(folder, one)
-            for one in names
-            if one != name and one.startswith(f"{beginning}-") and _OF_AN_IDENTITY.fullmatch(one)
-        ]
-    return []
-
-
-def first_today(path: str) -> bool:
-    """Whether nobody on this machine has said for a day that this project has two ledgers. Then somebody has now."""
-    told = f"{path.rpartition('-')[0]}-told"
-    with contextlib.suppress(OSError):
-        if time.time() - os.stat(told).st_mtime < 86_400:
-            return False
-    try:
-        os.close(os.open(told, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        os.utime(told)
-    except OSError:  # else it would be said with every tick
-        return False
-    return True
-
-
-_OF_AN_IDENTITY = re.compile(r".+-[0-9a-f]{16}-[0-9a-f]{32}")

@@ -21,7 +21,8 @@ from quota.ledger.factory import open_ledger
 from quota.ledger.unlogged import UnloggedUsage, is_carry
 from quota.limits import DAY_MS, HOUR_MS
 from quota.recovery.allowance import LOOK_AGAIN_MS
-from quota.recovery.high_water_mark import HighWaterMark, watermark_path
+from quota.recovery.high_water_mark import HighWaterMark
+from quota.recovery.watermark_folder import watermark_path
 from support.books import BOOK
 from support.losses import LedgerStorage, Machine, RedisStorage, SqliteStorage
 from support.setup import limit

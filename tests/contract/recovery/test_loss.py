@@ -21,8 +21,9 @@ from quota.ledger.unlogged import UnloggedUsage
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
 from quota.recovery import high_water_mark as high_water_mark
 from quota.recovery import loss as loss
-from quota.recovery.high_water_mark import HighWaterMark, close_high_water_mark, open_high_water_mark, watermark_path
+from quota.recovery.high_water_mark import HighWaterMark, close_high_water_mark, open_high_water_mark
 from quota.recovery.watermark_file import SLOT_BYTES, WatermarkFile
+from quota.recovery.watermark_folder import watermark_path
 from support.books import BOOK
 from support.interrupts import Interrupted, at_place
 from support.losses import Machine, RedisStorage, SqliteStorage

@@ -1,0 +1,93 @@
+"""The folder of watermark files: which file is whose, and what else lies there.
+
+    PROJECT-UPSTREAM-HASH    what the processes of this machine saw of one identity (quota.recovery.watermark_file)
+    PROJECT-UPSTREAM-told    its time is when somebody said last that this project has two ledgers
+
+Identities of one upstream project have PROJECT-UPSTREAM in common: the files of the others are *siblings*.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from typing import TYPE_CHECKING
+
+from quota.common.log import warn
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from quota.ledger.contract import Identity
+
+FOLDER = "watermarks"
+"""Part of the state folder. It has one file for each project and endpoint of each identity."""
+
+FORMER_FOLDER = "seen"
+"""An older version wrote here. It is not read any more."""
+
+FORGET_AFTER_DAYS = 400
+"""A file that nobody wrote for so long, longer than any window in use, is removed."""
+
+_OF_AN_IDENTITY = re.compile(r".+-[0-9a-f]{16}-[0-9a-f]{32}")
+
+
+def watermark_path(folder: Path, identity: Identity) -> str:
+    """Where in a state folder the file of an identity is."""
+    spelled = re.sub(r"[^A-Za-z0-9._-]", "_", identity.project)
+    return str(folder / FOLDER / f"{spelled}-{identity.upstream_hash[:16]}-{identity.hash}")
+
+
+def siblings_of(path: str) -> list[str]:
+    """The files of other identities of the same upstream project; none where the folder cannot be read."""
+    folder, name = os.path.split(path)
+    beginning, found, _ = name.rpartition("-")
+    if not found or not _OF_AN_IDENTITY.fullmatch(name):
+        return []
+    with contextlib.suppress(OSError):
+        names = (entry.name for entry in os.scandir(folder))
+        return [
+            os.path.join(folder, one)
+            for one in names
+            if one != name and one.startswith(f"{beginning}-") and _OF_AN_IDENTITY.fullmatch(one)
+        ]
+    return []
+
+
+def first_today(path: str) -> bool:
+    """Whether nobody on this machine has said for a day that this project has two ledgers. Then somebody has now."""
+    told = f"{path.rpartition('-')[0]}-told"
+    with contextlib.suppress(OSError):
+        if time.time() - os.stat(told).st_mtime < 86_400:
+            return False
+    try:
+        os.close(os.open(told, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        os.utime(told)
+    except OSError:  # else it would be said with every tick
+        return False
+    return True
+
+
+def make_room(path: str) -> None:
+    """Before a new file: make the folder, and remove files that nobody has written for longer than any window lasts.
+
+    Raises OSError.
+    """
+    if os.path.exists(path):
+        return
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        from quota.common.folders import make_folder  # late: a machine needs it once
+
+        make_folder(folder)
+        former = os.path.join(os.path.dirname(folder), FORMER_FOLDER)
+        if os.path.isdir(former):
+            warn(
+                "memory_unusable path=%s: an older quota-ledger wrote it and this one does not read it; delete it",
+                former,
+            )
+    for entry in os.scandir(folder):
+        with contextlib.suppress(FileNotFoundError):  # another process removed it first
+            if time.time() - entry.stat().st_mtime > FORGET_AFTER_DAYS * 86_400:
+                os.unlink(entry.path)
