@@ -13,6 +13,8 @@ LOSSES = True
 
 FIRST_S = 0.5
 SHORTEST_S = 0.05
+LONG_S = 100
+"""So long a run has the ledger moved once more."""
 
 STEADY = (
     "server-killed",
@@ -33,6 +35,9 @@ STEADY = (
     "scripts-flushed",
 )
 LOSSY = ("server-emptied", "old-aof-restored", "old-rdb-restored", "flushed")
+
+MOVES = ("url-edited", "ledger-moved")
+"""The ledger's address changes: another empty one in the configuration, or `quota ledger move`, killed on its way."""
 
 NETWORK = {
     "reply-cut": "cut-reply",
@@ -77,8 +82,12 @@ def _ledger_track(dice: random.Random, seconds: float, losses: bool) -> list[Ste
     """Every kind comes once before any comes more often than it stands in the deck."""
     steps: list[Step] = [Step(FIRST_S, "copy")] if losses else []
     deck: list[str] = []
+    moves = _moves(seconds, losses)
     at_s = FIRST_S + 0.5
     while True:
+        if moves and at_s >= moves[0][0]:
+            steps += [Step(at_s, move := moves.pop(0)[1], move, {"dice": dice.randrange(1 << 30)})]
+            at_s += dice.uniform(0.3, 0.9)
         if not deck:
             deck = [*STEADY, *(LOSSY if losses else ())]
             dice.shuffle(deck)
@@ -90,6 +99,16 @@ def _ledger_track(dice: random.Random, seconds: float, losses: bool) -> list[Ste
         at_s += lasts_s + dice.uniform(0.3, 0.9)
         if losses and dice.random() < 0.25 and at_s < seconds:
             steps.append(Step(at_s - 0.1, "copy"))
+
+
+def _moves(seconds: float, losses: bool) -> list[tuple[float, str]]:
+    """From when on, and what. A ledger that is left with its url edited takes with it what no machine has seen."""
+    moves = [(0.6 * seconds, "ledger-moved")]
+    if losses:
+        moves = [(0.3 * seconds, "url-edited"), *moves]
+        if seconds >= LONG_S:
+            moves.append((0.8 * seconds, "url-edited"))
+    return moves
 
 
 def _strike(dice: random.Random, fault: str, at_s: float) -> tuple[list[Step], float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,6 +97,12 @@ class Scene:
     def stop(self) -> Path:
         """A file that tells the workers to finish."""
         return self.folder / "finish"
+
+    def name_ledger(self, url: str) -> None:
+        """Edit the url of the ledger in each machine's configuration."""
+        for machine in MACHINES:
+            path = self.machine(machine) / "quota.toml"
+            path.write_text(re.sub(r'(\[ledger\]\nurl = )"[^"]*"', rf'\g<1>"{url}"', path.read_text()))
 
     def configure(self, ledger_url: str, endpoint: str) -> None:
         """A folder for each machine: configuration, key, state folder and store."""

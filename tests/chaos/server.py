@@ -42,10 +42,12 @@ class ChaosServer(RedisServer):
         self._copies = folder
         folder.mkdir()
         self.fsync: Fsync = "always"
+        self.database = 0
+        """The one that holds the ledger of the moment."""
         super().__init__("--appendonly", "yes", "--appendfsync", "always", "--aof-use-rdb-preamble", "yes")
 
     def client(self, port: int | None = None) -> redis.Redis:
-        return redis.Redis(port=port or self.port, decode_responses=True, socket_timeout=10)
+        return redis.Redis(port=port or self.port, db=self.database, decode_responses=True, socket_timeout=10)
 
     def restart(self, fsync: Fsync, data: Data) -> None:
         """Start again after `kill`, with `data` in place of what it had."""
@@ -108,6 +110,11 @@ class ChaosServer(RedisServer):
         with self.client() as client:
             return entries(client.xrange(LOG), client.hgetall(CORRECTIONS))
 
+    def fenced(self) -> bool:
+        """Whether the ledger has moved, or is about to."""
+        with self.client() as client:
+            return str(client.hget(STATE, "epoch") or "").startswith("!")
+
     def close(self) -> None:
         super().close()
         shutil.rmtree(self._copies, ignore_errors=True)
@@ -118,7 +125,7 @@ class _Reader(ChaosServer):
         from support.servers import free_port
 
         self.port = free_port()
-        self.folder = of.folder
+        self.folder, self.database = of.folder, of.database
         self._command = [*of._command]
         self._command[self._command.index("--port") + 1] = str(self.port)
         self._process = None

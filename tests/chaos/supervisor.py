@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from chaos.journal import now_ms
-from chaos.plan import make_plan
+from chaos.plan import MOVES, make_plan
 from chaos.scene import HEAL_S, WORKERS, Scene
 from chaos.server import ChaosServer, Entry
 from support.proxy import Proxy
@@ -29,7 +30,10 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).resolve().parent.parent
 START_S = 60
+MOVE_S = 60
 POLL_S = 0.02
+LONGEST_MOVE_S = 0.02
+"""After the ledger is closed: some of what a move takes from there."""
 
 
 @dataclass
@@ -71,6 +75,12 @@ class Course:
 
     failed: list[str] = field(default_factory=list)
     """Workers that ended by themselves, and not well."""
+
+    moves_ms: list[int] = field(default_factory=list)
+    """When the ledger had moved with all that it held."""
+
+    movers_killed: int = 0
+    """Moves that were killed after the ledger was closed for them, and before they were done."""
 
     usage: dict[str, Any] = field(default_factory=dict)
     log: list[Entry] = field(default_factory=list)
@@ -155,7 +165,10 @@ class Supervisor:
                     if step.fault:
                         self.course.faults[step.fault] += 1
                     self.course.steps.append((now_ms(), step))
+                    struck = time.monotonic()
                     getattr(self, "_" + step.do.replace("-", "_"))(step)
+                    if step.fault in MOVES:
+                        began += time.monotonic() - struck
                 healed = time.monotonic()
                 self.course.took_s["faults"] = healed - began
                 self._finish()
@@ -220,7 +233,9 @@ class Supervisor:
         self.course.outages[-1].back_ms = now_ms()
 
     def _kill_worker(self, step: Step) -> None:
-        worker = self.workers[step.how["worker"]]
+        self._kill(self.workers[step.how["worker"]])
+
+    def _kill(self, worker: Worker) -> None:
         trouble = worker.trouble()
         if worker.kill():
             self.course.killed.add(worker.life)
@@ -297,6 +312,66 @@ class Supervisor:
     def _copy(self, step: Step) -> None:
         self.server.copy_aof()
         self.server.copy_rdb()
+
+    # -- the ledger's address changes ----------------------------------------------------------------------------------
+
+    def _ledger_url(self, database: int) -> str:
+        return f"{self.proxy.url.rpartition('/')[0]}/{database}"
+
+    def _url_edited(self, step: Step) -> None:
+        """By hand, with nobody at work: what no machine has seen in the old ledger, nobody knows."""
+        self._kill_all()
+        self.course.losses.append(Loss(step.fault, now_ms(), self.server.log()))
+        self._restart_all(step)
+
+    def _ledger_moved(self, step: Step) -> None:
+        """By the command, with everybody at work; it is killed on its way, and called again until it is done."""
+        dice = random.Random(step.how["dice"])
+        old, new = (self._ledger_url(self.server.database + more) for more in (0, 1))
+        with self._mover(old, new) as mover:
+            deadline = time.monotonic() + MOVE_S
+            while mover.poll() is None and not self.server.fenced() and time.monotonic() < deadline:
+                pass
+            time.sleep(dice.uniform(0, LONGEST_MOVE_S))
+            self.course.movers_killed += mover.poll() is None
+            mover.kill()
+        time.sleep(dice.uniform(0.1, 1.0))
+        while True:
+            with self._mover(old, new) as mover:
+                said = mover.communicate()[0]
+            if mover.returncode == 0:
+                break
+            if time.monotonic() > deadline:
+                self.course.failed.append(f"quota ledger move ended with {mover.returncode}: {said}")
+                break
+        self.course.moves_ms.append(now_ms())
+        self._kill_all()
+        self._restart_all(step)
+
+    def _mover(self, old: str, new: str) -> subprocess.Popen[str]:
+        folder = self.scene.machine(WORKERS[0][0])
+        environment = {**os.environ, "QUOTA_STATE_DIR": str(folder / "state")}
+        command = [sys.executable, "-m", "quota", "ledger", "move", old, new, "--config", str(folder / "quota.toml")]
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def _kill_all(self) -> None:
+        for worker in self.workers:
+            self.course.faults["worker-killed"] += 1
+            self._kill(worker)
+
+    def _restart_all(self, step: Step) -> None:
+        self.server.database += 1
+        self.scene.name_ledger(self._ledger_url(self.server.database))
+        for worker in self.workers:
+            worker.start(step.how["dice"] + worker.number)
+        self._until_all_decided()
 
     def _flush(self, step: Step) -> None:
         log, at_ms = self.server.flush()

@@ -11,7 +11,7 @@ import pytest
 
 from chaos.__main__ import run
 from chaos.evidence import Evidence, gather
-from chaos.plan import LOSSES, LOSSY, STEADY, UPSTREAM, make_plan
+from chaos.plan import LOSSES, LOSSY, MOVES, STEADY, UPSTREAM, make_plan
 from chaos.report import table
 from chaos.scene import Scene
 from chaos.verdict import judge
@@ -31,7 +31,7 @@ def test_a_plan_is_its_seeds_alone_and_strikes_in_every_way() -> None:
         assert plan != make_plan(seed + 1, SECONDS, losses=True)
         assert all(step.at_s <= SECONDS for step in plan)
     long = {step.fault for step in make_plan(1, 120, losses=True)} - {""}
-    assert long == {*STEADY, *LOSSY, *UPSTREAM, "worker-killed", "worker-stopped"}
+    assert long == {*STEADY, *LOSSY, *MOVES, *UPSTREAM, "worker-killed", "worker-stopped"}
 
 
 # -- the same evidence with one thing wrong in it ----------------------------------------------------------------------
@@ -93,7 +93,7 @@ TAMPERED: tuple[tuple[Callable[[Evidence], None], str], ...] = (
 )
 
 
-@pytest.mark.timeout(SECONDS + 120)
+@pytest.mark.timeout(SECONDS + 240)
 def test_what_reached_the_wire_was_charged_and_what_was_fetched_is_stored(tmp_path: Path) -> None:
     """Nothing reaches the wire uncharged, no window is overspent, no page is lost, every debt is repaid once.
 

@@ -9,6 +9,7 @@ from itertools import accumulate
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from chaos.plan import MOVES
 from chaos.scene import MACHINES, PAGE_ITEMS, PAGES, REGIONS
 from quota.common.clock import NEVER
 
@@ -30,8 +31,8 @@ RECOVERY_MS = 10_000
 EVERYTHING = "day"
 """A limit that counts all methods."""
 
-BEHIND = "ledger_behind"
-"""Begins the warning of a machine that has seen more than the ledger now holds."""
+BEHIND = ("ledger_behind", "ledger_moved")
+"""Begin the warning of a machine that has seen more than the ledger now holds."""
 
 WASTED_SHARE = 0.01
 KILLS = ("worker-killed", "server-killed", "server-emptied", "old-aof-restored", "old-rdb-restored")
@@ -277,7 +278,14 @@ def _overspend(evidence: Evidence, verdict: Verdict, unknown_of: dict[str, list[
     figures = verdict.figures
     unknown = unknown_of[EVERYTHING]
     figures["limits"] = rows
-    figures["losses"] = len(losses)
+    figures["losses"] = sum(loss.kind not in MOVES for loss in losses)
+    course = evidence.course
+    figures["moves"] = {
+        "by editing the url": len(losses) - figures["losses"],
+        "by the command": len(course.moves_ms),
+        "killed on their way": course.movers_killed,
+        "told by machines": len({life.machine for life, event in evidence.events("warning") if _tells_move(event)}),
+    }
     figures["spent before a loss was known"] = [x.units for x in unknown]
     figures["a loss could be known after ms"] = [x.until_ms - x.at_ms for x in unknown]
     figures["a loss was noticed after ms"] = [x.noticed_ms and x.noticed_ms - x.at_ms for x in unknown]
@@ -290,6 +298,10 @@ def _overspend(evidence: Evidence, verdict: Verdict, unknown_of: dict[str, list[
     verdict.hold(
         max(by_machine.values(), default=0) <= scene.allowance_units, f"a machine drew too much: {dict(by_machine)}"
     )
+
+
+def _tells_move(event: Event) -> bool:
+    return str(event["text"]).startswith("ledger_moved")
 
 
 def _windows(spent: Sequence[tuple[int, int]], window_ms: int) -> Iterable[tuple[int, int]]:
