@@ -42,6 +42,7 @@ class Life:
     kind: str
     killed: bool
     events: list[Event]
+    wrong_clock: bool = False
     last_attempt: Attempt | None = None
 
 
@@ -79,6 +80,10 @@ class Stored:
 
     passes: dict[tuple[str, int], list[tuple[int, str]]]
     """Region and time of a pass -> its ranks and video ids."""
+
+    def complete(self) -> set[str]:
+        """The regions whose round is over."""
+        return {region for region, pending, cursor in self.checkpoints if not pending and cursor is None}
 
 
 @dataclass
@@ -133,8 +138,8 @@ def _put_together(
 
 def _life(path: Path, killed: set[str]) -> Life:
     events = [json.loads(line) for line in path.read_text().splitlines()]
-    start: Event = events[0] if events else {"machine": "", "kind": ""}
-    return Life(path.stem, start["machine"], start["kind"], path.stem in killed, events)
+    start: Event = events[0] if events else {"machine": "", "kind": "", "wrong_clock": False}
+    return Life(path.stem, start["machine"], start["kind"], path.stem in killed, events, start["wrong_clock"])
 
 
 def _attempts(lives: list[Life], entries: dict[str, Entry], draws: list[Draw], wire: list[Arrival]) -> Any:
@@ -171,6 +176,15 @@ def _draws(machine: str, state: Path) -> list[Draw]:
             "SELECT number, drawn_ms, units, idempotency_key, repaid FROM draws ORDER BY number"
         ).fetchall()
     return [Draw(machine, number, ms, units, key, bool(repaid)) for number, ms, units, key, repaid in rows]
+
+
+def store_id(scene: Scene, machine: str) -> str:
+    """As the ledger knows a machine's store; "" before it has one."""
+    path = scene.machine(machine) / "videos.db"
+    if not path.exists():
+        return ""
+    with closing(sqlite3.connect(path)) as db:
+        return str(db.execute("SELECT id FROM store").fetchone()[0])
 
 
 def _stored(path: Path) -> Stored:

@@ -6,6 +6,9 @@ A line is one write to a file opened for appending, so a killed worker leaves wh
     decision    the budget's answer, with the moment at which it was asked for
     answered    upstream's answer to a call is there
     failed      a call ended without an answer
+    taking      the regions of a job are about to be taken over
+    claim       the ledger's answer to a claim on the regions of a job, if there was one
+    failed-run  a run gives its regions up
     fetched     the page of a region is there; stored: page and checkpoint are in the store
     tick        how a tick ended
     warning     what the library logged
@@ -20,6 +23,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
+import quota
 from quota.attribution import AttemptKeys
 from quota.session import Session
 
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from quota.budget import Budget
+    from quota.ledger.claims import Claim, Ending
+    from quota.ledger.contract import Ledger
     from quota.settings.model import Settings
 
 
@@ -35,7 +41,9 @@ def now_ms() -> int:
 
 
 class Journal:
-    def __init__(self, path: Path, life: str) -> None:
+    def __init__(self, path: Path, life: str, ahead_ms: int = 0) -> None:
+        """`ahead_ms`: so far is this process's clock ahead. Its journal is right all the same."""
+        self._ahead_ms = ahead_ms
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._life = life
         self._calls = 0
@@ -43,8 +51,11 @@ class Journal:
         """The name of the call in hand. It travels as `quotaUser`, so that the wire shows it."""
 
     def note(self, event: str, **fields: Any) -> None:
-        line = json.dumps({"ms": now_ms(), "event": event, **fields}, separators=(",", ":"))
+        line = json.dumps({"ms": self.now_ms(), "event": event, **fields}, separators=(",", ":"))
         os.write(self._file, line.encode() + b"\n")
+
+    def now_ms(self) -> int:
+        return now_ms() - self._ahead_ms
 
     def next_call(self) -> str:
         self._calls += 1
@@ -73,6 +84,14 @@ class NotedSession(Session):
         self._attempt_keys = NotedAttemptKeys(journal)
         self._journal = journal
 
+    @property
+    def ledger(self) -> Ledger:
+        ledger = super().ledger
+        if not isinstance(ledger.claim, NotedClaim):
+            ledger.claim = NotedClaim(ledger.claim, self._journal)  # type: ignore[method-assign]
+            ledger.end_claim = NotedEnd(ledger.end_claim, self._journal)  # type: ignore[method-assign]
+        return ledger
+
     def budget(self, credential: str | None = None) -> Budget:
         budget = super().budget(credential)
         if not isinstance(budget._decide, NotedDecide):
@@ -87,7 +106,7 @@ class NotedDecide:
         self._decide, self._journal = decide, journal
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        asked_ms = now_ms()
+        asked_ms = self._journal.now_ms()
         decision = self._decide(*args, **kwargs)
         self._journal.note(
             "decision",
@@ -106,6 +125,37 @@ class NotedDecide:
             detail=decision.detail[:80],
         )
         return decision
+
+
+class NotedClaim:
+    """`Ledger.claim`, with what it was asked for and what it answered noted."""
+
+    def __init__(self, claim: Any, journal: Journal) -> None:
+        self._claim, self._journal = claim, journal
+
+    def __call__(self, project: str, claim: Claim, *, take_over: bool = False) -> Any:
+        asked = {"job": claim.name, "run": claim.run, "regions": claim.regions, "took_over": take_over}
+        if take_over:
+            self._journal.note("taking", **asked)
+        try:
+            claimed = self._claim(project, claim, take_over=take_over)
+        except quota.LedgerError:
+            self._journal.note("claim", **asked, answered=False)
+            raise
+        self._journal.note("claim", **asked, answered=True, at_ms=claimed.now_ms, away=sorted(claimed.elsewhere))
+        return claimed
+
+
+class NotedEnd:
+    """`Ledger.end_claim`, with those noted that give the regions up."""
+
+    def __init__(self, end: Any, journal: Journal) -> None:
+        self._end, self._journal = end, journal
+
+    def __call__(self, project: str, claim: Claim, ending: Ending) -> None:
+        if ending == "failed":
+            self._journal.note("failed-run", job=claim.name)
+        self._end(project, claim, ending)
 
 
 class NotedWarnings(logging.Handler):

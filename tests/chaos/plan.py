@@ -39,6 +39,14 @@ LOSSY = ("server-emptied", "old-aof-restored", "old-rdb-restored", "flushed")
 MOVES = ("url-edited", "ledger-moved")
 """The ledger's address changes: another empty one in the configuration, or `quota ledger move`, killed on its way."""
 
+OWNER_LOST = "owner-lost"
+"""The machine that a job belongs to is gone for a while; another is told to take over."""
+
+CLOCK_WRONG = "clock-wrong"
+"""A machine's clock is set wrong by hours, and right again."""
+
+LOST_S = 5.0
+
 NETWORK = {
     "reply-cut": "cut-reply",
     "reply-dropped": "drop-reply",
@@ -82,11 +90,14 @@ def _ledger_track(dice: random.Random, seconds: float, losses: bool) -> list[Ste
     """Every kind comes once before any comes more often than it stands in the deck."""
     steps: list[Step] = [Step(FIRST_S, "copy")] if losses else []
     deck: list[str] = []
-    moves = _moves(seconds, losses)
+    acts = _acts(seconds, losses)
     at_s = FIRST_S + 0.5
     while True:
-        if moves and at_s >= moves[0][0]:
-            steps += [Step(at_s, move := moves.pop(0)[1], move, {"dice": dice.randrange(1 << 30)})]
+        if acts and at_s >= acts[0][0]:
+            _, act = acts.pop(0)
+            steps.append(Step(at_s, act, act, {"dice": dice.randrange(1 << 30)}))
+            if act == OWNER_LOST:
+                steps.append(Step(min(at_s + LOST_S, seconds), "owner-back"))
             at_s += dice.uniform(0.3, 0.9)
         if not deck:
             deck = [*STEADY, *(LOSSY if losses else ())]
@@ -101,14 +112,16 @@ def _ledger_track(dice: random.Random, seconds: float, losses: bool) -> list[Ste
             steps.append(Step(at_s - 0.1, "copy"))
 
 
-def _moves(seconds: float, losses: bool) -> list[tuple[float, str]]:
+def _acts(seconds: float, losses: bool) -> list[tuple[float, str]]:
     """From when on, and what. A ledger that is left with its url edited takes with it what no machine has seen."""
-    moves = [(0.6 * seconds, "ledger-moved")]
+    acts = [(0.07, CLOCK_WRONG), (0.15, OWNER_LOST), (0.45, OWNER_LOST), (0.6, "ledger-moved")]
     if losses:
-        moves = [(0.3 * seconds, "url-edited"), *moves]
-        if seconds >= LONG_S:
-            moves.append((0.8 * seconds, "url-edited"))
-    return moves
+        acts.append((0.3, "url-edited"))
+    if seconds >= LONG_S:
+        acts += [(0.52, CLOCK_WRONG), (0.7, OWNER_LOST)]
+        if losses:
+            acts.append((0.8, "url-edited"))
+    return [(share * seconds, act) for share, act in sorted(acts)]
 
 
 def _strike(dice: random.Random, fault: str, at_s: float) -> tuple[list[Step], float]:

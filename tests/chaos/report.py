@@ -31,6 +31,7 @@ def publish(scene: Scene, verdict: Verdict, path: Path = PAGE) -> None:
     unknown = found["spent before a loss was known"]
     too_much = [row["too much, share"] for row in found["against the truth"].values()]
     recovery, wasted, pages = found["recovery ms"], found["wasted"], found["pages"]
+    moves, shared, clocks = found["moves"], found["shared pages"], found["wrong clocks"]
     rows = {
         "seed, seconds of faults": f"{scene.seed}, {scene.seconds:g}",
         "faults": f"{sum(found['faults'].values())} of {len(found['faults'])} kinds",
@@ -38,10 +39,15 @@ def publish(scene: Scene, verdict: Verdict, path: Path = PAGE) -> None:
         "units on the wire / charged": f"{found['wire units']:,} / {found['charged units']:,}",
         "of these on allowances, repaid": f"{found['allowance units']:,}, {_repaid(found['debts'])}",
         "losses of the ledger": str(found["losses"]),
-        "units spent between a loss and its discovery": f"{sum(unknown)}, after one loss at most {max([0, *unknown])}",
+        "moves by editing its url / by the command, killed on its way": f"{moves['by editing the url']} / "
+        f"{moves['by the command']}, {moves['killed on their way']}",
+        "units spent before a loss or an edit was known": f"{sum(unknown)}, after one at most {max([0, *unknown])}",
         "units overspent beyond that and the allowance": str(beyond),
         "calls that upstream refused for its quota": str(found["refused by upstream"]),
         "pages fetched / lost / stored twice": f"{pages['fetched']:,} / {pages['lost']} / {pages['stored twice']}",
+        "of these for a shared job / its regions taken over / given to two": f"{shared['fetched']:,} / "
+        f"{shared['regions taken over']} / {shared['regions given to two']}",
+        "refused for a clock wrong by hours / sent in spite of it": f"{clocks['refused for that']} / {clocks['sent']}",
         "back after an outage, median / longest": f"{recovery['median']} ms / {recovery['max']} ms",
         "budget wasted by caution": f"{wasted['units']} units, {100 * wasted['share']:.1f}%",
         "limits counted too high, on average": f"by {100 * min(too_much):.1f} to {100 * max(too_much):.1f}%",

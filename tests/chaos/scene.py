@@ -13,6 +13,11 @@ KEY = "a-key-for-chaos"
 MACHINES = ("m1", "m2", "m3")
 JOB = "pages"
 REGIONS = ("US", "DE", "FR", "IN", "BR", "JP")
+SHARED = "shared"
+SHARED_REGIONS = ("KR", "MX", "ES")
+"""A job whose regions belong to one machine at a time; those of the other belong to each."""
+
+FETCH = "chaos.pages:fetch"
 PAGES = 5
 PAGE_ITEMS = 10
 WORKERS = (
@@ -30,6 +35,12 @@ WORKERS = (
 CHEAP, CHEAP_UNITS = "videos.list", 1
 DEAR, DEAR_UNITS = "captions.list", 50
 SHORT_UNITS, SHORT_MS = 800, 20_000
+AHEAD_MS = "CHAOS_AHEAD_MS"
+"""Tells a worker how far ahead its clock has been set."""
+
+ACTS_S = 120
+"""So long, together, workers may take to start again after ledgers moved and clocks were set; no faults strike then."""
+
 HEAL_S = 60
 """What the workers have, once everything is healed, for their last tick and to repay."""
 
@@ -60,7 +71,7 @@ class Scene:
     @property
     def day_units(self) -> int:
         """The 24 h limit: what the short one can admit in the whole run, and not much more."""
-        return SHORT_UNITS * (math.ceil(self.seconds * 1_000 / SHORT_MS) + 1)
+        return SHORT_UNITS * (math.ceil((self.seconds + ACTS_S) * 1_000 / SHORT_MS) + 1)
 
     @property
     def headroom_units(self) -> int:
@@ -98,6 +109,10 @@ class Scene:
         """A file that tells the workers to finish."""
         return self.folder / "finish"
 
+    def here(self, machine: str) -> Path:
+        """A file that tells a machine to take the shared job over, as its operator would with `--here`."""
+        return self.machine(machine) / "here"
+
     def name_ledger(self, url: str) -> None:
         """Edit the url of the ledger in each machine's configuration."""
         for machine in MACHINES:
@@ -130,8 +145,12 @@ endpoint = "{endpoint}"
 {limits}
 [jobs.{JOB}]
 machines = "each"
-fetch = "chaos.pages:fetch"
+fetch = "{FETCH}"
 regions = {json.dumps(REGIONS)}
+pages = {PAGES}
+[jobs.{SHARED}]
+fetch = "{FETCH}"
+regions = {json.dumps(SHARED_REGIONS)}
 pages = {PAGES}
 [store]
 url = "sqlite:///videos.db"

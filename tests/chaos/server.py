@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from dataclasses import dataclass
@@ -109,6 +110,14 @@ class ChaosServer(RedisServer):
     def log(self) -> list[Entry]:
         with self.client() as client:
             return entries(client.xrange(LOG), client.hgetall(CORRECTIONS))
+
+    def owner(self, job: str) -> str | None:
+        """The id of the store that a job belongs to."""
+        with self.client() as client:
+            record = str(client.hget(STATE, f"claim:{job}") or "")
+        runs = json.loads(record.partition(" ")[2] or "{}").get("runs") or [{}]
+        owner: str | None = max(runs, key=lambda run: run.get("seen_ms", 0)).get("owner")
+        return owner
 
     def fenced(self) -> bool:
         """Whether the ledger has moved, or is about to."""

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from chaos.evidence import store_id
 from chaos.journal import now_ms
-from chaos.plan import MOVES, make_plan
-from chaos.scene import HEAL_S, WORKERS, Scene
+from chaos.plan import CLOCK_WRONG, MOVES, make_plan
+from chaos.scene import AHEAD_MS, FETCH, HEAL_S, MACHINES, SHARED, WORKERS, Scene
 from chaos.server import ChaosServer, Entry
 from support.proxy import Proxy
 
@@ -32,6 +33,10 @@ TESTS = Path(__file__).resolve().parent.parent
 START_S = 60
 MOVE_S = 60
 POLL_S = 0.02
+FAKETIME = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), None)
+WRONG_S = (2 * 3_600, 72 * 3_600)
+"""By so much a wrong clock is wrong: more than the hour that a ledger puts up with."""
+
 LONGEST_MOVE_S = 0.02
 """After the ledger is closed: some of what a move takes from there."""
 
@@ -96,19 +101,32 @@ class Worker:
         self.scene, self.number = scene, number
         self.machine, self.kind = WORKERS[number]
         self.lives = 0
+        self.lost = False
+        """Its machine is gone: nothing starts there."""
+
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
     def life(self) -> str:
         return f"w{self.number}-{self.lives}"
 
-    def start(self, seed: int) -> None:
-        """Not where it lives: one that is killed again before its start finds two of them coming."""
-        if self.process is not None and self.process.poll() is None:
+    def start(self, seed: int, ahead_ms: int = 0) -> None:
+        """Not where it lives: one that is killed again before its start finds two of them coming.
+
+        `ahead_ms`: under a clock that is so far ahead.
+        """
+        if self.lost or (self.process is not None and self.process.poll() is None):
             return
         self.lives += 1
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("QUOTA_", "YOUTUBE_"))}
         environment["QUOTA_STATE_DIR"] = str(self.scene.machine(self.machine) / "state")
+        if ahead_ms:
+            environment |= {
+                "LD_PRELOAD": str(FAKETIME),
+                "FAKETIME": f"{ahead_ms // 1_000:+d}s",
+                AHEAD_MS: str(ahead_ms),
+            }
+            environment["FAKETIME_DISABLE_SHM"] = "1"
         command = [sys.executable, "-m", "chaos.worker", str(self.scene.folder), self.machine, self.kind, self.life]
         with (self.scene.folder / f"{self.life}.err").open("wb") as errors:
             self.process = subprocess.Popen(
@@ -132,7 +150,7 @@ class Worker:
     def trouble(self) -> str | None:
         """How it ended, if not well."""
         assert self.process is not None
-        if self.process.poll() in (None, 0):
+        if self.lost or self.process.poll() in (None, 0):
             return None
         errors = (self.scene.folder / f"{self.life}.err").read_text()
         return f"{self.life} ({self.machine}, {self.kind}) ended with {self.process.returncode}: {errors[-2_000:]}"
@@ -167,7 +185,7 @@ class Supervisor:
                     self.course.steps.append((now_ms(), step))
                     struck = time.monotonic()
                     getattr(self, "_" + step.do.replace("-", "_"))(step)
-                    if step.fault in MOVES:
+                    if step.fault in (*MOVES, CLOCK_WRONG):
                         began += time.monotonic() - struck
                 healed = time.monotonic()
                 self.course.took_s["faults"] = healed - began
@@ -207,6 +225,7 @@ class Supervisor:
     def _finish(self) -> None:
         self._heal()
         self.proxy.resume()
+        self._owner_back()
         for worker in self.workers:
             if worker.trouble() is not None:
                 self.course.failed.append(str(worker.trouble()))
@@ -363,8 +382,52 @@ class Supervisor:
 
     def _kill_all(self) -> None:
         for worker in self.workers:
-            self.course.faults["worker-killed"] += 1
-            self._kill(worker)
+            if not worker.lost:
+                self.course.faults["worker-killed"] += 1
+                self._kill(worker)
+
+    # -- a clock is wrong ----------------------------------------------------------------------------------------------
+
+    def _clock_wrong(self, step: Step) -> None:
+        """Nothing else strikes meanwhile: what a machine draws on its allowance then would be dated by its clock."""
+        if FAKETIME is None:
+            del self.course.faults[step.fault]
+            return
+        dice = random.Random(step.how["dice"])
+        machine = dice.choice(MACHINES)
+        ahead_ms = dice.choice((-1, 1)) * dice.randrange(*WRONG_S) * 1_000
+        for clock_ms in (ahead_ms, 0):
+            for worker in self.workers:
+                if worker.machine == machine and not worker.lost:
+                    self.course.faults["worker-killed"] += 1
+                    self._kill(worker)
+                    worker.start(dice.randrange(1 << 30), clock_ms)
+            self._until_all_decided()
+            time.sleep(dice.uniform(0.5, 1.5))
+
+    # -- a machine is lost ---------------------------------------------------------------------------------------------
+
+    def _owner_lost(self, step: Step) -> None:
+        dice = random.Random(step.how["dice"])
+        lost = self._owner() or dice.choice(MACHINES)
+        for worker in self.workers:
+            if worker.machine == lost:
+                self.course.faults["worker-killed"] += 1
+                self._kill(worker)
+                worker.lost = True
+        self.scene.here(lost).unlink(missing_ok=True)
+        self.scene.here(dice.choice([machine for machine in MACHINES if machine != lost])).touch()
+
+    def _owner_back(self, step: Step | None = None) -> None:
+        for worker in self.workers:
+            if worker.lost:
+                worker.lost = False
+                worker.start(self.scene.seed * 100 + worker.number + worker.lives)
+
+    def _owner(self) -> str | None:
+        """The machine that the shared job belongs to."""
+        owner = self.server.owner(f"{FETCH}|{SHARED}")
+        return next((machine for machine in MACHINES if store_id(self.scene, machine) == owner), None)
 
     def _restart_all(self, step: Step) -> None:
         self.server.database += 1

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chaos.__main__ import run
-from chaos.evidence import Evidence, gather
-from chaos.plan import LOSSES, LOSSY, MOVES, STEADY, UPSTREAM, make_plan
+from chaos.evidence import Event, Evidence, Life, gather
+from chaos.plan import CLOCK_WRONG, LOSSES, LOSSY, MOVES, OWNER_LOST, STEADY, UPSTREAM, make_plan
 from chaos.report import table
-from chaos.scene import Scene
+from chaos.scene import FETCH, SHARED, SHARED_REGIONS, Scene
 from chaos.verdict import judge
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def test_a_plan_is_its_seeds_alone_and_strikes_in_every_way() -> None:
         assert plan != make_plan(seed + 1, SECONDS, losses=True)
         assert all(step.at_s <= SECONDS for step in plan)
     long = {step.fault for step in make_plan(1, 120, losses=True)} - {""}
-    assert long == {*STEADY, *LOSSY, *MOVES, *UPSTREAM, "worker-killed", "worker-stopped"}
+    assert long == {*STEADY, *LOSSY, *MOVES, *UPSTREAM, OWNER_LOST, CLOCK_WRONG, "worker-killed", "worker-stopped"}
 
 
 # -- the same evidence with one thing wrong in it ----------------------------------------------------------------------
@@ -79,6 +79,34 @@ def _checkpoint_open(found: Evidence) -> None:
     found.stores["m2"].checkpoints[0] = ("US", 1, '{"token": "CAUQAA"}')
 
 
+def _claims(found: Evidence) -> list[tuple[Life, Event]]:
+    """Those that got the shared job's regions."""
+    job = f"{FETCH}|{SHARED}"
+    return [
+        (life, event)
+        for life, event in found.events("claim")
+        if event["job"] == job and event["answered"] and not event["away"]
+    ]
+
+
+def _given_to_two(found: Evidence) -> None:
+    life, event = _claims(found)[-1]
+    other = next(other for other in found.lives if other.machine not in ("", life.machine))
+    other.events.append({**event, "at_ms": event["at_ms"] + 1})
+
+
+def _fetched_elsewhere(found: Evidence) -> None:
+    owners = {id(life) for life, event in found.events("fetched") if event["region"] in SHARED_REGIONS}
+    for life, event in _claims(found):
+        if id(life) in owners:
+            event["away"] = list(SHARED_REGIONS)
+
+
+def _wrong_clock_believed(found: Evidence) -> None:
+    """As if a worker that charged and sent had had a wrong clock."""
+    next(a for a in found.attempts.values() if a.arrival is not None).life.wrong_clock = True
+
+
 TAMPERED: tuple[tuple[Callable[[Evidence], None], str], ...] = (
     (_uncharged, "without a charge"),
     (_charged_late, "after they arrived"),
@@ -89,6 +117,9 @@ TAMPERED: tuple[tuple[Callable[[Evidence], None], str], ...] = (
     (_owed, "not repaid"),
     (_drawn_too_much, "drew too much"),
     (_page_missing, "not in the store as it was fetched"),
+    (_given_to_two, "while they belonged to another"),
+    (_fetched_elsewhere, "knew them to be another's"),
+    (_wrong_clock_believed, "with a wrong clock were told"),
     (_checkpoint_open, "not all regions are complete"),
 )
 

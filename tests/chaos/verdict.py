@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from chaos.plan import MOVES
-from chaos.scene import MACHINES, PAGE_ITEMS, PAGES, REGIONS
+from chaos.scene import FETCH, MACHINES, PAGE_ITEMS, PAGES, REGIONS, SHARED, SHARED_REGIONS
 from quota.common.clock import NEVER
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ to 2 s, and answers all the same."""
 
 CLOCK_MS = 2
 """Two processes of one machine read one clock, and each rounds down."""
+
+HELD_MS = 5_000
+"""A request may be held so long by the network, and be done after its sender gave up."""
 
 RECOVERY_MS = 10_000
 EVERYTHING = "day"
@@ -55,10 +58,12 @@ def judge(evidence: Evidence) -> Verdict:
     _course(evidence, verdict)
     _charged_before(evidence, verdict)
     unknown_of = {name: _unknown(evidence, name) for name in evidence.scene.limits}
+    _clocks(evidence, verdict)
     _overspend(evidence, verdict, unknown_of)
     _replay(evidence, verdict, kinds)
     _refusals(evidence, verdict, unknown_of)
     _pages(evidence, verdict)
+    _owners(evidence, verdict)
     _debts(evidence, verdict, kinds)
     _recovery(evidence, verdict)
     _waste(evidence, verdict)
@@ -213,7 +218,11 @@ def _ignorance(
             read_ms = int(event["id"].partition("-")[0]) if event["source"] == "ledger" else event["asked_ms"]
             seen_ms[life.machine] = max(seen_ms[life.machine], read_ms)
     knows = max(seen_ms, key=lambda machine: seen_ms[machine], default="")
-    asked = (event["ms"] for life, event in decisions if life.machine == knows and event["asked_ms"] >= loss.at_ms)
+    asked = (
+        event["ms"]
+        for life, event in decisions
+        if life.machine == knows and event["asked_ms"] >= loss.at_ms and event["reason"] != "clock"
+    )
     until_ms = next(asked, evidence.course.ended_ms)
     # What nobody was told of, nobody can remember.
     units = sum(entry.units for entry in lost if entry.ms > seen_ms[knows])
@@ -391,6 +400,27 @@ def _refusals(evidence: Evidence, verdict: Verdict, unknown_of: dict[str, list[I
         verdict.hold(not needless, f"{needless} calls were refused in spite of room")
 
 
+# -- wrong clocks ------------------------------------------------------------------------------------------------------
+
+
+def _clocks(evidence: Evidence, verdict: Verdict) -> None:
+    """Who has a wrong clock is refused for that, and nobody else is."""
+    lives = [life for life in evidence.lives if life.wrong_clock]
+    reasons: Counter[str] = Counter()
+    misled = 0
+    for life, event in evidence.events("decision"):
+        if life.wrong_clock:
+            reasons["admitted" if event["admitted"] else str(event["reason"])] += 1
+        elif event["reason"] == "clock":
+            misled += 1
+    refused = reasons["clock"]
+    sent = sum(attempt.arrival is not None for attempt in evidence.attempts.values() if attempt.life.wrong_clock)
+    verdict.figures["wrong clocks"] = {"workers": len(lives), "refused for that": refused, "sent": sent}
+    verdict.hold(not sent and reasons.total() == refused, f"workers with a wrong clock were told {dict(reasons)}")
+    verdict.hold(not misled, f"{misled} decisions were refused for a wrong clock that was right")
+    verdict.hold(not lives or refused > 0, "no worker with a wrong clock was refused for that")
+
+
 # -- 3. pages ----------------------------------------------------------------------------------------------------------
 
 
@@ -414,12 +444,12 @@ def _pages(evidence: Evidence, verdict: Verdict) -> None:
     again = [key for key, times in said.items() if times > 1]
     kept = gaps = unfinished = 0
     for machine, store in evidence.stores.items():
-        for ranks in store.passes.values():
+        for (region, _), ranks in store.passes.items():
             kept += len(ranks) // PAGE_ITEMS
             gaps += [rank for rank, _ in ranks] != list(range(1, len(ranks) + 1))
-            unfinished += len(ranks) != PAGES * PAGE_ITEMS
-        incomplete = [one for one in store.checkpoints if one[1] or one[2] is not None]
-        complete = len(store.checkpoints) == len(REGIONS) and not incomplete
+            # What was taken over stays where it was, as far as it got.
+            unfinished += len(ranks) != PAGES * PAGE_ITEMS and region in REGIONS
+        complete = store.complete() >= set(REGIONS)
         verdict.hold(complete, f"{machine}: not all regions are complete at the end: {store.checkpoints}")
     killed_between = fetched - stored
     figures = verdict.figures
@@ -448,6 +478,76 @@ def _compare_page(evidence: Evidence, verdict: Verdict, life: Life, event: Event
     verdict.hold(
         fetched is not None and there == fetched["ids"],
         f"{life.machine} {event['region']} page {event['pages']} is not in the store as it was fetched",
+    )
+
+
+def _owners(evidence: Evidence, verdict: Verdict) -> None:
+    """Each region of the shared job belongs to one machine at a time, by what the ledger told each.
+
+    It changes hands when it is taken over, when its run gave it up, and when the ledger lost what it knew. A run
+    fetches what it has, what it got no answer about, and the page that it has in hand when it is replaced.
+    """
+    course = evidence.course
+    lost_ms = [loss.at_ms for loss in course.losses]
+    job = f"{FETCH}|{SHARED}"
+    given = [(life, event) for life, event in evidence.events("claim") if event["job"] == job and event["answered"]]
+    gone_ms = defaultdict(list)
+    for life, event in evidence.events("failed-run"):
+        gone_ms[life.machine].append(event["ms"])
+    taking_ms = defaultdict(list)
+    for life, event in evidence.events("taking"):
+        taking_ms[life.machine].append(event["ms"])
+    owner: dict[str, tuple[str, int]] = {}
+    changes: Counter[str] = Counter()
+    grants: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+    for life, event in sorted(given, key=lambda pair: pair[1]["at_ms"]):
+        at_ms = event["at_ms"]
+        for region in set(event["regions"]) - set(event["away"]):
+            before, since_ms = owner.get(region, (life.machine, at_ms))
+            if before != life.machine:
+                if any(since_ms - HELD_MS <= ms <= event["ms"] for ms in taking_ms[life.machine]):
+                    changes["taken over"] += 1
+                elif any(since_ms <= ms <= event["ms"] for ms in (*lost_ms, *course.unsafe_kills_ms)):
+                    changes["after a loss"] += 1
+                elif any(since_ms - HELD_MS <= ms <= event["ms"] for ms in gone_ms[before]):
+                    changes["given up"] += 1
+                else:
+                    changes["for nothing"] += 1
+            owner[region] = life.machine, at_ms
+            grants[region].append((at_ms, life.machine))
+    fetched = not_theirs = unanswered = in_hand = unasked = 0
+    for life in evidence.lives:
+        run, theirs, answered, since = "", set(SHARED_REGIONS), True, 0
+        for event in life.events:
+            if event["event"] == "claim" and event["job"] == job:
+                if event["run"] != run:
+                    run, theirs = event["run"], set(event["regions"])
+                theirs -= set(event.get("away", ()))
+                answered, since = event["answered"], 0
+            elif event["event"] == "fetched" and event["region"] in SHARED_REGIONS:
+                region = event["region"]
+                fetched, since = fetched + 1, since + 1
+                not_theirs += region not in theirs
+                unasked += since > 1
+                last = bisect_right(grants[region], (event["ms"], ""))
+                if last > 0 and grants[region][last - 1][1] != life.machine:
+                    unanswered += not answered
+                    in_hand += answered
+    finished = {region: region in evidence.stores[machine].complete() for region, (machine, _) in owner.items()}
+    verdict.figures["shared pages"] = {
+        "fetched": fetched,
+        "of another machine's, ledger away": unanswered,
+        "of another machine's, in hand": in_hand,
+        "regions taken over": changes["taken over"],
+        "regions free after a loss": changes["after a loss"],
+        "regions given up": changes["given up"],
+        "regions given to two": (stray := changes["for nothing"]),
+    }
+    verdict.hold(not stray, f"{stray} regions were given to a machine while they belonged to another")
+    verdict.hold(not unasked, f"{unasked} pages were fetched by runs that had not asked since the page before")
+    verdict.hold(not not_theirs, f"{not_theirs} pages were fetched by machines that knew them to be another's")
+    verdict.hold(
+        finished.keys() == set(SHARED_REGIONS) and all(finished.values()), f"the shared job is not complete: {finished}"
     )
 
 

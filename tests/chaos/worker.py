@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import http.client
 import logging
+import os
 import random
 import sys
 import time
@@ -25,7 +26,7 @@ from tenacity import wait_fixed
 import quota
 from chaos import pages
 from chaos.journal import Journal, NotedSession, NotedWarnings
-from chaos.scene import CHEAP, DEAR, HEAL_S, JOB, KEY, REGIONS
+from chaos.scene import AHEAD_MS, CHEAP, DEAR, HEAL_S, JOB, KEY, REGIONS, SHARED
 from quota.jobs.runner import Silent, run_job
 from quota.settings.load import load_settings
 
@@ -55,8 +56,9 @@ class NotingWatcher(Silent):
 
 class Worker:
     def __init__(self, scene: Path, machine: str, life: str, seed: int) -> None:
-        self.journal = Journal(scene / "journals" / f"{life}.jsonl", life)
+        self.journal = Journal(scene / "journals" / f"{life}.jsonl", life, int(os.environ.get(AHEAD_MS, 0)))
         self.finish = scene / "finish"
+        self.here = scene / machine / "here"
         self.settings = load_settings(scene / machine / "quota.toml")
         self.random = random.Random(seed)
         logging.getLogger("quota").addHandler(NotedWarnings(self.journal))
@@ -67,14 +69,23 @@ class Worker:
         time.sleep(self.random.uniform(longest_s / 4, longest_s))
 
     def ticks(self) -> None:
-        while True:
+        left = [JOB, SHARED]
+        while left:
             finishing = self.finish.exists()
-            with NotedSession(self.settings, self.journal) as session:
-                report = run_job(session, JOB, watcher=NotingWatcher(self.journal), wait=wait_fixed(0.05))
-            self.journal.note("tick", outcome=report.outcome, why=report.why[:120], finishing=finishing)
-            if finishing and report.outcome == "done":
-                return
+            for job in tuple(left):
+                outcome = self.tick(job, finishing=finishing)
+                if finishing and outcome in (("done", "elsewhere") if job == SHARED else ("done",)):
+                    left.remove(job)
             self.poll(0.12)
+
+    def tick(self, job: str, *, finishing: bool) -> str:
+        here = job == SHARED and self.here.exists()
+        with NotedSession(self.settings, self.journal) as session:
+            report = run_job(session, job, here=here, watcher=NotingWatcher(self.journal), wait=wait_fixed(0.05))
+        self.journal.note("tick", job=job, outcome=report.outcome, why=report.why[:120], finishing=finishing)
+        if here and report.outcome != "overlap":
+            self.here.unlink(missing_ok=True)
+        return report.outcome
 
     def calls(self) -> None:
         with NotedSession(self.settings, self.journal) as session:
@@ -132,7 +143,7 @@ class Worker:
 def main() -> None:
     scene, machine, kind, life, seed = sys.argv[1:]
     worker = Worker(Path(scene), machine, life, int(seed))
-    worker.journal.note("start", machine=machine, kind=kind)
+    worker.journal.note("start", machine=machine, kind=kind, wrong_clock=AHEAD_MS in os.environ)
     getattr(worker, kind)()
     worker.journal.note("end")
 
