@@ -132,7 +132,9 @@ def _without_secrets(url: str) -> str:
 
     Where a password holds unescaped separators nobody can say where it ends: then the whole place is left out.
     """
-    scheme, _, rest = url.partition("://")
+    scheme, slashes, rest = url.partition("://")
+    if not slashes:  # nobody can say what its parts are
+        return f"{url.partition(':')[0]}:..."
     userinfo, at, place = rest.rpartition("@")
     if at and re.search(r"[/?#]", userinfo):
         return f"{scheme}://..."

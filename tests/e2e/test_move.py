@@ -117,6 +117,7 @@ def test_what_cannot_be_moved_is_one_line(tmp_path: Path, redis_server: RedisSer
         ("sqlite://", "NEW: a file is sqlite:///relative/path or sqlite:////absolute/path"),
         (f"sqlite:///{tmp_path}", "is a folder; name a file in it"),
         ("redis://:s3cret@127.0.0.1:x/0", "one of its parts cannot be read"),
+        ("redis:/u:s3cret@127.0.0.1", "one of its parts cannot be read"),
     ):
         said = one_line(quota("ledger", "move", "sqlite:///ledger.db", new), 2)
         assert told in said
