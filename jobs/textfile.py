@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING
 from quota.common.clock import host_clock
 from quota.common.log import warn
 from quota.common.text import one_line
+from quota.errors import LedgerError
 from quota.jobs.runner import work_of
 from quota.jobs.store.store import Store, StoreError
-from quota.metrics import Sample, exposition, file_name, of_silence, of_status, write_file
+from quota.ledger.history import OTHER
+from quota.metrics import Sample, exposition, file_name, of_silence, of_status, of_sums, write_file
+from quota.spending import read_sums
 
 if TYPE_CHECKING:
+    from quota.ledger.history import RunningSum
     from quota.session import Session
     from quota.settings.model import JobSettings
     from quota.status import Status
@@ -29,11 +33,22 @@ def write_metrics(session: Session, job: str, exit_status: int, status: Status |
     project = session.credential(settings.credential).project
     written = Sample("quota_textfile_written_timestamp_seconds", {"project": project}, host_clock() / 1000)
     of_job = [written._replace(labels={"project": project, "quota_job": job}), *_of_job(session, settings, exit_status)]
+    sums = _sums(session, project) if status is not None else ()
+    of_job += of_sums(project, (one for one in sums if one.job == job))
+    of_project = [written, *_of_project(session, settings, project, status)]
+    of_project += of_sums(project, (one for one in sums if one.job in ("", OTHER)))
     try:
-        write_file(folder, file_name(project), exposition([written, *_of_project(session, settings, project, status)]))
+        write_file(folder, file_name(project), exposition(of_project))
         write_file(folder, file_name(project, job), exposition(of_job))
     except OSError as error:
         warn("textfile_not_written folder=%s: %s", one_line(folder), error.strerror or error)
+
+
+def _sums(session: Session, project: str) -> tuple[RunningSum, ...]:
+    try:
+        return read_sums(session.ledger, project)
+    except LedgerError:
+        return ()
 
 
 def _of_project(session: Session, job: JobSettings, project: str, status: Status | None) -> list[Sample]:

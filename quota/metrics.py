@@ -4,7 +4,7 @@
     FAMILIES      every family that this product exports: its type and help
     exposition    samples as text
     write_file    that text as a file, replaced whole
-    of_status     the samples of a status
+    of_status     the samples of a status; of_sums those of what was ever charged
 
 Two files with the same series lose one of them without a word. So one file of a project holds the series without the
 label `quota_job`, and one of each job those with it: see `file_name`. (`job` is Prometheus' own label.)
@@ -23,9 +23,10 @@ from quota.limits import Calendar
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from quota.ledger.history import RunningSum
     from quota.status import CredentialRow, Status
 
-GAUGE = "gauge"
+GAUGE, COUNTER = "gauge", "counter"
 
 FAMILIES: Mapping[str, tuple[str, str]] = {
     "quota_limit_units": (GAUGE, "The number that the limit is held to."),
@@ -38,6 +39,9 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
     "quota_bucket_exhausted_until_timestamp_seconds": (GAUGE, "When a closed bucket opens; absent if no reset helps."),
     "quota_allowance_owed_units": (GAUGE, "Units that this machine drew without the ledger and has not repaid."),
     "quota_ledger_up": (GAUGE, "1 if the ledger answered when this was written, else 0."),
+    "quota_charges_total": (COUNTER, "Charges of a method, since the ledger's history began."),
+    "quota_charged_units_total": (COUNTER, "Their units as they were charged."),
+    "quota_corrected_units_total": (COUNTER, "Units by which corrections changed them, up or down."),
     "quota_run_last_end_timestamp_seconds": (GAUGE, "When the last run of the job ended on this machine."),
     "quota_run_last_exit_status": (GAUGE, "The exit status of that run."),
     "quota_region_completed_timestamp_seconds": (GAUGE, "When the last complete pass of the region ended."),
@@ -152,6 +156,15 @@ def _buckets(credential: CredentialRow) -> Iterator[Sample]:
         yield Sample("quota_bucket_exhausted", labels, bucket in closed)
         if closed.get(bucket, NEVER) != NEVER:
             yield Sample("quota_bucket_exhausted_until_timestamp_seconds", labels, closed[bucket] / 1000)
+
+
+def of_sums(project: str, sums: Iterable[RunningSum]) -> Iterator[Sample]:
+    """The samples of what was ever charged. None of them falls."""
+    for one in sums:
+        labels = {"project": project, "method": one.method, "quota_job": one.job}
+        yield Sample("quota_charges_total", labels, one.charges)
+        yield Sample("quota_charged_units_total", labels, one.units)
+        yield Sample("quota_corrected_units_total", labels, one.corrected_units)
 
 
 def of_silence(project: str, owed_units: int) -> list[Sample]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from quota.ledger.contract import Ledger
     from quota.ledger.entry import Entry
-    from quota.ledger.history import History, HourOfSpending
+    from quota.ledger.history import History, HourOfSpending, RunningSum
 
 SPEND_FIELDS = ("method", "job", "region", "run", "day", "hour", "bucket")
 RUN_CHARS = 8
@@ -282,6 +282,15 @@ def catch_up(ledger: Ledger, project: str) -> None:
     with suppress(LedgerError):
         while ledger.roll_up(project, host_clock()) and time.monotonic() < ends_s:
             pass
+
+
+def read_sums(ledger: Ledger, project: str) -> tuple[RunningSum, ...]:
+    """All that was ever charged, by method and job, up to now. Raises LedgerError."""
+    catch_up(ledger, project)
+    now_ms = ledger.now_ms()
+    history = ledger.history(project, now_ms, now_ms)
+    log = read_entries(ledger, project, history.rolled_up[0], NEVER)
+    return history.sums_with(entry for entry in log if (entry.ms, entry.seq) > history.rolled_up)
 
 
 def _is_other(hour: HourOfSpending) -> bool:

@@ -144,6 +144,33 @@ def test_a_real_collector_reads_two_jobs(tmp_path: Path, upstream: Emulator) -> 
     assert "a-key-for-metrics" not in "".join(path.read_text() for path in folder.iterdir())
 
 
+def test_what_was_ever_charged_only_grows(tmp_path: Path, upstream: Emulator) -> None:
+    quota = machine(tmp_path / "one", upstream)
+    charged = quota.json("charge", "videos.list", "--units", "5")
+    assert quota("run", "trending").returncode == 0
+
+    def totals() -> Series:
+        series = scrape(quota.folder / "metrics")
+        assert series.pop("node_textfile_scrape_error") == 0
+        return {name: value for name, value in series.items() if "_total{" in name}
+
+    by_hand = 'method="videos.list",project="video-research"'
+    by_job = f'{by_hand},quota_job="trending"'
+    assert totals() == {
+        f"quota_charges_total{{{by_hand}}}": 1,
+        f"quota_charged_units_total{{{by_hand}}}": 5,
+        f"quota_corrected_units_total{{{by_hand}}}": 0,
+        f"quota_charges_total{{{by_job}}}": 2,
+        f"quota_charged_units_total{{{by_job}}}": 2,
+        f"quota_corrected_units_total{{{by_job}}}": 0,
+    }
+    assert quota("settle", charged["id"], "2").returncode == 0
+    assert quota("run", "trending").returncode == 0
+    after = totals()
+    assert after[f"quota_charged_units_total{{{by_hand}}}"] == 5, "as it was charged"
+    assert after[f"quota_charged_units_total{{{by_job}}}"] == 4
+
+
 def test_two_machines_over_one_ledger_export_the_same_limits(tmp_path: Path, upstream: Emulator) -> None:
     server = RedisServer()
     try:
