@@ -17,7 +17,7 @@ from quota.errors import LedgerError
 from quota.ledger.entry import DEFAULT_BUCKET
 from quota.ledger.fence import NOT_MOVED, REFUSALS, ROLES, Field, Role, Standing, fence_to
 from quota.ledger.redis_ledger import _FAILED, RedisLedger, _history_key, _keys
-from quota.ledger.state_fields import read_epoch, read_id
+from quota.ledger.state_fields import id_text, read_epoch, read_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -85,7 +85,7 @@ class MovableRedisLedger(RedisLedger):
             yield
 
     def fill(self, project: str, move: str, after: Id, entries: Sequence[Entry], retention_ms: int) -> Id:
-        words = [move, str(retention_ms), _text(after), str(len(entries))]
+        words = [move, str(retention_ms), id_text(after), str(len(entries))]
         for entry in entries:
             charged = str(entry.charged_units)
             words += (
@@ -108,7 +108,7 @@ class MovableRedisLedger(RedisLedger):
                 words += [word for n, text in enumerate(texts) for word in (f"history:refusal:{n}", text)]
             else:
                 words += [name, value]
-        args = [move, str(retention_ms), _text(after), "0", *words]
+        args = [move, str(retention_ms), id_text(after), "0", *words]
         self._script("fill", project, args, with_history=True)
 
     def state(self, project: str) -> Iterator[list[Field]]:
@@ -147,7 +147,3 @@ def _standing(reply: list[Any]) -> Standing:
     role, move, epoch, peer, filled, charges, last = reply
     known = read_id(filled) if filled else None
     return Standing(ROLES[role], move, read_epoch(epoch), unquote(peer), known, int(charges), read_id(last))
-
-
-def _text(at: Id) -> str:
-    return f"{at[0]}-{at[1]}"

@@ -18,7 +18,7 @@ from quota.ledger.contract import MIN_RETENTION_MS
 from quota.ledger.fence import FENCE, ROLES, Field, Role, Standing, fence_to
 from quota.ledger.grants import grants_text, read_grants
 from quota.ledger.sqlite_ledger import SqliteLedger, exhaustions_of, usages_of
-from quota.ledger.state_fields import exhaustion_text, read_exhaustion, read_id, read_usages, usages_text
+from quota.ledger.state_fields import exhaustion_text, id_text, read_exhaustion, read_id, read_usages, usages_text
 from quota.ledger.unlogged import expiries_text
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def _fields(db: sqlite3.Connection, project: str) -> Iterator[Field]:
         yield from zip(_OF_PROJECT, map(str, row), strict=True)
     last = _standing(db, project, count=False).last
     if last != (0, 0):
-        yield "last", f"{last[0]}-{last[1]}"
+        yield "last", id_text(last)
     yield from (("granted", text) for (text,) in rows("granted", "projects") if text)
     views = rows("name, total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms", "views")
     for name, total, t_ms, t_seq, h_ms, h_seq, dropped_through_ms in views:

@@ -13,12 +13,19 @@ if TYPE_CHECKING:
     from quota.ledger.entry import Id
 
 
+def id_text(at: Id) -> str:
+    """`MS-SEQ`, as a Redis stream names an entry."""
+    return f"{at[0]}-{at[1]}"
+
+
 def read_id(text: str) -> Id:
+    """Raises ValueError for what `id_text` never makes."""
     ms, seq = text.split("-")
     return int(ms), int(seq)
 
 
 def read_epoch(name: str) -> str:
+    """The name of an epoch, checked. Raises ValueError."""
     if len(name) > 200 or not name.isprintable() or " " in name:
         raise ValueError("an epoch is one word")
     return name
