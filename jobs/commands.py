@@ -161,7 +161,8 @@ def _print_report(report: RunReport, as_json: bool, quiet: bool = False) -> None
 def runs(job: str | None, since: str, limit: int, as_json: bool, config: str | None) -> None:
     """Show the past runs of this machine: how each ended, and why.
 
-    A run without an end is still running, or was killed. Other machines keep their own.
+    A run without an end is still running, or was killed. Other machines keep their own; a run
+    that found its job on another machine is not listed.
 
     \b
     Example: quota runs
@@ -304,7 +305,7 @@ def _elsewhere_line(job: Elsewhere) -> str:
     from quota.common.text import spell
 
     now_ms = host_clock()
-    age = "nothing of it" if job.fetched_ms is None else f"what it fetched until {moment(job.fetched_ms, now_ms)}"
+    age = "nothing of it" if job.fetched_ms is None else f"what was fetched here until {moment(job.fetched_ms, now_ms)}"
     old = "" if job.fetched_ms is None else f", {spell(now_ms - job.fetched_ms)} ago"
     return printable(
         f"{job.job} runs on {job.runs_on} (as of {moment(job.asked_ms, now_ms)}); this store has {age}{old}"

@@ -170,7 +170,7 @@ def test_search_on_the_other_machine_says_how_old_its_data_is(web: Machine, othe
     other.configure("redis://127.0.0.1:1/0")  # the ledger is not asked
     said = other.quota("search", "video")
     assert f"t runs on {HOST} (as of " in said.stderr
-    assert "; this store has what it fetched until " in said.stderr
+    assert "; this store has what was fetched here until " in said.stderr
     (row,) = other.quota.json("search", "video")["elsewhere"]
     assert (row["job"], row["runs_on"]) == ("t", HOST)
     assert row["fetched_at"] <= row["heard_at"] <= row["until"]
