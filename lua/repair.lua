@@ -1,9 +1,9 @@
--- repair.lua: after a clock that was wrong: give every charge that is dated ahead of the server's clock an id from now on.
+-- repair.lua: after a clock that was wrong, give every charge that is dated ahead of the server's clock an id from now on.
 --
--- Guarantee: the log is copied aside, 250 entries in each call: answered MORE, call again. The call that comes to its end swaps
--- the copy in, with all that follows from it, in one atomic step. Until then nothing else has changed, and everybody charges
--- on. A copy that was left, by a caller that was killed or a charge behind it that was settled, is continued or begun again.
--- The order of the charges stays. None counts for a shorter time than it would have if it had been made now.
+-- Guarantee: each call copies 250 entries of the log aside. It replies MORE until it has reached the end: call again. The last
+-- call puts the copy in the log's place, with all that follows from it, in one atomic step. Until then nothing else has
+-- changed, and everybody charges on. If a caller was killed, the next one continues its copy; if a charge in the copy was
+-- settled meanwhile, the copy begins again. The charges keep their order. Each counts at least as long as one made now.
 --
 -- The rule is L26 in ARCHITECTURE.md. What a copy needs to be continued stands in the state's field `repairing`: BEGUN_MS, the
 -- id copied last, and its id in the copy.
