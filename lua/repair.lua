@@ -16,10 +16,10 @@
 --       3 epoch        a name for the new epoch: unique, without spaces, @ or /
 -- Reply MORE; CLOCK where the clocks are more than 5 s apart, and nothing was done; or the new epoch, ROOT/EPOCH@AT_MS
 --
--- The swap also makes all views start afresh, lets the history have hours before this one only (L29), lets unlogged usage count for a window at most, removes exhaustions and claims of
--- the future, and notes the repair in the state's field `repaired`, one line for each of the last 10:
--- "NEWEST BEGUN_MS AT_MS THROUGH". A machine that saw a charge dated ahead, up to the id NEWEST, knows by it that the charge
--- is among those that the log now has between BEGUN_MS and the id THROUGH.
+-- The swap also makes all views start afresh, lets the history have hours before this one only (L29), lets unlogged usage count
+-- for a window at most, removes exhaustions and claims of the future, and notes the repair in the state's field `repaired`, one
+-- line for each of the last 10: "NEWEST BEGUN_MS AT_MS THROUGH". A machine that saw a charge dated ahead, up to the id NEWEST,
+-- knows by it that the charge is among those that the log now has between BEGUN_MS and the id THROUGH.
 
 local log, state, corrections, log_aside, corrections_aside = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local history = KEYS[6]
