@@ -25,7 +25,7 @@ from chaos.server import ChaosServer, Entry
 from support.proxy import Proxy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from chaos.plan import Step
 
@@ -174,7 +174,7 @@ class Supervisor:
             try:
                 for worker in self.workers:
                     worker.start(self.scene.seed * 100 + worker.number)
-                self._until_all_decided()
+                self._until_decided(self.workers)
                 began = time.monotonic()
                 self.course.took_s["start"] = began - started
                 for step in make_plan(self.scene.seed, self.scene.seconds, losses=self.scene.losses):
@@ -212,10 +212,10 @@ class Supervisor:
             finally:
                 process.kill()
 
-    def _until_all_decided(self) -> None:
-        """Every worker is past its imports."""
+    def _until_decided(self, workers: Iterable[Worker]) -> None:
+        """Each of these, which were started just now, is past its imports."""
         deadline = time.monotonic() + START_S
-        for worker in self.workers:
+        for worker in workers:
             path = self.scene.journals / f"{worker.life}.jsonl"
             while not (path.exists() and b'"decision"' in path.read_bytes()):
                 if (trouble := worker.trouble()) or time.monotonic() > deadline:
@@ -396,13 +396,13 @@ class Supervisor:
         dice = random.Random(step.how["dice"])
         machine = dice.choice(MACHINES)
         ahead_ms = dice.choice((-1, 1)) * dice.randrange(*WRONG_S) * 1_000
+        there = [worker for worker in self.workers if worker.machine == machine and not worker.lost]
         for clock_ms in (ahead_ms, 0):
-            for worker in self.workers:
-                if worker.machine == machine and not worker.lost:
-                    self.course.faults["worker-killed"] += 1
-                    self._kill(worker)
-                    worker.start(dice.randrange(1 << 30), clock_ms)
-            self._until_all_decided()
+            for worker in there:
+                self.course.faults["worker-killed"] += 1
+                self._kill(worker)
+                worker.start(dice.randrange(1 << 30), clock_ms)
+            self._until_decided(there)
             time.sleep(dice.uniform(0.5, 1.5))
 
     # -- a machine is lost ---------------------------------------------------------------------------------------------
@@ -434,7 +434,7 @@ class Supervisor:
         self.scene.name_ledger(self._ledger_url(self.server.database))
         for worker in self.workers:
             worker.start(step.how["dice"] + worker.number)
-        self._until_all_decided()
+        self._until_decided(worker for worker in self.workers if not worker.lost)
 
     def _flush(self, step: Step) -> None:
         log, at_ms = self.server.flush()
