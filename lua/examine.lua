@@ -2,15 +2,15 @@
 --
 -- Guarantee: nothing that counts is changed. One scratch key is set for a second.
 --
--- KEYS  1 log, 2 state, 3 corrections (see charge.lua)
---       4 scratch   quota:{PROJECT}:scratch, which nothing else uses
+-- KEYS  1 log, 2 state, 3 corrections (see charge.lua), 4 history (see roll_up.lua)
+--       5 scratch   quota:{PROJECT}:scratch, which nothing else uses
 -- ARGV  names of commands, in capitals: those that the scripts need
 -- Reply { info, lifetimes, forbidden }
 --       info        the server's INFO; empty where this user may not see it
---       lifetimes   for each of the first three keys its lifetime in ms; -2 where it is missing, -1 where it has none
+--       lifetimes   for each of the first four keys its lifetime in ms; -2 where it is missing, -1 where it has none
 --       forbidden   those of the commands that this user may not run, or that the script does not know how to try
 
-local scratch, missing = KEYS[4], KEYS[4] .. ':none'
+local scratch, missing = KEYS[5], KEYS[5] .. ':none'
 
 -- Each command so that it changes nothing: on a key that is not there, or of another type.
 local harmless = {
@@ -33,7 +33,7 @@ for _, command in ipairs(ARGV) do
 end
 
 local lifetimes = {}
-for n = 1, 3 do
+for n = 1, 4 do
   local lifetime_ms = redis.pcall('PTTL', KEYS[n])
   lifetimes[n] = failure(lifetime_ms) and -2 or lifetime_ms
 end

@@ -12,7 +12,10 @@ from quota.ledger.redis_scripts import script
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-SCRIPTS = ("charge", "settle", "read", "exhaust", "reopen", "add_unlogged", "repay", "claim")
+SCRIPTS = (
+    *("charge", "settle", "read", "exhaust", "reopen", "add_unlogged", "repay", "claim", "grant", "roll_up"),
+    "add_refusals",
+)
 
 TIDYING = frozenset(("DEL", "HDEL", "HSCAN", "INFO", "XTRIM"))
 """Without these a charge is still made, but the keys grow, or nothing is said about the server (L23)."""

@@ -209,8 +209,8 @@ class RedisLedger:
     def examine(self, project: str) -> Sequence[Finding]:
         from quota.ledger.redis_health import commands_needed, findings  # late: `quota doctor` alone asks
 
-        keys = _keys(project)
-        scratch = f"{keys.log.removesuffix(':log')}:scratch"
+        keys = (*_keys(project), _history_key(project))
+        scratch = f"{keys[0].removesuffix(':log')}:scratch"
         reply = self._retried(lambda: self._run("examine", [*keys, scratch], commands_needed()))
         info, lifetimes, forbidden = self._read(tuple, reply)
         return list(findings(info, lifetimes, forbidden, keys))

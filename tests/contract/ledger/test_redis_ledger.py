@@ -26,8 +26,9 @@ from quota.errors import ConfigError, LedgerError, UnknownCharge
 from quota.ledger.contract import ChargeRequest, ChargeResult, Exhaustion, LimitCheck
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
+from quota.ledger.history import HISTORY_MS
 from quota.ledger.redis_ledger import RedisLedger
-from quota.limits import DAY_MS, HOUR_MS, Selector, Sliding, View
+from quota.limits import DAY_MS, Selector, Sliding, View
 from quota.recovery.high_water_mark import HighWaterMark
 from support.books import BOOK
 from support.claims import claim_of
@@ -533,15 +534,15 @@ def test_a_wrong_password_is_said_so_once(own_server: RedisServer, caplog: pytes
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 
-def test_there_are_three_keys_in_one_slot_and_each_ends(server: RedisServer) -> None:
+def test_there_are_four_keys_in_one_slot_and_each_ends(server: RedisServer) -> None:
     with opened(server.url) as (budget, ledger), redis.Redis(port=server.port, decode_responses=True) as client:
         charge_id = budget.charge("search.list").id
         assert charge_id is not None
         budget.settle(charge_id, 5)
         ledger.exhaust("p", Exhaustion("search", 1, NEVER, "said so", "test"))
         keys = sorted(client.keys("*"))
-        assert keys == ["quota:{p}:corrections", "quota:{p}:log", "quota:{p}:state"]
-        assert all(0 < client.pttl(key) <= 49 * HOUR_MS for key in keys)
+        assert keys == [f"quota:{{p}}:{name}" for name in ("corrections", "history", "log", "state")]
+        assert all(0 < client.pttl(key) <= HISTORY_MS for key in keys)
 
 
 def test_every_way_to_a_first_key_gives_it_a_lifetime(server: RedisServer) -> None:
