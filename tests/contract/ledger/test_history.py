@@ -165,7 +165,7 @@ class Months:
             self.look()
             if not more:
                 break
-        self.has_hint = True
+        self.has_hint = self.has_hint or bool(self.made)  # before the first charge there is nothing to begin
 
     def lose(self) -> None:
         """One of the four keys is deleted or evicted."""
