@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import quota
+from quota.common.log import warn
 from quota.jobs.alarms import tell
+from quota.jobs.runner import work_of
+from quota.jobs.store.store import Store, StoreError
 from quota.jobs.textfile import write_metrics
 from quota.status import read_status
 
 if TYPE_CHECKING:
     from quota.jobs.job import RunReport
+    from quota.jobs.store.store import Checkpoint
     from quota.session import Session
 
 
@@ -25,5 +29,20 @@ def follow_up(session: Session, job: str, exit_status: int, report: RunReport | 
         status = read_status(session, session.settings.jobs[job].credential)
     except quota.LedgerError:
         status = None
-    write_metrics(session, job, exit_status, status)
-    tell(session, job, exit_status, report, status)
+    checkpoints = _checkpoints(session, job)
+    write_metrics(session, job, exit_status, status, checkpoints)
+    tell(session, job, exit_status, report, status, checkpoints)
+
+
+def _checkpoints(session: Session, name: str) -> list[Checkpoint]:
+    """Where the job stands in each region, for those who ask; nothing where the store cannot be read."""
+    job, settings, notify = session.settings.jobs[name], session.settings.store, session.settings.notify
+    if session.settings.textfile is None and (notify is None or notify.stale_ms is None):
+        return []
+    try:
+        with Store(settings.url, retention_ms=settings.retention_ms) as store:
+            return store.checkpoints(name, job.regions, work_of(session, job))
+    except StoreError as error:
+        if session.settings.textfile is not None:
+            warn("textfile_without_store job=%s: %s", name, error)
+        return []

@@ -15,27 +15,35 @@ from typing import TYPE_CHECKING
 
 from quota.common.clock import host_clock, rfc3339
 from quota.common.text import many, spell
-from quota.jobs.runner import work_of
-from quota.jobs.store.store import Store, StoreError
 from quota.limits import DAY_MS, Calendar
 from quota.notify import Notice, notify
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from quota.jobs.job import RunReport
+    from quota.jobs.store.store import Checkpoint
     from quota.session import Session
     from quota.status import LimitRow, Status
 
 NEAR_PERCENT = 80
 
 
-def tell(session: Session, job: str, exit_status: int, report: RunReport | None, status: Status | None) -> None:
+def tell(
+    session: Session,
+    job: str,
+    exit_status: int,
+    report: RunReport | None,
+    status: Status | None,
+    checkpoints: Sequence[Checkpoint],
+) -> None:
     """Tell whom `[notify]` names what there is to say after a run. Raises nothing."""
-    if session.settings.notify is None:
+    settings = session.settings.notify
+    if settings is None:
         return
     project = session.credential(session.settings.jobs[job].credential).project
-    notices = [*_of_run(project, job, exit_status, report, status), *_of_regions(session, project, job)]
+    notices = [*_of_run(project, job, exit_status, report, status)]
+    notices += _of_regions(project, job, settings.stale_ms, checkpoints)
     if status is not None:
         notices += _of_budget(project, status)
     notify(session, notices)
@@ -88,20 +96,12 @@ def _of_budget(project: str, status: Status) -> Iterator[Notice]:
             yield Notice(event, project, f"{x.bucket} {since_ms}", message, 7 * DAY_MS, {"bucket": x.bucket})
 
 
-def _of_regions(session: Session, project: str, name: str) -> Iterator[Notice]:
-    job, store_settings = session.settings.jobs[name], session.settings.store
-    stale_ms = session.settings.notify.stale_ms if session.settings.notify is not None else None
-    if stale_ms is None:
-        return
-    try:
-        with Store(store_settings.url, retention_ms=store_settings.retention_ms) as store:
-            checkpoints = [store.checkpoint(name, region, work_of(session, job)) for region in job.regions or ("",)]
-    except StoreError:
-        return  # the run has said so
+def _of_regions(project: str, job: str, stale_ms: int | None, checkpoints: Sequence[Checkpoint]) -> Iterator[Notice]:
+    now_ms = host_clock()
     for one in checkpoints:
-        age_ms = host_clock() - (one.completed_at_ms or host_clock())
-        if age_ms > stale_ms:
-            where = f"region {one.region} of job {name}" if one.region else f"job {name}"
-            message = f"{where} was last complete {spell(age_ms)} ago"
-            facts = {"job": name, "region": one.region, "completed_at": rfc3339(one.completed_at_ms or 0)}
-            yield Notice("stale", project, f"{name} {one.region}".rstrip(), message, DAY_MS, facts)
+        if stale_ms is None or one.completed_at_ms is None or now_ms - one.completed_at_ms <= stale_ms:
+            continue
+        where = f"region {one.region} of job {job}" if one.region else f"job {job}"
+        message = f"{where} was last complete {spell(now_ms - one.completed_at_ms)} ago"
+        facts = {"job": job, "region": one.region, "completed_at": rfc3339(one.completed_at_ms)}
+        yield Notice("stale", project, f"{job} {one.region}".rstrip(), message, DAY_MS, facts)

@@ -8,31 +8,35 @@ from quota.common.clock import host_clock
 from quota.common.log import warn
 from quota.common.text import one_line
 from quota.errors import LedgerError
-from quota.jobs.runner import work_of
-from quota.jobs.store.store import Store, StoreError
 from quota.ledger.history import OTHER
 from quota.metrics import Sample, exposition, file_name, of_silence, of_status, of_sums, write_file
 from quota.spending import read_sums
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quota.jobs.store.store import Checkpoint
     from quota.ledger.history import RunningSum
     from quota.session import Session
     from quota.settings.model import JobSettings
     from quota.status import Status
 
 
-def write_metrics(session: Session, job: str, exit_status: int, status: Status | None) -> None:
+def write_metrics(
+    session: Session, job: str, exit_status: int, status: Status | None, checkpoints: Sequence[Checkpoint]
+) -> None:
     """Write both files after a run of `job` ended with this exit status, if the configuration names a folder for them.
 
-    `status` is that of the job's credential; None: the ledger did not answer. Raises nothing: what prevents it is one
-    line of the log.
+    `status` is that of the job's credential; None: the ledger did not answer. `checkpoints` say where the job stands in
+    each region. Raises nothing: what prevents it is one line of the log.
     """
     folder, settings = session.settings.textfile, session.settings.jobs[job]
     if folder is None:
         return
     project = session.credential(settings.credential).project
     written = Sample("quota_textfile_written_timestamp_seconds", {"project": project}, host_clock() / 1000)
-    of_job = [written._replace(labels={"project": project, "quota_job": job}), *_of_job(session, settings, exit_status)]
+    labels = {"project": project, "quota_job": job}
+    of_job = [written._replace(labels=labels), *_of_job(labels, exit_status, checkpoints)]
     sums = _sums(session, project) if status is not None else ()
     of_job += of_sums(project, (one for one in sums if one.job == job))
     of_project = [written, *_of_project(session, settings, project, status)]
@@ -57,23 +61,17 @@ def _of_project(session: Session, job: JobSettings, project: str, status: Status
     return of_silence(project, session.budget(job.credential).owed_units())
 
 
-def _of_job(session: Session, job: JobSettings, exit_status: int) -> list[Sample]:
-    project = session.credential(job.credential).project
-    labels = {"project": project, "quota_job": job.name}
-    samples = [
+def _of_job(labels: dict[str, str], exit_status: int, checkpoints: Sequence[Checkpoint]) -> list[Sample]:
+    return [
         Sample("quota_run_last_end_timestamp_seconds", labels, host_clock() / 1000),
         Sample("quota_run_last_exit_status", labels, exit_status),
+        *(
+            Sample(
+                "quota_region_completed_timestamp_seconds",
+                {**labels, "region": one.region},
+                one.completed_at_ms / 1000,
+            )
+            for one in checkpoints
+            if one.completed_at_ms is not None
+        ),
     ]
-    settings = session.settings.store
-    try:
-        with Store(settings.url, retention_ms=settings.retention_ms) as store:
-            for region in job.regions or ("",):
-                completed_ms = store.checkpoint(job.name, region, work_of(session, job)).completed_at_ms
-                if completed_ms is not None:
-                    at_s = completed_ms / 1000
-                    samples.append(
-                        Sample("quota_region_completed_timestamp_seconds", {**labels, "region": region}, at_s)
-                    )
-    except StoreError as error:
-        warn("textfile_without_store job=%s: %s", job.name, error)
-    return samples

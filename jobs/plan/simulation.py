@@ -183,9 +183,7 @@ def read_state(session: Session) -> State:
     if os.path.exists(settings.store.url.removeprefix("sqlite:///")):
         with Store(settings.store.url, retention_ms=settings.store.retention_ms, create=False) as store:
             for job in settings.jobs.values():
-                checkpoints[job.name] = [
-                    store.checkpoint(job.name, region, work_of(session, job)) for region in job.regions or ("",)
-                ]
+                checkpoints[job.name] = store.checkpoints(job.name, job.regions, work_of(session, job))
     return State(entries, unlogged, exhaustions, checkpoints, grants)
 
 

@@ -272,7 +272,7 @@ class _JobQueue:
         if callable(getattr(self.fetch, "first_attempt", None)):
             settings, work = self.settings.store, runner.work_of(session, self.job)
             with Store(settings.url, retention_ms=settings.retention_ms) as store:
-                checkpoints = [store.checkpoint(self.job.name, region, work) for region in self.job.regions or ("",)]
+                checkpoints = store.checkpoints(self.job.name, self.job.regions, work)
             # If earlier runs left nothing pending, the tick begins a round over all regions.
             waiting = by_rotation(checkpoints) or by_rotation(
                 replace(checkpoint, pending=True) for checkpoint in checkpoints

@@ -292,6 +292,10 @@ class Store:
         """Where the job stands in the region. A region never seen, or with a damaged row, has an empty checkpoint."""
         return self._read(lambda db: _read_checkpoint(db, job, region, work))
 
+    def checkpoints(self, job: str, regions: Sequence[str], work: str = "") -> list[Checkpoint]:
+        """Where the job stands in each of its regions, in their order; in a job without regions, in the one pass."""
+        return self._read(lambda db: [_read_checkpoint(db, job, region, work) for region in regions or ("",)])
+
     def _again(self, checkpoint: Checkpoint) -> Checkpoint:
         return self.checkpoint(checkpoint.job, checkpoint.region, checkpoint.work)
 
