@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from quota.common.clock import host_clock, rfc3339
-from quota.common.folders import make_folder
+from quota.common.folders import first_within, make_folder
 from quota.common.log import warn
 from quota.common.redact import redact, register
 from quota.common.text import describe, one_line
@@ -124,14 +124,9 @@ def _first_here(key: str, once_ms: int) -> bool:
         for entry in os.scandir(folder):
             if now_ms - entry.stat().st_mtime_ns // 1_000_000 > MAX_TICK_MS:
                 os.unlink(entry.path)
-        path = folder / key
-        with contextlib.suppress(FileNotFoundError):
-            if 0 <= now_ms - path.stat().st_mtime_ns // 1_000_000 < once_ms:
-                return False
-        path.touch(mode=0o600)
-    except OSError:
-        pass  # then it is said again
-    return True
+        return first_within(folder / key, once_ms)
+    except OSError:  # then it is said again
+        return True
 
 
 # -- delivery ----------------------------------------------------------------------------------------------------------

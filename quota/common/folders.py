@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
@@ -20,6 +22,20 @@ def make_folder(path: str | os.PathLike[str]) -> None:
         except FileExistsError:  # another process made it first, or it is a file: then the error is right
             if not os.path.isdir(folder):
                 raise
+
+
+def first_within(path: str | os.PathLike[str], ms: int) -> bool:
+    """Whether nobody called this for `ms`, with a file at `path` to note it: for what one machine says now and then.
+
+    A file of the future, by a clock that was wrong, notes nothing. Raises OSError.
+    """
+    now_ms = time.time_ns() // 1_000_000
+    with contextlib.suppress(FileNotFoundError):
+        if 0 <= now_ms - os.stat(path).st_mtime_ns // 1_000_000 < ms:
+            return False
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    os.utime(path)
+    return True
 
 
 def private(path: str, flags: int) -> int:

@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 from quota.common.log import warn
+from quota.limits import DAY_MS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,16 +58,12 @@ def siblings_of(path: str) -> list[str]:
 
 def first_today(path: str) -> bool:
     """Whether nobody on this machine has said for a day that this project has two ledgers. Then somebody has now."""
-    told = f"{path.rpartition('-')[0]}-told"
-    with contextlib.suppress(OSError):
-        if time.time() - os.stat(told).st_mtime < 86_400:
-            return False
+    from quota.common.folders import first_within  # late: few machines have two
+
     try:
-        os.close(os.open(told, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        os.utime(told)
+        return first_within(f"{path.rpartition('-')[0]}-told", DAY_MS)
     except OSError:  # else it would be said with every tick
         return False
-    return True
 
 
 def make_room(path: str) -> None:
