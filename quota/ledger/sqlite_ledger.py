@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from quota.arguments import MAX_NUMBER, whole, whole_clock
 from quota.common.clock import LATEST_MS, NEVER, host_clock
-from quota.common.findings import Finding
 from quota.common.sqlite_file import DEADLINE_S, DamagedError, SqliteFile, checked_row
 from quota.errors import LedgerError, UnusableLedger, UsageError
 from quota.ledger import sqlite_history
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Sequence
 
+    from quota.common.findings import Finding
     from quota.ledger.claims import Claim, Claimed, Ending
     from quota.ledger.contract import ChargeOutcome, ChargeRequest, LimitCheck
     from quota.ledger.entry import Charge, Id
@@ -356,7 +356,8 @@ class SqliteLedger:
         return checked_row(db.execute(sql, (project,)).fetchone() or (0,), integers=1)[0]
 
     def examine(self, project: str) -> Sequence[Finding]:
-        from quota.common.storage import examine_folder  # late: `quota doctor` alone asks
+        from quota.common.findings import Finding  # late: `quota doctor` alone asks
+        from quota.common.storage import examine_folder
 
         path = self._file.path
         if not path:
