@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 import quota
-from quota.common.findings import Finding
+from quota.common.findings import Finding, finding_of
 from quota.common.storage import examine_folder
 from quota.jobs.job import load_fetch
 from quota.jobs.store.store import Store, StoreError
@@ -49,5 +49,4 @@ def store_health(settings: Settings) -> Iterator[Finding]:
         return
     yield from examine_folder("store", os.path.dirname(path), "what was fetched")
     for _, said in store(settings):
-        message, _, remedy = said.partition("; ")
-        yield Finding("error", "store", message, remedy)
+        yield finding_of("error", "store", said)

@@ -443,11 +443,10 @@ class _Run:
             self.since_ms = self.clock() - CLOCK_SLACK_MS
         self.attempts_before = self.session.attempt_number()
         book = self.budget.book
-        version = re.search(r"\bv[0-9]\w*", book.name)
         self.client = self.session.google(
             self.job.credential,
             book.api,
-            version[0] if version else "v3",
+            book.version,
             max_body_mb=self.job.max_body_mb,
             max_answer_s=self.job.max_answer_s,
             max_items=self.job.max_items,

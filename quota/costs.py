@@ -114,6 +114,14 @@ class CostBook(NamedTuple):
         """The book's first bucket. A limit that names neither buckets nor methods counts this one."""
         return next(iter(self.buckets.values()))
 
+    @property
+    def version(self) -> str:
+        """The API's version as the book's name has it (`youtube-v3`): what a client is built for."""
+        import re  # late: only those who build a client ask
+
+        found = re.search(r"\bv[0-9]\w*", self.name)
+        return found[0] if found else "v3"
+
     def canonical(self, method: str) -> str:
         """The method's name as the book spells it: `youtube.search.list` and `search.list` are the same method."""
         return method.removeprefix(f"{self.api}.")

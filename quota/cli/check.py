@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quota.common.findings import Finding, ranked
+from quota.common.findings import Finding, finding_of, ranked
 from quota.common.text import one_line
 from quota.errors import ConfigError, LedgerError, UnusableLedger
 from quota.settings.lint import lint
@@ -58,9 +58,8 @@ def ask_ledger(settings: Settings) -> list[Finding]:
                 ledger=ledger,
             ).usage()
     except LedgerError as error:
-        message, _, remedy = str(error).partition("; ")
         level: Level = "error" if isinstance(error, UnusableLedger) else "warning"
-        return [Finding(level, "ledger.url", message, remedy or "see `quota doctor`")]
+        return [finding_of(level, "ledger.url", error, "see `quota doctor`")]
     finally:
         ledger.close()
     return []

@@ -14,7 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from quota.common.clock import host_clock, rfc3339, utc
-from quota.common.findings import Finding, ranked
+from quota.common.findings import Finding, finding_of, ranked
 from quota.common.redact import redact
 from quota.common.storage import examine_folder
 from quota.common.text import describe, many, one_line
@@ -76,8 +76,7 @@ def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
     try:
         ledger = session.ledger
     except ConfigError as error:
-        message, _, remedy = str(error).partition("; ")
-        yield Finding("error", "ledger", message, remedy)
+        yield finding_of("error", "ledger", error)
         return
     if url.startswith("sqlite:///") and not os.path.exists(url.removeprefix("sqlite:///")):
         yield Finding("ok", "ledger", f"{ledger.label} is not there yet; the first charge makes it")
@@ -94,8 +93,7 @@ def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
             yield from _ahead(session, session.credential(name).project)
             yield from _young_windows(session, session.credential(name))
     except LedgerError as error:
-        message, _, remedy = str(error).partition("; ")
-        yield Finding("error", "ledger", message, remedy or "no call is admitted until it answers")
+        yield finding_of("error", "ledger", error, "no call is admitted until it answers")
 
 
 def _speed(session: Session, name: str) -> Finding:
@@ -176,8 +174,7 @@ def _key(session: Session, credential: CredentialSettings, *, call: bool) -> Ite
     try:
         session.check_key(credential.name)
     except ConfigError as error:
-        message, _, remedy = redact(str(error)).partition("; ")
-        yield Finding("error", location, message, remedy)
+        yield finding_of("error", location, error)
         return
     if credential.key_ref is None and credential.endpoint is None:
         yield Finding("warning", location, "there is none", 'add key = "env:NAME" or "file:/path"')
@@ -198,7 +195,7 @@ def _call(session: Session, credential: CredentialSettings, location: str) -> Fi
         return Finding("warning", location, f"not tried: cost book {book.name} names no probe", "add `[probe]` to it")
     method, parameters = book.probe
     cost = f"{method}, {book.price(method).units} of bucket {book.price(method).bucket}"
-    resource = session.google(credential.name, book.api, _version_of(book))
+    resource = session.google(credential.name, book.api, book.version)
     *path, verb = method.split(".")
     try:
         for part in path:
@@ -207,19 +204,11 @@ def _call(session: Session, credential: CredentialSettings, location: str) -> Fi
     except Refused as refusal:
         return Finding("warning", location, f"not tried: {refusal.decision.sentence()}", "see `quota status`")
     except QuotaError as error:
-        message, _, remedy = str(error).partition("; ")
-        return Finding("error", location, redact(message), redact(remedy) or "see `quota status`")
+        return finding_of("error", location, error, "see `quota status`")
     except Exception as error:  # whatever the client raises
         said = redact(describe(error))
         return Finding("error", location, f"upstream does not accept it: {said}", "check the key and what it may call")
     return Finding("ok", location, f"upstream accepts it ({cost})")
-
-
-def _version_of(book: CostBook) -> str:
-    import re
-
-    found = re.search(r"\bv[0-9]\w*", book.name)
-    return found[0] if found else "v3"
 
 
 # -- prices, and what other packages know ------------------------------------------------------------------------------
@@ -271,8 +260,7 @@ def _address(location: str, ref: str, setting: str) -> Finding:
     try:
         read_address(ref, setting)
     except ConfigError as error:
-        message, _, remedy = redact(str(error)).partition("; ")
-        return Finding("error", location, message, remedy or "nobody is told until it can")
+        return finding_of("error", location, error, "nobody is told until it can")
     return Finding("ok", location, "there")
 
 

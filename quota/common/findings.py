@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from quota.common.redact import redact
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -31,6 +33,12 @@ class Finding:
 
     def as_json(self) -> dict[str, str]:
         return {"level": self.level, "location": self.location, "message": self.message, "remedy": self.remedy}
+
+
+def finding_of(level: Level, location: str, said: object, remedy: str = "") -> Finding:
+    """The finding for an error that says "what is wrong; what to do". `remedy` is for one that names none."""
+    message, _, named = redact(str(said)).partition("; ")
+    return Finding(level, location, message, named or remedy)
 
 
 def ranked(findings: Iterable[Finding]) -> list[Finding]:

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quota.common.clock import host_clock
-from quota.common.findings import Finding, ranked
-from quota.common.redact import redact
+from quota.common.findings import Finding, finding_of, ranked
 from quota.common.storage import file_system
 from quota.common.text import many, nearest, one_line
 from quota.errors import ConfigError
@@ -67,13 +66,7 @@ def _opening(url: str) -> Iterator[Finding]:
     try:
         open_ledger(url).close()  # opening contacts nothing; the first use does
     except ConfigError as error:
-        yield _rejected("ledger.url", str(error).removeprefix("ledger url "), "correct the url")
-
-
-def _rejected(location: str, said: str, remedy: str) -> Finding:
-    """The finding for a setting that was rejected with the message `said`. `remedy` is used if that names none."""
-    message, _, named = redact(said).partition("; ")
-    return Finding("error", location, message, named or remedy)
+        yield finding_of("error", "ledger.url", str(error).removeprefix("ledger url "), "correct the url")
 
 
 def _ledger(settings: Settings) -> Iterator[Finding]:
@@ -302,8 +295,7 @@ def _key(credential: CredentialSettings) -> Iterator[Finding]:
     try:
         read_key(ref)
     except ConfigError as error:
-        message, _, remedy = str(error).partition("; ")
-        yield Finding("warning", location, message, remedy or "make it readable")
+        yield finding_of("warning", location, error, "make it readable")
         return
     path = ref.removeprefix("file:")
     if path != ref and os.name == "posix" and os.stat(path).st_mode & 0o004:
@@ -465,4 +457,4 @@ def _checks(settings: Settings) -> Iterator[Finding]:
 
     for point in entry_points(group="quota.checks"):
         for location, message in point.load()(settings):
-            yield _rejected(location, message, "correct it")
+            yield finding_of("error", location, message, "correct it")
