@@ -19,10 +19,11 @@
 --         epoch          the ledger as it was before the loss
 --         expiries       what is missing of it, soonest first: UNITS:UNTIL_MS,UNITS:UNTIL_MS, until when each counts. One
 --                        pair for all of it is right too, and counts longer than it must
---         kept           KEPT_UNITS:KEPT_SINCE_MS:SINCE_MS. So many units of this view are still in the log, or there
---                        again, of what came after KEPT_SINCE_MS; the report holds what came after SINCE_MS. If another
---                        report says less, the rest fell to a later loss, and is reported for that one. Unknown:
---                        0:0:9007199254740991
+--         kept           KEPT_UNITS:KEPT_SINCE_MS:KEPT_LAST_MS:LOGGED_UNITS:SINCE_MS. So many units of this view are still in
+--                        the log, or there again, and in its window, of what came after KEPT_SINCE_MS, the last of them at
+--                        KEPT_LAST_MS. The report is of what was seen after SINCE_MS; LOGGED_UNITS of that are not missing.
+--                        If these are fewer than another report has kept, the rest fell to a later loss, and is reported for
+--                        that one. Unknown: 0:0:0:0:9007199254740991
 --         last           the id of the newest entry that was seen before the loss. A report with no later one, and no more
 --                        units, changes nothing
 -- Reply the epoch that holds now
@@ -63,15 +64,14 @@ end
 -- >>> format
 -- An error where the state's field `format` (false: there is none) is not ours (L24), or where `epoch` (false: there is none)
 -- says that the ledger has moved or is being filled (L27). Else nil, also for a new state.
-local FORMAT = '2'
+local FORMAT = '4'
 local function other_format(found, epoch)
   local peer = string.match(epoch or '', '^!(.*)')
   if found == FORMAT and peer then
-    if string.sub(peer, 1, 1) ~= '<' then
-      return redis.error_reply('ERR the ledger has moved to ' .. peer .. ' and takes no charge here any more')
-    end
-    return redis.error_reply('ERR the ledger is being moved here from ' .. string.sub(peer, 2)
-      .. ' and takes no charge until all of it is here')
+    local way = string.match(peer, '^[<>]')
+    local what = way == '<' and 'is being moved here from ' or way == '>' and 'is being moved to ' or 'has moved to '
+    local since = way and ' and takes no charge until that is done' or ' and takes no charge here any more'
+    return redis.error_reply('ERR the ledger ' .. what .. string.sub(peer, way and 2 or 1) .. since)
   end
   if found == FORMAT or (not found and redis.call('EXISTS', KEYS[2]) == 0) then return nil end
   return redis.error_reply('ERR the ledger has format ' .. (found or '0') .. ', and this script needs ' .. FORMAT
@@ -86,7 +86,7 @@ end
 for at = FIRST_REPORT, #ARGV, REPORT_SIZE do
   local expiries, kept, last = ARGV[at + 2] or '', ARGV[at + 3] or '', ARGV[at + 4] or ''
   local left = string.gsub(expiries .. ',', '%d+:%d+,', '')
-  local good = string.find(ARGV[at + 1] or '', '^%S+$') and string.find(kept, '^%d+:%d+:%d+$')
+  local good = string.find(ARGV[at + 1] or '', '^%S+$') and string.find(kept, '^%d+:%d+:%d+:%d+:%d+$')
   if left ~= '' or not (good and string.find(last, '^%d+%-%d+$')) then
     return redis.error_reply(
       'ERR add_unlogged.lua: a report is five arguments: view, epoch, expiries, kept, last')
@@ -115,14 +115,22 @@ local function newest_expiries(expiries, units)
   return table.concat(found, ',')
 end
 local function numbers_of(kept)
-  local units, kept_since_ms, since_ms = string.match(kept, '^(%d+):(%d+):(%d+)$')
-  return tonumber(units), tonumber(kept_since_ms), tonumber(since_ms)
+  local units, from_ms, through_ms, logged_units, since_ms = string.match(kept, '^(%d+):(%d+):(%d+):(%d+):(%d+)$')
+  return { tonumber(units), tonumber(from_ms), tonumber(through_ms) }, tonumber(logged_units), tonumber(since_ms)
 end
--- Without what the ledger still had of it by the other report, if this report surely holds that.
-local function less_kept(expiries, kept, units, kept_since_ms)
-  local own_units, _, since_ms = numbers_of(kept)
-  if units <= own_units or since_ms > kept_since_ms then return expiries end
-  return newest_expiries(expiries, units_at(expiries, -1) - (units - own_units))
+-- Of what two reports say was kept, the one with more units, or the later one.
+local function larger_kept(a, b)
+  for at = 1, 3 do
+    if a[at] ~= b[at] then return a[at] > b[at] and a or b end
+  end
+  return a
+end
+-- Without what the ledger still had of it by the other report, if this report surely holds that; and how much of what
+-- was seen is not in it then.
+local function less_kept(expiries, numbers, last, kept)
+  local _, logged_units, since_ms = numbers_of(numbers)
+  if kept[1] <= logged_units or since_ms > kept[2] or split(last) < kept[3] then return expiries, logged_units end
+  return newest_expiries(expiries, units_at(expiries, -1) - (kept[1] - logged_units)), kept[1]
 end
 -- At every moment the larger of both.
 local function larger(a, b)
@@ -166,22 +174,21 @@ for at = FIRST_REPORT, #ARGV, REPORT_SIZE do
   local stands, news = {}, not (carry and string.match(lost, '^[^/]*') == root)
   local reports = redis.call('HGET', state, field) or ''
   for known, known_expiries, known_kept, known_last in
-    string.gmatch(reports, '(%S+) (%S+) (%d+:%d+:%d+) (%d+%-%d+)')
+    string.gmatch(reports, '(%S+) (%S+) (%d+:%d+:%d+:%d+:%d+) (%d+%-%d+)')
   do
     if known == lost then
-      local units, kept_since_ms, since_ms = numbers_of(kept)
-      local known_units, known_kept_since_ms, known_since_ms = numbers_of(known_kept)
-      if known_units > units or (known_units == units and known_kept_since_ms > kept_since_ms) then
-        units, kept_since_ms = known_units, known_kept_since_ms
-      end
-      local ours = less_kept(known_expiries, known_kept, units, kept_since_ms)
-      expiries = less_kept(expiries, kept, units, kept_since_ms)
+      local known_most, _, known_since_ms = numbers_of(known_kept)
+      local most, _, since_ms = numbers_of(kept)
+      most = larger_kept(known_most, most)
+      local ours, ours_logged = less_kept(known_expiries, known_kept, known_last, most)
+      local theirs, theirs_logged = less_kept(expiries, kept, last, most)
       local further = before(known_last, last)
-      local more = ours ~= known_expiries or further or units_at(expiries, now_ms) > units_at(ours, now_ms)
-      expiries = larger(ours, expiries)
+      local more = ours ~= known_expiries or further or units_at(theirs, now_ms) > units_at(ours, now_ms)
+      expiries = larger(ours, theirs)
       news = news and (more or (carry and expiries ~= known_expiries))
       if expiries == '' then expiries = '0:' .. int(latest_of(known_expiries)) end
-      kept = int(units) .. ':' .. int(kept_since_ms) .. ':' .. int(math.max(since_ms, known_since_ms))
+      kept = table.concat({ int(most[1]), int(most[2]), int(most[3]), int(math.max(ours_logged, theirs_logged)),
+        int(math.max(since_ms, known_since_ms)) }, ':')
       if not further then last = known_last end
     elseif latest_of(known_expiries) + RETENTION_SLACK_MS > now_ms then
       stands[#stands + 1] = known .. ' ' .. known_expiries .. ' ' .. known_kept .. ' ' .. known_last

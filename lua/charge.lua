@@ -27,6 +27,7 @@
 --                      granted              what upstream says it grants, BUCKET=UNITS:SINCE_MS:UNTIL_MS;... (L28; grant.lua)
 --                      closed:BUCKET        an exhaustion, or, lifted, reopened:BUCKET (L20; see exhaust.lua, reopen.lua)
 --                      claim:JOB            whose the regions of a job are, and which ticks were run (L25; see claim.lua)
+--                      compared             what upstream counted when somebody compared last (grant.lua)
 --                      repaired             the marks of repairs; repairing: how far one has come (L26; see repair.lua)
 --                      fence, fenced_epoch, move, filled   while the ledger moves, and afterwards (L27; see fence.lua)
 --                      housekeeping_cursor  how far housekeeping has come in this hash (L23)
@@ -77,7 +78,7 @@ local commit = ARGV[3] == '1'
 local u, method, job, region, idempotency_key = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local retry_age_ms = tonumber(ARGV[9])
 local retention_ms, jitter_ms, closed_by = tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12]
-local expected, known_grants = string.match(ARGV[13] or '', '^(.-) (@%S*)$')
+local expected, known_grants = string.match(ARGV[13] or '', '^(.*) (@%S*)$')
 if not known_grants then expected, known_grants = ARGV[13], '' end
 
 local FIRST_LIMIT, LIMIT_SIZE = 14, 4
@@ -155,15 +156,14 @@ end
 -- >>> format
 -- An error where the state's field `format` (false: there is none) is not ours (L24), or where `epoch` (false: there is none)
 -- says that the ledger has moved or is being filled (L27). Else nil, also for a new state.
-local FORMAT = '2'
+local FORMAT = '4'
 local function other_format(found, epoch)
   local peer = string.match(epoch or '', '^!(.*)')
   if found == FORMAT and peer then
-    if string.sub(peer, 1, 1) ~= '<' then
-      return redis.error_reply('ERR the ledger has moved to ' .. peer .. ' and takes no charge here any more')
-    end
-    return redis.error_reply('ERR the ledger is being moved here from ' .. string.sub(peer, 2)
-      .. ' and takes no charge until all of it is here')
+    local way = string.match(peer, '^[<>]')
+    local what = way == '<' and 'is being moved here from ' or way == '>' and 'is being moved to ' or 'has moved to '
+    local since = way and ' and takes no charge until that is done' or ' and takes no charge here any more'
+    return redis.error_reply('ERR the ledger ' .. what .. string.sub(peer, way and 2 or 1) .. since)
   end
   if found == FORMAT or (not found and redis.call('EXISTS', KEYS[2]) == 0) then return nil end
   return redis.error_reply('ERR the ledger has format ' .. (found or '0') .. ', and this script needs ' .. FORMAT

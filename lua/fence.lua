@@ -42,15 +42,14 @@ end
 -- >>> format
 -- An error where the state's field `format` (false: there is none) is not ours (L24), or where `epoch` (false: there is none)
 -- says that the ledger has moved or is being filled (L27). Else nil, also for a new state.
-local FORMAT = '2'
+local FORMAT = '4'
 local function other_format(found, epoch)
   local peer = string.match(epoch or '', '^!(.*)')
   if found == FORMAT and peer then
-    if string.sub(peer, 1, 1) ~= '<' then
-      return redis.error_reply('ERR the ledger has moved to ' .. peer .. ' and takes no charge here any more')
-    end
-    return redis.error_reply('ERR the ledger is being moved here from ' .. string.sub(peer, 2)
-      .. ' and takes no charge until all of it is here')
+    local way = string.match(peer, '^[<>]')
+    local what = way == '<' and 'is being moved here from ' or way == '>' and 'is being moved to ' or 'has moved to '
+    local since = way and ' and takes no charge until that is done' or ' and takes no charge here any more'
+    return redis.error_reply('ERR the ledger ' .. what .. string.sub(peer, way and 2 or 1) .. since)
   end
   if found == FORMAT or (not found and redis.call('EXISTS', KEYS[2]) == 0) then return nil end
   return redis.error_reply('ERR the ledger has format ' .. (found or '0') .. ', and this script needs ' .. FORMAT
@@ -62,7 +61,7 @@ local function standing()
   local known = redis.call('HMGET', state, 'epoch', 'fenced_epoch', 'fence', 'move', 'filled', 'last')
   local held = redis.call('XLEN', log)
   local epoch, last = known[1] or '', known[6]
-  local role, peer = string.match(epoch, '^!') and known[3] or 'open', string.match(epoch, '^!<?(.*)') or ''
+  local role, peer = string.match(epoch, '^!') and known[3] or 'open', string.match(epoch, '^![<>]?(.*)') or ''
   if role == 'open' and held == 0 and redis.call('EXISTS', state, corrections) == 0 then role = 'empty' end
   if role ~= 'open' then epoch = known[2] or '' end
   if not last then
@@ -94,7 +93,7 @@ keep_alive()
 
 if role == 'fenced' then
   local kept = is[3] ~= '' and is[3] or epoch
-  redis.call('HSET', state, 'format', FORMAT, 'epoch', '!' .. peer, 'fenced_epoch', kept, 'fence', role, 'move', move)
+  redis.call('HSET', state, 'format', FORMAT, 'epoch', '!>' .. peer, 'fenced_epoch', kept, 'fence', role, 'move', move)
 elseif role == 'sealed' then
   redis.call('HSET', state, 'epoch', '!' .. peer, 'fence', role)
   redis.call('HDEL', state, 'filled')

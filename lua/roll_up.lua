@@ -18,7 +18,8 @@
 --                   swept_hour       what is older than the history was removed up to this hour
 -- ARGV  1 now_ms      0 = the server's clock
 --       2 caller_ms   the caller's clock, the second witness; 0 = none
---       3 all         1 = also of hours that are not over, before a repair (see repair.lua); else 0 or nothing
+--       3 all         1 = also of hours that are not over: before a repair (see repair.lua), and for who wants the sums as they
+--                     are now; else 0 or nothing
 -- Reply { how many charges were added, 1 if there is more to do, else 0 }
 
 local log, state, corrections, history = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -72,15 +73,14 @@ end
 -- >>> format
 -- An error where the state's field `format` (false: there is none) is not ours (L24), or where `epoch` (false: there is none)
 -- says that the ledger has moved or is being filled (L27). Else nil, also for a new state.
-local FORMAT = '2'
+local FORMAT = '4'
 local function other_format(found, epoch)
   local peer = string.match(epoch or '', '^!(.*)')
   if found == FORMAT and peer then
-    if string.sub(peer, 1, 1) ~= '<' then
-      return redis.error_reply('ERR the ledger has moved to ' .. peer .. ' and takes no charge here any more')
-    end
-    return redis.error_reply('ERR the ledger is being moved here from ' .. string.sub(peer, 2)
-      .. ' and takes no charge until all of it is here')
+    local way = string.match(peer, '^[<>]')
+    local what = way == '<' and 'is being moved here from ' or way == '>' and 'is being moved to ' or 'has moved to '
+    local since = way and ' and takes no charge until that is done' or ' and takes no charge here any more'
+    return redis.error_reply('ERR the ledger ' .. what .. string.sub(peer, way and 2 or 1) .. since)
   end
   if found == FORMAT or (not found and redis.call('EXISTS', KEYS[2]) == 0) then return nil end
   return redis.error_reply('ERR the ledger has format ' .. (found or '0') .. ', and this script needs ' .. FORMAT

@@ -39,3 +39,28 @@ NEVER = 2**53 - 1
 
 LATEST_MS = 10**14
 """The latest time that may be stored. A later one plus a window might be too large for a datetime."""
+
+
+def moment(at_ms: int, now_ms: int) -> str:
+    """A time in the local zone, as short as the day allows.
+
+    `14:05` today, `14:05:07` less than a minute ahead, `Sun 08:00` in the next six days, else `31 Dec 08:00`. A future
+    time is rounded up, so that a reader who comes back then is not early.
+    """
+    ahead_ms = at_ms - now_ms
+    step_ms = 1_000 if 0 < ahead_ms < 60_000 else 60_000
+    at = utc((at_ms + (step_ms - 1 if ahead_ms > 0 else 0)) // step_ms * step_ms).astimezone()
+    now = utc(now_ms).astimezone()
+    days = (at.date() - now.date()).days
+    day = "" if not days else "%a " if 0 < days < 7 else "%d %b "
+    return at.strftime(f"{day}%H:%M" if step_ms == 60_000 else f"{day}%H:%M:%S")
+
+
+def weekday(at_ms: int) -> str:
+    """`Sun 22 Nov 09:00`, in the local zone."""
+    return utc(at_ms).astimezone().strftime("%a %d %b %H:%M")
+
+
+def second(at_ms: int) -> str:
+    """`21 Nov 10:00:03`, in the local zone."""
+    return utc(at_ms).astimezone().strftime("%d %b %H:%M:%S")

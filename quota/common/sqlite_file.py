@@ -80,6 +80,7 @@ class SqliteFile:
                      the last commits
     private          only this user may read the file, and its folder if that has to be made; else others may read it
     lenient          replaces bytes that are not UTF-8 when it reads text
+    read_only        nothing is written, and no file is made: one that is missing or empty is an error
     deadline_s       how long a transaction may wait for transactions of other processes
 
     The first transaction opens the file. Threads may share this object, and so may both processes after a fork.
@@ -98,6 +99,7 @@ class SqliteFile:
         durable: bool = False,
         private: bool = True,
         lenient: bool = False,
+        read_only: bool = False,
         deadline_s: float = DEADLINE_S,
         page_bytes: int = PAGE_BYTES,
     ) -> None:
@@ -111,6 +113,7 @@ class SqliteFile:
         self._synchronous = "FULL" if durable else "NORMAL"
         self._private = private
         self._lenient = lenient
+        self._read_only = read_only
         self._deadline_s = deadline_s
         self._page_bytes = page_bytes
         self._lock = threading.RLock()
@@ -119,8 +122,18 @@ class SqliteFile:
         self._turn = 0  # counts how often a connection was dropped
         hold_over_fork(self)
 
-    def transact(self, work: Callable[[sqlite3.Connection], T], *, write: bool, within_s: float | None = None) -> T:
+    def transact(
+        self,
+        work: Callable[[sqlite3.Connection], T],
+        *,
+        write: bool,
+        within_s: float | None = None,
+        is_one_statement: bool = False,
+    ) -> T:
         """Run `work` in one transaction. Waits for transactions of other processes, until the deadline, or `within_s`.
+
+        `is_one_statement`: `work` writes with one statement at most, and runs each to its end. Without a BEGIN, every
+        statement is a transaction of its own.
 
         SQLite's own busy handler backs off to 100 ms, and a process can starve under contention. So this method does
         the waiting itself, in short random steps. `work` may run again, from the start.
@@ -135,6 +148,8 @@ class SqliteFile:
                 turn = self._turn
                 try:
                     db = self._connection()
+                    if is_one_statement:
+                        return work(db)
                     # Use no context manager: an exception may arrive before its `__exit__` does anything.
                     try:
                         db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
@@ -162,6 +177,18 @@ class SqliteFile:
                     if error.errno is None:  # not from the system: a signal handler raised TimeoutError
                         raise
                     raise self._error(self._wording.no_file.replace("{reason}", str(error.strerror))) from error
+
+    def state(self) -> tuple[int, int]:
+        """What changes whenever another connection changes the file, or another file takes its place. Waits for nobody.
+
+        Only for connections of this object: others count for themselves.
+        """
+
+        def work(db: sqlite3.Connection) -> tuple[int, int]:
+            version: int = db.execute("PRAGMA data_version").fetchone()[0]
+            return self._turn, version
+
+        return self.transact(work, write=False, within_s=0)
 
     def close(self) -> None:
         """Close the file. A second call does nothing. A later transaction opens the file again."""
@@ -200,7 +227,7 @@ class SqliteFile:
             # The file was deleted or replaced, and no other process would see what we write to the old one. Or a
             # transaction is open: a signal handler interrupted it, and has called us.
             self._let_go()
-        if self.path:
+        if self.path and not self._read_only:
             _make(self.path, private=self._private)
         inode = _inode(self.path)
         self._inode = _UNPREPARED
@@ -216,7 +243,12 @@ class SqliteFile:
         return db
 
     def _connect(self) -> sqlite3.Connection:
-        db = sqlite3.connect(self.path or ":memory:", timeout=0, isolation_level=None, check_same_thread=False)
+        target = self.path or ":memory:"
+        if self._read_only:
+            from urllib.parse import quote  # imported late: few processes only read
+
+            target = f"file:{quote(os.fsencode(os.path.abspath(self.path)))}?mode=ro"
+        db = sqlite3.connect(target, timeout=0, isolation_level=None, check_same_thread=False, uri=self._read_only)
         if self._lenient:
             db.text_factory = _decoded
         return db
@@ -235,6 +267,10 @@ class SqliteFile:
         db.execute("BEGIN")
         version = self._format(db)
         db.execute("COMMIT")
+        if self._read_only:
+            if not version:  # empty: somebody is about to fill it
+                raise self._error(self._wording.no_file.replace("{reason}", "it is empty"))
+            return
         if version < self._version:
             db.execute(f"PRAGMA page_size = {self._page_bytes}")  # a file with pages keeps its own size
             db.execute("PRAGMA journal_mode = WAL")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from quota.common.findings import Finding
     from quota.ledger.claims import Claim, Claimed, Ending
+    from quota.ledger.compared import Compared
     from quota.ledger.entry import Charge, Entry, Id
     from quota.ledger.grants import Grant
     from quota.ledger.history import History, RefusalCount
@@ -316,13 +317,18 @@ class Ledger(Protocol):
         """Lift an exhaustion, and keep it with the reason until the bucket is closed again. False if there was none."""
         ...
 
-    def grant(self, project: str, grants: Sequence[Grant]) -> None:
+    def grant(self, project: str, grants: Sequence[Grant], compared: Sequence[Compared] | None = None) -> None:
         """Remember what upstream says it grants, in place of all that was remembered before (L28). An empty sequence
-        forgets it. Raises UsageError for a grant that cannot be stored."""
+        forgets it. So it is with what upstream counted, if `compared` is given. Raises UsageError for what cannot be
+        stored."""
         ...
 
     def grants(self, project: str) -> Sequence[Grant]:
         """What `grant` stored last, also what is believed no more."""
+        ...
+
+    def compared(self, project: str) -> Sequence[Compared]:
+        """What `grant` stored last of what upstream counted. What cannot be read is left out."""
         ...
 
     def claim(self, project: str, claim: Claim, *, take_over: bool = False) -> Claimed:
@@ -365,8 +371,11 @@ class Ledger(Protocol):
         """What an operator should know of where the charges of a project lie. Changes nothing that counts."""
         ...
 
-    def roll_up(self, project: str, caller_ms: int, within_s: float | None = None) -> bool:
-        """Add charges of an hour that is over to the history; whether there is more to do (L29).
+    def roll_up(
+        self, project: str, caller_ms: int, within_s: float | None = None, *, present_hour: bool = False
+    ) -> bool:
+        """Add charges of an hour that is over to the history; whether there is more to do (L29). With `present_hour`,
+        also those of the hour that is not over yet.
 
         A bounded piece of work, outside of every decision: call again while it returns True. Each charge is added once,
         whoever calls. `caller_ms` is the caller's clock, as in a ChargeRequest. With `within_s` the ledger gives up

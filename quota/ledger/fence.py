@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from quota.ledger.entry import Entry, Id
 
-FENCE = "!"
-"""The epoch of a ledger that has moved: this, then where to. That of a ledger that is being filled: this, `<`, then
-where from."""
+FENCE, UNSEALED, FILLING = "!", ">", "<"
+"""The epoch of a ledger that has moved: FENCE, then where to; with UNSEALED between them until it is sealed, because
+nothing may be there yet. That of a ledger that is being filled: FENCE, FILLING, then where from."""
 
 Role = Literal["empty", "open", "fenced", "sealed", "filling"]
 ROLES: Mapping[str, Role] = {role: role for role in get_args(Role)}
@@ -62,6 +62,11 @@ class Standing(NamedTuple):
     filled: Id | None
     charges: int
     last: Id
+
+
+class OvertakenError(LedgerError):
+    """A step of a move did not find the ledger as the step before left it. Another move has changed it, or it lost
+    data. Nothing was done."""
 
 
 class Movable(Ledger, Protocol):
@@ -122,17 +127,26 @@ def fence_to(label: str) -> str:
     return quote(label, safe=":/?&=.,@+-_~[]()<")
 
 
+def peer_of(epoch: str) -> str:
+    """The place that the epoch of a fenced ledger names, as `fence_to` wrote it."""
+    return epoch.removeprefix(FENCE).removeprefix(UNSEALED).removeprefix(FILLING)
+
+
 def fenced_error(where: str, epoch: str) -> LedgerError:
     """What a fenced ledger says to everybody: one line."""
     from urllib.parse import unquote
 
-    peer = epoch.removeprefix(FENCE)
-    if peer.startswith("<"):
-        source = unquote(peer[1:])
+    way, peer = epoch[1:2], unquote(peer_of(epoch))
+    if way == FILLING:
         return LedgerError(
-            f"{where} is being filled from {source} and takes no charge until all of it is here; finish it with "
-            "`quota ledger move`"
+            f"{where} is being filled from {peer} and takes no charge until all of it is here; if that move was "
+            f"interrupted, finish it: quota ledger move {peer} {where.removeprefix('ledger ')}"
+        )
+    if way == UNSEALED:
+        return LedgerError(
+            f"{where} is being moved to {peer}, which takes no charge either until all of it is there; if that move "
+            f"was interrupted, finish it: quota ledger move {where.removeprefix('ledger ')} {peer}"
         )
     return UnusableLedger(
-        f"{where} has moved to {unquote(peer)} and takes no charge any more; write that url into the configuration"
+        f"{where} has moved to {peer} and takes no charge any more; write that url into the configuration"
     )

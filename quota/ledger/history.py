@@ -78,6 +78,16 @@ class RefusalCount(NamedTuple):
     calls: int
 
 
+class RefusedSum(NamedTuple):
+    """All calls of a job that were ever refused for this reason, since the history began. It never falls. `limit` as
+    in RefusalCount."""
+
+    limit: str
+    job: str
+    reason: str
+    calls: int
+
+
 class History(NamedTuple):
     """What the ledger has of a project beside its log.
 
@@ -94,6 +104,7 @@ class History(NamedTuple):
     hours: tuple[HourOfSpending, ...] = ()
     sums: tuple[RunningSum, ...] = ()
     refused: tuple[RefusalCount, ...] = ()
+    refused_sums: tuple[RefusedSum, ...] = ()
 
     def sums_with(self, end_of_log: Iterable[Entry]) -> tuple[RunningSum, ...]:
         """The sums with the charges that were not rolled up yet: the entries after `rolled_up`, in order."""
@@ -122,8 +133,8 @@ def read_cells(text: str, names: int, numbers: int) -> Iterator[tuple[list[str],
         if len(parts) != names or len(values) != numbers:
             raise ValueError(f"{line:.100}")
         counts = [int(value) for value in values]
-        if min(counts) < 0:
-            raise ValueError("less than nothing")
+        if not 0 <= min(counts) <= max(counts) < 2**53:
+            raise ValueError(f"{line:.100}: not such a number")
         yield parts, counts
 
 

@@ -15,8 +15,9 @@ from redis.cluster import RedisCluster
 
 from quota.errors import LedgerError
 from quota.ledger.entry import DEFAULT_BUCKET
-from quota.ledger.fence import NOT_MOVED, REFUSALS, ROLES, Field, Role, Standing, fence_to
-from quota.ledger.redis_ledger import _FAILED, RedisLedger, _history_key, _keys
+from quota.ledger.fence import NOT_MOVED, REFUSALS, ROLES, Field, OvertakenError, Role, Standing, fence_to
+from quota.ledger.redis_errors import FAILED
+from quota.ledger.redis_ledger import RedisLedger, _history_key, _keys
 from quota.ledger.state_fields import id_text, read_epoch, read_id
 
 if TYPE_CHECKING:
@@ -48,10 +49,18 @@ class MovableRedisLedger(RedisLedger):
                     found += piece
                     if str(cursor) == "0":
                         break
-        except _FAILED as error:
+        except FAILED as error:
             raise LedgerError(self._explain(error)) from error
         named = (re.fullmatch(r"quota:\{(.*)\}:(?:log|state|corrections)", key) for key in found)
         return sorted({match[1] for match in named if match is not None})
+
+    def _error(self, error: Exception) -> LedgerError:
+        overtaken = "another move has begun, or this one has ended" in str(error)
+        return (
+            OvertakenError(f"ledger {self.label}: another move has begun, or this one has ended")
+            if overtaken
+            else (super()._error(error))
+        )
 
     def _client(self) -> Any:
         if self._connected is None:

@@ -14,8 +14,9 @@ from urllib.parse import unquote
 from quota.common.sqlite_file import DamagedError, checked_row
 from quota.errors import LedgerError
 from quota.ledger import sqlite_history
+from quota.ledger.compared import compared_text, read_compared
 from quota.ledger.contract import MIN_RETENTION_MS
-from quota.ledger.fence import FENCE, ROLES, Field, Role, Standing, fence_to
+from quota.ledger.fence import FENCE, FILLING, ROLES, UNSEALED, Field, OvertakenError, Role, Standing, fence_to, peer_of
 from quota.ledger.grants import grants_text, read_grants
 from quota.ledger.sqlite_ledger import SqliteLedger, exhaustions_of, usages_of
 from quota.ledger.state_fields import exhaustion_text, id_text, read_exhaustion, read_id, read_usages, usages_text
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from quota.ledger.entry import Entry, Id
 
-HISTORY = ("histories", "hours", "sums", "refused", "refusals")
+HISTORY = ("histories", "hours", "sums", "refused", "refused_sums", "refusals")
 CLEARED = ("charges", "views", "exhaustions", "repaid", "claims", "unlogged", "repairs", *HISTORY)
 """The tables that hold what a project's ledger is cleared of before it is filled."""
 
@@ -129,7 +130,7 @@ class MovableSqliteLedger(SqliteLedger):
         def guarded(db: sqlite3.Connection) -> Any:
             now = _standing(db, project, count=False)
             if (now.role, now.move) != ("filling", move):
-                raise LedgerError(f"ledger {self.label}: another move has begun, or this one has ended; run it again")
+                raise OvertakenError(f"ledger {self.label}: another move has begun, or this one has ended")
             return work(db)
 
         return self._file.transact(guarded, write=True)
@@ -157,8 +158,7 @@ def _standing(db: sqlite3.Connection, project: str, *, count: bool = True) -> St
             for table in TABLES
         )
         return Standing("open" if anything else "empty", move, epoch, "", None, charges, last)
-    peer = unquote(epoch.removeprefix(FENCE).removeprefix("<"))
-    return Standing(ROLES[role], move, kept, peer, _filled(db, project), charges, last)
+    return Standing(ROLES[role], move, kept, unquote(peer_of(epoch)), _filled(db, project), charges, last)
 
 
 def _filled(db: sqlite3.Connection, project: str) -> Id | None:
@@ -168,7 +168,8 @@ def _filled(db: sqlite3.Connection, project: str) -> Id | None:
 
 def _become(db: sqlite3.Connection, project: str, now: Standing, role: Role, move: str, peer: str, epoch: str) -> None:
     real = epoch if role == "filling" else now.epoch or epoch
-    shown = {"fenced": FENCE + peer, "sealed": FENCE + peer, "filling": f"{FENCE}<{peer}"}.get(role, real)
+    ways = {"fenced": UNSEALED, "sealed": "", "filling": FILLING}
+    shown = FENCE + ways[role] + peer if role in ways else real
     db.execute("REPLACE INTO moves VALUES (?, ?, ?, ?, NULL, NULL)", (project, role, move, real))
     db.execute(
         "INSERT INTO projects (project, epoch, unlogged_until_ms, retention_ms, trimmed_through_ms)"
@@ -193,8 +194,8 @@ def _clear(db: sqlite3.Connection, table: str, project: str) -> int:
 
 
 def _cleared(db: sqlite3.Connection, project: str) -> None:
-    sql = "UPDATE projects SET unlogged_until_ms = 0, trimmed_through_ms = 0, granted = '' WHERE project = ?"
-    db.execute(sql, (project,))
+    columns = "unlogged_until_ms = 0, trimmed_through_ms = 0, granted = '', compared = ''"
+    db.execute(f"UPDATE projects SET {columns} WHERE project = ?", (project,))  # noqa: S608  # constants
     db.execute("UPDATE moves SET filled_ms = 0, filled_seq = 0 WHERE project = ?", (project,))
 
 
@@ -210,6 +211,8 @@ def _put(db: sqlite3.Connection, project: str, name: str, value: str) -> None:
         db.execute(f"UPDATE projects SET {kind} = ? WHERE project = ?", (int(value), project))  # noqa: S608  # known
     elif name == "granted":
         db.execute("UPDATE projects SET granted = ? WHERE project = ?", (grants_text(read_grants(value)), project))
+    elif name == "compared":
+        db.execute("UPDATE projects SET compared = ? WHERE project = ?", (compared_text(read_compared(value)), project))
     elif kind == "view":
         total, tail, head, dropped_through_ms = value.split(" ")
         ids = (int(part) for at in (tail, head) for part in at.split("-"))
@@ -219,11 +222,14 @@ def _put(db: sqlite3.Connection, project: str, name: str, value: str) -> None:
         db.execute("REPLACE INTO exhaustions VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (project, *read_exhaustion(value)))
     elif kind == "unlogged":
         for usage in read_usages(rest, value):
-            kept = (usage.kept_units, usage.kept_since_ms, usage.since_ms)
-            row = (project, rest, usage.epoch, expiries_text(usage.expiries), usage.until_ms, *usage.last, *kept)
-            db.execute("REPLACE INTO unlogged VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            row = (project, rest, usage.epoch, expiries_text(usage.expiries), usage.until_ms, *usage.last, *usage.kept)
+            db.execute("REPLACE INTO unlogged VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
     elif kind == "repaid":
-        db.execute("REPLACE INTO repaid VALUES (?, ?, ?)", (project, rest, int(value)))
+        sql = "INSERT INTO repaid VALUES (?1, ?2, ?3, 0) ON CONFLICT (project, machine) DO UPDATE SET number = ?3"
+        db.execute(sql, (project, rest, int(value)))
+    elif kind == "repaid_at":
+        sql = "INSERT INTO repaid VALUES (?1, ?2, 0, ?3) ON CONFLICT (project, machine) DO UPDATE SET at_ms = ?3"
+        db.execute(sql, (project, rest, int(value)))
     elif kind == "repaired":
         for line in value.splitlines():
             newest, begun_ms, at_ms, through = line.split(" ")
@@ -250,7 +256,8 @@ def _fields(db: sqlite3.Connection, project: str) -> Iterator[Field]:
     last = _standing(db, project, count=False).last
     if last != (0, 0):
         yield "last", id_text(last)
-    yield from (("granted", text) for (text,) in rows("granted", "projects") if text)
+    for column in ("granted", "compared"):
+        yield from ((column, text) for (text,) in rows(column, "projects") if text)
     views = rows("name, total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms", "views")
     for name, total, t_ms, t_seq, h_ms, h_seq, dropped_through_ms in views:
         yield f"view:{name}", f"{total} {t_ms}-{t_seq} {h_ms}-{h_seq} {dropped_through_ms}"
@@ -259,9 +266,10 @@ def _fields(db: sqlite3.Connection, project: str) -> Iterator[Field]:
         yield f"{kind}:{exhaustion.bucket}", exhaustion_text(exhaustion)
     for view, usages in groupby(usages_of(db, project), key=lambda usage: usage.view):
         yield f"unlogged:{view}", usages_text(list(usages))
-    for machine, number in rows("machine, number", "repaid"):
+    for machine, number, at_ms in rows("machine, number, at_ms", "repaid"):
         yield f"repaid:{machine}", str(number)
-        yield f"repaid_at:{machine}", str(last[0])  # at the latest: Redis forgets the number some time after that
+        if at_ms:
+            yield f"repaid_at:{machine}", str(at_ms)
     marks = rows("at_ms, newest_ms, newest_seq, begun_ms, through_ms, through_seq", "repairs")
     lines = [f"{n_ms}-{n_seq} {begun_ms} {at_ms} {t_ms}-{t_seq}" for at_ms, n_ms, n_seq, begun_ms, t_ms, t_seq in marks]
     if lines:

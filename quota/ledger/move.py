@@ -23,6 +23,7 @@ from quota.common.clock import NEVER
 from quota.common.text import many, show
 from quota.errors import LedgerError, MoveRefused
 from quota.ledger.contract import MIN_RETENTION_MS, following_epoch, read_entries, root_of
+from quota.ledger.fence import OvertakenError
 from quota.ledger.state_fields import read_id, read_usages, usages_text
 from quota.ledger.unlogged import UnloggedUsage
 from quota.limits import Calendar, parse_duration, selector_of
@@ -76,7 +77,15 @@ def plan_move(old: Movable, new: Movable, projects: Sequence[str]) -> list[Step]
 
 def _plan(old: Movable, new: Movable, project: str) -> Step:
     ours, theirs = _standing_for_taking_back(old, new, project)
-    return Step(project, _kind(old, new, project, ours, theirs), ours, theirs)
+    while True:
+        try:
+            return Step(project, _kind(old, new, project, ours, theirs), ours, theirs)
+        except MoveRefused:
+            # Another move may have come between the two looks, so the standings may be of different moments.
+            before = ours.role, ours.move, theirs.role, theirs.move
+            ours, theirs = _standing_for_taking_back(old, new, project)
+            if before == (ours.role, ours.move, theirs.role, theirs.move):
+                raise
 
 
 def _standing_for_taking_back(old: Movable, new: Movable, project: str) -> tuple[Standing, Standing]:
@@ -175,7 +184,42 @@ def _of(ledger: Movable, project: str) -> str:
 
 
 def carry_out(old: Movable, new: Movable, step: Step, progress: Progress) -> Moved:
-    """Do one step of a plan. Raises LedgerError where a ledger does not answer, or was changed by somebody else."""
+    """Do one step of a plan. What another process does meanwhile of the same move need not be done again.
+
+    Raises LedgerError where a ledger does not answer, OvertakenError where another move is under way, MoveRefused where
+    that one goes elsewhere.
+    """
+    try:
+        return _carry_out(old, new, step, progress)
+    except OvertakenError as error:
+        now = _plan(old, new, step.project)  # raises MoveRefused
+        if now.kind == "moved already":
+            return Moved(step.project, now.kind, now.old.charges)
+        raise OvertakenError(_who_else(old, new, step, now)) from error
+
+
+def _who_else(old: Movable, new: Movable, step: Step, now: Step) -> str:
+    """What has become of a ledger that was not as a step expected it, and what to do."""
+    if step.kind == "take back":
+        if now.old.role == "open":
+            return (
+                f"another process has just finished the move to {old.label}, so it could not be taken back; nothing "
+                f"was changed; to move {_of(old, step.project)} to {new.label}, run this again"
+            )
+        return f"another `quota ledger move` is at work on {_of(old, step.project)}; run this again when it has ended"
+    if now.kind in ("move", "nothing"):
+        what = "has begun with" if now.new.role == "filling" else "was taken back for"
+        return (
+            f"another `quota ledger move` {what} {_of(old, step.project)}, which takes charges as before; run this "
+            "again in a moment"
+        )
+    return (
+        f"another `quota ledger move` of {_of(old, step.project)} is under way, or {new.label} lost data; run this "
+        "again when that move has ended: it finishes what is left"
+    )
+
+
+def _carry_out(old: Movable, new: Movable, step: Step, progress: Progress) -> Moved:
     project, kind = step.project, step.kind
     ours, theirs = step.old, step.new
     if kind == "nothing":
@@ -205,10 +249,7 @@ def _changed(
 ) -> Standing:
     now = ledger.change(project, before, role, move, peer=peer, epoch=epoch, charges=charges)
     if (now.role, now.move) != (role, move):
-        raise LedgerError(
-            f"{_of(ledger, project)} is not as this move left it (it is {now.role} now): another move has begun, or "
-            "the ledger lost data; run it again"
-        )
+        raise OvertakenError(f"{_of(ledger, project)} is not as this move left it: it is {now.role} now")
     return now
 
 
@@ -269,7 +310,7 @@ def _copy(old: Movable, new: Movable, project: str, ours: Standing, theirs: Stan
         if after != last:  # the same move in another process has come further
             theirs = new.standing(project)
             if theirs.filled is None:
-                raise LedgerError(f"{_of(new, project)} is being cleared by another process; run it again")
+                raise OvertakenError(f"{_of(new, project)} is being cleared by another process")
             after, copied = theirs.filled, theirs.charges
     for fields in _fields_with_lost_units(old, project, survey):
         new.put_state(project, move, after, fields, survey.retention_ms)

@@ -12,7 +12,6 @@ so no call can take another call's reply for its own. Nothing is sent twice.
 from __future__ import annotations
 
 import select
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import hiredis
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
     from redis.connection import AbstractConnection
 
-    # A connection, and a function that tells without waiting whether there is something to read from it.
-    Line = tuple[AbstractConnection, Callable[[], object]]
+    # A connection, and a function that waits so many ms, and tells whether there is something to read from it.
+    Line = tuple[AbstractConnection, Callable[[float], object]]
 
 
 _pack: Callable[[tuple[str | bytes, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]  # its stub is wrong
@@ -46,7 +45,7 @@ class Connections:
         self._idle: list[Line] = []  # threads share it without a lock: append and pop are atomic
         start_over_in_child(self)
 
-    def execute_command(self, *command: str, within_s: float | None = None) -> Any:
+    def execute_command(self, *command: str | bytes, within_s: float | None = None) -> Any:
         """The server's reply, unchanged. Raises redis-py's own errors.
 
         With `within_s` the reply may take no longer, and no new connection is made for it.
@@ -71,14 +70,33 @@ class Connections:
             answered = True
             raise
         finally:
-            if answered:
-                idle.append(line)
-                if idle is not self._idle:  # `close` was called meanwhile
-                    _close(idle)
-            else:
-                connection.disconnect()
-                _close(idle)  # the others may be dead too, and the retry has no time to find out
+            self._end(line, idle, answered=answered)
         return reply
+
+    def _end(self, line: Line, idle: list[Line], *, answered: bool) -> None:
+        if answered:
+            idle.append(line)
+            if idle is not self._idle:  # `close` was called meanwhile
+                _close(idle)
+        else:
+            line[0].disconnect()
+            _close(idle)  # the others may be dead too, and the retry has no time to find out
+
+    def begin(self, *command: str | bytes) -> Call | None:
+        """Send a command on an idle connection, so that its reply can be waited for in pieces. None where none is idle:
+        nothing was sent then; `connect` makes one."""
+        words = _pack(command)
+        idle = self._idle
+        line = _pop(idle)
+        if line is None:
+            return None
+        call = Call(self, line, idle)
+        call.send(words)
+        return call
+
+    def connect(self) -> None:
+        """Make an idle connection."""
+        self._idle.append(self._connect())
 
     def close(self) -> None:
         """Close all connections; those in use are closed when their call ends. The next call connects again."""
@@ -97,6 +115,46 @@ class Connections:
         except BaseException:
             connection.disconnect()
             raise
+
+
+class Call:
+    """A command under way, with a connection to itself. One thread at a time waits for its reply, to the end."""
+
+    __slots__ = ("_connections", "_idle", "_line")
+
+    def __init__(self, connections: Connections, line: Line, idle: list[Line]) -> None:
+        self._connections = connections
+        self._line = line
+        self._idle = idle
+
+    def send(self, words: bytes) -> None:
+        sent = False
+        try:
+            self._line[0].send_packed_command([words])
+            sent = True
+        finally:
+            if not sent:
+                self._connections._end(self._line, self._idle, answered=False)
+
+    def is_answered(self, within_s: float) -> bool:
+        """Whether the reply has begun to come."""
+        return bool(self._line[1](within_s * 1000))
+
+    def reply(self, within_s: float) -> Any:
+        """The server's reply, unchanged; the call has ended then, however it went. Raises redis-py's own errors."""
+        answered = False
+        connection, readable = self._line
+        try:
+            if not readable(max(within_s, 0) * 1000):
+                raise RedisTimeoutError("no answer")
+            reply = connection.read_response()
+            answered = True
+        except ResponseError:  # an answer too
+            answered = True
+            raise
+        finally:
+            self._connections._end(self._line, self._idle, answered=answered)
+        return reply
 
 
 class Packer:
@@ -120,7 +178,7 @@ def _pop(idle: list[Line]) -> Line | None:
         except IndexError:  # another thread was quicker
             break
         connection, readable = line
-        if not readable():
+        if not readable(0):
             return line
         connection.disconnect()
     return None
@@ -134,9 +192,9 @@ def _close(idle: list[Line]) -> None:
             break
 
 
-def _watch(sock: Any) -> Callable[[], object]:
+def _watch(sock: Any) -> Callable[[float], object]:
     if hasattr(select, "poll"):
         poll = select.poll()
         poll.register(sock, select.POLLIN)
-        return partial(poll.poll, 0)
-    return lambda: select.select([sock], [], [], 0)[0]
+        return poll.poll
+    return lambda within_ms: select.select([sock], [], [], within_ms / 1000)[0]

@@ -33,28 +33,28 @@ SENTINEL_TIMEOUT_S = 0.1
 _DATABASE = re.compile(r"[0-9]{0,9}")
 
 
-def client_maker(url: str, label: str, timeout_s: float) -> Callable[[], redis.Redis | Connections]:
+def client_maker(
+    url: str, label: str, timeout_s: float, what: str = "ledger url"
+) -> Callable[[], redis.Redis | Connections]:
     """A function that makes the client. The url is checked now; the server is contacted at the first command.
 
-    Raises ConfigError, with `label` for the url.
+    Raises ConfigError, with `what` and `label` for the url.
     """
     if not all(map(_DATABASE.fullmatch, _databases(url))):  # the driver would take database 0
-        raise ConfigError(
-            f"ledger url {label}: its database is no number; end it in /0, or in ?db=0 after a unix socket"
-        )
+        raise ConfigError(f"{what} {label}: its database is no number; end it in /0, or in ?db=0 after a unix socket")
     try:
         scheme, _, rest = url.partition("://")
         if scheme == "redis+cluster":
             nodes, path, options = _several(rest, 6379, timeout_s)
             if options.pop("db", path.strip("0")):
-                raise ConfigError(f"ledger url {label}: a cluster has no database numbers")
+                raise ConfigError(f"{what} {label}: a cluster has no database numbers")
             return partial(_cluster, nodes, options)
         if scheme == "redis+sentinel":
             nodes, path, options = _several(rest, 26379, timeout_s)
             service = path.partition("/")[0]
             if not service:
                 raise ConfigError(
-                    f"ledger url {label}: name the service too: redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB"
+                    f"{what} {label}: name the service too: redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB"
                 )
             in_path, option = _databases(url)
             options["db"] = int(option or in_path or 0)
@@ -71,7 +71,7 @@ def client_maker(url: str, label: str, timeout_s: float) -> Callable[[], redis.R
     except (ValueError, TypeError, RedisError):
         # The parser's message quotes what it took for a port or an option, and that may be a piece of a password.
         raise ConfigError(
-            f"ledger url {label}: one of its parts cannot be read; write redis://HOST:PORT/DB, a password as "
+            f"{what} {label}: one of its parts cannot be read; write redis://HOST:PORT/DB, a password as "
             "USER:PASSWORD@ before HOST and with %XX for its special characters"
         ) from None
 

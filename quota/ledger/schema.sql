@@ -43,11 +43,12 @@ CREATE TABLE exhaustions (
     PRIMARY KEY (project, bucket)
 ) WITHOUT ROWID;
 
--- L19. The last number that each machine has repaid from its journal.
+-- L19. The last number that each machine has repaid from its journal, and when.
 CREATE TABLE repaid (
     project TEXT    NOT NULL,
     machine TEXT    NOT NULL,
     number  INTEGER NOT NULL,
+    at_ms   INTEGER NOT NULL,        -- 0: not known
     PRIMARY KEY (project, machine)
 ) WITHOUT ROWID;
 
@@ -64,11 +65,13 @@ CREATE TABLE claims (
 CREATE TABLE projects (
     project            TEXT    PRIMARY KEY,
     epoch              TEXT    NOT NULL,  -- L18: names this ledger since its first charge, or its last reported loss. Of a
-                                          -- fenced ledger (L27): !, then where it has moved; !<, then where it is filled from
+                                          -- fenced ledger (L27): !, then where it has moved (!> until it is sealed); !<, then
+                                          -- where it is filled from
     unlogged_until_ms  INTEGER NOT NULL,  -- until when any unlogged usage counts
     retention_ms       INTEGER NOT NULL,  -- L12: how long charges are kept: the longest that any writer named
     trimmed_through_ms INTEGER NOT NULL,  -- L13: charges up to this time may have been trimmed
-    granted            TEXT    NOT NULL DEFAULT ''  -- L28: what upstream says it grants: BUCKET=UNITS:SINCE_MS:UNTIL_MS;...
+    granted            TEXT    NOT NULL DEFAULT '', -- L28: what upstream says it grants: BUCKET=UNITS:SINCE_MS:UNTIL_MS;...
+    compared           TEXT    NOT NULL DEFAULT ''  -- what upstream counted when somebody compared last: compared.py
 ) WITHOUT ROWID;
 
 -- L26. What a repair has left, for machines that saw entries under other ids before it.
@@ -93,9 +96,11 @@ CREATE TABLE unlogged (
     until_ms INTEGER NOT NULL,       -- the latest of these
     last_ms  INTEGER NOT NULL,       -- the newest entry that its reporter had seen
     last_seq INTEGER NOT NULL,
-    kept_units    INTEGER NOT NULL,  -- so many units were still in the log when it was reported, or there again,
+    kept_units    INTEGER NOT NULL,  -- so many units were in the log and in the window when it was reported,
     kept_since_ms INTEGER NOT NULL,  -- of what came after this
-    since_ms      INTEGER NOT NULL,  -- the report holds what came after this
+    kept_last_ms  INTEGER NOT NULL,  -- and until this
+    logged_units  INTEGER NOT NULL,  -- so many units that its reporter had seen are not in it,
+    since_ms      INTEGER NOT NULL,  -- of what came after this
     PRIMARY KEY (project, view, epoch)
 ) WITHOUT ROWID;
 
@@ -154,6 +159,16 @@ CREATE TABLE refused (
     reason     TEXT    NOT NULL,
     calls      INTEGER NOT NULL,
     PRIMARY KEY (project, hour_ms, refused_by, job, reason)
+) WITHOUT ROWID;
+
+-- L30. All that was refused since the history began. No number is ever lowered.
+CREATE TABLE refused_sums (
+    project    TEXT    NOT NULL,
+    refused_by TEXT    NOT NULL,
+    job        TEXT    NOT NULL,
+    reason     TEXT    NOT NULL,
+    calls      INTEGER NOT NULL,
+    PRIMARY KEY (project, refused_by, job, reason)
 ) WITHOUT ROWID;
 
 -- L30. The newest refusals as a whole.

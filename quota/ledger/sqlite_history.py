@@ -20,6 +20,7 @@ from quota.ledger.history import (
     History,
     HourOfSpending,
     RefusalCount,
+    RefusedSum,
     RunningSum,
     cells_text,
     cut,
@@ -48,8 +49,8 @@ _HEAD = f"SELECT {', '.join(_Head._fields)} FROM histories WHERE project = ?"  #
 _COUNT = "SELECT COUNT(*) FROM {} WHERE project = ? {}"
 
 
-def roll_up(db: sqlite3.Connection, project: str, now_ms: int, trimmed_through_ms: int) -> bool:
-    """Add at most ROLL_UP_AT_ONCE charges of one hour that is over; whether there is more to do."""
+def roll_up(db: sqlite3.Connection, project: str, now_ms: int, through_ms: int, trimmed_through_ms: int) -> bool:
+    """Add at most ROLL_UP_AT_ONCE charges of one hour, up to `through_ms`; whether there is more to do."""
     stored = _head(db, project)
     head = stored or _Head(0, 0, trimmed_through_ms, 0, 0, 0, 0)
     oldest = db.execute("SELECT ms, seq FROM charges WHERE project = ? ORDER BY ms, seq LIMIT 1", (project,)).fetchone()
@@ -66,7 +67,7 @@ def roll_up(db: sqlite3.Connection, project: str, now_ms: int, trimmed_through_m
     rows = db.execute(
         "SELECT ms, seq, method, job, region, bucket, units, charged_units FROM charges"
         " WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) ORDER BY ms, seq LIMIT ?",
-        (project, rolled[0], now_ms // HOUR_MS * HOUR_MS - 1, *rolled, ROLL_UP_AT_ONCE),
+        (project, rolled[0], through_ms, *rolled, ROLL_UP_AT_ONCE),
     ).fetchall()
     of_hour = [row for row in rows if row[0] // HOUR_MS == rows[0][0] // HOUR_MS]
     if of_hour:
@@ -119,10 +120,15 @@ def read_history(db: sqlite3.Connection, project: str, since_ms: int, now_ms: in
     sums = db.execute(
         "SELECT charges, units, corrected_units, method, job FROM sums WHERE project = ?", (project,)
     ).fetchall()
+    refused_sums = db.execute(
+        "SELECT calls, refused_by, job, reason FROM refused_sums WHERE project = ?", (project,)
+    ).fetchall()
     for row in hours:
         checked_row(row, integers=3)
     for row in refused:
         checked_row(row, integers=2)
+    for row in refused_sums:
+        checked_row(row, integers=1)
     for row in sums:
         checked_row(row, integers=3)
     return History(
@@ -133,22 +139,33 @@ def read_history(db: sqlite3.Connection, project: str, since_ms: int, now_ms: in
         hours=tuple(HourOfSpending(*row[2:], *row[:2]) for row in hours),
         sums=tuple(RunningSum(method, job, *numbers) for *numbers, method, job in sums),
         refused=tuple(RefusalCount(hour_ms, limit, job, why, calls) for calls, hour_ms, limit, job, why in refused),
+        refused_sums=tuple(RefusedSum(limit, job, why, calls) for calls, limit, job, why in refused_sums),
     )
 
 
 def add_refusals(db: sqlite3.Connection, project: str, counts: Sequence[RefusalCount], refusals: Sequence[str]) -> None:
     for one in counts:
-        key = one.hour_ms // HOUR_MS * HOUR_MS, cut(one.limit), cut(one.job), cut(one.reason)
+        names = cut(one.limit), cut(one.job), cut(one.reason)
+        hour_ms = one.hour_ms // HOUR_MS * HOUR_MS
         where = "hour_ms = ? AND refused_by = ? AND job = ? AND reason = ?"
-        if not _known(db, "refused", project, where, key):
+        key = names
+        if not _known(db, "refused", project, where, (hour_ms, *names)):
             others = db.execute(
-                _COUNT.format("refused", "AND hour_ms = ? AND refused_by != ?"), (project, key[0], OTHER)
+                _COUNT.format("refused", "AND hour_ms = ? AND refused_by != ?"), (project, hour_ms, OTHER)
             ).fetchone()[0]
             if others >= MAX_CELLS:
-                key = key[0], OTHER, OTHER, OTHER
+                key = OTHER, OTHER, OTHER
         db.execute(
             "INSERT INTO refused VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET calls = calls + excluded.calls",
-            (project, *key, one.calls),
+            (project, hour_ms, *key, one.calls),
+        )
+        if not _known(db, "refused_sums", project, "refused_by = ? AND job = ? AND reason = ?", names):
+            others = db.execute(_COUNT.format("refused_sums", "AND refused_by != ?"), (project, OTHER)).fetchone()[0]
+            if others >= MAX_CELLS:
+                names = OTHER, OTHER, OTHER
+        db.execute(
+            "INSERT INTO refused_sums VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET calls = calls + excluded.calls",
+            (project, *names, one.calls),
         )
     newest = db.execute("SELECT MAX(number) FROM refusals WHERE project = ?", (project,)).fetchone()[0] or 0
     for number, refusal in enumerate(refusals, newest + 1):
@@ -221,6 +238,8 @@ def fields(db: sqlite3.Connection, project: str) -> Iterator[tuple[str, str]]:
         yield "history:swept_hour", str(min(oldest) // HOUR_MS - 1)
     if history.sums:
         yield "history:sums", cells_text((row[:2], row[2:]) for row in history.sums)
+    if history.refused_sums:
+        yield "history:refused_sums", cells_text((row[:3], row[3:]) for row in history.refused_sums)
     refusals = read_refusals(db, project)
     if refusals:
         yield "history:refusals", json.dumps(refusals)
@@ -240,6 +259,9 @@ def put(db: sqlite3.Connection, project: str, name: str, value: str) -> None:
     elif kind == "sums":
         for names, numbers in read_cells(value, 2, 3):
             db.execute("REPLACE INTO sums VALUES (?, ?, ?, ?, ?, ?)", (project, *names, *numbers))
+    elif kind == "refused_sums":
+        for names, numbers in read_cells(value, 3, 1):
+            db.execute("REPLACE INTO refused_sums VALUES (?, ?, ?, ?, ?)", (project, *names, *numbers))
     elif kind == "refusals":
         for n, text in enumerate(json.loads(value), 1):
             db.execute("REPLACE INTO refusals VALUES (?, ?, ?)", (project, n, text))

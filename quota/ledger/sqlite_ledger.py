@@ -16,7 +16,7 @@ from quota.common.clock import LATEST_MS, NEVER, host_clock
 from quota.common.sqlite_file import DEADLINE_S, DamagedError, SqliteFile, checked_row
 from quota.errors import LedgerError, UnusableLedger, UsageError
 from quota.ledger import sqlite_history
-from quota.ledger.claims import Record, checked_claim
+from quota.ledger.compared import compared_text, read_compared
 from quota.ledger.contract import (
     CLOCK_SLACK_MS,
     LONGEST_CLAIM_MS,
@@ -42,14 +42,15 @@ from quota.ledger.file_errors import file_wording
 from quota.ledger.grants import grants_text, read_grants
 from quota.ledger.history import HISTORY_MS
 from quota.ledger.unlogged import UnloggedUsage, expiries_text, is_carry, read_expiries
-from quota.limits import MINUTE_MS, Sliding, longest_ms_of
+from quota.limits import HOUR_MS, MINUTE_MS, Sliding, longest_ms_of
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Sequence
 
     from quota.common.findings import Finding
-    from quota.ledger.claims import Claim, Claimed, Ending
+    from quota.ledger.claims import Claim, Claimed, Ending, Record
+    from quota.ledger.compared import Compared
     from quota.ledger.contract import ChargeOutcome, ChargeRequest, LimitCheck
     from quota.ledger.entry import Charge, Id
     from quota.ledger.grants import Grant
@@ -70,7 +71,7 @@ class ViewState(NamedTuple):
     dropped_through_ms: int
 
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 11
 APPLICATION_ID = 0x51_4C_47_31
 """Marks an SQLite file as a ledger ("QLG1")."""
 
@@ -87,7 +88,7 @@ _HEAD = (
 _VIEW = (
     "SELECT total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms FROM views WHERE project = ? AND name = ?"
 )
-_UNLOGGED = "view, epoch, expiries, last_ms, last_seq, kept_units, kept_since_ms, since_ms"
+_UNLOGGED = "view, epoch, expiries, last_ms, last_seq, kept_units, kept_since_ms, kept_last_ms, logged_units, since_ms"
 _EXHAUSTION = "bucket, since_ms, until_ms, evidence, reported_by, reopened_ms, reopened_because"
 _AHEAD = "exhaustions WHERE project = ? AND (since_ms > ? OR reopened_ms > ?)"
 _EXHAUSTIONS_AHEAD = f"SELECT COUNT(*) FROM {_AHEAD}"  # noqa: S608  # a constant
@@ -153,13 +154,14 @@ class SqliteLedger:
             _read_granted(granted)
             return ChargeResult("granted", None, now_ms, last, (), epoch=epoch, granted=granted)
 
-        stored = [self._stored(db, project, check.view) for check in request.checks]
-        views = [
-            self._advance(db, project, check, now_ms, last, state)
-            for check, state in zip(request.checks, stored, strict=True)
-        ]
+        stored, views, used = [], [], []
+        for check in request.checks:
+            state = self._stored(db, project, check.view)
+            view = self._advance(db, project, check, now_ms, last, state)
+            stored.append(state)
+            views.append(view)
+            used.append(view.total)
         unlogged = self._unlogged(db, request, now_ms) if unlogged_until_ms > now_ms else ()
-        used = [view.total for view in views]
         for i, usages in enumerate(unlogged):
             used[i] += sum(usage.units_at(now_ms) for usage in usages)
         exhaustion = self._closed(db, request, now_ms) if any_closed else None
@@ -230,7 +232,7 @@ class SqliteLedger:
         self, db: sqlite3.Connection, project: str, epoch: str, unlogged_until_ms: int, retention_ms: int
     ) -> None:
         db.execute(
-            "INSERT INTO projects VALUES (?, ?, ?, ?, 0, '') ON CONFLICT (project) DO UPDATE"
+            "INSERT INTO projects VALUES (?, ?, ?, ?, 0, '', '') ON CONFLICT (project) DO UPDATE"
             " SET epoch = excluded.epoch, unlogged_until_ms = excluded.unlogged_until_ms,"
             " retention_ms = excluded.retention_ms",
             (project, epoch, unlogged_until_ms, retention_ms),
@@ -388,9 +390,12 @@ class SqliteLedger:
                 if row is None or number > row[0]:
                     at = _following(at, clock_ms)
                     self._append(db, project, at, charge)
-            db.execute(
-                "REPLACE INTO repaid VALUES (?, ?, MAX(?, ?))", (project, machine, charges[-1][0], row[0] if row else 0)
-            )
+            last = charges[-1][0]
+            if row is None or last > row[0]:
+                db.execute("REPLACE INTO repaid VALUES (?, ?, ?, ?)", (project, machine, last, clock_ms))
+            # A machine that is made anew each day leaves a number each day.
+            oldest_ms = clock_ms - max(retention_ms, stored_ms)
+            db.execute("DELETE FROM repaid WHERE project = ? AND at_ms BETWEEN 1 AND ?", (project, oldest_ms))
             return True
 
         return self._transact(project, work, write=True)
@@ -417,7 +422,7 @@ class SqliteLedger:
                     lost = lost or not is_carry(usage.epoch)
                     unlogged_until_ms = max(unlogged_until_ms, stands.until_ms)
                     db.execute(
-                        "REPLACE INTO unlogged VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                        "REPLACE INTO unlogged VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                         (
                             project,
                             stands.view,
@@ -425,9 +430,7 @@ class SqliteLedger:
                             expiries_text(stands.expiries),
                             stands.until_ms,
                             *stands.last,
-                            stands.kept_units,
-                            stands.kept_since_ms,
-                            stands.since_ms,
+                            *stands.kept,
                         ),
                     )
             stands_epoch = current
@@ -520,32 +523,38 @@ class SqliteLedger:
         values = (self._clock(), because, project, bucket)
         return self._transact(project, lambda db: db.execute(sql, values).rowcount, write=True) > 0
 
-    def grant(self, project: str, grants: Sequence[Grant]) -> None:
+    def grant(self, project: str, grants: Sequence[Grant], compared: Sequence[Compared] | None = None) -> None:
         try:
-            text = grants_text(grants)
+            texts = grants_text(grants), None if compared is None else compared_text(compared)
         except ValueError as error:
             raise UsageError(f"grants: {error}") from None
         sql = (
-            "INSERT INTO projects VALUES (?, '', 0, 0, 0, ?) ON CONFLICT (project) DO UPDATE"
-            " SET granted = excluded.granted"
+            "INSERT INTO projects VALUES (?1, '', 0, 0, 0, ?2, COALESCE(?3, '')) ON CONFLICT (project) DO UPDATE"
+            " SET granted = excluded.granted, compared = COALESCE(?3, compared)"
         )
-        self._transact(project, lambda db: db.execute(sql, (project, text)), write=True)
+        self._transact(project, lambda db: db.execute(sql, (project, *texts)), write=True)
 
     def grants(self, project: str) -> Sequence[Grant]:
         sql = "SELECT granted FROM projects WHERE project = ?"
         row = self._transact(project, lambda db: db.execute(sql, (project,)).fetchone(), write=False)
         return _read_granted("" if row is None else row[0])
 
+    def compared(self, project: str) -> Sequence[Compared]:
+        sql = "SELECT compared FROM projects WHERE project = ?"
+        row = self._transact(project, lambda db: db.execute(sql, (project,)).fetchone(), write=False)
+        return read_compared("" if row is None else str(row[0]))
+
     def claim(self, project: str, claim: Claim, *, take_over: bool = False) -> Claimed:
-        claim = checked_claim(claim)
-        return self._claims(project, claim, lambda record: record.claim(claim, take_over=take_over))
+        return self._claims(project, claim, lambda record, checked: record.claim(checked, take_over=take_over))
 
     def end_claim(self, project: str, claim: Claim, ending: Ending) -> None:
-        claim = checked_claim(claim)
-        self._claims(project, claim, lambda record: record.end(claim, ending))
+        self._claims(project, claim, lambda record, checked: record.end(checked, ending))
 
-    def _claims(self, project: str, claim: Claim, change: Callable[[Record], T]) -> T:
+    def _claims(self, project: str, claim: Claim, change: Callable[[Record, Claim], T]) -> T:
         """Change the stored record of a job's claims (L25)."""
+        from quota.ledger.claims import Record, checked_claim  # late: a charge claims nothing
+
+        claim = checked_claim(claim)
 
         def work(db: sqlite3.Connection) -> T:
             now_ms = self._clock()
@@ -553,7 +562,7 @@ class SqliteLedger:
             sql = "SELECT record FROM claims WHERE project = ? AND name = ?"
             row = db.execute(sql, (project, claim.name)).fetchone()
             record = Record(None if row is None else row[0], now_ms)
-            answer = change(record)
+            answer = change(record, claim)
             if until_ms := record.until_ms():
                 db.execute("REPLACE INTO claims VALUES (?, ?, ?, ?)", (project, claim.name, until_ms, record.stored()))
             else:
@@ -639,13 +648,16 @@ class SqliteLedger:
 
     # -- the history -------------------------------------------------------------------------------------------------
 
-    def roll_up(self, project: str, caller_ms: int, within_s: float | None = None) -> bool:
+    def roll_up(
+        self, project: str, caller_ms: int, within_s: float | None = None, *, present_hour: bool = False
+    ) -> bool:
         def work(db: sqlite3.Connection) -> bool:
             clock_ms = self._clock()
             if not clocks_agree(clock_ms, caller_ms):  # nobody knows which hours are over
                 return False
             now_ms = min(clock_ms, caller_ms + CLOCK_SLACK_MS)
-            return sqlite_history.roll_up(db, project, now_ms, self._trimmed_through_ms(db, project))
+            through_ms = NEVER if present_hour else now_ms // HOUR_MS * HOUR_MS - 1
+            return sqlite_history.roll_up(db, project, now_ms, through_ms, self._trimmed_through_ms(db, project))
 
         return self._transact(project, work, write=True, within_s=within_s)
 
@@ -707,7 +719,7 @@ def _read_granted(text: object) -> tuple[Grant, ...]:
         raise DamagedError(f"{text!r:.100}") from error
 
 
-def _usage(row: tuple[str, str, str, int, int, int, int, int]) -> UnloggedUsage:
+def _usage(row: tuple[str, str, str, int, int, int, int, int, int, int]) -> UnloggedUsage:
     view, epoch, expiries, last_ms, last_seq, *kept = row
     try:
         return UnloggedUsage(view, epoch, read_expiries(expiries), (last_ms, last_seq), *kept)

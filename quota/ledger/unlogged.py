@@ -47,8 +47,11 @@ class UnloggedUsage(NamedTuple):
     `expiries`.
 
     `epoch` names the ledger as it was before that loss. Several machines report the same loss, each what it saw after
-    `since_ms`, up to the entry `last`: of two reports, the one that goes further holds all of the other. Of what came
-    after `kept_since_ms` the ledger still had `kept_units` at the time of the report.
+    `since_ms`, up to the entry `last`: of two reports, the one that goes further holds all of the other. `logged_units`
+    of what it saw are not in the report, because the log still had them.
+
+    Of what came after `kept_since_ms` and until `kept_last_ms`, the ledger still had `kept_units` in the window at the
+    time of the report. A later loss is reported with these; so another report of this loss need not hold them.
 
     With an epoch `ROOT/*` it is a *carry*: what a view counted of another log, before the ledger was moved or emptied.
     Of two carries the larger counts, at every moment.
@@ -60,12 +63,19 @@ class UnloggedUsage(NamedTuple):
     last: Id
     kept_units: int = 0
     kept_since_ms: int = 0
+    kept_last_ms: int = 0
+    logged_units: int = 0
     since_ms: int = NEVER
 
     @property
     def until_ms(self) -> int:
         """When nothing of it counts any more."""
         return self.expiries[-1][1]
+
+    @property
+    def kept(self) -> tuple[int, int, int, int, int]:
+        """What a ledger stores of the report beside its expiries and its last entry."""
+        return self[4:]
 
     def units_at(self, now_ms: int) -> int:
         return units_at(self.expiries, now_ms)
@@ -78,15 +88,16 @@ class UnloggedUsage(NamedTuple):
 
     def fields(self) -> tuple[str, str, str, str]:
         """As Redis and a machine's watermark file store it, beside the view's name; `from_fields` reads this."""
-        kept = f"{self.kept_units}:{self.kept_since_ms}:{self.since_ms}"
+        kept = ":".join(map(str, self.kept))
         return self.epoch, expiries_text(self.expiries), kept, f"{self.last[0]}-{self.last[1]}"
 
     @classmethod
     def from_fields(cls, view: str, epoch: str, expiries: str, kept: str, last: str) -> UnloggedUsage:
         """Raises ValueError for fields that `fields` never makes."""
         ms, seq = last.split("-")
-        kept_units, kept_since_ms, since_ms = map(int, kept.split(":"))
-        return cls(view, epoch, read_expiries(expiries), (int(ms), int(seq)), kept_units, kept_since_ms, since_ms)
+        units, since_ms, last_ms, logged_units, seen_since_ms = map(int, kept.split(":"))
+        numbers = (units, since_ms, last_ms, logged_units, seen_since_ms)
+        return cls(view, epoch, read_expiries(expiries), (int(ms), int(seq)), *numbers)
 
     def with_report(self, other: UnloggedUsage, now_ms: int) -> UnloggedUsage:
         """Merged with another report of the same loss: if that goes further or holds more, at every moment the larger
@@ -95,23 +106,27 @@ class UnloggedUsage(NamedTuple):
         If one report says that the ledger still had units, or had them again, and the other does not, these fell to a
         later loss and are counted in the report of that one.
         """
-        kept = max((self.kept_units, self.kept_since_ms), (other.kept_units, other.kept_since_ms))
+        kept = max(self.kept[:3], other.kept[:3])
         ours, theirs = self._less_kept(*kept), other._less_kept(*kept)
         no_more = (
-            ours == self.expiries and other.last <= self.last and units_at(theirs, now_ms) <= units_at(ours, now_ms)
+            ours.expiries == self.expiries
+            and other.last <= self.last
+            and theirs.units_at(now_ms) <= ours.units_at(now_ms)
         )
         if no_more and not is_carry(self.epoch):
             return self
         last, since_ms = max(self.last, other.last), max(self.since_ms, other.since_ms)
-        expiries = larger(ours, theirs) or ((0, self.until_ms),)
-        return UnloggedUsage(self.view, self.epoch, expiries, last, *kept, since_ms)
+        expiries = larger(ours.expiries, theirs.expiries) or ((0, self.until_ms),)
+        logged_units = max(ours.logged_units, theirs.logged_units)
+        return UnloggedUsage(self.view, self.epoch, expiries, last, *kept, logged_units, since_ms)
 
-    def _less_kept(self, units: int, since_ms: int) -> Expiries:
+    def _less_kept(self, units: int, since_ms: int, last_ms: int) -> UnloggedUsage:
         """Without what the ledger still had of it by another report, if this report surely holds that."""
-        more = units - self.kept_units
-        if more <= 0 or self.since_ms > since_ms:
-            return self.expiries
-        return newest_expiries(self.expiries, sum(units for units, _ in self.expiries) - more)
+        more = units - self.logged_units
+        if more <= 0 or self.since_ms > since_ms or self.last[0] < last_ms:
+            return self
+        expiries = newest_expiries(self.expiries, sum(units for units, _ in self.expiries) - more)
+        return self._replace(expiries=expiries, logged_units=units)
 
 
 def units_at(expiries: Expiries, now_ms: int) -> int:

@@ -299,6 +299,11 @@ class Allowance:
 
         return self._file.transact(work, write=False) if os.path.exists(self._path) else 0
 
+    def check(self) -> None:
+        """Raises LedgerError if there is a journal and it cannot be used. Makes none."""
+        if os.path.exists(self._path) and os.path.getsize(self._path):
+            self._file.transact(lambda db: db.execute("SELECT SUM(units) FROM draws").fetchone(), write=False)
+
     def owed_units(self, identity: Identity) -> int:
         """What was drawn and is not repaid; 0 if the journal cannot be read."""
         if not os.path.exists(self._path):

@@ -58,6 +58,7 @@ from quota.ledger.contract import (
 from quota.ledger.unlogged import is_carry
 from quota.recovery.loss import carries, compare, largest, not_counted, renamed_log
 from quota.recovery.observations import (
+    SeenAheadError,
     SlicedUsage,
     ViewObservation,
     Watermark,
@@ -69,7 +70,6 @@ from quota.recovery.observations import (
     span_of,
     with_slices,
 )
-from quota.recovery.repaired import SeenAheadError, as_repaired, concerns
 from quota.recovery.watermark_file import SLOTS, WatermarkFile, epoch_tag, read_slots
 from quota.recovery.watermark_folder import first_today, make_room, siblings_of, watermark_path
 
@@ -491,6 +491,8 @@ class HighWaterMark:
 
     def _all_that_was_seen(self, ledger: Ledger, result: ChargeResult) -> list[Watermark]:
         """What all processes of this machine saw, this one last, as it is since the ledger's last repair."""
+        from quota.recovery.repaired import as_repaired, concerns  # late: a decision that loses nothing needs neither
+
         watermarks: list[Watermark] = [*self._read_watermarks(), self._watermark(*self._last_observations())]
         if concerns((*watermarks, *self._siblings), result.epoch, result.now_ms):
             since = ledger.repairs(self._project), result.epoch, result.last, result.now_ms

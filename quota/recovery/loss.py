@@ -102,7 +102,7 @@ def compare(
         if logged.last != told.last:
             still_logged[told] = logged
     missing = [
-        missing_usage(observation, logged, _logged_part(ledger, project, still_in_window(logged, now_ms)))
+        missing_usage(observation, logged, _logged_part(ledger, project, still_in_window(observation, now_ms)))
         for observation, logged in still_logged.items()
         if logged.units < observation.units
     ]
@@ -246,11 +246,11 @@ def _told_of(watermarks: Sequence[Watermark], root: str, since_ms: int) -> set[V
         ViewObservation(
             usage.view,
             usage.epoch.removesuffix(CARRIED),
-            usage.kept_units + sum(units for units, _ in usage.expiries),
+            usage.logged_units + sum(units for units, _ in usage.expiries),
             min(usage.since_ms, usage.last[0] - 1),
             usage.last,
             usage.until_ms,
-            ((usage.kept_units, usage.expiries[0][1]), *usage.expiries[:-1]),
+            ((usage.logged_units, usage.expiries[0][1]), *usage.expiries[:-1]),
         )
         for usage in carried
         if root_of(usage.epoch) == root and usage.until_ms > since_ms

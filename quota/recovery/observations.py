@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from quota.common.clock import NEVER
 from quota.ledger.contract import root_of
 from quota.ledger.unlogged import CARRIED, UnloggedUsage, expiries_text, is_carry, newest_expiries, read_expiries
-from quota.limits import Edges, Sliding, selector_of
+from quota.limits import Edges, Sliding, longest_ms_of, selector_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +32,15 @@ if TYPE_CHECKING:
     from quota.ledger.entry import Id
     from quota.ledger.unlogged import Expiries
     from quota.recovery.watermark_file import Head
+
+
+class SeenAheadError(Exception):
+    """This machine saw charges dated far ahead of now, at `seen_ms`, which the ledger lacks and no repair explains."""
+
+    def __init__(self, seen_ms: int) -> None:
+        super().__init__(seen_ms)
+        self.seen_ms = seen_ms
+
 
 SLICES = 24
 """A sliding window is divided into so many slices."""
@@ -193,9 +202,8 @@ def span_of(check: LimitCheck) -> Span:
 
 
 def still_in_window(observation: ViewObservation, now_ms: int) -> ViewObservation:
-    """The observation without what has left its window by now. Unlogged usage made of a later look lacks that too."""
-    window_ms = observation.until_ms - observation.last[0]
-    return observation._replace(since_ms=max(observation.since_ms, now_ms - window_ms))
+    """The observation without what has left its window by now."""
+    return observation._replace(since_ms=max(observation.since_ms, now_ms - longest_ms_of(observation.view)))
 
 
 def missing_usage(
@@ -213,6 +221,8 @@ def missing_usage(
         observation.last,
         still_counting.units,
         still_counting.since_ms,
+        still_counting.last[0],
+        still_logged.units,
         observation.since_ms,
     )
 

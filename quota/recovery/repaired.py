@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from quota.common.clock import NEVER
 from quota.ledger.contract import MAX_REPAIR_MS, RETENTION_SLACK_MS, repaired_ms_of, root_of
 from quota.limits import longest_ms_of
+from quota.recovery.observations import SeenAheadError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,14 +27,6 @@ if TYPE_CHECKING:
     from quota.ledger.entry import Id
     from quota.ledger.unlogged import UnloggedUsage
     from quota.recovery.observations import ViewObservation, Watermark
-
-
-class SeenAheadError(Exception):
-    """This machine saw charges dated far ahead of now, at `seen_ms`, which the ledger lacks and no repair explains."""
-
-    def __init__(self, seen_ms: int) -> None:
-        super().__init__(seen_ms)
-        self.seen_ms = seen_ms
 
 
 def concerns(watermarks: Sequence[Watermark], epoch: str, now_ms: int) -> bool:

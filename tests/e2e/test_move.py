@@ -143,6 +143,10 @@ def test_an_unfinished_move_to_a_ledger_that_is_gone_names_the_way_back(tmp_path
     old, gone = f"sqlite:///{tmp_path}/ledger.db", "redis://127.0.0.1:1/0"
     with contextlib.closing(open_movable(old)) as ledger:
         ledger.change("p", ledger.standing("p"), "fenced", "m" * 16, peer=gone, epoch=ledger.standing("p").epoch)
+    told = one_line(quota("charge", "videos.list"), 69)
+    assert f"is being moved to {gone}, which takes no charge either until all of it is there" in told
+    assert f"if that move was interrupted, finish it: quota ledger move {old} {gone}" in told
+    assert "has moved" not in told, "nothing is there yet"
     way_back = f"quota ledger move {gone} {old}"
     assert one_line(quota("ledger", "move", "sqlite:///ledger.db", gone), 69).endswith(way_back)
     back = quota(*way_back.split()[1:])

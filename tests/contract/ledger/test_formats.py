@@ -51,6 +51,7 @@ WORK: dict[str, Callable[[Setup], Any]] = {
     "repairs": lambda setup: setup.ledger.repairs(setup.project),
     "whole_after_ms": lambda setup: setup.ledger.whole_after_ms(setup.project),
     "grant": lambda setup: setup.ledger.grant(setup.project, [Grant("units", 9, NOW, NOW + DAY_MS)]),
+    "compared": lambda setup: setup.ledger.compared(setup.project),
     "grants": lambda setup: setup.ledger.grants(setup.project),
     "claim": lambda setup: setup.ledger.claim(setup.project, claim_of("web1")),
     "end_claim": lambda setup: setup.ledger.end_claim(setup.project, claim_of("web1"), "done"),
@@ -144,6 +145,6 @@ def test_the_format_costs_a_decision_no_command_of_its_own(scripts: Scripts) -> 
 def test_any_language_is_told_what_to_do(scripts: Scripts) -> None:
     scripts.charge()
     scripts.client.hset(STATE, "format", "7")
-    with pytest.raises(redis.ResponseError, match=r"^the ledger has format 7, and this script needs 2: use "):
+    with pytest.raises(redis.ResponseError, match=rf"^the ledger has format 7, and this script needs {FORMAT}: use "):
         scripts.run("read", "-", "+", 10)
     assert sorted(scripts.client.keys("*")) == sorted(KEYS[:2])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from quota.budget import granted_units
 from quota.errors import CostExceedsLimit, UsageError
+from quota.ledger.compared import MAX_COMPARED, Compared, compared_text, read_compared
 from quota.ledger.contract import ChargeRequest, LimitCheck
 from quota.ledger.entry import Charge
 from quota.ledger.grants import Grant, grants_text, read_grants
@@ -204,3 +205,52 @@ def test_random_grants_and_charges_admit_what_the_arithmetic_says(setup: Setup) 
         else:
             assert decision.retry_at_ms is not None
             assert decision.retry_at_ms > setup.now_ms
+
+
+# -- what upstream counted ---------------------------------------------------------------------------------------------
+
+
+def test_what_upstream_counted_is_kept_beside_the_grants(setup: Setup) -> None:
+    first = Compared("units", 210, 8, 202, 0, 1, 2, setup.now_ms)
+    second = Compared("search", 0, 100, 0, 100, 1, 2, setup.now_ms)
+    assert setup.ledger.compared(setup.project) == ()
+    setup.ledger.grant(setup.project, [], [first])
+    assert (tuple(setup.ledger.compared(setup.project)), tuple(setup.ledger.grants(setup.project))) == ((first,), ())
+    setup.ledger.grant(setup.project, [said(setup, 260)])
+    assert setup.ledger.compared(setup.project) == (first,), "as long as nothing else is said of it"
+    setup.ledger.grant(setup.project, [], [second, first])
+    assert set(setup.ledger.compared(setup.project)) == {first, second}
+    assert setup.ledger.grants(setup.project) == ()
+    setup.ledger.grant(setup.project, [], [])
+    assert setup.ledger.compared(setup.project) == ()
+
+
+@pytest.mark.parametrize("change", [{"bucket": "a;b"}, {"bucket": ""}, {"drift_units": -1}, {"at_ms": 10**15}])
+def test_a_comparison_that_cannot_be_stored_is_refused(setup: Setup, change: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="no comparison"):
+        setup.ledger.grant(setup.project, [], [Compared("units", 1, 1, 0, 0, 1, 2, 3)._replace(**change)])
+    assert setup.ledger.compared(setup.project) == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "units",
+        "units=",
+        "units=1:2",
+        "units=1:2:3:4:5:6:x",
+        f"units=1:2:3:4:5:6:{'9' * 15}",
+        "=1:1:1:1:1:1:1",
+        ";;",
+    ],
+)
+def test_what_is_damaged_is_left_out(text: str) -> None:
+    """Nothing is decided by it, so nobody is stopped by it."""
+    sound = Compared("search", 1, 2, 3, 4, 5, 6, 7)
+    assert read_compared(f"{text};{compared_text([sound])}") == (sound,)
+
+
+def test_of_very_many_the_newest_are_kept() -> None:
+    several = [Compared(f"b{n}", 1, 2, 3, 4, 5, 6, n) for n in range(MAX_COMPARED + 7)]
+    assert set(read_compared(compared_text(several))) == set(several[7:])

@@ -183,7 +183,7 @@ def test_the_embedded_ledger(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     year = Year(f"sqlite:///{path}")
     tables = ("charges", "views", "exhaustions", "repaid", "claims", "projects", "histories", "hours", "sums")
-    tables += ("refused", "refusals")
+    tables += ("refused", "refused_sums", "refusals")
 
     def measure() -> dict[str, int]:
         return {"file": file_bytes(path), "wal": wal_bytes(path), **rows(path, *tables)}
@@ -204,6 +204,7 @@ def test_the_embedded_ledger(tmp_path: Path) -> None:
         hours=HISTORY_ROWS,
         sums=201,
         refused=36 * 3,
+        refused_sums=201,
         refusals=100,
     )
     year.check_it_was_one()

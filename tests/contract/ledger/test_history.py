@@ -29,6 +29,7 @@ from quota.ledger.history import (
     MAX_REFUSALS,
     OTHER,
     RefusalCount,
+    RefusedSum,
 )
 from quota.ledger.move import carry_out, plan_move
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
@@ -160,8 +161,9 @@ class Months:
             one.units = one.logged_units = units
 
     def roll_up(self) -> None:
+        present_hour = self.dice.random() < 0.3
         for _ in range(self.dice.choice((1, 1, 5, 200))):
-            more = self.setup.ledger.roll_up(self.setup.project, self.setup.now_ms)
+            more = self.setup.ledger.roll_up(self.setup.project, self.setup.now_ms, present_hour=present_hour)
             self.look()
             if not more:
                 break
@@ -578,6 +580,8 @@ def test_the_history_moves_with_its_ledger(tmp_path: Path, redis_server: RedisSe
     moved = read(setup)
     assert sorted(moved.hours) == sorted(before.hours)
     assert moved._replace(hours=before.hours) == before
+    setup.ledger.add_refusals(setup.project, [RefusalCount(setup.now_ms, "day", "a", "limit", 1)], [])
+    assert [one.calls for one in read(setup).refused_sums] == [5], "and goes on there"
     assert setup.ledger.refusals(setup.project) == refusals
     setup.now_ms += HOUR_MS
     roll_up(setup)
@@ -609,10 +613,38 @@ def test_refusals_are_counted_by_hour_and_the_last_hundred_are_kept(setup: Setup
     setup.ledger.add_refusals(setup.project, counts, [])
     of_hour = [one for one in read(setup).refused if one.hour_ms == hour_ms]
     assert (len(of_hour), sum(one.calls for one in of_hour)) == (MAX_CELLS + 1, MAX_CELLS + 5)
+    sums = read(setup).refused_sums
+    assert {RefusedSum("day", "a", "limit", 5), RefusedSum("", "", "clock", 1), RefusedSum(*[OTHER] * 3, 2)} <= {*sums}
+    assert (len(sums), sum(one.calls for one in sums)) == (MAX_CELLS + 1, MAX_CELLS + 6)
     setup.now_ms += HISTORY_MS + 2 * HOUR_MS
     charge(setup)
     roll_up(setup)
-    assert read(setup).refused == (), "for 35 days"
+    assert (read(setup).refused, sorted(read(setup).refused_sums)) == ((), sorted(sums)), "for 35 days; sums never fall"
+
+
+def test_refusals_from_anywhere_add_up_to_sums_that_never_fall(setup: Setup) -> None:
+    """L30. Random counts by names that need escaping, in hours that come and go, against sums in Python."""
+    dice = random.Random(17)
+    charge(setup)
+    expected: Counter[tuple[str, str, str]] = Counter()
+    for _ in range(40):
+        counts = [
+            RefusalCount(
+                setup.now_ms // HOUR_MS * HOUR_MS - dice.randrange(3) * HOUR_MS,
+                dice.choice(["day", "a|b", "50%", "two words", "\n", ""]),
+                dice.choice(["", "nightly", "ü"]),
+                dice.choice(["limit", "clock"]),
+                dice.randint(1, 10**9 - 1),
+            )
+            for _ in range(dice.randint(0, 9))
+        ]
+        setup.ledger.add_refusals(setup.project, counts, [])
+        for one in counts:
+            expected[one.limit, one.job, one.reason] += one.calls
+        found = {(one.limit, one.job, one.reason): one.calls for one in read(setup).refused_sums}
+        assert found == expected
+        setup.now_ms += dice.choice([0, HOUR_MS, 12 * HOUR_MS, 40 * DAY_MS])
+        roll_up(setup)
 
 
 @pytest.mark.parametrize(

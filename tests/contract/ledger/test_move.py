@@ -6,7 +6,6 @@ import itertools
 import os
 import re
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +18,15 @@ from contract.ledger.test_rights import MOVING, commands_of
 from quota.common.clock import NEVER
 from quota.errors import LedgerError, MoveRefused
 from quota.ledger import movable_sqlite, move
-from quota.ledger.contract import ChargeRequest, Exhaustion, Expected, LimitCheck, read_entries
+from quota.ledger.compared import Compared
+from quota.ledger.contract import (
+    MIN_RETENTION_MS,
+    ChargeRequest,
+    Exhaustion,
+    Expected,
+    LimitCheck,
+    read_entries,
+)
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_movable
 from quota.ledger.fence import NOT_MOVED
@@ -127,14 +134,23 @@ def used_up(places: Places, ledger: Movable, charges: int = 7) -> None:
     ledger.repay("p", "web1", [(4, Charge(7, "search", "m", "", "", "r4"))], 60 * DAY_MS)
     usages = [
         UnloggedUsage(
-            DAY.name, "e1", ((50, NOW_MS + HOUR_MS), (5, NOW_MS + DAY_MS)), (NOW_MS - 5, 0), 2, NOW_MS - 9, 1
+            DAY.name,
+            "e1",
+            ((50, NOW_MS + HOUR_MS), (5, NOW_MS + DAY_MS)),
+            (NOW_MS - 5, 0),
+            2,
+            NOW_MS - 9,
+            NOW_MS - 7,
+            3,
+            1,
         ),
         UnloggedUsage(DAY.name, "e0/*", ((2, NOW_MS + DAY_MS),), (NOW_MS - 5, 0)),
         UnloggedUsage(CALLS.name, "e1", ((1, NOW_MS + HOUR_MS),), (NOW_MS - 5, 0)),
     ]
     ledger.add_unlogged("p", "lost", usages)
     ledger.claim("p", claim_of("web1"))
-    ledger.grant("p", [Grant("units", 900, NOW_MS, NOW_MS + DAY_MS)])
+    compared = Compared("units", 40, 45, 0, 5, NOW_MS - HOUR_MS, NOW_MS - 9, NOW_MS)
+    ledger.grant("p", [Grant("units", 900, NOW_MS, NOW_MS + DAY_MS)], [compared])
     decide(ledger, "after")
 
 
@@ -148,6 +164,7 @@ class Content(NamedTuple):
     repairs: Any
     whole_after_ms: int
     grants: Any
+    compared: Any
 
     @classmethod
     def of(cls, ledger: Movable) -> Content:
@@ -156,7 +173,8 @@ class Content(NamedTuple):
         log = list(read_entries(ledger, "p", 0, NEVER))
         claimed = ledger.claim("p", claim_of("web2"))
         repairs, whole_after_ms = ledger.repairs("p"), ledger.whole_after_ms("p")
-        return cls(log, peek, ledger.exhaustions("p"), claimed, repairs, whole_after_ms, tuple(ledger.grants("p")))
+        from_upstream = tuple(ledger.grants("p")), tuple(ledger.compared("p"))
+        return cls(log, peek, ledger.exhaustions("p"), claimed, repairs, whole_after_ms, *from_upstream)
 
 
 def moves(old: Movable, new: Movable) -> list[str]:
@@ -172,8 +190,11 @@ def stopped(number: int, old: Movable, new: Movable) -> bool:
     return False
 
 
-def try_to_move(old: Movable, new: Movable) -> None:
-    """Another mover may be in the way."""
+UNDER_WAY = r"another `quota ledger move` .*run this again|is being moved to|has moved to|is locked|in use"
+
+
+def try_to_move(old: Movable, new: Movable) -> str:
+    """Another mover may be in the way. What was told then."""
     try:
         moves(old, new)
     except (LedgerError, MoveRefused) as error:
@@ -181,6 +202,7 @@ def try_to_move(old: Movable, new: Movable) -> None:
     else:
         told = ""
     assert "\n" not in told
+    return told
 
 
 def roles(*ledgers: Movable) -> list[str]:
@@ -247,6 +269,50 @@ def test_a_decision_after_the_move_is_the_one_before(places: Places, here: str, 
     assert first[0] == sum(range(8, 31))
 
 
+def fields_of(ledger: Movable, prefix: str) -> dict[str, str]:
+    return {name: value for piece in ledger.state("p") for name, value in piece if name.startswith(prefix)}
+
+
+@pytest.mark.parametrize(("here", "there"), PAIRS)
+def test_what_machines_repaid_is_forgotten_a_retention_later_wherever_it_has_moved(
+    places: Places, here: str, there: str
+) -> None:
+    """L19, L23. Each pod that is started anew has a journal of its own, and a number here."""
+    old, new = places.pair(here, there)
+    dated = []
+    for number in range(3):
+        old.repay("p", f"pod-{number}", [(7, Charge(1, "units", "m", "", "", f"r{number}"))])
+        dated.append(places.now_ms)
+        places.now_ms += 10 * HOUR_MS
+    old.repay("p", "pod-0", [(7, Charge(1, "units", "m", "", "", "r0"))])  # again: it was appended already
+    moves(old, new)
+    assert fields_of(new, "repaid_at:") == {f"repaid_at:pod-{n}": str(at_ms) for n, at_ms in enumerate(dated)}
+    for after_ms, kept in ((-1, {"pod-0", "pod-1", "pod-2"}), (0, {"pod-1", "pod-2"}), (10 * HOUR_MS, {"pod-2"})):
+        places.now_ms = dated[0] + MIN_RETENTION_MS + after_ms
+        decide(new, f"d{after_ms}")  # Redis tidies up with the first decision of a second
+        new.repay("p", "web", [(1 + after_ms + HOUR_MS, Charge(1, "units", "m", "", "", f"w{after_ms}"))])
+        known = fields_of(new, "repaid")
+        assert {name.partition(":")[2] for name in known} == kept | {"web"}, after_ms
+        assert len(known) == 2 * len(kept | {"web"})
+    new.repay("p", "pod-2", [(7, Charge(1, "units", "m", "", "", "r2"))])
+    log = [entry.idempotency_key for entry in read_entries(new, "p", 0, NEVER)]
+    assert log.count("r2") == 1
+
+
+def test_a_number_and_its_time_arrive_in_any_order(places: Places) -> None:
+    """A hash of Redis has no order."""
+    fields = [("repaid:web", "3"), ("repaid_at:web", str(NOW_MS)), ("repaid:db", "4")]
+    for order in itertools.permutations(fields):
+        old, new = places.pair("redis", "sqlite")
+        decide(old, "k1")
+        _, theirs = move._fence(old, new, plan_move(old, new, ["p"])[0])
+        for _ in new.clear("p", theirs.move):
+            pass
+        for field in order:
+            new.put_state("p", theirs.move, (0, 0), [field], MIN_RETENTION_MS)
+        assert fields_of(new, "repaid") == dict(fields), "a time that is not known is never too long ago"
+
+
 def test_every_table_and_every_field_of_the_state_moves_or_is_left_on_purpose() -> None:
     schema = (ROOT / "quota" / "ledger" / "schema.sql").read_text()
     assert set(re.findall(r"CREATE TABLE (\w+)", schema)) == set(movable_sqlite.TABLES)
@@ -298,12 +364,12 @@ def test_several_projects_move_and_one_that_holds_nothing_is_closed(places: Plac
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
-@pytest.mark.parametrize("standing", ["moved", "filling"])
+@pytest.mark.parametrize("standing", ["moved", "moving", "filling"])
 @pytest.mark.parametrize("work", WORK)
 def test_a_fenced_ledger_refuses_everything_but_its_log(places: Places, kind: str, standing: str, work: str) -> None:
     """Also callers that expect nothing of it: the ledger itself answers."""
     here, there = places.new("redis"), places.new(kind)
-    if standing == "moved":
+    if standing != "filling":
         here, there = there, here
     used_up(places, here)
     steps = plan_move(here, there, ["p"])
@@ -312,7 +378,16 @@ def test_a_fenced_ledger_refuses_everything_but_its_log(places: Places, kind: st
         fenced, told = here, f"has moved to {there.label} and takes no charge any more; write that url into the"
     else:
         move._fence(here, there, steps[0])
-        fenced, told = there, f"is being filled from {here.label} and takes no charge until all of it is here"
+        interrupted = f"if that move was interrupted, finish it: quota ledger move {here.label} {there.label}"
+        fenced, told = (
+            there,
+            f"is being filled from {here.label} and takes no charge until all of it is here; {interrupted}",
+        )
+        if standing == "moving":
+            fenced = here
+            told = (
+                f"is being moved to {there.label}, which takes no charge either until all of it is there; {interrupted}"
+            )
     setup = Setup(fenced, places.now_ms, "p")
     before = list(read_entries(fenced, "p", 0, NEVER)), fenced.standing("p")
     if work == "read":
@@ -489,16 +564,30 @@ def test_a_move_is_taken_back_when_its_target_is_gone(places: Places, own_server
 def test_two_moves_at_once_end_in_one_open_ledger(
     places: Places, here: str, there: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second mover does all of the same move, or of one to another ledger, at any step of the first."""
+    """A second mover does all of the same move, or of one to another ledger, at any step of the first. Who comes too
+    late for the same move finds it done; for another one it is told where the ledger moves."""
     monkeypatch.setattr(move, "PIECE", 4)
+    monkeypatch.setattr(movable_sqlite.MovableSqliteLedger, "_deadline_s", 0.1)  # the first holds the file until then
     for number, same in itertools.product(range(0, 400, 2 * STEP), (True, False)):
         old, new = places.pair(here, there)
         third = new if same else places.new(there)
         used_up(places, old)
         held = Content.of(old)
         others = places.open(places.urls[old]), places.open(places.urls[third])
-        at_place(number, partial(try_to_move, *others), partial(try_to_move, old, new), STORAGE)
+        told: list[str] = []
+
+        def beside(movers: tuple[Movable, Movable] = others, told: list[str] = told) -> None:
+            told.append(try_to_move(*movers))
+
+        def first(movers: tuple[Movable, Movable] = (old, new), told: list[str] = told) -> None:
+            told.append(try_to_move(*movers))
+
+        at_place(number, beside, first, STORAGE)
         found = roles(old, new, third)
+        for one in told:
+            assert not one or re.search(UNDER_WAY, one), (number, same, told)
+        if same:
+            assert told[-1] == "", (number, told)
         assert found[: 2 if same else 3].count("open") <= 1
         if "open" not in found:
             try_to_move(old, third)

@@ -135,7 +135,15 @@ def housekeeping(scripts: Limited) -> None:
     scripts.charge(DAY, attempt="again", retry_age_ms=3)
     scripts.run("settle", scripts.client.xrange(LOG)[0][0], 3)
     scripts.run(
-        "add_unlogged", scripts.now_ms, "e2", MIN_RETENTION_MS, ALL, "e1", f"5:{NOW + 9}", "0:0:9007199254740991", "1-0"
+        "add_unlogged",
+        scripts.now_ms,
+        "e2",
+        MIN_RETENTION_MS,
+        ALL,
+        "e1",
+        f"5:{NOW + 9}",
+        "0:0:0:0:9007199254740991",
+        "1-0",
     )
     scripts.now_ms += MIN_RETENTION_MS + HOUR_MS
     scripts.charge(DAY)
@@ -233,7 +241,7 @@ def reopen(scripts: Limited) -> None:
 
 def usage(scripts: Limited) -> None:
     until_ms = scripts.now_ms + HOUR_MS
-    kept = "0:0:9007199254740991"
+    kept = "0:0:0:0:9007199254740991"
     scripts.run(
         "add_unlogged", scripts.now_ms, "e2", MIN_RETENTION_MS, ALL, "e1", f"4:{until_ms}", kept, f"{scripts.now_ms}-0"
     )
@@ -260,7 +268,7 @@ def repair(scripts: Limited) -> None:
 def grant(scripts: Limited) -> None:
     """Two, and then none."""
     for text in ("units=9:1:2", "search=5:1:2;units=9:1:2", ""):
-        scripts.run("grant", text, MIN_RETENTION_MS)
+        scripts.run("grant", text, MIN_RETENTION_MS, "units=7:9:0:2:1:2:3")
 
 
 def roll_up(scripts: Limited) -> None:
@@ -348,7 +356,7 @@ def test_each_command_is_needed_somewhere_here(limited: Limited) -> None:
 
 def test_the_rights_that_the_readme_names_are_enough(server: RedisServer, limited: Limited) -> None:
     (line,) = re.findall(
-        r"^ACL SETUSER .*", (Path(__file__).parents[3] / "lua" / "README.md").read_text(), re.MULTILINE
+        r"^ACL SETUSER quota .*", (Path(__file__).parents[3] / "lua" / "README.md").read_text(), re.MULTILINE
     )
     limited.client.execute_command(*line.split())
     assert {f"+{command}" for name in (*SCRIPTS, *MOVING) for command in commands_of(name)} <= set(line.split())

@@ -16,9 +16,10 @@ import quota.ledger.sqlite_ledger
 from contract.ledger.test_charge_script import ALL, LOG, MIN_RETENTION_MS, NOW, STATE, Scripts, scripts
 from contract.ledger.test_redis_ledger import calls, opened, server
 from quota.budget import Budget
-from quota.common.clock import NEVER
+from quota.common.clock import LATEST_MS, NEVER
 from quota.errors import LedgerError
 from quota.ledger.claims import MAX_HOLD_MS, MAX_REGIONS, MAX_TICK_MS
+from quota.ledger.compared import MAX_COMPARED, Compared, compared_text
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
@@ -50,6 +51,7 @@ BOUNDS = {
     "MAX_COUNTS": "so many counts of refusals by one call; more is an error",
     "MAX_REFUSALS": "so many refusals by one call, and kept; more is an error",
     "MAX_REFUSAL": "so many bytes has a refusal; more is an error",
+    "MAX_COMPARED_BYTES": "so long is what upstream counted; more is an error",
     "MAX_HOLD_MS": "the longest hold and lease; more is an error",
     "MAX_TICK_MS": "a tick is remembered no longer; more is an error",
     "MAX_REGIONS": "so many regions are claimed at once; more is an error",
@@ -83,7 +85,10 @@ PLACES = {
 
 
 def test_every_bound_of_the_scripts_is_listed_here() -> None:
-    text = "".join(path.read_text() for path in (Path(__file__).parents[3] / "lua").glob("*.lua"))
+    paths = (Path(__file__).parents[3] / "lua").glob("*.lua")
+    text = "".join(
+        path.read_text() for path in paths if not path.name.startswith("inbound_")
+    )  # have a test of their own
     names = {name for line in re.findall(r"^local ([A-Z_, ]+) =", text, re.MULTILINE) for name in line.split(", ")}
     assert names - PLACES - {"FORMAT", "KEPT", "OTHER", "HOUR_MS"} == BOUNDS.keys()
     # A bound without a name would not be found by the line above.
@@ -168,7 +173,9 @@ def test_reading_none_or_more_than_a_thousand_is_an_error(scripts: Scripts, coun
 
 def test_unlogged_usage_is_removed_25_hours_after_it_expired(scripts: Scripts) -> None:
     until_ms, slack_ms = NOW + 10, 25 * 60 * MINUTE_MS
-    scripts.run("add_unlogged", NOW, "e2", MIN_RETENTION_MS, ALL, "e1", f"5:{until_ms}", "0:0:9007199254740991", "1-0")
+    scripts.run(
+        "add_unlogged", NOW, "e2", MIN_RETENTION_MS, ALL, "e1", f"5:{until_ms}", "0:0:0:0:9007199254740991", "1-0"
+    )
     for after_ms, kept in ((slack_ms - 1, True), (slack_ms, False)):
         scripts.now_ms = until_ms + after_ms
         for more in (0, 1):  # the second finds the first; a longer retention is housekeeping's time
@@ -300,3 +307,14 @@ def test_originals_that_arrive_after_150_repeats_charge_nothing(server: RedisSer
         assert calls(server) >= repeats + 150, "all of them did arrive"
         attempt_keys = [entry.idempotency_key for entry in ledger.read("p", (0, 0), NEVER, 1_000)]
     assert len(attempt_keys) == len(set(attempt_keys)) > 100, "each was charged once"
+
+
+def test_how_much_of_what_upstream_counted_is_kept(scripts: Scripts) -> None:
+    """MAX_COMPARED_BYTES: a hundred buckets with the longest names and numbers fit."""
+    longest = compared_text(Compared(f"{n:064}", *[10**15 - 1] * 4, *[LATEST_MS - 1] * 3) for n in range(MAX_COMPARED))
+    for text in (longest, "a=" + "1" * 19_998):
+        assert scripts.run("grant", "", MIN_RETENTION_MS, text) == ""
+        assert scripts.client.hget(STATE, "compared") == text
+    for bad in ("a=" + "1" * 19_999, "a=1 2", "a=x"):
+        with pytest.raises(redis.ResponseError, match="compared is"):
+            scripts.run("grant", "", MIN_RETENTION_MS, bad)

@@ -19,6 +19,7 @@ from quota.ledger.contract import Identity, read_entries
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_scripts import script
+from quota.ledger.sqlite_ledger import SqliteLedger
 from quota.limits import DAY_MS
 from quota.recovery.allowance import LOOK_AGAIN_MS, REPAID_AT_ONCE, Allowance
 from support.books import BOOK
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     Outage = AbstractContextManager[None]
 
 
+HELD_S = 0.1
+"""So long these ledgers and journals wait for a file that is held until the wait is over. Users' wait for a second."""
+
+
 class Machine:
     """One machine: a ledger that can be cut off, a clock that the test moves, and a journal of its own."""
 
@@ -48,6 +53,7 @@ class Machine:
     def budget(self, *, units: int = 500, max_cost: int = 10, allowance: int = 25) -> Budget:
         """A budget as a new process of this machine would make it."""
         self.opened.append(Allowance(self.journal, max_cost, allowance, lambda: self.now_ms))
+        self.opened[-1]._file._deadline_s = HELD_S
         return Budget(
             credential="main",
             project="p",
@@ -96,7 +102,8 @@ class RedisMachine(Machine):
 
 
 @pytest.fixture(params=["sqlite", "redis"])
-def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]:
+def machine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    monkeypatch.setattr(SqliteLedger, "_deadline_s", HELD_S)
     made: Machine
     server = None
     if request.param == "sqlite":
