@@ -6,7 +6,7 @@ exhausted      upstream has closed a bucket                        once for each
 reopened       somebody opened it again                            once for each time
 stale          a region's last complete pass is too long ago       once a day
 run_failed     a run failed                                        once a day
-ledger_lost    a limit counts units that the log lacks             once a day, on each machine
+ledger_lost    a limit counts charges that the log lacks           once a day, on each machine
 """
 
 from __future__ import annotations
@@ -82,10 +82,12 @@ def _of_budget(project: str, status: Status) -> Iterator[Notice]:
             facts = {"limit": name, "used_units": used, "limit_units": number}
             message = f"limit {name} of project {project} has {used:,} of {many(number, 'unit')} used"
             yield Notice("near_limit", project, f"{name}{period}", message, _window_ms(row), facts)
-        if row.state.unlogged_units:
-            units, until = row.state.unlogged_units, rfc3339(row.state.unlogged_until_ms)
-            message = f"limit {name} counts {many(units, 'unit')} that the ledger has lost, until {until}"
-            facts = {"limit": name, "unlogged_units": units, "until": until}
+        unlogged_units, upstream_units = row.state.unlogged_units, row.state.upstream_units
+        if lost_units := unlogged_units - upstream_units:  # `quota reconcile` tells of what only upstream counted
+            until = rfc3339(row.state.unlogged_until_ms)
+            lost = f"{many(lost_units, 'unit')} of charges that the ledger's log lacks"
+            message = f"limit {name} counts {lost}, until {until}"
+            facts = {"limit": name, "unlogged_units": unlogged_units, "upstream_units": upstream_units, "until": until}
             yield Notice("ledger_lost", project, name, message, DAY_MS, facts, here=True)
     for credential in status.credentials:
         for x in credential.exhausted:

@@ -9,7 +9,7 @@ import quota
 from quota.common.findings import Finding, finding_of
 from quota.common.storage import examine_folder
 from quota.jobs.job import load_fetch
-from quota.jobs.store.store import Store, StoreError
+from quota.jobs.store.store import Store, StoreError, is_made
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,9 +31,8 @@ def fetches(settings: Settings) -> Iterator[tuple[str, str]]:
 
 def store(settings: Settings) -> Iterator[tuple[str, str]]:
     """What a run would say of the store if it cannot be read. A store that is not there yet is none."""
-    path = settings.store.url.removeprefix("sqlite:///")
     try:
-        if os.path.exists(path) and os.path.getsize(path):  # an empty file would be made a store
+        if is_made(settings.store.url):
             Store(settings.store.url, retention_ms=settings.store.retention_ms, create=False).close()
     except OSError:
         return

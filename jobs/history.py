@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quota.cli.render import weekday
 from quota.cli.tables import Column, FirstThatFits, tables
-from quota.common.text import many, printable, spell
+from quota.common.clock import weekday
+from quota.common.text import many, printable, shorten, spell
 from quota.jobs.store.runs import UNFINISHED
 
 if TYPE_CHECKING:
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from quota.jobs.store.runs import PastRun
+
+MAX_WHY = 60
+"""So many characters of a reason are shown; the JSON has all."""
 
 STYLES = {"failed": "red", UNFINISHED: "yellow"}
 COLUMNS = (
@@ -45,7 +48,7 @@ def render_runs(found: Sequence[PastRun]) -> RenderableType:
         for run in found
     ]
     styles = [STYLES.get(run.outcome, "") for run in found]
-    return FirstThatFits(tables(COLUMNS, rows, styles=styles, without=(6, 4)))
+    return FirstThatFits(tables(COLUMNS, rows, styles=styles, without=(6, 4), least_fold=24))
 
 
 def _regions(run: PastRun) -> str:
@@ -54,8 +57,11 @@ def _regions(run: PastRun) -> str:
 
 
 def _why(run: PastRun) -> str:
-    """The reason of a run, or the error of the first region that failed."""
+    """What refused a run, or the beginning of the error of the first region that failed, or of its reason."""
+    if run.refused_by is not None:
+        limit = run.why.startswith("limit ")
+        return printable(f"limit {run.refused_by!r}" if limit else f"bucket {run.refused_by!r} closed")
     errors = [str(one["error"]) for one in run.regions if one.get("error")]
-    why = printable(run.why or (errors[0] if errors else ""))
+    why = shorten(printable(errors[0] if errors else run.why), MAX_WHY)
     more = len(errors) - 1
-    return f"{why} (and {many(more, 'more region')})" if more > 0 and not run.why else why
+    return f"{why} (and {many(more, 'more region')})" if more > 0 else why

@@ -118,7 +118,7 @@ class Away:
     new_store: bool = False
 
     def __str__(self) -> str:
-        from quota.cli.render import moment
+        from quota.common.clock import moment
 
         last = utc(self.heard_ms).astimezone().strftime("%H:%M:%S")
         if self.heard_ms + DAY_MS <= self.now_ms:

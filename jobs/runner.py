@@ -520,6 +520,7 @@ class _Run:
         decision = None if method is None else self.budget.peek(method, job=self.job.name, region=checkpoint.region)
         if decision is None or decision.admitted:
             return _End("stopped", failure.message, refused=True, refused_by=failure.bucket)
+        note_refusal(self.budget, decision, self.job.name, checkpoint.region)
         return _refused(decision)
 
     # -- outcomes ----------------------------------------------------------------------------------------------------

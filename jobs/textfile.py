@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quota.budget import hand_over_refusals
 from quota.common.clock import host_clock
 from quota.common.log import warn
 from quota.common.text import one_line
@@ -13,10 +14,10 @@ from quota.metrics import Sample, exposition, file_name, of_silence, of_status, 
 from quota.spending import read_sums
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from quota.jobs.store.store import Checkpoint
-    from quota.ledger.history import RunningSum
+    from quota.ledger.history import RefusedSum, RunningSum
     from quota.session import Session
     from quota.settings.model import JobSettings
     from quota.status import Status
@@ -36,11 +37,13 @@ def write_metrics(
     project = session.credential(settings.credential).project
     written = Sample("quota_textfile_written_timestamp_seconds", {"project": project}, host_clock() / 1000)
     labels = {"project": project, "quota_job": job}
-    of_job = [written._replace(labels=labels), *_of_job(labels, exit_status, checkpoints)]
-    sums = _sums(session, project) if status is not None else ()
-    of_job += of_sums(project, (one for one in sums if one.job == job))
+    of_job = [written._replace(labels=labels)]
+    of_job += [*of_run(labels, host_clock(), exit_status), *of_regions(labels, checkpoints)]
+    sums, refused = _sums(session, settings, project) if status is not None else ((), ())
     of_project = [written, *_of_project(session, settings, project, status)]
-    of_project += of_sums(project, (one for one in sums if one.job in ("", OTHER)))
+    for samples, jobs in ((of_job, (job,)), (of_project, ("", OTHER))):
+        charged = [one for one in sums if one.job in jobs]
+        samples += of_sums(project, charged, [one for one in refused if one.job in jobs])
     try:
         write_file(folder, file_name(project), exposition(of_project))
         write_file(folder, file_name(project, job), exposition(of_job))
@@ -48,11 +51,13 @@ def write_metrics(
         warn("textfile_not_written folder=%s: %s", one_line(folder), error.strerror or error)
 
 
-def _sums(session: Session, project: str) -> tuple[RunningSum, ...]:
+def _sums(session: Session, job: JobSettings, project: str) -> tuple[tuple[RunningSum, ...], tuple[RefusedSum, ...]]:
+    hand_over_refusals(session.budget(job.credential))
     try:
         return read_sums(session.ledger, project)
-    except LedgerError:
-        return ()
+    except LedgerError as error:
+        warn("textfile_without_history project=%s: %s", project, error)
+        return (), ()
 
 
 def _of_project(session: Session, job: JobSettings, project: str, status: Status | None) -> list[Sample]:
@@ -61,17 +66,15 @@ def _of_project(session: Session, job: JobSettings, project: str, status: Status
     return of_silence(project, session.budget(job.credential).owed_units())
 
 
-def _of_job(labels: dict[str, str], exit_status: int, checkpoints: Sequence[Checkpoint]) -> list[Sample]:
-    return [
-        Sample("quota_run_last_end_timestamp_seconds", labels, host_clock() / 1000),
-        Sample("quota_run_last_exit_status", labels, exit_status),
-        *(
-            Sample(
-                "quota_region_completed_timestamp_seconds",
-                {**labels, "region": one.region},
-                one.completed_at_ms / 1000,
-            )
-            for one in checkpoints
-            if one.completed_at_ms is not None
-        ),
-    ]
+def of_run(labels: dict[str, str], ended_ms: int, exit_status: int) -> Iterator[Sample]:
+    """The series of the last run of a job."""
+    yield Sample("quota_run_last_end_timestamp_seconds", labels, ended_ms / 1000)
+    yield Sample("quota_run_last_exit_status", labels, exit_status)
+
+
+def of_regions(labels: dict[str, str], checkpoints: Iterable[Checkpoint]) -> Iterator[Sample]:
+    """The series of a job's regions, of those that were ever complete."""
+    for one in checkpoints:
+        if one.completed_at_ms is not None:
+            of_region = {**labels, "region": one.region}
+            yield Sample("quota_region_completed_timestamp_seconds", of_region, one.completed_at_ms / 1000)

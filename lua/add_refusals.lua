@@ -6,6 +6,7 @@
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua; only the format is read)
 --       4 history                           (see roll_up.lua). Written here:
 --                   refused:N    the hour that begins at N hours since 1970: "LIMIT|JOB|REASON CALLS"
+--                   refused_sums since the history began: the same lines
 --                   refusals     how many were kept as a whole, ever
 --                   refusal:N    the newest of them, N from 0 to 99
 -- ARGV  1 counts     how many counts follow, at most 200
@@ -27,15 +28,14 @@ local function int(n) return string.format('%.0f', n) end
 -- >>> format
 -- An error where the state's field `format` (false: there is none) is not ours (L24), or where `epoch` (false: there is none)
 -- says that the ledger has moved or is being filled (L27). Else nil, also for a new state.
-local FORMAT = '2'
+local FORMAT = '4'
 local function other_format(found, epoch)
   local peer = string.match(epoch or '', '^!(.*)')
   if found == FORMAT and peer then
-    if string.sub(peer, 1, 1) ~= '<' then
-      return redis.error_reply('ERR the ledger has moved to ' .. peer .. ' and takes no charge here any more')
-    end
-    return redis.error_reply('ERR the ledger is being moved here from ' .. string.sub(peer, 2)
-      .. ' and takes no charge until all of it is here')
+    local way = string.match(peer, '^[<>]')
+    local what = way == '<' and 'is being moved here from ' or way == '>' and 'is being moved to ' or 'has moved to '
+    local since = way and ' and takes no charge until that is done' or ' and takes no charge here any more'
+    return redis.error_reply('ERR the ledger ' .. what .. string.sub(peer, way and 2 or 1) .. since)
   end
   if found == FORMAT or (not found and redis.call('EXISTS', KEYS[2]) == 0) then return nil end
   return redis.error_reply('ERR the ledger has format ' .. (found or '0') .. ', and this script needs ' .. FORMAT
@@ -110,12 +110,16 @@ local known = redis.call('HMGET', KEYS[2], 'format', 'epoch')
 local unknown_format = other_format(known[1], known[2])
 if unknown_format then return unknown_format end
 
-local hours, dirty = {}, {}
+local hours, sums = {}, cells_of(redis.call('HGET', history, 'refused_sums'))
+local dirty = {}
 for at = FIRST_COUNT, first_whole - 1, COUNT_SIZE do
   local field = 'refused:' .. int(tonumber(ARGV[at]))
   hours[field] = hours[field] or cells_of(redis.call('HGET', history, field))
-  add_to_cell(hours[field], cell_name(ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]), tonumber(ARGV[at + 4]))
+  local name, calls = cell_name(ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]), tonumber(ARGV[at + 4])
+  add_to_cell(hours[field], name, calls)
+  add_to_cell(sums, name, calls)
 end
+if counts > 0 then dirty = { 'refused_sums', text_of(sums) } end
 for field, cells in pairs(hours) do
   dirty[#dirty + 1] = field
   dirty[#dirty + 1] = text_of(cells)

@@ -1,4 +1,4 @@
--- grant.lua: remember what upstream says it grants, where that is less than the callers believe.
+-- grant.lua: remember what upstream says: what it grants, where that is less than the callers believe, and what it counted.
 --
 -- Guarantee: all that was remembered before is replaced, in one step; the same text again changes nothing. A caller that
 -- passes another text with its next call of charge.lua is answered GRANTED. The rule is L28 in ARCHITECTURE.md.
@@ -6,22 +6,24 @@
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua; only the state is written)
 -- ARGV  1 granted        BUCKET=UNITS:SINCE_MS:UNTIL_MS, sorted, with `;` between; empty = nothing is remembered
 --       2 retention_ms   the state lives at least as long from now on
+--       3 compared       optional: for people, BUCKET=UPSTREAM:OURS:UNKNOWN:DRIFT:SINCE_MS:THROUGH_MS:AT_MS, with `;` between, in
+--                        place of what was there; nothing is decided by it
 -- Reply the text
 
-local state, granted, retention_ms = KEYS[2], ARGV[1], tonumber(ARGV[2])
+local state, granted, retention_ms, compared = KEYS[2], ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local MAX_COMPARED_BYTES = 20000
 
 -- >>> format
 -- An error where the state's field `format` (false: there is none) is not ours (L24), or where `epoch` (false: there is none)
 -- says that the ledger has moved or is being filled (L27). Else nil, also for a new state.
-local FORMAT = '2'
+local FORMAT = '4'
 local function other_format(found, epoch)
   local peer = string.match(epoch or '', '^!(.*)')
   if found == FORMAT and peer then
-    if string.sub(peer, 1, 1) ~= '<' then
-      return redis.error_reply('ERR the ledger has moved to ' .. peer .. ' and takes no charge here any more')
-    end
-    return redis.error_reply('ERR the ledger is being moved here from ' .. string.sub(peer, 2)
-      .. ' and takes no charge until all of it is here')
+    local way = string.match(peer, '^[<>]')
+    local what = way == '<' and 'is being moved here from ' or way == '>' and 'is being moved to ' or 'has moved to '
+    local since = way and ' and takes no charge until that is done' or ' and takes no charge here any more'
+    return redis.error_reply('ERR the ledger ' .. what .. string.sub(peer, way and 2 or 1) .. since)
   end
   if found == FORMAT or (not found and redis.call('EXISTS', KEYS[2]) == 0) then return nil end
   return redis.error_reply('ERR the ledger has format ' .. (found or '0') .. ', and this script needs ' .. FORMAT
@@ -33,14 +35,18 @@ local left = granted and string.gsub(granted .. ';', '[%w._:-]+=%d+:%d+:%d+;', '
 if not (retention_ms and retention_ms >= 1 and (left == '' or granted == '')) then
   return redis.error_reply('ERR grant.lua: granted is BUCKET=UNITS:SINCE_MS:UNTIL_MS;..., and retention_ms a number')
 end
+if compared and (#compared > MAX_COMPARED_BYTES or string.gsub(compared .. ';', '[%w._:-]*=?[%d:]*;', '') ~= '') then
+  return redis.error_reply('ERR grant.lua: compared is BUCKET=UPSTREAM:OURS:UNKNOWN:DRIFT:SINCE_MS:THROUGH_MS:AT_MS;...')
+end
 local known = redis.call('HMGET', state, 'format', 'granted', 'epoch')
 local unknown_format = other_format(known[1], known[3])
 if unknown_format then return unknown_format end
-if granted == (known[2] or '') and granted == '' then return granted end
+if granted == '' and not known[2] and not compared then return granted end
 local short = redis.call('PTTL', state) < retention_ms
 -- Tried before anything is written, where it does no harm: Redis takes nothing back when a script fails.
 if short then redis.call('PEXPIRE', state, retention_ms) end
-if granted == '' then redis.call('HDEL', state, 'granted')
-else redis.call('HSET', state, 'format', FORMAT, 'granted', granted) end
+if granted == '' and known[2] then redis.call('HDEL', state, 'granted') end
+if granted ~= '' then redis.call('HSET', state, 'format', FORMAT, 'granted', granted) end
+if compared then redis.call('HSET', state, 'format', FORMAT, 'compared', compared) end
 if short then redis.call('PEXPIRE', state, retention_ms) end
 return granted

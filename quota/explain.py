@@ -231,12 +231,15 @@ def explain_refusal(session: Session, credential: str | None = None, job: str | 
         return one.at_ms if one.at_ms <= now_ms + CLOCK_SLACK_MS else 0
 
     last = max(reversed(found), key=when)  # processes tell of theirs in any order, each in its own
-    configured = session.settings.credentials.get(last.credential)
-    name = last.credential if configured is not None and configured.project == last.project else names[last.project]
-    return _explain(session, session.budget(name), last)
+    return explain_kept(session, last)
 
 
-def _explain(session: Session, budget: Budget, kept: KeptRefusal) -> RefusalExplained:
+def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
+    """One refusal that the ledger keeps of a configured project, by the credential that was refused where it is still
+    configured. Raises LedgerError."""
+    credentials = session.settings.credentials.values()
+    of_project = [one.name for one in credentials if one.project == kept.project]
+    budget = session.budget(kept.credential if kept.credential in of_project else of_project[0])
     ledger, then_ms = session.ledger, kept.at_ms
     asked: Asked | None = None
     never = ""
@@ -271,7 +274,7 @@ def _explain(session: Session, budget: Budget, kept: KeptRefusal) -> RefusalExpl
     if subject is not None:
         log_whole = ledger.whole_after_ms(kept.project) <= _cutoff(subject.view, then_ms)
         filled = _filled(read, subject.view, then_ms if log_whole else None, then_ms, now_ms)
-    lost = [] if subject is None or subject.name not in states else [states[subject.name]]
+    lost = [] if subject is None else [states[one.name] for one in _same(budget, subject, kept) if one.name in states]
     expiring = kept.refused_by
     if asked is not None and asked.decision.reason in ("limit", "leave"):
         expiring = asked.decision.refused_by
@@ -316,6 +319,13 @@ def _subject(budget: Budget, kept: KeptRefusal) -> Limit | None:
             view = View(Selector(methods=pool.methods), book.main_bucket.window)
             return Limit(pool.name, book.main_bucket.quota_units, view, book.main_bucket.quota_units, 0)
     return None
+
+
+def _same(budget: Budget, subject: Limit, kept: KeptRefusal) -> list[Limit]:
+    """The limit that decided; where upstream closed a bucket, one that counts what upstream counts there."""
+    if not _closed_by_upstream(kept):
+        return [subject]
+    return [limit for limit in budget.limits if limit.view == subject.view][:1]
 
 
 def _closed_by_upstream(kept: KeptRefusal) -> bool:

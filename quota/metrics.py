@@ -4,7 +4,8 @@
     FAMILIES      every family that this product exports: its type and help
     exposition    samples as text
     write_file    that text as a file, replaced whole
-    of_status     the samples of a status; of_sums those of what was ever charged
+    of_status     the samples of a status
+    of_sums       the samples of what was ever charged and refused
 
 Two files with the same series lose one of them without a word. So one file of a project holds the series without the
 label `quota_job`, and one of each job those with it: see `file_name`. (`job` is Prometheus' own label.)
@@ -23,7 +24,7 @@ from quota.limits import Calendar
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from quota.ledger.history import RunningSum
+    from quota.ledger.history import RefusedSum, RunningSum
     from quota.status import CredentialRow, Status
 
 GAUGE, COUNTER = "gauge", "counter"
@@ -37,16 +38,23 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
     "quota_limit_reset_timestamp_seconds": (GAUGE, "When the window of a calendar limit ends."),
     "quota_bucket_exhausted": (GAUGE, "1 while upstream has closed the bucket, else 0."),
     "quota_bucket_exhausted_until_timestamp_seconds": (GAUGE, "When a closed bucket opens; absent if no reset helps."),
+    "quota_upstream_used_units": (GAUGE, "Units that upstream counted since its reset, when it was last asked."),
+    "quota_upstream_drift_units": (GAUGE, "Units that were charged here and that upstream did not count then."),
+    "quota_upstream_compared_timestamp_seconds": (GAUGE, "When upstream was last asked."),
     "quota_allowance_owed_units": (GAUGE, "Units that this machine drew without the ledger and has not repaid."),
     "quota_ledger_up": (GAUGE, "1 if the ledger answered when this was written, else 0."),
     "quota_charges_total": (COUNTER, "Charges of a method, since the ledger's history began."),
     "quota_charged_units_total": (COUNTER, "Their units as they were charged."),
     "quota_corrected_units_total": (COUNTER, "Units by which corrections changed them, up or down."),
+    "quota_refusals_total": (COUNTER, "Calls that were refused, since the ledger's history began."),
     "quota_run_last_end_timestamp_seconds": (GAUGE, "When the last run of the job ended on this machine."),
     "quota_run_last_exit_status": (GAUGE, "The exit status of that run."),
     "quota_region_completed_timestamp_seconds": (GAUGE, "When the last complete pass of the region ended."),
     "quota_textfile_written_timestamp_seconds": (GAUGE, "When this file was written."),
 }
+
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Of what `exposition` writes, where it is an answer over HTTP."""
 
 MAX_FILE_NAME = 200
 MAX_WHOLE = 2**53
@@ -60,29 +68,33 @@ class Sample(NamedTuple):
     value: float
 
 
-def exposition(samples: Iterable[Sample]) -> str:
-    """Samples in the text format, without timestamps, sorted by family and labels.
+def exposition(samples: Iterable[Sample], known: Mapping[str, tuple[str, str]] = FAMILIES) -> str:
+    """Samples in the text format, without timestamps, sorted by family and labels. Of several samples with the same
+    labels, for which a collector would leave out the whole file, the largest stays.
 
-    Raises KeyError for a family that FAMILIES does not have.
+    Raises KeyError for a family that is not `known`.
     """
-    families: dict[str, list[str]] = {}
+    families: dict[str, dict[str, float]] = {}
     for sample in samples:
         labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in sorted(sample.labels.items()) if value)
         name = f"{sample.family}{{{labels}}}" if labels else sample.family
-        families.setdefault(sample.family, []).append(f"{name} {_number(sample.value)}")
+        values = families.setdefault(sample.family, {})
+        values[name] = max(sample.value, values.get(name, sample.value))
     lines = []
     for family in sorted(families):
-        kind, text = FAMILIES[family]
-        lines += [f"# HELP {family} {text}", f"# TYPE {family} {kind}", *sorted(families[family])]
+        kind, text = known[family]
+        rows = sorted(f"{name} {_number(value)}" for name, value in families[family].items())
+        lines += [f"# HELP {family} {text}", f"# TYPE {family} {kind}", *rows]
     return "".join(f"{line}\n" for line in lines)
 
 
 def _escaped(value: str) -> str:
+    value = value.encode("utf-8", "backslashreplace").decode()  # bytes that are no text, as a foreign caller may charge
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
 def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) and abs(value) < MAX_WHOLE else repr(value)
+    return str(int(value)) if abs(value) < MAX_WHOLE and value == int(value) else repr(float(value))
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -132,6 +144,7 @@ def of_status(status: Status, project: str) -> list[Sample]:
         Sample("quota_allowance_owed_units", {"project": project}, credential.owed_units),
         *_limits(credential, status.at_ms),
         *_buckets(credential),
+        *_compared(credential),
     ]
 
 
@@ -158,13 +171,24 @@ def _buckets(credential: CredentialRow) -> Iterator[Sample]:
             yield Sample("quota_bucket_exhausted_until_timestamp_seconds", labels, closed[bucket] / 1000)
 
 
-def of_sums(project: str, sums: Iterable[RunningSum]) -> Iterator[Sample]:
-    """The samples of what was ever charged. None of them falls."""
+def _compared(credential: CredentialRow) -> Iterator[Sample]:
+    for one in credential.compared:
+        labels = {"project": credential.project, "bucket": one.bucket}
+        yield Sample("quota_upstream_used_units", labels, one.upstream_units)
+        yield Sample("quota_upstream_drift_units", labels, one.drift_units)
+        yield Sample("quota_upstream_compared_timestamp_seconds", labels, one.at_ms / 1000)
+
+
+def of_sums(project: str, sums: Iterable[RunningSum], refused: Iterable[RefusedSum]) -> Iterator[Sample]:
+    """The samples of what was ever charged, and of what was refused. None of them falls."""
     for one in sums:
         labels = {"project": project, "method": one.method, "quota_job": one.job}
         yield Sample("quota_charges_total", labels, one.charges)
         yield Sample("quota_charged_units_total", labels, one.units)
         yield Sample("quota_corrected_units_total", labels, one.corrected_units)
+    for no in refused:
+        labels = {"project": project, "limit": no.limit, "quota_job": no.job, "reason": no.reason}
+        yield Sample("quota_refusals_total", labels, no.calls)
 
 
 def of_silence(project: str, owed_units: int) -> list[Sample]:

@@ -5,8 +5,10 @@
     Ping        say to a health-check service that a job begins, or how it ended
 
 A notice is claimed in the ledger before it is delivered, so that of several machines one says it. Where the ledger does
-not answer, each machine says it once. Delivering never raises: what goes wrong is one line of the log. All deliveries
-together take at most DEADLINE_S; then what still runs is killed or left alone. Addresses are secrets.
+not answer, each machine says it once. Delivering never raises: what goes wrong is one line of the log, and whoever
+comes by more than RETRY_MS later tries again. The command and the address are told apart from each other: the failure
+of one neither stops nor repeats the other. All deliveries together take at most DEADLINE_S; then what still runs is
+killed or left alone. Addresses are secrets.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from hashlib import blake2b
+from secrets import token_hex
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
@@ -35,12 +39,16 @@ from quota.settings.folders import state_folder
 from quota.settings.keys import read_key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from quota.session import Session
     from quota.settings.model import NotifySettings
 
 DEADLINE_S = 5.0
+RETRY_MS = 10 * MINUTE_MS
+"""A notice that could not be delivered is tried again no earlier, by any machine. So a command that hangs delays one
+run in ten minutes, and the other notices have their turn in between."""
+
 CLAIM = "notify"
 
 
@@ -69,10 +77,9 @@ class Notice(NamedTuple):
             **self.facts,
         }
 
-    @property
-    def key(self) -> str:
-        """Names it among all notices."""
-        return blake2b("\0".join((self.event, self.project, self.subject)).encode(), digest_size=12).hexdigest()
+    def key(self, way: str) -> str:
+        """Names it among all notices, told in this way."""
+        return blake2b("\0".join((way, self.event, self.project, self.subject)).encode(), digest_size=12).hexdigest()
 
 
 def notify(session: Session, notices: Sequence[Notice]) -> None:
@@ -82,41 +89,58 @@ def notify(session: Session, notices: Sequence[Notice]) -> None:
         return
     until_s = time.monotonic() + DEADLINE_S
     for notice in notices:
-        if time.monotonic() < until_s and _claimed(session, notice):
-            _deliver(settings, notice, until_s)
+        for way in _ways(settings):
+            if time.monotonic() < until_s and (claimed := _claim(session, notice, way)):
+                claimed(_deliver(settings, way, notice, until_s))
+
+
+def _ways(settings: NotifySettings) -> Iterator[str]:
+    if settings.command:
+        yield "command"
+    if settings.url_ref is not None:
+        yield "url"
 
 
 # -- once --------------------------------------------------------------------------------------------------------------
 
-
-def _claimed(session: Session, notice: Notice) -> bool:
-    """Whether this process is the one to say it."""
-    once_ms = min(notice.once_ms, MAX_TICK_MS)
-    if not notice.here:
-        claim = Claim(
-            name=CLAIM,
-            owner=CLAIM,
-            run=f"{session.run}-{notice.key}",
-            machine=session.run,
-            host=socket.gethostname(),
-            regions=(),
-            hold_ms=MINUTE_MS,
-            lease_ms=MINUTE_MS,
-            tick=notice.key,
-            tick_ms=once_ms,
-        )
-        try:
-            if session.ledger.claim(notice.project, claim).tick:
-                return False
-            session.ledger.end_claim(notice.project, claim, "done")
-            return True
-        except LedgerError:
-            pass
-    return _first_here(notice.key, once_ms)
+_Claimed = Callable[[bool], None]
+"""To be told whether the notice was delivered."""
 
 
-def _first_here(key: str, once_ms: int) -> bool:
-    """Whether this machine has not said it within `once_ms`. The state folder remembers."""
+def _claim(session: Session, notice: Notice, way: str) -> _Claimed | None:
+    """Whether this process is the one to say it: then what is to be told how that ended."""
+    once_ms, key = min(notice.once_ms, MAX_TICK_MS), notice.key(way)
+    if notice.here:
+        return _claim_here(key, once_ms)
+    run = f"{session.run}-{token_hex(8)}"  # two threads of one session are two
+    claim = Claim(
+        name=CLAIM,
+        owner=CLAIM,
+        run=run,
+        machine=run,
+        host=socket.gethostname(),
+        regions=(),
+        hold_ms=MINUTE_MS,
+        lease_ms=MINUTE_MS,  # of a process that dies meanwhile
+        tick=key,
+        tick_ms=once_ms,
+    )
+    try:
+        if session.ledger.claim(notice.project, claim).tick:
+            return None
+    except LedgerError:
+        return _claim_here(key, once_ms)
+
+    def end(delivered: bool) -> None:
+        ended = claim if delivered else claim._replace(tick_ms=min(RETRY_MS, once_ms))
+        with contextlib.suppress(LedgerError):  # then it may be said again
+            session.ledger.end_claim(notice.project, ended, "done")
+
+    return end
+
+
+def _claim_here(key: str, once_ms: int) -> _Claimed | None:
+    """The same where only this machine is asked. The state folder remembers."""
     folder = state_folder() / "notified"
     now_ms = host_clock()
     try:
@@ -124,23 +148,36 @@ def _first_here(key: str, once_ms: int) -> bool:
         for entry in os.scandir(folder):
             if now_ms - entry.stat().st_mtime_ns // 1_000_000 > MAX_TICK_MS:
                 os.unlink(entry.path)
-        return first_within(folder / key, once_ms)
+        if not first_within(folder / key, once_ms):
+            return None
     except OSError:  # then it is said again
-        return True
+        pass
+
+    def end(delivered: bool) -> None:
+        if not delivered:
+            again_s = (host_clock() - once_ms + min(RETRY_MS, once_ms)) / 1000
+            with contextlib.suppress(OSError):
+                os.utime(folder / key, (again_s, again_s))
+
+    return end
 
 
 # -- delivery ----------------------------------------------------------------------------------------------------------
 
 
-def _deliver(settings: NotifySettings, notice: Notice, until_s: float) -> None:
+def _deliver(settings: NotifySettings, way: str, notice: Notice, until_s: float) -> bool:
+    """Whether it was delivered."""
     body = json.dumps(notice.as_json())
     try:
-        if settings.command:
+        if way == "command":
             _run(settings.command, body, until_s - time.monotonic())
-        if settings.url_ref is not None:
+        else:
+            assert settings.url_ref is not None  # noqa: S101  # see `_ways`
             _send(read_address(settings.url_ref, "url"), body.encode(), until_s - time.monotonic())
     except (OSError, ValueError, ConfigError, subprocess.SubprocessError) as error:
         warn("notify_failed event=%s subject=%s: %s", notice.event, one_line(notice.subject), _why(error))
+        return False
+    return True
 
 
 def _run(command: Sequence[str], body: str, timeout_s: float) -> None:

@@ -55,8 +55,9 @@ class Recorder:
 
     def start_over_in_child(self) -> None:
         """What its parent was refused, the parent tells."""
-        self.due_ms = 0
-        """An answer of the ledger that is no older than this is to be shown to `answered`."""
+        self.seen_ms, self.due_ms = 0, 0
+        """An answer of the ledger is to be shown to `answered`, unless its time is between these two. Before them it is
+        where a clock was set back."""
         self._lock = threading.Lock()  # never waited for: who does not get it leaves the work to who has it
         self._pending: list[Refused] = []
         self._counts: dict[tuple[int, str, str, str], int] = {}
@@ -69,7 +70,11 @@ class Recorder:
         """A call was refused. Nothing is sent yet."""
         self._pending.append((decision, job, region, run))
         if decision.reason == "ledger-unavailable":
-            self._answers, self.due_ms = False, 0  # the next answer says that there is somebody to tell
+            self._answers, self.seen_ms, self.due_ms = (
+                False,
+                0,
+                0,
+            )  # the next answer says that there is somebody to tell
         if len(self._pending) >= KEPT and self._lock.acquire(blocking=False):
             try:
                 self._count()
@@ -79,8 +84,8 @@ class Recorder:
     def answered(self, now_ms: int, newest_before_ms: int) -> None:
         """The ledger has answered. `newest_before_ms` is the newest charge that this machine knew of before."""
         attends = self._answers
-        self._answers, self.due_ms = True, now_ms + ATTEND_EVERY_MS
-        if now_ms >= self._hour_ends_ms:
+        self._answers, self.seen_ms, self.due_ms = True, now_ms, now_ms + ATTEND_EVERY_MS
+        if not self._hour_ends_ms - HOUR_MS <= now_ms < self._hour_ends_ms:
             hour_ms = now_ms // HOUR_MS * HOUR_MS
             self._hour_ends_ms = hour_ms + HOUR_MS
             self._roll_up_due = self._roll_up_due or newest_before_ms < hour_ms
@@ -91,7 +96,8 @@ class Recorder:
         """Hand over what is left, within END_WITHIN_S, if the ledger answers. It may be called twice."""
         if self._answers:
             self._attend(END_WITHIN_S, pieces=1_000)
-        self._answers, self._roll_up_due, self._hour_ends_ms, self.due_ms = False, False, 0, 0
+        self._answers, self._roll_up_due, self._hour_ends_ms = False, False, 0
+        self.seen_ms, self.due_ms = 0, 0
 
     def _attend(self, within_s: float, pieces: int) -> None:
         if not self._lock.acquire(blocking=False):

@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
     from quota.ledger.contract import Ledger
     from quota.ledger.entry import Entry
-    from quota.ledger.history import History, HourOfSpending, RunningSum
+    from quota.ledger.history import History, HourOfSpending, RefusedSum, RunningSum
+
+SUMS_S, SUMS_READ = 0.002, 100
+"""For the sums so much time is taken to roll up, and so many charges after that are read."""
 
 SPEND_FIELDS = ("method", "job", "region", "run", "day", "hour", "bucket")
 RUN_CHARS = 8
@@ -57,7 +60,8 @@ class Spending:
 
     It covers all charges since `since_ms`, which is later than requested where the history does not reach back so far,
     and up to an hour earlier where the log does not. Within `gap_ms` charges may be missing that the ledger lost. The
-    rows lack all that the ledger has lost: its limits count `unlogged_units` for it now.
+    rows lack all that the ledger has lost, and what only upstream counted: its limits count `unlogged_units` for both
+    now, of which `upstream_units` only upstream counted.
     `refused`, most calls first, covers whole hours.
     """
 
@@ -67,6 +71,7 @@ class Spending:
     rows: tuple[tuple[tuple[str, ...], int, int], ...]
     gap_ms: tuple[int, int] | None = None
     unlogged_units: int = 0
+    upstream_units: int = 0
     refused: tuple[Refusals, ...] = ()
 
     @property
@@ -84,6 +89,7 @@ class Spending:
             ],
             "total_units": self.total_units,
             **({"unlogged_units": self.unlogged_units} if self.unlogged_units else {}),
+            **({"upstream_units": self.upstream_units} if self.upstream_units else {}),
             **(
                 {"gap": {"from": rfc3339(self.gap_ms[0]), "to": rfc3339(self.gap_ms[1])}}
                 if self.gap_ms is not None
@@ -106,7 +112,7 @@ def read_spending(ledger: Ledger, projects: str | Iterable[str], by: str | Itera
     after_ms = max(known, default=0)
     if since_ms <= after_ms:
         since_ms = after_ms + 1 if after_ms else since_ms
-    if "run" not in by and any(since_ms <= part.log_after_ms for part in parts):
+    if "run" not in by and any(0 < part.log_after_ms >= since_ms for part in parts):
         since_ms = max(since_ms // HOUR_MS * HOUR_MS, after_ms + 1)
     sums: dict[tuple[str, ...], tuple[int, int]] = {}
     for part in parts:
@@ -118,7 +124,7 @@ def read_spending(ledger: Ledger, projects: str | Iterable[str], by: str | Itera
     ranked = sorted(((key, *counts) for key, counts in sums.items()), key=lambda row: (-row[2], row[0]))
     gaps_ms = [part.history.gap for part in parts if part.history.gap is not None and part.history.gap[1] >= since_ms]
     gap_ms = (min(gap[0] for gap in gaps_ms), max(gap[1] for gap in gaps_ms)) if gaps_ms else None
-    return Spending(since_ms, until_ms, by, tuple(ranked), gap_ms, 0, _refused(parts, since_ms))
+    return Spending(since_ms, until_ms, by, tuple(ranked), gap_ms, refused=_refused(parts, since_ms))
 
 
 def read_charges(ledger: Ledger, projects: Iterable[str], since_ms: int) -> Iterator[tuple[str, Entry]]:
@@ -284,13 +290,20 @@ def catch_up(ledger: Ledger, project: str) -> None:
             pass
 
 
-def read_sums(ledger: Ledger, project: str) -> tuple[RunningSum, ...]:
-    """All that was ever charged, by method and job, up to now. Raises LedgerError."""
-    catch_up(ledger, project)
+def read_sums(ledger: Ledger, project: str) -> tuple[tuple[RunningSum, ...], tuple[RefusedSum, ...]]:
+    """All that was ever charged, by method and job, and all that was refused, by limit, job and reason, as far as it
+    was handed over. Raises LedgerError.
+
+    What nobody has rolled up yet is rolled up for SUMS_S, also of the present hour, so that the next reader need not
+    read it again. In an hour of thousands of charges the sums may be behind for a while; none ever falls.
+    """
+    ends_s = time.monotonic() + SUMS_S
+    with suppress(LedgerError):
+        while ledger.roll_up(project, host_clock(), present_hour=True) and time.monotonic() < ends_s:
+            pass
     now_ms = ledger.now_ms()
     history = ledger.history(project, now_ms, now_ms)
-    log = read_entries(ledger, project, history.rolled_up[0], NEVER)
-    return history.sums_with(entry for entry in log if (entry.ms, entry.seq) > history.rolled_up)
+    return history.sums_with(ledger.read(project, history.rolled_up, NEVER, SUMS_READ)), history.refused_sums
 
 
 def _is_other(hour: HourOfSpending) -> bool:

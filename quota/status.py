@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from quota.budget import Budget, Outlook
     from quota.costs import Bucket, CostBook
     from quota.decision import LimitState
+    from quota.ledger.compared import Compared
     from quota.ledger.contract import Exhaustion
     from quota.ledger.grants import Grant
     from quota.limits import Limit, Window
@@ -69,7 +70,8 @@ class EarlyExhaustion:
 class CredentialRow:
     """One credential: whether any call may leave, its limits, the buckets that upstream closed, and the units that
     this machine drew on its local allowance while the ledger could not answer and has not repaid yet. `shared_with`
-    names the other credentials of its project, which share its budget.
+    names the other credentials of its project, which share its budget. `compared` has upstream's count of each bucket
+    beside ours, as `quota reconcile` found them last.
     """
 
     outlook: Outlook
@@ -83,11 +85,22 @@ class CredentialRow:
     limits: tuple[LimitRow, ...]
     exhausted: tuple[Exhaustion, ...]
     early: tuple[EarlyExhaustion, ...] = ()
+    compared: tuple[Compared, ...] = ()
 
     @property
     def unlogged_units(self) -> int:
         """The units that the ledger counts without an entry in its log, in the limit with the most of them."""
         return unlogged_units(row.state for row in self.limits)
+
+    @property
+    def remaining_units(self) -> int | None:
+        """What the limits that count every unit of the main bucket still admit; None if none of them does."""
+        return min((row.state.remaining_units for row in self.limits if self.counts_all(row)), default=None)
+
+    def counts_all(self, row: LimitRow) -> bool:
+        """Whether this limit counts every unit of the main bucket."""
+        selector, main = row.limit.view.selector, self.main_bucket
+        return not row.limit.narrow and selector.count == "units" and main in (selector.buckets or (main,))
 
     @property
     def open(self) -> bool:
@@ -129,10 +142,24 @@ class Status:
                     ),
                     **({"owed_units": credential.owed_units} if credential.owed_units else {}),
                     "exhausted": [_exhaustion_json(x, credential.early) for x in credential.exhausted],
+                    **({"upstream": [_compared_json(x) for x in credential.compared]} if credential.compared else {}),
                 }
                 for credential in self.credentials
             ],
         }
+
+
+def _compared_json(compared: Compared) -> dict[str, object]:
+    return {
+        "bucket": compared.bucket,
+        "since": rfc3339(compared.since_ms),
+        "through": rfc3339(compared.through_ms),
+        "compared_at": rfc3339(compared.at_ms),
+        "upstream_units": compared.upstream_units,
+        "our_units": compared.our_units,
+        "unknown_units": compared.unknown_units,
+        "drift_units": compared.drift_units,
+    }
 
 
 def read_status(session: Session, credential: str | None = None) -> Status:
@@ -161,6 +188,7 @@ def read_status(session: Session, credential: str | None = None) -> Status:
                 limits,
                 tuple(exhausted),
                 tuple(_early(settings.book.at(at_ms), limits, exhausted)),
+                tuple(ledger.compared(settings.project)),
             )
         )
     return Status(at_ms, ledger.label, ledger.shared, session.settings.path is None, tuple(rows))

@@ -80,7 +80,8 @@ class JobPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The answer. Each of the `changes` alone makes the schedule fit; see `quota.jobs.plan.suggestions`."""
+    """The answer. Each of the `changes` alone makes the schedule fit; see `quota.jobs.plan.suggestions`. `spent` is
+    what would be charged, in slots of 15 minutes."""
 
     start_ms: int
     until_ms: int
@@ -91,6 +92,7 @@ class Plan:
     refusals: tuple[Refusal, ...]
     changes: tuple[Change, ...]
     notes: tuple[str, ...]
+    spent: tuple[Spent, ...] = ()
 
     def as_json(self) -> dict[str, object]:
         """The plan as `quota plan --json` prints it."""
@@ -194,6 +196,7 @@ def make_plan(
         refusals=tuple(outcome.refusals),
         changes=changes,
         notes=tuple(notes),
+        spent=tuple(outcome.spent),
     )
 
 

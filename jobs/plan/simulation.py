@@ -165,10 +165,9 @@ EMPTY = State()
 
 def read_state(session: Session) -> State:
     """The live state of a session's ledger and store. It changes neither. Raises LedgerError and StoreError."""
-    import os
 
     from quota.jobs.runner import work_of
-    from quota.jobs.store.store import Store
+    from quota.jobs.store.store import Store, is_made
 
     settings, ledger = session.settings, session.ledger
     now_ms = ledger.now_ms()
@@ -180,7 +179,7 @@ def read_state(session: Session) -> State:
         exhaustions[credential.project] = [x for x in ledger.exhaustions(credential.project) if not x.reopened_ms]
         grants[credential.project] = ledger.grants(credential.project)
     checkpoints: dict[str, list[Checkpoint]] = {}
-    if os.path.exists(settings.store.url.removeprefix("sqlite:///")):
+    if is_made(settings.store.url):
         with Store(settings.store.url, retention_ms=settings.store.retention_ms, create=False) as store:
             for job in settings.jobs.values():
                 checkpoints[job.name] = store.checkpoints(job.name, job.regions, work_of(session, job))

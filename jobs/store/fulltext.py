@@ -2,6 +2,7 @@
 
     indexed(text)      the text with its words separated, for the index
     query(words)       the index query for the words that a user typed
+    is_one_word        whether they are a single word
 
 The index splits text into words at spaces and punctuation, but several scripts write whole sentences without either.
 This module makes each of their characters a word of its own, and searches for a word of them as a phrase: a search for
@@ -48,6 +49,8 @@ _ACCENTS = re.compile(
 )
 """Marks that a writer may omit without changing the word. The vowel signs of Hindi or Thai are not among them."""
 
+_ONE_WORD = re.compile(r" ?[^\W_]+ ?")
+
 _THIRTY_MARKS = re.compile(r"[^\w\s\x00-\x7f]{30}")
 
 
@@ -71,6 +74,11 @@ def query(words: str) -> str:
     if len(text) > MAX_CHARACTERS:
         raise UsageError(f"search for at most {MAX_CHARACTERS} characters, not {len(text)}")
     return " ".join(map(_phrase, terms))
+
+
+def is_one_word(words: str) -> bool:
+    """Whether these words are a single word of the index, which is found at once; no phrase and no beginning of one."""
+    return _ONE_WORD.fullmatch(indexed(_compatible(words.strip()))) is not None
 
 
 def _phrase(term: str) -> str:

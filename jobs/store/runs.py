@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from quota.common.sqlite_file import SqliteFile
+    from quota.decision import Decision
     from quota.jobs.job import RunReport
 
 KEPT_MS = 35 * DAY_MS
 MAX_REFUSAL_CHARACTERS = 4_000
 MAX_WHY_CHARACTERS = 1_000
+MAX_ERRORS_CHARACTERS = 20_000
+"""So many characters do the errors of a run's regions take together, but each may have 100."""
+
 MAX_ROWS = 10_000
 
 UNFINISHED = "unfinished"
@@ -97,8 +101,9 @@ class RunHistory:
         return self._file.transact(work, write=True)
 
     def end(self, row_id: int, report: RunReport) -> None:
-        """Complete the row with how the run ended."""
-        refusal = None if report.refusal is None else json.dumps(report.refusal.as_json())
+        """Complete the row with how the run ended, and with what refused it."""
+        failed = sum(one.error is not None for one in report.regions)
+        most = max(100, min(MAX_WHY_CHARACTERS, MAX_ERRORS_CHARACTERS // max(1, failed)))
         regions = [
             {
                 "region": one.region,
@@ -106,7 +111,7 @@ class RunHistory:
                 "pages": one.pages,
                 "items": one.items,
                 "units": one.units,
-                "error": None if one.error is None else shorten(one.error, MAX_WHY_CHARACTERS),
+                "error": None if one.error is None else shorten(one.error, most),
             }
             for one in report.regions
         ]
@@ -120,7 +125,7 @@ class RunHistory:
             report.exit_status,
             self._clock(),
             json.dumps(regions),
-            None if refusal is None or len(refusal) > MAX_REFUSAL_CHARACTERS else refusal,
+            None if report.refusal is None else _refusal_text(report.refusal),
             row_id,
         )
         sql = (
@@ -133,11 +138,22 @@ class RunHistory:
         """The newest runs that began after `since_ms`, newest first: of one job, or of all."""
         sql = (
             f"SELECT {_COLUMNS} FROM past_runs WHERE began_at_ms > ? AND (? IS NULL OR job = ?)"  # noqa: S608  # a constant
-            " ORDER BY began_at_ms DESC, id DESC LIMIT ?"
+            " ORDER BY id DESC LIMIT ?"  # a run that a wrong clock dated ahead is not the newest for ever
         )
         values = (since_ms, job, job, min(count, MAX_ROWS))
         rows = self._file.transact(lambda db: db.execute(sql, values).fetchall(), write=False)
         return [run for run in map(_read, rows) if run is not None]
+
+
+def _refusal_text(refusal: Decision) -> str:
+    """A decision as JSON: if need be without the limits that did not refuse."""
+    data = refusal.as_json()
+    text = json.dumps(data)
+    if len(text) > MAX_REFUSAL_CHARACTERS:
+        limits = [one for one in refusal.limits if one.name == refusal.refused_by]
+        left_out = len(refusal.limits) - len(limits)
+        text = json.dumps({**refusal._replace(limits=tuple(limits)).as_json(), "limits_left_out": left_out})
+    return text
 
 
 def _read(row: Sequence[Any]) -> PastRun | None:

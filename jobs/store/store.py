@@ -172,7 +172,7 @@ class Store:
         clock: Callable[[], int] | None = None,
         busy_timeout_ms: int = BUSY_TIMEOUT_MS,
     ) -> None:
-        self.path = _path(url)
+        self.path = path_of(url)
         self.retention_ms = retention_ms
         self._clock = clock or host_clock
         if not create and not os.path.exists(self.path):
@@ -183,7 +183,7 @@ class Store:
             application_id=APPLICATION_ID,
             version=SCHEMA_VERSION,
             error=StoreError,
-            wording=_wording(self.path),
+            wording=wording(self.path),
             private=False,
             lenient=True,
             deadline_s=busy_timeout_ms / 1_000,
@@ -232,7 +232,7 @@ class Store:
         def write(db: sqlite3.Connection) -> int | None:
             sql = "SELECT started_ms, gap_ms FROM runs WHERE job = ? AND work = ?"
             row = db.execute(sql, (job, work)).fetchone() or (now_ms, 0)
-            started_ms, before_ms = (int(ms) if _is_time(ms) else 0 for ms in row)
+            started_ms, before_ms = (int(ms) if is_time(ms) else 0 for ms in row)
             gap_ms = max(0, now_ms - started_ms) if started_ms else 0  # 0 if the clock went back
             db.execute(
                 "INSERT INTO runs (job, work, started_ms) VALUES (:job, :work, :now_ms) ON CONFLICT (job, work)"
@@ -259,7 +259,7 @@ class Store:
         return [
             Elsewhere(str(job), str(runs_on), heard_ms, until_ms, asked_ms, fetched_ms or None)
             for job, runs_on, heard_ms, until_ms, asked_ms, fetched_ms in rows
-            if all(map(_is_time, (heard_ms, until_ms, asked_ms, fetched_ms or 0)))
+            if all(map(is_time, (heard_ms, until_ms, asked_ms, fetched_ms or 0)))
         ]
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
@@ -522,7 +522,7 @@ _DELETE_OLD = (
 _NO_SPACE = "no space is left for it: free some, then run again"
 
 
-def _wording(path: str) -> Wording:
+def wording(path: str) -> Wording:
     """What the errors of a store say."""
     store = f"store {path}"
     closed = f"{store}: it cannot be opened: check that its folder exists and may be written"
@@ -545,13 +545,19 @@ def _wording(path: str) -> Wording:
     )
 
 
-def _path(url: str) -> str:
+def path_of(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     if not separator:
         return url
     if scheme != "sqlite" or not rest.removeprefix("/"):
         raise quota.ConfigError(f"[store] url {url!r}: the store is a file; write sqlite:///PATH")
     return rest.removeprefix("/")
+
+
+def is_made(url: str) -> bool:
+    """Whether there is a store. To open an empty file would make it one. Raises OSError."""
+    path = path_of(url)
+    return os.path.exists(path) and os.path.getsize(path) > 0
 
 
 # -- rows read ---------------------------------------------------------------------------------------------------------
@@ -584,7 +590,7 @@ def _rankings(db: sqlite3.Connection, video_id: str, region: str | None) -> tupl
         " GROUP BY job, region ORDER BY rank, region, job",
         (video_id, region),
     ).fetchall()
-    return tuple(Ranking(*row) for row in rows if count_or_none(row[2]) is not None and _is_time(row[3]))
+    return tuple(Ranking(*row) for row in rows if count_or_none(row[2]) is not None and is_time(row[3]))
 
 
 def _checkpoint(
@@ -599,7 +605,7 @@ def _checkpoint(
         pending in (0, 1)
         and (decoded is None or isinstance(decoded, dict))
         and all(isinstance(count, int) and 0 <= count < _TOO_MANY for count in (pages, items, ranks))
-        and all(at_ms is None or _is_time(at_ms) for at_ms in times)
+        and all(at_ms is None or is_time(at_ms) for at_ms in times)
     )
     if not valid:
         return None
@@ -619,6 +625,6 @@ def _digest(cursor: Cursor | None) -> bytes:
 _TOO_MANY = 2**53
 
 
-def _is_time(value: object) -> bool:
+def is_time(value: object) -> bool:
     """Whether it is a time in ms, up to the year 9999."""
     return isinstance(value, int) and 0 <= value < 253_402_300_800_000

@@ -18,7 +18,7 @@ from quota.common.findings import Finding, finding_of, ranked
 from quota.common.redact import redact
 from quota.common.storage import examine_folder
 from quota.common.text import describe, many, one_line
-from quota.errors import ConfigError, LedgerError, QuotaError, Refused
+from quota.errors import BadAnswer, ConfigError, LedgerError, QuotaError, Refused
 from quota.limits import MINUTE_MS, SECOND_MS
 from quota.settings.folders import state_folder
 from quota.settings.lint import EXAMPLE_PROJECT, lint
@@ -38,6 +38,10 @@ SLOW_MS = 100
 CLOCK_WARNING_MS, CLOCK_ERROR_MS = 1_000, 5_000
 OLD_BOOK_DAYS = 180
 
+CALL_WITHIN_S = 20
+TOO_MANY, SERVER_ERROR = 429, 500
+"""HTTP statuses that say nothing of the key."""
+
 
 def examine(session: Session, *, call: bool = False) -> list[Finding]:
     """All findings about a session, errors first. With `call`, each credential makes one cheap call."""
@@ -48,6 +52,7 @@ def examine(session: Session, *, call: bool = False) -> list[Finding]:
         findings += _key(session, credential, call=call)
     findings += [finding for book in _books(session) for finding in _cost_book(book)]
     findings += examine_folder("state folder", state_folder(), "what this machine saw, and what it owes")
+    findings += _journal(session)
     findings += _textfile(session.settings.textfile)
     findings += _told(session.settings)
     findings += _from_other_packages(session)
@@ -94,6 +99,13 @@ def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
             yield from _young_windows(session, session.credential(name))
     except LedgerError as error:
         yield finding_of("error", "ledger", error, "no call is admitted until it answers")
+
+
+def _journal(session: Session) -> Iterator[Finding]:
+    try:
+        session.check_allowance()
+    except LedgerError as error:
+        yield finding_of("warning", "ledger.unavailable", error, "no call is admitted while the ledger does not answer")
 
 
 def _speed(session: Session, name: str) -> Finding:
@@ -195,7 +207,7 @@ def _call(session: Session, credential: CredentialSettings, location: str) -> Fi
         return Finding("warning", location, f"not tried: cost book {book.name} names no probe", "add `[probe]` to it")
     method, parameters = book.probe
     cost = f"{method}, {book.price(method).units} of bucket {book.price(method).bucket}"
-    resource = session.google(credential.name, book.api, book.version)
+    resource = session.google(credential.name, book.api, book.version, max_body_mb=1, max_answer_s=CALL_WITHIN_S)
     *path, verb = method.split(".")
     try:
         for part in path:
@@ -203,10 +215,16 @@ def _call(session: Session, credential: CredentialSettings, location: str) -> Fi
         getattr(resource, verb)(**parameters).execute()
     except Refused as refusal:
         return Finding("warning", location, f"not tried: {refusal.decision.sentence()}", "see `quota status`")
+    except BadAnswer as error:
+        return Finding("error", location, redact(str(error)), "check `endpoint`, and the proxies of this machine")
     except QuotaError as error:
         return finding_of("error", location, error, "see `quota status`")
     except Exception as error:  # whatever the client raises
-        said = redact(describe(error))
+        said, status = redact(describe(error)), getattr(getattr(error, "resp", None), "status", None)
+        if status is None:
+            return Finding("error", location, f"upstream did not answer: {said}", "check network and `endpoint`")
+        if status == TOO_MANY or status >= SERVER_ERROR:
+            return Finding("warning", location, f"upstream is in trouble: {said}", "run it again later")
         return Finding("error", location, f"upstream does not accept it: {said}", "check the key and what it may call")
     return Finding("ok", location, f"upstream accepts it ({cost})")
 

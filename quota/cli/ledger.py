@@ -145,6 +145,7 @@ def _label(url: str) -> str:
 
 def _carry_out(source: Movable, target: Movable, steps: Sequence[Step]) -> list[Moved]:
     from quota.common.clock import elapsed_s
+    from quota.ledger.fence import OvertakenError
     from quota.ledger.move import carry_out
 
     said_s = elapsed_s()
@@ -158,6 +159,8 @@ def _carry_out(source: Movable, target: Movable, steps: Sequence[Step]) -> list[
     later = f"run it again, or take it back: quota ledger move {target.label} {source.label}"
     try:
         return [carry_out(source, target, step, progress) for step in steps]
+    except OvertakenError:
+        raise
     except LedgerError as error:
         if not _begun(source, steps):
             raise LedgerError(f"{error}; nothing was moved, and {source.label} takes charges as before") from error

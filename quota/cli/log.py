@@ -6,8 +6,8 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from quota.cli.output import output_lost, print_json, print_rich, say
-from quota.cli.render import render_charges, render_refusals, weekday
-from quota.common.clock import rfc3339
+from quota.cli.render import render_charges, render_refusals
+from quota.common.clock import rfc3339, weekday
 from quota.spending import RUN_CHARS, read_charges, read_refusals
 
 if TYPE_CHECKING:

@@ -12,22 +12,37 @@ from quota.errors import UnknownMethod
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import TracebackType
+
+
+class _Context(click.Context):
+    """Names its command in errors of click's parser, which knows no command: they point to that command's help."""
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, tb: TracebackType | None
+    ) -> bool | None:
+        if isinstance(exc_value, click.UsageError) and exc_value.ctx is None:
+            exc_value.ctx = self
+        return super().__exit__(exc_type, exc_value, tb)
 
 
 class Group(click.Group):
-    """Commands under one name. The error for an unknown one names the nearest."""
+    """Commands under one name. The error for an unknown one names the nearest, that for a wrong option the command."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         try:
-            return super().resolve_command(ctx, args)
+            name, command, rest = super().resolve_command(ctx, args)
         except click.UsageError:
             from difflib import get_close_matches
 
             near = get_close_matches(args[0], self.list_commands(ctx), n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"`{ctx.command_path} --help` lists the commands"
             raise click.UsageError(f"no such command {show(args[0])}; {hint}", ctx) from None
+        if command is not None:
+            command.context_class = _Context
+        return name, command, rest
 
 
 def config_option(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,12 +1,11 @@
-"""Renders the output of `quota reconcile` for a terminal."""
+"""The output of `quota reconcile` for a terminal, and what it gives reason to tell somebody."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quota.cli.render import weekday
 from quota.cli.tables import Column, FirstThatFits, tables
-from quota.common.clock import utc
+from quota.common.clock import rfc3339, utc, weekday
 from quota.common.text import many, printable, spell
 from quota.reconcile.comparison import TOLERANCE_MS
 
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from quota.notify import Notice
     from quota.reconcile.comparison import BucketCount, MethodCount
     from quota.reconcile.reconcile import Reconciled
 
@@ -23,7 +23,7 @@ MAX_METHODS = 5
 
 
 def render_reconciled(result: Reconciled, *, dry_run: bool) -> RenderableType:
-    """One project: both counts as a table, then a line for each thing found and for each that follows from it."""
+    """One project: a line for each difference, both counts as a table, and what follows."""
     from rich.console import Group
     from rich.text import Text
 
@@ -31,7 +31,7 @@ def render_reconciled(result: Reconciled, *, dry_run: bool) -> RenderableType:
         return Text(printable(text), style, overflow="fold")
 
     parts = [line(f"{result.credential}: project {result.project}, in Google Cloud {result.cloud_project}", "bold")]
-    within = spell(TOLERANCE_MS).removesuffix(" 00s")
+    parts += [line(text, "yellow") for count in result.buckets for text in _differences(count, result)]
     if result.newest_ms is None:
         parts.append(line("upstream has counted nothing; is cloud_project right?", "yellow"))
     else:
@@ -47,8 +47,12 @@ def render_reconciled(result: Reconciled, *, dry_run: bool) -> RenderableType:
         )
     if result.buckets or result.apart:
         parts.append(_table(result))
-    parts += [line(text, "yellow") for count in result.buckets for text in _differences(count, result, within)]
+    parts += [line(text, "yellow") for count in result.buckets for text in _prices(count, result)]
     parts += [line(text, "yellow") for count in result.apart for text in _apart(count, result)]
+    near_units = sum(count.near_units for count in result.buckets if count.unknown or count.drift_units)
+    if near_units:
+        within = spell(TOLERANCE_MS).removesuffix(" 00s")
+        parts.append(line(f"{many(near_units, 'unit')} charged within {within} of the newest point may differ"))
     for counts in result.counted:
         until = weekday(counts.until_ms)
         parts.append(line(f"{counts.limit}: counts {many(counts.units, 'unit')} known to upstream alone until {until}"))
@@ -98,32 +102,22 @@ def _since(count: BucketCount, result: Reconciled) -> str:
     return utc(count.period.since_ms).astimezone(ZoneInfo(result.zone)).strftime("%a %d %b %H:%M")
 
 
-def _differences(count: BucketCount, result: Reconciled, within: str) -> Iterator[str]:
-    day = _since(count, result)
+def _differences(count: BucketCount, result: Reconciled) -> Iterator[str]:
+    since = f"since {_since(count, result)}"
     if count.unknown:
-        more = [row for row in count.methods if row.upstream_units > row.our_units]
-        yield (
-            f"{count.bucket}: since {day} upstream counted {many(count.unknown_units, 'unit')} not charged here"
-            f"{_named(more, lambda row: row.upstream_units - row.our_units)}"
-        )
-        for row in more[:MAX_METHODS]:
-            if row.upstream_price is not None and row.our_calls > 1 and row.price is not None:
-                yield (
-                    f"  {row.method}: if nobody else spends this project, its price is wrong: a call costs "
-                    f"{many(row.upstream_price, 'unit')} there, {row.price:,} in cost book {result.book}"
-                )
+        more = _named(_more(count), lambda row: row.upstream_units - row.our_units)
+        yield f"{count.bucket}: only upstream counted {count.unknown_units:,} {since}{more}"
     if count.drift_units:
-        less = [row for row in count.methods if row.our_units > row.upstream_units]
-        yield (
-            f"{count.bucket}: drift: since {day} we charged {many(count.drift_units, 'unit')} that upstream did not "
-            f"count{_named(less, lambda row: row.our_units - row.upstream_units)}; nothing is freed"
-        )
-        yield from _prices(less, result)
-    if (count.unknown or count.drift_units) and count.near_units:
-        yield (
-            f"{count.bucket}: {many(count.near_units, 'unit')} charged within {within} of the newest point may be on "
-            "either side of it"
-        )
+        less = _named(_less(count), lambda row: row.our_units - row.upstream_units)
+        yield (f"{count.bucket}: drift: only we counted {count.drift_units:,} {since}{less}; nothing is freed")
+
+
+def _more(count: BucketCount) -> list[MethodCount]:
+    return [row for row in count.methods if row.upstream_units > row.our_units]
+
+
+def _less(count: BucketCount) -> list[MethodCount]:
+    return [row for row in count.methods if row.our_units > row.upstream_units]
 
 
 def _named(rows: list[MethodCount], difference: Callable[[MethodCount], int]) -> str:
@@ -133,16 +127,23 @@ def _named(rows: list[MethodCount], difference: Callable[[MethodCount], int]) ->
     return f": {named}{others}" if named else ""
 
 
-def _prices(rows: list[MethodCount], result: Reconciled) -> Iterator[str]:
-    for row in rows[:MAX_METHODS]:
+def _prices(count: BucketCount, result: Reconciled) -> Iterator[str]:
+    """The prices that would explain a difference."""
+    for row in _more(count)[:MAX_METHODS] if count.unknown else ():
+        if row.upstream_price is not None and row.our_calls > 1 and row.price is not None:
+            yield (
+                f"{row.method}: if nobody else spends this project, its price is wrong: a call costs "
+                f"{many(row.upstream_price, 'unit')} there, {row.price:,} in cost book {result.book}"
+            )
+    for row in _less(count)[:MAX_METHODS] if count.drift_units else ():
         if row.upstream_price is not None and row.price is not None:
             yield (
-                f"  {row.method}: its price looks wrong: {many(row.our_calls, 'call')} cost {row.upstream_units:,} "
+                f"{row.method}: its price looks wrong: {many(row.our_calls, 'call')} cost {row.upstream_units:,} "
                 f"there, {row.upstream_price:,} each; cost book {result.book} says {row.price:,}"
             )
         elif row.our_units and not row.upstream_units:
             yield (
-                f"  {row.method}: its price looks wrong: upstream counts no call of it in this bucket; cost book "
+                f"{row.method}: its price looks wrong: upstream counts no call of it in this bucket; cost book "
                 f"{result.book} says {row.price or 0:,}"
             )
 
@@ -152,3 +153,35 @@ def _apart(count: BucketCount, result: Reconciled) -> Iterator[str]:
         f"{count.bucket}: upstream counts {many(count.upstream_units, 'call')} apart, and we made {count.our_units:,}; "
         f"cost book {result.book} has no such bucket, so nothing follows from it"
     )
+
+
+DRIFT_PERCENT = 5
+"""Two counts that differ by no more need nobody's attention: calls that never arrived, or that were tried again."""
+
+
+def notices_of(result: Reconciled) -> Iterator[Notice]:
+    """What to tell whom `[notify]` names: once for each bucket and period of upstream, and each side's surplus."""
+    from quota.notify import Notice
+
+    for count in result.buckets:
+        since_ms, until_ms = count.period
+        theirs, ours = count.upstream_units, count.our_units
+        of_project = f"bucket {count.bucket} of project {result.project}"
+        day = rfc3339(since_ms)
+        lost, found = many(count.drift_units, "unit"), many(count.unknown_units, "unit")
+        said = {
+            "drift": f"{of_project}: {lost} charged since {day} that upstream did not count",
+            "unknown": f"{of_project}: upstream counted {found} since {day} not charged here",
+        }
+        for kind, units, of_units in (("drift", count.drift_units, theirs), ("unknown", count.unknown_units, ours)):
+            if units * 100 > of_units * DRIFT_PERCENT:
+                facts = {
+                    "bucket": count.bucket,
+                    "since": day,
+                    "upstream_units": theirs,
+                    "our_units": ours,
+                    "drift_units": count.drift_units,
+                    "unknown_units": count.unknown_units,
+                }
+                subject = f"{count.bucket} {since_ms} {kind}"
+                yield Notice("drift", result.project, subject, said[kind], until_ms - since_ms, facts)

@@ -5,25 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quota.cli.tables import Column, FirstThatFits, tables
-from quota.common.clock import NEVER, rfc3339, utc
+from quota.common.clock import moment, second, weekday
 from quota.common.text import listed, many, printable, spell
-from quota.decision import REPAIR
 from quota.ledger.history import MAX_CELLS, OTHER
-from quota.limits import MINUTE_MS, SECOND_MS
 from quota.settings.model import BUILT_IN_NOTICE
 from quota.spending import RUN_CHARS
+from quota.wording.of_status import clock, closed, early_of, notes_of
+from quota.wording.parts import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from rich.console import RenderableType
 
     from quota.common.findings import Finding
     from quota.decision import Decision
-    from quota.ledger.contract import Exhaustion
     from quota.ledger.entry import Entry
     from quota.spending import KeptRefusal, Spending
-    from quota.status import CredentialRow, EarlyExhaustion, LimitRow, Status
+    from quota.status import CredentialRow, Status
+    from quota.wording.parts import Part
 
 
 def render_status(status: Status) -> RenderableType:
@@ -38,61 +38,15 @@ def render_status(status: Status) -> RenderableType:
         shared = f", one budget with {', '.join(credential.shared_with)}" if credential.shared_with else ""
         parts.append(line(f"{credential.name}: project {credential.project}, {credential.api}{shared}", "bold"))
         parts.append(line(_verdict(credential, status.at_ms), "bold green" if credential.open else "bold red"))
+        parts.append(told(early_of(credential)))
         parts.append(_limit_table(credential, status.at_ms))
         for zone, edge_ms in {(row.zone, row.resets_ms): None for row in credential.limits}:
             if edge_ms is None:
                 continue
             soon = spell(edge_ms - status.at_ms)
-            parts.append(line(f"upstream resets {_clock(edge_ms, zone)} {zone} ({_clock(edge_ms)} here), in {soon}"))
-        for row in credential.limits:
-            parts += [line(text, "yellow") for text in _unlogged(row)]
-            if row.grant is not None:
-                parts.append(line(_lowered(row, status.at_ms), "yellow"))
-        for row in credential.limits:
-            if row.exact_from_ms is not None:
-                since, exact = weekday(row.counts_since_ms), weekday(row.exact_from_ms)
-                parts.append(line(f"{row.limit.name}: counts since {since}, exact from {exact}", "yellow"))
-        if credential.outlook.ahead_ms:
-            dated = rfc3339(credential.outlook.ahead_ms // SECOND_MS * SECOND_MS).replace(".000", "")
-            parts.append(line(f"a clock was wrong, a charge is of {dated}: `{REPAIR}`", "red"))
-        if credential.owed_units:
-            owed = f"owed: {many(credential.owed_units, 'unit')} drawn without the ledger; the next charge repays them"
-            parts.append(line(owed, "yellow"))
-        parts += [line(_early(early), "yellow") for early in credential.early]
-        for x in credential.exhausted:
-            if x.reopened_ms:
-                at = moment(x.reopened_ms, status.at_ms)
-                parts.append(line(f'bucket {x.bucket} was reopened at {at}: {x.reopened_because} ("{x.evidence}")'))
-            elif x != credential.outlook.closed:
-                parts.append(line(f"bucket {x.bucket} is {_closed(x, status.at_ms)}", "red"))
+            parts.append(line(f"upstream resets {clock(edge_ms, zone)} {zone} ({clock(edge_ms)} here), in {soon}"))
+        parts.append(told(notes_of(credential, status.at_ms)))
     return Group(*parts)
-
-
-def _unlogged(row: LimitRow) -> Iterator[str]:
-    state = row.state
-    lost, until = state.unlogged_units - state.upstream_units, _clock(state.unlogged_until_ms)
-    if lost:
-        yield f"{row.limit.name}: includes {many(lost, 'unit')} of charges that the ledger's log lacks, until {until}"
-    if state.upstream_units:
-        units = many(state.upstream_units, "unit")
-        yield f"{row.limit.name}: includes {units} that only upstream counted, until {until}"
-
-
-def _lowered(row: LimitRow, at_ms: int) -> str:
-    assert row.grant is not None  # noqa: S101  # the caller has looked
-    said = moment(row.grant.since_ms, at_ms)
-    return (
-        f"{row.limit.name}: held to {row.enforced_units:,} instead of {row.limit.limit_units:,}: upstream grants "
-        f"{row.grant.quota_units:,} (said {said}); `quota reconcile` asks again"
-    )
-
-
-def _early(early: EarlyExhaustion) -> str:
-    used = many(early.used_units, "unit")
-    return (
-        f"{early.bucket}: upstream says exhausted at {used} of ours, of {early.quota_units:,}: "
-        "somebody else spends this project, or its quota is smaller; `quota reconcile` tells which"
-    )
 
 
 def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:
@@ -194,7 +148,7 @@ def render_charges(charges: Sequence[tuple[str, Entry]], *, projects: bool) -> R
 
 def render_refusals(refusals: Sequence[KeptRefusal]) -> RenderableType:
     """Render refusals, one a row."""
-    columns = list(map(Column, ["time", "method", "job", "region", "refused by", "reason", "next", "run"]))
+    columns = list(map(Column, ["time", "method", "job", "region", "refused by", "reason", "next"]))
     rows = [
         [
             second(one.at_ms),
@@ -203,17 +157,11 @@ def render_refusals(refusals: Sequence[KeptRefusal]) -> RenderableType:
             one.region or "-",
             one.refused_by or "-",
             one.reason,
-            "-" if one.retry_at_ms is None else second(one.retry_at_ms),
-            one.run,
+            "-" if one.retry_at_ms is None else moment(one.retry_at_ms, one.at_ms),
         ]
         for one in refusals
     ]
-    return FirstThatFits(tables(columns, rows, without=[len(columns) - 1]))
-
-
-def second(at_ms: int) -> str:
-    """`21 Nov 10:00:03`, in the local zone."""
-    return utc(at_ms).astimezone().strftime("%d %b %H:%M:%S")
+    return FirstThatFits(tables(columns, rows, without=[5]))
 
 
 def _short_hour(rfc3339_text: str) -> str:
@@ -221,21 +169,7 @@ def _short_hour(rfc3339_text: str) -> str:
     return f"{rfc3339_text[:10]} {rfc3339_text[11:16]}"
 
 
-def _clock(at_ms: int, zone: str | None = None) -> str:
-    """`Sun 09:00`, in the named zone or the local one."""
-    from zoneinfo import ZoneInfo
-
-    return utc(at_ms).astimezone(ZoneInfo(zone) if zone else None).strftime("%a %H:%M")
-
-
 # -- the lines of a status ---------------------------------------------------------------------------------------------
-
-
-def _counts_all_units(row: LimitRow, credential: CredentialRow) -> bool:
-    """Whether this limit counts every unit of the main bucket."""
-    selector = row.limit.view.selector
-    main = credential.main_bucket
-    return not row.limit.narrow and selector.count == "units" and main in (selector.buckets or (main,))
 
 
 def line(text: str, style: str = "") -> RenderableType:
@@ -244,24 +178,35 @@ def line(text: str, style: str = "") -> RenderableType:
     return Text(printable(text), style, overflow="fold")
 
 
+def told(parts: Iterable[Part]) -> RenderableType:
+    """Render lines and tables."""
+    from rich.console import Group
+
+    return Group(*(_table(one) if isinstance(one, Table) else line(one.text, _TONE_STYLE[one.tone]) for one in parts))
+
+
+def _table(table: Table) -> RenderableType:
+    columns = [Column(heading, n in table.numbers) for n, heading in enumerate(table.headings)]
+    styles = ["red" if n in table.bad else "" for n in range(len(table.rows))]
+    return FirstThatFits(tables(columns, table.rows, styles=styles, footer=table.footer, without=table.without))
+
+
+_TONE_STYLE = {"": "", "strong": "bold", "note": "yellow", "bad": "red", "verdict": "bold red"}
+
+
 def _verdict(credential: CredentialRow, at_ms: int) -> str:
     """The headline of a credential: whether calls may leave now, and if not, why and until when."""
     outlook = credential.outlook
     if outlook.closed is not None:
         later = outlook.full is not None and outlook.next_ms is not None and outlook.next_ms > outlook.closed.until_ms
         then = f"; then full until {moment(outlook.next_ms, at_ms)}" if later and outlook.next_ms is not None else ""
-        return f"{_closed(outlook.closed, at_ms).replace('closed', 'CLOSED', 1)}{then}"
+        return f"{closed(outlook.closed, at_ms).replace('closed', 'CLOSED', 1)}{then}"
     if outlook.full is not None:
         until = "" if outlook.next_ms is None else f" until {moment(outlook.next_ms, at_ms)}"
         return f"FULL{until}: {outlook.full.why()}"
-    main = [row.state.remaining_units for row in credential.limits if _counts_all_units(row, credential)]
-    units = many(min(main), "unit") if main else "no limit counts its units"
-    return f"OPEN: {units}{_calls_left(outlook.dearest, min(main, default=0), at_ms)}"
-
-
-def _closed(x: Exhaustion, at_ms: int) -> str:
-    until = "it grants quota" if x.until_ms == NEVER else moment(x.until_ms, at_ms)
-    return f'closed by upstream until {until}: "{x.evidence}"'
+    left = credential.remaining_units
+    units = "no limit counts its units" if left is None else many(left, "unit")
+    return f"OPEN: {units}{_calls_left(outlook.dearest, left or 0, at_ms)}"
 
 
 def _calls_left(dearest: Decision | None, units: int, at_ms: int) -> str:
@@ -277,26 +222,6 @@ def _calls_left(dearest: Decision | None, units: int, at_ms: int) -> str:
         return ""  # a unit a call
     calls = many(left, "search") if resource == "search" else f"{many(left, 'call')} of {dearest.method}"
     return f"{' =' if left == units // dearest.cost_units else ','} {calls}"
-
-
-def moment(at_ms: int, now_ms: int) -> str:
-    """A time in the local zone, as short as the day allows.
-
-    `14:05` today, `14:05:07` less than a minute ahead, `Sun 08:00` in the next six days, else `31 Dec 08:00`. A future
-    time is rounded up, so that a reader who comes back then is not early.
-    """
-    ahead_ms = at_ms - now_ms
-    step_ms = SECOND_MS if 0 < ahead_ms < MINUTE_MS else MINUTE_MS
-    at = utc((at_ms + (step_ms - 1 if ahead_ms > 0 else 0)) // step_ms * step_ms).astimezone()
-    now = utc(now_ms).astimezone()
-    days = (at.date() - now.date()).days
-    day = "" if not days else "%a " if 0 < days < 7 else "%d %b "
-    return at.strftime(f"{day}%H:%M" if step_ms == MINUTE_MS else f"{day}%H:%M:%S")
-
-
-def weekday(at_ms: int) -> str:
-    """`Sun 22 Nov 09:00`, in the local zone."""
-    return utc(at_ms).astimezone().strftime("%a %d %b %H:%M")
 
 
 # -- doctor ------------------------------------------------------------------------------------------------------------

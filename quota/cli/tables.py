@@ -56,16 +56,21 @@ def tables(
     styles: Sequence[str] = (),
     footer: Sequence[str] = (),
     without: Sequence[int] = (),
+    least_fold: int = 0,
 ) -> list[RenderableType]:
     """The same table ever narrower: first with less space between the columns, then with lines folded between words,
-    then without the columns in `without`, dropped one by one. Cells are shown as plain text.
+    then without the columns in `without`, dropped one by one. With `least_fold`, columns are dropped
+    before lines are folded to less than that. Cells are shown as plain text.
     """
     rows = [[printable(cell) for cell in row] for row in rows]
     found: list[RenderableType] = []
-    for left_out in range(len(without) + 1):
-        kept = [n for n in range(len(columns)) if n not in without[:left_out]]
-        for gap, maximum in [*((gap, 0) for gap in _PADDING), *((1, fold) for fold in _FOLDS)]:
-            found.append(_Layout(columns, rows, styles, footer, kept, gap, maximum))
+    layouts = [*((gap, 0) for gap in _PADDING), *((1, fold) for fold in _FOLDS)]
+    for least in (least_fold, 0) if least_fold else (0,):
+        for left_out in range(len(without) + 1):
+            kept = [n for n in range(len(columns)) if n not in without[:left_out]]
+            for gap, maximum in layouts:
+                if not maximum or maximum >= least:
+                    found.append(_Layout(columns, rows, styles, footer, kept, gap, maximum))
     return found
 
 

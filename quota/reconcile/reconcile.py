@@ -4,7 +4,8 @@
     2. read all of upstream's figures (quota.reconcile.monitoring); if anything fails, nothing is changed
     3. compare them, bucket by bucket, for upstream's present period and the one before (quota.reconcile.comparison)
     4. what only upstream knows becomes unlogged usage of every limit that counts the whole bucket (L17)
-    5. a grant that is smaller than the configuration says is remembered in the ledger, and lowers the limits (L25)
+    5. a grant that is smaller than the configuration says is remembered in the ledger, and lowers the limits (L28)
+    6. both counts of upstream's present period are remembered there too, for the status and for metrics
 
 It never frees anything. What we charged and upstream did not count is reported, with the method whose price looks
 wrong. All steps may be repeated: the same figures change nothing.
@@ -19,8 +20,10 @@ from quota.attribution import AttemptKeys
 from quota.budget import granted_units, unlogged_usage
 from quota.common.clock import NEVER, rfc3339
 from quota.errors import ConfigError, LedgerError, UsageError
+from quota.ledger.compared import Compared
 from quota.ledger.contract import read_entries, retention_of
 from quota.ledger.grants import Grant
+from quota.ledger.history import HISTORY_MS
 from quota.ledger.unlogged import UPSTREAM
 from quota.limits import DAY_MS, Calendar
 from quota.reconcile.comparison import TOLERANCE_MS, BucketCount, Counted, Period, compare, lost_in, unlogged
@@ -228,8 +231,7 @@ def reconcile(session: Session, credential: CredentialSettings, *, commit: bool 
         if reports:
             retention_ms = retention_of(limit.view.window for limit in credential.limits)
             ledger.add_unlogged(credential.project, AttemptKeys().next(), reports, retention_ms)
-        if wanted != known:
-            ledger.grant(credential.project, wanted)
+        ledger.grant(credential.project, wanted, _remembered(ledger.compared(credential.project), buckets, now_ms))
     after = _from_upstream(budget) if commit else before
     return Reconciled(
         credential=credential.name,
@@ -247,6 +249,18 @@ def reconcile(session: Session, credential: CredentialSettings, *, commit: bool 
         changed=after != before or (commit and wanted != known),
         log_after_ms=whole_after_ms if any(p.since_ms <= whole_after_ms for p in present) else 0,
     )
+
+
+def _remembered(before: Sequence[Compared], counts: Sequence[BucketCount], now_ms: int) -> list[Compared]:
+    """The last comparison of each bucket: those of now, and what is not too old of those that stood before."""
+    newest = {one.bucket: one for one in before if now_ms - HISTORY_MS < one.at_ms <= now_ms}
+    for count in counts:
+        if count.period.since_ms <= now_ms < count.period.until_ms:
+            numbers = count.upstream_units, count.our_units, count.unknown_units, count.drift_units
+            newest[count.bucket] = Compared(
+                count.bucket, *numbers, count.period.since_ms, max(count.through_ms, 0), now_ms
+            )
+    return list(newest.values())
 
 
 def _settle_accounts(budget: Budget) -> None:

@@ -29,6 +29,7 @@ OF_A_SESSION: dict[str, Callable[[Any], Any]] = {
     "ledger": lambda session: session.ledger,
     "budget": lambda session: session.budget(),
     "google": lambda session: session.google(),
+    "check_allowance": lambda session: session.check_allowance(),
     "check_key": lambda session: session.check_key(),
     "repair": lambda session: session.repair("p"),
     "__enter__": lambda session: session.__enter__(),

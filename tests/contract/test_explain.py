@@ -567,20 +567,50 @@ def test_the_cause_is_in_the_first_three_lines(world: World) -> None:
     assert not world.charge("search.list", job="backfill", region="FR").admitted
     assert head(world).startswith(
         "REFUSED: limit 'day' had 50 units left beyond what job backfill leaves to others; search.list needs 100"
+        " Filled by: job trending, videos.list 1,250 of 1,250"
     )
     world.now_ms += 1
     assert not world.charge("videos.list", units=700, job="trending").admitted
-    assert head(world).startswith("REFUSED: limit 'pacific' had 650 units left of 1,900; videos.list needs 700")
+    assert head(world).startswith(
+        "REFUSED: limit 'pacific' had 650 units left of 1,900; videos.list needs 700"
+        " Filled by: job trending, videos.list 1,250 of 1,250"
+    )
     world.now_ms += 1
     words = "quotaExceeded: " + "the quota of the project " * 4
     world.session.ledger.exhaust("main", Exhaustion("units", world.now_ms, world.now_ms + HOUR_MS, words, "host"))
     assert not world.charge("videos.list").admitted
-    assert head(world).startswith("REFUSED: upstream said its bucket 'units' is exhausted (quotaExceeded: the")
+    assert head(world) == (
+        "REFUSED: upstream said its bucket 'units' is exhausted 1,250 units of the 10,000 that upstream grants were "
+        "charged here: somebody else spends this project, or its quota is smaller; `quota reconcile` tells which"
+    )
     shown = "\n".join(shown_lines(render_refusal(world.explain())))
+    assert words.strip() in " ".join(shown.split()), "upstream's own words"
     assert "trending videos.list DE 1,250" in " ".join(shown.split()), "what was ours"
     assert "quota reopen units" in shown
     charge = explain_charge(world.session, world.log()[0].id)
     assert shown_lines(render_charge(charge))[0].startswith("CHARGED 1,250 units for videos.list on")
+
+
+def report_upstream(world: World, limit: int, units: int) -> None:
+    """What only upstream counted, as `quota reconcile` reports it for one limit."""
+    view = world.budget.limits[limit].view
+    only = UnloggedUsage(view.name, upstream_epoch("units", 1), ((units, world.now_ms + HOUR_MS),), (0, 0))
+    world.session.ledger.add_unlogged(world.budget.project, "after", [only])
+
+
+def test_who_filled_a_limit_is_named_with_what_nobody_here_charged(world: World) -> None:
+    for n in range(4):
+        assert world.charge("videos.list", units=150, job=f"job{n}").admitted
+    assert world.charge("videos.list", units=40).admitted
+    report_upstream(world, 0, 600)
+    assert not world.charge("videos.list", units=1_000).admitted
+    assert "Filled by: only upstream counted 600 of 1,240; job job0, videos.list 150; job job1, videos.list 150" in (
+        head(world)
+    )
+    world.session.ledger.exhaust("main", Exhaustion("units", world.now_ms, world.now_ms + HOUR_MS, "no", "host"))
+    report_upstream(world, 1, 600)
+    assert not world.charge("videos.list").admitted
+    assert "were charged here; 600 only upstream counted: somebody else spends this project" in head(world)
 
 
 def test_the_commands(ledger_url: str, tmp_path: Path) -> None:

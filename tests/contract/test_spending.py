@@ -44,6 +44,7 @@ def test_a_log_that_let_go_of_nothing_answers_for_all_that_was_asked(setup: Setu
     setup.budget().charge("videos.list")
     since_ms = setup.now_ms - 300 * DAY_MS
     assert read_spending(setup.ledger, [setup.project], [], since_ms).since_ms == since_ms
+    assert read_spending(setup.ledger, [setup.project], [], 0).since_ms == 0, "nor is anything missing since 1970"
 
 
 def test_several_projects_are_summed_over_the_same_time(setup: Setup) -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
-from quota.cli.render import moment, render_status
-from quota.common.clock import NEVER, rfc3339
+from quota.cli.render import render_status
+from quota.common.clock import NEVER, moment, rfc3339
 from quota.errors import LedgerError
 from quota.jobs.job import attempt_of, load_fetch
 from quota.ledger.contract import CLOCK_SLACK_MS, Exhaustion

@@ -23,6 +23,9 @@ BOARD = json.loads((ROOT / "config" / "grafana.json").read_text(encoding="utf-8"
 DAY = '{project="p",limit="day"}'
 OTHER = '{project="p",limit="day",instance="other"}'
 JOB = '{project="p",quota_job="j"}'
+BUCKET = '{project="p",bucket="units"}'
+CHARGED = '{project="p",quota_job="j",method="videos.list"}'
+REFUSED = '{project="p",quota_job="j",limit="day",reason="limit"}'
 REGION = '{project="p",quota_job="j",region="DE"}'
 
 # A sample a minute for 6 h. Each: what is exported, and the minute at which the alert fires, or does not.
@@ -72,6 +75,34 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {f"quota_limit_unlogged_units{DAY}": "0x360", f"quota_limit_unlogged_units{OTHER}": "7x360"},
         {f"quota_limit_unlogged_units{DAY}": "0x360"},
     ),
+    # More than 5% of what upstream counted; nothing is said of it once the figures are a day old.
+    "QuotaDrift": (
+        {
+            f"quota_upstream_drift_units{BUCKET}": "7x360",
+            f"quota_upstream_used_units{BUCKET}": "100x360",
+            f"quota_upstream_compared_timestamp_seconds{BUCKET}": "7200x360",
+        },
+        {
+            f"quota_upstream_drift_units{BUCKET}": "5x360",
+            f"quota_upstream_used_units{BUCKET}": "100x360",
+            f"quota_upstream_compared_timestamp_seconds{BUCKET}": "7200x360",
+            'quota_upstream_drift_units{project="old",bucket="units"}': "7x360",
+            'quota_upstream_used_units{project="old",bucket="units"}': "0x360",
+            'quota_upstream_compared_timestamp_seconds{project="old",bucket="units"}': "-90000x360",
+        },
+    ),
+    # A job that is never admitted has no charges at all; another job's do not count for it.
+    "QuotaRejectionRate": (
+        {
+            f"quota_refusals_total{REFUSED}": "0+2x360",
+            'quota_charges_total{project="p",quota_job="k",method="videos.list"}': "0+9x360",
+        },
+        {
+            f"quota_refusals_total{REFUSED}": "0+2x360",
+            'quota_refusals_total{project="p",limit="day"}': "0+9x360",
+            f"quota_charges_total{CHARGED}": "0+3x360",
+        },
+    ),
 }
 
 
@@ -89,9 +120,11 @@ def test_every_rule_has_a_case() -> None:
 @pytest.mark.parametrize("alert", CASES)
 def test_a_rule_fires_where_it_should_and_nowhere_else(alert: str, tmp_path: Path) -> None:
     for fires, series in zip((True, False), CASES[alert], strict=True):
-        labels = dict(re.findall(r'(\w+)="([^"]*)"', next(iter(series))))
         rule = ALERTS[alert]
-        value = "7" if alert == "QuotaUnloggedUsage" else "1"
+        kept = re.findall(r"by \(([a-z_, ]+)\)", rule["expr"])[0].split(", ")
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', next(iter(series))))
+        labels = {name: labels[name] for name in kept}
+        value = "7" if alert in ("QuotaUnloggedUsage", "QuotaDrift") else "1"
         shown = {**{f"$labels.{name}": given for name, given in labels.items()}, "$value": value}
         words = {}
         for name, text in rule["annotations"].items():

@@ -17,6 +17,7 @@ from pathlib import Path
 import click
 import pytest
 
+from quota.cli.commands import _usage as usage
 from quota.cli.commands import cli
 from quota.errors import LedgerError
 from quota.ledger.contract import Exhaustion
@@ -61,7 +62,8 @@ def test_every_command_has_help_with_an_example() -> None:
     for name, command in every_command().items():
         assert command.help, name
         assert "Example:" in command.help, f"{name} shows no example"
-        assert len(command.get_short_help_str(limit=66)) <= 66
+        short = command.get_short_help_str(limit=66)
+        assert "..." not in short, f"{name} does not fit its line in the list of commands: {short}"
 
 
 def test_every_command_takes_a_configuration() -> None:
@@ -69,6 +71,23 @@ def test_every_command_takes_a_configuration() -> None:
     for name, command in every_command().items():
         if name not in without and not isinstance(command, click.Group):
             assert "config" in {parameter.name for parameter in command.params}, name
+
+
+def test_an_option_without_its_value_points_to_the_help_of_its_command() -> None:
+    tried = 0
+    for name, command in every_command().items():
+        for option in command.params:
+            for written in option.opts if isinstance(option, click.Option) else ():
+                is_flag = isinstance(option, click.Option) and option.is_flag
+                argument = f"{written}=3" if is_flag else written  # a flag takes none
+                with pytest.raises(click.UsageError) as raised:
+                    cli.main([*name.split(), argument], prog_name="quota", standalone_mode=False)
+                assert usage(raised.value).endswith(f"; see `quota {name} --help`"), (name, argument)
+                tried += 1
+    assert tried > 90
+    with pytest.raises(click.UsageError) as raised:
+        cli.main(["--config"], prog_name="quota", standalone_mode=False)
+    assert usage(raised.value).endswith("; see `quota --help`")
 
 
 def test_quota_alone_prints_its_help(quota: Quota) -> None:
@@ -79,9 +98,11 @@ def test_quota_alone_prints_its_help(quota: Quota) -> None:
     group = quota("ledger")
     assert (group.returncode, group.stderr) == (2, "")
     assert group.stdout == quota("ledger", "--help").stdout
-    assert [line for line in alone.stdout.partition("Commands:")[2].splitlines() if "..." in line] == [], (
-        "each command fits its line"
-    )
+    listed = alone.stdout.partition("Options:")[2]
+    assert [line for line in listed.splitlines() if "..." in line] == [], "each command fits its line"
+    names = re.findall("^  ([a-z]+)  ", listed, flags=re.MULTILINE)
+    assert sorted(names) == cli.list_commands(click.Context(cli)), "each is listed once"
+    assert "More:" not in listed, "and in its section"
 
 
 def test_a_configuration_named_before_the_command_is_the_commands(quota: Quota) -> None:
@@ -501,6 +522,36 @@ def test_a_ledger_file_that_is_not_a_database(quota: Quota) -> None:
     assert "move it away, or name another file" in one_line(quota("status"), 69)
     refusal = quota.json("charge", "videos.list", status=69)
     assert (refusal["admitted"], refusal["reason"]) == (False, "ledger-unavailable")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [("PRAGMA user_version = 1", "by an older quota-ledger (its version 1"), ("PRAGMA application_id = 7", "another")],
+)
+def test_check_and_doctor_say_that_the_allowances_journal_cannot_be_used(quota: Quota, spoil: str, said: str) -> None:
+    away = '[ledger]\nurl = "redis://127.0.0.1:1/0"\nunavailable = { max_cost = 1, allowance = 5 }\n' + SMALL
+    quota.configure(away.replace("units = 150", "quota = 150\nheadroom = 10"))
+    assert quota("charge", "videos.list").returncode == 0, "drawn"
+
+    def findings(command: str) -> list[str]:
+        lines = json.loads(quota(command, "--json").stdout)["findings"]
+        return [f"{x['level']} {x['message']}; {x['remedy']}" for x in lines if x["location"] == "ledger.unavailable"]
+
+    assert findings("check") == findings("doctor") == []
+    journal = quota.folder / "state" / "allowance.db"
+    with sqlite3.connect(journal) as db:
+        db.execute(spoil)
+    db.close()
+    before = journal.read_bytes()
+    (checked,) = findings("check")
+    assert checked.startswith(f"warning allowance sqlite:///{journal} ")
+    assert said in checked
+    assert "; move it away" in checked
+    assert findings("doctor") == [checked]
+    assert journal.read_bytes() == before
+    journal.write_bytes(b"")
+    assert findings("check") == []
+    assert journal.read_bytes() == b"", "a check makes nothing"
 
 
 def test_an_allowance_in_another_files_place_names_its_own_remedy(quota: Quota) -> None:

@@ -21,6 +21,7 @@ from quota.ledger.factory import open_ledger
 from quota.ledger.redis_health import TIDYING, commands_needed
 from quota.limits import DAY_MS, HOUR_MS
 from support.commands import Quota, one_line
+from support.plain_http import Answer, PlainServer
 from support.servers import RedisServer
 
 if TYPE_CHECKING:
@@ -354,6 +355,21 @@ def test_a_key_that_upstream_rejects(command: Quota) -> None:
         assert finding["level"] == "error"
         assert finding["message"].startswith("upstream does not accept it: ")
         assert "the-secret" not in finding["message"]
+
+
+def test_an_upstream_that_cannot_be_asked_says_nothing_of_the_key(command: Quota) -> None:
+    with Emulator() as upstream:
+        command.configure(MAIN + f'endpoint = "{upstream.address}"\n')
+        upstream.fault("status", status=503, times=9)
+        finding = found(command, "key of main", "--call")
+        assert (finding["level"], finding["remedy"]) == ("warning", "run it again later")
+    finding = found(command, "key of main", "--call", status=1)
+    assert finding["message"].startswith("upstream did not answer: ConnectionRefusedError: ")
+    assert finding["remedy"] == "check network and `endpoint`"
+    with PlainServer(lambda _: Answer(body=b"<html>Sign in</html>")) as portal:
+        command.configure(MAIN + f'endpoint = "{portal.address}"\n')
+        finding = found(command, "key of main", "--call", status=1)
+        assert (finding["level"], "instead of a JSON object" in finding["message"]) == ("error", True)
 
 
 def test_a_refused_call_is_not_tried(command: Quota) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -74,7 +75,7 @@ def test_somebody_else_is_found_and_counts_from_then_on(quota: Quota, upstream: 
     lines = done.stdout.splitlines()
     assert lines[0] == "main: project p, in Google Cloud cloud-project-1"
     assert lines[-1] == "tightened"
-    assert "upstream counted 300 units not charged here: search.list 300" in " ".join(done.stdout.split())
+    assert re.fullmatch(r"units: only upstream counted 300 since \w+ \d+ \w+ 00:00: search.list 300", lines[1])
     assert max(map(len, lines)) <= 80
     assert quota("reconcile", "--check").returncode == 1
     status = quota("status").stdout
@@ -103,6 +104,29 @@ def test_the_json_of_it(quota: Quota, upstream: Emulator) -> None:
         "granted_units": 10_000,
     }
     assert [row["limit"] for row in project["unlogged"]] == ["day", "pacific-day"]
+
+
+def test_a_difference_is_told_once_and_stays_to_be_looked_up(quota: Quota, upstream: Emulator, tmp_path: Path) -> None:
+    tell = '[notify]\ncommand = ["sh", "-c", "cat >> told.json; echo >> told.json"]\n'
+    configure(quota, upstream, more=tell)
+    assert "upstream" not in quota.json("status")["credentials"][0]
+    searches(upstream, 1)
+    for command in (("reconcile", "--dry-run"), ("reconcile",), ("reconcile", "--check")):
+        assert not (tmp_path / "told.json").exists() or command == ("reconcile", "--check")
+        assert "notify_failed" not in quota(*command).stderr
+    (notice,) = map(json.loads, (tmp_path / "told.json").read_text().splitlines())
+    assert (notice["event"], notice["project"], notice["unknown_units"], notice["drift_units"]) == (
+        "drift",
+        "p",
+        100,
+        0,
+    )
+    assert notice["message"].startswith("bucket units of project p: upstream counted 100 units since ")
+    assert quota("charge", "search.list").returncode == 0
+    (last,) = quota.json("status")["credentials"][0]["upstream"]
+    numbers = [last[name] for name in ("bucket", "upstream_units", "our_units", "unknown_units", "drift_units")]
+    assert numbers == ["units", 100, 0, 100, 0], "as it was then"
+    assert last["since"] <= last["through"] <= last["compared_at"]
 
 
 def test_a_smaller_quota_is_said_by_reconcile_and_status(quota: Quota) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 import quota
 from quota.jobs.emulator import Emulator
-from quota.limits import DAY_MS, HOUR_MS
-from quota.notify import DEADLINE_S, Notice, notify
+from quota.ledger.unlogged import UnloggedUsage
+from quota.limits import DAY_MS, HOUR_MS, Selector, Sliding, View
+from quota.notify import DEADLINE_S, RETRY_MS, Notice, notify
 from support.commands import Quota, one_line
 from support.plain_http import Answer, PlainServer
 from support.servers import RedisServer, free_port
@@ -147,6 +148,29 @@ def test_what_a_ledger_lost_is_told_by_each_machine(tmp_path: Path, upstream: Em
         assert [(one["limit"], one["unlogged_units"]) for one in lost] == [("day", 7)]
     finally:
         server.close()
+
+
+def test_what_only_upstream_counted_is_not_told_as_lost(tmp_path: Path, upstream: Emulator) -> None:
+    command = machine(tmp_path, upstream)
+    assert command("charge", "videos.list").returncode == 0
+    view = View(Selector(buckets=("units",)), Sliding(DAY_MS)).name
+
+    def count(units: int, epoch: str) -> None:
+        with quota.open(command.folder / "quota.toml") as session:
+            now_ms = session.ledger.now_ms()
+            usage = UnloggedUsage(view, epoch, ((units, now_ms + HOUR_MS),), (now_ms, 0))
+            session.ledger.add_unlogged("research", "lost", [usage])
+
+    count(3, "@upstream/units/1/*")
+    assert command("run", "trending").returncode == 0
+    limit = command.json("status")["credentials"][0]["limits"][0]
+    assert (limit["unlogged_units"], limit["upstream_units"]) == (3, 3)
+    assert [one for one in told(command) if one["event"] == "ledger_lost"] == []
+    count(2, "elsewhere/*")
+    command("run", "trending")
+    (lost,) = [one for one in told(command) if one["event"] == "ledger_lost"]
+    assert (lost["unlogged_units"], lost["upstream_units"]) == (5, 3)
+    assert "limit day counts 2 units of charges that the ledger's log lacks, until " in lost["message"]
 
 
 def test_two_machines_tell_a_thing_once(tmp_path: Path, upstream: Emulator) -> None:
@@ -310,3 +334,63 @@ def test_a_notice_is_told_again_once_its_time_is_over(
         with quota.open(tmp_path / "quota.toml", clock=lambda at_ms=at_ms: now_ms + at_ms) as session:
             notify(session, [Notice("refused", "research", "s", f"at {at_ms}", HOUR_MS)])
     assert [one["message"] for one in told(command)] == ["at 0", f"at {HOUR_MS}"]
+
+
+def test_what_could_not_be_delivered_is_tried_again_ten_minutes_later(
+    tmp_path: Path, upstream: Emulator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By whoever comes by, and only by that way that failed."""
+    monkeypatch.setenv("QUOTA_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    now_ms = 40 * 365 * DAY_MS
+    with listener() as server:
+        command = machine(tmp_path, upstream, told=TELL + 'url = "env:HOOK"\n')
+        monkeypatch.setenv("HOOK", f"{server.address}/hook")
+        tell = tmp_path / "tell.sh"
+        sound = tell.read_text()
+        for at_ms in (0, RETRY_MS - 1, RETRY_MS, 2 * RETRY_MS - 1, 2 * RETRY_MS, 4 * RETRY_MS, HOUR_MS - 1):
+            tell.write_text(sound if at_ms >= 2 * RETRY_MS else "#!/bin/sh\nexit 3\n")
+            with quota.open(tmp_path / "quota.toml", clock=lambda at_ms=at_ms: now_ms + at_ms) as session:
+                notify(session, [Notice("refused", "research", "s", f"at {at_ms}", HOUR_MS)])
+        assert [one["message"] for one in told(command)] == [f"at {2 * RETRY_MS}"]
+        assert len(server.arrived) == 1, "the address had it at once"
+    assert len([one for one in caplog.messages if "notify_failed" in one]) == 2
+
+
+def test_a_notice_of_one_machine_is_tried_again_too(
+    tmp_path: Path, upstream: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = machine(tmp_path, upstream)
+    monkeypatch.setenv("QUOTA_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    tell = tmp_path / "tell.sh"
+    sound = tell.read_text()
+    tell.write_text("#!/bin/sh\nexit 3\n")
+    notice = Notice("ledger_lost", "research", "day", "m", DAY_MS, here=True)
+    with quota.open(tmp_path / "quota.toml") as session:
+        notify(session, [notice])
+        tell.write_text(sound)
+        notify(session, [notice])
+        assert told(command) == [], "not yet"
+        (note,) = (tmp_path / "state" / "notified").iterdir()
+        earlier_s = note.stat().st_mtime - RETRY_MS / 1000
+        os.utime(note, (earlier_s, earlier_s))
+        for _ in range(2):
+            notify(session, [notice])
+    assert [one["event"] for one in told(command)] == ["ledger_lost"]
+
+
+def test_a_command_that_hangs_does_not_keep_the_other_notices(
+    tmp_path: Path, upstream: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = machine(tmp_path, upstream)
+    monkeypatch.setenv("QUOTA_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("quota.notify.DEADLINE_S", 2.0)
+    tell = tmp_path / "tell.sh"
+    tell.write_text(tell.read_text().replace("notice=$(cat)", "notice=$(cat); case $notice in *bad*) sleep 60;; esac"))
+    notices = [Notice("stale", "research", subject, "m", DAY_MS) for subject in ("bad", "good")]
+    for _ in range(2):
+        with quota.open(tmp_path / "quota.toml") as session:
+            notify(session, notices)
+    assert [one["subject"] for one in told(command)] == ["good"]

@@ -138,14 +138,20 @@ def test_no_example_puts_a_secret_into_a_command(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("unit", "command"), [("quota-run@.service", "run %i"), ("quota-schedule.service", "schedule")]
+    ("unit", "command", "needs_s"),
+    [
+        ("quota-run@.service", "run %i", 10),  # a page in flight is given 8 s
+        ("quota-schedule.service", "schedule", 10),
+        ("quota-dashboard.service", "dashboard", 5),
+        ("quota-serve.service", "serve --port 8080 --workers 2", 5),
+    ],
 )
-def test_the_services_keep_their_state_where_they_may_write(unit: str, command: str) -> None:
+def test_the_services_keep_their_state_where_they_may_write(unit: str, command: str, needs_s: int) -> None:
     service = units(unit)
     assert service["ExecStart"] == [f"{INSTALLED} {command}"]
     assert "QUOTA_STATE_DIR=/var/lib/quota" in service["Environment"]
     assert service["StateDirectory"] == ["quota"]
-    assert int(service["TimeoutStopSec"][0]) > 10, "a page in flight is given 8 s"
+    assert int(service["TimeoutStopSec"][0]) > needs_s
 
 
 def test_systemd_understands_the_units(tmp_path: Path) -> None:
@@ -156,7 +162,8 @@ def test_systemd_understands_the_units(tmp_path: Path) -> None:
         text = path.read_text(encoding="utf-8").replace(INSTALLED, "/bin/true")  # it looks whether the program is there
         (tmp_path / path.name.replace("@.", "@trending.")).write_text(text, encoding="utf-8")
         (tmp_path / path.name).write_text(text, encoding="utf-8")
-    names = ["quota-run@trending.timer", "quota-run@trending.service", "quota-schedule.service"]
+    names = ["quota-run@trending.timer", "quota-run@trending.service"]
+    names += ["quota-dashboard.service", "quota-schedule.service", "quota-serve.service"]
     done = subprocess.run(
         [analyze, "verify", *(str(tmp_path / name) for name in names)],
         env={"PATH": os.environ["PATH"], "SYSTEMD_LOG_LEVEL": "warning"},

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import random
 import signal
 import sqlite3
 import subprocess
@@ -11,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from quota.decision import Decision, LimitState
 from quota.jobs.emulator import Emulator
 from quota.jobs.job import RegionReport, RunReport
-from quota.jobs.store.runs import KEPT_MS, MAX_REFUSAL_CHARACTERS, UNFINISHED
+from quota.jobs.store.runs import KEPT_MS, MAX_REFUSAL_CHARACTERS, UNFINISHED, PastRun
 from quota.jobs.store.store import Store
 from quota.limits import DAY_MS, HOUR_MS
 from support.commands import QUOTA, Quota, one_line
@@ -69,6 +73,7 @@ def runs(command: Quota, *args: str) -> list[dict[str, Any]]:
 def test_each_run_is_kept_with_how_it_ended(command: Quota) -> None:
     told = [command.json("run", "trending")]
     assert command("run", "broken").returncode == 1
+    assert "invalidRegionCode" in command("runs").stdout, "more than: 1 of 1 regions failed"
     told.append(command.json("run", "trending"))  # refused: 5 units are used
     refused, failed, done = runs(command)
     assert [one["outcome"] for one in (refused, failed, done)] == ["stopped", "failed", "done"]
@@ -155,6 +160,115 @@ def test_what_is_kept_of_a_run_is_bounded(tmp_path: Path) -> None:
         (run,) = store.runs.read()
     assert len(run.why) == len(run.regions[0]["error"]) == 1_000
     assert MAX_REFUSAL_CHARACTERS == 4_000
+
+
+def test_a_refusal_by_one_of_many_limits_is_kept_without_the_others(tmp_path: Path) -> None:
+    limits = tuple(LimitState(f"limit-{n}", 1, 5, 5, 0) for n in range(200))
+    refusal = Decision(False, None, None, "main", "p", "x.y", 1, "limit", "limit-7", 0, DAY_MS, None, limits)
+    with Store(f"sqlite:///{tmp_path}/videos.db", retention_ms=DAY_MS) as store:
+        store.runs.end(store.runs.begin("r", "p", "j"), RunReport("r", "j", "stopped", (), refusal=refusal))
+        (run,) = store.runs.read()
+    assert run.refusal is not None
+    assert [one["name"] for one in run.refusal["limits"]] == ["limit-7"]
+    assert (run.refusal["limits_left_out"], run.refusal["refused_by"]) == (199, "limit-7")
+
+
+def test_why_a_run_stopped_takes_a_line_or_two(command: Quota, upstream: Emulator) -> None:
+    """And where upstream itself refused, `quota explain` knows of it as well."""
+    text = (command.folder / "quota.toml").read_text(encoding="utf-8")
+    command.configure(text.replace('key = "env:KEY"', 'key = "env:A_KEY_OF_WHICH_NOBODY_HAS_EVER_HEARD_ANYTHING"'))
+    assert command("run", "trending").returncode == 78
+    assert len(command("runs").stdout.splitlines()) <= 5
+    command.configure(text)
+    upstream.fault("exhaust", bucket="units")
+    assert command("run", "trending").returncode == 0
+    row = runs(command)[0]
+    assert (row["refusal"]["reason"], row["refused_by"]) == ("exhausted", "units")
+    assert len(command("runs").stdout.splitlines()) <= 6
+    assert command.json("explain", "--job", "trending")["refused_by"] == "units"
+
+
+def test_the_errors_of_many_regions_share_their_room(tmp_path: Path) -> None:
+    with Store(f"sqlite:///{tmp_path}/videos.db", retention_ms=DAY_MS) as store:
+        regions = tuple(RegionReport(f"R{n}", "failed", error="e" * 5_000) for n in range(100))
+        store.runs.end(store.runs.begin("r", "p", "j"), RunReport("r", "j", "failed", regions))
+        (run,) = store.runs.read()
+    assert {len(one["error"]) for one in run.regions} == {200}
+
+
+def test_runs_of_five_weeks_are_those_that_began(tmp_path: Path) -> None:
+    """Against a list of them all: runs that end, runs that are killed, a clock that steps to and fro."""
+    dice, now_ms = random.Random(3), 400 * DAY_MS
+    begun: list[tuple[int, str, str, str]] = []
+    with Store(f"sqlite:///{tmp_path}/videos.db", retention_ms=DAY_MS, clock=lambda: now_ms) as store:
+        for number in range(500):
+            now_ms += dice.choices([0, HOUR_MS, 9 * HOUR_MS, -3 * HOUR_MS, 30 * HOUR_MS], [1, 10, 5, 1, 0.3])[0]
+            job, outcome = dice.choice(["a", "b"]), dice.choice(["done", "stopped", UNFINISHED])
+            row = store.runs.begin(f"run{number}", "p", job)
+            begun = [one for one in begun if one[0] > now_ms - KEPT_MS] + [(now_ms, f"run{number}", job, outcome)]
+            if outcome != UNFINISHED:
+                began_ms, now_ms = now_ms, now_ms + dice.choice([1, 90_000])
+                store.runs.end(row, report_of(f"run{number}", job, outcome))
+                now_ms = max(now_ms, began_ms)
+            since_ms, wanted = now_ms - dice.randint(0, 40) * DAY_MS, dice.choice(["a", None])
+            expected = [one for one in reversed(begun) if one[0] > since_ms and wanted in (None, one[2])]
+            found = store.runs.read(wanted, since_ms, 30)
+            assert [(run.began_at_ms, run.run, run.job, run.outcome) for run in found] == expected[:30]
+            for run in found:
+                assert_whole(run)
+    assert 100 < len(begun) < 450
+
+
+def test_a_run_is_kept_whole_or_without_an_end_whenever_it_is_killed(tmp_path: Path) -> None:
+    """Kill -9 anywhere: in the middle of a begin, of an end. The refusal is there with the run that it ended."""
+    url, dice, told = f"sqlite:///{tmp_path}/videos.db", random.Random(5), 0
+    Store(url, retention_ms=DAY_MS).close()
+    for child_number in range(16):
+        out, into = os.pipe()
+        child = os.fork()
+        if not child:
+            with Store(url, retention_ms=DAY_MS) as store:
+                for number in itertools.count():
+                    name = f"c{child_number}-{number}"
+                    row = store.runs.begin(name, "p", "j")
+                    store.runs.end(row, report_of(name, "j", "stopped"))
+                    os.write(into, f"{name}\n".encode())
+        os.close(into)
+        with open(out, encoding="ascii") as pipe:
+            lines = [pipe.readline() for _ in range(dice.randint(1, 9))]
+            time.sleep(dice.uniform(0, 0.01))  # whatever it is doing then
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            ended = "".join([*lines, pipe.read()]).split()
+        told += len(ended)
+        with Store(url, retention_ms=DAY_MS) as store:
+            found = [run for run in store.runs.read() if run.run.startswith(f"c{child_number}-")]
+        assert [run.run for run in reversed(found) if run.ended_at_ms is not None][: len(ended)] == ended
+        assert len(found) <= len(ended) + 1
+        assert all(run.ended_at_ms is not None for run in found[1:])
+        for run in found:
+            assert_whole(run)
+    assert told > 20
+
+
+def report_of(name: str, job: str, outcome: Any) -> RunReport:
+    """A report whose parts can be told to belong together."""
+    regions = (RegionReport(name, "partial", 1, 1, 7),)
+    limits = (LimitState(name, 1, 5, 5, 0),)
+    refusal = Decision(False, None, None, "main", "p", "x.y", 1, "limit", name, 0, DAY_MS, 2 * DAY_MS, limits)
+    refused = {} if outcome == "done" else {"refused_by": name, "retry_at_ms": 2 * DAY_MS, "refusal": refusal}
+    return RunReport(name, job, outcome, regions, units=7, **refused)  # type: ignore[arg-type]
+
+
+def assert_whole(run: PastRun) -> None:
+    """A run has all of its end, or nothing of it."""
+    end = (run.units, run.refused_by, [one["region"] for one in run.regions], run.refusal and run.refusal["refused_by"])
+    if run.outcome == UNFINISHED:
+        assert (*end, run.ended_at_ms, run.retry_at_ms, run.exit_status) == (0, None, [], None, None, None, None)
+    else:
+        name = None if run.outcome == "done" else run.run
+        assert end == (7, name, [run.run], name)
+        assert run.ended_at_ms is not None
 
 
 @pytest.mark.parametrize(

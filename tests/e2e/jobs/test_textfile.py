@@ -13,8 +13,10 @@ import urllib.request
 from typing import TYPE_CHECKING
 
 import pytest
+import redis
 
 from quota.jobs.emulator import Emulator
+from quota.ledger.redis_scripts import script
 from quota.limits import DAY_MS
 from quota.metrics import FAMILIES, MAX_FILE_NAME, Sample, exposition, file_name, write_file
 from support.commands import Quota
@@ -33,6 +35,7 @@ api = "youtube-v3"
 project = "video-research"
 key = "env:KEY"
 endpoint = "{endpoint}"
+cloud_project = "cloud-project-1"
 [[credentials.main.limits]]
 name = "day"
 quota = 100
@@ -114,6 +117,7 @@ def scrape(folder: Path) -> Series:
 def test_a_real_collector_reads_two_jobs(tmp_path: Path, upstream: Emulator) -> None:
     quota = machine(tmp_path / "one", upstream)
     assert quota("run", "trending").returncode == 0
+    assert quota("reconcile").returncode == 0
     assert quota("run", "a/b-c d").returncode == 0
     folder = quota.folder / "metrics"
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -136,6 +140,10 @@ def test_a_real_collector_reads_two_jobs(tmp_path: Path, upstream: Emulator) -> 
     assert series[f"quota_limit_reset_timestamp_seconds{{{other}}}"] > time.time()
     assert series['quota_bucket_exhausted{bucket="units",project="video-research"}'] == 0
     assert series['quota_ledger_up{project="video-research"}'] == 1
+    units = 'bucket="units",project="video-research"'
+    assert series[f"quota_upstream_used_units{{{units}}}"] == 2, "when it was asked, before the second job"
+    assert series[f"quota_upstream_drift_units{{{units}}}"] == 0
+    assert 0 <= time.time() - series[f"quota_upstream_compared_timestamp_seconds{{{units}}}"] < 600
     for job, regions in (("trending", ("US", "DE")), ("a/b-c d", ("FR",))):
         assert series[f'quota_run_last_exit_status{{project="video-research",quota_job="{job}"}}'] == 0
         for region in regions:
@@ -186,6 +194,35 @@ def test_two_machines_over_one_ledger_export_the_same_limits(tmp_path: Path, ups
         server.close()
 
 
+def test_what_no_program_of_ours_stores_loses_no_file(tmp_path: Path, upstream: Emulator) -> None:
+    """Bytes that are no text become the same series, and a sum may be absurd."""
+    server = RedisServer()
+    try:
+        quota = machine(tmp_path / "one", upstream, server.url)
+        assert quota("run", "trending").returncode == 0
+        keys = [f"quota:{{video-research}}:{name}" for name in ("log", "state", "corrections", "history")]
+        with redis.Redis.from_url(server.url) as client:
+            hour = int(time.time()) // 3600
+            names: list[str | bytes] = [b"\xff", b"", b'"\\', b"\xfe", b"", b'"\\']
+            words = [2, hour, *names[:3], 3, hour, *names[3:], 4]
+            client.eval(script("add_refusals")[0], 4, *keys, *words)
+            assert quota("run", "trending").returncode == 0
+            series = scrape(quota.folder / "metrics")
+            assert series["node_textfile_scrape_error"] == 0
+            assert [value for name, value in series.items() if name.startswith("quota_refusals_total")] == [4]
+            client.hset(keys[3], "refused_sums", f"day||limit {'9' * 400}")
+        done = quota("run", "trending")
+        assert done.returncode == 0
+        (line,) = [one for one in done.stderr.splitlines() if "textfile" in one]
+        assert line.startswith("quota: textfile_without_history project=video-research: ledger ")
+        series = scrape(quota.folder / "metrics")
+        assert series["node_textfile_scrape_error"] == 0
+        assert series['quota_limit_used_units{limit="day",project="video-research"}'] == 6
+        assert not [name for name in series if "_total" in name]
+    finally:
+        server.close()
+
+
 def test_a_refused_run_and_a_failed_one_are_exported(tmp_path: Path, upstream: Emulator) -> None:
     quota = machine(tmp_path / "one", upstream)
     ended = 'quota_run_last_exit_status{project="video-research",quota_job="trending"}'
@@ -193,6 +230,9 @@ def test_a_refused_run_and_a_failed_one_are_exported(tmp_path: Path, upstream: E
     assert quota("run", "trending", "--fail-on-refusal").returncode == 75
     series = scrape(quota.folder / "metrics")
     assert series[ended] == 75
+    refusals = {name: value for name, value in series.items() if name.startswith("quota_refusals_total")}
+    limit = r'limit="a \"pacific\" \\ day",project="video-research",quota_job="trending",reason="limit"'
+    assert refusals == {f"quota_refusals_total{{{limit}}}": 1}, "with the refusal that ended this run"
     assert not [name for name in series if name.startswith("quota_region_completed")]
     assert series['quota_limit_remaining_units{limit="a \\"pacific\\" \\\\ day",project="video-research"}'] == 0
     shutil.rmtree(quota.folder / "state", ignore_errors=True)
@@ -247,6 +287,12 @@ def test_every_family_has_its_help_once_and_nothing_has_a_timestamp() -> None:
         head = f'# HELP {name} {words}\n# TYPE {name} {kind}\n{name}{{project="a\\"\\\\\\n"}} 0.5\n'
         assert text.count(head) == 1
         assert name.endswith("_total") == (kind == "counter")
+
+
+def test_series_of_the_same_name_are_one() -> None:
+    labels = {"project": "p", "reason": "a\udc80"}
+    text = exposition([Sample("quota_refusals_total", labels, value) for value in (3, 5, 4)])
+    assert text.splitlines()[2:] == ['quota_refusals_total{project="p",reason="a\\\\udc80"} 5']
 
 
 @pytest.mark.parametrize("whole", [0, 1, 9_500, 2**53 - 1, True])

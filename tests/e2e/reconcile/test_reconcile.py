@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import random
+import sqlite3
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 import redis
 
+from quota.cli.reconciled import notices_of
 from quota.common.resources import read_text
 from quota.jobs.emulator import Emulator
+from quota.ledger.compared import Compared
 from quota.ledger.contract import Exhaustion
 from quota.ledger.grants import Grant
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar
+from quota.metrics import of_status
 from quota.status import read_status
 from support.plain_http import Answer, PlainServer
 from support.reconciling import Site
@@ -323,3 +328,61 @@ def test_random_days_never_count_less_than_upstream_has_counted(site: Site, seed
 def test_the_emulator_takes_no_lag_below_nothing() -> None:
     with pytest.raises(ValueError, match="lag_ms must be 0 or more"):
         Emulator(lag_ms=-1)
+
+
+def test_the_last_comparison_of_each_bucket_is_kept_with_its_time(site: Site) -> None:
+    site.configure()
+    with site.session() as session:
+        for _ in range(3):
+            assert session.budget().charge("search.list").admitted, "and nothing is sent"
+    site.call("videos.list", 100)
+    first_ms = site.now_ms = site.now_ms + HOUR_MS
+    assert site.reconcile(commit=False).buckets[0].drift_units == 300
+
+    def compared() -> list[Compared]:
+        with site.session() as session:
+            return list(session.ledger.compared("p"))
+
+    assert compared() == [], "a dry run leaves nothing"
+    result = site.reconcile()
+    assert [(one.bucket, one.upstream_units, one.drift_units, one.at_ms) for one in compared()] == [
+        ("units", 100, 300, first_ms)
+    ]
+    (notice,) = notices_of(result)
+    assert (notice.event, notice.facts["drift_units"], notice.once_ms) == ("drift", 300, DAY_MS)
+    assert "300 units charged since" in notice.message
+    site.now_ms = PACIFIC.edges(site.now_ms)[1] + HOUR_MS
+    result = site.reconcile()
+    assert [(one.upstream_units, one.drift_units, one.at_ms) for one in compared()] == [(0, 0, site.now_ms)]
+    assert [one.subject for one in notices_of(result)] == [notice.subject], "of yesterday, and told already"
+
+
+def test_a_difference_of_a_few_calls_is_told_to_nobody(site: Site) -> None:
+    site.configure()
+    with site.session() as session:
+        assert all(session.budget().charge("videos.list").admitted for _ in range(5))
+    site.call("videos.list", 100)
+    site.now_ms += HOUR_MS
+    result = site.reconcile()
+    assert (result.buckets[0].drift_units, list(notices_of(result))) == (5, [])
+
+
+def test_a_damaged_comparison_stops_nobody(site: Site) -> None:
+    site.configure()
+    site.call("videos.list", 2)
+    site.now_ms += HOUR_MS
+    site.reconcile()
+    damaged = "units=1:2;\n=%s;search=" + "9" * 400
+    if site.url.startswith("sqlite"):
+        with closing(sqlite3.connect(site.folder / "ledger.db")) as db, db:
+            db.execute("UPDATE projects SET compared = ?", (damaged,))
+    else:
+        with redis.Redis.from_url(site.url) as client:
+            client.hset("quota:{p}:state", "compared", damaged)
+    with site.session() as session:
+        status = read_status(session)
+        assert status.credentials[0].compared == ()
+        assert not [sample for sample in of_status(status, "p") if "upstream" in sample.family]
+    site.reconcile()
+    with site.session() as session:
+        assert [one.upstream_units for one in session.ledger.compared("p")] == [2]

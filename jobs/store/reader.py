@@ -1,0 +1,275 @@
+"""The store as an API reads it: read-only, each answer from one snapshot of the file.
+
+    Reader      one connection
+    Chart       part of a region's newest complete ranking
+    Hits        part of what a search found
+    Pass        when a region of a job was last complete
+
+A ranking is complete when its pass has ended: until then the one before it is the newest. Its version names it, and
+what was found names the state of the store that it was found in, so that a page is never continued in another one.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from quota.common.sqlite_file import SqliteFile
+from quota.jobs.store.fulltext import query
+from quota.jobs.store.rows import as_text, count_or_none
+from quota.jobs.store.store import APPLICATION_ID, SCHEMA_VERSION, StoreError, is_time, path_of, wording
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BUSY_TIMEOUT_MS = 200
+"""Writers never hold up a reader of a file in WAL mode; only a program that has all of it for itself does."""
+
+MAX_HITS = 500
+"""A search ranks at most so many videos. Ranking all of 100,000 that have a word takes 100 ms, and even the first of
+them 2 ms, because the relevance of a word depends on how many have it. Words that frequent say little, so then the
+views decide."""
+
+
+class Chart(NamedTuple):
+    """Ranks of one ranking. `rows` have the rank and the columns of VIDEO, those that the store lacks as None.
+
+    `completed_ms` is when the job's pass ended last. `more`: there are ranks behind these.
+    """
+
+    version: str
+    job: str
+    region: str
+    taken_ms: int
+    completed_ms: int
+    total: int
+    rows: Sequence[tuple[int, VideoRow]]
+    more: bool
+
+
+class Hits(NamedTuple):
+    """Videos that were found, the best first. `total` counts at most MAX_HITS. `changed_ms` is when the store last got
+    a video."""
+
+    version: str
+    changed_ms: int
+    total: int
+    rows: Sequence[FoundRow]
+
+
+class Pass(NamedTuple):
+    """A region of a job. `completed_ms` is None as long as no pass has been complete."""
+
+    job: str
+    region: str
+    completed_ms: int | None
+
+
+class VideoRow(NamedTuple):
+    """Columns of the table `videos`. A damaged file may have values of any type in them."""
+
+    video_id: Any
+    title: Any
+    description: Any
+    channel_id: Any
+    channel_title: Any
+    category_id: Any
+    published_at: Any
+    tags: Any
+    default_language: Any
+    audio_language: Any
+    live_broadcast: Any
+    thumbnail_url: Any
+    view_count: Any
+    like_count: Any
+    comment_count: Any
+    duration: Any
+    definition: Any
+    has_caption: Any
+    is_licensed: Any
+
+
+class FoundRow(NamedTuple):
+    """Those columns of a video that a search tells."""
+
+    video_id: Any
+    title: Any
+    description: Any
+    channel_id: Any
+    channel_title: Any
+    published_at: Any
+    live_broadcast: Any
+    thumbnail_url: Any
+
+
+class ChannelRow(NamedTuple):
+    """Columns of the table `channels`; of a channel that only its videos name, just id, title and `refreshed_ms`."""
+
+    channel_id: Any
+    title: Any
+    description: Any = None
+    custom_url: Any = None
+    country: Any = None
+    published_at: Any = None
+    thumbnail_url: Any = None
+    view_count: Any = None
+    subscriber_count: Any = None
+    video_count: Any = None
+    refreshed_ms: Any = None
+
+
+_VIDEO = ", ".join(f"v.{name}" for name in VideoRow._fields)
+_CHANNEL = ", ".join(ChannelRow._fields)
+
+_FOUND = f"SELECT {', '.join(FoundRow._fields)} FROM videos WHERE id = ?"  # noqa: S608  # constants
+_MATCHING = "SELECT rowid FROM videos_text WHERE videos_text MATCH :query ORDER BY rowid DESC LIMIT :most"
+_BY_VIEWS = (
+    "SELECT v.id FROM videos_text JOIN videos v ON v.id = videos_text.rowid"
+    " WHERE videos_text MATCH :query AND videos_text.rowid >= :oldest ORDER BY v.view_count DESC, v.video_id"
+)
+_SCORES = (
+    "SELECT bm25(videos_text, 10, 1, 4, 4) AS score, rowid FROM videos_text"
+    " WHERE videos_text MATCH :query ORDER BY score"
+)
+_VIEWS_OF = "SELECT view_count, video_id FROM videos WHERE id = ?"
+
+
+class Reader:
+    """A store at this URL, for one thread. Nothing is opened before the first question.
+
+    Every method raises StoreError when the file is missing, locked, or cannot be read.
+    """
+
+    def __init__(self, url: str, *, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> None:
+        path = path_of(url)
+        self._file = SqliteFile(
+            path,
+            schema=("quota.jobs.store", "schema.sql"),
+            application_id=APPLICATION_ID,
+            version=SCHEMA_VERSION,
+            error=StoreError,
+            wording=wording(path),
+            lenient=True,
+            read_only=True,
+            deadline_s=busy_timeout_ms / 1_000,
+        )
+
+    def close(self) -> None:
+        self._file.close()
+
+    def state(self) -> tuple[int, int]:
+        """What changes whenever anybody changes the file or puts another in its place. Waits for nobody."""
+        return self._file.state()
+
+    def chart(self, region: str, jobs: Sequence[str], after: int, count: int) -> Chart | None:
+        """At most `count` ranks after the rank `after`; None if no ranking of the region is complete.
+
+        Of several jobs that rank the region the first of `jobs` counts that has a complete ranking, then any other.
+        """
+
+        def work(db: sqlite3.Connection) -> Chart | None:
+            sql = "SELECT job, max(completed_at_ms) FROM checkpoints WHERE region = ? GROUP BY job ORDER BY job"
+            completed = {job: ms for job, ms in db.execute(sql, (region,)) if is_time(ms)}
+            for job in dict.fromkeys([*jobs, *completed]):
+                if job in completed and (found := _chart(db, job, region, completed[job], after, count)):
+                    return found
+            return None
+
+        return self._file.transact(work, write=False)
+
+    def ranks(self, region: str) -> bool:
+        """Whether there is anything of this region, complete or not."""
+        sql = "SELECT 1 FROM rankings WHERE region = ? LIMIT 1"
+        return self._file.transact(lambda db: db.execute(sql, (region,)).fetchone(), write=False) is not None
+
+    def search(self, words: str, skip: int, count: int) -> Hits:
+        """At most `count` of the videos that have all these words, after the first `skip`; in the order of
+        `Store.search`. If more than MAX_HITS have them, those that the store got last, the most viewed first. Raises
+        UsageError."""
+        phrases = query(as_text(words))
+
+        def work(db: sqlite3.Connection) -> Hits:
+            newest_ms, state = _state(db)
+            newest = [row[0] for row in db.execute(_MATCHING, {"query": phrases, "most": MAX_HITS + 1})]
+            if len(newest) > MAX_HITS:
+                values = {"query": phrases, "oldest": newest[MAX_HITS - 1]}
+                found = [row[0] for row in db.execute(_BY_VIEWS, values)]
+            else:
+                found = _by_relevance(db, db.execute(_SCORES, {"query": phrases}).fetchall(), skip, skip + count)
+            rows = [FoundRow(*db.execute(_FOUND, (one,)).fetchone()) for one in found[skip : skip + count]]
+            return Hits(state, newest_ms, len(found), rows)
+
+        return self._file.transact(work, write=False)
+
+    def channel(self, channel_id: str) -> ChannelRow | None:
+        """A channel, as upstream sent it, or what its newest video says of it; None if neither is there."""
+
+        def work(db: sqlite3.Connection) -> ChannelRow | None:
+            sql = f"SELECT {_CHANNEL} FROM channels WHERE channel_id = ?"  # noqa: S608  # constants
+            if row := db.execute(sql, (channel_id,)).fetchone():
+                return ChannelRow(*row)
+            sql = (
+                "SELECT channel_id, channel_title, refreshed_ms FROM videos WHERE channel_id = ?"
+                " ORDER BY refreshed_ms DESC, id DESC LIMIT 1"
+            )
+            row = db.execute(sql, (channel_id,)).fetchone()
+            return ChannelRow(row[0], row[1], refreshed_ms=row[2]) if row else None
+
+        return self._file.transact(work, write=False)
+
+    def passes(self) -> list[Pass]:
+        """All regions of all jobs, by name."""
+        sql = "SELECT job, region, max(completed_at_ms) FROM checkpoints GROUP BY job, region ORDER BY job, region"
+        rows = self._file.transact(lambda db: db.execute(sql).fetchall(), write=False)
+        return [Pass(str(job), str(region), ms if is_time(ms) else None) for job, region, ms in rows]
+
+
+def _chart(db: sqlite3.Connection, job: str, region: str, completed_ms: int, after: int, count: int) -> Chart | None:
+    """Part of the newest ranking that began before the last pass ended. One that began later is under way, or was
+    given up."""
+    ranking = {"job": job, "region": region}
+    sql = "SELECT max(taken_at_ms) FROM rankings WHERE job = :job AND region = :region AND taken_at_ms <= :completed_ms"
+    (taken_ms,) = db.execute(sql, {**ranking, "completed_ms": completed_ms}).fetchone()
+    if not is_time(taken_ms):
+        return None
+    its = "job = :job AND region = :region AND taken_at_ms = :taken_ms"
+    values = {**ranking, "taken_ms": taken_ms, "after": after, "count": count + 1}
+    (total,) = db.execute(f"SELECT count(*) FROM rankings WHERE {its}", values).fetchone()  # noqa: S608  # constants
+    rows = db.execute(
+        f"SELECT r.rank, r.video_id, {_VIDEO} FROM rankings r LEFT JOIN videos v ON v.video_id = r.video_id"  # noqa: S608  # constants
+        f" WHERE {its} AND rank > :after ORDER BY rank LIMIT :count",
+        values,
+    ).fetchall()
+    version = f"{_id(db)} {taken_ms} {job}"
+    listed = [(rank, VideoRow(video_id, *row[1:])) for rank, video_id, *row in rows[:count]]
+    return Chart(version, job, region, taken_ms, completed_ms, total, listed, len(rows) > count)
+
+
+def _by_relevance(db: sqlite3.Connection, scored: Sequence[tuple[float, int]], first: int, last: int) -> list[int]:
+    """The ids, the best score first. Of equal scores, the most viewed comes first: only those between `first` and
+    `last` are put in order, because looking up a video takes longer than finding it."""
+    found: list[int] = []
+    for _, group in groupby(scored, itemgetter(0)):
+        ids = [one for _, one in group]
+        if len(ids) > 1 and len(found) < last and len(found) + len(ids) > first:
+            told = {one: db.execute(_VIEWS_OF, (one,)).fetchone() for one in ids}
+            views = {one: count_or_none(count) for one, (count, _) in told.items()}
+            ids.sort(key=lambda one: (views[one] is None, -(views[one] or 0), told[one][1]))
+        found += ids
+    return found
+
+
+def _state(db: sqlite3.Connection) -> tuple[int, str]:
+    """When the store last got a video, and a name of the state that its videos are in."""
+    newest_ms, oldest_ms, last = db.execute(
+        "SELECT (SELECT max(refreshed_ms) FROM videos), (SELECT min(refreshed_ms) FROM videos),"
+        " (SELECT max(id) FROM videos)"
+    ).fetchone()
+    return newest_ms if is_time(newest_ms) else 0, f"{_id(db)} {newest_ms} {oldest_ms} {last}"
+
+
+def _id(db: sqlite3.Connection) -> str:
+    row = db.execute("SELECT id FROM store").fetchone()
+    return str(row[0]) if row else ""

@@ -1,0 +1,85 @@
+"""What a status has to say beside its numbers: a line for each thing that is not as usual."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quota.common.clock import NEVER, moment, rfc3339, utc, weekday
+from quota.common.text import many
+from quota.decision import REPAIR
+from quota.limits import SECOND_MS
+from quota.wording.parts import Line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from quota.ledger.contract import Exhaustion
+    from quota.status import CredentialRow, EarlyExhaustion, LimitRow
+
+
+def early_of(credential: CredentialRow) -> Iterator[Line]:
+    """Which buckets upstream closed before we had spent them. It belongs right below the verdict."""
+    yield from (Line(_early(early), "note") for early in credential.early)
+
+
+def notes_of(credential: CredentialRow, at_ms: int) -> Iterator[Line]:
+    """What else does not show in a credential's verdict and limits."""
+    for row in credential.limits:
+        yield from (Line(text, "note") for text in _unlogged(row))
+        if row.grant is not None:
+            yield Line(_lowered(row, at_ms), "note")
+    for row in credential.limits:
+        if row.exact_from_ms is not None:
+            since, exact = weekday(row.counts_since_ms), weekday(row.exact_from_ms)
+            yield Line(f"{row.limit.name}: counts since {since}, exact from {exact}", "note")
+    if credential.outlook.ahead_ms:
+        dated = rfc3339(credential.outlook.ahead_ms // SECOND_MS * SECOND_MS).replace(".000", "")
+        yield Line(f"a clock was wrong, a charge is of {dated}: `{REPAIR}`", "bad")
+    if credential.owed_units:
+        owed = f"owed: {many(credential.owed_units, 'unit')} drawn without the ledger; the next charge repays them"
+        yield Line(owed, "note")
+    for x in credential.exhausted:
+        if x.reopened_ms:
+            at = moment(x.reopened_ms, at_ms)
+            yield Line(f'bucket {x.bucket} was reopened at {at}: {x.reopened_because} ("{x.evidence}")')
+        elif x != credential.outlook.closed:
+            yield Line(f"bucket {x.bucket} is {closed(x, at_ms)}", "bad")
+
+
+def closed(x: Exhaustion, at_ms: int) -> str:
+    until = "it grants quota" if x.until_ms == NEVER else moment(x.until_ms, at_ms)
+    return f'closed by upstream until {until}: "{x.evidence}"'
+
+
+def _unlogged(row: LimitRow) -> Iterator[str]:
+    state = row.state
+    lost, until = state.unlogged_units - state.upstream_units, clock(state.unlogged_until_ms)
+    if lost:
+        yield f"{row.limit.name}: includes {many(lost, 'unit')} of charges that the ledger's log lacks, until {until}"
+    if state.upstream_units:
+        units = many(state.upstream_units, "unit")
+        yield f"{row.limit.name}: includes {units} that only upstream counted, until {until}"
+
+
+def _lowered(row: LimitRow, at_ms: int) -> str:
+    assert row.grant is not None  # noqa: S101  # the caller has looked
+    said = moment(row.grant.since_ms, at_ms)
+    return (
+        f"{row.limit.name}: held to {row.enforced_units:,} instead of {row.limit.limit_units:,}: upstream grants "
+        f"{row.grant.quota_units:,} (said {said}); `quota reconcile` asks again"
+    )
+
+
+def _early(early: EarlyExhaustion) -> str:
+    used = many(early.used_units, "unit")
+    return (
+        f"{early.bucket}: upstream says exhausted at {used} of ours, of {early.quota_units:,}: "
+        "somebody else spends this project, or its quota is smaller; `quota reconcile` tells which"
+    )
+
+
+def clock(at_ms: int, zone: str | None = None) -> str:
+    """`Sun 09:00`, in the named zone or the local one."""
+    from zoneinfo import ZoneInfo
+
+    return utc(at_ms).astimezone(ZoneInfo(zone) if zone else None).strftime("%a %H:%M")
