@@ -25,6 +25,7 @@ _SHAPES = {
     r"\d{4}-\d\d-\d\dT[\d:.]+(Z|[+-]\d\d:\d\d)": "TIME",
     r"\b(Mon|Tue|Wed|Thu|Fri|Sat|Sun) (\d\d \w\w\w )?\d\d:\d\d": "TIME",
     r"\b\d\d (Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) \d\d:\d\d:\d\d": "TIME",
+    r"\b\d\d:\d\d(:\d\d)?\b": "TIME",
     r"\b\d{13}-\d+": "ID",
     r"\bin \d+[dhms]\w*( \d+[hms])*": "in SPAN",
     r"\w+://\S*?(?=[,\s]|$)": "URL",
@@ -85,7 +86,11 @@ def try_page(text: str, quota: Quota, replace: Mapping[str, str]) -> list[tuple[
 
 
 def _type(typed: list[Command], quota: Quota) -> list[tuple[Command, list[str]]]:
-    lines = [f'quota() {{ "{sys.executable}" -m quota "$@"; }}', "export -f quota", "status=0"]
+    program = quota.folder / ".bin" / "quota"  # no function: what runs in the background can be killed
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m quota "$@"\n')
+    program.chmod(0o755)
+    lines = [f'PATH="{program.parent}:$PATH"', "trap 'kill $(jobs -p) 2>/dev/null' EXIT", "status=0"]
     for command in typed:
         lines += ["(exit $status)", command.line, 'status=$?; echo "@@$status"']
     printed = _run(["bash", "-c", "\n".join(lines)], quota).split("@@")

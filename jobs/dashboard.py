@@ -1,0 +1,156 @@
+"""What the page shows of jobs: the entry points of `quota.dashboard`.
+
+jobs        where each job stands in each region, and the last runs
+forecast    what the schedule will charge, by the simulation behind `quota plan`
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quota.common.clock import host_clock
+from quota.common.text import many, spell
+from quota.dashboard.contract import Contribution, Expected, Forecast, LimitAhead, Region, RegionOfRun, Run
+from quota.jobs.plan.plan import make_plan
+from quota.jobs.plan.simulation import SLOT_MS, read_state
+from quota.jobs.runner import work_of
+from quota.jobs.schedule.ticks import streams
+from quota.jobs.store.store import Store, is_made
+from quota.jobs.textfile import of_regions, of_run
+from quota.limits import DAY_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from quota.dashboard.contract import Stand
+    from quota.jobs.plan.plan import Plan
+    from quota.jobs.store.runs import PastRun
+    from quota.jobs.store.store import Checkpoint, Elsewhere
+    from quota.metrics import Sample
+    from quota.session import Session
+    from quota.settings.model import JobSettings
+
+RUNS = 50
+RUNS_SINCE_MS = 35 * DAY_MS
+
+
+def jobs(session: Session) -> Contribution:
+    """Where each job stands and its last runs. Does not create the store. Raises StoreError."""
+    settings, now_ms = session.settings, host_clock()
+    checkpoints: dict[str, list[Checkpoint]] = {}
+    runs: list[PastRun] = []
+    last: dict[str, PastRun] = {}
+    elsewhere: list[Elsewhere] = []
+    if is_made(settings.store.url):
+        with Store(settings.store.url, retention_ms=settings.store.retention_ms, create=False) as store:
+            for job in settings.jobs.values():
+                checkpoints[job.name] = store.checkpoints(job.name, job.regions, work_of(session, job))
+                for one in store.runs.read(job.name, count=1):
+                    last[job.name] = one
+            runs = store.runs.read(None, max(0, now_ms - RUNS_SINCE_MS), RUNS)
+            elsewhere = store.elsewhere()
+    stale_ms = None if settings.notify is None else settings.notify.stale_ms
+    regions: list[Region] = []
+    samples: list[Sample] = []
+    for job in settings.jobs.values():
+        here = {one.region: one for one in checkpoints.get(job.name, ())}
+        project = session.credential(job.credential).project
+        regions += _regions(job, project, here, now_ms, stale_ms)
+        samples += _samples(job.name, project, here, last.get(job.name))
+    notes = tuple(
+        f"{one.job} runs on {one.runs_on}; what is shown of it here is as of "
+        + ("never" if one.fetched_ms is None else f"{spell(now_ms - one.fetched_ms)} ago")
+        for one in elsewhere
+    )
+    return Contribution(tuple(regions), tuple(map(_run, runs)), samples=tuple(samples), notes=notes)
+
+
+def _regions(
+    job: JobSettings, project: str, here: dict[str, Checkpoint], now_ms: int, stale_ms: int | None
+) -> Iterator[Region]:
+    nexts: dict[str, int] = {}
+    for stream in streams([job]):
+        tick = stream.after(now_ms)
+        for region in tick.regions or job.regions or ("",):
+            nexts[region] = min(tick.at_ms, nexts.get(region, tick.at_ms))
+    for region in job.regions or ("",):
+        one = here.get(region)
+        completed_ms = None if one is None else one.completed_at_ms
+        stale = stale_ms is not None and completed_ms is not None and now_ms - completed_ms > stale_ms
+        stand, detail = _stands(one, now_ms)
+        yield Region(project, job.name, region, completed_ms, stand, detail, nexts.get(region), stale)
+
+
+def _stands(one: Checkpoint | None, now_ms: int) -> tuple[Stand, str]:
+    if one is None or (not one.begun and one.completed_at_ms is None and one.failed_at_ms is None):
+        return ("waits", "never fetched")
+    if one.failed_at_ms is not None and one.failed_at_ms > (one.completed_at_ms or 0):
+        return ("failed", f"failed {spell(now_ms - one.failed_at_ms)} ago")
+    if one.begun and one.pending:
+        return ("going", f"resumes after {many(one.pages, 'page')}, {many(one.items, 'item')}")
+    if one.pending:
+        return ("pending", "its turn comes in this round")
+    return ("waits", "done in this round")
+
+
+def _samples(job: str, project: str, here: dict[str, Checkpoint], last: PastRun | None) -> Iterator[Sample]:
+    labels = {"project": project, "quota_job": job}
+    if last is not None and last.ended_at_ms is not None and last.exit_status is not None:
+        yield from of_run(labels, last.ended_at_ms, last.exit_status)
+    yield from of_regions(labels, here.values())
+
+
+def _run(one: PastRun) -> Run:
+    regions = tuple(
+        RegionOfRun(
+            str(region.get("region") or ""),
+            str(region.get("outcome") or ""),
+            _count(region.get("pages")),
+            _count(region.get("items")),
+            _count(region.get("units")),
+            str(region.get("error") or ""),
+        )
+        for region in one.regions
+    )
+    return Run(
+        key=str(one.id),
+        run=one.run,
+        project=one.project,
+        job=one.job,
+        outcome=one.outcome,
+        why=one.why,
+        refused_by=one.refused_by,
+        retry_at_ms=one.retry_at_ms,
+        units=one.units,
+        attempts=one.attempts,
+        exit_status=one.exit_status,
+        began_ms=one.began_at_ms,
+        ended_ms=one.ended_at_ms,
+        regions=regions,
+    )
+
+
+def _count(value: object) -> int:
+    return value if type(value) is int else 0
+
+
+def forecast(session: Session) -> Contribution:
+    """What the schedule will charge until tomorrow ends, as `quota plan` says. Raises LedgerError and StoreError."""
+    plan = make_plan(session.settings, host_clock(), days=1, state=read_state(session), find_changes=False)
+    expected = [
+        Expected(row.project, row.bucket, row.method, row.job, _at(slot, plan), units, row.calls.get(slot, 0))
+        for row in plan.spent
+        for slot, units in row.units.items()
+    ]
+    expected.sort(key=lambda one: one.at_ms)
+    limits = {}
+    for row in plan.limits:
+        day = row.days[0]
+        limits[row.project, row.limit.name] = LimitAhead(day.used_units, day.refused_ticks, day.dry_ms)
+    scheduled = any(job.schedule is not None for job in session.settings.jobs.values())
+    return Contribution(forecast=Forecast(plan.start_ms, plan.until_ms, tuple(expected), limits, scheduled))
+
+
+def _at(slot: int, plan: Plan) -> int:
+    """The middle of a slot, or of the part of it that the plan covers."""
+    return (max(slot * SLOT_MS, plan.start_ms) + (slot + 1) * SLOT_MS) // 2

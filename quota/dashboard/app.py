@@ -1,0 +1,229 @@
+"""The ASGI application of the page.
+
+    Dashboard    what is read of a session, and kept
+    make_app     the application over it: pages, `/metrics`, `/healthz`
+
+It answers GET and HEAD and changes nothing. What a page needs is read in threads (`quota.dashboard.kept`), and pages
+are made in threads too, so nothing waits in the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from quota.common.clock import host_clock
+from quota.dashboard.contract import GROUP
+from quota.dashboard.kept import Kept, Reading
+from quota.dashboard.pages import Site, State
+from quota.dashboard.reading import find_refusal, projects_of, read_curves, read_now, read_samples, read_spent
+from quota.errors import LedgerError
+from quota.explain import explain_kept
+from quota.metrics import MEDIA_TYPE, Sample, exposition, of_silence
+from quota.web.health import Check, health
+from quota.web.protection import protected
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Collection
+
+    from starlette.requests import Request
+
+    from quota.dashboard.contract import Contributor, Forecast
+    from quota.session import Session
+    from quota.web.protection import App
+
+T = TypeVar("T")
+
+PATIENCE_S = 0.04
+"""A page waits so long for what is newer than what it has."""
+
+SCRAPE_PATIENCE_S = 5.0
+WARM_S = 60.0
+LEAST_REFRESH_S, MOST_REFRESH_S = 5, 3600
+
+
+def _contributors() -> dict[str, Contributor]:
+    """What the entry points of GROUP add, by name."""
+    from importlib.metadata import entry_points
+
+    return {point.name: point.load() for point in sorted(entry_points(group=GROUP), key=lambda one: one.name)}
+
+
+class Dashboard:
+    """Everything that is read of a session, each part kept by itself."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        for name in session.settings.credentials:
+            session.budget(name)  # before several threads ask for it
+        self.site = Site(session.settings, session.ledger.label, shared=session.ledger.shared)
+        adds = _contributors()
+        self.added = {name: Kept(partial(add, session)) for name, add in adds.items()}
+        self.now = Kept(lambda: read_now(session))
+        self.curves = Kept(lambda: read_curves(session, self._forecast()))
+        self.spent = Kept(lambda: read_spent(session))
+
+    def _forecast(self) -> Forecast | None:
+        found = (kept.last.value for kept in self.added.values())
+        return next((one.forecast for one in found if one is not None and one.forecast is not None), None)
+
+    def state(self) -> State:
+        """What there is, read anew where that is quick."""
+        for kept in self._all():
+            if not kept.slow(PATIENCE_S):
+                kept.begin()
+        until_s = time.monotonic() + PATIENCE_S
+
+        def get(kept: Kept[T]) -> Reading[T]:
+            return kept.last if kept.slow(PATIENCE_S) else kept.get(max(0.0, until_s - time.monotonic()))
+
+        added = [(name, get(kept)) for name, kept in self.added.items()]
+        now, curves, spent = get(self.now), get(self.curves), get(self.spent)
+        return State(host_clock(), now, curves, spent, added)
+
+    def _all(self) -> list[Kept[Any]]:
+        return [self.now, *self.added.values(), self.curves, self.spent]
+
+    def read_on(self) -> None:
+        """Begin to read what is due: what is slow is read after a page was made, not beside it."""
+        for kept in self._all():
+            kept.begin()
+
+    def keep_warm(self) -> None:
+        """Read what is due, one after the other, so that whoever comes next finds nothing old."""
+        for kept in self._all():
+            kept.get(SCRAPE_PATIENCE_S)
+
+    def samples(self) -> list[Sample]:
+        """What `/metrics` exports."""
+        session = self.session
+        now = self.now.get(SCRAPE_PATIENCE_S)
+        found: list[Sample] = []
+        try:
+            if now.value is None or now.error is not None:
+                raise LedgerError(now.error or "not read yet")
+            found += read_samples(session, now.value.status)
+        except LedgerError:
+            found = []
+            for project, name in projects_of(session).items():
+                found += of_silence(project, session.budget(name).owed_units())
+        for kept in self.added.values():
+            reading = kept.get(PATIENCE_S)
+            found += () if reading.value is None else reading.value.samples
+        return found
+
+    def checks(self) -> list[Check]:
+        """What `/healthz` says. The page works without the ledger, so that is a warning."""
+        now = self.now.get(SCRAPE_PATIENCE_S)
+        found = [
+            Check("ledger")
+            if now.error is None and now.value is not None
+            else Check("ledger", "warn", "the ledger does not answer; the page shows its last state")
+        ]
+        for name, kept in self.added.items():
+            failing = kept.get(PATIENCE_S).error is not None
+            found.append(Check(name, "warn", f"{name} cannot be read") if failing else Check(name))
+        return found
+
+
+def make_app(session: Session, hosts: Collection[str] | None) -> App:
+    """The application over an open session, for requests that name one of `hosts`."""
+    dashboard = Dashboard(session)
+    site = dashboard.site
+
+    def page(html: str, status: int = 200) -> Response:
+        return HTMLResponse(html, status, {"cache-control": "no-store"})
+
+    def missing(text: str) -> Response:
+        return page(site.error("Not found", text, host_clock()), 404)
+
+    def overview(request: Request) -> Response:
+        html = site.overview(dashboard.state(), _refresh(request.query_params.get("refresh", "")))
+        dashboard.read_on()
+        return page(html)
+
+    def refusal(request: Request) -> Response:
+        now = dashboard.now.get(PATIENCE_S)
+        kept = None if now.value is None else find_refusal(now.value.refusals, request.path_params["key"])
+        if kept is None:
+            return missing("This refusal is no longer kept: the ledger has the last 100 of a project.")
+        try:
+            explained = explain_kept(session, kept)
+        except LedgerError as error:
+            return page(site.error("The ledger does not answer", str(error), host_clock()), 503)
+        return page(site.refusal(explained, host_clock()))
+
+    def run(request: Request) -> Response:
+        state = dashboard.state()
+        found = next((one for one in state.runs if one.key == request.path_params["key"]), None)
+        if found is None:
+            return missing("This run is no longer listed: the page has the last 50 of 35 days.")
+        kept = () if state.now.value is None else state.now.value.refusals
+        return page(site.run(found, kept, state.now_ms))
+
+    def metrics(_: Request) -> Response:
+        return PlainTextResponse(
+            exposition(dashboard.samples()), media_type=MEDIA_TYPE, headers={"cache-control": "no-store"}
+        )
+
+    def healthz(_: Request) -> Response:
+        status, document = health(dashboard.checks())
+        return JSONResponse(document, status, {"cache-control": "no-store"})
+
+    def file(content: bytes, media_type: str) -> Callable[[Request], Response]:
+        return lambda _: Response(content, media_type=media_type, headers={"cache-control": "max-age=86400"})
+
+    def icon(_: Request) -> Response:
+        return RedirectResponse("/icon.svg", 301)
+
+    async def not_found(_: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        text = "There is no such page." if status == 404 else "This page is only read."
+        html = await run_in_threadpool(site.error, "Not found" if status == 404 else "Not allowed", text, host_clock())
+        more = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+        return HTMLResponse(html, status, {"cache-control": "no-store", **more})
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Any) -> AsyncIterator[None]:
+        await run_in_threadpool(lambda: site.overview(dashboard.state()))
+        warm = asyncio.create_task(_every(WARM_S, dashboard.keep_warm))
+        yield
+        warm.cancel()
+
+    app = Starlette(
+        routes=[
+            Route("/", overview),
+            Route("/refusals/{key}", refusal),
+            Route("/runs/{key}", run),
+            Route("/metrics", metrics),
+            Route("/healthz", healthz),
+            Route("/style.css", file(site.style, "text/css")),
+            Route("/icon.svg", file(site.icon, "image/svg+xml")),
+            Route("/favicon.ico", icon),
+        ],
+        exception_handlers={404: not_found, 405: not_found},
+        lifespan=lifespan,
+    )
+    return protected(app, hosts=hosts)
+
+
+async def _every(span_s: float, work: Callable[[], None]) -> None:
+    while True:
+        await asyncio.sleep(span_s)
+        await run_in_threadpool(work)
+
+
+def _refresh(asked: str) -> int | None:
+    """The seconds of `?refresh=30`; None where the page is not to load itself again."""
+    if not (asked.isascii() and asked.isdigit() and len(asked) < 6):
+        return None
+    return min(max(int(asked), LEAST_REFRESH_S), MOST_REFRESH_S)

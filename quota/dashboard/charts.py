@@ -1,0 +1,199 @@
+"""A curve as shapes: the paths and labels that the template puts into an SVG.
+
+Shapes are in a field of WIDTH x HEIGHT that is stretched to the room there is; whatever has text is placed in percent
+beside it, so that letters are never stretched.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from quota.dashboard.words import date, hour
+from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from quota.dashboard.curves import Curve
+
+WIDTH, HEIGHT = 1000, 200
+COLOURS = 6
+"""So many jobs have a colour of their own; the others are one band together."""
+
+OTHERS = "others"
+TALL = 0.11
+"""A band of that share of the height has room for its name."""
+
+FIRST_TICK = 3.0
+"""A label further left would stand out of the chart."""
+
+CHARACTER = 2.6
+"""So wide is a letter of a name, in percent of a narrow chart."""
+
+_STEPS_MS = (15 * MINUTE_MS, HOUR_MS, 3 * HOUR_MS, 6 * HOUR_MS, DAY_MS, 7 * DAY_MS)
+_MOST_TICKS = 9
+
+
+class Band(NamedTuple):
+    """The area of one job. `colour` is its number, 0 for all the others; `label_y` the middle of its end in percent,
+    where there is room for its name."""
+
+    job: str
+    colour: int
+    path: str
+    units: int
+    label_y: float | None
+
+
+class Tick(NamedTuple):
+    """A place on an axis in percent, with its label. `minor` ones are left out where there is little room."""
+
+    at: float
+    label: str
+    minor: bool = False
+
+
+class Chart(NamedTuple):
+    """A curve's shapes. Places are in percent: `now` and the `next` capacity across (None: beyond what is shown),
+    the limit and the begin of what is ahead from the top."""
+
+    bands: tuple[Band, ...]
+    ahead: str
+    ahead_begin: float
+    ahead_end: float
+    ahead_rises: bool
+    ahead_falls: bool
+    now: float
+    limit_y: float
+    times: tuple[Tick, ...]
+    units: tuple[Tick, ...]
+    next: float | None
+
+
+def chart(curve: Curve, limit_units: int, colours: Mapping[str, int], next_ms: int | None) -> Chart:
+    """The shapes of a curve. `colours` are numbers by job."""
+    jobs = _grouped(curve, colours)
+    totals = [sum(units[n] for _, _, units in jobs) for n in range(len(curve.times_ms))]
+    ahead_units = [units for _, units in curve.ahead]
+    top = max(limit_units, *totals, *ahead_units, 1) * 1.08
+    span_ms = max(1, curve.end_ms - curve.start_ms)
+
+    def x(at_ms: int) -> float:
+        return round((at_ms - curve.start_ms) * 100 / span_ms, 2)
+
+    def y(units: float) -> float:
+        return round(100 - units * 100 / top, 2)
+
+    xs = [_n(x(at_ms) * WIDTH / 100) for at_ms in curve.times_ms]
+    below = [0] * len(xs)
+    bands = []
+    for job, colour, units in jobs:
+        above = [low + own for low, own in zip(below, units, strict=True)]
+        path = ""
+        for first, end in _stretches(units):
+            line = _line(xs[first:end], [y(one) for one in above[first:end]])
+            back = _line(xs[first:end][::-1], [y(one) for one in below[first:end]][::-1], begin="L")
+            path += f"{line}{back}Z"
+        bands.append(Band(job, colour, path, units[-1], _label_y(job, below, above, top, x(curve.now_ms))))
+        below = above
+    ahead = _line([_n(x(at_ms) * WIDTH / 100) for at_ms, _ in curve.ahead], [y(units) for units in ahead_units])
+    return Chart(
+        tuple(bands),
+        ahead,
+        y(ahead_units[0]) if ahead_units else 100,
+        y(ahead_units[-1]) if ahead_units else 100,
+        bool(ahead_units) and ahead_units[len(ahead_units) // 3] > ahead_units[0],
+        bool(ahead_units) and ahead_units[-1] < ahead_units[0] - top * TALL,
+        x(curve.now_ms),
+        y(limit_units),
+        tuple(_times(curve, x)),
+        tuple(_unit_ticks(limit_units, y, y(ahead_units[-1]) if ahead_units else None)),
+        x(next_ms) if next_ms is not None and curve.now_ms <= next_ms <= curve.end_ms else None,
+    )
+
+
+def _grouped(curve: Curve, colours: Mapping[str, int]) -> list[tuple[str, int, Sequence[int]]]:
+    """Jobs with their colours and units, from the bottom of the stack to its top."""
+    own = sorted((job for job in curve.jobs if colours.get(job)), key=lambda job: colours[job])
+    rest = [units for job, units in curve.jobs.items() if not colours.get(job)]
+    found: list[tuple[str, int, Sequence[int]]] = [(job, colours[job], curve.jobs[job]) for job in own]
+    if rest:
+        found.append((OTHERS, 0, [sum(of_job) for of_job in zip(*rest, strict=True)]))
+    return found
+
+
+def colours_of(jobs: Iterable[str]) -> dict[str, int]:
+    """A number for each job that gets a colour of its own: the first COLOURS of them."""
+    return {job: n for n, job in enumerate(list(dict.fromkeys(jobs))[:COLOURS], 1)}
+
+
+def _label_y(job: str, below: Sequence[int], above: Sequence[int], top: float, now: float) -> float | None:
+    """The middle of where a band has room for its name, which ends at its end; None if it has none."""
+    wide = (len(job or "no job") + 2) * CHARACTER * (len(below) - 1) / max(now, 1.0)
+    first = len(below) - 1 - int(wide)
+    if first < 0:
+        return None
+    low, high = max(below[first:]), min(above[first:])
+    return round(100 - (low + high) * 50 / top, 2) if (high - low) / top >= TALL else None
+
+
+def _stretches(units: Sequence[int]) -> Iterable[tuple[int, int]]:
+    """Where there are units, with a place on each side: first and end."""
+    first: int | None = None
+    for n, own in enumerate([*units, 0]):
+        if own and first is None:
+            first = max(0, n - 1)
+        elif not own and first is not None:
+            yield first, min(n + 1, len(units))
+            first = None
+
+
+def _line(xs: Sequence[str], ys: Sequence[float], begin: str = "M") -> str:
+    """A path through points, without those on a level stretch."""
+    heights = [_n(one * HEIGHT / 100) for one in ys]
+    kept = [n for n in range(len(xs)) if n in (0, len(xs) - 1) or not heights[n - 1] == heights[n] == heights[n + 1]]
+    return "".join(f"{begin if place == 0 else 'L'}{xs[n]} {heights[n]}" for place, n in enumerate(kept))
+
+
+def _n(number: float) -> str:
+    return f"{number:.1f}".removesuffix(".0")
+
+
+def _unit_ticks(limit_units: int, y: Callable[[float], float], ahead_end: float | None) -> Iterable[Tick]:
+    """Round numbers at the right edge, without a label where what is ahead ends."""
+    for units in _units(limit_units):
+        at = y(units)
+        hidden = (ahead_end is not None and -3 < ahead_end - at < 9) or at > 95
+        yield Tick(at, "" if hidden else f"{units:,}")
+
+
+def _units(limit_units: int) -> list[int]:
+    """Round numbers below the limit, at most four."""
+    size = 10 ** (len(str(limit_units)) - 1)
+    step = next(size * part // 10 for part in (2, 5, 10, 20, 50) if limit_units * 10 <= size * part * 4)
+    step = max(1, step)
+    return [units for units in range(step, limit_units, step) if units <= limit_units * 0.9]
+
+
+def _times(curve: Curve, x: Callable[[int], float]) -> Iterable[Tick]:
+    span_ms = curve.end_ms - curve.start_ms
+    step_ms = next((step for step in _STEPS_MS if span_ms / step <= _MOST_TICKS), _STEPS_MS[-1])
+    for at_ms, n in _round(curve.start_ms, curve.end_ms, step_ms):
+        label = date(at_ms) if step_ms >= DAY_MS else hour(at_ms)
+        if x(at_ms) >= FIRST_TICK:
+            yield Tick(x(at_ms), label, bool(n % 2))
+
+
+def _round(start_ms: int, end_ms: int, step_ms: int) -> Iterable[tuple[int, int]]:
+    """Round times of the local clock, numbered."""
+    from datetime import timedelta
+
+    from quota.common.clock import utc
+
+    at = utc(start_ms).astimezone().replace(minute=0, second=0, microsecond=0)
+    offset_ms = round((at.utcoffset() or timedelta()) / timedelta(milliseconds=1))
+    first = -(-(start_ms + offset_ms) // step_ms)
+    for n in range(first, (end_ms + offset_ms) // step_ms + 1):
+        at_ms = n * step_ms - offset_ms
+        if start_ms <= at_ms <= end_ms:
+            yield at_ms, n

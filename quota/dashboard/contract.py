@@ -1,0 +1,110 @@
+"""What other packages add to the page, through the entry-point group `quota.dashboard`.
+
+Each entry point is a function that takes the open session and returns a `Contribution`. It is called in a thread of its
+own, again and again, and may take its time: the page shows the last answer meanwhile. It raises QuotaError for what it
+cannot read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from quota.metrics import Sample
+    from quota.session import Session
+
+GROUP = "quota.dashboard"
+
+Stand = Literal["waits", "pending", "going", "failed"]
+"""Where a job stands in a region: this round has it, it is still to come, it was interrupted, or it failed last."""
+
+
+class Region(NamedTuple):
+    """Where a job stands in one region, empty for a job without. `detail` says it in words. `stale`: its last complete
+    pass is longer ago than the owner wants."""
+
+    project: str
+    job: str
+    region: str
+    completed_ms: int | None
+    stand: Stand
+    detail: str
+    next_ms: int | None
+    stale: bool = False
+
+
+class RegionOfRun(NamedTuple):
+    """What a run did in one region."""
+
+    region: str
+    outcome: str
+    pages: int
+    items: int
+    units: int
+    error: str
+
+
+class Run(NamedTuple):
+    """One run. `key` names it in an address. `ended_ms` is None while it runs, or if it was killed."""
+
+    key: str
+    run: str
+    project: str
+    job: str
+    outcome: str
+    why: str
+    refused_by: str | None
+    retry_at_ms: int | None
+    units: int
+    attempts: int
+    exit_status: int | None
+    began_ms: int
+    ended_ms: int | None
+    regions: tuple[RegionOfRun, ...]
+
+
+class Expected(NamedTuple):
+    """What the schedule will charge at about `at_ms`."""
+
+    project: str
+    bucket: str
+    method: str
+    job: str
+    at_ms: int
+    units: int
+    calls: int
+
+
+class LimitAhead(NamedTuple):
+    """One limit in the forecast, on the day that began last: units (or calls) charged and expected until it ends, the
+    ticks that it will refuse, and when it first does."""
+
+    day_units: int
+    refused_ticks: int
+    dry_ms: int | None
+
+
+class Forecast(NamedTuple):
+    """What the schedule will charge from `from_ms` to `until_ms`; `limits` by project and name."""
+
+    from_ms: int
+    until_ms: int
+    expected: tuple[Expected, ...]
+    limits: Mapping[tuple[str, str], LimitAhead]
+    scheduled: bool
+
+
+class Contribution(NamedTuple):
+    """What one entry point adds. `samples` are for `/metrics`, `notes` are lines for people."""
+
+    regions: tuple[Region, ...] = ()
+    runs: tuple[Run, ...] = ()
+    forecast: Forecast | None = None
+    samples: tuple[Sample, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+if TYPE_CHECKING:
+    Contributor = Callable[[Session], Contribution]

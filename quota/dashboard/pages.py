@@ -1,0 +1,419 @@
+"""The pages: what was read, put into the words and shapes that the templates lay out.
+
+Site     the templates and the style sheet; its methods make the pages
+State    everything that the page of now shows, as it was last read
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from hashlib import blake2b
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
+
+from quota.common.text import listed, many, spaced
+from quota.dashboard import words
+from quota.dashboard.charts import OTHERS, chart, colours_of
+from quota.dashboard.reading import SPANS_MS, key_of
+from quota.ledger.history import OTHER
+from quota.limits import DAY_MS, Calendar, Sliding
+from quota.settings.model import BUILT_IN_NOTICE
+from quota.wording.of_explanations import refusal_told
+from quota.wording.of_status import early_of, notes_of
+from quota.wording.parts import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from quota.dashboard.charts import Band
+    from quota.dashboard.contract import Contribution, Forecast, Region, Run
+    from quota.dashboard.curves import Curve
+    from quota.dashboard.kept import Reading
+    from quota.dashboard.reading import Curves, Now, Spent, SpentRow
+    from quota.explain import RefusalExplained
+    from quota.settings.model import Settings
+    from quota.spending import KeptRefusal
+    from quota.status import CredentialRow, LimitRow
+    from quota.wording.parts import Part
+
+ROWS = 12
+"""So many rows of a table are seen at once; the rest unfolds."""
+
+REFUSALS = RUNS = 10
+
+TYPICAL = ("videos.list", "search.list", "videos.insert")
+"""What these cost shows what a unit is. An API without them is shown by the first ones of its cost book."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What was read last. `now_ms` is when it is shown."""
+
+    now_ms: int
+    now: Reading[Now]
+    curves: Reading[Curves]
+    spent: Reading[tuple[Spent, ...]]
+    added: Sequence[tuple[str, Reading[Contribution]]]
+
+    @property
+    def forecast(self) -> Forecast | None:
+        found = [one.value.forecast for _, one in self.added if one.value is not None]
+        return next((one for one in found if one is not None), None)
+
+    @property
+    def regions(self) -> list[Region]:
+        return [region for _, one in self.added if one.value is not None for region in one.value.regions]
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for _, one in self.added if one.value is not None for run in one.value.runs]
+
+
+class Site:
+    """The templates, and what every page has in common."""
+
+    def __init__(self, settings: Settings, ledger: str, *, shared: bool) -> None:
+        self._settings = settings
+        self._jinja = Environment(
+            loader=PackageLoader("quota.dashboard"),
+            autoescape=select_autoescape(default=True, default_for_string=True),
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._jinja.filters |= {
+            "name": words.name,
+            "units": lambda number: f"{number:,}",
+            "plain": spaced,
+            "coded": _coded,
+        }
+        self.style = files("quota.dashboard").joinpath("static/style.css").read_bytes()
+        self.icon = files("quota.dashboard").joinpath("static/icon.svg").read_bytes()
+        self._jinja.globals |= {
+            "source": settings.source,
+            "ledger": ledger,
+            "shared": shared,
+            "style_version": blake2b(self.style, digest_size=6).hexdigest(),
+            "built_in": BUILT_IN_NOTICE if settings.path is None else "",
+        }
+
+    def _render(self, template: str, now_ms: int, **context: object) -> str:
+        def when(at_ms: int) -> words.When:
+            return words.when(at_ms, now_ms)
+
+        zone = time.localtime(now_ms / 1000).tm_zone
+        return self._jinja.get_template(template).render(
+            context, now=words.when(now_ms, now_ms), when=when, zone=zone, duration=words.duration
+        )
+
+    # -- the page of now -----------------------------------------------------------------------------------------------
+
+    def overview(self, state: State, refresh_s: int | None = None) -> str:
+        """The verdict, the limits, who spent it, freshness, refusals and runs."""
+        now, now_ms = state.now.value, state.now_ms
+        down = state.now.error is not None
+        credentials = [] if now is None else [self._credential(one, now, down) for one in now.status.credentials]
+        verdicts = [one["verdict"] for one in credentials]
+        return self._render(
+            "overview.html",
+            now_ms,
+            title=_title(verdicts),
+            refresh_s=refresh_s,
+            notices=_notices(state),
+            credentials=credentials,
+            projects=[] if now is None else self._projects(now, state.curves.value or {}, state.forecast),
+            read_ms=state.now.read_ms,
+            spending=[_spending(one) for one in state.spent.value or ()],
+            spans=[words.duration(span_ms) for span_ms in SPANS_MS],
+            jobs=_freshness(state.regions),
+            notes=[note for _, one in state.added if one.value is not None for note in one.value.notes],
+            refusals=_folded([_refused(one) for one in (() if now is None else now.refusals)], REFUSALS),
+            runs=_folded(state.runs, RUNS),
+            knows_jobs=bool(state.added),
+            several_projects=now is not None and len({one.project for one in now.status.credentials}) > 1,
+            prices=list(self._prices(now)),
+        )
+
+    def _credential(self, row: CredentialRow, now: Now, down: bool) -> dict[str, Any]:
+        at_ms, calls = now.status.at_ms, now.calls.get(row.name)
+        verdict = words.verdict(row, None if calls is None else calls.left, at_ms)
+        return {
+            "name": row.name,
+            "project": row.project,
+            "api": row.api,
+            "shared_with": listed(map(words.name, row.shared_with)),
+            "verdict": words.last_known(verdict) if down else verdict,
+            "units": row.remaining_units,
+            "calls": calls,
+            "notes": [*early_of(row), *notes_of(row, at_ms)],
+            "limits": [
+                {
+                    "name": one.limit.name,
+                    "percent": words.percent(one.state.used_units, one.state.limit_units),
+                    "state": words.state_of(one),
+                }
+                for one in row.limits
+            ],
+        }
+
+    def _projects(self, now: Now, read: Curves, forecast: Forecast | None) -> list[dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+        for row in now.status.credentials:
+            if row.project in found:
+                continue
+            curves = [read.get((row.project, one.limit.name)) for one in row.limits]
+            colours = colours_of(self._by_size(one for one in curves if one is not None))
+            limits = [
+                _limit(one, now.status.at_ms, curves[n], colours, forecast, row.project, f"limit-{len(found)}-{n}")
+                for n, one in enumerate(row.limits)
+            ]
+            used = [one for one in limits if one["used"] or one["state"] != "open" or one["charged"]] or limits
+            unused = [one for one in limits if one not in used]
+            found[row.project] = {"name": row.project, "used": used, "unused": unused}
+        return list(found.values())
+
+    def _by_size(self, curves: Iterable[Curve]) -> list[str]:
+        """The jobs of a project: those that use most first; of equal ones, as the configuration lists them."""
+        largest: dict[str, int] = {}
+        for curve in curves:
+            for job, units in curve.jobs.items():
+                largest[job] = max(largest.get(job, 0), max(units))
+        order = list(self._settings.jobs)
+        return sorted(largest, key=lambda job: (-largest[job], order.index(job) if job in order else len(order), job))
+
+    def _prices(self, now: Now | None) -> Iterator[tuple[str, int]]:
+        """What a few calls cost, for who has never heard of units."""
+        if now is None:
+            return
+        first = next(iter(self._settings.credentials.values()))
+        book = first.book.at(now.status.at_ms)
+        typical = [method for method in TYPICAL if method in book.methods]
+        for method in typical or list(book.methods)[: len(TYPICAL)]:
+            yield method, book.price(method).units
+
+    # -- others --------------------------------------------------------------------------------------------------------
+
+    def refusal(self, explained: RefusalExplained, now_ms: int) -> str:
+        """Why one call was refused, as `quota explain` says it."""
+        kept = explained.kept
+        parts = _parts(refusal_told(explained))
+        return self._render("explanation.html", now_ms, title="Why it was refused", kept=kept, parts=parts)
+
+    def run(self, run: Run, refusals: Sequence[KeptRefusal], now_ms: int) -> str:
+        """What one run did, and what stopped it."""
+        stopped = next((one for one in refusals if one.run == run.run and one.job == run.job), None)
+        return self._render(
+            "run.html",
+            now_ms,
+            title=f"Run of {words.name(run.job)}",
+            run=run,
+            took=None if run.ended_ms is None else words.duration(run.ended_ms - run.began_ms),
+            refusal=None if stopped is None else key_of(stopped),
+        )
+
+    def error(self, title: str, text: str, now_ms: int) -> str:
+        """A page that says what is wrong."""
+        return self._render("error.html", now_ms, title=title, text=text)
+
+
+def _coded(text: str) -> Markup:
+    """A line of ours, with what stands in backquotes as code."""
+    pieces = re.split(r"`([^`]+)`", spaced(text))
+    return Markup().join(Markup("<code>{}</code>").format(one) if n % 2 else one for n, one in enumerate(pieces))
+
+
+def _title(verdicts: Sequence[words.Verdict]) -> str:
+    """For the tab of the browser: the worst verdict."""
+    order = ("unknown", "closed", "full", "near", "open")
+    worst = min(verdicts, key=lambda one: order.index(one.state), default=None)
+    if worst is None:
+        return "No answer"
+    until = "" if worst.until is None else f" {worst.until.clock}"
+    count = f" ({many(len(verdicts), 'credential')})" if len(verdicts) > 1 else ""
+    return f"{worst.headline}{until}{count}"
+
+
+def _notices(state: State) -> list[dict[str, Any]]:
+    """What cannot be read now."""
+    found = []
+    if state.now.error is not None:
+        found.append(
+            {
+                "what": "The ledger does not answer",
+                "since_ms": state.now.failing_ms,
+                "read_ms": state.now.read_ms,
+                "error": spaced(state.now.error),
+            }
+        )
+    elif state.spent.error is not None:
+        found.append(
+            {
+                "what": "Who spent it cannot be read",
+                "since_ms": state.spent.failing_ms,
+                "read_ms": state.spent.read_ms,
+                "error": spaced(state.spent.error),
+            }
+        )
+    same: set[str] = set()
+    for what, one in state.added:
+        if one.error is None or one.error in same or one.error == state.now.error:
+            continue
+        same.add(one.error)
+        found.append(
+            {
+                "what": f"{what.capitalize()} cannot be read",
+                "since_ms": one.failing_ms,
+                "read_ms": one.read_ms,
+                "error": spaced(one.error),
+            }
+        )
+    return found
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+def _limit(
+    row: LimitRow,
+    at_ms: int,
+    curve: Curve | None,
+    colours: Mapping[str, int],
+    forecast: Forecast | None,
+    project: str,
+    key: str,
+) -> dict[str, Any]:
+    limit, state = row.limit, row.state
+    calls = limit.view.selector.count == "calls"
+    window = limit.view.window
+    reset_ms = window.edges(at_ms)[1] if isinstance(window, Calendar) else row.resets_ms
+    shapes = None
+    if curve is not None:
+        shapes = chart(curve, max(state.limit_units, row.enforced_units), colours, row.next_capacity_ms)
+    ahead = None if forecast is None or not forecast.scheduled else forecast.limits.get((project, limit.name))
+    return {
+        "key": key,
+        "name": limit.name,
+        "window": _window(row),
+        "noun": "call" if calls else "unit",
+        "used": state.used_units,
+        "number": row.enforced_units,
+        "paced": state.limit_units if limit.paced else None,
+        "left": state.remaining_units,
+        "percent": words.percent(state.used_units, state.limit_units),
+        "state": words.state_of(row),
+        "room_ms": row.room_ms,
+        "next_ms": row.next_capacity_ms,
+        "reset_ms": reset_ms,
+        "own_reset": isinstance(window, Calendar),
+        "ahead": ahead,
+        "ahead_end": state.used_units if curve is None or not curve.ahead else curve.ahead[-1][1],
+        "end_ms": at_ms if curve is None else curve.end_ms,
+        "scheduled": forecast is not None and forecast.scheduled,
+        "chart": shapes,
+        "charged": shapes is not None and bool(shapes.bands),
+        "others": OTHERS,
+        "unlogged": state.unlogged_units,
+        "table": None if curve is None or shapes is None else _hours(curve, shapes.bands),
+    }
+
+
+def _window(row: LimitRow) -> str:
+    """The window of a limit, as people say it."""
+    window, selector = row.limit.view.window, row.limit.view.selector
+    if isinstance(window, Sliding):
+        said = f"in any {words.spelled_out(window.window_ms)}"
+    else:
+        said = f"in each {window.period} of {window.zone}"
+    only = [f"only {listed(map(words.name, names))}" for names in (selector.methods, selector.jobs) if names]
+    return ", ".join([said, *only])
+
+
+def _hours(curve: Curve, bands: Sequence[Band]) -> dict[str, Any]:
+    """The curve as a table, a row for about an hour, the newest first."""
+    rows = []
+    jobs = [band.job for band in bands]
+    for n in range(len(curve.times_ms) - 1, -1, -6):
+        own = [curve.jobs[band.job][n] if band.colour else None for band in bands]
+        total = sum(units[n] for units in curve.jobs.values())
+        rest = total - sum(units for units in own if units is not None)
+        rows.append((curve.times_ms[n], [rest if units is None else units for units in own], total))
+    return {"jobs": jobs, "rows": rows}
+
+
+# -- spending ----------------------------------------------------------------------------------------------------------
+
+
+def _spending(spent: Spent) -> dict[str, Any]:
+    leading = next((n for n, total in enumerate(spent.totals) if total), 0)
+    largest = max((row.units[leading] for row in spent.rows), default=0) or 1
+    rows = [_spent_row(row, leading, largest) for row in spent.rows]
+    since_ms = spent.since_ms[-1]
+    return {
+        "project": spent.project,
+        "totals": spent.totals,
+        "rows": _folded(rows, ROWS),
+        "charges": sum(row.charges for row in spent.rows),
+        "since_ms": since_ms if since_ms > spent.at_ms - SPANS_MS[-1] + DAY_MS else None,
+        "gap_ms": spent.gap_ms,
+        "refused": sum(one.calls for one in spent.refused),
+        "refused_by": listed(f"{calls:,} by {words.name(by)}" for by, calls in _refused_by(spent)),
+        "has_other": any(OTHER in row[:3] for row in spent.rows),
+    }
+
+
+def _spent_row(row: SpentRow, leading: int, largest: int) -> dict[str, Any]:
+    return {"row": row, "share": round(row.units[leading] * 100 / largest, 1)}
+
+
+def _refused_by(spent: Spent) -> list[tuple[str, int]]:
+    by: dict[str, int] = {}
+    for one in spent.refused:
+        by[one.limit or one.reason] = by.get(one.limit or one.reason, 0) + one.calls
+    return sorted(by.items(), key=lambda item: (-item[1], item[0]))
+
+
+# -- freshness, refusals ----------------------------------------------------------------------------------------------
+
+
+def _freshness(regions: Sequence[Region]) -> list[dict[str, Any]]:
+    found: dict[tuple[str, str], list[Region]] = {}
+    for one in regions:
+        found.setdefault((one.project, one.job), []).append(one)
+    return [
+        {
+            "job": job,
+            "project": project,
+            "rows": _folded(rows, ROWS),
+            "next_ms": min((one.next_ms for one in rows if one.next_ms is not None), default=None),
+            "staggered": len({one.next_ms for one in rows}) > 1,
+        }
+        for (project, job), rows in found.items()
+    ]
+
+
+def _refused(kept: KeptRefusal) -> dict[str, Any]:
+    return {"kept": kept, "key": key_of(kept)}
+
+
+def _folded(rows: Sequence[Any], shown: int) -> dict[str, Any]:
+    """Rows, of which the first are seen at once. One more row is no reason to fold."""
+    shown = shown if len(rows) > shown + 1 else len(rows)
+    return {"first": rows[:shown], "rest": rows[shown:], "count": len(rows)}
+
+
+def _parts(parts: Iterator[Part]) -> list[dict[str, Any]]:
+    """An explanation in groups: an empty line begins a new one."""
+    groups: list[dict[str, Any]] = [{"parts": []}]
+    for one in parts:
+        if isinstance(one, Table):
+            groups[-1]["parts"].append({"table": one})
+        elif one.text:
+            groups[-1]["parts"].append({"text": one.text, "tone": one.tone})
+        else:
+            groups.append({"parts": []})
+    return [group for group in groups if group["parts"]]

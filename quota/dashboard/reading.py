@@ -1,0 +1,240 @@
+"""What the page reads from the ledger, each part in one go.
+
+Now          the status and the last refusals: quick, and read for every request
+Curves       the use of each limit over the day
+Spent        who spent it, over a day, a week and all that is kept
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple
+
+from quota.budget import ask, unlogged_usage
+from quota.common.clock import NEVER
+from quota.dashboard.curves import Event, curve, since
+from quota.errors import UsageError
+from quota.ledger.contract import read_entries
+from quota.limits import DAY_MS, HOUR_MS
+from quota.metrics import of_status, of_sums
+from quota.spending import read_refusals, read_spending, read_sums
+from quota.status import read_status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from quota.budget import Budget
+    from quota.dashboard.contract import Forecast
+    from quota.dashboard.curves import Curve
+    from quota.limits import Limit
+    from quota.metrics import Sample
+    from quota.session import Session
+    from quota.spending import KeptRefusal, Refusals
+    from quota.status import Status
+
+SEARCH = "search.list"
+"""What people count by: the call that most of a budget is spent on. Other APIs have none, and are told in units."""
+
+WHOLE_MS = 2 * DAY_MS
+"""So far back single charges are read. Limits that count for longer are drawn from the history, by the hour."""
+
+SPANS_MS = (DAY_MS, 7 * DAY_MS, 35 * DAY_MS)
+
+
+class Calls(NamedTuple):
+    """How many calls of a method would be admitted now, one after another, and what each costs."""
+
+    method: str
+    left: int
+    units: int
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """The ledger as it was at `status.at_ms`. `calls` are by credential. `refusals` are of all projects, the newest
+    first."""
+
+    status: Status
+    calls: Mapping[str, Calls]
+    refusals: tuple[KeptRefusal, ...]
+
+
+Curves = dict[tuple[str, str], "Curve"]
+"""The use of limits, by project and name."""
+
+
+class SpentRow(NamedTuple):
+    """Units of one job, method and region in each of SPANS_MS, and all charges of the longest."""
+
+    job: str
+    method: str
+    region: str
+    units: tuple[int, ...]
+    charges: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Who spent a project's units: rows, those who spent most lately first. In `since_ms` each span begins; `gap_ms`
+    and `refused` are of the longest."""
+
+    project: str
+    at_ms: int
+    since_ms: tuple[int, ...]
+    rows: tuple[SpentRow, ...]
+    totals: tuple[int, ...]
+    gap_ms: tuple[int, int] | None
+    refused: tuple[Refusals, ...]
+
+
+def projects_of(session: Session) -> dict[str, str]:
+    """The first credential of each project, in the configuration's order."""
+    found: dict[str, str] = {}
+    for one in session.settings.credentials.values():
+        found.setdefault(one.project, one.name)
+    return found
+
+
+def read_now(session: Session) -> Now:
+    """The state of the ledger. Raises LedgerError."""
+    status = read_status(session)
+    calls = {one.name: found for one in status.credentials if one.open and (found := _calls(session, one.name))}
+    kept = [one for project in projects_of(session) for one in read_refusals(session.ledger, project)]
+    kept.sort(key=lambda one: one.at_ms, reverse=True)
+    return Now(status, calls, tuple(kept))
+
+
+def read_curves(session: Session, forecast: Forecast | None = None) -> Curves:
+    """How much of each limit was used, and will be by what `forecast` expects. Raises LedgerError."""
+    status = read_status(session)
+    curves: Curves = {}
+    for project, name in projects_of(session).items():
+        budget = session.budget(name)
+        row = next(one for one in status.credentials if one.project == project)
+        events = _events(session, budget, status.at_ms)
+        coming = _expected(budget, forecast)
+        lost = _lost(budget) if row.unlogged_units else {}
+        for n, (limit, state) in enumerate(zip(budget.limits, row.limits, strict=True)):
+            until_ms = max(
+                (at_ms for at_ms in (state.resets_ms, state.next_capacity_ms, state.room_ms) if at_ms), default=None
+            )
+            gone = lost.get(limit.view.name, ())
+            made = curve(limit.view.window, status.at_ms, until_ms, events[n], coming[n], gone)
+            curves[project, limit.name] = made
+    return curves
+
+
+def _events(session: Session, budget: Budget, at_ms: int) -> list[list[Event]]:
+    """What each limit counts, oldest first."""
+    firsts_ms = [since(limit.view.window, at_ms) for limit in budget.limits]
+    first_ms = min(firsts_ms, default=at_ms)
+    found: list[list[Event]] = [[] for _ in budget.limits]
+    counting: dict[tuple[str, str, str], list[tuple[int, Limit]]] = {}
+
+    def add(at_ms: int, key: tuple[str, str, str], units: int, calls: int) -> None:
+        """`key` is a bucket, a method and a job."""
+        if key not in counting:
+            counting[key] = [(n, limit) for n, limit in enumerate(budget.limits) if limit.view.selector.counts(*key)]
+        for n, limit in counting[key]:
+            if at_ms >= firsts_ms[n]:
+                found[n].append(Event(at_ms, calls if limit.view.selector.count == "calls" else units, key[2]))
+
+    single_ms = max(first_ms, (at_ms - WHOLE_MS) // HOUR_MS * HOUR_MS)
+    if first_ms < single_ms:
+        by = ("hour", "bucket", "method", "job")
+        hours = read_spending(session.ledger, budget.project, by, first_ms).rows
+        for values, charges, units in sorted(hours):
+            hour_ms = _ms(values[0])
+            if hour_ms + HOUR_MS <= single_ms:
+                add(max(hour_ms, first_ms), (values[1], values[2], values[3]), units, charges)
+    for e in read_entries(session.ledger, budget.project, single_ms, NEVER):
+        if e.units:
+            add(e.ms, (e.bucket, e.method, e.job), e.units, 1)
+    return found
+
+
+def _ms(rfc3339_text: str) -> int:
+    from datetime import datetime
+
+    return int(datetime.fromisoformat(rfc3339_text).timestamp()) * 1000
+
+
+def _expected(budget: Budget, forecast: Forecast | None) -> list[list[Event]]:
+    found: list[list[Event]] = [[] for _ in budget.limits]
+    for one in forecast.expected if forecast is not None else ():
+        for n, limit in enumerate(budget.limits if one.project == budget.project else ()):
+            selector = limit.view.selector
+            if selector.counts(one.bucket, one.method, one.job):
+                found[n].append(Event(one.at_ms, one.calls if selector.count == "calls" else one.units, one.job))
+    return found
+
+
+def _lost(budget: Budget) -> dict[str, list[tuple[int, int]]]:
+    """What counts without a charge, by view: units, and until when."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for usage in unlogged_usage(budget):
+        found.setdefault(usage.view, []).extend(usage.expiries)
+    return found
+
+
+def _calls(session: Session, credential: str) -> Calls | None:
+    """How many searches a credential has left; of an API without any, calls of its jobs' dearest method."""
+    budget = session.budget(credential)
+    book = session.settings.credentials[credential].book.at(session.ledger.now_ms())
+    if SEARCH not in book.methods:
+        return None
+    price = book.price(SEARCH)
+    try:
+        decision = ask(budget, SEARCH, price.units, "").decision
+    except UsageError:
+        return Calls(SEARCH, 0, price.units)
+    left = [state.remaining_units // state.cost_units for state in decision.limits if state.cost_units]
+    return Calls(SEARCH, min(left) if left and decision.admitted else 0, price.units) if left else None
+
+
+def read_spent(session: Session) -> tuple[Spent, ...]:
+    """Who spent it, for each project. Raises LedgerError."""
+    return tuple(_spent(session, project) for project in projects_of(session))
+
+
+def _spent(session: Session, project: str) -> Spent:
+    by, at_ms = ("job", "method", "region"), session.ledger.now_ms()
+    spans = [read_spending(session.ledger, project, by, max(0, at_ms - span_ms)) for span_ms in SPANS_MS]
+    sums = [{values: units for values, _, units in one.rows} for one in spans]
+    charges = {values: count for values, count, _ in spans[-1].rows}
+    keys = dict.fromkeys(values for one in spans for values, _, _ in one.rows)
+    rows = [
+        SpentRow(key[0], key[1], key[2], tuple(one.get(key, 0) for one in sums), charges.get(key, 0)) for key in keys
+    ]
+    rows.sort(key=lambda row: (*(-units for units in row.units), row[:3]))
+    longest = spans[-1]
+    return Spent(
+        project,
+        at_ms,
+        tuple(one.since_ms for one in spans),
+        tuple(rows),
+        tuple(one.total_units for one in spans),
+        longest.gap_ms,
+        longest.refused,
+    )
+
+
+def read_samples(session: Session, status: Status) -> list[Sample]:
+    """What `/metrics` exports of the ledger. Raises LedgerError."""
+    found: list[Sample] = []
+    for project in projects_of(session):
+        found += [*of_status(status, project), *of_sums(project, *read_sums(session.ledger, project))]
+    return found
+
+
+def key_of(kept: KeptRefusal) -> str:
+    """What names a refusal in an address: the same for as long as it is kept."""
+    import json
+
+    text = json.dumps([kept.project, kept.data], sort_keys=True, default=str)
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=9).hexdigest()
+
+
+def find_refusal(refusals: Iterable[KeptRefusal], key: str) -> KeptRefusal | None:
+    return next((one for one in refusals if key_of(one) == key), None)

@@ -1,0 +1,138 @@
+"""Times and verdicts as the page says them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from quota.common.clock import NEVER, moment, rfc3339, second, utc
+from quota.common.text import many, spaced
+from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
+
+if TYPE_CHECKING:
+    from quota.status import CredentialRow, LimitRow
+
+NAME_CHARACTERS = 64
+
+
+class When(NamedTuple):
+    """A time: the local clock's, to the second too, how far away it is, and exactly for machines and who hovers."""
+
+    clock: str
+    second: str
+    away: str
+    exact: str
+
+
+def when(at_ms: int, now_ms: int) -> When:
+    today = utc(at_ms).astimezone().date() == utc(now_ms).astimezone().date()
+    to_second = second(at_ms)
+    return When(moment(at_ms, now_ms), to_second[7:] if today else to_second, away(at_ms, now_ms), rfc3339(at_ms))
+
+
+def away(at_ms: int, now_ms: int) -> str:
+    """`in 2 h 10 min`, `4 min ago`, `now`. A time ahead is rounded up, one behind down."""
+    if at_ms > now_ms:
+        return f"in {duration(at_ms - now_ms, up=True)}"
+    return f"{duration(now_ms - at_ms)} ago" if now_ms - at_ms >= 1_000 else "now"
+
+
+def duration(span_ms: int, *, up: bool = False) -> str:
+    """A duration in its two largest units: `3 d 4 h`, `2 h 10 min`, `12 min`, `45 s`."""
+    seconds = max(0, -(-span_ms // 1000) if up else span_ms // 1000)
+    if seconds < 60:
+        return f"{seconds} s"
+    minutes = -(-seconds // 60) if up else seconds // 60
+    hours, minutes = divmod(minutes, 60)
+    if not hours:
+        return f"{minutes} min"
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(hours + (1 if up and minutes else 0), 24)
+    return f"{days} d {hours} h" if hours else f"{days} d"
+
+
+def spelled_out(span_ms: int) -> str:
+    """The length of a window: `24 hours`, `7 days`, `hour`, `100 seconds`."""
+    for unit_ms, unit in ((DAY_MS, "day"), (HOUR_MS, "hour"), (MINUTE_MS, "minute"), (SECOND_MS, "second")):
+        if span_ms % unit_ms == 0 and (span_ms > unit_ms or unit_ms < DAY_MS):
+            return unit if span_ms == unit_ms else many(span_ms // unit_ms, unit)
+    return many(span_ms, "millisecond")
+
+
+def hour(at_ms: int) -> str:
+    """`06:00`, in the local zone."""
+    return utc(at_ms).astimezone().strftime("%H:%M")
+
+
+def date(at_ms: int) -> str:
+    """`22 Nov`, in the local zone."""
+    at = utc(at_ms).astimezone()
+    return f"{at.day} {at:%b}"
+
+
+def name(text: str) -> str:
+    """A name from outside, which may be anything: without control and direction characters, and not endless."""
+    plain = spaced(text)
+    return plain if len(plain) <= NAME_CHARACTERS else f"{plain[: NAME_CHARACTERS - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+# -- the verdict -------------------------------------------------------------------------------------------------------
+
+
+class Verdict(NamedTuple):
+    """Whether calls may leave. `state` is one of open, near, full, closed, unknown; `headline` the large words, with
+    the time `until` which it holds; `lead` what that means, and `words` upstream's own."""
+
+    state: str
+    headline: str
+    until: When | None
+    lead: str
+    words: str = ""
+
+
+def verdict(row: CredentialRow, searches: int | None, now_ms: int) -> Verdict:
+    """The verdict of a credential, as `quota status` has it; `searches` are left, if its API has any."""
+    outlook = row.outlook
+    if outlook.closed is not None:
+        x = outlook.closed
+        if x.until_ms == NEVER:
+            lead = "Upstream grants this project nothing. Waiting does not help: ask upstream for quota."
+            return Verdict("closed", "Closed by upstream", None, lead, x.evidence)
+        until = None if outlook.next_ms is None else when(outlook.next_ms, now_ms)
+        lead = f"Upstream counts {name(x.bucket)!r} as used up. No call that needs it leaves before the reset."
+        return Verdict("closed", "Closed by upstream until" if until else "Closed by upstream", until, lead, x.evidence)
+    if outlook.full is not None:
+        until = None if outlook.next_ms is None else when(outlook.next_ms, now_ms)
+        lead = f"No call is admitted: {outlook.full.why()}."
+        return Verdict("full", "Full until" if until else "Full", until, lead)
+    units = row.remaining_units
+    if units is None:
+        return Verdict("open", "Open", None, "Calls are admitted. No limit counts their units.")
+    near = any(one.state.remaining_units * 10 < one.state.limit_units for one in row.limits if row.counts_all(one))
+    lead = "Calls are admitted."
+    if searches:
+        lead += f" What is left is {many(units, 'unit')}."
+    elif searches is not None:
+        lead += " A search costs more than what is left."
+    return Verdict("near" if near else "open", "Open, nearly used up" if near else "Open", None, lead)
+
+
+def last_known(was: Verdict) -> Verdict:
+    """The same where the ledger does not answer now."""
+    lead = "While the ledger does not answer, calls are refused, or drawn on the local allowance if there is one."
+    headline = f"Last known: {was.headline[0].lower()}{was.headline[1:]}"
+    return Verdict("unknown", headline, was.until, lead, was.words)
+
+
+def percent(part: int, whole: int) -> int:
+    """A share in whole percent: 100 only where all of it is used, and 0 only where nothing is."""
+    if not whole or part >= whole:
+        return 100
+    return min(99, max(1, round(part * 100 / whole))) if part > 0 else 0
+
+
+def state_of(row: LimitRow) -> str:
+    """How a limit is marked: open, near (a tenth is left) or full."""
+    if row.shut or row.room_ms is not None:
+        return "full"
+    return "near" if row.state.remaining_units * 10 < row.state.limit_units else "open"

@@ -1,0 +1,63 @@
+"""Errors over HTTP as problem documents (RFC 9457), without a framework.
+
+Problem         what went wrong, with the header fields that belong to it
+send_problem    a problem as the answer of an ASGI application
+"""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+MEDIA_TYPE = "application/problem+json"
+
+
+class Problem(NamedTuple):
+    """One problem document and the fields of its answer.
+
+    `detail` is for whoever asked, so nothing secret stands in it. `title` is the name of the status unless `type` is a
+    URI of its own, which then has a title of its own. `members` are further members of the document, `more` further
+    header fields. `retry_after_s` is whole seconds.
+    """
+
+    status: int
+    detail: str
+    type: str = "about:blank"
+    title: str = ""
+    members: Mapping[str, Any] = MappingProxyType({})
+    retry_after_s: int | None = None
+    more: tuple[tuple[str, str], ...] = ()
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "type": self.type,
+            "title": self.title or HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "detail": self.detail,
+            **self.members,
+        }
+
+    def body(self) -> bytes:
+        # In ASCII: a detail may quote half a surrogate pair, which UTF-8 cannot hold.
+        return json.dumps(self.as_json()).encode()
+
+    def fields(self) -> list[tuple[str, str]]:
+        """The header fields of the answer, apart from Content-Length. Nobody may keep it."""
+        fields = [("content-type", MEDIA_TYPE), ("cache-control", "no-store")]
+        if self.retry_after_s is not None:
+            fields.append(("retry-after", str(self.retry_after_s)))
+        return [*fields, *self.more]
+
+
+async def send_problem(send: Callable[[Any], Awaitable[None]], problem: Problem) -> None:
+    """Answer an HTTP request with a problem. The server drops the body of HEAD."""
+    body = problem.body()
+    fields = [*problem.fields(), ("content-length", str(len(body)))]
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields]
+    await send({"type": "http.response.start", "status": problem.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

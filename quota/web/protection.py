@@ -1,0 +1,121 @@
+"""What stands in front of an application: the check of the Host, header fields that browsers obey, and the last resort.
+
+    names_of        the names by which an address of this machine is called
+    is_loopback     whether only this machine reaches an address
+    protected       an application behind all three
+
+A page of another site may make a browser ask a server on loopback, under a name that it points there (DNS rebinding).
+The Host then has that name, and the request is turned away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any
+
+from quota.common.log import line
+from quota.common.text import describe, show
+from quota.web.problem import Problem, send_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection
+
+    Message = Any
+    Send = Callable[[Message], Awaitable[None]]
+    App = Callable[[Any, Callable[[], Awaitable[Message]], Send], Awaitable[None]]
+
+OF_A_PAGE = "default-src 'self'; frame-ancestors 'none'"
+"""The Content-Security-Policy of an application that serves pages: all comes from it, and nobody frames it."""
+
+_FIELDS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+
+logger = logging.getLogger("quota.web")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`, an address or a name."""
+    if host.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        address = ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+def names_of(host: str) -> tuple[str, ...]:
+    """The names in a Host field that mean the loopback address `host`."""
+    return tuple(dict.fromkeys((host.strip("[]").lower(), "localhost", "127.0.0.1", "::1")))
+
+
+def protected(app: App, *, hosts: Collection[str] | None, policy: str = OF_A_PAGE) -> App:
+    """`app` behind the check of the Host, with the header fields for browsers on every answer.
+
+    `hosts` are the names that a request may have in its Host, whatever the port; None admits all. `policy` is the
+    Content-Security-Policy where the application sends none. An error that `app` raises becomes a line of the log and
+    a problem, never a traceback.
+    """
+    fields = (*_FIELDS, (b"content-security-policy", policy.encode("latin-1")))
+
+    async def outer(scope: Any, receive: Callable[[], Awaitable[Message]], send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        started = False
+
+        async def sends(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                present = {name.lower() for name, _ in message["headers"]}
+                added = [field for field in fields if field[0] not in present]
+                message = {**message, "headers": [*message["headers"], *added]}
+            await send(message)
+
+        if hosts is not None and (wrong := _wrong_host(scope, hosts)) is not None:
+            await send_problem(sends, wrong)
+            return
+        try:
+            await app(scope, receive, sends)
+        except asyncio.CancelledError:
+            # The server ends, and this request has taken too long.
+            if not started:
+                await send_problem(sends, Problem(503, "The server is ending.", retry_after_s=1))
+        except Exception as error:
+            logger.error(
+                "%s", line("request_failed", method=scope["method"], path=scope["path"], error=describe(error))
+            )
+            logger.debug("%s", line("request_traceback", path=scope["path"]), exc_info=error)
+            if not started:
+                await send_problem(sends, Problem(500, "The server failed to answer this request; its log says why."))
+
+    return outer
+
+
+def _wrong_host(scope: Any, hosts: Collection[str]) -> Problem | None:
+    named = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+    if len(named) == 1 and _without_port(named[0]) in hosts:
+        return None
+    said = show(named[0]) if named else "missing"
+    return Problem(421, f"This server is not called so: the Host is {said}.")
+
+
+def _without_port(host: str) -> str:
+    """The name in a Host field: `[::1]:80` -> `::1`, `Localhost:80` -> `localhost`."""
+    if host.startswith("["):
+        name, bracket, port = host[1:].partition("]")
+        return name.lower() if bracket and (not port or _is_port(port)) else ""
+    name, colon, port = host.partition(":")
+    return name.lower().removesuffix(".") if not colon or _is_port(f":{port}") else ""
+
+
+def _is_port(text: str) -> bool:
+    return text[:1] == ":" and text[1:].isascii() and (text[1:].isdigit() or text == ":")

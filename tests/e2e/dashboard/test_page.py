@@ -1,0 +1,244 @@
+"""The page without a browser: what it answers, to whom, and what it shows while something is away."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import socket
+from contextlib import closing
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from quota.cli.commands import cli
+from quota.metrics import FAMILIES
+from support.commands import Quota, one_line
+from support.installation import until
+from support.page import HOUSE, SCRIPT, serve
+from support.servers import RedisServer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from support.web import Served
+
+ONLY_OF_A_FILE = "quota_textfile_written_timestamp_seconds"
+
+
+def get(served: Served, path: str = "/", **headers: str) -> httpx.Response:
+    return httpx.get(f"{served.address}{path}", headers=headers, timeout=30)
+
+
+class Outline(HTMLParser):
+    """What makes a page usable without eyes or a mouse, as far as the markup tells."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.unclosed: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def all(self, *names: str) -> list[dict[str, str | None]]:
+        return [attrs for tag, attrs in self.tags if tag in names]
+
+
+def links(text: str, folder: str) -> list[str]:
+    return re.findall(rf'href="(/{folder}/[^"]+)"', text)
+
+
+def pages(served: Served) -> dict[str, str]:
+    """Every page that the first one leads to, by its path."""
+    first = get(served).text
+    paths = ["/", *links(first, "refusals")[:2], *links(first, "runs")[:2], "/no-such-page"]
+    return {path: get(served, path).text for path in paths}
+
+
+def test_every_page_comes_from_here_alone_and_says_so(page: Served) -> None:
+    for path, text in pages(page).items():
+        outline = Outline(text)
+        outside = [value for _, attrs in outline.tags for name, value in attrs.items() if name in ("href", "src")]
+        assert [value for value in outside if not re.match(r"[/#](?!/)", value or "")] == [], path
+        assert outline.all("script", "style", "iframe", "object", "form") == []
+        assert [attrs for _, attrs in outline.tags if any(name == "style" or name[:2] == "on" for name in attrs)] == []
+    answer = get(page)
+    assert answer.headers["content-security-policy"] == "default-src 'self'; frame-ancestors 'none'"
+    assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_every_page_has_landmarks_one_heading_captions_and_ids_of_its_own(page: Served) -> None:
+    for path, text in pages(page).items():
+        outline = Outline(text)
+        assert [len(outline.all(tag)) for tag in ("main", "h1", "title")][:2] == [1, 1], path
+        assert {attrs.get("lang") for attrs in outline.all("html")} == {"en"}
+        levels = [int(tag[1]) for tag, _ in outline.tags if re.fullmatch(r"h[1-6]", tag)]
+        assert [two for one, two in itertools.pairwise(levels) if two > one + 1] == [], path
+        ids = [attrs["id"] for _, attrs in outline.tags if "id" in attrs]
+        assert len(ids) == len(set(ids))
+        assert len(outline.all("caption")) == len(outline.all("table"))
+        assert all(attrs.get("scope") in ("col", "row") for attrs in outline.all("th"))
+        named = {name for attrs in outline.all("section", "article", "svg") for name in _labels(attrs)}
+        assert named <= set(ids)
+
+
+def _labels(attrs: dict[str, str | None]) -> list[str]:
+    return (attrs.get("aria-labelledby") or "").split()
+
+
+def test_a_request_under_another_name_is_turned_away(page: Served) -> None:
+    for path in ("/", "/metrics", "/healthz", "/style.css"):
+        assert get(page, path, host=f"rebound.example:{page.port}").status_code == 421
+        assert get(page, path, host=f"localhost:{page.port}").status_code == 200
+
+
+def test_it_is_only_read(page: Served) -> None:
+    for path in ("/", "/refusals/x", "/runs/1", "/metrics", "/healthz"):
+        for method in ("POST", "PUT", "DELETE", "PATCH"):
+            assert httpx.request(method, f"{page.address}{path}").status_code == 405
+    assert httpx.head(page.address).status_code == 200
+    assert get(page, "/runs/no-such-run").status_code == get(page, "/refusals/0").status_code == 404
+    assert get(page, "/favicon.ico").headers["location"] == "/icon.svg"
+    assert get(page, "/icon.svg").headers["content-type"] == "image/svg+xml"
+
+
+@pytest.mark.parametrize(("asked", "seconds"), [("30", 30), ("1", 5), ("99999", 3600), ("-1", None), ("x<", None)])
+def test_it_loads_itself_again_only_where_that_is_asked_for(page: Served, asked: str, seconds: int | None) -> None:
+    found = re.findall(r'http-equiv="refresh" content="(\d+)"', get(page, f"/?refresh={asked}").text)
+    assert found == ([] if seconds is None else [str(seconds)])
+
+
+def test_metrics_have_the_families_and_the_values_of_the_textfile(page: Served, house: Quota) -> None:
+    answer = get(page, "/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    scraped = _series(answer.text)
+    assert {name.partition("{")[0] for name in scraped} <= set(FAMILIES)
+    (house.folder / "metrics").mkdir()
+    ran = house("run", SCRIPT, "--quiet", "--textfile", "metrics")
+    assert ran.returncode == 1, ran.stderr  # upstream knows no region <b>
+    written: dict[str, str] = {}
+    for file in (house.folder / "metrics").iterdir():
+        written |= _series(file.read_text(encoding="utf-8"))
+    kinds = ("quota_charge", "quota_limit_units", "quota_region_completed", "quota_run_last_exit")
+    same = {name: value for name, value in written.items() if name.startswith(kinds)}
+    assert len(same) >= 8
+    until(lambda: same.items() <= _series(get(page, "/metrics").text).items())
+    after = _series(get(page, "/metrics").text)
+    assert {name for name in written if name not in after and not name.startswith(ONLY_OF_A_FILE)} == set()
+
+
+def _series(text: str) -> dict[str, str]:
+    lines = [line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#")]
+    return {name: value for name, _, value in lines}
+
+
+def test_with_the_ledger_away_it_shows_the_last_state_and_since_when(tmp_path: Path) -> None:
+    server = RedisServer()
+    try:
+        house = Quota(tmp_path)
+        house.env["KEY"] = "a-key"
+        config = HOUSE.replace("sqlite:///ledger.db", server.url).replace("ENDPOINT", "http://127.0.0.1:9")
+        house.configure(config)
+        assert house("charge", "search.list", "--credential", "main", "--job", "charts").returncode == 0
+        with serve(house) as served:
+            until(lambda: "1,900 left" in get(served).text)
+            assert get(served, "/healthz").json()["status"] == "pass"
+            server.kill()
+            until(lambda: "does not answer" in get(served).text)
+            text = get(served).text
+            assert "Last known: open" in text
+            assert "1,900 left" in text
+            assert re.search(r"<title>Last known: open", text)
+            assert re.search(r'does not answer</strong> since <time datetime="\d{4}-', text)
+            assert re.search(r"its last state, read\s+\d+ s ago", text)
+            assert get(served, "/healthz").json()["checks"]["ledger"]["status"] == "warn"
+            assert get(served, "/healthz").status_code == 200
+            assert 'quota_ledger_up{project="video-research"} 0' in get(served, "/metrics").text
+            server.start()
+            until(lambda: "does not answer" not in get(served).text)
+            assert served.end(signal.SIGTERM)[0] == 0
+    finally:
+        server.close()
+
+
+def test_a_ledger_that_never_answered_is_said_and_ends_with_the_process(tmp_path: Path) -> None:
+    """It accepts connections and says nothing: every reading hangs."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        house = Quota(tmp_path)
+        house.env["KEY"] = "a-key"
+        port = silent.getsockname()[1]
+        house.configure(
+            HOUSE.replace("sqlite:///ledger.db", f"redis://127.0.0.1:{port}").replace("ENDPOINT", "http://x")
+        )
+        with serve(house) as served:
+            text = get(served).text
+            assert "Not known" in text
+            assert "<title>No answer" in text
+            assert served.end(signal.SIGTERM) == (0, "")
+
+
+def test_nothing_charged_no_jobs_and_no_file_are_pages_too(tmp_path: Path) -> None:
+    built_in = Quota(tmp_path)
+    with serve(built_in) as served:
+        text = get(served).text
+    for said in (
+        "no quota.toml was found",
+        "Nothing was charged yet.",
+        "No job is configured.",
+        "No call was refused.",
+        "No job has run on this machine.",
+        "95</strong> searches left",
+    ):
+        assert said in text, said
+
+
+def test_a_store_that_cannot_be_read_is_one_notice(tmp_path: Path) -> None:
+    house = Quota(tmp_path)
+    house.env["KEY"] = "a-key"
+    house.configure(HOUSE.replace("ENDPOINT", "http://127.0.0.1:9"))
+    (tmp_path / "videos.db").write_bytes(b"no database at all" * 100)
+    with serve(house) as served:
+        text = get(served).text
+        assert text.count('class="notice"') == 1
+        assert "videos.db" in text
+        assert "May calls leave now?" in text
+        assert get(served, "/healthz").json()["checks"]["jobs"] == {"status": "warn", "says": "jobs cannot be read"}
+
+
+def test_what_prevents_it_is_one_line(tmp_path: Path) -> None:
+    house = Quota(tmp_path)
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = str(taken.getsockname()[1])
+        assert f"127.0.0.1:{port}" in one_line(house("dashboard", "--port", port), 1)
+    for host in ("0.0.0.0", "192.0.2.7", "example.org", "::", ""):  # noqa: S104  # refused
+        refused = CliRunner().invoke(cli, ["dashboard", "--host", host])
+        assert (refused.exit_code, "this machine only" in refused.output) == (2, True), host
+    (tmp_path / "jinja2.py").write_text("raise ImportError(name='jinja2')")
+    said = one_line(house("dashboard", "--port", "0", PYTHONPATH=os.pathsep.join([str(tmp_path)])), 1)
+    assert said == "jinja2 is not installed: pip install 'quota-ledger[web]'"
+    (tmp_path / "jinja2.py").unlink()
+    house.configure("[credentials.main]\napi = 7\n")
+    assert "quota.toml" in one_line(house("dashboard", "--port", "0"), 78)
+
+
+def test_a_refusal_that_is_asked_for_is_that_one(page: Served) -> None:
+    paths = links(get(page).text, "refusals")
+    assert len(paths) == len(set(paths)) >= 2
+    texts = [get(page, path).text for path in paths]
+    assert all("REFUSED: " in text for text in texts)
+    closed = [text for text in texts if "quotaExceeded: &lt;i&gt;used up&lt;/i&gt;" in text]
+    assert len(closed) == 1
+
+
+def test_a_run_leads_to_its_refusal(page: Served) -> None:
+    texts = [get(page, path).text for path in links(get(page).text, "runs")]
+    stopped = [text for text in texts if "stopped" in text]
+    assert stopped
+    assert all(links(text, "refusals") for text in stopped)

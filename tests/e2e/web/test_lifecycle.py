@@ -1,0 +1,162 @@
+"""A process that serves HTTP ends when it is told to, whatever it is doing; why it cannot begin is one line."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection
+
+import pytest
+
+from quota.errors import QuotaError, UsageError
+from quota.web import lifecycle
+from support.installation import until
+from support.web import Served, hanging
+
+ENDINGS = [
+    # signal, workers, what its connections are doing
+    (signal.SIGTERM, 1, ["/waits", "/begins", "/waits-for-a-thread", ""]),
+    (signal.SIGINT, 1, [""]),
+    (signal.SIGTERM, 1, ["/blocks"]),
+    (signal.SIGINT, 2, ["/waits", "/waits", "/begins", "", ""]),
+    (signal.SIGTERM, 2, ["/blocks", "/blocks", ""]),
+]
+
+
+def ask(served: Served, path: str) -> HTTPConnection:
+    """A connection on which this was asked; with "" one that is open and idle."""
+    connection = HTTPConnection("127.0.0.1", served.port, timeout=30)
+    connection.request("GET", path or "/")
+    if not path:
+        connection.getresponse().read()
+    return connection
+
+
+def who_answers(served: Served) -> int:
+    connection = ask(served, "/other")
+    answer = connection.getresponse().read().decode()
+    connection.close()
+    return int(answer.partition("process ")[2].partition('"')[0])
+
+
+def test_a_signal_ends_it_whatever_its_connections_do() -> None:
+    with ExitStack() as stack:
+        running = []
+        for number, workers, paths in ENDINGS:
+            served = stack.enter_context(hanging(workers))
+            connections = [stack.enter_context(closing(ask(served, path))) for path in sorted(paths)]
+            running.append((number, served, connections))
+        for number, served, _ in running:
+            served.process.send_signal(number)
+        ended = [(served.process.wait(timeout=8), served.end(number)[1]) for number, served, _ in running]
+        assert ended == [(0, "")] * len(ENDINGS)
+        assert running[0][2][-2].getresponse().status == 503  # it waited, and got an answer
+
+
+def test_a_worker_that_dies_is_replaced() -> None:
+    with hanging(2) as served:
+        dead = who_answers(served)
+        os.kill(dead, signal.SIGKILL)
+        until(lambda: not os.path.exists(f"/proc/{dead}"))
+        assert {who_answers(served) for _ in range(8)} - {dead}
+        status, stderr = served.end(signal.SIGTERM)
+    assert (status, stderr) == (0, f"worker_replaced pid={dead} status=-9\n")
+
+
+def test_workers_end_with_their_parent() -> None:
+    with hanging(2) as served:
+        worker = who_answers(served)
+        served.process.kill()
+        until(lambda: not os.path.exists(f"/proc/{worker}"))
+
+
+@pytest.mark.parametrize(
+    ("workers", "fault", "status", "said"),
+    [
+        (1, "misconfigured", 78, "quota.toml: no"),
+        (3, "misconfigured", 78, "quota.toml: no"),
+        (2, "dies", 1, "the workers end as soon as they start; QUOTA_LOG=debug shows why"),
+    ],
+)
+def test_an_application_that_cannot_be_made_ends_it(workers: int, fault: str, status: int, said: str) -> None:
+    with hanging(workers, fault) as served:
+        _, stderr = served.process.communicate(timeout=8)
+    assert served.process.returncode == status
+    assert stderr.splitlines()[-1] == said
+    assert all(one.startswith("worker_replaced") for one in stderr.splitlines()[:-1])
+
+
+def test_an_error_is_a_line_and_a_problem() -> None:
+    with hanging(1) as served:
+        with closing(ask(served, "/fails")) as connection:
+            answer = connection.getresponse()
+            assert (answer.status, answer.headers["content-type"]) == (500, "application/problem+json")
+            assert b"two" not in answer.read()
+        assert served.end(signal.SIGINT) == (
+            0,
+            'request_failed method=GET path=/fails error="RuntimeError: two lines"\n',
+        )
+
+
+def test_a_client_that_sends_no_request_is_let_go() -> None:
+    with ExitStack() as stack:
+        served = stack.enter_context(hanging(1, "impatient"))
+        waits = stack.enter_context(closing(ask(served, "/waits")))
+        kept = stack.enter_context(closing(ask(served, "")))
+        kept.sock.sendall(b"GET / HTTP/1.1\r\nHost")
+        silent = stack.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=30))
+        slow = stack.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=30))
+        slow.sendall(b"GET / HTTP/1.1\r\nX:")
+        assert [one.recv(100) for one in (kept.sock, silent, slow)] == [b"", b"", b""]
+        assert served.end(signal.SIGTERM) == (0, "")
+        assert waits.getresponse().status == 503  # a request that takes its time is waited for
+
+
+def test_as_many_connections_are_admitted_as_the_user_may_have() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard - 1, hard))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        served = stack.enter_context(hanging(1))
+        assert resource.prlimit(served.process.pid, resource.RLIMIT_NOFILE)[0] == max(min(hard, 65_536), hard - 1)
+
+
+def test_what_the_event_loop_meets_is_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    faults = lifecycle._Faults()
+    for _ in range(3):
+        faults.say(None, {"message": "accept failed", "exception": OSError(24, "Too many open files")})
+    assert [record.getMessage() for record in caplog.records] == [
+        'server_fault error="OSError: [Errno 24] Too many open files"'
+    ]
+
+
+def test_a_port_that_is_taken_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(QuotaError, match=f"127.0.0.1:{port}: Address already in use; choose another port") as said:
+            lifecycle.listen("127.0.0.1", port)
+    assert said.value.exit_status == 1
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1", "a\0b", "é" * 70, "." * 300])
+def test_an_address_of_no_interface_here_is_one_line(host: str) -> None:
+    with pytest.raises(QuotaError) as said:
+        lifecycle.listen(host, 0)
+    assert (said.value.exit_status, str(said.value).isprintable()) == (1, True)
+
+
+@pytest.mark.parametrize("port", [-1, 65_536, 10**30])
+def test_a_port_out_of_range_is_one_line(port: int) -> None:
+    with pytest.raises(UsageError, match="a port is a number from 0 to 65535"):
+        lifecycle.listen("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "[::1]", "localhost"])
+def test_port_0_takes_a_free_one(host: str) -> None:
+    with lifecycle.listen(host, 0) as listener:
+        address = lifecycle.address_of(listener)
+        assert int(address.rpartition(":")[2]) > 0
+        assert address.startswith(("http://127.0.0.1:", "http://[::1]:"))

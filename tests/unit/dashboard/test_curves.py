@@ -1,0 +1,104 @@
+"""The curve of a limit is what a decision would have counted at each moment; its shapes fit the field."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+
+from quota.dashboard.charts import COLOURS, HEIGHT, OTHERS, WIDTH, chart, colours_of
+from quota.dashboard.curves import SAMPLES, Curve, Event, curve, cutoff, span
+from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Sliding, Window
+
+NOW_MS = 1_795_300_000_123
+WINDOWS: list[Window] = [
+    Sliding(DAY_MS),
+    Sliding(10 * MINUTE_MS),
+    Sliding(7 * DAY_MS),
+    Calendar("hour", "Asia/Kathmandu"),
+    Calendar("day", "America/Los_Angeles"),
+    Calendar("month", "UTC"),
+]
+
+
+def events(rng: random.Random, since_ms: int, until_ms: int, count: int) -> list[Event]:
+    made = [Event(rng.randrange(since_ms, until_ms), rng.randrange(1, 100), rng.choice("abc")) for _ in range(count)]
+    return sorted(made, key=lambda one: one.ms)
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=lambda window: window.name)
+@pytest.mark.parametrize("reset_ms", [None, NOW_MS + 5 * HOUR_MS])
+def test_each_moment_has_what_the_window_held_then(window: Window, reset_ms: int | None) -> None:
+    rng = random.Random(window.name)
+    past = events(rng, NOW_MS - 9 * DAY_MS, NOW_MS + 1, 400)
+    past += [Event(NOW_MS - n * 10 * MINUTE_MS, 3, "a") for n in range(300)]  # at the very moments that are shown
+    past.sort(key=lambda one: one.ms)
+    coming = events(rng, NOW_MS + 1, NOW_MS + DAY_MS, 100)
+    lost = [(70, NOW_MS + HOUR_MS), (5, NOW_MS - 1), (9, NOW_MS)]
+    made = curve(window, NOW_MS, reset_ms, past, coming, lost)
+
+    def held(at_ms: int, job: str | None = None) -> int:
+        counted = [one for one in (*past, *coming) if cutoff(window, at_ms) < one.ms <= at_ms]
+        return sum(one.units for one in counted if job in (None, one.job))
+
+    assert (made.times_ms[0], made.times_ms[-1], len(made.times_ms)) == (made.start_ms, NOW_MS, SAMPLES)
+    for n, at_ms in enumerate(made.times_ms):
+        assert {job: units[n] for job, units in made.jobs.items()} == {job: held(at_ms, job) for job in made.jobs}
+        assert sum(units[n] for units in made.jobs.values()) == held(at_ms)
+    assert made.ahead[0][0] == NOW_MS
+    assert made.ahead[-1][0] == made.end_ms - 1
+    for at_ms, units in made.ahead:
+        assert units == held(at_ms) + sum(one for one, until_ms in lost if at_ms < until_ms)
+
+
+def test_what_is_shown_ends_with_the_reset_and_never_far_away() -> None:
+    day, hour = Sliding(DAY_MS), Calendar("hour", "UTC")
+    assert span(day, NOW_MS, NOW_MS + 1)[1] == NOW_MS + 3 * HOUR_MS
+    assert span(day, NOW_MS, NOW_MS + 9 * HOUR_MS) == (NOW_MS - DAY_MS, NOW_MS + 9 * HOUR_MS)
+    assert span(day, NOW_MS, NOW_MS + 40 * DAY_MS)[1] == NOW_MS + DAY_MS
+    assert span(hour, NOW_MS, None) == (NOW_MS - DAY_MS, NOW_MS + DAY_MS)
+    assert span(Calendar("day", "UTC"), NOW_MS, NOW_MS + 1) == Calendar("day", "UTC").edges(NOW_MS)[:2]
+
+
+def test_every_shape_lies_in_the_field_and_the_stack_ends_with_what_is_used() -> None:
+    rng = random.Random(7)
+    for count in (0, 1, 2, 300):
+        made = curve(Sliding(HOUR_MS), NOW_MS, None, events(rng, NOW_MS - DAY_MS, NOW_MS, count))
+        shapes = chart(made, 500, colours_of(made.jobs), NOW_MS + HOUR_MS)
+        numbers = [float(n) for band in shapes.bands for n in re.findall(r"[\d.]+", band.path)]
+        assert all(0 <= n <= WIDTH for n in numbers[::2])
+        assert all(0 <= n <= HEIGHT for n in numbers[1::2])
+        assert sum(band.units for band in shapes.bands) == sum(units[-1] for units in made.jobs.values())
+        places = [shapes.now, shapes.limit_y, *(tick.at for tick in (*shapes.times, *shapes.units))]
+        assert all(0 <= place <= 100 for place in places)
+        assert shapes.next is not None
+
+
+def test_a_capacity_beyond_what_is_shown_has_no_mark() -> None:
+    made = curve(Sliding(DAY_MS), NOW_MS, NOW_MS + HOUR_MS, [])
+    marks = [chart(made, 5, {}, at_ms).next for at_ms in (None, NOW_MS - 1, NOW_MS + 4 * HOUR_MS, made.end_ms)]
+    assert marks == [None, None, None, 100]
+
+
+def test_jobs_beyond_the_colours_are_one_band() -> None:
+    jobs = [f"j{n}" for n in range(9)]
+    made = Curve(0, 10, 20, (0, 10), dict.fromkeys(jobs, (1, 2)), ())
+    shapes = chart(made, 20, colours_of(jobs), None)
+    assert [(band.job, band.colour, band.units) for band in shapes.bands] == [
+        *((job, n, 2) for n, job in enumerate(jobs[:COLOURS], 1)),
+        (OTHERS, 0, 2 * (9 - COLOURS)),
+    ]
+
+
+def test_a_job_that_is_called_as_the_band_of_the_others_keeps_its_units() -> None:
+    made = Curve(0, 10, 20, (0, 10), {OTHERS: (1, 2), "": (3, 4)}, ())
+    assert [band.units for band in chart(made, 20, colours_of(made.jobs), None).bands] == [2, 4]
+
+
+@pytest.mark.parametrize("units", [1, 2, 3, 9, 10, 95, 9_500, 10**15])
+def test_an_axis_has_few_round_numbers_below_the_limit(units: int) -> None:
+    made = Curve(0, 10, 20, (0, 10), {}, ())
+    labels = [int(tick.label.replace(",", "")) for tick in chart(made, units, {}, None).units if tick.label]
+    assert len(labels) <= 4
+    assert all(0 < label < units for label in labels)

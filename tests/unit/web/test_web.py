@@ -1,0 +1,186 @@
+"""Problems, health and the check of the Host, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from quota.errors import QuotaError
+from quota.web.health import Check, health
+from quota.web.lifecycle import require_web
+from quota.web.problem import Problem, send_problem
+from quota.web.protection import is_loopback, names_of, protected
+
+
+async def nothing_here(scope: Any, receive: Any, send: Any) -> None:
+    await send_problem(send, Problem(404, "nothing here"))
+
+
+def asked(app: Any, *headers: tuple[bytes, bytes]) -> tuple[int, dict[str, str], Any]:
+    """Status, header fields and document of an application's answer."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError("nobody reads the body")
+
+    asyncio.run(app({"type": "http", "method": "GET", "path": "/", "headers": list(headers)}, receive, send))
+    start, body = sent
+    fields = {name.decode(): value.decode() for name, value in start["headers"]}
+    assert len(fields) == len(start["headers"])
+    return start["status"], fields, json.loads(body["body"])
+
+
+def test_a_problem_is_a_document_of_rfc_9457() -> None:
+    problem = Problem(
+        503, "it is locked", members={"store": "videos"}, retry_after_s=2, more=(("vary", "accept"), ("allow", "GET"))
+    )
+    status, fields, document = asked(lambda scope, receive, send: send_problem(send, problem))
+    assert (status, document) == (
+        503,
+        {
+            "type": "about:blank",
+            "title": "Service Unavailable",
+            "status": 503,
+            "detail": "it is locked",
+            "store": "videos",
+        },
+    )
+    assert fields == {
+        "content-type": "application/problem+json",
+        "cache-control": "no-store",
+        "retry-after": "2",
+        "vary": "accept",
+        "content-length": str(len(problem.body())),
+        "allow": "GET",
+    }
+
+
+def test_a_problem_with_a_type_of_its_own_has_a_title_of_its_own() -> None:
+    assert Problem(429, "no", type="https://example.com/full", title="Full").as_json()["title"] == "Full"
+
+
+def test_a_detail_may_quote_anything() -> None:
+    assert json.loads(Problem(400, "\ud800 \0 \u202e").body())["detail"] == "\ud800 \0 \u202e"
+
+
+@pytest.mark.parametrize(
+    ("checks", "status", "worst"),
+    [
+        ([], 200, "pass"),
+        ([Check("a")], 200, "pass"),
+        ([Check("a"), Check("b", "warn", "old")], 200, "warn"),
+        ([Check("a", "fail", "gone"), Check("b", "warn", "old")], 503, "fail"),
+    ],
+)
+def test_health_is_that_of_the_worst_check(checks: list[Check], status: int, worst: str) -> None:
+    answered, document = health(checks)
+    assert (answered, document["status"]) == (status, worst)
+
+
+def test_health_tells_each_check() -> None:
+    _, document = health([Check("store", "warn", "old", {"age_s": 7}), Check("ledger")])
+    assert document["checks"] == {"store": {"status": "warn", "says": "old", "age_s": 7}, "ledger": {"status": "pass"}}
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "127.0.0.1:8080", "localhost", "LocalHost:1", "localhost.", "[::1]", "[::1]:80", "localhost:"],
+)
+def test_a_name_of_loopback_passes(host: str) -> None:
+    status, _, _ = asked(protected(nothing_here, hosts=names_of("127.0.0.1")), (b"host", host.encode()))
+    assert status == 404
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        "evil.example",
+        "evil.example:80",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "localhost:80:80",
+        "localhost:80.evil.example",
+        "localhost@evil.example",
+        "evil.example#localhost",
+        "[::1].evil.example",
+        "[::1]evil",
+        "[::1",
+        "::1",
+        " localhost",
+        "localhost,evil.example",
+        "127.1",
+        "2130706433",
+        "0x7f.1",
+        "localhost:٣",
+    ],
+)
+def test_any_other_name_is_turned_away(host: str) -> None:
+    name = host.encode("latin-1", "ignore") if host.isascii() else host.encode()
+    status, _, document = asked(protected(nothing_here, hosts=names_of("127.0.0.1")), (b"host", name))
+    assert status == 421
+    assert document["detail"].isprintable()
+
+
+def test_a_missing_or_second_host_is_turned_away() -> None:
+    app = protected(nothing_here, hosts=names_of("127.0.0.1"))
+    assert asked(app)[0] == 421
+    assert asked(app, (b"host", b"localhost"), (b"host", b"localhost"))[0] == 421
+
+
+def test_without_names_any_passes() -> None:
+    assert asked(protected(nothing_here, hosts=None), (b"host", b"api.example"))[0] == 404
+
+
+def test_every_answer_has_the_fields_for_browsers() -> None:
+    app = protected(nothing_here, hosts=("a",), policy="default-src 'none'")
+    for host in (b"a", b"b"):
+        _, fields, _ = asked(app, (b"host", host))
+        assert fields["content-security-policy"] == "default-src 'none'"
+        assert fields["x-content-type-options"] == "nosniff"
+        assert fields["x-frame-options"] == "DENY"
+
+
+def test_an_application_may_set_its_own() -> None:
+    async def own(scope: Any, receive: Any, send: Any) -> None:
+        await send_problem(send, Problem(404, "", more=(("Content-Security-Policy", "default-src 'none'"),)))
+
+    _, fields, _ = asked(protected(own, hosts=None))
+    assert fields["Content-Security-Policy"] == "default-src 'none'"
+    assert "content-security-policy" not in fields
+
+
+@pytest.mark.parametrize(
+    ("host", "only_here"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("[::1]", True),
+        ("::ffff:127.0.0.1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),  # noqa: S104
+        ("::", False),
+        ("", False),
+        ("10.0.0.1", False),
+        ("::ffff:10.0.0.1", False),
+        ("localhost.example", False),
+    ],
+)
+def test_loopback_is_what_only_this_machine_reaches(host: str, only_here: bool) -> None:
+    assert is_loopback(host) is only_here
+
+
+@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
+def test_a_missing_package_is_one_line_that_names_the_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(QuotaError, match=rf"^{package} is not installed: pip install 'quota-ledger\[web\]'$") as said:
+        require_web()
+    assert said.value.exit_status == 1
