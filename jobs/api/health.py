@@ -1,0 +1,87 @@
+"""/healthz of the API: whether the store can be read, the ledger answers, and what is served is fresh."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from quota.common.clock import host_clock, rfc3339
+from quota.errors import QuotaError
+from quota.web.health import Check, health
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from quota.jobs.store.reader import Pass, Reader
+    from quota.session import Session
+
+    class Read(Protocol):
+        def __call__(self, question: Callable[[Reader], list[Pass]]) -> Awaitable[list[Pass]]: ...
+
+
+KEPT_S = 2.0
+"""Anybody may ask, and each question asks the ledger: it is asked this often at most."""
+
+
+class Health:
+    """What is known of the store and the ledger, at most KEPT_S old."""
+
+    def __init__(self, session: Session, read: Read) -> None:
+        self._session = session
+        self._read = read
+        self._lock = asyncio.Lock()
+        self._found: tuple[int, dict[str, object]] = (503, {})
+        self._examined_s = -KEPT_S
+
+    async def examine(self) -> tuple[int, dict[str, object]]:
+        async with self._lock:
+            if time.monotonic() - self._examined_s >= KEPT_S:
+                self._found = health([*await self._store(), await asyncio.to_thread(self._ledger)])
+                self._examined_s = time.monotonic()
+        return self._found
+
+    async def _store(self) -> list[Check]:
+        try:
+            passes = await self._read(lambda reader: reader.passes())
+        except Exception as error:  # the store is away: `read` has logged why
+            return [Check("store", "fail", str(error))]
+        return [Check("store"), self._freshness(passes)]
+
+    def _freshness(self, passes: list[Pass]) -> Check:
+        """How old what is served is, of the jobs in the configuration. It warns where that says what is stale."""
+        now_ms = host_clock()
+        jobs = self._session.settings.jobs
+        completed = [
+            one.completed_ms
+            for one in passes
+            if one.completed_ms is not None and one.job in jobs and one.region in (jobs[one.job].regions or ("",))
+        ]
+        if not completed:
+            return Check("freshness", "warn", "no pass of a region is complete yet")
+        notify = self._session.settings.notify
+        stale_ms = None if notify is None else notify.stale_ms
+        oldest_ms, newest_ms = min(completed), max(completed)
+        members: dict[str, Any] = {
+            "newest": rfc3339(newest_ms),
+            "oldest": rfc3339(oldest_ms),
+            "age_s": max(0, now_ms - newest_ms) // 1_000,
+            "oldest_age_s": max(0, now_ms - oldest_ms) // 1_000,
+        }
+        if stale_ms is not None and now_ms - oldest_ms > stale_ms:
+            return Check("freshness", "warn", "a region is stale", members)
+        return Check("freshness", members=members)
+
+    def _ledger(self) -> Check:
+        """Only whether it answers. What is stored is served without it."""
+        settings = self._session.settings
+        path = settings.ledger.url.removeprefix("sqlite:///")
+        if path != settings.ledger.url and not os.path.exists(path):
+            return Check("ledger", "warn", "nothing was charged yet")  # a question would make the file
+        try:
+            for project in sorted({credential.project for credential in settings.credentials.values()}):
+                self._session.ledger.exhaustions(project)
+        except QuotaError:
+            return Check("ledger", "warn", "the ledger does not answer; what is stored is served")
+        return Check("ledger")

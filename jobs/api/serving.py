@@ -1,0 +1,92 @@
+"""`quota serve`: where it may listen, and the processes that serve."""
+
+from __future__ import annotations
+
+import re
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+import quota
+from quota.common.text import show
+from quota.errors import UsageError
+from quota.inbound.configured import rules_of
+from quota.inbound.on_asgi import asgi
+from quota.jobs.api.app import make_app
+from quota.web.lifecycle import address_of, listen, serve
+from quota.web.protection import is_loopback, names_of, protected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from quota.inbound.rules import Rules
+    from quota.settings.model import Settings
+    from quota.web.protection import App
+
+ASKED = ("/api/v1/videos/trending", "/api/v1/search", "/api/v1/channels/ID")
+"""What a rule must be about before others may ask."""
+
+_HOST_NAME = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
+
+NOT_LIMITED = ("/healthz",)
+"""Whoever looks after the process asks often, and its answer is kept for a moment."""
+
+POLICY = "default-src 'none'; frame-ancestors 'none'"
+"""Documents for programs: a browser that is made to show one loads nothing for it."""
+
+
+def run_api(
+    config: str | None,
+    *,
+    host: str,
+    port: int,
+    workers: int,
+    names: Sequence[str],
+    unlimited: bool,
+    say: Callable[[str], object],
+) -> None:
+    """Serve until a signal ends it. `say` prints the line with the address. Raises QuotaError."""
+    with quota.open(config) as session:  # what is wrong with it is said before anything is served
+        settings = session.settings
+    rules = rules_of(settings, exempt=NOT_LIMITED)
+    if not is_loopback(host) and not unlimited and (path := _not_limited(rules)) is not None:
+        raise UsageError(
+            f"--host {show(host)}: others can reach it, and no rule limits {path}: write one as [inbound.NAME] in "
+            f"{settings.source}, or say --unlimited"
+        )
+    hosts = {*map(_host_name, names), *(names_of(host) if is_loopback(host) else ())}
+
+    def make() -> App:
+        session = quota.open(config)
+        return protected(_limited(make_app(session), session.settings), hosts=hosts or None, policy=POLICY)
+
+    with listen(host, port) as listener:
+        address = address_of(listener)
+        serve(make, listener, workers=workers, ready=lambda: say(f"quota serve: {address} ({settings.source})"))
+
+
+def _host_name(text: str) -> str:
+    """A name as a Host field has it, without the port. Raises UsageError for what no request can name."""
+    name = text.lower().removesuffix(".")
+    if _HOST_NAME.fullmatch(name):
+        return name
+    try:
+        return str(ip_address(name.strip("[]")))
+    except ValueError:
+        raise UsageError(
+            f"--hostname {show(text)}: write a name alone, as clients send it in Host, for example api.example.org"
+        ) from None
+
+
+def _not_limited(rules: Rules | None) -> str | None:
+    """The first path that no rule limits; None if each has one. A rule that is only tried refuses nobody."""
+    for path in ASKED:
+        found = () if rules is None else rules.find("GET", path)
+        if all(rule.shadow for rule in found):
+            return path
+    return None
+
+
+def _limited(app: App, settings: Settings) -> App:
+    """The application behind the rules of the configuration, where it has any."""
+    rules = rules_of(settings, exempt=NOT_LIMITED)
+    return app if rules is None else asgi(app, rules)

@@ -1,0 +1,614 @@
+"""`quota serve` as its clients meet it: processes, HTTP, and a store that runs write meanwhile."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import jsonschema
+import pytest
+
+from quota.common.clock import host_clock
+from quota.jobs.emulator import Emulator
+from quota.jobs.job import Page
+from quota.jobs.store.reader import MAX_HITS
+from quota.jobs.store.store import Store
+from support.commands import QUOTA, Quota, one_line
+from support.web import Served
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CONFIG = """
+[ledger]
+url = "sqlite:///ledger.db"
+[store]
+url = "sqlite:///videos.db"
+[credentials.main]
+api = "youtube-v3"
+project = "research"
+key = "env:KEY"
+endpoint = "{endpoint}"
+[jobs.trending]
+fetch = "trending"
+regions = ["US", "DE", "FR"]
+pages = 2
+[jobs.channels]
+fetch = "channels"
+regions = ["US"]
+"""
+TRENDING = "/api/v1/videos/trending"
+SEARCH = "/api/v1/search"
+
+
+class Api:
+    """An installation whose store is served."""
+
+    def __init__(self, quota: Quota, upstream: Emulator, served: Served) -> None:
+        self.quota = quota
+        self.upstream = upstream
+        self.served = served
+        self.client = httpx.Client(base_url=served.address, timeout=20)
+
+    @property
+    def store(self) -> Path:
+        return self.quota.folder / "videos.db"
+
+    def get(self, path: str, **parameters: object) -> httpx.Response:
+        return self.client.get(path, params={name: str(value) for name, value in parameters.items()})
+
+    def json(self, path: str, **parameters: object) -> Any:
+        answer = self.get(path, **parameters)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def problem(self, status: int, path: str, **parameters: object) -> Any:
+        return problem(self.get(path, **parameters), status)
+
+    def rows(self, sql: str, *values: object) -> list[Any]:
+        with closing(sqlite3.connect(self.store)) as db:
+            return db.execute(sql, values).fetchall()
+
+    def pages(self, path: str, **parameters: object) -> Iterator[Any]:
+        found = self.json(path, **parameters)
+        yield found
+        while "nextPageToken" in found:
+            found = self.json(path, **parameters, cursor=found["nextPageToken"])
+            yield found
+
+
+def problem(answer: httpx.Response, status: int) -> Any:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.headers["cache-control"] == "no-store"
+    document = answer.json()
+    assert document["status"] == status
+    assert document["detail"].isprintable()
+    return document
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    quota = Quota(tmp_path_factory.mktemp("api"))
+    with Emulator() as upstream:
+        quota.env["KEY"] = "a-key-for-the-api"
+        quota.configure(CONFIG.format(endpoint=upstream.address))
+        assert quota("run", "trending", "--region", "US", "--region", "DE").returncode == 0
+        assert quota("run", "channels").returncode == 0
+        with Served([*QUOTA, "serve", "--port", "0"], cwd=quota.folder, env=quota.env) as served:
+            api = Api(quota, upstream, served)
+            yield api
+            api.client.close()
+            status, stderr = served.end(signal.SIGTERM)
+            assert (status, stderr) == (0, "")
+
+
+def video(number: int, title: str = "a title") -> dict[str, Any]:
+    return {
+        "id": f"v{number}",
+        "snippet": {"title": title, "channelId": "UCa"},
+        "statistics": {"viewCount": str(number)},
+    }
+
+
+def save(store: Store, numbers: range, *, job: str = "trending", region: str = "FR", finished: bool = True) -> None:
+    """A page of a pass, in the region's ranking."""
+    (checkpoint,) = store.start_round(job, [region])
+    page = Page([video(number) for number in numbers], ranked=True, cursor={"after": numbers[-1]})
+    store.save_page(checkpoint, page, started_at_ms=host_clock(), finished=finished)
+
+
+@pytest.fixture
+def store(api: Api) -> Iterator[Store]:
+    """The store that is served."""
+    with Store(str(api.store), retention_ms=10**10) as store:
+        yield store
+
+
+# -- what is served ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [7, 50, 100])
+def test_the_pages_of_a_ranking_are_the_ranking(api: Api, limit: int) -> None:
+    pages = list(api.pages(TRENDING, region="DE", limit=limit))
+    stored = api.rows(
+        "SELECT r.video_id, r.rank, v.title FROM rankings r JOIN videos v USING (video_id)"
+        " WHERE region = 'DE' ORDER BY rank"
+    )
+    assert [(one["id"], one["rank"], one["snippet"]["title"]) for page in pages for one in page["items"]] == stored
+    assert {page["pageInfo"]["totalResults"] for page in pages} == {len(stored)}
+    assert all(len(page["items"]) == limit for page in pages[:-1])
+
+
+def test_a_video_has_upstreams_names_and_types(api: Api) -> None:
+    first = api.json(TRENDING, region="US", limit=1)["items"][0]
+    upstream = httpx.get(
+        f"{api.upstream.address}/youtube/v3/videos",
+        params={"part": "snippet,contentDetails,statistics", "id": first["id"], "key": "k"},
+    ).json()["items"][0]
+    for part in ("snippet", "contentDetails", "statistics"):
+        known = {name: value for name, value in upstream[part].items() if name in first[part]}
+        assert {**first[part], "thumbnails": known.get("thumbnails")} == {
+            **known,
+            "thumbnails": known.get("thumbnails"),
+        }
+        assert len(known) > 2
+
+
+def test_a_search_finds_what_the_command_finds(api: Api) -> None:
+    word = api.rows("SELECT title FROM videos LIMIT 1")[0][0].split()[0]
+    found = [one["id"]["videoId"] for page in api.pages(SEARCH, q=word, limit=20) for one in page["items"]]
+    command = api.quota.json("search", word, "--limit", "500")["videos"]
+    assert found == [one["video_id"] for one in command]
+    assert len(found) > 0
+
+
+def test_equal_matches_stand_in_the_order_of_their_views(api: Api, store: Store) -> None:
+    (checkpoint,) = store.start_round("equal", ["XY"])
+    equal = [video(number, "equally") for number in (5, 0, 7, 3, 1)] + [video(9, "equally") | {"statistics": {}}]
+    store.save_page(checkpoint, Page(equal), started_at_ms=1, finished=True)
+    expected = ["v7", "v5", "v3", "v1", "v0", "v9"]
+    assert [
+        one["id"]["videoId"] for page in api.pages(SEARCH, q="equally", limit=4) for one in page["items"]
+    ] == expected
+    assert [one["video_id"] for one in api.quota.json("search", "equally")["videos"]] == expected
+
+
+def test_a_channel_is_what_a_job_fetched_or_what_its_videos_say(api: Api, store: Store) -> None:
+    ((fetched, title),) = api.rows("SELECT channel_id, title FROM channels LIMIT 1")
+    assert api.json(f"/api/v1/channels/{fetched}")["snippet"]["title"] == title
+    (checkpoint,) = store.start_round("other", ["XY"])
+    named = {"id": "v-named", "snippet": {"channelId": "UC é", "channelTitle": "Of a video"}}
+    store.save_page(checkpoint, Page([named]), started_at_ms=1, finished=True)
+    found = {"kind": "youtube#channel", "id": "UC é", "snippet": {"title": "Of a video"}}
+    assert api.json("/api/v1/channels/UC%20%C3%A9") == found
+    api.problem(404, "/api/v1/channels/UCnobody")
+
+
+def test_a_word_that_more_videos_have_than_are_ranked_finds_the_newest_by_views(api: Api, store: Store) -> None:
+    (checkpoint,) = store.start_round("many", ["XY"])
+    many = [video(number, "ubiquitous") for number in range(MAX_HITS + 20)]
+    store.save_page(checkpoint, Page(many), started_at_ms=1, finished=True)
+    found = [one["id"]["videoId"] for page in api.pages(SEARCH, q="ubiquitous", limit=100) for one in page["items"]]
+    assert found == [f"v{number}" for number in range(MAX_HITS + 19, 19, -1)]
+
+
+def test_the_page_lists_the_document_and_asks_nobody_else(api: Api) -> None:
+    answer = api.get("/")
+    assert "http" not in answer.text
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'; style-src 'self'")
+    for path in api.json("/openapi.json")["paths"]:
+        assert path in answer.text
+    assert api.get("/style.css").headers["content-type"] == "text/css; charset=utf-8"
+
+
+def test_health_tells_of_store_ledger_and_freshness(api: Api, store: Store) -> None:
+    save(store, range(3), job="no-longer-configured", region="XX")
+    with closing(sqlite3.connect(api.store)) as db, db:
+        db.execute("UPDATE checkpoints SET completed_at_ms = 1 WHERE region = 'XX'")
+    found = api.json("/healthz")
+    assert found["checks"]["ledger"] == {"status": "pass"}
+    assert found["checks"]["store"] == {"status": "pass"}
+    assert found["checks"]["freshness"]["age_s"] <= found["checks"]["freshness"]["oldest_age_s"] < 600
+    assert found["status"] == "pass"
+
+
+# -- who may keep it ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path", [f"{TRENDING}?region=US", f"{SEARCH}?q=nothing-has-this", "/openapi.json", "/", "/style.css"]
+)
+def test_an_answer_that_is_the_same_is_not_sent_again(api: Api, path: str) -> None:
+    first = api.client.get(path)
+    tag = first.headers["etag"]
+    for condition in (tag, f"W/{tag}", f'"other", {tag}', "*"):
+        again = api.client.get(path, headers={"if-none-match": condition})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+        assert again.headers["cache-control"] == first.headers["cache-control"]
+    for condition in ('"other"', tag.strip('"'), ""):
+        assert api.client.get(path, headers={"if-none-match": condition}).status_code == 200
+    head = api.client.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert {**head.headers, "date": ""} == {**first.headers, "date": ""}
+
+
+def test_what_is_old_may_be_kept_longer(api: Api, store: Store) -> None:
+    def kept_s() -> int:
+        return int(api.get(TRENDING, region="OLD").headers["cache-control"].removeprefix("public, max-age="))
+
+    save(store, range(3), region="OLD")
+    assert kept_s() == 10
+    for age_s, fresh_s in ((600, 60), (10**6, 300), (-(10**6), 10)):
+        with closing(sqlite3.connect(api.store)) as db, db:
+            sql = "UPDATE checkpoints SET completed_at_ms = ? WHERE region = 'OLD'"
+            db.execute("UPDATE rankings SET taken_at_ms = 1 WHERE region = 'OLD'")
+            db.execute(sql, (host_clock() - age_s * 1_000,))
+        assert kept_s() in (fresh_s, fresh_s + 1)
+
+
+# -- pages while runs write --------------------------------------------------------------------------------------------
+
+
+def ids(found: Any) -> list[str]:
+    return [one["id"] for one in found["items"]]
+
+
+def test_a_ranking_stays_as_it_is_until_the_next_one_is_complete(api: Api, store: Store) -> None:
+    asked = {"region": "FR", "limit": 10}
+    problem(api.get(TRENDING, **asked), 404)
+    save(store, range(25), finished=False)
+    problem(api.get(TRENDING, **asked), 404)  # its first page is stored, the second is not
+    save(store, range(25, 50))
+    first = api.json(TRENDING, **asked)
+    assert ids(first) == [f"v{number}" for number in range(10)]
+
+    save(store, range(100, 125), finished=False)  # the next pass
+    second = api.json(TRENDING, **asked, cursor=first["nextPageToken"])
+    assert ids(second) == [f"v{number}" for number in range(10, 20)]
+    assert api.json(TRENDING, **asked) == first
+
+    store.fail(store.checkpoint("trending", "FR"), keep_cursor=False)  # given up: what it stored is no ranking
+    assert api.json(TRENDING, **asked) == first
+
+    save(store, range(200, 225))
+    old = api.problem(400, TRENDING, **asked, cursor=second["nextPageToken"])
+    assert (old["parameter"], "has changed" in old["detail"]) == ("cursor", True)
+    assert ids(api.json(TRENDING, **asked)) == [f"v{number}" for number in range(200, 210)]
+
+
+def test_a_search_goes_on_until_the_store_gets_something(api: Api, store: Store) -> None:
+    word = api.rows("SELECT title FROM videos WHERE title LIKE '% %' LIMIT 1")[0][0].split()[0]
+    first = api.json(SEARCH, q=word, limit=1)
+    second = {"q": word, "limit": 1, "cursor": first["nextPageToken"]}
+    assert api.json(SEARCH, **second)["items"] != first["items"]
+    save(store, range(9_000, 9_001), region="XZ")
+    assert api.problem(400, SEARCH, **second)["parameter"] == "cursor"
+
+
+def test_of_several_jobs_the_one_that_is_configured_ranks_a_region(api: Api, store: Store) -> None:
+    for job, numbers in (("another", range(5)), ("trending", range(10, 15)), ("zzz", range(20, 25))):
+        save(store, numbers, job=job, region="US")
+    assert api.json(TRENDING, region="US")["ranking"]["job"] == "trending"
+    save(store, range(5), job="another", region="NO")
+    assert api.json(TRENDING, region="NO")["ranking"]["job"] == "another"
+
+
+# -- the store goes away -----------------------------------------------------------------------------------------------
+
+
+def test_a_store_that_is_away_is_503_until_it_is_back(api: Api, tmp_path: Path) -> None:
+    with Store(str(tmp_path / "other.db"), retention_ms=10**10) as other:
+        save(other, range(3_000, 3_030), region="US")
+    first = api.json(TRENDING, region="DE", limit=10)
+    quota = Quota(tmp_path)
+    quota.env["KEY"] = "a-key"
+    quota.configure(CONFIG.format(endpoint=api.upstream.address))
+    shutil.copy(api.store, tmp_path / "videos.db")
+    with (
+        Served([*QUOTA, "serve", "--port", "0"], cwd=tmp_path, env=quota.env) as served,
+        httpx.Client(base_url=served.address, timeout=20) as client,
+    ):
+
+        def away() -> None:
+            for path in (f"{TRENDING}?region=DE&limit=10", f"{SEARCH}?q=a", "/api/v1/channels/a"):
+                assert int(client.get(path).headers["retry-after"]) > 0
+                problem(client.get(path), 503)
+            assert client.get("/").status_code == 200
+
+        asked = {"region": "DE", "limit": 10}
+        token = client.get(TRENDING, params=asked).json()["nextPageToken"]
+        assert token == first["nextPageToken"]  # a copy is the same store
+        for name in ("videos.db", "videos.db-wal", "videos.db-shm"):
+            (tmp_path / name).unlink(missing_ok=True)
+        away()
+        assert client.get("/healthz").status_code == 503
+        (tmp_path / "videos.db").write_bytes(b"not a database" * 100)
+        away()
+        (tmp_path / "videos.db").write_bytes(b"")
+        away()
+        (tmp_path / "videos.db").unlink()
+        shutil.copy(tmp_path / "other.db", tmp_path / "videos.db")
+        with closing(sqlite3.connect(tmp_path / "videos.db", isolation_level=None)) as writer:
+            writer.execute("PRAGMA locking_mode = EXCLUSIVE")
+            writer.execute("BEGIN EXCLUSIVE")
+            away()
+            writer.execute("ROLLBACK")
+        assert ids(client.get(TRENDING, params={"region": "US", "limit": 2}).json()) == ["v3000", "v3001"]
+        problem(client.get(TRENDING, params=asked), 404)  # another store, which has nothing of DE
+        status, stderr = served.end(signal.SIGTERM)
+    assert status == 0
+    events = [one.removeprefix("quota: ").split()[0] for one in stderr.splitlines()]
+    assert events == ["store_away", "store_back"]
+
+
+# -- what is asked wrongly ---------------------------------------------------------------------------------------------
+
+BAD = [
+    (TRENDING, "", "region"),
+    (TRENDING, "region=", "region"),
+    (TRENDING, "region=YY", "region"),
+    (TRENDING, "region=de", "region"),
+    (TRENDING, "region=DE%00", "region"),
+    (TRENDING, "region=DE&region=DE", "region"),
+    (TRENDING, "region=DE&limit=0", "limit"),
+    (TRENDING, "region=DE&limit=101", "limit"),
+    (TRENDING, "region=DE&limit=ten", "limit"),
+    (TRENDING, "region=DE&cursor=", "cursor"),
+    (TRENDING, "region=DE&cursor=CDIQAA", "cursor"),
+    (TRENDING, f"region=DE&cursor={'A' * 24}", "cursor"),
+    (TRENDING, "region=DE&pageToken=CDIQAA", "pageToken"),
+    (TRENDING, "region=DE&Limit=5", "Limit"),
+    (TRENDING, f"region={'x' * 3000}", "region"),
+    (SEARCH, "", "q"),
+    (SEARCH, "q=", "q"),
+    (SEARCH, "q=%20+%09", "q"),
+    (SEARCH, "q=%00", "q"),
+    (SEARCH, f"q={'a+' * 33}", "q"),
+    (SEARCH, f"q={'a' * 101}", "q"),
+    (SEARCH, "q=*", "q"),
+    (SEARCH, "q=a*", "q"),
+    (SEARCH, "q=music+a**", "q"),
+    (SEARCH, "q=aa*+bb*+cc*+dd*", "q"),
+    (SEARCH, "q=a&region=DE", "region"),
+    ("/api/v1/channels/a", "limit=5", "limit"),
+    ("/healthz", "verbose=1", "verbose"),
+    ("/openapi.json", "x", "x"),
+    ("/", "x=1", "x"),
+    ("/", "x" * 30_000, "x" * 97 + "..."),
+]
+
+
+@pytest.mark.parametrize(("path", "query", "parameter"), BAD)
+def test_a_question_that_cannot_be_right_is_400(api: Api, path: str, query: str, parameter: str) -> None:
+    assert problem(api.client.get(f"{path}?{query}"), 400)["parameter"] == parameter
+
+
+@pytest.mark.parametrize(
+    "path", [f"{SEARCH}?q=%ff", f"{SEARCH}?q=%ED%A0%80", f"{TRENDING}?region=DE&%ff=1", "/api/v1/channels/%ff"]
+)
+def test_what_is_not_utf_8_is_400(api: Api, path: str) -> None:
+    assert "not UTF-8" in problem(api.client.get(path), 400)["detail"]
+
+
+def test_a_cursor_of_another_query_is_400(api: Api) -> None:
+    token = api.json(TRENDING, region="DE", limit=10)["nextPageToken"]
+    for path, asked in ((TRENDING, {"region": "US"}), (SEARCH, {"q": "DE"})):
+        assert api.problem(400, path, **asked, cursor=token)["parameter"] == "cursor"
+    assert len(ids(api.json(TRENDING, region="DE", limit=20, cursor=token))) == 20  # another size of page is the same
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        '"',
+        "'",
+        "**a",
+        '"a*',
+        "aa* bb* 東京*",
+        "()",
+        "a OR b",
+        "NEAR(a b)",
+        "title:a",
+        "a -b",
+        "^a",
+        "{a}",
+        "%",
+        "\\",
+        "\U0001f600",
+        "!",
+    ],
+)
+def test_words_are_words_and_no_syntax(api: Api, words: str) -> None:
+    assert api.get(SEARCH, q=words).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/x", "/api", "/api/v1/", f"{SEARCH}/", "/api/v1/channels/", "/api/v1/channels/a/b", "/etc/../x"]
+)
+def test_any_other_path_is_404(api: Api, path: str) -> None:
+    problem(api.client.get(path), 404)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "QUERY"])
+def test_any_other_method_is_405(api: Api, method: str) -> None:
+    for path in (f"{TRENDING}?region=DE", "/healthz", "/"):
+        answer = api.client.request(method, path)
+        problem(answer, 405)
+        assert answer.headers["allow"] == "GET, HEAD"
+
+
+def test_another_host_is_421(api: Api) -> None:
+    problem(api.client.get("/healthz", headers={"host": "rebound.example"}), 421)
+
+
+def test_every_answer_is_as_the_document_says(api: Api) -> None:
+    """Random questions, most of them a little wrong."""
+    chance = random.Random(13)
+    document = api.json("/openapi.json")
+    channels = [row[0] for row in api.rows("SELECT channel_id FROM channels LIMIT 5")]
+    token = api.json(TRENDING, region="DE", limit=10)["nextPageToken"]
+    values = [
+        "DE",
+        "US",
+        "YY",
+        "",
+        "a",
+        "music video",
+        "5",
+        "100",
+        "101",
+        "-1",
+        "é",
+        "\0",
+        "x" * 600,
+        "a*",
+        token,
+        "東京",
+    ]
+    seen: set[tuple[str, int]] = set()
+    for _ in range(400):
+        path = chance.choice(list(document["paths"]))
+        operation = document["paths"][path]["get"]
+        names = [one["name"] for one in operation["parameters"] if one["in"] == "query"]
+        asked = [(name, chance.choice(values)) for name in names if chance.random() < 0.6]
+        if chance.random() < 0.1:
+            asked.append((chance.choice([*names, "other"]), chance.choice(values)))
+        target = path.replace("{channel_id}", chance.choice([*channels, "UCx", "%20", "%ff"]))
+        answer = api.client.get(target, params=asked)
+        described = operation["responses"][str(answer.status_code)]
+        (media_type,) = described["content"]
+        assert answer.headers["content-type"] == media_type
+        schema = {**described["content"][media_type]["schema"], "components": document["components"]}
+        jsonschema.validate(answer.json(), schema, cls=jsonschema.Draft202012Validator)
+        for name in described["headers"]:
+            assert name in answer.headers
+        seen.add((path, answer.status_code))
+    assert {status for path, status in seen if path == TRENDING} == {200, 400}
+    assert {status for path, status in seen if "channel" in path} == {200, 400, 404}
+    assert {status for path, status in seen if path == SEARCH} == {200, 400}
+
+
+# -- it costs nothing --------------------------------------------------------------------------------------------------
+
+
+def test_no_question_spends_quota_or_writes(api: Api) -> None:
+    def contents() -> tuple[list[str], list[str], Any]:
+        with (
+            closing(sqlite3.connect(api.quota.folder / "ledger.db")) as ledger,
+            closing(sqlite3.connect(api.store)) as store,
+        ):
+            return list(ledger.iterdump()), list(store.iterdump()), api.upstream.usage()
+
+    before = contents()
+    for path in (
+        f"{TRENDING}?region=FR&limit=99",
+        f"{TRENDING}?region=DE&limit=98",
+        f"{SEARCH}?q=some+words",
+        "/healthz",
+    ):
+        assert api.client.get(path).status_code in (200, 404)
+    assert contents() == before
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_it_needs_neither_store_nor_ledger_and_makes_neither(tmp_path: Path) -> None:
+    quota = Quota(tmp_path)
+    quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9"))
+    options = ["--port", "0", "--workers", "2", "--hostname", "Api.example"]
+    with Served([*QUOTA, "serve", *options], cwd=tmp_path, env=quota.env) as served:
+        for host in ("api.example", "localhost"):
+            answer = httpx.get(f"{served.address}/healthz", headers={"host": host})
+            assert (answer.status_code, answer.json()["checks"]["store"]["status"]) == (503, "fail")
+        assert served.end(signal.SIGINT)[0] == 0
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".db"] == []
+
+
+INBOUND = """
+[inbound]
+url = "sqlite:///inbound.db"
+[inbound.api]
+path = "{path}"
+limit = 3
+window = "1h"
+algorithm = "log"
+shadow = {shadow}
+"""
+
+
+@pytest.mark.parametrize(
+    ("rules", "missing"),
+    [
+        ("", "/api/v1/videos/trending"),
+        (INBOUND.format(path="/login", shadow="false"), "/api/v1/videos/trending"),
+        (INBOUND.format(path="/api/v1/videos/*", shadow="false"), "/api/v1/search"),
+        (INBOUND.format(path="/api/*", shadow="true"), "/api/v1/videos/trending"),
+    ],
+)
+def test_what_others_reach_wants_a_rule_or_a_word(tmp_path: Path, rules: str, missing: str) -> None:
+    quota = Quota(tmp_path)
+    quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9") + rules)
+    said = one_line(quota("serve", "--host", "0.0.0.0", "--port", "0"), 2)  # noqa: S104
+    assert f"no rule limits {missing}: write one as [inbound.NAME] in quota.toml, or say --unlimited" in said
+
+
+def test_others_are_held_to_the_rules_over_all_workers(tmp_path: Path) -> None:
+    quota = Quota(tmp_path)
+    quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9") + INBOUND.format(path="/api/*", shadow="false"))
+    options = ["--host", "::", "--port", "0", "--workers", "2"]
+    with Served([*QUOTA, "serve", *options], cwd=tmp_path, env=quota.env) as served:
+        address = f"http://[::1]:{served.port}"
+        answers = [httpx.get(f"{address}/api/v1/channels/a", headers={"host": "any.example"}) for _ in range(8)]
+        assert [one.status_code for one in answers] == [503] * 3 + [429] * 5
+        assert problem(answers[3], 429)["violated-policies"] == ["api"]
+        for field in ("retry-after", "ratelimit", "content-security-policy"):
+            assert field in answers[3].headers
+        assert {httpx.get(f"{address}/healthz").status_code for _ in range(5)} == {503}
+        assert served.end(signal.SIGTERM)[0] == 0
+
+
+def test_a_word_lets_all_in(tmp_path: Path) -> None:
+    quota = Quota(tmp_path)
+    quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9"))
+    command = [*QUOTA, "serve", "--host", "0.0.0.0", "--port", "0", "--unlimited"]  # noqa: S104
+    with Served(command, cwd=tmp_path, env=quota.env) as served:
+        assert httpx.get(f"http://127.0.0.1:{served.port}/", headers={"host": "any.example"}).status_code == 200
+
+
+def test_why_it_cannot_begin_is_one_line(tmp_path: Path) -> None:
+    quota = Quota(tmp_path)
+    quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert f"127.0.0.1:{port}: Address already in use" in one_line(quota("serve", "--port", port), 1)
+    assert "port 70000" in one_line(quota("serve", "--port", "70000"), 2)
+    assert "start 1 to 64" in one_line(quota("serve", "--port", "0", "--workers", "0"), 2)
+    for name in ("api.example.org:443", "https://api.example.org", "*.example.org", "a b"):
+        assert "write a name alone" in one_line(quota("serve", "--port", "0", "--hostname", name), 2)
+    quota.configure("[oops]\n")
+    assert "oops" in one_line(quota("serve", "--port", "0"), 78)
+
+
+def test_without_the_extra_it_says_how_to_get_it(tmp_path: Path) -> None:
+    script = "import sys; sys.modules['uvicorn'] = None; from quota.cli.entry import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "serve"],
+        cwd=tmp_path,
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "pip install 'quota-ledger[web]'" in one_line(done, 1)

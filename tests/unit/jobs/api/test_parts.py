@@ -1,0 +1,168 @@
+"""The parts of the API that need no server: cursors, parameters, kept answers, resources of damaged rows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from quota.jobs.api.cursor import ForeignCursorError, decode, encode, is_of
+from quota.jobs.api.kept import OVERHEAD_BYTES, KeptAnswers
+from quota.jobs.api.openapi import document
+from quota.jobs.api.parameters import ParameterError, limit_of, read_parameters
+from quota.jobs.api.resources import channel, video
+from quota.jobs.store.fulltext import is_one_word
+from quota.jobs.store.reader import ChannelRow, VideoRow
+
+
+@pytest.mark.parametrize("position", [0, 1, 50, 2**32 - 1])
+def test_a_cursor_leads_back_to_its_place(position: int) -> None:
+    version, found = decode("trending DE", encode("trending DE", "v1", position))
+    assert (is_of(version, "v1"), is_of(version, "v2"), found) == (True, False, position)
+
+
+def test_a_cursor_belongs_to_its_question() -> None:
+    with pytest.raises(ForeignCursorError):
+        decode("trending FR", encode("trending DE", "v1", 50))
+
+
+@pytest.mark.parametrize("written", ["", "a", "A" * 23, "A" * 24, "A" * 25, "A" * 23 + "+", "A" * 23 + "\n", "ä" * 24])
+def test_anything_else_is_no_cursor(written: str) -> None:
+    with pytest.raises(ForeignCursorError):
+        decode("trending DE", written)
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        (b"", {}),
+        (b"a=1", {"a": "1"}),
+        (b"a=1&b=", {"a": "1", "b": ""}),
+        (b"a", {"a": ""}),
+        (b"a=1+2%2B%26", {"a": "1 2+&"}),
+        (b"%61=x=y", {"a": "x=y"}),
+        ("a=東".encode(), {"a": "東"}),
+        (b"a=%E6%9D%B1", {"a": "東"}),
+        (b"a=%zz", {"a": "%zz"}),
+    ],
+)
+def test_parameters_are_read(query: bytes, found: dict[str, str]) -> None:
+    assert read_parameters(query, ("a", "b")) == found
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        b"c=1",
+        b"a=1&a=1",
+        b"a=1&%61=2",
+        b"a=1&",
+        b"&",
+        b"=",
+        b"A=1",
+        b"a=%ff",
+        b"a=%ED%A0%80",
+        b"%ff=1",
+        b"a=\xff",
+        b"a;b",
+    ],
+)
+def test_parameters_that_no_answer_heeds_are_turned_away(query: bytes) -> None:
+    with pytest.raises(ParameterError) as said:
+        read_parameters(query, ("a", "b"))
+    assert said.value.detail.isprintable()
+
+
+@pytest.mark.parametrize("written", ["1", "50", "100", "007"])
+def test_a_limit_is_from_1_to_100(written: str) -> None:
+    assert limit_of({"limit": written}) == int(written)
+
+
+@pytest.mark.parametrize("written", ["", "0", "101", "-1", "1.5", "1e1", " 1", "٣", "0x1", "9" * 5000, "+1", "1_0"])
+def test_any_other_limit_is_turned_away(written: str) -> None:
+    with pytest.raises(ParameterError):
+        limit_of({"limit": written})
+
+
+def test_answers_are_kept_until_the_store_changes() -> None:
+    kept: KeptAnswers[str] = KeptAnswers()
+    assert kept.get(1, "a") is None
+    kept.put(1, "a", "A", 1)
+    assert kept.get(1, "a") == "A"
+    assert kept.get(2, "a") is None
+    kept.put(1, "a", "late", 1)
+    assert kept.get(2, "a") is None
+
+
+def test_the_answer_that_was_not_asked_for_longest_goes_first() -> None:
+    kept: KeptAnswers[str] = KeptAnswers(30 * (OVERHEAD_BYTES + 2))
+    kept.get(1, "")
+    for number in range(30):
+        kept.put(1, f"{number:02}", "x", 0)
+    kept.get(1, "00")
+    kept.put(1, "30", "x", 0)
+    assert [kept.get(1, f"{number:02}") for number in (0, 1, 2, 30)] == ["x", None, "x", "x"]
+
+
+def test_an_answer_too_large_to_keep_pushes_nothing_out() -> None:
+    kept: KeptAnswers[str] = KeptAnswers(10_000)
+    kept.get(1, "")
+    kept.put(1, "a", "x", 10)
+    kept.put(1, "b", "x", 9_000)
+    assert (kept.get(1, "a"), kept.get(1, "b")) == ("x", None)
+
+
+@pytest.mark.parametrize("value", [None, b"\xff", 1.5, -1, "", "[", "[[", "{}", "[1]", '["\\ud800"]', 2**62])
+def test_a_damaged_row_is_a_resource_without_what_is_damaged(value: Any) -> None:
+    for resource in (video(VideoRow(*[value] * len(VideoRow._fields))), channel(ChannelRow(*[value] * 11))):
+        written = json.dumps(resource, ensure_ascii=False).encode(errors="replace")
+        assert {"kind", "id"} <= json.loads(written).keys()
+        assert None not in resource.get("snippet", {}).values()
+
+
+@pytest.mark.parametrize(
+    ("url", "size"),
+    [
+        ("https://i.ytimg.com/vi/x/maxresdefault.jpg", "maxres"),
+        ("https://i.ytimg.com/vi/x/hqdefault_live.jpg", "default"),
+        ("https://i.ytimg.com/vi/x/mqdefault.webp", "medium"),
+        ("https://yt3.ggpht.com/abc=s88", "default"),
+        ("", "default"),
+    ],
+)
+def test_a_thumbnail_stands_under_the_size_of_its_file(url: str, size: str) -> None:
+    row = VideoRow("v", *[None] * 18)._replace(thumbnail_url=url)
+    assert video(row)["snippet"]["thumbnails"] == {size: {"url": url}}
+
+
+@pytest.mark.parametrize(
+    ("words", "one"),
+    [
+        ("music", True),
+        (" Straße ", True),
+        ("café", True),
+        ("музыка", True),
+        ("東", True),
+        ("2026", True),
+        ("東京", False),
+        ("music video", False),
+        ("mus*", False),
+        ("rock-n-roll", False),
+        ("snake_case", False),
+        ("", False),
+        ("😀", False),
+        ('"music"', False),
+    ],
+)
+def test_a_single_word_is_told_from_a_phrase(words: str, one: bool) -> None:
+    assert is_one_word(words) is one
+
+
+def test_the_document_names_every_schema_that_it_refers_to() -> None:
+    listed = document()
+    written = json.dumps(listed)
+    for kind in ("schemas", "headers"):
+        named = {one.partition('"')[0] for one in written.split(f"#/components/{kind}/")[1:]}
+        assert named
+        assert named <= set(listed["components"][kind])
