@@ -8,6 +8,7 @@
     ├── Refused                     75  the budget said no; carries the decision
     ├── LedgerError                 69  the ledger could not answer
     │   └── UnusableLedger              it never will: another format, another program's, damaged, a wrong password
+    ├── StorageAway                 69  the storage of inbound limits could not answer
     ├── BadAnswer                    1  upstream's answer is too large, too slow, or not what the API promises
     ├── UnknownCharge                1  no such charge, or it is too old to correct
     ├── MoveRefused                  1  a ledger cannot be moved there, and nothing was changed
@@ -59,6 +60,15 @@ class LedgerError(QuotaError):
 
 class UnusableLedger(LedgerError):
     """The ledger answers, and no command of this configuration can use it, however often it is asked."""
+
+
+class StorageAway(QuotaError):
+    """The storage of inbound limits did not answer, or not in time: nobody knows whether the request was counted.
+
+    `str(error)` names the storage and the remedy.
+    """
+
+    exit_status = 69
 
 
 class BadAnswer(QuotaError):

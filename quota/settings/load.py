@@ -96,10 +96,10 @@ def load_settings(config: str | Path | None = None) -> Settings:
 
 
 def _settings(data: dict[str, Any], path: Path | None, source: str, folder: Path) -> Settings:
-    root = TomlTable(data, source, keys=("ledger", "credentials", "jobs", "store", "textfile", "notify"))
-    if "credentials" not in root:
-        raise root.error(f"missing; {_A_CREDENTIAL}", "credentials")
-    credentials = _credentials(root.table("credentials"), folder)
+    root = TomlTable(data, source, keys=("ledger", "credentials", "jobs", "store", "textfile", "notify", "inbound"))
+    if "credentials" not in root and ("inbound" not in root or "jobs" in root):
+        raise root.error(f"missing; {A_CREDENTIAL}", "credentials")
+    credentials = _credentials(root.table("credentials"), folder) if "credentials" in root else {}
     ledger = _ledger(root.table("ledger", ("url", "name", "unavailable"), default={}), folder, path)
     return Settings(
         path=path,
@@ -109,7 +109,14 @@ def _settings(data: dict[str, Any], path: Path | None, source: str, folder: Path
         store=_store(root.table("store", ("url", "retention", "name"), default={}), folder, ledger),
         textfile=_folder(root, "textfile", folder) if "textfile" in root else None,
         notify=_notify(root.table("notify", ("command", "url", "stale")), folder) if "notify" in root else None,
+        inbound=_inbound(root) if "inbound" in root else None,
     )
+
+
+def _inbound(root: TomlTable) -> Mapping[str, Any]:
+    from quota.settings.inbound import check_keys  # late: few configurations have it
+
+    return check_keys(root)
 
 
 def _notify(table: TomlTable, folder: Path) -> NotifySettings:
@@ -215,7 +222,7 @@ def _url(table: TomlTable, folder: Path, default: str, schemes: tuple[str, ...])
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,19}")
 _ENDPOINT = re.compile(r"https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~%/-]*)?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-_A_CREDENTIAL = 'add [credentials.main] with api = "youtube-v3"'
+A_CREDENTIAL = 'add [credentials.main] with api = "youtube-v3"'
 _CREDENTIAL_KEYS = ("api", "project", "key", "endpoint", "cloud_project", "auth", "limits")
 _CLOUD_PROJECT = re.compile(r"[a-z][a-z0-9.:-]{4,62}[a-z0-9]|[0-9]{1,20}")
 _AUTHS = ("adc", "service-account", "authorized-user")
@@ -224,7 +231,7 @@ _AUTHS = ("adc", "service-account", "authorized-user")
 def _credentials(table: TomlTable, folder: Path) -> dict[str, CredentialSettings]:
     rows = table.tables(_CREDENTIAL_KEYS)
     if not rows:
-        raise table.error(f"at least one is needed; {_A_CREDENTIAL}")
+        raise table.error(f"at least one is needed; {A_CREDENTIAL}")
     books: dict[str, tuple[CostBook, tuple[Limit, ...]]] = {}
     credentials: dict[str, CredentialSettings] = {}
     first_of: dict[str, CredentialSettings] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quota.common.text import one_line
 from quota.limits import DAY_MS, MINUTE_MS, Limit
@@ -126,7 +126,10 @@ class NotifySettings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A whole configuration. `path` is its file; None for the built-in one. `textfile` is the folder for metrics."""
+    """A whole configuration. `path` is its file; None for the built-in one. `textfile` is the folder for metrics.
+
+    `inbound` is the table of that name as it stands in the file: `quota.inbound` reads it.
+    """
 
     path: Path | None
     ledger: LedgerSettings
@@ -135,6 +138,7 @@ class Settings:
     store: StoreSettings
     textfile: str | None = None
     notify: NotifySettings | None = None
+    inbound: Mapping[str, Any] | None = None
 
     def machines_of(self, job: JobSettings) -> int:
         """How many machines run the whole job: one, unless each does. `unavailable` says how many there are."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import redis
 
-from bench import cold, growth, on_redis, on_sqlite
+from bench import cold, growth, on_redis, on_sqlite, textfile
 from bench.before import Before
 from bench.report import Report
 from support.servers import RedisServer
@@ -66,6 +66,7 @@ def main() -> None:
                 growth_rounds,
                 effort.calls,
             )
+            textfile.measure(report, folder, server.url, growth_rounds)
             cold.measure(report, folder, server.url, cold_rounds, installed=effort.installed)
         finally:
             if before:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,10 +27,11 @@ def test_the_benchmark_prints_narrow_tables_and_holds_every_bar_against_a_figure
         "sqlite",
         "sqlite-size",
         "sqlite-growth",
+        "textfile",
         "cold",
     }
     assert [bar["name"] for bar in found["bars"] if bar["measured"] <= 0] == []
-    assert len(found["bars"]) == 8, "all but the memory, which a quick run cannot judge"
+    assert len(found["bars"]) == 10, "all but the memory, which a quick run cannot judge"
 
 
 def test_an_unknown_revision_to_measure_beside_is_one_line() -> None:
@@ -40,3 +42,32 @@ def test_an_unknown_revision_to_measure_beside_is_one_line() -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("bench: git knows no commit no-such-revision here")
     assert done.stderr.count("\n") == 1
+
+
+def test_the_load_on_the_api_is_a_narrow_table() -> None:
+    command = [sys.executable, "-m", "bench.api", "--videos", "1600", "--seconds", "0.1"]
+
+    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=100, check=False)
+
+    lines = done.stdout.splitlines()
+    assert (len(lines), max(map(len, lines))) <= (10, 80), done.stderr
+    assert re.fullmatch(r"p99 [\d.]+ ms \(at most 150\); memory \d+ MB \(at most 200\): (held|above)", lines[-1])
+    assert done.returncode == 0, "what is above its bar does not keep `make bench` from measuring the rest"
+
+
+def test_the_benchmark_of_inbound_limits_prints_narrow_tables_and_holds_every_bar_against_a_figure(
+    tmp_path: Path,
+) -> None:
+    figures = tmp_path / "figures.json"
+    command = [sys.executable, "-m", "bench.inbound", "--quick", "--json", str(figures)]
+
+    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=120, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    found = json.loads(figures.read_text())
+    assert set(found["tables"]) == {"inbound", "inbound-memory", "inbound-error"}
+    assert [bar["name"] for bar in found["bars"] if bar["measured"] <= 0] == []
+    assert len(found["bars"]) >= 3, "and one for each library that is installed"
+    logs = [row for row in found["tables"]["inbound-error"] if row["algorithm"] == "log"]
+    assert max(row["most_in_a_window"] for row in logs) == 100, "the exact log is exact"

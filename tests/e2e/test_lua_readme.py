@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import redis
 
 from quota.budget import Budget
 from quota.ledger.factory import open_ledger
@@ -46,15 +45,6 @@ else:
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
-
-
-@pytest.fixture
-def server(redis_server: RedisServer) -> Iterator[RedisServer]:
-    with redis.Redis(port=redis_server.port) as client:
-        client.flushall()
-        client.script_flush()
-        yield redis_server
-        assert [key for key in client.keys("*") if client.pttl(key) == -1] == [], "keys without a lifetime"
 
 
 @pytest.fixture
@@ -128,7 +118,7 @@ def php() -> str:
 
 def run_php(php: str, port: int, folder: Path, more: str = "") -> list[dict[str, object]]:
     """The README's program on another port, and what it prints."""
-    (program,) = blocks("php")
+    program, _ = blocks("php")
     assert program.count("6379") == 1
     path = folder / "charge.php"
     path.write_text(program.replace("6379", str(port)) + more, encoding="utf-8")

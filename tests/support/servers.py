@@ -43,8 +43,8 @@ def free_port() -> int:
 class RedisServer:
     """One redis-server without persistence in a folder of its own."""
 
-    def __init__(self, *options: str, executable: str | None = None) -> None:
-        self.port = free_port()
+    def __init__(self, *options: str, executable: str | None = None, port: int | None = None) -> None:
+        self.port = port or free_port()
         self.folder = Path(tempfile.mkdtemp(prefix="quota-redis-"))
         self._command = [executable or redis_executable(), "--port", str(self.port), "--bind", "127.0.0.1"]
         self._command += ["--dir", str(self.folder), "--save", "", "--appendonly", "no", *options]

@@ -1,0 +1,112 @@
+-- inbound_counter.lua: admit a visitor's request and count it, by two fixed windows, the older one weighted.
+--
+-- Guarantee: one atomic step over all limits of a rule: all of them count the request, or none. Of the previous window
+-- counts the part that still lies within the last window_ms, as if its requests had come evenly. Constant memory: one
+-- small number for each identity, limit and window. Rules I1 to I5 in docs/inbound-algorithms.md.
+--
+-- KEYS  for each limit: its hash for the current window, then its hash for the previous window. A hash holds the units of
+--       all identities of one shard, by their names in that window. All keys lie in one slot of a cluster
+-- ARGV  1 now_ms          0 = the server's clock
+--       2 cost            units of this request
+--       3 count_rejected  1 = a rejected request is counted too; else 0
+--       then for each limit, in the order of KEYS:
+--         number          units that fit into a window, so that number * window_ms is at most 2^52
+--         window_ms
+--         burst           0: only gcra has one
+--         window          the current window's number: now_ms / window_ms, rounded down
+--         name            of the identity in the current window: any bytes, best 8
+--         previous_name   of the identity in the previous window
+--
+-- Reply { outcome, now_ms, (remaining, reset_ms, retry_after_ms, known) for each limit }, all whole numbers
+--       outcome           1 admitted, 0 rejected, -1 = a window has ended meanwhile, and nothing was compared or counted:
+--                         call again with the windows of now_ms (the reply ends there)
+--       remaining         units that fit now
+--       reset_ms          until all of them fit again, if nothing else comes
+--       retry_after_ms    until this request fits, if nothing else comes; 0 where it fits
+--       known             2 the current window had this identity already, 1 only the previous one, 0 neither
+
+-- >>> clock
+-- The server's clock in ms, or the time that was given, for tests and simulation.
+local function clock(given_ms)
+  if given_ms ~= 0 then return given_ms end
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+-- <<< clock
+
+-- >>> limits
+-- The limits, for the windows that the server's clock is in. Where the caller means other windows, this is the end.
+local FIRST, FIELDS, MAX_LIMITS, MAX_SCALE = 4, 6, 8, 4503599627370496 -- 2^52
+local now_ms, cost, count_rejected = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '1'
+if not (now_ms and now_ms >= 0 and #KEYS >= 2 and #KEYS <= 2 * MAX_LIMITS and #ARGV == FIRST - 1 + FIELDS * #KEYS / 2) then
+  return redis.error_reply('ERR inbound: 1 to 8 limits with 2 keys and 6 arguments each are needed, and a time')
+end
+now_ms = clock(now_ms)
+local limits = {}
+for n = 1, #KEYS / 2 do
+  local first = FIRST + FIELDS * (n - 1)
+  local number, window_ms, burst = tonumber(ARGV[first]), tonumber(ARGV[first + 1]), tonumber(ARGV[first + 2])
+  local window = tonumber(ARGV[first + 3])
+  if not (cost and number and window_ms and burst and window
+      and cost % 1 == 0 and number % 1 == 0 and window_ms % 1 == 0 and burst % 1 == 0
+      and number >= 1 and window_ms >= 1 and number * window_ms <= MAX_SCALE
+      and burst >= 0 and burst <= number and cost >= 1 and cost <= (burst > 0 and burst or number)) then
+    return redis.error_reply('ERR inbound: number, window_ms, burst, window and cost are whole numbers from 1, '
+      .. 'burst up to number, cost up to either, and number * window_ms up to 2^52')
+  end
+  local at_ms = now_ms - window * window_ms
+  if at_ms < 0 or at_ms >= window_ms then return { -1, now_ms } end
+  -- With 12 to 16 fields a table does not grow any more, which would take longer than a command.
+  limits[n] = { number = number, window_ms = window_ms, burst = burst, at_ms = at_ms,
+    current_key = KEYS[2 * n - 1], previous_key = KEYS[2 * n], name = ARGV[first + 4], previous_name = ARGV[first + 5],
+    known = 0, wait_ms = 0, current = 0, previous = 0 }
+end
+-- <<< limits
+
+local function counter_wait_ms(limit)
+  local window_ms, at_ms = limit.window_ms, limit.at_ms
+  local free = limit.number - limit.current - cost
+  if free >= 0 then
+    if limit.previous * (window_ms - at_ms) <= free * window_ms then return 0 end
+    return window_ms - at_ms - math.floor(free * window_ms / limit.previous)
+  end
+  -- The current window alone is too full. In the next one it is the previous.
+  return window_ms - at_ms + window_ms - math.floor((limit.number - cost) * window_ms / limit.current)
+end
+
+local admitted = true
+for n = 1, #limits do
+  local limit = limits[n]
+  local current = redis.call('HGET', limit.current_key, limit.name)
+  local previous = redis.call('HGET', limit.previous_key, limit.previous_name)
+  limit.known = current and 2 or previous and 1 or 0
+  limit.current, limit.previous = tonumber(current or 0), tonumber(previous or 0)
+  limit.wait_ms = counter_wait_ms(limit)
+  if limit.wait_ms > 0 then admitted = false end
+end
+
+if admitted or count_rejected then
+  for n = 1, #limits do
+    local limit = limits[n]
+    -- Rejected requests count up to what can still be computed exactly.
+    local units = math.min(cost, math.floor(MAX_SCALE / limit.window_ms) - limit.current)
+    limit.current = limit.current + units
+    redis.call('HINCRBY', limit.current_key, limit.name, units == cost and ARGV[2] or string.format('%.0f', units))
+    if limit.known < 2 then -- the hash may be new
+      redis.call('PEXPIRE', limit.current_key, string.format('%.0f', 2 * limit.window_ms - limit.at_ms))
+    end
+    if not admitted then limit.wait_ms = counter_wait_ms(limit) end
+  end
+end
+
+local reply = { admitted and 1 or 0, now_ms }
+for n = 1, #limits do
+  local limit = limits[n]
+  local weighted = math.ceil(limit.previous * (limit.window_ms - limit.at_ms) / limit.window_ms)
+  local windows = limit.current > 0 and 2 or limit.previous > 0 and 1 or 0
+  reply[4 * n - 1] = math.max(limit.number - limit.current - weighted, 0)
+  reply[4 * n] = windows > 0 and windows * limit.window_ms - limit.at_ms or 0
+  reply[4 * n + 1] = limit.wait_ms
+  reply[4 * n + 2] = limit.known
+end
+return reply

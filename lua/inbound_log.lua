@@ -1,0 +1,178 @@
+-- inbound_log.lua: admit a visitor's request and count it, exactly: every request of the last window_ms counts in full.
+--
+-- Guarantee: one atomic step over all limits of a rule: all of them count the request, or none. In no window_ms are more
+-- than `number` units admitted. Memory: an entry for each request, at most `number` for each identity and limit, and at
+-- most 1,000. Rules I1 to I6 in docs/inbound-algorithms.md.
+--
+-- KEYS, ARGV and the reply are those of inbound_counter.lua, except that
+--       - number is at most 1,000, and the names are not used: KEYS names a list for each identity, its requests in the
+--         current window, then one for those in the previous window
+--       - callers that count rejected requests have lists of their own: name them otherwise
+--       - an entry of a list is three numbers of 4, 6 and 2 bytes: when it came, in ms since the window began; the units
+--         that this window had counted before it; and its own. So a total is the difference of two entries
+
+-- >>> clock
+-- The server's clock in ms, or the time that was given, for tests and simulation.
+local function clock(given_ms)
+  if given_ms ~= 0 then return given_ms end
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+-- <<< clock
+
+-- >>> limits
+-- The limits, for the windows that the server's clock is in. Where the caller means other windows, this is the end.
+local FIRST, FIELDS, MAX_LIMITS, MAX_SCALE = 4, 6, 8, 4503599627370496 -- 2^52
+local now_ms, cost, count_rejected = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '1'
+if not (now_ms and now_ms >= 0 and #KEYS >= 2 and #KEYS <= 2 * MAX_LIMITS and #ARGV == FIRST - 1 + FIELDS * #KEYS / 2) then
+  return redis.error_reply('ERR inbound: 1 to 8 limits with 2 keys and 6 arguments each are needed, and a time')
+end
+now_ms = clock(now_ms)
+local limits = {}
+for n = 1, #KEYS / 2 do
+  local first = FIRST + FIELDS * (n - 1)
+  local number, window_ms, burst = tonumber(ARGV[first]), tonumber(ARGV[first + 1]), tonumber(ARGV[first + 2])
+  local window = tonumber(ARGV[first + 3])
+  if not (cost and number and window_ms and burst and window
+      and cost % 1 == 0 and number % 1 == 0 and window_ms % 1 == 0 and burst % 1 == 0
+      and number >= 1 and window_ms >= 1 and number * window_ms <= MAX_SCALE
+      and burst >= 0 and burst <= number and cost >= 1 and cost <= (burst > 0 and burst or number)) then
+    return redis.error_reply('ERR inbound: number, window_ms, burst, window and cost are whole numbers from 1, '
+      .. 'burst up to number, cost up to either, and number * window_ms up to 2^52')
+  end
+  local at_ms = now_ms - window * window_ms
+  if at_ms < 0 or at_ms >= window_ms then return { -1, now_ms } end
+  -- With 12 to 16 fields a table does not grow any more, which would take longer than a command.
+  limits[n] = { number = number, window_ms = window_ms, burst = burst, at_ms = at_ms,
+    current_key = KEYS[2 * n - 1], previous_key = KEYS[2 * n], name = ARGV[first + 4], previous_name = ARGV[first + 5],
+    known = 0, wait_ms = 0, current = 0, previous = 0 }
+end
+-- <<< limits
+
+local MAX_LOG, MAX_WINDOW_MS, CHUNK = 1000, 2678400000, 16 -- 31 days: 4 bytes hold no more than 49
+local ENTRY = '>I4I6I2'
+
+-- When an entry came, the units before it, and its own; nothing if there is none.
+local function at(key, index)
+  local text = redis.call('LINDEX', key, index)
+  if text then return struct.unpack(ENTRY, text) end
+end
+
+-- Takes entries off the front, a few at a time, while `gone` says so of one: never of the last. The units before the one
+-- that is first then.
+local function drop(key, gone)
+  local dropped = 0
+  while true do
+    local texts = redis.call('LRANGE', key, dropped, dropped + CHUNK - 1)
+    for n = 1, #texts do
+      local came_ms, before, units = struct.unpack(ENTRY, texts[n])
+      if not gone(came_ms, before, units) then
+        if dropped > 0 then redis.call('LTRIM', key, dropped, -1) end
+        return before
+      end
+      dropped = dropped + 1
+    end
+    if #texts == 0 then error('inbound_log.lua: a list is damaged') end
+  end
+end
+
+-- How long until the oldest entries of a list that hold `too_much` units have ended, each window_ms after it came. `start`
+-- is what had been counted before them, and `ahead_ms` how long ago the list's window began.
+local function ends_in_ms(limit, key, start, too_much, ahead_ms)
+  local from = 0
+  while true do
+    local texts = redis.call('LRANGE', key, from, from + CHUNK - 1)
+    for n = 1, #texts do
+      local came_ms, before, units = struct.unpack(ENTRY, texts[n])
+      if before + units - start >= too_much then return came_ms + limit.window_ms - ahead_ms end
+    end
+    if #texts == 0 then return 0 end
+    from = from + CHUNK
+  end
+end
+
+local function log_wait_ms(limit)
+  local too_much = limit.previous + limit.current + cost - limit.number
+  if too_much <= 0 then return 0 end
+  if too_much <= limit.previous then
+    return ends_in_ms(limit, limit.previous_key, limit.old_end - limit.previous, too_much, limit.at_ms + limit.window_ms)
+  end
+  return ends_in_ms(limit, limit.current_key, limit.new_end - limit.current, too_much - limit.previous, limit.at_ms)
+end
+
+-- Of each list a limit keeps when its last entry came (new_ms, old_ms; nil: nothing in it counts), the units up to and
+-- with that one (new_end, old_end), and how many of these count (current, previous).
+local admitted = true
+for n = 1, #limits do
+  local limit = limits[n]
+  if limit.number > MAX_LOG or limit.window_ms > MAX_WINDOW_MS then
+    return redis.error_reply('ERR inbound_log.lua: number is at most ' .. MAX_LOG .. ', and window_ms '
+      .. string.format('%.0f', MAX_WINDOW_MS) .. '; take inbound_counter.lua')
+  end
+  local at_ms = limit.at_ms
+  local new_ms, new_before, new_units = at(limit.current_key, -1)
+  local old_ms, old_before, old_units = at(limit.previous_key, -1)
+  limit.known = new_ms and 2 or old_ms and 1 or 0
+  limit.new_ms, limit.new_end = new_ms, 0
+  if new_ms then
+    limit.new_end = new_before + new_units
+    limit.current = limit.new_end
+    if count_rejected then -- rejected requests may have pushed the oldest out; else a list begins at 0
+      local _, start = at(limit.current_key, 0)
+      limit.current = limit.new_end - start
+    end
+  end
+  if old_ms and old_ms <= at_ms then -- all of it has ended
+    redis.call('DEL', limit.previous_key)
+  elseif old_ms then
+    local first_ms, start = at(limit.previous_key, 0)
+    if first_ms <= at_ms then
+      start = drop(limit.previous_key, function(came_ms) return came_ms <= at_ms end)
+    end
+    limit.old_ms, limit.old_end = old_ms, old_before + old_units
+    limit.previous = limit.old_end - start
+  end
+  limit.wait_ms = log_wait_ms(limit)
+  if limit.wait_ms > 0 then admitted = false end
+end
+
+if admitted or count_rejected then
+  for n = 1, #limits do
+    local limit = limits[n]
+    -- The clock may have gone back: entries stay in order.
+    local came_ms = limit.new_ms and math.max(limit.at_ms, limit.new_ms) or limit.at_ms
+    redis.call('RPUSH', limit.current_key, struct.pack(ENTRY, came_ms, limit.new_end, cost))
+    if limit.known < 2 then
+      redis.call('PEXPIRE', limit.current_key, string.format('%.0f', 2 * limit.window_ms - limit.at_ms))
+    end
+    limit.new_ms, limit.new_end, limit.current = came_ms, limit.new_end + cost, limit.current + cost
+    if not admitted then
+      -- What is older than the newest `number` units can never decide anything.
+      if limit.old_ms and limit.current >= limit.number then
+        redis.call('DEL', limit.previous_key)
+        limit.old_ms, limit.previous = nil, 0
+      elseif limit.old_ms then
+        limit.previous = limit.old_end - drop(limit.previous_key, function(_, before, units)
+          return limit.current + limit.old_end - before - units >= limit.number
+        end)
+      end
+      if not limit.old_ms then
+        limit.current = limit.new_end - drop(limit.current_key, function(_, before, units)
+          return limit.new_end - before - units >= limit.number
+        end)
+      end
+      limit.wait_ms = log_wait_ms(limit)
+    end
+  end
+end
+
+local reply = { admitted and 1 or 0, now_ms }
+for n = 1, #limits do
+  local limit = limits[n]
+  local last_ms = limit.new_ms and limit.new_ms + limit.window_ms or limit.old_ms
+  reply[4 * n - 1] = math.max(limit.number - limit.previous - limit.current, 0)
+  reply[4 * n] = last_ms and last_ms - limit.at_ms or 0
+  reply[4 * n + 1] = limit.wait_ms
+  reply[4 * n + 2] = limit.known
+end
+return reply

@@ -1,0 +1,204 @@
+"""`quota inbound`: what an operator sees of the limits on an application's own visitors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, get_args
+
+import click
+
+from quota.cli.options import Group, config_option, json_option
+from quota.cli.output import print_json, print_rich, say
+from quota.cli.tables import Column, FirstThatFits, tables
+from quota.common.clock import rfc3339
+from quota.common.text import nearest, show
+from quota.limits import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quota.inbound.contract import Consumer, Storage
+    from quota.inbound.metrics import Standing
+    from quota.inbound.rules import Rule, Rules
+
+
+@click.group("inbound", cls=Group, invoke_without_command=True, subcommand_metavar="COMMAND [ARGS]...")
+@click.pass_context
+def inbound(ctx: click.Context) -> None:
+    """Show the limits on who may ask your own application.
+
+    The rules stand in [inbound.NAME] of quota.toml, and `quota check` examines them. docs/inbound.md shows how an
+    application uses them.
+
+    \b
+    Example:
+      quota inbound status
+      quota inbound top login
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+        ctx.exit(click.UsageError.exit_code)
+
+
+@inbound.command(short_help="Show each rule, and what became of its requests.")
+@click.option("--textfile", metavar="FILE", help="Also write the numbers for Prometheus into FILE.")
+@json_option
+@config_option
+def status(textfile: str | None, as_json: bool, config: str | None) -> None:
+    """Show each rule, what became of its requests, and how many identities it counts.
+
+    Workers hand their numbers over every 10 s. If the storage does not answer, the exit status is 69.
+
+    \b
+    Example:
+      quota inbound status
+      quota inbound status --json | jq '.rules[] | select(.refused > 0)'
+    """
+    from quota.inbound.metrics import exposition, nothing_yet, read_standing
+    from quota.inbound.opening import is_there
+
+    rules, storage = _open(config)
+    standing = read_standing(storage, rules.rules) if is_there(rules) else nothing_yet(rules.rules)
+    if textfile is not None:
+        _write(textfile, exposition(standing))
+    if as_json:
+        print_json({"storage": storage.label, "rules": [_as_json(rule, standing) for rule in rules.rules]})
+        return
+    print_rich(_render(rules.rules, standing))
+    say(f"storage {storage.label}" + ("" if storage.shared else ", shared by this machine only"))
+
+
+@inbound.command(short_help="Show who uses most of a rule, by hashed identities.")
+@click.argument("rule")
+@click.option("--count", type=click.IntRange(1, 1000), default=10, metavar="N", show_default=True, help="How many.")
+@json_option
+@config_option
+def top(rule: str, count: int, as_json: bool, config: str | None) -> None:
+    """Show who uses most of a rule's limits, by hashed identities.
+
+    The hash of an identity changes every day, or with `quota inbound rotate`. Nobody can tell the identity from it.
+
+    \b
+    Example:
+      quota inbound top search
+      quota inbound top login --count 3 --json
+    """
+    from quota.inbound.opening import is_there
+
+    rules, storage = _open(config)
+    chosen = next((one for one in rules.rules if one.name == rule), None)
+    if chosen is None:
+        raise click.UsageError(f"no rule {show(rule)}; {nearest(rule, [one.name for one in rules.rules])}")
+    consumers = storage.top(chosen.policy, count) if is_there(rules) else []
+    if as_json:
+        print_json({"rule": chosen.name, "identities": [_consumer_as_json(one) for one in consumers]})
+    elif consumers:
+        columns = [Column("identity"), Column("used", number=True), Column("limit", number=True), Column("window")]
+        rows = [
+            (one.name, f"{one.used:,}", f"{one.limit.number:,}", format_duration(one.limit.window_ms))
+            for one in consumers
+        ]
+        print_rich(FirstThatFits(tables(columns, rows)))
+    else:
+        say(f"rule {chosen.name} counts nobody now")
+
+
+@inbound.command(short_help="Change the salt of `gcra` and `log`, a minute from now.")
+@json_option
+@config_option
+def rotate(as_json: bool, config: str | None) -> None:
+    """Change the salt with which `gcra` and `log` hash identities, a minute from now.
+
+    The salt of `counter` changes every day by itself. Nobody is freed by either: whoever is refused stays refused.
+
+    \b
+    Example:
+      quota inbound rotate
+    """
+    from quota.errors import QuotaError
+    from quota.inbound.opening import is_there
+
+    rules, storage = _open(config)
+    if not is_there(rules):
+        raise QuotaError(f"{storage.label} is not there yet: no request was counted, so there is no salt to change")
+    from_ms = storage.rotate()
+    if as_json:
+        print_json({"storage": storage.label, "from": rfc3339(from_ms)})
+    else:
+        say(f"identities get new names in windows that begin at {rfc3339(from_ms)} or later")
+
+
+def _open(config: str | None) -> tuple[Rules, Storage]:
+    from quota.inbound.configured import load_rules
+    from quota.inbound.opening import opened
+
+    return opened(load_rules(config))
+
+
+def _write(path: str, text: str) -> None:
+    import os
+
+    from quota.errors import QuotaError
+    from quota.metrics import write_file
+
+    try:
+        write_file(os.path.dirname(path) or ".", os.path.basename(path), text)
+    except OSError as error:
+        raise QuotaError(
+            f"{show(path)} cannot be written: {error.strerror}; name a file in a folder that exists"
+        ) from None
+
+
+def _as_json(rule: Rule, standing: Standing) -> dict[str, object]:
+    from quota.inbound.counting import Outcome
+
+    return {
+        "name": rule.name,
+        "methods": sorted(rule.methods),
+        "path": rule.path,
+        "algorithm": rule.policy.algorithm,
+        "limits": [
+            {"name": name, "limit": one.number, "window_ms": one.window_ms, "burst": one.burst or None}
+            for name, one in zip(rule.policies, rule.limits, strict=True)
+        ],
+        "cost": rule.cost,
+        "fail": rule.fail,
+        "shadow": rule.shadow,
+        "count_rejected": rule.policy.count_rejected,
+        "identities": standing.identities[rule.name],
+        **{outcome: standing.ended(rule.name, outcome) for outcome in get_args(Outcome)},
+    }
+
+
+def _render(rules: Sequence[Rule], standing: Standing) -> FirstThatFits:
+    columns = [
+        Column("rule"),
+        Column("requests"),
+        Column("limits"),
+        Column("algorithm"),
+        Column("identities", number=True),
+        Column("admitted", number=True),
+        Column("refused", number=True),
+        Column("not asked", number=True),
+    ]
+    rows = []
+    for rule in rules:
+        refused = standing.ended(rule.name, "refused") + standing.ended(rule.name, "shadowed")
+        unasked = standing.ended(rule.name, "failed_open") + standing.ended(rule.name, "failed_closed")
+        limits = ", ".join(f"{one.number:,} in {format_duration(one.window_ms)}" for one in rule.limits)
+        rows.append(
+            (
+                rule.name,
+                f"{' '.join(sorted(rule.methods))} {rule.path or 'any path'}".strip(),
+                limits,
+                f"{rule.policy.algorithm}{', shadow' if rule.shadow else ''}",
+                f"{standing.identities[rule.name]:,}",
+                f"{standing.ended(rule.name, 'admitted'):,}",
+                f"{refused:,}",
+                f"{unasked:,}",
+            )
+        )
+    return FirstThatFits(tables(columns, rows, without=(3, 1)))
+
+
+def _consumer_as_json(one: Consumer) -> dict[str, object]:
+    return {"name": one.name, "used": one.used, "limit": one.limit.number, "window_ms": one.limit.window_ms}

@@ -1,0 +1,182 @@
+"""The three algorithms, in whole numbers and without a storage (I1, I2). SQLite uses them as they stand here; the
+scripts `lua/inbound_*.lua` are the same in Lua, and the tests compare the two.
+
+Time is cut into fixed windows, numbered from 1970. A limit keeps one state for each identity in the *current* window
+and reads the one of the *previous* window; older ones are never needed, so all states of a window expire as one. In a
+window, `at_ms` is how much of it has passed: 0 to window_ms - 1.
+
+    counter     a state is the units counted in the window
+    gcra        a state is the time at which all is free again, in 1/number ms since the window began
+    log         a state is an entry for each request: when, in ms since the window began, and its units
+
+An algorithm answers three questions about one limit: how long to wait for a request, what the current window holds
+after it, and what is left then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from quota.inbound.contract import MAX_SCALE, Decision, LimitState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from quota.inbound.contract import Limit, Policy
+
+Entries = tuple[tuple[int, int], ...]
+"""The state of a log: (ms since the window began, units), the oldest first."""
+
+
+class States(NamedTuple):
+    """What a limit knows of one identity. None: nothing was counted in that window."""
+
+    previous: Any
+    current: Any
+
+
+class Algorithm(Protocol):
+    """One limit of one identity, `at_ms` into the current window."""
+
+    def wait_ms(self, limit: Limit, states: States, at_ms: int, cost: int) -> int:
+        """From now until the first ms at which `cost` fits, if nothing else comes; 0 if it fits now."""
+        ...
+
+    def counted(self, limit: Limit, states: States, at_ms: int, cost: int) -> States:
+        """The states after `cost` was counted, whether or not it fits. Only `log` changes the previous one."""
+        ...
+
+    def left(self, limit: Limit, states: States, at_ms: int) -> tuple[int, int]:
+        """The units that fit now, and from now until all of them do."""
+        ...
+
+
+class Counter:
+    """Of the previous window counts the part that still lies within the last `window_ms`, as if its requests had come
+    evenly: previous * (window_ms - at_ms) / window_ms. Everything is compared times window_ms, so nothing is rounded.
+    """
+
+    def wait_ms(self, limit: Limit, states: States, at_ms: int, cost: int) -> int:
+        number, window_ms, _ = limit
+        previous, current = states.previous or 0, states.current or 0
+        free = number - current - cost
+        if free >= 0:
+            if previous * (window_ms - at_ms) <= free * window_ms:
+                return 0
+            return window_ms - at_ms - free * window_ms // previous
+        # The current window alone is too full. In the next one it is the previous.
+        return window_ms - at_ms + window_ms - (number - cost) * window_ms // current
+
+    def counted(self, limit: Limit, states: States, at_ms: int, cost: int) -> States:
+        # Rejected requests count up to what Lua can still compute exactly.
+        current = min((states.current or 0) + cost, MAX_SCALE // limit.window_ms)
+        return States(states.previous, current)
+
+    def left(self, limit: Limit, states: States, at_ms: int) -> tuple[int, int]:
+        number, window_ms, _ = limit
+        previous, current = states.previous or 0, states.current or 0
+        weighted = -(-previous * (window_ms - at_ms) // window_ms)  # rounded up
+        windows = 2 if current else 1 if previous else 0
+        return max(number - current - weighted, 0), windows * window_ms - at_ms if windows else 0
+
+
+class Gcra:
+    """The generic cell rate algorithm. A unit takes window_ms / number to come back, so in 1/number ms it takes
+    window_ms: whole, whatever the limit.
+    """
+
+    def wait_ms(self, limit: Limit, states: States, at_ms: int, cost: int) -> int:
+        too_much = self._free_at(limit, states, at_ms) + (cost - limit.burst) * limit.window_ms - at_ms * limit.number
+        return -(-too_much // limit.number) if too_much > 0 else 0
+
+    def counted(self, limit: Limit, states: States, at_ms: int, cost: int) -> States:
+        free_at = self._free_at(limit, states, at_ms) + cost * limit.window_ms
+        # A rejected request takes what is left, and no more.
+        return States(states.previous, min(free_at, at_ms * limit.number + limit.burst * limit.window_ms))
+
+    def left(self, limit: Limit, states: States, at_ms: int) -> tuple[int, int]:
+        used = self._free_at(limit, states, at_ms) - at_ms * limit.number
+        return (limit.burst * limit.window_ms - used) // limit.window_ms, -(-used // limit.number)
+
+    def _free_at(self, limit: Limit, states: States, at_ms: int) -> int:
+        """When all is free again, not before now. No state reaches further than one burst ahead: where the clock went
+        back, that would be longer than the limit can ever ask for."""
+        number, window_ms, burst = limit
+        now = at_ms * number
+        free_at: int = 0
+        if states.current is not None:
+            free_at = states.current
+        elif states.previous is not None:
+            free_at = states.previous - window_ms * number
+        return max(now, min(free_at, now + burst * window_ms))
+
+
+class Log:
+    """Every request of the last `window_ms` counts in full; it stops counting exactly `window_ms` after it came."""
+
+    def wait_ms(self, limit: Limit, states: States, at_ms: int, cost: int) -> int:
+        live = self._live(limit, states, at_ms)
+        too_much = sum(units for _, units in live) + cost - limit.number
+        for ends_ms, units in live:
+            if too_much <= 0:
+                break
+            too_much -= units
+            if too_much <= 0:
+                return ends_ms - at_ms
+        return 0
+
+    def counted(self, limit: Limit, states: States, at_ms: int, cost: int) -> States:
+        previous: Entries = tuple(entry for entry in states.previous or () if entry[0] > at_ms)
+        current: Entries = states.current or ()
+        came_ms = max(at_ms, current[-1][0]) if current else at_ms  # the clock may have gone back
+        current = (*current, (came_ms, cost))
+        # What is older than the newest `number` units can never decide anything.
+        total = sum(units for _, units in previous + current)
+        while previous and total - previous[0][1] >= limit.number:
+            total -= previous[0][1]
+            previous = previous[1:]
+        while not previous and total - current[0][1] >= limit.number:
+            total -= current[0][1]
+            current = current[1:]
+        return States(previous, current)
+
+    def left(self, limit: Limit, states: States, at_ms: int) -> tuple[int, int]:
+        live = self._live(limit, states, at_ms)
+        used = sum(units for _, units in live)
+        return max(limit.number - used, 0), live[-1][0] - at_ms if live else 0
+
+    def _live(self, limit: Limit, states: States, at_ms: int) -> list[tuple[int, int]]:
+        """(when it stops counting, in ms since the current window began; its units) of what still counts."""
+        live = [entry for entry in states.previous or () if entry[0] > at_ms]
+        return live + [(came_ms + limit.window_ms, units) for came_ms, units in states.current or ()]
+
+
+COUNTER = Counter()
+ALGORITHMS: Mapping[str, Algorithm] = {"counter": COUNTER, "gcra": Gcra(), "log": Log()}
+
+
+def gcra_used(limit: Limit, free_at: int, at_ms: int) -> int:
+    """The units that a state of `gcra` still holds, rounded up."""
+    return -(-max(free_at - at_ms * limit.number, 0) // limit.window_ms)
+
+
+def decide(policy: Policy, held: Sequence[States], now_ms: int, cost: int) -> tuple[Decision, Sequence[States]]:
+    """One decision over all limits of a policy: all of them count the request, or none. `held` has the states of each
+    limit, for the windows that `now_ms` lies in; what is returned with the decision is to be stored instead.
+    """
+    algorithm = ALGORITHMS[policy.algorithm]
+    rows = [(limit, states, now_ms % limit.window_ms) for limit, states in zip(policy.limits, held, strict=True)]
+    waits_ms = [algorithm.wait_ms(limit, states, at_ms, cost) for limit, states, at_ms in rows]
+    admitted = not any(waits_ms)
+    if admitted or policy.count_rejected:
+        held = [algorithm.counted(limit, states, at_ms, cost) for limit, states, at_ms in rows]
+        if not admitted:  # counting it may make the wait longer
+            waits_ms = [
+                algorithm.wait_ms(limit, states, at_ms, cost)
+                for (limit, _, at_ms), states in zip(rows, held, strict=True)
+            ]
+    answers = tuple(
+        LimitState(*algorithm.left(limit, states, at_ms), wait_ms)
+        for (limit, _, at_ms), states, wait_ms in zip(rows, held, waits_ms, strict=True)
+    )
+    return Decision(admitted, now_ms, answers), held

@@ -1,0 +1,174 @@
+"""The rules in `[inbound]` of quota.toml.
+
+[inbound]                         what applies to all: the storage, and who is who
+url = "redis://127.0.0.1:6379/0"
+
+[inbound.search]                  a rule called `search`; the first that matches counts a request
+path = "/search"
+limit = 100
+window = "60s"
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from quota.errors import ConfigError
+from quota.inbound.contract import Limit
+from quota.inbound.identity import X_FORWARDED_FOR, digest
+from quota.inbound.rules import Rule, Rules
+from quota.settings.books import parse_span
+from quota.settings.inbound import LIMIT_KEYS, RULE_KEYS
+from quota.settings.keys import read_key
+from quota.settings.load import find_config, load_settings
+from quota.settings.toml import TomlTable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from quota.settings.model import Settings
+
+MAX_KEYS_BYTES = 8 << 20
+_A_RULE = 'add [inbound.default] with limit = 600 and window = "60s"'
+
+
+def load_rules(
+    config: str | Path | None = None,
+    *,
+    keys: Callable[[str], bool] | None = None,
+    user: Callable[[Any], str | None] | None = None,
+) -> Rules:
+    """The rules in a configuration: `config`, else as the command finds it.
+
+    `keys` and `user` are functions of your own, see `Rules`. Raises ConfigError, which names file and key.
+    """
+    settings = load_settings(config)
+    if settings.path is None and find_config() is None:
+        raise ConfigError("no quota.toml was found: set QUOTA_CONFIG, or give rules in code")
+    rules = rules_of(settings, keys=keys, user=user)
+    if rules is None:
+        raise ConfigError(f"{settings.source}: inbound: missing; {_A_RULE}")
+    return rules
+
+
+def rules_of(
+    settings: Settings,
+    *,
+    keys: Callable[[str], bool] | None = None,
+    user: Callable[[Any], str | None] | None = None,
+    exempt: Sequence[str] = (),
+) -> Rules | None:
+    """The rules in settings that were read; None if there is no `[inbound]`. Raises ConfigError.
+
+    `exempt` are further path patterns that no rule counts.
+    """
+    table = table_of(settings)
+    if table is None:
+        return None
+    rules = [rule_of(table, name) for name in rule_names(table)]
+    if not rules:
+        raise table.error(f"at least one rule is needed; {_A_RULE}")
+    key_field = table.text("key_field", None)
+    known = keys
+    if known is None and "keys" in table:
+        known = _known_keys(table, settings)
+    try:
+        return Rules(
+            rules,
+            url=_url(table, settings),
+            exempt=(*table.texts("exempt"), *exempt),
+            trusted_proxies=table.texts("trusted_proxies"),
+            forwarded=table.text("forwarded", X_FORWARDED_FOR).lower(),
+            key_field=key_field,
+            keys=known,
+            user=user,
+            x_fields=table.flag("x_fields", False),
+        )
+    except ConfigError as error:
+        raise _at(table, error) from None
+
+
+def table_of(settings: Settings) -> TomlTable | None:
+    """The table `[inbound]`; None if there is none."""
+    if settings.inbound is None:
+        return None
+    return TomlTable(settings.inbound, settings.source, "inbound")
+
+
+def rule_names(table: TomlTable) -> list[str]:
+    """The names of the rules, in the order of the file."""
+    return [name for name, value in table.items() if isinstance(value, dict)]
+
+
+def rule_of(table: TomlTable, name: str) -> Rule:
+    """One rule. Raises ConfigError."""
+    row = table.table(name, RULE_KEYS)
+    if "limits" in row:
+        for key in LIMIT_KEYS:
+            if key in row:
+                raise row.error("stands in each of limits, or without limits beside path", key)
+        limits = [_limit(one) for one in row.array("limits", LIMIT_KEYS)]
+    else:
+        limits = [_limit(row)]
+    try:
+        return Rule(
+            name,
+            limits,
+            path=row.text("path", None),
+            methods=row.texts("methods"),
+            algorithm=row.text("algorithm", "counter"),  # type: ignore[arg-type]  # Rule checks it
+            cost=row.whole("cost", 1),
+            fail=row.text("fail", "open"),  # type: ignore[arg-type]  # Rule checks it
+            shadow=row.flag("shadow", False),
+            count_rejected=row.flag("count_rejected", False),
+        )
+    except ConfigError as error:
+        raise _at(row, error, f"rule {name}: ") from None
+
+
+def _limit(row: TomlTable) -> Limit:
+    return Limit(row.whole("limit"), parse_span(row, "window"), row.whole("burst", 0))
+
+
+def _at(table: TomlTable, error: ConfigError, prefix: str = "") -> ConfigError:
+    """The error with its place in the file. It begins with the key that is wrong, where it is about one."""
+    said = str(error).removeprefix(prefix)
+    key, colon, rest = said.partition(": ")
+    return table.error(rest, key) if colon and key in table else table.error(said)
+
+
+def _url(table: TomlTable, settings: Settings) -> str | None:
+    """The storage: a url as it stands there, or where one stands, because it may hold a password."""
+    url = table.text("url", None)
+    if url is None:
+        return None
+    if url.startswith(("env:", "file:")):
+        return read_key(url, "url")
+    if url.startswith("sqlite:///") and settings.path is not None:
+        file = url.removeprefix("sqlite:///")
+        return f"sqlite:///{settings.path.absolute().parent / file}"
+    return str(url)
+
+
+def _known_keys(table: TomlTable, settings: Settings) -> Callable[[str], bool]:
+    """Whether a text is one of the keys in a file, one on each line. Only hashes stay in memory."""
+    from pathlib import Path
+
+    ref = table.text("keys")
+    kind, _, name = ref.partition(":")
+    if kind != "file" or not name:
+        raise table.error('write "file:/path" of a file with one key on each line', "keys")
+    folder = Path() if settings.path is None else settings.path.absolute().parent
+    path = folder / Path(name).expanduser()
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_KEYS_BYTES + 1)
+    except OSError as error:
+        raise table.error(f"the file cannot be read: {error.strerror or error}", "keys") from None
+    if len(data) > MAX_KEYS_BYTES:
+        raise table.error(f"the file is larger than {MAX_KEYS_BYTES >> 20} MiB, so this is not a list of keys", "keys")
+    hashes = frozenset(digest(one.strip()) for one in data.decode("latin-1").splitlines() if one.strip())
+    if not hashes:
+        raise table.error("the file holds no key; write one on each line", "keys")
+    return lambda key: digest(key) in hashes

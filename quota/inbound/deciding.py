@@ -1,0 +1,241 @@
+"""One decision for one request, within a time that a visitor does not notice, whatever the storage does.
+
+    Verdict     what becomes of a request by one rule
+    Decider     asks the storage, on an event loop or in a thread, and answers by `fail` where that is away
+    Breaker     stops asking a storage that does not answer
+
+A decision takes at most `contract.WALL_S`. After three failures in a row nobody asks for a second; then one request
+tries. A process writes one line when an outage begins and one when it ends, not one for each request.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from contextlib import suppress
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import ref
+
+from quota.common.fork import start_over_in_child
+from quota.common.log import warn
+from quota.common.text import quoted
+from quota.errors import StorageAway
+from quota.inbound.contract import AT_ONCE_S, WALL_S, Decision
+from quota.inbound.counting import Counts
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop, Future
+    from collections.abc import Callable
+    from concurrent.futures import ThreadPoolExecutor
+
+    from quota.inbound.contract import Pending, Storage
+    from quota.inbound.counting import Outcome
+    from quota.inbound.rules import Rule
+
+HELD_S, HELD_SHARE = 0.01, 0.5
+"""Decisions hold up an event loop for half of its time, and for so long in one go. Where the storage is
+slower than that, they are waited for in threads: fifty that come at once do not wait for it one after another."""
+
+FAILURES = 3
+OPEN_S = 1.0
+SAY_AGAIN_S = 60.0
+"""A storage that comes and goes is not said more often."""
+
+HAND_OVER_S = 10.0
+THREADS = 8
+
+
+class Verdict(NamedTuple):
+    """What becomes of a request by one rule. `decision` is None while the storage is away."""
+
+    rule: Rule
+    outcome: Outcome
+    decision: Decision | None
+
+    @property
+    def passes(self) -> bool:
+        return self.outcome not in ("refused", "failed_closed")
+
+
+class Breaker:
+    """Whether the storage may be asked: not for a second after three failures in a row."""
+
+    def __init__(self, label: str, clock: Callable[[], float] = monotonic) -> None:
+        self._label = label
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._failures = 0
+        self._open_until = 0.0
+        self._said_at: float | None = None
+        self._said = False
+
+    def lets_through(self) -> bool:
+        """Whether to ask now. While an outage lasts, one request in a second gets True and tries."""
+        if self._failures < FAILURES:
+            return True
+        with self._lock:
+            now = self._clock()
+            if now < self._open_until:
+                return False
+            self._open_until = now + OPEN_S
+            return True
+
+    def failed(self, error: Exception) -> None:
+        """The storage did not answer."""
+        with self._lock:
+            now = self._clock()
+            self._failures += 1
+            if self._failures >= FAILURES:
+                self._open_until = now + OPEN_S
+            if self._said or (self._said_at is not None and now - self._said_at < SAY_AGAIN_S):
+                return
+            self._said, self._said_at = True, now
+        warn("inbound_storage_away storage=%s error=%s", quoted(self._label), quoted(error))
+
+    def answered(self) -> None:
+        """The storage answered."""
+        if not self._failures:
+            return
+        with self._lock:
+            self._failures, said, self._said = 0, self._said, False
+        if said:
+            warn("inbound_storage_back storage=%s", quoted(self._label))
+
+    def start_over_in_child(self) -> None:
+        self._lock = threading.Lock()
+
+
+class Decider:
+    """Decides for the requests of one process. Safe to use from several threads and after a fork."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self._breaker = Breaker(storage.label)
+        self.counts = Counts()
+        self._pool: ThreadPoolExecutor | None = None
+        self._held_s, self._held_at = 0.0, 0.0
+        self._hand_over_at = 0.0
+        start_over_in_child(self)
+        _at_exit(self)
+
+    def decide(self, rule: Rule, identity: str) -> Verdict:
+        """Decide in this thread, which may wait for up to WALL_S."""
+        started = perf_counter()
+        if not self._breaker.lets_through():
+            return self._without(rule, started)
+        try:
+            decision = self.storage.decide(rule.policy, identity, rule.cost)
+        except StorageAway as error:
+            self._breaker.failed(error)
+            return self._without(rule, started)
+        return self._with(rule, decision, started)
+
+    async def decide_soon(self, loop: AbstractEventLoop, rule: Rule, identity: str) -> Verdict:
+        """Decide on an event loop: at once where the storage can, else in a thread while the loop goes on."""
+        started = perf_counter()
+        if not self._breaker.lets_through():
+            return self._without(rule, started)
+        try:
+            answer = self._attempt(rule, identity, started)
+            decision = answer if isinstance(answer, Decision) else await self._finished(loop, answer)
+        except StorageAway as error:
+            self._breaker.failed(error)
+            return self._without(rule, started)
+        return self._with(rule, decision, started)
+
+    def _attempt(self, rule: Rule, identity: str, started: float) -> Decision | Pending:
+        """Ask the storage, and wait while the loop can be held up for it: see HELD_S."""
+        held_s = max(0.0, self._held_s - (started - self._held_at) * HELD_SHARE)
+        try:
+            return self.storage.attempt(rule.policy, identity, rule.cost, min(AT_ONCE_S, max(0.0, HELD_S - held_s)))
+        finally:
+            self._held_at = perf_counter()
+            self._held_s = held_s + self._held_at - started
+
+    async def _finished(self, loop: AbstractEventLoop, pending: Pending) -> Decision:
+        """What a pending decision becomes, waited for in a thread. All threads may be busy: that counts as away."""
+        from asyncio import wait
+
+        future = loop.run_in_executor(self._threads(), pending.finish)
+        # It is left to itself after that, and not cancelled: its connection has an answer to read.
+        future.add_done_callback(_look)
+        done, _ = await wait((future,), timeout=WALL_S)
+        if not done:
+            raise StorageAway(f"{self.storage.label}: no answer within {WALL_S} s")
+        return future.result()
+
+    def _with(self, rule: Rule, decision: Decision, started: float) -> Verdict:
+        self._breaker.answered()
+        outcome: Outcome = "admitted" if decision.admitted else "shadowed" if rule.shadow else "refused"
+        self.counts.add(rule.name, outcome, perf_counter() - started)
+        return Verdict(rule, outcome, decision)
+
+    def _without(self, rule: Rule, started: float) -> Verdict:
+        outcome: Outcome = "failed_closed" if rule.fail == "closed" and not rule.shadow else "failed_open"
+        self.counts.add(rule.name, outcome, perf_counter() - started)
+        return Verdict(rule, outcome, None)
+
+    # -- totals --------------------------------------------------------------------------------------------------------
+
+    def hand_over(self) -> None:
+        """Add what this process counted to the totals of the storage. What that does not take now, it takes later."""
+        if self.counts and self._breaker.lets_through():
+            try:
+                self.counts.hand_over(self.storage)
+            except StorageAway as error:
+                self._breaker.failed(error)
+
+    def hand_over_soon(self, loop: AbstractEventLoop) -> None:
+        """The same in a thread, HAND_OVER_S from now, unless that is to come already."""
+        if self._is_time():
+            loop.call_later(HAND_OVER_S, self._start_hand_over, loop)
+
+    def hand_over_by_itself(self) -> None:
+        """The same for servers without an event loop: no request waits for it, and it needs no further request."""
+        if self._is_time():
+            timer = threading.Timer(HAND_OVER_S, self.hand_over)
+            timer.daemon = True
+            with suppress(RuntimeError):  # no more threads can begin; the end of the process hands over, too
+                timer.start()
+
+    def _start_hand_over(self, loop: AbstractEventLoop) -> None:
+        loop.run_in_executor(self._threads(), self.hand_over)
+
+    def _is_time(self) -> bool:
+        now = monotonic()
+        if now < self._hand_over_at:
+            return False
+        self._hand_over_at = now + HAND_OVER_S
+        return True
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            from concurrent.futures import ThreadPoolExecutor
+
+            self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="quota-inbound")
+        return self._pool
+
+    def start_over_in_child(self) -> None:
+        """The parent hands over what it counted itself; its threads do not exist in the child."""
+        self.counts = Counts()
+        self._pool = None
+        self._hand_over_at = 0.0
+        self._breaker.start_over_in_child()
+
+
+def _look(future: Future[Decision]) -> None:
+    """Look at the exception of a future that perhaps nobody waits for any more, or asyncio complains of it."""
+    if not future.cancelled():
+        future.exception()
+
+
+def _at_exit(decider: Decider) -> None:
+    """Hand over the rest as the process ends."""
+    weak = ref(decider)
+
+    def rest() -> None:
+        if (one := weak()) is not None:
+            one.hand_over()
+
+    atexit.register(rest)

@@ -1,0 +1,269 @@
+"""Who a request is from: an API key, else the authenticated user, else the client's address.
+
+An identity is a short text: `k:` and the hash of a key, `u:` and a user, `a:` and an address. The storage keeps only a
+keyed hash of it, and no log shows it.
+
+A client may write what it likes into its request, so of what it says only this is believed:
+
+- A key counts as one if the application knows it (`keys`). Otherwise a client could invent a new one for each request.
+- A user is whom the application authenticated. Nobody else writes `scope["user"]` or REMOTE_USER.
+- The address is the other end of the connection. If that is a trusted proxy, it is the last address in the forwarded
+  field that is not one: **counted from the right**, where our own proxies write. The leftmost one, which many examples
+  take, is whatever the client sent.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from hashlib import blake2b
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import TYPE_CHECKING, Any
+
+from quota.common.text import nearest, show
+from quota.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+X_FORWARDED_FOR, FORWARDED = "x-forwarded-for", "forwarded"
+UNIX = "unix"
+"""The name of the other end of a unix socket, which has no address."""
+
+MAX_CHARS = 64
+"""A longer identity is hashed at once."""
+
+MAX_HOPS = 32
+"""So many entries of a forwarded field are read, from the right. More proxies of one's own than this nobody has."""
+
+IPV6_BITS = 64
+"""What a provider gives to one customer: whoever has it can take any address in it."""
+
+
+_EMBEDDING = (IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96"))
+"""IPv6 networks whose last four bytes are an IPv4 address: of a socket for both, and behind NAT64 (RFC 6052)."""
+
+
+class Proxies:
+    """The proxies whose word is believed: addresses, networks, and `"unix"`. Raises ConfigError for anything else."""
+
+    def __init__(self, trusted: Iterable[str] = (), field: str = X_FORWARDED_FOR) -> None:
+        if isinstance(trusted, str):
+            raise ConfigError("trusted_proxies: a string where a list of addresses and networks is needed")
+        if field not in (X_FORWARDED_FOR, FORWARDED):
+            raise ConfigError(f"forwarded: {show(field)}: {nearest(field, (X_FORWARDED_FOR, FORWARDED))}")
+        self.field = field
+        self._unix = False
+        networks: list[Network] = []
+        for text in trusted:
+            if text == UNIX:
+                self._unix = True
+                continue
+            try:
+                network = ip_network(text if isinstance(text, str) else "")
+            except ValueError:
+                raise ConfigError(
+                    f"trusted_proxies: {show(text)} is not an address, a network such as 10.0.0.0/8 (its last bits "
+                    f'zero), or "{UNIX}"'
+                ) from None
+            if isinstance(network, IPv6Network) and any(network.subnet_of(within) for within in _EMBEDDING):
+                raise ConfigError(f"trusted_proxies: {show(text)}: write the IPv4 address that is in it")
+            networks.append(network)
+        self._networks = tuple(networks)
+        self._is_trusted = lru_cache(maxsize=4096)(self._look_up)
+
+    def client(self, peer: str | None, lines: Callable[[], Sequence[str]]) -> str:
+        """The client's address as an identity has it. `lines` are the values of the forwarded field, in their order."""
+        if not self._networks and not (self._unix and not peer):
+            return _peer(peer or "")
+        nearest_one = parse_address(peer) if peer else None
+        if not self._trusts(peer, nearest_one):
+            return _written(nearest_one, peer)
+        parse = _forwarded_for if self.field == FORWARDED else parse_address
+        for entry in _from_the_right(",".join(lines()), quotes=self.field == FORWARDED):
+            address = parse(entry)
+            if address is None:  # "unknown", a name, rubbish: the proxy that wrote it answers for it
+                break
+            nearest_one = address
+            if not self._is_trusted(address):
+                break
+        return _written(nearest_one, peer)
+
+    def _trusts(self, peer: str | None, address: Address | None) -> bool:
+        if not peer:
+            return self._unix
+        return address is not None and self._is_trusted(address)
+
+    def _look_up(self, address: Address) -> bool:
+        return any(address.version == network.version and address in network for network in self._networks)
+
+
+class Identify:
+    """Says who a request is from. `user` is a function of your own for it, given the scope or environ.
+
+    `key_field` is the header field with the API key, and `knows_key` says whether a key is one.
+    """
+
+    def __init__(
+        self,
+        proxies: Proxies,
+        *,
+        key_field: str | None = None,
+        knows_key: Callable[[str], bool] | None = None,
+        user: Callable[[Any], str | None] | None = None,
+    ) -> None:
+        self._proxies = proxies
+        self._key_field = key_field.lower() if key_field is not None and knows_key is not None else None
+        self._knows_key = knows_key
+        self._user = user
+
+    def asgi(self, scope: Mapping[str, Any]) -> str:
+        """The identity behind an ASGI scope."""
+        if self._key_field is not None:
+            key = self._key(_asgi_lines(scope, self._key_field))
+            if key:
+                return key
+        name = self._user(scope) if self._user is not None else _asgi_user(scope)
+        if name:
+            return _named("u", name)
+        client = scope.get("client")
+        return self._proxies.client(client[0] if client else None, lambda: _asgi_lines(scope, self._proxies.field))
+
+    def wsgi(self, environ: Mapping[str, Any]) -> str:
+        """The identity behind a WSGI environ."""
+        if self._key_field is not None:
+            key = self._key(_wsgi_lines(environ, self._key_field))
+            if key:
+                return key
+        name = self._user(environ) if self._user is not None else environ.get("REMOTE_USER")
+        if name:
+            return _named("u", name)
+        return self._proxies.client(environ.get("REMOTE_ADDR"), lambda: _wsgi_lines(environ, self._proxies.field))
+
+    def _key(self, lines: Sequence[str]) -> str | None:
+        """The identity of a known key. Of several different keys nobody can tell which one the application takes."""
+        if self._knows_key is None or len(set(lines)) != 1 or not lines[0] or not self._knows_key(lines[0]):
+            return None
+        return f"k:{digest(lines[0])}"
+
+
+def digest(text: str) -> str:
+    """32 hexadecimal digits of a text of any length."""
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _named(kind: str, name: str) -> str:
+    found = f"{kind}:{name}"
+    return found if len(found) <= MAX_CHARS else f"{kind}#{digest(name)}"
+
+
+# -- addresses ---------------------------------------------------------------------------------------------------------
+
+
+def parse_address(text: str) -> Address | None:
+    """An address as proxies write it: with or without a port, in brackets, with a zone. None if it is none.
+
+    An IPv4 address that is written as an IPv6 one is the IPv4 address: else all of them were one network.
+    """
+    return _parsed(text.strip()) if len(text) <= MAX_CHARS * 2 else None
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> Address | None:
+    if text.startswith("["):  # [2001:db8::1]:4711
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:  # 192.0.2.1:4711
+        text = text.partition(":")[0]
+    try:
+        address = ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    if isinstance(address, IPv6Address) and any(address in network for network in _EMBEDDING):
+        return IPv4Address(int(address) & 0xFFFF_FFFF)
+    return address
+
+
+def _written(address: Address | None, peer: str | None) -> str:
+    """An address as an identity has it, an IPv6 one cut to its network."""
+    if address is None:
+        return _named("a", peer or UNIX)
+    if isinstance(address, IPv6Address):
+        return f"a:{IPv6Address(int(address) >> IPV6_BITS << IPV6_BITS)}"
+    return f"a:{address}"
+
+
+@lru_cache(maxsize=4096)
+def _peer(peer: str) -> str:
+    """The same for the other end of a connection."""
+    return _written(parse_address(peer), peer)
+
+
+def _from_the_right(text: str, *, quotes: bool) -> Iterable[str]:
+    """The entries of a list from the last to the first, at most MAX_HOPS of them.
+
+    What stands left of a comma may be a client's own, with quotes that never close. So quotes are paired from the
+    right, where our own proxies wrote.
+    """
+    end = len(text)
+    for _ in range(MAX_HOPS):
+        comma = _comma_before(text, end) if quotes else text.rfind(",", 0, end)
+        entry = text[comma + 1 : end].strip()
+        if entry:
+            yield entry
+        if comma < 0:
+            return
+        end = comma
+
+
+MAX_ENTRY = 1_024
+"""The longest element of a Forwarded field that is looked for."""
+
+
+def _comma_before(text: str, end: int) -> int:
+    """The last comma before `end` that stands in no quotes; -1 if there is none."""
+    quoted = False
+    for at in range(end - 1, max(-1, end - 1 - MAX_ENTRY), -1):
+        if text[at] == '"' and (at == 0 or text[at - 1] != "\\"):
+            quoted = not quoted
+        elif text[at] == "," and not quoted:
+            return at
+    return -1
+
+
+def _forwarded_for(element: str) -> Address | None:
+    """The address in the `for` of one element of Forwarded (RFC 7239): `for="[2001:db8::1]:4711";proto=https`."""
+    for pair in element.split(";"):
+        name, _, value = pair.partition("=")
+        if name.strip().lower() == "for":
+            return parse_address(value.strip().strip('"').replace("\\", ""))
+    return None
+
+
+# -- what a server hands over ------------------------------------------------------------------------------------------
+
+
+def _asgi_lines(scope: Mapping[str, Any], field: str) -> list[str]:
+    name = field.encode("latin-1")
+    return [value.decode("latin-1").strip() for key, value in scope.get("headers", ()) if key == name]
+
+
+def _wsgi_lines(environ: Mapping[str, Any], field: str) -> list[str]:
+    value = environ.get(f"HTTP_{field.upper().replace('-', '_')}")
+    return [] if value is None else [str(value).strip()]
+
+
+def _asgi_user(scope: Mapping[str, Any]) -> str | None:
+    """The user that a middleware before this one authenticated, as Starlette and Django's Channels hand it on."""
+    user = scope.get("user")
+    if user is None or not getattr(user, "is_authenticated", False):
+        return None
+    for attribute in ("identity", "pk", "display_name"):
+        try:
+            name = getattr(user, attribute, None)
+        except NotImplementedError:  # Starlette's SimpleUser has no identity
+            continue
+        if name:
+            return str(name)
+    return None

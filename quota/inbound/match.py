@@ -1,0 +1,145 @@
+"""Which paths a pattern means. Nobody gets around a rule by spelling a path otherwise.
+
+    /login              this path
+    /users/{id}         one segment in this place, whatever it is
+    /api/*              this path and everything below it; `*` stands at the end only
+
+A pattern is matched segment by segment, so the time it takes grows with the length of the pattern, and nothing that a
+client sends makes it slower.
+
+Paths come decoded, as the server hands them to the application. What they mean depends on the application behind, and
+this module does not know it. So it takes the reading that hides least:
+
+- Capital letters, empty segments, a slash and a line feed at the end make no difference: `//Login/` is `/login`. (Many
+  routers match a path with `$` at the end of a regular expression, which a last line feed passes.)
+- A path with `.` or `..` in it, or with letters that Unicode writes in several ways, has several readings. All of them
+  count: see `readings`.
+- What is mounted at `/api` is called `/api/login` outside and `/login` inside. A rule may call it either: see `names`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from quota.common.text import show
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+ONE = "{}"
+"""A segment of a pattern that any segment matches. No literal segment is spelled like this."""
+
+MAX_PATTERN = 256
+_NAMED = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]{0,63}\}")
+
+Segments = tuple[str, ...]
+
+
+class Pattern(NamedTuple):
+    """A pattern that was read. `below`: everything below these segments matches, too."""
+
+    segments: Segments
+    below: bool
+
+    def matches(self, path: Segments) -> bool:
+        """Whether one reading of a path is meant."""
+        own = self.segments
+        if len(path) < len(own) or (len(path) > len(own) and not self.below):
+            return False
+        return all(one == other or one is ONE for one, other in zip(own, path, strict=False))
+
+    def covers(self, other: Pattern) -> bool:
+        """Whether every path that `other` means is meant by this one, too."""
+        return self.matches(other.segments) and (self.below or not other.below)
+
+
+EVERYTHING = Pattern((), below=True)
+
+
+def parse_pattern(text: str) -> Pattern:
+    """The pattern that `text` spells. Raises ValueError, which says what is wrong and what to write."""
+    if not text.startswith("/"):
+        raise ValueError(f"{show(text)} is no path: it begins with /")
+    if len(text) > MAX_PATTERN or not text.isprintable():
+        raise ValueError(f"{show(text)}: a pattern has at most {MAX_PATTERN} printable characters")
+    if "?" in text or "#" in text:
+        raise ValueError(f"{show(text)}: a pattern is about the path; leave out what follows ? or #")
+    if re.search(r"%[0-9A-Fa-f]{2}", text):
+        raise ValueError(f"{show(text)}: paths are compared decoded; write the character itself")
+    *firsts, last = [segment for segment in text.split("/") if segment] or [""]
+    below = last == "*"
+    if last and not below:
+        firsts.append(last)
+    return Pattern(tuple(_segment(segment, text) for segment in firsts), below)
+
+
+def _segment(segment: str, text: str) -> str:
+    if segment in (".", ".."):
+        raise ValueError(f"{show(text)}: a pattern has no segment . or ..")
+    if _NAMED.fullmatch(segment):
+        return ONE
+    if set(segment) & set("*{}"):
+        raise ValueError(f"{show(text)}: write {{name}} for one whole segment, and * only as the last one")
+    return _folded(segment)
+
+
+def readings(path: str) -> Iterable[Segments]:
+    """Every way in which an application may read a path; almost always one.
+
+    An application may resolve `..`, or take it for a name; before it joins slashes, or after that; it may compare
+    letters as they are, or as Unicode says that they are the same. A request is held to the rules of all its readings.
+    """
+    path = path.removesuffix("\n")
+    if path.isascii() and "/." not in path:
+        return (_split(path.lower()),)
+    found: dict[Segments, None] = {}
+    for text in dict.fromkeys((path.casefold(), _folded(path))):
+        spelled = _split(text)
+        for reading in (spelled, _resolved(spelled), _resolved(text.split("/"))):
+            found[reading] = None
+    return found
+
+
+def names(path: str, mount: str) -> Iterable[tuple[Segments, ...]]:
+    """The same, each with all names that a rule may call it by.
+
+    `mount` is what the application is mounted under ("" for nothing): root_path of ASGI, SCRIPT_NAME of WSGI. Some
+    servers hand the path over with it and some without, and frameworks take either for the same page.
+    """
+    mount = mount.rstrip("/")
+    if not mount:
+        return [(reading,) for reading in readings(path)]
+    rest = path.removeprefix(mount)
+    if rest and not rest.startswith("/"):
+        rest = path
+    above = _split(_folded(mount))
+    found: dict[Segments, tuple[Segments, ...]] = {}
+    for inside in readings(rest):
+        found[(*above, *inside)] = ((*above, *inside), inside)
+    for whole in readings(mount + rest):
+        below = whole[: len(above)] == above
+        found.setdefault(whole, (whole, whole[len(above) :]) if below else (whole,))
+    return found.values()
+
+
+def _split(path: str) -> Segments:
+    return tuple([segment for segment in path.split("/") if segment])
+
+
+def _folded(text: str) -> str:
+    if text.isascii():
+        return text.lower()
+    from unicodedata import normalize
+
+    return normalize("NFKC", normalize("NFKC", text).casefold())
+
+
+def _resolved(segments: Sequence[str]) -> Segments:
+    kept: list[str] = []
+    for segment in segments:
+        if segment == "..":
+            del kept[-1:]
+        elif segment != ".":
+            kept.append(segment)
+    return tuple([segment for segment in kept if segment])

@@ -1,0 +1,96 @@
+"""What operators are told of inbound limits: numbers of all workers together, from the storage that they share.
+
+Standing       the rules, what became of their requests, and how many identities are alive
+read_standing  that from a storage
+exposition     that for Prometheus
+metrics_app    an ASGI application that answers with it
+"""
+
+from __future__ import annotations
+
+from asyncio import get_running_loop
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from quota.errors import StorageAway
+from quota.inbound.counting import BUCKETS_S, decision_times, requests_in
+from quota.inbound.opening import opened
+from quota.metrics import COUNTER, GAUGE, MEDIA_TYPE, Sample
+from quota.metrics import exposition as as_text
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from quota.inbound.contract import Storage
+    from quota.inbound.counting import Requests
+    from quota.inbound.rules import Rule, Rules
+
+FAMILIES: Mapping[str, tuple[str, str]] = {
+    "quota_inbound_requests_total": (COUNTER, "Requests by rule, and what became of them."),
+    "quota_inbound_identities": (GAUGE, "Identities that a rule counts: seen in its longest window or the one before."),
+    "quota_inbound_storage_up": (GAUGE, "1 if the storage answered this scrape, else 0."),
+}
+SECONDS = "quota_inbound_decision_seconds"
+
+
+class Standing(NamedTuple):
+    """What the storage knows of the rules. Workers hand their numbers over every 10 s."""
+
+    requests: Sequence[Requests]
+    identities: Mapping[str, int]
+    decisions: Sequence[int]
+    """How many took at most each of BUCKETS_S, then how many there were."""
+    decision_s: float
+
+    def ended(self, rule: str, outcome: str) -> int:
+        """So many requests of a rule ended so."""
+        return sum(one.number for one in self.requests if (one.rule, one.outcome) == (rule, outcome))
+
+
+def read_standing(storage: Storage, rules: Sequence[Rule]) -> Standing:
+    """Ask the storage. Raises StorageAway."""
+    totals = storage.totals()
+    identities = {rule.name: storage.alive(rule.policy) for rule in rules}
+    decisions, decision_s = decision_times(totals)
+    return Standing(tuple(requests_in(totals)), identities, decisions, decision_s)
+
+
+def nothing_yet(rules: Sequence[Rule]) -> Standing:
+    """What a storage says that no request has reached."""
+    return Standing((), dict.fromkeys((rule.name for rule in rules), 0), [0] * (len(BUCKETS_S) + 1), 0.0)
+
+
+def exposition(standing: Standing | None) -> str:
+    """The numbers in Prometheus' text format; None: the storage did not answer."""
+    if standing is None:
+        return as_text([Sample("quota_inbound_storage_up", {}, 0)], FAMILIES)
+    samples = [Sample("quota_inbound_storage_up", {}, 1)]
+    for one in standing.requests:
+        samples.append(Sample("quota_inbound_requests_total", {"rule": one.rule, "outcome": one.outcome}, one.number))
+    for rule, count in standing.identities.items():
+        samples.append(Sample("quota_inbound_identities", {"rule": rule}, count))
+    lines = [f"# HELP {SECONDS} How long decisions took.", f"# TYPE {SECONDS} histogram"]
+    bounds = [*map(str, BUCKETS_S), "+Inf"]
+    lines += [f'{SECONDS}_bucket{{le="{at}"}} {n}' for at, n in zip(bounds, standing.decisions, strict=True)]
+    lines += [f"{SECONDS}_sum {standing.decision_s}", f"{SECONDS}_count {standing.decisions[-1]}"]
+    return as_text(samples, FAMILIES) + "".join(f"{line}\n" for line in lines)
+
+
+def metrics_app(rules: Rules | Sequence[Rule]) -> Callable[..., Awaitable[None]]:
+    """An ASGI application that answers every request with the numbers. Mount it where only your Prometheus comes."""
+    whole, storage = opened(rules)
+
+    def text() -> str:
+        try:
+            return exposition(read_standing(storage, whole.rules))
+        except StorageAway:
+            return exposition(None)
+
+    async def answer(scope: Any, _receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            raise NotImplementedError(scope["type"])  # what servers expect of an application without lifespan
+        body = (await get_running_loop().run_in_executor(None, text)).encode()
+        headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    return answer

@@ -1,0 +1,143 @@
+"""What a storage keeps instead of an identity: 8 bytes, made with a salt that only the storage has (I3, I4).
+
+A salt is put before the identity and both are hashed by BLAKE2b. That is as good as its own keyed mode, because nobody
+can extend a BLAKE2b hash, and Node has no other. So whoever reads the salts finds the same names, in any language.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from hashlib import blake2b
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from quota.errors import UsageError
+from quota.inbound.contract import MAX_WINDOW_MS
+from quota.limits import DAY_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from quota.inbound.contract import Policy
+
+NAME_BYTES = 8
+
+SHARDS = 16_384
+"""So many hashes share the identities of one window. At a million identities a hash holds 61, and Redis keeps it packed
+up to 512, so up to eight million."""
+
+SALT_BYTES = 32
+
+_SALT = re.compile("([0-9a-f]{2})+")
+
+SALTS_KEPT_MS = 70 * DAY_MS
+"""How long the permanent salts are kept after somebody asked for them: two of the longest windows, and a week."""
+
+REFRESH_MS = 60_000
+"""How long a process goes by the salts that it read."""
+
+ROTATION_LEAD_MS = 60_000
+"""A new permanent salt is used for windows that begin so much later. A process reads the salts when it enters a window,
+so no window is counted under two of them, however much the clocks differ (I4)."""
+
+SHARD = "shard"
+"""The name of the salt that chooses shards. It never changes."""
+
+
+def new_salt() -> str:
+    """Of hexadecimal digits, as it is stored."""
+    return secrets.token_hex(SALT_BYTES)
+
+
+def name_of(salt: bytes, identity: bytes) -> bytes:
+    return blake2b(salt + identity).digest()[:NAME_BYTES]
+
+
+def shard_of(salt: bytes, identity: bytes) -> int:
+    return int.from_bytes(blake2b(salt + identity).digest()[:NAME_BYTES], "big") % SHARDS
+
+
+def encoded(identity: str) -> bytes:
+    """Any text, also one that is no valid Unicode: a header may hold anything. Raises UsageError for all else."""
+    try:
+        return identity.encode("utf-8", "surrogatepass")
+    except AttributeError:
+        raise UsageError(f"an identity is text, not {type(identity).__name__}") from None
+
+
+class UnreadableError(Exception):
+    """A storage holds what this package never writes. A storage turns this into StorageAway."""
+
+
+class Window(NamedTuple):
+    """A limit's current window, by its number, and the salts of it and of the one before."""
+
+    number: int
+    salt: bytes
+    previous_salt: bytes
+
+
+class Plan(NamedTuple):
+    """How the names of a policy are made, from `since_ms` until before `until_ms`."""
+
+    since_ms: int
+    until_ms: int
+    shard_salt: bytes
+    windows: tuple[Window, ...]
+
+
+def salt_names(policy: Policy, now_ms: int) -> dict[str, int]:
+    """The salts of days that a policy needs now, by the name they are stored under, and until when each is needed.
+
+    A window uses the salt of the day, in UTC, in which it began, so both windows that `counter` reads keep their names
+    over midnight. There is one for each length of window: it lives no longer than that needs.
+    """
+    found = {}
+    if policy.algorithm == "counter":
+        for _, window_ms, _ in policy.limits:
+            begun_ms = now_ms - now_ms % window_ms
+            for started_ms in (begun_ms, begun_ms - window_ms):
+                day = started_ms // DAY_MS
+                found[f"{window_ms}:{day}"] = (day + 1) * DAY_MS + 2 * window_ms
+    return found
+
+
+def plan(policy: Policy, now_ms: int, fixed: Mapping[str, str], of_days: Mapping[str, str]) -> Plan:
+    """`fixed` has the salts that do not go by days: SHARD, and permanent ones, each under the ms since which it is
+    used. Raises UnreadableError."""
+    permanent = sorted((_since(since), _salt(salt)) for since, salt in fixed.items() if since != SHARD)
+
+    def salt_of(window_ms: int, started_ms: int) -> bytes:
+        if policy.algorithm == "counter":
+            return _salt(of_days.get(f"{window_ms}:{started_ms // DAY_MS}"))
+        if not permanent:
+            raise UnreadableError
+        return [salt for since_ms, salt in permanent if since_ms <= max(started_ms, permanent[0][0])][-1]
+
+    windows, until_ms = [], now_ms + REFRESH_MS
+    for _, window_ms, _ in policy.limits:
+        begun_ms = now_ms - now_ms % window_ms
+        until_ms = min(until_ms, begun_ms + window_ms)
+        windows.append(
+            Window(now_ms // window_ms, salt_of(window_ms, begun_ms), salt_of(window_ms, begun_ms - window_ms))
+        )
+    return Plan(now_ms, until_ms, _salt(fixed.get(SHARD)), tuple(windows))
+
+
+def outdated(fixed: Mapping[str, str], now_ms: int) -> list[str]:
+    """The permanent salts that no window uses any more. Raises UnreadableError."""
+    permanent = sorted(_since(since) for since in fixed if since != SHARD)
+    return [str(since_ms) for since_ms, next_ms in pairwise(permanent) if next_ms + 2 * MAX_WINDOW_MS < now_ms]
+
+
+def _since(text: object) -> int:
+    if isinstance(text, str) and text.isdecimal() and text.isascii():
+        return int(text)
+    raise UnreadableError
+
+
+def _salt(text: object) -> bytes:
+    if isinstance(text, str) and _SALT.fullmatch(text):
+        return bytes.fromhex(text)
+    raise UnreadableError

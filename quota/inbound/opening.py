@@ -1,0 +1,39 @@
+"""The storage of a set of rules."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from quota.inbound.rules import Rules
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quota.inbound.contract import Storage
+    from quota.inbound.rules import Rule
+
+STATE_FILE = "inbound.db"
+
+
+def opened(rules: Rules | Sequence[Rule]) -> tuple[Rules, Storage]:
+    """The rules and their storage, which contacts nothing before its first use. Raises ConfigError."""
+    from quota.inbound.storage import open_storage
+
+    whole = rules if isinstance(rules, Rules) else Rules(rules)
+    return whole, open_storage(_url_of(whole))
+
+
+def is_there(rules: Rules) -> bool:
+    """Whether the storage can hold anything. A file that is not there yet is made by the first worker, as its own."""
+    url = _url_of(rules)
+    return not url.startswith("sqlite:") or os.path.exists(url.removeprefix("sqlite:///"))
+
+
+def _url_of(rules: Rules) -> str:
+    """Without a url of their own: SQLite in the state folder, for the workers of one machine."""
+    if rules.url is not None:
+        return rules.url
+    from quota.settings.folders import make_state_folder
+
+    return f"sqlite:///{make_state_folder() / STATE_FILE}"

@@ -1,0 +1,484 @@
+"""The shared storage: Redis 6.2 or newer, or Valkey, through `lua/inbound_*.lua`. The contract is
+`quota.inbound.contract.Storage`.
+
+One decision is one script call. The keys name the windows (I5), so a process says which windows it means, by its own
+clock and what it knows of the server's; where the server's clock is in another window, nothing is counted, and the
+process asks again (I7). That happens where a window ends while the call is on its way.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import NoScriptError
+
+from quota.arguments import whole, whole_clock
+from quota.common.clock import host_clock
+from quota.common.fork import start_over_in_child
+from quota.errors import StorageAway
+from quota.inbound.algorithms import gcra_used
+from quota.inbound.contract import (
+    AT_ONCE_S,
+    MET_KEPT_MS,
+    MET_LAG_MS,
+    WALL_S,
+    Consumer,
+    Decision,
+    LimitState,
+    checked_totals,
+)
+from quota.inbound.met import Met
+from quota.inbound.names import (
+    ROTATION_LEAD_MS,
+    SALTS_KEPT_MS,
+    SHARD,
+    Plan,
+    UnreadableError,
+    encoded,
+    name_of,
+    new_salt,
+    outdated,
+    plan,
+    salt_names,
+    shard_of,
+)
+from quota.ledger.redis_connection import Connections
+from quota.ledger.redis_errors import FAILED, explained
+from quota.ledger.redis_scripts import script
+from quota.ledger.redis_url import client_maker, label_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+
+    import redis
+
+    from quota.inbound.contract import Limit, Policy
+    from quota.ledger.redis_connection import Call
+
+    Words = Sequence[str | bytes]
+    # Yields a command, is sent its reply or thrown its error, and returns the decision.
+    Steps = Generator[Words, Any, Decision]
+
+TIMEOUT_S = 0.08
+"""How long a connect, and each answer while connecting, may take: three of them fit into WALL_S."""
+
+MAX_ASKED = 5
+"""A decision is asked for so many times, each time that the server's clock was in another window."""
+
+PREFIX = "quota:inbound:"
+"""Of every key. Who changes what is stored under it changes the prefix."""
+
+SALTS = PREFIX + "{salts}:"
+FIXED = SALTS + "fixed"
+TOTALS = PREFIX + "{totals}"
+MET = TOTALS + ":met:"
+
+PROLONG_MS = 3_600_000
+"""How often a process sets the lifetime of the permanent salts anew."""
+
+
+class RedisStorage:
+    """Limits shared by every machine that reaches the server."""
+
+    shared = True
+
+    def __init__(self, url: str, *, clock: Callable[[], int] | None = None) -> None:
+        self.label = label_of(url)
+        self._clock = None if clock is None else whole_clock(clock)
+        self._url = url
+        self._connect = client_maker(url, self.label, TIMEOUT_S, "inbound storage")
+        self._client: redis.Redis | Connections | None = None
+        self._lock = threading.RLock()  # a signal handler may ask while its thread connects
+        self._behind_ms = 0  # the server's clock, less this host's
+        self._plans: dict[Policy, _Plan] = {}
+        self._known_salts: dict[str, str] = {}
+        self._prolonged_ms = 0  # when the lifetime of the permanent salts was last set
+        self._met = Met()
+        start_over_in_child(self)
+
+    # -- the decision ------------------------------------------------------------------------------------------------
+
+    def decide(self, policy: Policy, identity: str, cost: int = 1) -> Decision:
+        answer = self._begin(policy, identity, cost, WALL_S)
+        return answer if isinstance(answer, Decision) else answer.finish()
+
+    def attempt(self, policy: Policy, identity: str, cost: int = 1, within_s: float = AT_ONCE_S) -> Decision | _Pending:
+        return self._begin(policy, identity, cost, within_s)
+
+    def _begin(self, policy: Policy, identity: str, cost: int, within_s: float) -> Decision | _Pending:
+        """The usual course: one question on an idle connection. What else there may be is left to `_steps`, from the
+        start: a script that is not known, or that finds other windows, has counted nothing."""
+        if type(cost) is not int or not 1 <= cost <= policy.most:
+            whole(cost, "units: the cost of a request", 1, policy.most)
+        deadline = time.monotonic() + WALL_S
+        identity_bytes = encoded(identity)
+        client = self._client
+        given_ms = 0 if self._clock is None else self._clock()
+        now_ms = given_ms or host_clock() + self._behind_ms
+        plan = self._plans.get(policy)
+        call = None
+        # A client of a cluster may connect, or ask the nodes who is who.
+        if plan is not None and plan.since_ms <= now_ms < plan.until_ms and isinstance(client, Connections):
+            try:
+                call = client.begin("EVALSHA", plan.sha, *plan.words(identity_bytes, cost, given_ms))
+                if call is not None and call.is_answered(within_s):
+                    reply = call.reply(0)
+                    call = None
+                    if reply[0] >= 0:
+                        return self._answer(plan, reply)
+                    self._note_clock(reply[1])
+            except NoScriptError:
+                call = None
+            except FAILED as error:
+                raise self._away(error) from error
+        return _Pending(self, policy, identity_bytes, cost, plan, call, deadline)
+
+    def _finish(self, pending: _Pending) -> Decision:
+        steps = self._steps(pending.policy, pending.identity, pending.cost)
+        try:
+            if pending.call is not None and pending.plan is not None:
+                try:
+                    reply = pending.call.reply(pending.deadline - time.monotonic())
+                except NoScriptError:
+                    pass
+                else:
+                    if reply[0] >= 0:
+                        return self._answer(pending.plan, reply)
+                    self._note_clock(reply[1])
+            words = next(steps)
+            while True:
+                if time.monotonic() >= pending.deadline:
+                    raise StorageAway(f"inbound storage {self.label} did not decide within {WALL_S:g} s")
+                try:
+                    reply = self._command(words, pending.deadline)
+                except NoScriptError as error:
+                    words = steps.throw(error)
+                else:
+                    words = steps.send(reply)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        except FAILED as error:
+            raise self._away(error) from error
+        except UnreadableError as error:
+            raise self._damaged(FIXED.removesuffix("fixed") + "*") from error
+
+    def _steps(self, policy: Policy, identity: bytes, cost: int) -> Steps:
+        given_ms = 0 if self._clock is None else self._clock()
+        for _ in range(MAX_ASKED):
+            now_ms = given_ms or host_clock() + self._behind_ms
+            plan = self._plans.get(policy)
+            if plan is None or not plan.since_ms <= now_ms < plan.until_ms:
+                plan = yield from self._new_plan(policy, now_ms)
+            words = plan.words(identity, cost, given_ms)
+            try:
+                reply = yield ("EVALSHA", plan.sha, *words)
+            except NoScriptError:
+                reply = yield ("EVAL", plan.script, *words)
+            if reply[0] >= 0:
+                return self._answer(plan, reply)
+            self._note_clock(reply[1])
+        raise StorageAway(f"inbound storage {self.label}: its clock and this machine's never agree on a window")
+
+    def _note_clock(self, now_ms: int) -> None:
+        if self._clock is None:
+            self._behind_ms = now_ms - host_clock()
+
+    def _new_plan(self, policy: Policy, now_ms: int) -> Generator[Words, Any, _Plan]:
+        """The salts, made where there are none yet: whoever is first, makes them for all (I4). Two questions as a rule:
+        with the decision they fit into WALL_S on a slow line too."""
+        needed = salt_names(policy, now_ms)
+        fixed = _pairs((yield ("HGETALL", FIXED)))
+        if SHARD not in fixed or len(fixed) < 2:
+            for field in (SHARD, "0"):  # whatever this process knew before, or somebody would begin afresh
+                yield ("HSETNX", FIXED, field, self._known_salts.setdefault(field, new_salt()))
+            fixed = _pairs((yield ("HGETALL", FIXED)))
+            self._prolonged_ms = 0
+        if not 0 <= now_ms - self._prolonged_ms < PROLONG_MS:
+            yield ("PEXPIRE", FIXED, str(SALTS_KEPT_MS))
+            self._prolonged_ms = now_ms
+        of_days: dict[str, str] = {}
+        if needed:
+            read = ("MGET", *(SALTS + name for name in needed))
+            found = yield read
+            if None in found:
+                for (name, until_ms), salt in zip(needed.items(), found, strict=True):
+                    if salt is None:
+                        made = self._known_salts.setdefault(name, new_salt())
+                        yield ("SET", SALTS + name, made, "NX", "PX", str(until_ms - now_ms))
+                found = yield read
+            of_days = dict(zip(needed, found, strict=True))
+        self._plans[policy] = of_windows = _Plan(policy, plan(policy, now_ms, fixed, of_days))
+        self._known_salts.update(fixed | of_days)
+        return of_windows
+
+    def _answer(self, plan: _Plan, reply: list[int]) -> Decision:
+        known = reply[5 + 4 * plan.longest]
+        if known < 2 and (reply[0] or plan.count_rejected):
+            self._met.note(plan.met, was_before=known == 1)
+        if len(reply) == 6:
+            limits: tuple[LimitState, ...] = (LimitState(reply[2], reply[3], reply[4]),)
+        else:
+            limits = tuple(LimitState(*reply[n : n + 3]) for n in range(2, len(reply), 4))
+        return Decision(reply[0] == 1, reply[1], limits)
+
+    # -- what all workers count ---------------------------------------------------------------------------------------
+
+    def add_totals(self, totals: Mapping[str, int]) -> None:
+        totals = checked_totals(totals)
+        keys, words = [TOTALS], [str(len(totals))]
+        for name, number in totals.items():
+            words += (name, str(number))
+        with self._met.handed_over() as met:
+            for (rule, window_ms, number), (new, again) in met.items():
+                keys.append(f"{MET}{rule}:{window_ms}:{number}")
+                words += (str(new), str(again), str(2 * window_ms + MET_KEPT_MS))
+            self._script("inbound_totals", keys, words)
+
+    def totals(self) -> Mapping[str, int]:
+        try:
+            return {name: int(number) for name, number in _pairs(self._ask("HGETALL", TOTALS)).items()}
+        except ValueError as error:
+            raise self._damaged(TOTALS) from error
+
+    def alive(self, policy: Policy) -> int:
+        window_ms = max(limit.window_ms for limit in policy.limits)
+        number = (self._now_ms() - MET_LAG_MS) // window_ms
+        keys = [f"{MET}{policy.rule}:{window_ms}:{n}" for n in (number - 1, number)]
+        try:
+            counts = [[int(count or 0) for count in self._ask("HMGET", key, "new", "again")] for key in keys]
+        except ValueError as error:
+            raise self._damaged(MET + "*") from error
+        return sum(counts[0]) + counts[1][0]
+
+    def top(self, policy: Policy, count: int = 10) -> Sequence[Consumer]:
+        from heapq import nlargest
+
+        limit = max(policy.limits, key=lambda limit: limit.window_ms)
+        now_ms = self._now_ms()
+        number = now_ms // limit.window_ms
+        found = self._logs(policy, limit, number) if policy.algorithm == "log" else self._states(policy, limit, number)
+        if policy.algorithm == "gcra":
+            at_ms = now_ms - number * limit.window_ms
+            found = ((name, gcra_used(limit, free_at, at_ms)) for name, free_at in found)
+        return nlargest(count, (Consumer(name, used, limit) for name, used in found), key=lambda one: one.used)
+
+    def _states(self, policy: Policy, limit: Limit, number: int) -> Iterator[tuple[str, int]]:
+        packed = "1" if policy.algorithm == "gcra" else "0"
+        for key in self._keys(f"{PREFIX}{{*}}{_suffix(policy, limit, number)}"):
+            cursor = "0"
+            while True:
+                cursor, *found = self._script("inbound_top", [key], [cursor, packed])
+                try:
+                    yield from zip(found[::2], map(int, found[1::2]), strict=True)
+                except ValueError as error:
+                    raise self._damaged(key) from error
+                if cursor == "0":
+                    break
+
+    def _logs(self, policy: Policy, limit: Limit, number: int) -> Iterator[tuple[str, int]]:
+        wanted = f"{PREFIX}{{*}}{_suffix(policy, limit, number)}:*"
+        for key in self._keys(wanted):
+            _, *found = self._script("inbound_top", [key], ["0", "0"])
+            try:
+                if found:
+                    yield key.rpartition(":")[2], int(found[1])
+            except (ValueError, IndexError) as error:
+                raise self._damaged(key) from error
+
+    def _keys(self, wanted: str) -> Iterator[str]:
+        client = self._connected()
+        if not isinstance(client, Connections):  # of a cluster, whose nodes each know their own
+            try:
+                yield from client.scan_iter(wanted, count=1000)
+            except FAILED as error:
+                raise self._away(error) from error
+            return
+        cursor = "0"
+        while True:
+            cursor, keys = self._ask("SCAN", cursor, "MATCH", wanted, "COUNT", "1000")
+            yield from keys
+            if cursor == "0":
+                return
+
+    def rotate(self) -> int:
+        fixed = _pairs(self._ask("HGETALL", FIXED))
+        now_ms = self._now_ms()
+        if not fixed:  # nobody was ever limited, so nobody knows a salt
+            return now_ms
+        since_ms = now_ms + ROTATION_LEAD_MS
+        self._ask("HSET", FIXED, str(since_ms), new_salt())
+        self._ask("PEXPIRE", FIXED, str(SALTS_KEPT_MS))
+        try:
+            gone = outdated(fixed, now_ms)
+        except UnreadableError as error:
+            raise self._damaged(FIXED) from error
+        if gone:
+            self._ask("HDEL", FIXED, *gone)
+        return since_ms
+
+    # -- the connection ----------------------------------------------------------------------------------------------
+
+    # Every word of a command must be text or bytes: see `quota.ledger.redis_connection`.
+
+    def _now_ms(self) -> int:
+        if self._clock is not None:
+            return self._clock()
+        # Of a cluster, the node that has the totals.
+        seconds, micros = self._ask("EVAL", "return redis.call('TIME')", "1", TOTALS)
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    def _script(self, name: str, keys: Sequence[str], words: Sequence[str]) -> Any:
+        text, sha = script(name)
+        try:
+            return self._ask("EVALSHA", sha, str(len(keys)), *keys, *words)
+        except _NoScript:
+            return self._ask("EVAL", text, str(len(keys)), *keys, *words)
+
+    def _ask(self, *words: str) -> Any:
+        try:
+            return self._command(words, time.monotonic() + WALL_S)
+        except NoScriptError as error:
+            raise _NoScript from error
+        except FAILED as error:
+            raise self._away(error) from error
+
+    def _command(self, words: Words, deadline: float) -> Any:
+        client = self._connected()
+        try:
+            if not isinstance(client, Connections):
+                return client.execute_command(*words)
+            call = client.begin(*words)
+            if call is None:
+                client.connect()
+                call = client.begin(*words)
+            return client.execute_command(*words) if call is None else call.reply(deadline - time.monotonic())
+        except FAILED:
+            raise
+        except BaseException:
+            # Out of a signal handler. A cluster's pools may keep a connection whose answer nobody has read.
+            if not isinstance(client, Connections):
+                self._client = None
+            raise
+
+    def _connected(self) -> redis.Redis | Connections:
+        client = self._client
+        if client is None:
+            with self._lock:
+                try:
+                    client = self._client = self._client or self._connect()
+                except FAILED as error:
+                    raise self._away(error) from error
+        return client
+
+    def _away(self, error: Exception) -> StorageAway:
+        return StorageAway(explained(error, f"inbound storage {self.label}", WALL_S))
+
+    def _damaged(self, key: str) -> StorageAway:
+        return StorageAway(
+            f"inbound storage {self.label} has a key {key} that is not ours, or damaged; delete it, or give inbound "
+            "limits a database of their own"
+        )
+
+    def close(self) -> None:
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def start_over_in_child(self) -> None:
+        """Connect anew. What the parent met, the parent hands over."""
+        _left_to_parent.extend((self._client, self._connect))
+        self._client, self._lock, self._met = None, threading.RLock(), Met()
+        self._connect = client_maker(self._url, self.label, TIMEOUT_S, "inbound storage")
+
+
+class _NoScript(Exception):  # noqa: N818  # never leaves this file
+    """The server does not know a script."""
+
+
+class _Pending:
+    """What is left of a decision: the reply to `call`, if there is one, or all of it."""
+
+    def __init__(
+        self,
+        storage: RedisStorage,
+        policy: Policy,
+        identity: bytes,
+        cost: int,
+        plan: _Plan | None,
+        call: Call | None,
+        deadline: float,
+    ) -> None:
+        self._storage = storage
+        self.policy = policy
+        self.identity = identity
+        self.cost = cost
+        self.plan = plan
+        self.call = call
+        self.deadline = deadline
+
+    def finish(self) -> Decision:
+        return self._storage._finish(self)
+
+
+_left_to_parent: list[object] = []
+"""Clients inherited over a fork. They are not even closed: a thread that the child lacks may hold their locks."""
+
+
+def _suffix(policy: Policy, limit: Limit, number: int) -> str:
+    """Where a limit keeps a window of a shard (I5), behind the shard."""
+    if policy.algorithm == "gcra":  # its state also depends on the limit's number
+        kind = f"g{limit.number}."
+    elif policy.algorithm == "log":
+        kind = "r" if policy.count_rejected else "l"
+    else:
+        kind = "c"
+    return f":{policy.rule}:{kind}{limit.window_ms}:{number}"
+
+
+class _Plan:
+    """What a script is told of a policy, as far as it is the same for every identity in these windows."""
+
+    def __init__(self, policy: Policy, plan: Plan) -> None:
+        self.since_ms, self.until_ms, self._shard_salt, windows = plan
+        self.script, self.sha = script(f"inbound_{policy.algorithm}")
+        self.count_rejected = policy.count_rejected
+        self.longest = max(range(len(windows)), key=lambda n: policy.limits[n].window_ms)
+        self.met = (policy.rule, policy.limits[self.longest].window_ms, windows[self.longest].number)
+        self._count_rejected = "1" if policy.count_rejected else "0"
+        self._key_count = str(2 * len(windows))
+        self._is_log = policy.algorithm == "log"
+        self._windows = [
+            (
+                _suffix(policy, limit, number),
+                _suffix(policy, limit, number - 1),
+                salt,
+                None if previous_salt == salt else previous_salt,
+                (str(limit.number), str(limit.window_ms), str(limit.burst), str(number)),
+            )
+            for limit, (number, salt, previous_salt) in zip(policy.limits, windows, strict=True)
+        ]
+
+    def words(self, identity: bytes, cost: int, given_ms: int) -> list[str | bytes]:
+        """The number of keys, the keys and the arguments of a script."""
+        tag = f"{PREFIX}{{{shard_of(self._shard_salt, identity)}}}"
+        keys: list[str | bytes] = [self._key_count]
+        words: list[str | bytes] = [str(given_ms), str(cost), self._count_rejected]
+        for suffix, previous_suffix, salt, previous_salt, numbers in self._windows:
+            name = previous_name = name_of(salt, identity)
+            if previous_salt is not None:
+                previous_name = name_of(previous_salt, identity)
+            key, previous_key = tag + suffix, tag + previous_suffix
+            if self._is_log:
+                key, previous_key = f"{key}:{name.hex()}", f"{previous_key}:{previous_name.hex()}"
+            keys += (key, previous_key)
+            words += numbers
+            words += (name, previous_name)
+        return keys + words
+
+
+def _pairs(reply: Any) -> dict[str, str]:
+    """A hash, as a single server answers it, or as the driver of a cluster does."""
+    return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))

@@ -1,0 +1,214 @@
+"""What is limited: the rules of an application, and which of them a request falls under. Read this file first.
+
+    Rule      whose requests: methods and a path, with one or more limits, one algorithm, and what happens in an outage
+    Rules     the rules of one application in their order, and what applies to all of them
+
+The first rule that matches counts the request; a rule without a path matches everything, so it stands last. A request
+that no rule matches is not limited. With several limits, a request is admitted by all of them or counted by none.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from quota.common.text import listed, nearest, show
+from quota.errors import ConfigError
+from quota.inbound.contract import Algorithm, Limit, Policy
+from quota.inbound.fields import policy_field
+from quota.inbound.identity import X_FORWARDED_FOR, Identify, Proxies
+from quota.inbound.match import EVERYTHING, Pattern, Segments, names, parse_pattern
+from quota.limits import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+Fail = Literal["open", "closed"]
+
+MAX_RULES = 500
+"""The totals of a storage have room for the outcomes of this many."""
+
+MAX_KNOWN_PATH, MAX_KNOWN_PATHS = 256, 1024
+"""What the rules of a path are is remembered for so many paths, of at most so many characters."""
+
+_FIELD = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+_METHOD = re.compile(r"[A-Z][A-Z-]{0,19}")
+
+
+class Rule:
+    """Requests with one of these `methods` (none: all) and a path that the pattern means, and how often they may come:
+    `limits` of (number, window in ms, for gcra also the burst).
+
+    `cost` is what one request counts. `fail` says what happens while the storage does not answer: `"open"` admits,
+    `"closed"` answers 503. A `shadow` rule counts and never refuses: the metrics say what it would have done.
+    With `count_rejected` a refused request counts, too, so whoever keeps asking stays out.
+    GET means HEAD as well: it costs as much. Raises ConfigError, which begins with the key that is wrong.
+    """
+
+    __slots__ = (
+        "cost",
+        "fail",
+        "limits",
+        "methods",
+        "name",
+        "path",
+        "pattern",
+        "policies",
+        "policy",
+        "policy_field",
+        "shadow",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        limits: Limit | Sequence[Limit],
+        *,
+        path: str | None = None,
+        methods: Iterable[str] = (),
+        algorithm: Algorithm = "counter",
+        cost: int = 1,
+        fail: Fail = "open",
+        shadow: bool = False,
+        count_rejected: bool = False,
+    ) -> None:
+        self.limits = (limits,) if isinstance(limits, Limit) else tuple(limits)
+        if any(not isinstance(one, Limit) for one in self.limits):
+            raise ConfigError("limits: each is a Limit(number, window_ms)")
+        _choice("algorithm", algorithm, get_args(Algorithm))
+        _choice("fail", fail, get_args(Fail))
+        self.policy = Policy(name, self.limits, algorithm, bool(count_rejected))
+        """How the storage is asked."""
+        if not isinstance(cost, int) or isinstance(cost, bool) or not 1 <= cost <= self.policy.most:
+            raise ConfigError(f"cost: {show(cost)} is not a whole number from 1 to {self.policy.most}, its least limit")
+        self.name, self.cost = name, cost
+        self.path, self.pattern, self.methods = path, self._pattern(path), self._methods(methods)
+        self.fail: Fail = fail
+        self.shadow = bool(shadow)
+        windows = [format_duration(one.window_ms) for one in self.limits]
+        self.policies = (name,) if len(windows) == 1 else tuple(f"{name}-{window}" for window in windows)
+        """The names of its limits, for clients."""
+        self.policy_field = policy_field(self.policies, self.limits)
+
+    def __repr__(self) -> str:
+        return f"<Rule {self.name}: {' '.join(self.methods) or 'any method'} {self.path or 'any path'}>"
+
+    def matches(self, method: str, path: Segments) -> bool:
+        """Whether a request falls under this rule by one reading of its path."""
+        return (not self.methods or method in self.methods) and self.pattern.matches(path)
+
+    def hides(self, later: Rule) -> bool:
+        """Whether this rule, standing before `later`, takes all that `later` means."""
+        methods = not self.methods or (bool(later.methods) and set(later.methods) <= set(self.methods))
+        return methods and self.pattern.covers(later.pattern)
+
+    @staticmethod
+    def _pattern(path: str | None) -> Pattern:
+        if path is None:
+            return EVERYTHING
+        if not isinstance(path, str):
+            raise ConfigError(f"path: {show(path)} is no path; it begins with /")
+        try:
+            return parse_pattern(path)
+        except ValueError as error:
+            raise ConfigError(f"path: {error}") from None
+
+    @staticmethod
+    def _methods(methods: Iterable[str]) -> frozenset[str]:
+        if isinstance(methods, str):
+            raise ConfigError(f"methods: {show(methods)} is a string where a list is needed")
+        given = []
+        for one in methods:
+            if not isinstance(one, str) or not _METHOD.fullmatch(one.upper()):
+                raise ConfigError(f'methods: {show(one)} is not a method; write for example "GET" or "POST"')
+            given.append(one.upper())
+        return frozenset([*given, "HEAD"] if "GET" in given else given)
+
+
+class Rules:
+    """The rules of an application, the storage that its workers share, and how they tell who asks.
+
+    `url` is the storage: redis://... as for a ledger, or sqlite:///path; None: SQLite in the state folder. `exempt`
+    are path patterns that no rule counts. `trusted_proxies`, `forwarded`, `key_field`, `keys` and `user` say who a
+    request is from: see `quota.inbound.identity`. `keys` is a function that knows the valid keys, or the keys.
+    With `x_fields` every answer has the `X-RateLimit-*` fields, too. Raises ConfigError.
+    """
+
+    def __init__(
+        self,
+        rules: Iterable[Rule],
+        *,
+        url: str | None = None,
+        exempt: Iterable[str] = (),
+        trusted_proxies: Iterable[str] = (),
+        forwarded: str = X_FORWARDED_FOR,
+        key_field: str | None = None,
+        keys: Callable[[str], bool] | Iterable[str] | None = None,
+        user: Callable[[Any], str | None] | None = None,
+        x_fields: bool = False,
+    ) -> None:
+        self.rules = tuple(rules)
+        if not all(isinstance(rule, Rule) for rule in self.rules):
+            raise ConfigError("rules: each is a Rule")
+        names = [rule.name for rule in self.rules]
+        if len(names) > MAX_RULES or len(set(names)) < len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise ConfigError(
+                f"rules: the name {listed(twice)} stands twice" if twice else f"more than {MAX_RULES} rules"
+            )
+        self._known = lru_cache(maxsize=MAX_KNOWN_PATHS)(self._find)
+        self.url = url
+        self.x_fields = x_fields
+        self.exempt = tuple(self._exempt(exempt))
+        if key_field is not None and not (isinstance(key_field, str) and _FIELD.fullmatch(key_field)):
+            raise ConfigError(
+                f'key_field: {show(key_field)} is no name of a header field; write for example "X-API-Key"'
+            )
+        if isinstance(keys, str):
+            raise ConfigError("keys: a string where a list of keys, or a function that knows them, is needed")
+        self.key_field = key_field
+        self.any_key = key_field is not None and keys is None
+        """A key field is named, and nobody knows which keys are valid: none counts."""
+        self.identify = Identify(
+            Proxies(trusted_proxies, forwarded),
+            key_field=key_field,
+            knows_key=keys if keys is None or callable(keys) else frozenset(keys).__contains__,
+            user=user,
+        )
+
+    def find(self, method: str, path: str, mount: str = "", *, preflight: bool = False) -> tuple[Rule, ...]:
+        """The rules that count a request: the first that matches, for each reading of its path. () if there is none.
+
+        `path` is decoded. A rule may name it with or without `mount`, which the application is mounted under. A
+        browser's preflight asks on behalf of the request that follows, so only a rule that names OPTIONS counts it.
+        """
+        if len(path) > MAX_KNOWN_PATH:
+            return self._find(method.upper(), path, mount, preflight)
+        return self._known(method.upper(), path, mount, preflight)
+
+    def _find(self, method: str, path: str, mount: str, preflight: bool) -> tuple[Rule, ...]:
+        found: dict[str, Rule] = {}
+        for called in names(path, mount):
+            if any(pattern.matches(name) for name in called for pattern in self.exempt):
+                continue
+            for rule in self.rules:
+                if any(rule.matches(method, name) for name in called) and (not preflight or method in rule.methods):
+                    found[rule.name] = rule
+                    break
+        return tuple(found.values())
+
+    @staticmethod
+    def _exempt(patterns: Iterable[str]) -> Iterable[Pattern]:
+        if isinstance(patterns, str):
+            raise ConfigError(f"exempt: {show(patterns)} is a string where a list of paths is needed")
+        for text in patterns:
+            try:
+                yield parse_pattern(text)
+            except (ValueError, AttributeError) as error:
+                raise ConfigError(f"exempt: {error}") from None
+
+
+def _choice(key: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"{key}: {show(value)}: {nearest(str(value), known)}")

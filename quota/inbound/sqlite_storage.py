@@ -1,0 +1,454 @@
+"""The storage of one machine: a SQLite file that several worker processes share. The contract is
+`quota.inbound.contract.Storage`, the algorithms are those of `quota.inbound.algorithms`.
+
+A decision is one short transaction. No commit waits for the disk, but about one in five hundred, which moves what was
+written from SQLite's log into the file. If the machine dies, the last decisions may be forgotten.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from quota.arguments import whole, whole_clock
+from quota.common.clock import host_clock
+from quota.common.fork import start_over_in_child
+from quota.common.sqlite_file import SqliteFile, checked_row
+from quota.errors import StorageAway
+from quota.inbound.algorithms import COUNTER, States, decide, gcra_used
+from quota.inbound.contract import (
+    AT_ONCE_S,
+    MET_KEPT_MS,
+    MET_LAG_MS,
+    WALL_S,
+    Consumer,
+    Decision,
+    LimitState,
+    checked_totals,
+)
+from quota.inbound.met import Met
+from quota.inbound.names import (
+    NAME_BYTES,
+    ROTATION_LEAD_MS,
+    SALTS_KEPT_MS,
+    SHARD,
+    Plan,
+    UnreadableError,
+    encoded,
+    name_of,
+    new_salt,
+    outdated,
+    plan,
+    salt_names,
+)
+from quota.ledger.file_errors import file_wording
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Callable, Mapping, Sequence
+
+    from quota.inbound.algorithms import Entries
+    from quota.inbound.contract import Limit, Policy
+    from quota.inbound.met import Window
+
+    # With the numbers that the file gave the limits, and the connection that read them.
+    _Numbered = tuple[Plan, tuple[int, ...], sqlite3.Connection]
+
+T = TypeVar("T")
+
+SCHEMA_VERSION = 1
+APPLICATION_ID = 0x51_4C_49_31
+"""Marks an SQLite file as a storage of inbound limits ("QLI1")."""
+
+PAGE_BYTES = 1024
+"""A decision changes one or two pages, and SQLite writes each of them whole."""
+
+SWEEP_EVERY = 16
+"""With one in so many identities that are new to a window, what has expired is deleted."""
+
+SWEEP_AT_ONCE = 64
+"""So many expired states are deleted at once: four for each new one, so the file does not grow with time."""
+
+_PAIR = (
+    "SELECT expires_ms, state FROM states WHERE expires_ms = ? AND limit_id = ? AND name = ?"
+    " UNION ALL SELECT expires_ms, state FROM states WHERE expires_ms = ? AND limit_id = ? AND name = ?"
+)
+_BEFORE = "(SELECT state FROM states WHERE expires_ms = ?6 AND limit_id = ?2 AND name = ?7)"
+_COUNT = (
+    f"INSERT INTO states SELECT ?1, ?2, ?3, ?4 WHERE ifnull({_BEFORE}, 0) * ?8 <= ?5 * ?9"
+    " ON CONFLICT (expires_ms, limit_id, name) DO UPDATE SET state = state + excluded.state"
+    f" WHERE state BETWEEN 0 AND ?5 AND ifnull({_BEFORE}, 0) * ?8 <= (?5 - state) * ?9 RETURNING state, {_BEFORE}"
+)
+"""What `counter` does when it admits, see `Counter.wait_ms`."""
+
+_SWEEP = (
+    "DELETE FROM states WHERE (expires_ms, limit_id, name) IN"
+    " (SELECT expires_ms, limit_id, name FROM states WHERE expires_ms <= ? ORDER BY expires_ms LIMIT ?)"
+)
+_ADD_MET = (
+    "INSERT INTO met VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (rule, window_ms, number)"
+    " DO UPDATE SET new = new + excluded.new, again = again + excluded.again"
+)
+
+
+class SqliteStorage:
+    """`sqlite:///relative/path`, `sqlite:////absolute/path`, or `sqlite://` for one in memory."""
+
+    shared = False
+
+    def __init__(self, url: str, *, clock: Callable[[], int] | None = None) -> None:
+        path = url.removeprefix("sqlite://").removeprefix("/")
+        self.label = f"sqlite:///{path}" if path else "sqlite:// (in memory)"
+        wording = file_wording(
+            path,
+            "inbound storage",
+            version=SCHEMA_VERSION,
+            lost_then="all limits begin afresh",
+            remedy="move it away, or name another file",
+        )
+        self._wording = wording._replace(
+            locked=f"inbound storage {self.label} is locked by another process (waited {WALL_S:g} s); "
+            f"find it: fuser {path}",
+            disk_full=f"inbound storage {self.label}: the disk is full",
+        )
+        # What waits for other processes must not hold up who may not wait: each has a connection of its own.
+        self._patient = self._quick = _Side(self._open(path))
+        if path:
+            self._quick = _Side(self._open(path))
+        self._is_prepared = False
+        self._clock = host_clock if clock is None else whole_clock(clock)
+        self._met = Met()
+        start_over_in_child(self)
+
+    def _open(self, path: str) -> SqliteFile:
+        return SqliteFile(
+            path,
+            schema=("quota.inbound", "schema.sql"),
+            application_id=APPLICATION_ID,
+            version=SCHEMA_VERSION,
+            error=StorageAway,
+            wording=self._wording,
+            page_bytes=PAGE_BYTES,
+        )
+
+    # -- the decision ------------------------------------------------------------------------------------------------
+
+    def decide(self, policy: Policy, identity: str, cost: int = 1) -> Decision:
+        return self._decided(policy, identity, cost, time.monotonic() + WALL_S)
+
+    def attempt(self, policy: Policy, identity: str, cost: int = 1, within_s: float = AT_ONCE_S) -> Decision | _Pending:
+        if self._is_prepared:
+            try:
+                return self._ask(self._quick, policy, identity, cost, within_s)
+            except StorageAway:  # a transaction that failed did not happen
+                pass
+        return _Pending(self, policy, identity, cost, time.monotonic() + WALL_S)
+
+    def _decided(self, policy: Policy, identity: str, cost: int, deadline: float) -> Decision:
+        decision = self._ask(self._patient, policy, identity, cost, deadline - time.monotonic())
+        self._is_prepared = True
+        return decision
+
+    def _ask(self, side: _Side, policy: Policy, identity: str, cost: int, within_s: float) -> Decision:
+        if type(cost) is not int or not 1 <= cost <= policy.most:
+            whole(cost, "units: the cost of a request", 1, policy.most)
+        identity_bytes = encoded(identity)
+        if policy.algorithm == "counter" and len(policy.limits) == 1:
+            deadline = time.monotonic() + within_s
+            usual = self._transact(
+                side, lambda db: self._count(db, side, policy, identity_bytes, cost), within_s, is_one_statement=True
+            )
+            if usual is not None:
+                decision, met = usual
+                if met is not None:
+                    self._met.note(met[0], was_before=met[1])
+                return decision
+            within_s = deadline - time.monotonic()
+        decision, made, met = self._transact(
+            side, lambda db: self._decide(db, side, policy, identity_bytes, cost), within_s
+        )
+        if made is not None:
+            side.plans[policy] = made
+        if met is not None:
+            self._met.note(met[0], was_before=met[1])
+        return decision
+
+    def _transact(
+        self,
+        side: _Side,
+        work: Callable[[sqlite3.Connection], T],
+        within_s: float,
+        *,
+        write: bool = True,
+        is_one_statement: bool = False,
+    ) -> T:
+        if not side.lock.acquire(blocking=False):
+            deadline = time.monotonic() + within_s
+            if not side.lock.acquire(timeout=max(within_s, 0)):
+                raise StorageAway(self._wording.locked)
+            within_s = deadline - time.monotonic()
+        try:
+            return side.file.transact(work, write=write, within_s=within_s, is_one_statement=is_one_statement)
+        except (UnreadableError, struct.error) as error:
+            raise StorageAway(self._wording.damaged) from error
+        finally:
+            side.lock.release()
+
+    def _count(
+        self, db: sqlite3.Connection, side: _Side, policy: Policy, identity_bytes: bytes, cost: int
+    ) -> tuple[Decision, tuple[Window, bool] | None] | None:
+        """The usual cases, without a transaction around them: a `counter` of one limit admits or refuses. The decision,
+        and an identity that its window meets now. None: nothing was counted, and this is another case.
+
+        The clock is read before the file is locked. So at the edge of a window a process may count for the old one
+        what another has not seen there, as if it had come first.
+        """
+        now_ms = self._clock()
+        known = side.plans.get(policy)
+        if known is None or known[2] is not db or not known[0].since_ms <= now_ms < known[0].until_ms:
+            return None
+        (limit,), ((number, salt, previous_salt),), (limit_id,) = policy.limits, known[0].windows, known[1]
+        most, window_ms, _ = limit
+        name = previous_name = _number_of(name_of(salt, identity_bytes))
+        if previous_salt != salt:
+            previous_name = _number_of(name_of(previous_salt, identity_bytes))
+        if name % SWEEP_EVERY == 0:  # if it is new, what has expired is deleted with it
+            return None
+        at_ms, expires_ms = now_ms - number * window_ms, (number + 2) * window_ms
+        old = (expires_ms - window_ms, limit_id, previous_name)
+        free = most - cost
+        rows = db.execute(
+            _COUNT, (expires_ms, limit_id, name, cost, free, old[0], previous_name, window_ms - at_ms, window_ms)
+        ).fetchall()
+        if not rows:
+            held = dict(db.execute(_PAIR, (expires_ms, limit_id, name, *old)).fetchall())
+            current, previous = counted(held.get(expires_ms)), counted(held.get(old[0]))
+            if policy.count_rejected:
+                return None
+            decision, _ = decide(policy, [States(previous, current)], now_ms, cost)
+            return None if decision.admitted else (decision, None)
+        current, previous = rows[0]
+        left = COUNTER.left(limit, States(counted(previous), counted(current)), at_ms)
+        decision = Decision(True, now_ms, (LimitState(*left, 0),))
+        if current != cost:
+            return decision, None
+        return decision, ((policy.rule, window_ms, number), previous is not None)
+
+    def _decide(
+        self, db: sqlite3.Connection, side: _Side, policy: Policy, identity_bytes: bytes, cost: int
+    ) -> tuple[Decision, _Numbered | None, tuple[Window, bool] | None]:
+        """The decision, and what holds once it is committed: a new plan, and an identity that its window meets now."""
+        now_ms = self._clock()
+        known, made = side.plans.get(policy), None
+        # Behind another connection there may be another file, with other salts.
+        if known is None or known[2] is not db or not known[0].since_ms <= now_ms < known[0].until_ms:
+            known = made = self._new_plan(db, policy, now_ms)
+        windows, ids = known[0].windows, known[1]
+        is_log = policy.algorithm == "log"
+        keys, held = [], []
+        for (_, window_ms, _), (number, salt, previous_salt), limit_id in zip(policy.limits, windows, ids, strict=True):
+            name = previous_name = _number_of(name_of(salt, identity_bytes))
+            if previous_salt != salt:
+                previous_name = _number_of(name_of(previous_salt, identity_bytes))
+            expires_ms = (number + 2) * window_ms
+            rows = dict(
+                db.execute(
+                    _PAIR, (expires_ms, limit_id, name, expires_ms - window_ms, limit_id, previous_name)
+                ).fetchall()
+            )
+            current, previous = rows.get(expires_ms), rows.get(expires_ms - window_ms)
+            keys.append((expires_ms, limit_id, name))
+            if is_log:
+                held.append(States(unpacked(previous), unpacked(current)))
+            else:
+                held.append(States(counted(previous), counted(current)))
+        decision, after = decide(policy, held, now_ms, cost)
+        if after is held:
+            return decision, made, None
+        self._save(db, now_ms, keys, held, after, is_log=is_log)
+        longest = max(range(len(keys)), key=lambda n: policy.limits[n].window_ms) if keys[1:] else 0
+        if held[longest].current is not None:
+            return decision, made, None
+        window_ms = policy.limits[longest].window_ms
+        return decision, made, ((policy.rule, window_ms, now_ms // window_ms), held[longest].previous is not None)
+
+    def _save(
+        self,
+        db: sqlite3.Connection,
+        now_ms: int,
+        keys: Sequence[tuple[int, int, int]],
+        held: Sequence[States],
+        after: Sequence[States],
+        *,
+        is_log: bool,
+    ) -> None:
+        for (expires_ms, limit_id, name), before, states in zip(keys, held, after, strict=True):
+            state = packed(states.current) if is_log else states.current
+            if before.current is not None:
+                db.execute(
+                    "UPDATE states SET state = ? WHERE expires_ms = ? AND limit_id = ? AND name = ?",
+                    (state, expires_ms, limit_id, name),
+                )
+                continue
+            db.execute("INSERT INTO states VALUES (?, ?, ?, ?)", (expires_ms, limit_id, name, state))
+            if name % SWEEP_EVERY == 0:  # names are random, so this also holds for workers that live for one request
+                db.execute(_SWEEP, (now_ms, SWEEP_AT_ONCE))
+
+    def _new_plan(self, db: sqlite3.Connection, policy: Policy, now_ms: int) -> _Numbered:
+        """The salts, made where there are none yet (I4), and the numbers of the limits."""
+        needed = salt_names(policy, now_ms)
+        sql = "INSERT OR IGNORE INTO salts VALUES (?, ?, ?)"
+        for name, until_ms in {SHARD: now_ms, "0": now_ms, **needed}.items():
+            db.execute(sql, (name, new_salt(), until_ms))
+        fixed = self._fixed(db)
+        db.execute("UPDATE salts SET until_ms = ? WHERE instr(name, ':') = 0", (now_ms + SALTS_KEPT_MS,))
+        db.execute("DELETE FROM salts WHERE until_ms <= ?", (now_ms,))
+        stored = db.execute("SELECT name, salt FROM salts WHERE instr(name, ':') > 0").fetchall()
+        ids = []
+        for limit in policy.limits:
+            row = (policy.rule, _kind(policy, limit), limit.window_ms)
+            db.execute("INSERT OR IGNORE INTO limits (rule, kind, window_ms) VALUES (?, ?, ?)", row)
+            sql = "SELECT id FROM limits WHERE rule = ? AND kind = ? AND window_ms = ?"
+            ids.append(int(db.execute(sql, row).fetchone()[0]))
+        return plan(policy, now_ms, fixed, dict(stored)), tuple(ids), db
+
+    def _fixed(self, db: sqlite3.Connection) -> dict[str, str]:
+        return dict(db.execute("SELECT name, salt FROM salts WHERE instr(name, ':') = 0").fetchall())
+
+    # -- what all workers count ---------------------------------------------------------------------------------------
+
+    def add_totals(self, totals: Mapping[str, int]) -> None:
+        totals = checked_totals(totals)
+        now_ms = self._clock()
+
+        def work(db: sqlite3.Connection) -> None:
+            sql = "INSERT INTO totals VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET total = total + excluded.total"
+            db.executemany(sql, totals.items())
+            rows = [
+                (rule, window_ms, number, new, again, now_ms + 2 * window_ms + MET_KEPT_MS)
+                for (rule, window_ms, number), (new, again) in met.items()
+            ]
+            db.executemany(_ADD_MET, rows)
+            db.execute("DELETE FROM met WHERE until_ms <= ?", (now_ms,))
+            db.execute(_SWEEP, (now_ms, SWEEP_AT_ONCE))
+
+        with self._met.handed_over() as met:
+            self._transact(self._patient, work, WALL_S)
+
+    def totals(self) -> Mapping[str, int]:
+        return {name: total for total, name in self._read("SELECT total, name FROM totals", integers=1)}
+
+    def alive(self, policy: Policy) -> int:
+        window_ms = max(limit.window_ms for limit in policy.limits)
+        number = (self._clock() - MET_LAG_MS) // window_ms
+        sql = "SELECT number, new, again FROM met WHERE rule = ? AND window_ms = ? AND number BETWEEN ? AND ?"
+        rows = self._read(sql, policy.rule, window_ms, number - 1, number, integers=3)
+        return sum(new if at == number else new + again for at, new, again in rows)
+
+    def top(self, policy: Policy, count: int = 10) -> Sequence[Consumer]:
+        from heapq import nlargest
+
+        limit = max(policy.limits, key=lambda limit: limit.window_ms)
+        now_ms = self._clock()
+        number = now_ms // limit.window_ms
+        wanted = ((number + 2) * limit.window_ms, policy.rule, _kind(policy, limit), limit.window_ms)
+
+        def used(state: Any) -> int:
+            if policy.algorithm == "log":
+                return sum(units for _, units in unpacked(state) or ())
+            units = counted(state) or 0
+            return gcra_used(limit, units, now_ms - number * limit.window_ms) if policy.algorithm == "gcra" else units
+
+        def work(db: sqlite3.Connection) -> list[tuple[int, int]]:
+            rows = db.execute(
+                "SELECT name, state FROM states JOIN limits ON limits.id = limit_id"
+                " WHERE expires_ms = ? AND rule = ? AND kind = ? AND window_ms = ?",
+                wanted,
+            )
+            return nlargest(count, ((used(state), name) for name, state in rows))
+
+        largest = self._transact(self._patient, work, WALL_S, write=False)
+        return [Consumer((name % 2**64).to_bytes(NAME_BYTES, "big").hex(), units, limit) for units, name in largest]
+
+    def rotate(self) -> int:
+        now_ms = self._clock()
+
+        def work(db: sqlite3.Connection) -> int:
+            fixed = self._fixed(db)
+            if not fixed:  # nobody was ever limited, so nobody knows a salt
+                return now_ms
+            since_ms = now_ms + ROTATION_LEAD_MS
+            row = (str(since_ms), new_salt(), now_ms + SALTS_KEPT_MS)
+            db.execute("INSERT OR REPLACE INTO salts VALUES (?, ?, ?)", row)
+            db.executemany("DELETE FROM salts WHERE name = ?", [(name,) for name in outdated(fixed, now_ms)])
+            return since_ms
+
+        return self._transact(self._patient, work, WALL_S)
+
+    def _read(self, sql: str, *values: object, integers: int) -> list[Any]:
+        def work(db: sqlite3.Connection) -> list[Any]:
+            return [checked_row(row, integers=integers, below=2**63) for row in db.execute(sql, values)]
+
+        return self._transact(self._patient, work, WALL_S, write=False)
+
+    def close(self) -> None:
+        self._patient.file.close()
+        self._quick.file.close()
+
+    def start_over_in_child(self) -> None:
+        """The parent's other threads may have held the locks. What the parent met, the parent hands over."""
+        self._patient.lock, self._quick.lock = threading.Lock(), threading.Lock()
+        self._met = Met()
+
+
+class _Side:
+    """One connection to the file, and the plans that were made with it."""
+
+    def __init__(self, file: SqliteFile) -> None:
+        self.file = file
+        self.lock = threading.Lock()
+        self.plans: dict[Policy, _Numbered] = {}
+
+
+class _Pending:
+    def __init__(self, storage: SqliteStorage, policy: Policy, identity: str, cost: int, deadline: float) -> None:
+        self._storage = storage
+        self._request = (policy, identity, cost, deadline)
+
+    def finish(self) -> Decision:
+        return self._storage._decided(*self._request)
+
+
+def _kind(policy: Policy, limit: Limit) -> str:
+    return f"gcra {limit.number}" if policy.algorithm == "gcra" else policy.algorithm
+
+
+def _number_of(name: bytes) -> int:
+    """As SQLite's integers are: with a sign."""
+    return int.from_bytes(name, "big", signed=True)
+
+
+def counted(state: Any) -> int | None:
+    """The state of `counter` or `gcra`. Raises UnreadableError for what is none."""
+    if state is None or (type(state) is int and state >= 0):
+        return state
+    raise UnreadableError
+
+
+_ENTRY = struct.Struct(">IH")
+
+
+def packed(entries: Entries) -> bytes:
+    """The entries of a log: 4 bytes for each one's time in the window, 2 for its units. `unpacked` raises struct.error
+    for what holds none."""
+    return b"".join([_ENTRY.pack(*entry) for entry in entries])
+
+
+def unpacked(state: bytes | None) -> Entries | None:
+    if state is None:
+        return None
+    if type(state) is not bytes or not state:
+        raise UnreadableError
+    return tuple(_ENTRY.iter_unpack(state))

@@ -1,0 +1,35 @@
+"""Opens the storage of inbound limits at a URL, and imports only the driver that it needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quota.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quota.inbound.contract import Storage
+
+SCHEMES = ("sqlite", "redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
+
+
+def open_storage(url: str, *, clock: Callable[[], int] | None = None) -> Storage:
+    """The storage at a URL: `sqlite:///path`, or `redis://`, `rediss://`, `unix://`, `redis+sentinel://`,
+    `redis+cluster://`.
+
+    Nothing is contacted before the first use. `clock` (ms since 1970) replaces the storage's own clock, for tests and
+    simulation only. Raises ConfigError for any other scheme.
+    """
+    scheme, slashes, _ = url.partition("://")
+    if scheme == "sqlite" and slashes:
+        from quota.inbound.sqlite_storage import SqliteStorage
+
+        return SqliteStorage(url, clock=clock)
+    if scheme in SCHEMES and slashes:
+        from quota.inbound.redis_storage import RedisStorage
+
+        return RedisStorage(url, clock=clock)
+    raise ConfigError(
+        f"inbound storage of kind {scheme.partition(':')[0]!r} is not known; write sqlite:///PATH or redis://HOST:PORT/DB"
+    )

@@ -1,0 +1,68 @@
+"""Every storage, one after the other: what passes here is the contract."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from quota.inbound import redis_storage, sqlite_storage
+from quota.inbound.contract import WALL_S
+from quota.inbound.storage import open_storage
+from support.inbound import Clock
+from support.servers import RedisServer, executables
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from quota.inbound.contract import Storage
+
+
+@pytest.fixture(params=["sqlite", "redis", "redis-6.2"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty storage. Afterwards no key may be left without a lifetime."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'inbound.db'}"
+        return
+    server: RedisServer = request.getfixturevalue("redis_server" if request.param == "redis" else "old_server")
+    with redis.Redis(port=server.port) as client:
+        client.flushall()
+        yield server.url
+        immortal = [key for key in client.keys("*") if client.pttl(key) == -1]
+        assert immortal == [], "keys without a lifetime"
+
+
+@pytest.fixture(scope="session")
+def old_server() -> Iterator[RedisServer]:
+    """The oldest Redis that is supported."""
+    server = RedisServer(executable=executables()[-1])
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def storage(url: str, clock: Clock) -> Iterator[Storage]:
+    storage = open_storage(url, clock=clock)
+    yield storage
+    storage.close()
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is busy for a quarter of a second fails no test."""
+    for module in (redis_storage, sqlite_storage):
+        monkeypatch.setattr(module, "WALL_S", 20.0)
+    monkeypatch.setattr(redis_storage, "TIMEOUT_S", 20.0)
+
+
+@pytest.fixture
+def real_wall(_patience: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (redis_storage, sqlite_storage):
+        monkeypatch.setattr(module, "WALL_S", WALL_S)

@@ -1,0 +1,324 @@
+"""What an operator, a full disk or another program does to a storage: nobody gains an allowance by it, and what
+cannot be read is one error."""
+
+from __future__ import annotations
+
+import sqlite3
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from quota.errors import ConfigError, StorageAway, UsageError
+from quota.inbound.contract import MAX_SCALE, Decision, Limit, Policy
+from quota.inbound.storage import open_storage
+from support.inbound import policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from quota.inbound.contract import Storage
+    from support.inbound import Clock
+    from support.servers import RedisServer
+
+MINUTE_MS, HOUR_MS = 60_000, 3_600_000
+ALGORITHMS = ("counter", "gcra", "log")
+
+
+def asked(storage: Storage, one: Policy, identity: str) -> Decision:
+    """As on an event loop."""
+    answer = storage.attempt(one, identity)
+    return answer if isinstance(answer, Decision) else answer.finish()
+
+
+def away(ask: Callable[[], object]) -> str:
+    with pytest.raises(StorageAway) as raised:
+        ask()
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_was_deleted_begins_afresh_once_for_all_workers(tmp_path: Path, clock: Clock) -> None:
+    """The old salts and the numbers of the limits went with it. The rules meet the new file in another order."""
+    url = f"sqlite:///{tmp_path / 'inbound.db'}"
+    running, new = open_storage(url, clock=clock), open_storage(url, clock=clock)
+    rules = [policy(algorithm, 3, HOUR_MS, rule=algorithm) for algorithm in ALGORITHMS]
+    for one in rules:
+        running.decide(one, "ann")
+        asked(running, one, "ann")
+    for path in tmp_path.iterdir():
+        path.unlink()
+    for one in reversed(rules):
+        assert new.decide(one, "ann").limits[0].remaining == 2
+    for ask in (running.decide, lambda one, identity: asked(running, one, identity)):
+        for one in rules:
+            assert ask(one, "ann").admitted
+    for one in rules:
+        assert not running.decide(one, "ann").admitted
+        assert [found.used for found in new.top(one)] == [3]
+    running.close()
+    new.close()
+
+
+def test_what_a_failed_transaction_made_is_not_believed(tmp_path: Path, clock: Clock) -> None:
+    """Its salts, its numbers and whom it met were never stored."""
+    path = tmp_path / "inbound.db"
+    first, second = (open_storage(f"sqlite:///{path}", clock=clock) for _ in range(2))
+    first.totals()
+    with sqlite3.connect(path) as db:
+        db.execute(
+            "CREATE TRIGGER t BEFORE INSERT ON states BEGIN SELECT RAISE(ABORT, 'as if the disk were full'); END"
+        )
+        db.commit()
+        for storage in (first, second):
+            for algorithm in ALGORITHMS:
+                away(partial(storage.decide, policy(algorithm, 4), "ann"))
+        db.execute("DROP TRIGGER t")
+    db.close()
+    for algorithm in ALGORITHMS:
+        one = policy(algorithm, 4)
+        asking = (first.decide, second.decide, lambda *of: asked(first, *of), lambda *of: asked(second, *of))
+        assert [ask(one, "ann").limits[0].remaining for ask in asking] == [3, 2, 1, 0]
+    for storage in (first, second):
+        storage.add_totals({})
+    clock.ms += 10_000
+    assert first.alive(policy("counter", 4)) == 3, "one identity for each algorithm"
+    first.close()
+    second.close()
+
+
+def test_people_may_look_while_somebody_writes(tmp_path: Path, clock: Clock) -> None:
+    """And nobody waits for them: to read all identities takes longer than a decision may."""
+    path = tmp_path / "inbound.db"
+    storage = open_storage(f"sqlite:///{path}", clock=clock)
+    storage.decide(policy("counter"), "ann")
+    storage.add_totals({"n": 1})
+    with sqlite3.connect(path, isolation_level=None) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        assert storage.totals() == {"n": 1}
+        assert [one.used for one in storage.top(policy("counter"))] == [1]
+        assert storage.alive(policy("counter")) in (0, 1)
+        writer.execute("ROLLBACK")
+    writer.close()
+    storage.close()
+
+
+def test_the_file_is_swept_by_workers_that_live_for_a_few_requests(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "inbound.db"
+    for window in range(8):
+        for n in range(20):
+            storage = open_storage(f"sqlite:///{path}", clock=clock)
+            for m in range(10):
+                storage.decide(policy("counter", 5, 10_000), f"{window} {n} {m}")
+            storage.close()
+        clock.ms += 10_000
+    with sqlite3.connect(path) as db:
+        assert db.execute("SELECT COUNT(*) FROM states").fetchone()[0] <= 700, "of 1600, two or three windows"
+    db.close()
+
+
+SQL: dict[str, tuple[str, list[object]]] = {
+    "states": ("UPDATE states SET state = ?", [b"xyz", "text", 1.5, -5]),
+    "salts": ("UPDATE salts SET salt = ?", ["zz", "", "é" * 64, b"\0"]),
+    "names of salts": ("UPDATE salts SET name = ? WHERE name = '0'", ["zz", "-1", "²"]),
+    "totals": ("UPDATE totals SET total = ?", ["x", 1.5]),
+}
+
+
+def spoilt(path: Path, clock: Clock, one: Policy, statement: str, value: object) -> Storage:
+    path.unlink(missing_ok=True)
+    storage = open_storage(f"sqlite:///{path}", clock=clock)
+    storage.decide(one, "ann")
+    storage.add_totals({"n": 1})
+    storage.close()
+    with sqlite3.connect(path) as db:
+        db.execute(statement, (value,))
+    db.close()
+    return storage
+
+
+@pytest.mark.parametrize("what", SQL)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_damaged_row_of_the_file_is_one_error(tmp_path: Path, clock: Clock, algorithm: str, what: str) -> None:
+    statement, values = SQL[what]
+    one = policy(algorithm)
+    for value in values:
+        storage = spoilt(tmp_path / "inbound.db", clock, one, statement, value)
+        asks: dict[str, list[Callable[[], object]]] = {
+            "states": [partial(storage.decide, one, "ann"), partial(storage.top, one)],
+            "salts": [partial(storage.decide, one, "ann")],
+            "names of salts": [partial(storage.decide, one, "ann"), storage.rotate],
+            "totals": [storage.totals],
+        }
+        for ask in asks[what]:
+            assert "is damaged; move it away (all limits begin afresh)" in away(ask), value
+        storage.close()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE states SET state = ? WHERE expires_ms = (SELECT MAX(expires_ms) FROM states)",
+        "UPDATE states SET state = ? WHERE expires_ms = (SELECT MIN(expires_ms) FROM states)",
+    ],
+    ids=["current", "previous"],
+)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_row_that_is_damaged_under_a_running_worker_is_one_error(
+    tmp_path: Path, clock: Clock, algorithm: str, statement: str
+) -> None:
+    path = tmp_path / "inbound.db"
+    one = policy(algorithm, 9)
+    for value in SQL["states"][1]:
+        path.unlink(missing_ok=True)
+        storage = open_storage(f"sqlite:///{path}", clock=clock)
+        clock.ms += MINUTE_MS - clock.ms % MINUTE_MS
+        storage.decide(one, "ann")
+        clock.ms += MINUTE_MS
+        assert storage.decide(one, "ann").admitted
+        assert storage.decide(one, "ann").admitted
+        with sqlite3.connect(path) as db:
+            db.execute(statement, (value,))
+        db.close()
+        for ask in (partial(storage.decide, one, "ann"), partial(asked, storage, one, "ann")):
+            assert "is damaged; move it away (all limits begin afresh)" in away(ask), value
+        storage.close()
+
+
+# -- the server --------------------------------------------------------------------------------------------------------
+
+
+def fill(client: redis.Redis, url: str, one: Policy, clock: Clock) -> list[bytes]:
+    client.flushall()
+    storage = open_storage(url, clock=clock)
+    storage.decide(one, "ann")
+    storage.add_totals({"n": 1})
+    storage.close()
+    return sorted(client.keys("*"))
+
+
+def spoil(client: redis.Redis, key: bytes, how: str) -> None:
+    kind = client.type(key)
+    if how == "content" and kind == b"hash":
+        client.hset(key, mapping=dict.fromkeys([*client.hkeys(key), "zz"], "z" * 40))
+    elif how == "content" and kind == b"list":
+        client.rpush(key, "zz")
+    elif how in ("content", "string"):
+        client.set(key, "zz")
+    else:
+        client.delete(key)
+        client.sadd(key, "zz")
+
+
+@pytest.mark.parametrize("how", ["content", "string", "set"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_is_not_ours_under_our_names_is_one_error(
+    redis_server: RedisServer, clock: Clock, algorithm: str, how: str
+) -> None:
+    """Each key in turn, of other types, and with other content."""
+    one = policy(algorithm)
+    clock.ms += MINUTE_MS - clock.ms % MINUTE_MS + 30_000  # `alive` reads what was handed over ten seconds ago
+    with redis.Redis(port=redis_server.port) as client:
+        for n in range(len(fill(client, redis_server.url, one, clock))):
+            spoil(client, fill(client, redis_server.url, one, clock)[n], how)
+            storage = open_storage(redis_server.url, clock=clock)
+            said = []
+            for ask in (
+                partial(storage.decide, one, "ann"),
+                partial(asked, storage, one, "ann"),
+                storage.totals,
+                partial(storage.add_totals, {"n": 1}),
+                partial(storage.alive, one),
+                partial(storage.top, one),
+                storage.rotate,
+            ):
+                try:
+                    ask()
+                except StorageAway as error:
+                    said.append(str(error))
+            assert 0 < len(said) < 7
+            assert [text for text in said if "\n" in text] == []
+            storage.close()
+        client.flushall()
+
+
+def test_a_worker_puts_back_the_salts_that_a_full_server_dropped(redis_server: RedisServer, clock: Clock) -> None:
+    """Those of all its rules. The counts are still there, under the names that these salts make."""
+    rules = [policy("counter", 3, hours * HOUR_MS, rule=f"{hours}") for hours in (1, 2, 3)]
+    rules += [policy("log", 3, HOUR_MS, rule="log"), policy("gcra", 3, HOUR_MS, rule="gcra")]
+    clock.ms -= clock.ms % (6 * HOUR_MS)
+    with redis.Redis(port=redis_server.port) as client:
+        client.flushall()
+        storage = open_storage(redis_server.url, clock=clock)
+        for one in rules:
+            assert [storage.decide(one, "ann").admitted for _ in range(4)] == [True, True, True, False]
+        client.delete(*client.keys("quota:inbound:{salts}:*"))
+        clock.ms += MINUTE_MS + 1
+        assert [storage.decide(one, "ann").admitted for one in rules] == [False] * len(rules)
+        new = open_storage(redis_server.url, clock=clock)
+        assert [new.decide(one, "ann").admitted for one in rules] == [False] * len(rules)
+        new.close()
+        storage.close()
+        client.flushall()
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def test_rejected_requests_count_up_to_what_can_be_computed(storage: Storage) -> None:
+    most = MAX_SCALE // 1_000
+    one = Policy("a", (Limit(most, 1_000),), count_rejected=True)
+    cost = most * 2 // 3
+    answers = [storage.decide(one, "ann", cost) for _ in range(3)]
+    assert [answer.admitted for answer in answers] == [True, False, False]
+    assert [answer.limits[0].remaining for answer in answers] == [most - cost, 0, 0]
+
+
+# -- callers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("identity", [None, b"ann", 7, ("ann",)])
+def test_an_identity_that_is_no_text_is_a_mistake_of_the_caller(storage: Storage, identity: object) -> None:
+    for ask in (storage.decide, partial(asked, storage)):
+        with pytest.raises(UsageError, match="an identity is text"):
+            ask(policy("log"), identity)  # type: ignore[arg-type, operator]
+
+
+@pytest.mark.parametrize("url", ["", "x", "sqlite", "sqlite:", "sqlite:/x", "redis", "redis:"])
+def test_a_url_that_names_no_storage_is_a_mistake_of_the_configuration(url: str) -> None:
+    with pytest.raises(ConfigError):
+        open_storage(url)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_worker_that_knows_the_server_reads_the_salts_anew_in_two_commands(
+    redis_server: RedisServer, clock: Clock, algorithm: str
+) -> None:
+    """On a line of 80 ms to and fro these and the decision still fit into the wall."""
+    one = policy(algorithm, 3, HOUR_MS)
+    clock.ms -= clock.ms % HOUR_MS
+    with redis.Redis(port=redis_server.port) as client:
+        client.flushall()
+        storage = open_storage(redis_server.url, clock=clock)
+        storage.decide(one, "ann")
+        clock.ms += MINUTE_MS + 1
+        client.config_resetstat()
+        assert storage.decide(one, "ann").limits[0].remaining == 1
+        stats = client.info("commandstats")
+        asked_for = {name.removeprefix("cmdstat_") for name in stats} & {
+            "hgetall",
+            "mget",
+            "get",
+            "pexpire",
+            "evalsha",
+            "eval",
+        }
+        # The script's own commands are counted too.
+        assert asked_for - {"pexpire"} == {"hgetall", "evalsha"} | ({"mget"} if algorithm == "counter" else set())
+        client.flushall()
+        storage.close()

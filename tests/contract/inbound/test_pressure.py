@@ -1,0 +1,404 @@
+"""Several processes, processes that die, wrong clocks, servers that go away, and what is left behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from quota.errors import StorageAway
+from quota.inbound.contract import AT_ONCE_S, WALL_S, Decision, Limit, Policy
+from quota.inbound.storage import open_storage
+from support.inbound import policy
+from support.proxy import Proxy
+from support.servers import free_port
+
+if TYPE_CHECKING:
+    from quota.inbound.contract import Storage
+    from support.inbound import Clock
+    from support.proxy import Kind
+    from support.servers import RedisServer
+
+TESTS = Path(__file__).resolve().parents[2]
+MINUTE_MS = 60_000
+ALGORITHMS = ("counter", "gcra", "log")
+
+
+def worker(url: str, *options: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "support.inbound_worker", url, *map(str, options)]
+    return subprocess.Popen(command, cwd=TESTS, stdout=subprocess.PIPE, text=True)
+
+
+def admitted_ms(workers: list[subprocess.Popen[str]]) -> list[int]:
+    return sorted(int(line) for one in workers for line in one.communicate(timeout=60)[0].splitlines())
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def one_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where the version of the server makes no difference."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'inbound.db'}"
+    server: RedisServer = request.getfixturevalue("redis_server")
+    with redis.Redis(port=server.port) as client:
+        client.flushall()
+    return server.url
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_log_is_exact_in_any_window_under_several_processes(one_url: str) -> None:
+    """One of them has a clock that is an hour ahead, and one is killed."""
+    times = [worker(one_url, "log", 20, 1_000, 2.5, ahead_ms) for ahead_ms in (0, 3_600_000, 0)]
+    times[2].send_signal(signal.SIGSTOP)
+    times[2].send_signal(signal.SIGCONT)
+    threading.Timer(1.2, times[2].kill).start()
+    found = admitted_ms(times)
+    spans_ms = [late - early for early, late in zip(found, found[20:], strict=False)]
+    assert min(spans_ms) >= 1_000, "a 21st within a second of the first"
+    assert len(found) >= 40, "and it does not hold up who may go"
+
+
+def test_who_is_killed_in_the_middle_of_a_decision_leaves_the_storage_usable(one_url: str) -> None:
+    for _ in range(3):
+        one = worker(one_url, "counter", 1_000_000, MINUTE_MS, 20)
+        assert one.stdout is not None
+        one.stdout.readline()
+        one.kill()
+        one.communicate(timeout=20)
+    storage = open_storage(one_url)
+    assert storage.decide(policy("counter", 1_000_000), "ann").admitted
+    storage.close()
+
+
+def test_a_forked_child_asks_on_connections_of_its_own(url: str) -> None:
+    storage = open_storage(url)
+    assert storage.decide(policy("log", 9), "ann").limits[0].remaining == 8
+    child = os.fork()
+    if not child:
+        left = [storage.decide(policy("log", 9), "bob").limits[0].remaining for _ in range(3)]
+        os._exit(0 if left == [8, 7, 6] else 1)
+    left = [storage.decide(policy("log", 9), "ann").limits[0].remaining for _ in range(3)]
+    assert (os.waitpid(child, 0)[1], left) == (0, [7, 6, 5])
+    storage.close()
+
+
+def test_threads_share_one_storage(url: str) -> None:
+    storage = open_storage(url)
+    found: list[Decision] = []
+
+    def ask() -> None:
+        for _ in range(30):
+            found.append(storage.decide(policy("log", 100), "ann"))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(decision.admitted for decision in found) == 100
+    storage.close()
+
+
+# -- clocks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ahead_ms", [-3 * 86_400_000, -45_000, 45_000, 3 * 86_400_000])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_servers_clock_decides(
+    redis_server: RedisServer, algorithm: str, ahead_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host whose clock is wrong counts in the same windows as one whose clock is right."""
+    with redis.Redis(port=redis_server.port) as client:
+        client.flushall()
+    right, wrong = open_storage(redis_server.url), open_storage(redis_server.url)
+    one = policy(algorithm, 3, 3_600_000)
+    assert right.decide(one, "ann").admitted
+    monkeypatch.setattr("quota.inbound.redis_storage.host_clock", lambda: time.time_ns() // 1_000_000 + ahead_ms)
+    answers = [wrong.decide(one, "ann") for _ in range(3)]
+    assert [answer.admitted for answer in answers] == [True, True, False]
+    assert abs(answers[0].now_ms - time.time_ns() // 1_000_000) < 5_000
+    right.close()
+    wrong.close()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_clock_that_goes_back_grants_at_most_one_further_limit(
+    storage: Storage, clock: Clock, algorithm: str
+) -> None:
+    """I7. Nothing where it stays in its window; else what the older window does not know of yet."""
+    clock.ms += MINUTE_MS - clock.ms % MINUTE_MS + 30_000
+    one = policy(algorithm, 10)
+    assert sum(storage.decide(one, "ann").admitted for _ in range(15)) == 10
+    for back_ms in (1, 29_999):
+        clock.ms -= back_ms
+        assert not storage.decide(one, "ann").admitted, "within the window"
+    clock.ms -= 1
+    assert sum(storage.decide(one, "ann").admitted for _ in range(25)) <= 10
+    clock.ms += 30_000
+    assert not storage.decide(one, "ann").admitted, "and nothing was forgotten"
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_clock_that_was_far_ahead_locks_nobody_out(storage: Storage, clock: Clock, algorithm: str) -> None:
+    clock.ms += 365 * 86_400_000
+    storage.decide(policy(algorithm, 1), "ann")
+    clock.ms -= 365 * 86_400_000
+    assert storage.decide(policy(algorithm, 1), "ann").admitted
+
+
+def test_a_log_frees_nobody_after_a_clock_went_back_within_a_window(storage: Storage, clock: Clock) -> None:
+    """I7. What came after it is dated like what came before, or it would seem that all of the window has ended."""
+    clock.ms += MINUTE_MS - clock.ms % MINUTE_MS + 50_000
+    for _ in range(3):
+        assert storage.decide(policy("log", 4), "ann").admitted
+    clock.ms -= 30_000
+    assert storage.decide(policy("log", 4), "ann").admitted
+    clock.ms += MINUTE_MS + 10_000
+    assert storage.decide(policy("log", 4), "ann").retry_after_ms == 20_000
+
+
+def test_gcra_waits_for_no_more_than_a_burst_after_a_clock_went_back(storage: Storage, clock: Clock) -> None:
+    """I7."""
+    clock.ms += MINUTE_MS - clock.ms % MINUTE_MS + 50_000
+    for _ in range(10):
+        assert storage.decide(policy("gcra", 10), "ann").admitted
+    clock.ms -= 40_000
+    refused = storage.decide(policy("gcra", 10), "ann")
+    assert (refused.retry_after_ms, refused.limits[0].reset_ms) == (6_000, MINUTE_MS)
+
+
+# -- what is left behind -----------------------------------------------------------------------------------------------
+
+
+def test_every_key_expires_within_two_windows(redis_server: RedisServer) -> None:
+    """I5."""
+    with redis.Redis(port=redis_server.port, decode_responses=True) as client:
+        client.flushall()
+        storage = open_storage(redis_server.url)
+        for algorithm in ALGORITHMS:
+            for n in range(20):
+                for _ in range(3):
+                    storage.decide(policy(algorithm, 2, 10_000), f"{n}")
+        keys = [key for key in client.keys("*") if "{salts}" not in key]
+        assert len(keys) >= 60
+        assert all(0 < client.pttl(key) <= 20_000 for key in keys)
+        assert all(client.pttl(key) > 0 for key in client.keys("*"))
+        storage.close()
+
+
+def test_all_keys_of_an_identity_lie_in_one_slot_and_the_slots_are_many(redis_server: RedisServer) -> None:
+    """I5, over midnight and for every algorithm, with several limits."""
+    from redis.crc import key_slot
+
+    with redis.Redis(port=redis_server.port) as client:
+        client.flushall()
+        slots = set()
+        storage = open_storage(redis_server.url)
+        for n in range(60):
+            client.flushall()  # identities share hashes
+            for algorithm in ALGORITHMS:
+                burst = int(algorithm == "gcra")
+                limits = (Limit(9, 60_000, burst), Limit(9, 3_600_000, burst), Limit(9, 86_400_000, burst))
+                storage.decide(Policy("a", limits, algorithm), f"{n}")  # type: ignore[arg-type]
+            new = {key for key in client.keys("quota:inbound:{*") if b"{salts}" not in key}
+            assert len(new) >= 9
+            (slot,) = {key_slot(key) for key in new}
+            slots.add(slot)
+        assert len(slots) > 55
+        storage.close()
+
+
+def test_a_log_has_no_more_entries_than_its_limit_however_many_are_rejected(
+    storage: Storage, url: str, clock: Clock
+) -> None:
+    """I6."""
+    one = Policy("a", (Limit(7, 10_000),), "log", count_rejected=True)
+    for _ in range(60):
+        storage.decide(one, "ann")
+        clock.ms += 350
+        if url.startswith("sqlite"):
+            with sqlite3.connect(url.removeprefix("sqlite:///")) as db:
+                sizes = [
+                    len(state) // 6
+                    for (state,) in db.execute("SELECT state FROM states WHERE expires_ms > ?", (clock.ms,))
+                ]
+            db.close()
+        else:
+            with redis.Redis.from_url(url) as client:
+                sizes = [client.llen(key) for key in client.keys("quota:inbound:*:r10000:*")]
+        assert max(sizes) <= 7
+
+
+def test_gcra_does_not_misread_the_states_of_another_limit(storage: Storage) -> None:
+    """A limit that is changed while workers run."""
+    for number in (10, 20, 7):
+        assert storage.decide(policy("gcra", number), "ann", number).admitted
+        assert not storage.decide(policy("gcra", number), "ann").admitted
+
+
+def test_the_file_is_swept_as_it_is_used(tmp_path: Path, clock: Clock) -> None:
+    """I5 in SQLite: of ten windows with 500 identities each, little more than two are ever kept."""
+    path = tmp_path / "inbound.db"
+    storage = open_storage(f"sqlite:///{path}", clock=clock)
+    sizes = []
+    for window in range(10):
+        for n in range(500):
+            storage.decide(policy("counter", 5, 10_000), f"{window} {n}")
+        with sqlite3.connect(path) as db:
+            sizes.append(db.execute("SELECT COUNT(*) FROM states").fetchone()[0])
+        db.close()
+        clock.ms += 10_000
+    assert max(sizes) <= 1_100
+    storage.close()
+
+
+# -- away --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["redis", "unix", "sentinel", "cluster"])
+def test_a_storage_that_is_not_there_is_one_error(url: str, tmp_path: Path) -> None:
+    port = free_port()
+    urls = {
+        "redis": f"redis://u:secret@127.0.0.1:{port}/0",
+        "unix": f"unix://{tmp_path}/none.sock",
+        "sentinel": f"redis+sentinel://u:secret@127.0.0.1:{port}/main",
+        "cluster": f"redis+cluster://u:secret@127.0.0.1:{port}",
+    }
+    storage = open_storage(urls[url])
+    for ask in (
+        lambda: storage.decide(policy("counter", 1), "ann"),
+        lambda: storage.attempt(policy("counter", 1), "ann").finish(),  # type: ignore[union-attr]
+        lambda: storage.add_totals({"a": 1}),
+        storage.totals,
+        lambda: storage.alive(policy("counter", 1)),
+        lambda: storage.top(policy("log", 1)),
+        storage.rotate,
+    ):
+        with pytest.raises(StorageAway, match="cannot be reached") as raised:
+            ask()
+        assert "secret" not in str(raised.value)
+        assert "\n" not in str(raised.value)
+    storage.close()
+
+
+def test_a_file_that_cannot_be_a_storage_is_the_same_error(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("x" * 5_000)
+    with sqlite3.connect(tmp_path / "other") as db:
+        db.execute("CREATE TABLE t (x)")
+    db.close()
+    for name, says in (("text", "is not an SQLite database"), ("other", "another program's")):
+        storage = open_storage(f"sqlite:///{tmp_path / name}")
+        with pytest.raises(StorageAway, match=says):
+            storage.decide(policy("counter", 1), "ann")
+        storage.close()
+
+
+@pytest.mark.usefixtures("real_wall")
+def test_a_file_that_another_process_holds_is_away_after_the_wall_and_at_once_for_a_loop(tmp_path: Path) -> None:
+    storage = open_storage(f"sqlite:///{tmp_path / 'inbound.db'}")
+    assert storage.decide(policy("log", 3), "ann").admitted
+    with sqlite3.connect(tmp_path / "inbound.db", isolation_level=None, check_same_thread=False) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        began_s = time.monotonic()
+        pending = storage.attempt(policy("log", 3), "ann")
+        assert time.monotonic() - began_s < AT_ONCE_S + 1
+        assert not isinstance(pending, Decision)
+        with pytest.raises(StorageAway, match="is locked by another process"):
+            pending.finish()
+        assert WALL_S <= time.monotonic() - began_s < WALL_S + 1
+        pending = storage.attempt(policy("log", 3), "ann")
+        assert not isinstance(pending, Decision)
+        threading.Timer(0.05, lambda: holder.execute("COMMIT")).start()
+        assert pending.finish().limits[0].remaining == 1, "what was not decided was not counted"
+    holder.close()
+    storage.close()
+
+
+@pytest.mark.usefixtures("real_wall")
+def test_a_slow_server_is_waited_for_in_a_thread_and_asked_once(redis_server: RedisServer) -> None:
+    with redis.Redis(port=redis_server.port) as client:
+        client.flushall()
+        storage = open_storage(redis_server.url)
+        assert storage.decide(policy("log", 3), "ann").limits[0].remaining == 2
+        client.execute_command("CLIENT", "PAUSE", "60", "ALL")
+        pending = storage.attempt(policy("log", 3), "ann")
+        assert not isinstance(pending, Decision)
+        assert pending.finish().limits[0].remaining == 1
+        client.execute_command("CLIENT", "PAUSE", "400", "ALL")
+        began_s = time.monotonic()
+        with pytest.raises(StorageAway, match="did not answer within"):
+            storage.decide(policy("log", 3), "ann")
+        assert time.monotonic() - began_s < WALL_S + 1
+        client.execute_command("CLIENT", "UNPAUSE")
+        assert storage.decide(policy("log", 3), "bob").limits[0].remaining == 2, "no reply of another call is taken"
+        storage.close()
+
+
+@pytest.mark.usefixtures("real_wall")
+def test_no_thread_is_given_the_answer_of_another(redis_server: RedisServer) -> None:
+    """On a line that loses, cuts and delays replies. Each thread has a limit that nobody else has, and counts its own
+    costs: what may remain is known. Decisions that nobody waits for are among them."""
+    wrong: list[tuple[object, ...]] = []
+
+    def ask(storage: Storage, n: int) -> None:
+        rng = random.Random(n)
+        number = 100_000 * (n + 1)
+        one, least, most = policy("counter", number, 31 * 86_400_000, rule=f"r{n}"), 0, 0
+        for _ in range(60):
+            cost = rng.randint(1, 9)
+            most += cost
+            try:
+                answer = storage.attempt(one, "ann", cost) if rng.random() < 0.6 else storage.decide(one, "ann", cost)
+                if not isinstance(answer, Decision):
+                    if rng.random() < 0.2:
+                        continue
+                    answer = answer.finish()
+            except StorageAway:
+                continue
+            least += cost
+            if not number - most <= answer.limits[0].remaining <= number - least:
+                wrong.append((n, answer, least, most))
+
+    with redis.Redis(port=redis_server.port) as client, Proxy(redis_server.port) as proxy:
+        client.flushall()
+        storage = open_storage(proxy.url)
+        rng = random.Random(1)
+        for _ in range(80):  # of four requests one fails; some replies come when nobody waits any more
+            kind: Kind = rng.choice(("drop-reply", "cut-reply", "delay-request", "delay-request"))
+            proxy.fail(kind, delay_s=rng.choice((0.02, WALL_S + 0.03)), keep_bytes=rng.randint(0, 20))
+            for _ in range(3):
+                proxy.pass_next()
+        threads = [threading.Thread(target=ask, args=(storage, n)) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        proxy.heal()
+        assert wrong == []
+        storage.close()
+
+
+def test_a_server_that_was_restarted_is_asked_anew(redis_server: RedisServer) -> None:
+    with redis.Redis(port=redis_server.port) as client:
+        client.flushall()
+        storage = open_storage(redis_server.url)
+        assert storage.decide(policy("log", 3), "ann").admitted
+        client.script_flush()
+        client.flushall()  # the salts too
+        client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        for remaining in (2, 1):
+            answer = storage.attempt(policy("log", 3), "bob")
+            decision = answer if isinstance(answer, Decision) else answer.finish()
+            assert decision.limits[0].remaining == remaining
+        storage.close()

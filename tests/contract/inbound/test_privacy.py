@@ -1,0 +1,155 @@
+"""I3 and I4. What is stored of an identity, and how its names change without freeing anybody."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from quota.inbound.contract import Policy
+from quota.inbound.names import ROTATION_LEAD_MS
+from quota.inbound.storage import open_storage
+from support.inbound import policy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from quota.inbound.contract import Storage
+    from support.inbound import Clock
+
+MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
+ALGORITHMS = ("counter", "gcra", "log")
+
+
+def everything(url: str) -> Iterator[bytes]:
+    """All that a storage holds: every key, field and value."""
+    if url.startswith("sqlite"):
+        with sqlite3.connect(url.removeprefix("sqlite:///")) as db:
+            for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+                for row in db.execute(f"SELECT * FROM {table}"):  # noqa: S608  # of our own schema
+                    yield repr(row).encode()
+        db.close()
+        return
+    with redis.Redis.from_url(url) as client:
+        for key in client.keys("*"):
+            kind = client.type(key)
+            found = {
+                b"hash": client.hgetall,
+                b"list": lambda key: client.lrange(key, 0, -1),
+                b"string": client.get,
+            }[kind](key)
+            yield key + repr(found).encode()
+
+
+def salts(url: str) -> set[str]:
+    if url.startswith("sqlite"):
+        with sqlite3.connect(url.removeprefix("sqlite:///")) as db:
+            found = {name for (name,) in db.execute("SELECT name FROM salts")}
+        db.close()
+        return found
+    with redis.Redis.from_url(url, decode_responses=True) as client:
+        days = {key.removeprefix("quota:inbound:{salts}:") for key in client.keys("quota:inbound:{salts}:*")} - {
+            "fixed"
+        }
+        return days | set(client.hgetall("quota:inbound:{salts}:fixed"))
+
+
+@pytest.mark.parametrize("identity", ["203.0.113.7", "k" * 10_000, "ключ", "\udcff\udc80", "", "a\0b", "2001:db8::/64"])
+def test_no_identity_is_stored(storage: Storage, url: str, identity: str) -> None:
+    for algorithm in ALGORITHMS:
+        assert storage.decide(policy(algorithm), identity).limits[0].remaining == 2
+        assert storage.decide(policy(algorithm), identity).limits[0].remaining == 1
+        assert storage.decide(policy(algorithm), identity + "x").limits[0].remaining == 2
+    stored = list(everything(url))
+    assert len(stored) >= 8
+    clear = identity.encode("utf-8", "surrogatepass")
+    for text in {clear, clear[:64], repr(identity).strip("'").encode("utf-8", "backslashreplace")} - {b"", b"a"}:
+        assert [row for row in stored if text in row] == []
+    assert max(map(len, stored)) < 600, "nothing of a long identity is kept"
+
+
+def test_two_storages_have_other_names(url: str, storage: Storage, clock: Clock, tmp_path: object) -> None:
+    other = open_storage(f"sqlite:///{tmp_path}/other.db", clock=clock)
+    for one in (storage, other):
+        one.decide(policy("log"), "203.0.113.7")
+    assert storage.top(policy("log"))[0].name != other.top(policy("log"))[0].name
+    other.close()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_midnight_frees_nobody(storage: Storage, clock: Clock, algorithm: str) -> None:
+    """Windows that divide a day, that do not, and one of several days; beginning a while before midnight."""
+    for number, window_ms in enumerate((MINUTE_MS, 7 * HOUR_MS, 5 * DAY_MS)):
+        one = Policy(f"a{number}", policy(algorithm, 3, window_ms).limits, algorithm)  # type: ignore[arg-type]
+        clock.ms = (20_833 + number) * DAY_MS - 10
+        for _ in range(3):
+            assert storage.decide(one, "ann").admitted
+        for _ in range(20):
+            clock.ms += 1
+            assert not storage.decide(one, "ann").admitted, clock.ms % DAY_MS
+
+
+def test_the_names_of_two_days_have_nothing_in_common(storage: Storage, clock: Clock) -> None:
+    names = set()
+    for _ in range(3):
+        storage.decide(policy("counter"), "ann")
+        names |= {one.name for one in storage.top(policy("counter"))}
+        clock.ms += DAY_MS
+    assert len(names) == 3
+
+
+def test_a_days_salt_goes_when_its_windows_have_ended(storage: Storage, clock: Clock, url: str) -> None:
+    clock.ms = 20_833 * DAY_MS + HOUR_MS
+    storage.decide(policy("counter"), "ann")
+    assert salts(url) == {"shard", "0", "60000:20833"}
+    if url.startswith("redis"):
+        with redis.Redis.from_url(url) as client:
+            left_ms = client.pttl("quota:inbound:{salts}:60000:20833")
+            assert 23 * HOUR_MS < left_ms <= 23 * HOUR_MS + 2 * MINUTE_MS
+        return
+    clock.ms = 20_834 * DAY_MS + MINUTE_MS
+    storage.decide(policy("counter"), "ann")
+    assert salts(url) == {"shard", "0", "60000:20833", "60000:20834"}
+    clock.ms = 20_834 * DAY_MS + 2 * MINUTE_MS
+    storage.decide(policy("counter"), "ann")
+    assert salts(url) == {"shard", "0", "60000:20834"}
+
+
+@pytest.mark.parametrize("algorithm", ["gcra", "log"])
+def test_a_rotation_changes_the_names_and_frees_nobody(
+    storage: Storage, url: str, clock: Clock, algorithm: str
+) -> None:
+    """Two processes, one of which knows nothing of the rotation."""
+    clock.ms -= clock.ms % MINUTE_MS
+    clock.ms += 30_000
+    other = open_storage(url, clock=clock)
+    one = policy(algorithm, 3, 3 * MINUTE_MS)
+    assert [workers.decide(one, "ann").admitted for workers in (storage, other, storage)] == [True] * 3
+    names = {found.name for found in storage.top(one)}
+    since_ms = storage.rotate()
+    assert since_ms == clock.ms + ROTATION_LEAD_MS
+    admitted_ms = []
+    for _ in range(14 * 12):
+        clock.ms += 5_000
+        for worker in (other, storage):
+            if worker.decide(one, "ann").admitted:
+                admitted_ms.append(clock.ms)
+    if algorithm == "log":
+        assert all(late - early >= 3 * MINUTE_MS for early, late in zip(admitted_ms, admitted_ms[3:], strict=False))
+    assert len(admitted_ms) == pytest.approx(14, abs=2), "one a minute"
+    assert {found.name for found in other.top(one)} & names == set()
+    other.close()
+
+
+def test_a_storage_that_nobody_used_has_nothing_to_rotate(storage: Storage, clock: Clock) -> None:
+    assert storage.rotate() == clock.ms
+
+
+def test_two_workers_that_begin_together_make_one_salt(url: str, clock: Clock) -> None:
+    workers = [open_storage(url, clock=clock) for _ in range(4)]
+    for algorithm in ALGORITHMS:
+        assert [worker.decide(policy(algorithm, 4), "ann").limits[0].remaining for worker in workers] == [3, 2, 1, 0]
+    for worker in workers:
+        worker.close()

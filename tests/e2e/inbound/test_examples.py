@@ -1,0 +1,35 @@
+"""The examples in docs/inbound.md, each under a real server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support.inbound_http import Client, serving
+from support.pages import blocks
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs/inbound.md").read_text(encoding="utf-8")
+FILES = {block.file: block.text for block in blocks(PAGE) if block.file}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("asgi", "fastapi_app:app"), ("wsgi", "flask_app:app"), ("wsgi", "django_app:application")]
+)
+def test_an_example_is_limited(kind: str, name: str, tmp_path: Path) -> None:
+    for file, text in FILES.items():
+        (tmp_path / file).write_text(text, encoding="utf-8")
+    with serving(tmp_path, kind, name) as served:
+        ask = Client(served.port)
+        found = ask("/search?q=a")
+        assert (found.status, json.loads(found.body)["q"] in ("a", "any")) == (200, True)
+        assert found.headers["ratelimit-policy"] == '"search";q=100;w=60'
+        assert found.headers["ratelimit"].startswith('"search";r=99;t=')
+        assert [ask("/login", "POST").status for _ in range(6)] == [200] * 5 + [429]
+        refused = ask("/LOGIN/", "POST")
+        assert refused.headers["content-type"] == "application/problem+json"
+        assert json.loads(refused.body)["violated-policies"] == ["login"]
+        assert int(refused.headers["retry-after"]) > 890
+        assert ask("/login", "HEAD").headers["ratelimit-policy"] == '"default";q=600;w=60'
+        ask.close()

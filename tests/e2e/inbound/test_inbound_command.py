@@ -1,0 +1,159 @@
+"""`quota inbound`, `quota check` and Prometheus: what an operator sees of the rules."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quota.inbound import asgi, load_rules, metrics_app
+from support.commands import Quota
+from support.inbound_http import Client, answer, running
+
+RULES = """
+[inbound]
+url = "sqlite:///inbound.db"
+
+[inbound.login]
+path = "/login"
+methods = ["POST"]
+algorithm = "log"
+limit = 2
+window = "1h"
+
+[inbound.default]
+limit = 100
+window = "60s"
+"""
+
+
+@pytest.fixture
+def quota(tmp_path: Path) -> Quota:
+    quota = Quota(tmp_path)
+    quota.configure(RULES)
+    return quota
+
+
+def ask_all(quota: Quota) -> None:
+    app = asgi(answer, load_rules(quota.folder / "quota.toml"))
+    with running(app) as port:
+        client = Client(port)
+        client("/")  # the first one makes the file
+        assert [client("/login", "POST").status for _ in range(3)] == [200, 200, 429]
+        client.close()
+    app._decider.hand_over()
+
+
+def test_an_operator_sees_rules_and_who_uses_most_by_hash(quota: Quota) -> None:
+    ask_all(quota)
+    status = quota.json("inbound", "status")
+    login, default = status["rules"]
+    assert (login["admitted"], login["refused"], login["identities"]) == (2, 1, 1)
+    assert (default["admitted"] + default["failed_open"], default["refused"], default["algorithm"]) == (1, 0, "counter")
+    assert login["limits"] == [{"name": "login", "limit": 2, "window_ms": 3_600_000, "burst": None}]
+    (top,) = quota.json("inbound", "top", "login")["identities"]
+    assert re.fullmatch("[0-9a-f]{16}", top["name"])
+    assert (top["used"], top["limit"], top["window_ms"]) == (2, 2, 3_600_000)
+    shown = quota("inbound", "status").stdout.splitlines()
+    assert max(map(len, shown[:-1])) <= 80
+    assert shown[2].split() == ["login", "POST", "/login", "2", "in", "1h", "log", "1", "2", "1", "0"]
+    assert quota("inbound", "top", "login").stdout.splitlines()[2].split() == [top["name"], "2", "2", "1h"]
+    assert re.search("begin at 20.*Z or later", quota("inbound", "rotate").stdout)
+    unknown = quota("inbound", "top", "logn")
+    assert (unknown.returncode, unknown.stderr.count("\n")) == (2, 1)
+    assert "did you mean 'login'?" in unknown.stderr
+
+
+def test_prometheus_reads_the_numbers_from_the_application_and_from_a_file(quota: Quota, tmp_path: Path) -> None:
+    ask_all(quota)
+    with running(metrics_app(load_rules(quota.folder / "quota.toml"))) as port:
+        client = Client(port)
+        got = client("/metrics")
+        client.close()
+    text = got.body.decode()
+    assert got.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert quota("inbound", "status", "--textfile", "inbound.prom").returncode == 0
+    assert (tmp_path / "inbound.prom").read_text(encoding="utf-8") == text
+    assert 'quota_inbound_requests_total{outcome="refused",rule="login"} 1\n' in text
+    assert 'quota_inbound_identities{rule="login"} 1\n' in text
+    assert "quota_inbound_storage_up 1\n" in text
+    assert "quota_inbound_decision_seconds_count 4\n" in text
+    assert 'quota_inbound_decision_seconds_bucket{le="+Inf"} 4\n' in text
+    if shutil.which("promtool") is None:
+        pytest.skip("no promtool: install Debian's package prometheus")
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, capture_output=True, check=False)
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+
+
+def test_a_storage_that_is_away_is_told_as_such(quota: Quota) -> None:
+    quota.configure(RULES.replace("sqlite:///inbound.db", "redis://127.0.0.1:1/0"))
+    away = quota("inbound", "status")
+    assert (away.returncode, away.stderr.count("\n")) == (69, 1)
+    with running(metrics_app(load_rules(quota.folder / "quota.toml"))) as port:
+        client = Client(port)
+        body = client().body.decode()
+        client.close()
+    assert "quota_inbound_storage_up 0\n" in body
+    assert "requests_total" not in body
+
+
+def test_check_finds_rules_that_cannot_be_meant(quota: Quota) -> None:
+    assert quota("check").stdout == "quota.toml: no errors\n"
+    quota.configure(RULES + "[inbound.late]\nlimit = 1\nwindow = '1s'\n")
+    done = quota("check")
+    said = "error: inbound.late: no request reaches it: rule default before it has no path, so it takes every request;"
+    assert (done.returncode, done.stderr) == (78, f"{said} put late before it\n")
+    quota.configure(RULES + "limt = 3\n")
+    done = quota("check")
+    said = "quota: quota.toml: inbound.default.limt: unknown key; did you mean 'limit'?\n"
+    assert (done.returncode, done.stderr) == (78, said)
+
+
+def test_who_only_looks_makes_no_file_that_the_workers_may_not_write(quota: Quota) -> None:
+    assert [rule["admitted"] for rule in quota.json("inbound", "status")["rules"]] == [0, 0]
+    assert quota.json("inbound", "top", "login")["identities"] == []
+    done = quota("inbound", "rotate")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert not (quota.folder / "inbound.db").exists()
+
+
+def test_without_a_credential_only_what_needs_none_runs(quota: Quota) -> None:
+    assert quota("inbound", "top", "default").stdout == "rule default counts nobody now\n"
+    done = quota("status")
+    assert done.returncode == 78
+    assert "credentials: missing" in done.stderr
+
+
+def test_without_rules_the_command_says_what_to_add(quota: Quota) -> None:
+    quota.configure('[credentials.main]\napi = "youtube-v3"\nkey = "env:KEY"\n')
+    done = quota("inbound", "status")
+    assert done.returncode == 78
+    assert (
+        done.stderr
+        == 'quota: quota.toml: inbound: missing; add [inbound.default] with limit = 600 and window = "60s"\n'
+    )
+
+
+def test_the_proof_over_http(quota: Quota) -> None:
+    proof = quota.json("prove", "--http")
+    rows = {row["kind"]: row for row in proof["rows"]}
+    assert rows["fixed window"]["most_in_any_window"] == 2 * proof["limit"]
+    assert rows["log"]["most_in_any_window"] == proof["limit"]
+    assert proof["limit"] <= rows["counter"]["most_in_any_window"] < 2 * proof["limit"]
+    assert rows["gcra"]["first"] < proof["limit"]
+
+
+def test_a_gate_never_imports_this_package(quota: Quota) -> None:
+    """Nor does it pay for a configuration that has rules."""
+    quota.configure(RULES + '[credentials.main]\napi = "youtube-v3"\nkey = "env:KEY"\n')
+    script = "import sys, quota; q = quota.open(); q.budget().peek('videos.list'); q.close(); "
+    script += "print([name for name in sys.modules if name.startswith('quota.inbound')])"
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=quota.folder, env=quota.env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"

@@ -1,0 +1,344 @@
+"""An application behind its limits, asked over real HTTP."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import sqlite3
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+
+from quota.inbound import Limit, Rule, Rules, asgi
+from quota.inbound.counting import requests_in
+from quota.inbound.storage import open_storage
+from support.inbound_http import Client, answer, running, status_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from starlette.requests import Request
+
+MINUTE_MS = 60_000
+THREE = Limit(3, MINUTE_MS)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'inbound.db'}"
+
+
+@pytest.fixture
+def ask(url: str) -> Iterator[Client]:
+    """A client of `answer` behind one rule for everything."""
+    yield from _client(answer, Rules([Rule("three", THREE)], url=url))
+
+
+def _client(app: Any, rules: Rules) -> Iterator[Client]:
+    with running(asgi(app, rules)) as port:
+        client = Client(port)
+        yield client
+        client.close()
+
+
+def test_every_answer_tells_the_limit_and_a_refusal_when_to_come_back(ask: Client) -> None:
+    admitted = [ask() for _ in range(3)]
+    assert [one.headers["ratelimit-policy"] for one in admitted] == ['"three";q=3;w=60'] * 3
+    left = [re.fullmatch(r'"three";r=(\d);t=(\d+)', one.headers["ratelimit"]) for one in admitted]
+    assert [one and one[1] for one in left] == ["2", "1", "0"]
+    assert all(one is not None and 1 <= int(one[2]) <= 60 for one in left)
+    refused = ask()
+    assert refused.status == 429
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert refused.headers["cache-control"] == "no-store"
+    wait_s = int(refused.headers["retry-after"])
+    said = json.loads(refused.body)
+    assert said.pop("detail") == f"Too many requests. Come back in {wait_s} s."
+    assert said == {
+        "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+        "title": "Request cannot be satisfied as assigned quota has been exceeded",
+        "status": 429,
+        "violated-policies": ["three"],
+    }
+    effective = re.fullmatch(r'"three";r=0;t=(\d+)', refused.headers["ratelimit"])
+    assert effective is not None
+    assert 1 <= int(effective[1]) <= wait_s
+    assert "x-ratelimit-limit" not in refused.headers
+
+
+def test_of_several_limits_those_that_refuse_are_named(url: str) -> None:
+    rule = Rule("api", [Limit(2, MINUTE_MS), Limit(100, 3_600_000)], path="/api/*")
+    for client in _client(answer, Rules([rule], url=url, x_fields=True)):
+        first = client("/api/a")
+        assert first.headers["ratelimit-policy"] == '"api-1m";q=2;w=60, "api-1h";q=100;w=3600'
+        assert re.fullmatch(r'"api-1m";r=1;t=\d+, "api-1h";r=99;t=\d+', first.headers["ratelimit"])
+        assert (first.headers["x-ratelimit-limit"], first.headers["x-ratelimit-remaining"]) == ("2", "1")
+        client("/api/b")
+        refused = client("/api/c")
+        assert json.loads(refused.body)["violated-policies"] == ["api-1m"]
+        assert re.search(r'"api-1h";r=98;', refused.headers["ratelimit"]), "a request is counted by all limits or none"
+
+
+def test_what_the_application_says_about_limits_stays(url: str) -> None:
+    async def own(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"RateLimit", b'"own";r=1;t=2'), (b"X-RateLimit-Limit", b"77")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body"})
+
+    for client in _client(own, Rules([Rule("three", THREE)], url=url, x_fields=True)):
+        got = client()
+        assert got.headers["x-ratelimit-limit"] == "77"
+        assert got.headers["x-ratelimit-remaining"] == "2"
+        with socket.create_connection(("127.0.0.1", client._connection.port)) as raw:
+            raw.sendall(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+            text = b"".join(iter(lambda: raw.recv(65_536), b"")).lower()
+        assert text.count(b"\r\nratelimit: ") == 2
+
+
+def test_methods_and_spellings_of_one_path_share_its_limit(ask: Client) -> None:
+    paths = ["/a", "/caf%C3%A9", "/x/../y", "//a//", "/%2e%2e/a", "/%F0%9F%92%A9"]
+    methods = ["GET", "HEAD", "OPTIONS", "PUT", "POST", "DELETE"]
+    statuses = [ask(path, method).status for path, method in zip(paths, methods, strict=True)]
+    assert statuses == [200, 200, 200, 429, 429, 429]
+
+
+@pytest.mark.parametrize("rule", ["/login", "/api/login"])
+@pytest.mark.parametrize("where", ["alone", "mounted", "root_path", "cut off"])
+def test_whatever_reaches_a_handler_is_counted_by_its_rule(where: str, rule: str, url: str) -> None:
+    """The same handler is called `/api/login` outside and `/login` inside, and routers match a last line feed, too."""
+
+    def login(_: Request) -> PlainTextResponse:
+        return PlainTextResponse("here")
+
+    app = Starlette(routes=[Route("/login", login)])
+    limited: Any = asgi(app, Rules([Rule("login", Limit(1_000, MINUTE_MS), path=rule)], url=url))
+    if where == "mounted":
+        limited = Starlette(routes=[Mount("/api", limited)])
+    elif where == "cut off":
+        limited = FastAPI()
+        limited.root_path = "/api"
+        limited.add_api_route("/login", lambda: "here")
+        limited = asgi(limited, Rules([Rule("login", Limit(1_000, MINUTE_MS), path=rule)], url=url))
+    paths = [
+        "/login",
+        "/login%0a",
+        "/api/login",
+        "/api/login%0A",
+        "/%6cogin?a",
+        "//login",
+        "/api//login",
+        "/x/%2e%2e/login",
+    ]
+    with running(limited, root_path="/api" if where == "root_path" else "") as port:
+        client = Client(port)
+        got = [client(path) for path in paths]
+        client.close()
+    reached = [one for one in got if b"here" in one.body]
+    assert reached
+    if where != "alone" or rule == "/login":
+        assert all("ratelimit" in one.headers for one in reached)
+
+
+@pytest.mark.parametrize("strict", ["files", "login"])
+def test_a_path_that_may_mean_two_things_is_held_to_both_rules(strict: str, url: str) -> None:
+    limits = {"files": Limit(100, MINUTE_MS), "login": Limit(100, MINUTE_MS), strict: Limit(1, MINUTE_MS)}
+    rules = [Rule("files", limits["files"], path="/files/*"), Rule("login", limits["login"], path="/login")]
+    for client in _client(answer, Rules(rules, url=url)):
+        assert client("/files/../login").headers["ratelimit-policy"].count(";w=60") == 1
+        refused = client("/files/../login")
+        assert (refused.status, json.loads(refused.body)["violated-policies"]) == (429, [strict])
+
+
+def test_a_refused_head_has_no_body(ask: Client) -> None:
+    for _ in range(3):
+        ask()
+    refused = ask(method="HEAD")
+    assert (refused.status, refused.body) == (429, b"")
+    assert int(refused.headers["content-length"]) > 100
+    assert ask().status == 429, "the connection still works"
+
+
+def test_a_preflight_is_answered_by_the_application_and_not_counted(ask: Client) -> None:
+    asked = {"Origin": "https://a.example", "Access_Control_Request_Method": "POST"}
+    got = [ask(method="OPTIONS", **asked) for _ in range(5)]
+    assert {one.status for one in got} == {200}
+    assert [ask().status for _ in range(4)] == [200, 200, 200, 429]
+
+
+def test_who_may_not_be_believed_cannot_forge_an_address(ask: Client) -> None:
+    got = [ask(X_Forwarded_For=f"198.51.100.{n}", Forwarded=f"for=198.51.100.{n}").status for n in range(4)]
+    assert got == [200, 200, 200, 429]
+
+
+def test_behind_a_proxy_the_address_that_the_proxy_wrote_counts(url: str) -> None:
+    rules = Rules([Rule("three", THREE)], url=url, trusted_proxies=["127.0.0.1"])
+    for client in _client(answer, rules):
+        forged = [client(X_Forwarded_For=f"198.51.100.{n}, 203.0.113.7").status for n in range(4)]
+        assert forged == [200, 200, 200, 429]
+        assert client(X_Forwarded_For="203.0.113.8").status == 200
+        got = [client(X_Forwarded_For=f"2001:db8::{n}").status for n in range(4)]
+        assert got == [200, 200, 200, 429], "one customer's network"
+
+
+def test_a_flood_of_fields_and_a_key_of_10_kb_are_counted_as_any_other(url: str) -> None:
+    long = "k" * 10_240
+    rules = Rules(
+        [Rule("three", THREE)], url=url, trusted_proxies=["127.0.0.1"], key_field="X-API-Key", keys=[long, "short"]
+    )
+    for client in _client(answer, rules):
+        assert [client(X_API_Key=long).status for _ in range(4)] == [200, 200, 200, 429]
+        assert client(X_API_Key="short").status == 200
+        flood = {f"X-Flood-{n}": "a" * 100 for n in range(200)}
+        got = [client(X_Forwarded_For=", ".join([f"198.51.100.{n}"] * 1_000), **flood).status for n in range(4)]
+        assert got == [200] * 4
+        assert [client(X_API_Key=f"invented-{n}").status for n in range(4)] == [200, 200, 200, 429]
+
+
+def test_a_body_that_streams_is_passed_on_piece_by_piece(url: str) -> None:
+    """The second piece of the answer is sent when the client has sent its own."""
+
+    async def echo(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            message = await receive()
+            await send({"type": "http.response.body", "body": message.get("body", b""), "more_body": True})
+            if not message.get("more_body"):
+                break
+        await send({"type": "http.response.body", "body": b""})
+
+    limited = asgi(echo, Rules([Rule("three", THREE)], url=url))
+    with running(limited) as port, socket.create_connection(("127.0.0.1", port), 10) as raw:
+        raw.sendall(b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n")
+        for piece in (b"one", b"two"):
+            raw.sendall(b"3\r\n%s\r\n" % piece)
+            got = b""
+            while piece not in got:
+                more = raw.recv(65_536)
+                assert more, "the server has hung up"
+                got += more
+
+
+def test_the_body_of_a_refused_request_is_not_read(url: str) -> None:
+    """The answer comes before the body was sent."""
+    with running(asgi(answer, Rules([Rule("one", Limit(1, MINUTE_MS))], url=url))) as port:
+        assert status_of(port) == 200
+        with socket.create_connection(("127.0.0.1", port), 10) as raw:
+            raw.sendall(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000000\r\n\r\n")
+            assert raw.recv(65_536).startswith(b"HTTP/1.1 429 ")
+
+
+def test_a_client_that_goes_away_is_counted(url: str) -> None:
+    came = threading.Semaphore(0)
+
+    async def noting(scope: Any, receive: Any, send: Any) -> None:
+        came.release()
+        await answer(scope, receive, send)
+
+    with running(asgi(noting, Rules([Rule("three", THREE)], url=url))) as port:
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", port), 10) as raw:
+                raw.sendall(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+            assert came.acquire(timeout=10), "nobody listens any more, and the request is decided"
+        assert status_of(port) == 429
+
+
+async def websocket_app(scope: Any, receive: Any, send: Any) -> None:
+    if scope["type"] != "websocket":
+        return await answer(scope, receive, send)
+    await receive()
+    await send({"type": "websocket.accept", "headers": []})
+    await send({"type": "websocket.send", "text": "hello"})
+    await send({"type": "websocket.close"})
+    return None
+
+
+def test_a_websocket_is_refused_at_its_handshake(url: str) -> None:
+    with running(asgi(websocket_app, Rules([Rule("one", Limit(1, MINUTE_MS))], url=url))) as port:
+        with connect(f"ws://127.0.0.1:{port}/chat") as socket_:
+            assert socket_.recv() == "hello"
+            assert socket_.response is not None
+            assert socket_.response.headers["ratelimit-policy"] == '"one";q=1;w=60'
+        with pytest.raises(InvalidStatus) as refused, connect(f"ws://127.0.0.1:{port}/chat"):
+            pass
+        response = refused.value.response
+        assert response.status_code == 429
+        assert int(response.headers["retry-after"]) >= 1
+        assert json.loads(bytes(response.body or b""))["violated-policies"] == ["one"]
+        assert status_of(port) == 429, "it shares its limit with requests"
+
+
+def test_a_server_that_cannot_send_a_whole_answer_refuses_with_403(url: str) -> None:
+    limited = asgi(websocket_app, Rules([Rule("one", Limit(1, MINUTE_MS))], url=url))
+
+    async def without_extensions(scope: Any, receive: Any, send: Any) -> None:
+        await limited({**scope, "extensions": {}}, receive, send)
+
+    with running(without_extensions) as port:
+        assert status_of(port) == 200
+        with pytest.raises(InvalidStatus) as refused, connect(f"ws://127.0.0.1:{port}/chat"):
+            pass
+        assert refused.value.response.status_code == 403
+
+
+def test_lifespan_passes_and_what_was_counted_is_handed_over_at_its_end(url: str, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "lifespan":
+            return await answer(scope, receive, send)
+        while (message := await receive())["type"] != "lifespan.shutdown":
+            said.append(message["type"])
+            await send({"type": "lifespan.startup.complete"})
+        said.append(message["type"])
+        await send({"type": "lifespan.shutdown.complete"})
+        return None
+
+    with running(asgi(app, Rules([Rule("one", Limit(1, MINUTE_MS))], url=url))) as port:
+        client = Client(port)
+        assert [client().status for _ in range(3)] == [200, 429, 429]
+        client.close()
+    assert said == ["lifespan.startup", "lifespan.shutdown"]
+    with sqlite3.connect(tmp_path / "inbound.db") as db:
+        totals = dict(db.execute("SELECT name, total FROM totals"))
+    db.close()
+    assert (totals["requests|one|admitted"], totals["requests|one|refused"]) == (1, 2)
+
+
+def test_what_was_counted_is_handed_over_while_the_server_runs(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quota.inbound.deciding.HAND_OVER_S", 0.05)
+    app = asgi(answer, Rules([Rule("three", THREE)], url=url))
+    with running(app) as port:
+        assert [status_of(port) for _ in range(2)] == [200, 200]
+        storage = open_storage(url)
+        deadline = time.monotonic() + 10
+        while sum(one.number for one in requests_in(storage.totals())) < 2:
+            assert time.monotonic() < deadline
+        storage.close()
+
+
+def test_a_shadow_rule_counts_and_refuses_nobody(url: str) -> None:
+    for client in _client(answer, Rules([Rule("one", Limit(1, MINUTE_MS), shadow=True)], url=url)):
+        got = [client() for _ in range(3)]
+        assert [one.status for one in got] == [200] * 3
+        assert got[2].headers["ratelimit"].startswith('"one";r=0;')
+
+
+@pytest.mark.parametrize("count_rejected", [False, True])
+def test_a_rejected_request_counts_only_where_a_rule_says_so(count_rejected: bool, url: str) -> None:
+    rule = Rule("one", Limit(1, MINUTE_MS), algorithm="log", count_rejected=count_rejected)
+    for client in _client(answer, Rules([rule], url=url)):
+        client()
+        waits = [int(client().headers["retry-after"]) for _ in range(2)]
+        assert all(55 <= wait <= 67 for wait in waits)

@@ -1,0 +1,141 @@
+"""Several workers and several languages hold one limit together."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from support.inbound_http import Answer, Client, burst, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from support.servers import RedisServer
+    from support.web import Served
+
+LIMIT = 30
+WINDOW_S = 2.0
+RULES = """
+[inbound]
+url = "URL"
+
+[inbound.log]
+path = "/log"
+algorithm = "log"
+fail = "closed"
+limit = 30
+window = "2s"
+
+[inbound.counter]
+path = "/counter"
+fail = "closed"
+limit = 30
+window = "2s"
+
+[inbound.gcra]
+path = "/gcra"
+algorithm = "gcra"
+fail = "closed"
+limits = [{ limit = 30, window = "2s", burst = 10 }]
+
+[inbound.languages]
+path = "/languages"
+algorithm = "log"
+fail = "closed"
+limit = 200
+window = "1h"
+"""
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
+    """Four workers over one storage. Afterwards no key may be left without a lifetime."""
+    url = "sqlite:///inbound.db"
+    if request.param == "redis":
+        server: RedisServer = request.getfixturevalue("redis_server")
+        with redis.Redis(port=server.port) as client:
+            client.flushall()
+        url = server.url
+    (tmp_path / "quota.toml").write_text(RULES.replace("URL", url), encoding="utf-8")
+    with serving(tmp_path, "4") as served:
+        yield served
+    if request.param == "redis":
+        with redis.Redis(port=server.port) as client:
+            immortal = [key for key in client.keys("*") if client.pttl(key) < 0]
+        assert immortal == [], "keys without a lifetime"
+
+
+def most_in_any_window(admitted: Sequence[Answer]) -> int:
+    """The most requests that were certainly decided within less than a window of each other."""
+    return max(
+        sum(first.asked_s <= one.asked_s and one.answered_s < first.asked_s + WINDOW_S for one in admitted)
+        for first in admitted
+    )
+
+
+def test_limit_half_a_window_and_limit_again(served: Served) -> None:
+    """What a fixed window admits twice. Three algorithms meet the same bursts at the same time."""
+    burst(served.port, "/languages", 32)  # the workers open their storage outside of what is measured
+    paths = ("/log", "/counter", "/gcra")
+    answers: dict[str, list[Answer]] = {path: [] for path in paths}
+    began_s = time.monotonic()
+    for start_s in (0.0, WINDOW_S / 2):
+        time.sleep(max(0.0, began_s + start_s - time.monotonic()))  # real windows: the server's clock decides
+        for path in paths:
+            answers[path] += burst(served.port, path, LIMIT + 10)
+    assert {one.status for path in paths for one in answers[path]} == {200, 429}
+    admitted = {path: [one for one in answers[path] if one.admitted] for path in paths}
+    assert len(admitted["/log"]) == LIMIT
+    assert LIMIT <= most_in_any_window(admitted["/counter"]) < 2 * LIMIT
+    assert 10 <= most_in_any_window(admitted["/gcra"]) <= LIMIT + 10
+    assert len({one.body for path in paths for one in admitted[path]}) > 1, "one worker answered everything"
+    # When the first of them leave the window, exactly as many fit again.
+    last_s = max(one.answered_s for one in admitted["/log"])
+    time.sleep(max(0.0, last_s + WINDOW_S - time.monotonic()))
+    again = burst(served.port, "/log", LIMIT + 10)
+    assert sum(one.admitted for one in again) == LIMIT
+    assert most_in_any_window([*admitted["/log"], *(one for one in again if one.admitted)]) == LIMIT
+
+
+NODE = """
+const http = require('http'), agent = new http.Agent({ keepAlive: true });
+let left = 80, admitted = 0;
+const next = () => {
+  if (left-- === 0) { console.log(admitted); agent.destroy(); return; }
+  http.get({ host: '127.0.0.1', port: PORT, path: '/languages', agent }, (answer) => {
+    admitted += answer.statusCode === 200; answer.resume(); answer.on('end', next);
+  });
+};
+next();
+"""
+PHP = """
+$admitted = 0;
+for ($n = 0; $n < 80; $n++) {
+  @file_get_contents('http://127.0.0.1:PORT/languages', false, stream_context_create(['http' => ['timeout' => 20]]));
+  $admitted += str_contains($http_response_header[0], ' 200');
+}
+echo $admitted;
+"""
+
+
+def test_clients_in_three_languages_hit_one_limit_together(served: Served) -> None:
+    for program in ("php", "node"):
+        if shutil.which(program) is None:
+            pytest.skip(f"no {program}: install Debian's packages php-cli and nodejs")
+    port = str(served.port)
+    others = [
+        subprocess.Popen([*command, code.replace("PORT", port)], stdout=subprocess.PIPE, text=True)
+        for command, code in ((["node", "-e"], NODE), (["php", "-r"], PHP))
+    ]
+    client = Client(served.port)
+    ours = sum(client("/languages").admitted for _ in range(80))
+    client.close()
+    theirs = [int(process.communicate(timeout=60)[0]) for process in others]
+    assert ours + sum(theirs) == 200
+    assert min(ours, *theirs) >= 40

@@ -1,0 +1,123 @@
+"""A WSGI application behind its limits, called as a server calls it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from quota.inbound import Limit, Rule, Rules, wsgi
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Streaming:
+    """An application whose answer says how far it was read, and that it was closed."""
+
+    def __init__(self) -> None:
+        self.called = self.closed = 0
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Streaming:
+        self.called += 1
+        start_response("200 OK", [("X-RateLimit-Limit", "77")])
+        return self
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b"one"
+        yield b"two"
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Rules:
+    return Rules(
+        [Rule("two", Limit(2, 3_600_000), fail="closed"), Rule("never", Limit(1, 60_000))],
+        url=f"sqlite:///{tmp_path / 'inbound.db'}",
+        x_fields=True,
+    )
+
+
+class Body(BytesIO):
+    def read(self, *_: Any) -> bytes:
+        raise AssertionError("the body of a refused request was read")
+
+
+def ask(app: Any, path: str = "/", **environ: Any) -> tuple[str, dict[str, str], Any]:
+    said: list[Any] = []
+    environ = {"REQUEST_METHOD": "GET", "PATH_INFO": path, "REMOTE_ADDR": "203.0.113.7", **environ}
+    body = app(environ, lambda status, headers, *_: said.extend((status, headers)))
+    return said[0], {name.lower(): value for name, value in said[1]}, body
+
+
+def test_an_answer_passes_unchanged_with_the_fields_added(rules: Rules) -> None:
+    application = Streaming()
+    status, headers, body = ask(wsgi(application, rules))
+    assert (status, body) == ("200 OK", application)
+    assert headers["ratelimit-policy"] == '"two";q=2;w=3600'
+    assert headers["ratelimit"].startswith('"two";r=1;t=')
+    assert (headers["x-ratelimit-limit"], headers["x-ratelimit-remaining"]) == ("77", "1")
+    assert (list(body), application.closed) == ([b"one", b"two"], 0)
+    body.close()
+    assert application.closed == 1
+
+
+def test_a_refusal_reads_no_body_and_never_reaches_the_application(rules: Rules) -> None:
+    application = Streaming()
+    app = wsgi(application, rules)
+    for _ in range(2):
+        ask(app)
+    status, headers, body = ask(app, REQUEST_METHOD="POST", **{"wsgi.input": Body()})
+    assert status == "429 Too Many Requests"
+    assert json.loads(b"".join(body))["violated-policies"] == ["two"]
+    assert int(headers["content-length"]) == sum(map(len, body))
+    assert (headers["cache-control"], headers["content-type"]) == ("no-store", "application/problem+json")
+    status, _, body = ask(app, REQUEST_METHOD="HEAD")
+    assert (status[:3], list(body), application.called) == ("429", [], 2)
+
+
+def test_the_path_is_whole_and_decoded(tmp_path: Path) -> None:
+    """PEP 3333 hands over bytes as characters, and a mounted application only a part of the path."""
+    rules = Rules(
+        [Rule("cafe", Limit(1, 60_000), path="/app/café"), Rule("rest", Limit(100, 60_000))],
+        url=f"sqlite:///{tmp_path / 'inbound.db'}",
+    )
+    app = wsgi(Streaming(), rules)
+    got = ask(app, "/café".encode().decode("latin-1"), SCRIPT_NAME="/app")[1]
+    assert got["ratelimit-policy"].startswith('"cafe"')
+    assert ask(app, "/\xff", SCRIPT_NAME="/app")[1]["ratelimit-policy"].startswith('"rest"')
+
+
+def test_a_forked_worker_counts_on_and_hands_over_only_its_own(tmp_path: Path) -> None:
+    """As under a server that loads the application before it forks."""
+    rules = Rules([Rule("three", Limit(3, 3_600_000), fail="closed")], url=f"sqlite:///{tmp_path / 'inbound.db'}")
+    app = wsgi(Streaming(), rules)
+    assert [ask(app)[0] for _ in range(2)] == ["200 OK"] * 2  # the first is handed over at once, the second is not
+    child = os.fork()
+    if child == 0:
+        statuses = [ask(app)[0][:3] for _ in range(2)]
+        app._decider.hand_over()
+        os._exit(statuses != ["200", "429"])
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert ask(app)[0][:3] == "429"
+    app._decider.hand_over()
+    totals = app._decider.storage.totals()
+    assert (totals["requests|three|admitted"], totals["requests|three|refused"]) == (3, 2)
+
+
+def test_what_was_counted_is_handed_over_without_a_further_request(
+    rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quota.inbound.deciding.HAND_OVER_S", 0.05)
+    app = wsgi(Streaming(), rules)
+    assert [ask(app)[0][:3] for _ in range(3)] == ["200", "200", "429"]
+    deadline = time.monotonic() + 10
+    while app._decider.storage.totals().get("requests|two|refused") != 1:
+        assert time.monotonic() < deadline

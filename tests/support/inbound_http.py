@@ -1,0 +1,159 @@
+"""Applications behind inbound limits, under a real uvicorn: in a thread, or as a process with workers.
+
+Run as a program, it serves `answer` behind the rules of the quota.toml in its working folder, with so many workers:
+`support.inbound_http 4`. Or an application in that folder: `support.inbound_http asgi MODULE:NAME`, or `wsgi`.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+import uvicorn
+
+from quota.inbound import asgi, load_rules
+from quota.web.lifecycle import address_of, listen, serve
+from support.web import Served
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator, Mapping
+
+TESTS = Path(__file__).resolve().parents[1]
+CONNECTIONS = 8
+
+
+class Answer(NamedTuple):
+    """One answer over HTTP, with the times of this machine's clock between which it was decided."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    asked_s: float
+    answered_s: float
+
+    @property
+    def admitted(self) -> bool:
+        return self.status == 200
+
+
+class Client:
+    """One connection to a server, kept open."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+
+    def __call__(self, path: str = "/", method: str = "GET", body: bytes | None = None, **headers: str) -> Answer:
+        asked_s = time.monotonic()
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        self._connection.request(method, path, body, named)
+        response = self._connection.getresponse()
+        body = response.read()
+        fields = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(response.status, fields, body, asked_s, time.monotonic())
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def status_of(port: int) -> int:
+    """The status of one request, over a connection of its own."""
+    client = Client(port)
+    try:
+        return client().status
+    finally:
+        client.close()
+
+
+def burst(port: int, path: str, count: int) -> list[Answer]:
+    """So many requests at once, over several connections."""
+
+    def send(share: int) -> list[Answer]:
+        client = Client(port)
+        try:
+            return [client(path) for _ in range(share)]
+        finally:
+            client.close()
+
+    shares = [count // CONNECTIONS + (n < count % CONNECTIONS) for n in range(CONNECTIONS)]
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        return [answer for answers in pool.map(send, shares) for answer in answers]
+
+
+@contextmanager
+def running(app: Any, **options: Any) -> Iterator[int]:
+    """`app` under a uvicorn in a thread of this process. Yields its port."""
+    listener = listen("127.0.0.1", 0)
+    options = {"log_level": "critical", "ws": "websockets-sansio", "proxy_headers": False, **options}
+    server = uvicorn.Server(uvicorn.Config(app, **options))
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]  # not the main thread
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        while not server.started and thread.is_alive():
+            time.sleep(0.005)
+        assert server.started
+        yield int(address_of(listener).rpartition(":")[2])
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listener.close()
+
+
+def serving(folder: Path, *arguments: str) -> Served:
+    """This module as a program, with the quota.toml in a folder."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(folder)])}
+    env |= {"QUOTA_STATE_DIR": str(folder / "state"), "QUOTA_CONFIG": str(folder / "quota.toml")}
+    return Served([sys.executable, "-m", "support.inbound_http", *arguments], cwd=folder, env=env)
+
+
+async def answer(scope: Any, receive: Any, send: Any) -> None:
+    """Says which process answers."""
+    if scope["type"] != "http":
+        raise NotImplementedError(scope["type"])
+    body = str(os.getpid()).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def main(what: str, name: str = "") -> None:
+    listener = listen("127.0.0.1", 0)
+    address = address_of(listener)
+    if what == "wsgi":
+        _serve_wsgi(_loaded(name), listener)
+    elif what == "asgi":
+        serve(lambda: _loaded(name), listener, ready=lambda: print(address, flush=True))
+    else:
+        make_app = partial(asgi, answer, load_rules())
+        serve(make_app, listener, workers=int(what), ready=lambda: print(address, flush=True))
+
+
+def _loaded(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def _serve_wsgi(app: Any, listener: socket.socket) -> None:
+    port = int(address_of(listener).rpartition(":")[2])
+    listener.close()
+    with make_server("127.0.0.1", port, app, handler_class=_Quiet) as server:
+        print(f"http://127.0.0.1:{port}", flush=True)
+        server.serve_forever()
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, *_: object) -> None: ...
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

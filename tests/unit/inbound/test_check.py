@@ -1,0 +1,93 @@
+"""What `quota check` says of rules that cannot be meant."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from quota.inbound.check import examine
+from quota.settings.load import load_settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LOGIN = """
+[inbound.login]
+path = "/login"
+methods = ["POST"]
+limit = 2
+window = "1h"
+"""
+DEFAULT = """
+[inbound.default]
+limit = 100
+window = "60s"
+"""
+AGAIN = LOGIN.replace("login]", "again]").replace('"/login"', '"/Login/"')
+
+
+@pytest.mark.parametrize(
+    ("rules", "location", "said"),
+    [
+        (
+            DEFAULT + LOGIN,
+            "inbound.login",
+            "no request reaches it: rule default before it has no path, so it takes every request; put login before it",
+        ),
+        (
+            LOGIN + AGAIN,
+            "inbound.again",
+            "no request reaches it: rule login before it takes '/login'; put again before it",
+        ),
+        (
+            LOGIN.replace("/login", "/log*"),
+            "inbound.login.path",
+            "'/log*': write {name} for one whole segment, and * only as the last one",
+        ),
+        (
+            '[inbound]\nexempt = ["/login/*"]\n' + LOGIN,
+            "inbound.login",
+            "no request reaches it: exempt has all of its paths; remove the one or the other",
+        ),
+        (
+            '[inbound]\nkey_field = "X-API-Key"\n' + LOGIN,
+            "inbound.key_field",
+            "'X-API-Key' has no effect: nobody knows which keys are valid, and a client could invent one for each "
+            'request; add keys = "file:/path", one key on each line',
+        ),
+        (
+            '[inbound]\nurl = "mysql://root:hunter2@db/0"\n' + LOGIN,
+            "inbound.url",
+            "inbound storage of kind 'mysql' is not known; write sqlite:///PATH or redis://HOST:PORT/DB",
+        ),
+        (LOGIN + "cost = 3\n", "inbound.login.cost", "3 is not a whole number from 1 to 2, its least limit"),
+        (
+            "[inbound]\n",
+            "inbound",
+            'at least one rule is needed; add [inbound.default] with limit = 600 and window = "60s"',
+        ),
+        (LOGIN + DEFAULT, None, None),
+    ],
+)
+def test_a_rule_that_no_request_reaches_or_that_cannot_be_used(
+    rules: str, location: str | None, said: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "quota.toml"
+    path.write_text(rules, encoding="utf-8")
+    assert list(examine(load_settings(path))) == ([] if location is None else [(location, said)])
+
+
+def test_all_rules_that_cannot_be_used_are_named_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "quota.toml"
+    path.write_text(LOGIN.replace("/login", "login") + DEFAULT.replace("60s", "soon"), encoding="utf-8")
+    assert [location for location, _ in examine(load_settings(path))] == [
+        "inbound.login.path",
+        "inbound.default.window",
+    ]
+
+
+def test_a_rule_for_other_methods_hides_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "quota.toml"
+    path.write_text(LOGIN + AGAIN.replace("POST", "GET") + DEFAULT, encoding="utf-8")
+    assert list(examine(load_settings(path))) == []

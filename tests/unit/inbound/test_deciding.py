@@ -1,0 +1,136 @@
+"""The breaker: who is asked while a storage is away, and what the log says of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from quota.errors import StorageAway
+from quota.inbound.contract import AT_ONCE_S, Limit, Policy
+from quota.inbound.counting import BUCKETS_S, Counts, decision_times, requests_in
+from quota.inbound.deciding import SAY_AGAIN_S, Breaker, Decider
+from quota.inbound.rules import Rule
+from quota.inbound.sqlite_storage import SqliteStorage
+from quota.inbound.storage import open_storage
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+AWAY = StorageAway("redis://h: no answer 100% of the time")
+
+
+class Clock:
+    now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_after_three_failures_one_request_a_second_tries(clock: Clock) -> None:
+    breaker = Breaker("s", clock)
+    for _ in range(3):
+        assert breaker.lets_through()
+        breaker.failed(AWAY)
+    assert [breaker.lets_through() for _ in range(3)] == [False] * 3
+    clock.now_s += 1.0
+    assert [breaker.lets_through() for _ in range(3)] == [True, False, False]
+    breaker.failed(AWAY)
+    clock.now_s += 0.999
+    assert not breaker.lets_through()
+    clock.now_s += 0.001
+    assert breaker.lets_through()
+    breaker.answered()
+    for _ in range(2):
+        breaker.failed(AWAY)
+    assert [breaker.lets_through() for _ in range(3)] == [True] * 3
+
+
+def test_failures_that_do_not_follow_each_other_open_nothing(clock: Clock) -> None:
+    breaker = Breaker("s", clock)
+    for _ in range(5):
+        breaker.failed(AWAY)
+        breaker.failed(AWAY)
+        breaker.answered()
+    assert breaker.lets_through()
+
+
+def test_an_outage_is_two_lines_and_one_that_comes_and_goes_is_not_many(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+
+    def outage() -> list[str]:
+        caplog.clear()
+        breaker.failed(AWAY)
+        breaker.failed(AWAY)
+        breaker.answered()
+        breaker.answered()
+        return [record.getMessage() for record in caplog.records]
+
+    breaker = Breaker("redis://h", clock)
+    assert outage() == [
+        'inbound_storage_away storage=redis://h error="redis://h: no answer 100% of the time"',
+        "inbound_storage_back storage=redis://h",
+    ]
+    assert outage() == []
+    clock.now_s += SAY_AGAIN_S
+    assert len(outage()) == 2
+
+
+def test_requests_that_wait_for_a_slow_storage_do_not_hold_up_the_loop_one_after_another(tmp_path: Path) -> None:
+    """50 at once meet a lock: together they hold up the loop for little more than a few alone."""
+    held_up_s: list[float] = []
+
+    class Watched(SqliteStorage):
+        def attempt(self, policy: Policy, identity: str, cost: int = 1, within_s: float = AT_ONCE_S) -> Any:
+            held_up_s.append(within_s)
+            return super().attempt(policy, identity, cost, within_s)
+
+    storage = Watched(f"sqlite:///{tmp_path / 'inbound.db'}")
+    decider = Decider(storage)
+    rule = Rule("open", Limit(100, 60_000))
+    assert decider.decide(rule, "ann").outcome == "admitted"
+
+    async def ask_at_once() -> list[str]:
+        loop = asyncio.get_running_loop()
+        return [
+            one.outcome for one in await asyncio.gather(*[decider.decide_soon(loop, rule, "ann") for _ in range(50)])
+        ]
+
+    with closing(sqlite3.connect(tmp_path / "inbound.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert set(asyncio.run(ask_at_once())) == {"failed_open"}
+    storage.close()
+    assert held_up_s[0] == AT_ONCE_S
+    assert sum(held_up_s) < 25 * AT_ONCE_S
+
+
+def test_counts_become_totals() -> None:
+    counts = Counts()
+    for took_s in (0.00005, BUCKETS_S[0], 0.3):
+        counts.add("a", "admitted", took_s)
+    counts.add("b", "refused", 0.002)
+    totals = dict(counts._counts)
+    assert [tuple(one) for one in requests_in(totals)] == [("a", "admitted", 3), ("b", "refused", 1)]
+    cumulated, sum_s = decision_times(totals)
+    assert (cumulated[0], cumulated[-2], cumulated[-1]) == (2, 3, 4)
+    assert sum_s == pytest.approx(0.30215)
+
+
+def test_what_a_storage_does_not_take_is_kept_for_later() -> None:
+    counts = Counts()
+    counts.add("a", "admitted", 0.002)
+    before = dict(counts._counts)
+    with pytest.raises(StorageAway):
+        counts.hand_over(open_storage("redis://127.0.0.1:1/0"))
+    assert counts._counts == before

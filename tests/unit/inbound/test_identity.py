@@ -1,0 +1,201 @@
+"""Who a request is from, whatever it says about itself."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from quota.errors import ConfigError
+from quota.inbound.identity import FORWARDED, MAX_CHARS, MAX_HOPS, Identify, Proxies, parse_address
+
+PROXIES = ["10.0.0.0/8", "fd00::/8", "unix"]
+
+
+def xff(peer: str | None, *lines: str, trusted: list[str] = PROXIES) -> str:
+    return Proxies(trusted).client(peer, lambda: lines)
+
+
+def forwarded(peer: str | None, *lines: str) -> str:
+    return Proxies(PROXIES, FORWARDED).client(peer, lambda: lines)
+
+
+@pytest.mark.parametrize(
+    ("peer", "lines", "client"),
+    [
+        # Whoever is no proxy of ours may write what it likes.
+        ("203.0.113.7", (), "a:203.0.113.7"),
+        ("203.0.113.7", ("198.51.100.1",), "a:203.0.113.7"),
+        ("203.0.113.7", ("10.0.0.1",), "a:203.0.113.7"),
+        # Through one proxy: what it appended counts, not what the client had sent.
+        ("10.0.0.1", ("203.0.113.7",), "a:203.0.113.7"),
+        ("10.0.0.1", ("198.51.100.1, 203.0.113.7",), "a:203.0.113.7"),
+        ("10.0.0.1", ("10.9.9.9, 203.0.113.7",), "a:203.0.113.7"),
+        ("10.0.0.1", ("198.51.100.1", "203.0.113.7"), "a:203.0.113.7"),
+        # Through several.
+        ("10.0.0.1", ("1.1.1.1, 203.0.113.7, 10.0.0.2, 10.0.0.3",), "a:203.0.113.7"),
+        ("10.0.0.1", ("10.0.0.3, 10.0.0.2",), "a:10.0.0.3"),
+        # The proxy sent nothing, or no address: it answers itself.
+        ("10.0.0.1", (), "a:10.0.0.1"),
+        ("10.0.0.1", ("",), "a:10.0.0.1"),
+        ("10.0.0.1", ("203.0.113.7, unknown",), "a:10.0.0.1"),
+        ("10.0.0.1", ("203.0.113.7, _hidden, 10.0.0.2",), "a:10.0.0.2"),
+        ("10.0.0.1", ("1.2.3.4, " + "9" * 9_999,), "a:10.0.0.1"),
+        # Ports, brackets, zones, IPv4 inside IPv6, a customer's network.
+        ("10.0.0.1", ("203.0.113.7:4711",), "a:203.0.113.7"),
+        ("10.0.0.1", ("[2001:db8:1:2:3::4]:4711",), "a:2001:db8:1:2::"),
+        ("10.0.0.1", ("2001:db8:1:2:ffff::4",), "a:2001:db8:1:2::"),
+        ("10.0.0.1", ("::ffff:203.0.113.7",), "a:203.0.113.7"),
+        ("::ffff:10.0.0.1", ("203.0.113.7",), "a:203.0.113.7"),
+        ("10.0.0.1", ("64:ff9b::203.0.113.7",), "a:203.0.113.7"),
+        ("fd00::1", ("203.0.113.7",), "a:203.0.113.7"),
+        ("fe80::1%eth0", (), "a:fe80::"),
+        ("2001:db8::1", (), "a:2001:db8::"),
+        # A unix socket has no address.
+        (None, ("203.0.113.7",), "a:203.0.113.7"),
+        ("", ("203.0.113.7",), "a:203.0.113.7"),
+        (None, (), "a:unix"),
+        ("testclient", ("203.0.113.7",), "a:testclient"),
+    ],
+)
+def test_the_address_is_counted_from_the_right(peer: str | None, lines: tuple[str, ...], client: str) -> None:
+    assert xff(peer, *lines) == client
+
+
+def test_without_trusted_proxies_no_field_is_believed() -> None:
+    assert xff("10.0.0.1", "203.0.113.7", trusted=[]) == "a:10.0.0.1"
+    assert xff(None, "203.0.113.7", trusted=["10.0.0.0/8"]) == "a:unix"
+
+
+@pytest.mark.parametrize(
+    ("lines", "client"),
+    [
+        (("for=203.0.113.7",), "a:203.0.113.7"),
+        (("For=203.0.113.7;proto=https;by=10.0.0.1",), "a:203.0.113.7"),
+        (('for="[2001:db8::1]:4711"',), "a:2001:db8::"),
+        (('proto=https; for="203.0.113.7:80"',), "a:203.0.113.7"),
+        (('for=203.0.113.7;by="a, b"',), "a:203.0.113.7"),
+        (("for=1.1.1.1, for=203.0.113.7, for=10.0.0.2",), "a:203.0.113.7"),
+        # A quote that never closes must not swallow what our proxy wrote behind it.
+        (('for="1.1.1.1, for=203.0.113.7',), "a:203.0.113.7"),
+        (('for="1.1.1.1\\", for="203.0.113.7:1"',), "a:203.0.113.7"),
+        (('for="', "for=203.0.113.7"), "a:203.0.113.7"),
+        (("for=1.1.1.1, for=_hidden",), "a:10.0.0.1"),
+        (("for=unknown",), "a:10.0.0.1"),
+        (("203.0.113.7",), "a:10.0.0.1"),
+        (("proto=https",), "a:10.0.0.1"),
+        (('for="' + "a," * 5_000,), "a:10.0.0.1"),
+    ],
+)
+def test_the_field_of_rfc_7239_is_read_from_the_right_too(lines: tuple[str, ...], client: str) -> None:
+    assert forwarded("10.0.0.1", *lines) == client
+
+
+def test_only_the_chosen_field_is_read() -> None:
+    """Behind a proxy that writes one of them, a client writes the other."""
+    headers = [(b"forwarded", b"for=1.1.1.1"), (b"x-forwarded-for", b"203.0.113.7")]
+    scope = {"client": ("10.0.0.1", 1), "headers": headers}
+    assert Identify(Proxies(PROXIES)).asgi(scope) == "a:203.0.113.7"
+    assert Identify(Proxies(PROXIES, FORWARDED)).asgi(scope) == "a:1.1.1.1"
+
+
+def test_a_flood_of_entries_costs_little_and_ends_at_a_proxy() -> None:
+    assert xff("10.0.0.1", "203.0.113.7" + ", 10.0.0.2" * (MAX_HOPS - 1)) == "a:203.0.113.7"
+    assert xff("10.0.0.1", "203.0.113.7" + ", 10.0.0.2" * MAX_HOPS) == "a:10.0.0.2"
+    assert xff("10.0.0.1", ", ".join(["10.0.0.2"] * 10_000)) == "a:10.0.0.2"
+    assert xff("10.0.0.1", *["10.0.0.2"] * 10_000) == "a:10.0.0.2"
+    assert xff("10.0.0.1", "," * 60_000) == "a:10.0.0.1"
+
+
+# -- keys and users ----------------------------------------------------------------------------------------------------
+
+
+class User:
+    def __init__(self, name: str, authenticated: bool = True) -> None:
+        self.is_authenticated = authenticated
+        self.display_name = name
+
+    @property
+    def identity(self) -> str:
+        raise NotImplementedError
+
+
+def asgi(user: object = None, **headers: str) -> str:
+    fields = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
+    scope: dict[str, Any] = {"client": ("203.0.113.7", 1), "headers": fields, "user": user}
+    return IDENTIFY.asgi(scope)
+
+
+IDENTIFY = Identify(Proxies(), key_field="X-API-Key", knows_key={"good", "k" * 9_999}.__contains__)
+
+
+def test_a_key_goes_before_a_user_and_a_user_before_an_address() -> None:
+    assert re.fullmatch("k:[0-9a-f]{32}", asgi(User("ada"), x_api_key="good"))
+    assert asgi(User("ada")) == "u:ada"
+    assert asgi(User("ada", authenticated=False)) == "a:203.0.113.7"
+    assert asgi() == "a:203.0.113.7"
+
+
+def test_an_invented_key_is_nobodys() -> None:
+    """Else each new one would have a new allowance."""
+    assert asgi(x_api_key="invented") == "a:203.0.113.7"
+    assert asgi(x_api_key="") == "a:203.0.113.7"
+
+
+def test_of_two_different_keys_none_counts() -> None:
+    scope = {"client": ("203.0.113.7", 1), "headers": [(b"x-api-key", b"good"), (b"x-api-key", b"bad")]}
+    assert IDENTIFY.asgi(scope) == "a:203.0.113.7"
+
+
+def test_what_is_long_is_hashed() -> None:
+    assert len(asgi(x_api_key="k" * 9_999)) <= MAX_CHARS
+    assert re.fullmatch("u#[0-9a-f]{32}", asgi(User("u" * 9_999)))
+    assert asgi(User("u" * 9_999)) != asgi(User("u" * 9_998))
+    assert len(xff("x" * 9_999)) <= MAX_CHARS
+
+
+def test_a_name_that_looks_like_a_hash_is_not_taken_for_one() -> None:
+    long = asgi(User("u" * 9_999))
+    assert asgi(User(long.removeprefix("u#"))) != long
+
+
+def test_wsgi_says_the_same() -> None:
+    environ = {"REMOTE_ADDR": "10.0.0.1", "HTTP_X_FORWARDED_FOR": "1.1.1.1, 203.0.113.7", "HTTP_X_API_KEY": "good"}
+    assert Identify(Proxies(PROXIES)).wsgi(environ) == "a:203.0.113.7"
+    assert IDENTIFY.wsgi(environ) == asgi(x_api_key="good")
+    assert IDENTIFY.wsgi({"REMOTE_USER": "ada", "REMOTE_ADDR": "10.0.0.1"}) == "u:ada"
+    assert IDENTIFY.wsgi({}) == "a:unix"
+
+
+def test_a_function_of_ones_own_names_the_user() -> None:
+    identify = Identify(Proxies(), user=lambda scope: scope["session"].get("name"))
+    assert identify.asgi({"session": {"name": "ada"}, "headers": []}) == "u:ada"
+    assert identify.asgi({"session": {}, "client": ("203.0.113.7", 1), "headers": []}) == "a:203.0.113.7"
+
+
+@pytest.mark.parametrize(
+    ("trusted", "said"),
+    [
+        (["10.0.0.1/8"], "its last bits zero"),
+        (["proxy.internal"], "not an address"),
+        (["300.0.0.0/8"], "not an address"),
+        ("10.0.0.0/8", "a list"),
+        (["::ffff:10.0.0.0/104"], "write the IPv4 address"),
+        ([167772161], "not an address"),
+    ],
+)
+def test_a_proxy_that_is_none_is_an_error(trusted: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Proxies(trusted)
+
+
+def test_the_field_has_two_names() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'forwarded'"):
+        Proxies(field="forward")
+
+
+@pytest.mark.parametrize("text", ["", " ", ":", "::g", "1.2.3", "1.2.3.4.5", "01.2.3.4", "[", "[]", "[::1", "a" * 999])
+def test_what_is_no_address(text: str) -> None:
+    parsed = parse_address(text)
+    assert parsed is None or text == "[::1"

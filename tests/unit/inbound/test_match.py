@@ -1,0 +1,178 @@
+"""Which paths a pattern means, and that no spelling of a path gets around a rule."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import TYPE_CHECKING
+from unicodedata import normalize
+
+import pytest
+
+from quota.inbound.match import parse_pattern, readings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+INPUTS = int(os.environ.get("QUOTA_TEST_INPUTS", "20000"))
+
+
+def matches(pattern: str, path: str) -> bool:
+    return any(parse_pattern(pattern).matches(reading) for reading in readings(path))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "meant"),
+    [
+        ("/", "/", True),
+        ("/", "", True),
+        ("/", "/a", False),
+        ("/login", "/login", True),
+        ("/login", "/login/", True),
+        ("/login/", "/login", True),
+        ("/login", "//login", True),
+        ("/login", "/LOGIN", True),
+        ("/login", "/login\n", True),
+        ("/login", "/login/\n", True),
+        ("/login", "/caf\u00e9/../login\n", True),
+        ("/login", "/login/x", False),
+        ("/login", "/logins", False),
+        ("/api/*", "/api", True),
+        ("/api/*", "/api/", True),
+        ("/api/*", "/api/a/b/c", True),
+        ("/api/*", "/apis", False),
+        ("/*", "/", True),
+        ("/*", "/a/b", True),
+        ("/users/{id}", "/users/7", True),
+        ("/users/{id}", "/users", False),
+        ("/users/{id}", "/users/", False),
+        ("/users/{id}", "/users/7/edit", False),
+        ("/users/{id}/*", "/users/7/edit/now", True),
+        ("/a{b", "", ValueError),
+        # What an application may make of a path, it may make of this one.
+        ("/login", "/x/../login", True),
+        ("/x/*", "/x/../login", True),
+        ("/login", "/./login", True),
+        ("/a/login", "/a//../login", True),
+        ("/caf\u00e9", "/cafe\u0301", True),
+        ("/login", "/\uff2c\uff2f\uff27\uff29\uff2e", True),
+        ("/{name}", "/a\uff0fb", True),
+        ("/a/b", "/a\uff0fb", True),
+        ("/login", "/lo\u017fgin", False),
+    ],
+)
+def test_what_a_pattern_means(pattern: str, path: str, meant: bool | type[Exception]) -> None:
+    if meant is ValueError:
+        with pytest.raises(ValueError, match="whole segment"):
+            parse_pattern(pattern)
+    else:
+        assert matches(pattern, path) is meant
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("", "begins with /"),
+        ("login", "begins with /"),
+        ("/a?b=c", "leave out what follows"),
+        ("/a#b", "leave out what follows"),
+        ("/a%20b", "write the character itself"),
+        ("/*/b", "only as the last one"),
+        ("/a*", "whole segment"),
+        ("/**", "whole segment"),
+        ("/{}", "whole segment"),
+        ("/{a}b", "whole segment"),
+        ("/{a b}", "whole segment"),
+        ("/a/../b", "no segment . or .."),
+        ("/a\nb", "printable"),
+        ("/" + "a" * 256, "at most 256"),
+    ],
+)
+def test_a_pattern_that_cannot_be_used_says_what_to_write(pattern: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said.replace(".", r"\.").replace("*", r"\*")):
+        parse_pattern(pattern)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "covered"),
+    [
+        ("/*", "/a", True),
+        ("/*", "/", True),
+        ("/a/*", "/a", True),
+        ("/a/*", "/a/{x}/c", True),
+        ("/a/*", "/*", False),
+        ("/{x}", "/a", True),
+        ("/a", "/{x}", False),
+        ("/{x}", "/{y}", True),
+        ("/{x}", "/a/*", False),
+        ("/{x}/*", "/a/*", True),
+        ("/A", "/a/", True),
+    ],
+)
+def test_which_pattern_takes_all_of_another(first: str, second: str, covered: bool) -> None:
+    assert parse_pattern(first).covers(parse_pattern(second)) is covered
+
+
+# -- applications differ in what they make of a path; none may be reached past its rule --------------------------------
+
+
+def joined(path: str) -> str:
+    return "/" + "/".join(segment for segment in path.split("/") if segment)
+
+
+def resolved(path: str) -> str:
+    """As RFC 3986 does it: an empty segment is a segment."""
+    kept: list[str] = []
+    segments = path.split("/")[1:]
+    for n, segment in enumerate(segments):
+        if segment == "..":
+            del kept[-1:]
+        elif segment != ".":
+            kept.append(segment)
+        if segment in (".", "..") and n == len(segments) - 1:
+            kept.append("")
+    return "/" + "/".join(kept)
+
+
+STEPS: list[Callable[[str], str]] = [
+    joined,
+    resolved,
+    str.lower,
+    str.casefold,
+    lambda path: normalize("NFC", path),
+    lambda path: normalize("NFKC", path),
+    lambda path: path.rstrip("/") or "/",
+]
+PIECES = [
+    "/",
+    "//",
+    "..",
+    ".",
+    "login",
+    "LOGIN",
+    "a",
+    "ﬁ",
+    "\uff2c\uff2f\uff27\uff29\uff2e",
+    "login\u212a",
+    "\uff0e\uff0e",
+    "\uff0f",
+    "é",
+    "e\u0301",
+    "ß",
+]
+ROUTES = ["/login", "/a/login", "/fi", "/é", "/logink", "/ss", "/a"]
+
+
+def test_no_spelling_reaches_a_route_past_its_rule() -> None:
+    rng = random.Random(7)
+    patterns = {route: parse_pattern(route) for route in ROUTES}
+    reached = 0
+    for _ in range(INPUTS):
+        path = "/" + "".join(rng.choice(PIECES) for _ in range(rng.randint(1, 6)))
+        route = path
+        for step in (rng.choice(STEPS) for _ in range(rng.randint(0, 5))):
+            route = step(route)
+        if route in patterns:
+            reached += 1
+            assert any(patterns[route].matches(reading) for reading in readings(path)), (path, route)
+    assert reached > INPUTS / 40

@@ -1,0 +1,275 @@
+"""Rules: which one counts a request, what makes one unusable, and how they stand in quota.toml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quota.errors import ConfigError
+from quota.inbound import Limit, Rule, Rules, load_rules
+from quota.inbound.opening import is_there, opened
+from quota.settings.load import load_settings
+
+MINUTE = Limit(100, 60_000)
+
+
+def names(rules: Rules, method: str, path: str, **options: bool) -> list[str]:
+    return [rule.name for rule in rules.find(method, path, **options)]
+
+
+RULES = Rules(
+    [
+        Rule("login", Limit(5, 60_000), path="/login", methods=["post"]),
+        Rule("reads", MINUTE, path="/api/*", methods=["GET"]),
+        Rule("api", MINUTE, path="/api/*"),
+        Rule("cors", MINUTE, path="/open/*", methods=["OPTIONS"]),
+        Rule("default", MINUTE),
+    ],
+    exempt=["/healthz", "/static/*"],
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "counted"),
+    [
+        ("POST", "/login", ["login"]),
+        ("pOsT", "/Login/", ["login"]),
+        ("GET", "/login", ["default"]),
+        ("GET", "/api/a", ["reads"]),
+        ("HEAD", "/api/a", ["reads"]),
+        ("DELETE", "/api/a", ["api"]),
+        ("BREW", "/api/a", ["api"]),
+        ("GET", "/", ["default"]),
+        ("GET", "/healthz", []),
+        ("GET", "/static/a/b.css", []),
+        # Whether or not the application resolves it, the rule of what it reaches counts.
+        ("POST", "/healthz/../login", ["default", "login"]),
+        ("POST", "/static/../login", ["login"]),
+        ("GET", "/login/../healthz", ["default"]),
+        ("POST", "/login/../healthz", ["default"]),
+        ("GET", "/static/../healthz", []),
+        ("GET", "/api/../x", ["reads", "default"]),
+        ("GET", "/api/./x", ["reads"]),
+    ],
+)
+def test_the_first_rule_that_matches_counts(method: str, path: str, counted: list[str]) -> None:
+    assert names(RULES, method, path) == counted
+
+
+@pytest.mark.parametrize("rule", ["/login", "/api/login"])
+@pytest.mark.parametrize(
+    ("path", "mount", "counted"),
+    [
+        ("/api/login", "/api", ["login"]),
+        ("/login", "/api", ["login"]),
+        ("/api/login\n", "/api/", ["login"]),
+        ("/api/x/../login", "/api", ["default", "login"]),
+        ("/api/../api/login", "/api", ["default", "login"]),
+        ("/apilogin", "/api", ["default"]),
+        ("/api/healthz", "/api", []),
+        ("/caf\u00e9/login", "/caf\u00e9", None),
+    ],
+)
+def test_a_rule_names_a_path_with_what_it_is_mounted_under_or_without(
+    rule: str, path: str, mount: str, counted: list[str] | None
+) -> None:
+    rules = Rules([Rule("login", MINUTE, path=rule), Rule("default", MINUTE)], exempt=["/healthz"])
+    if counted is None:
+        counted = ["login" if rule == "/login" else "default"]
+    assert [one.name for one in rules.find("GET", path, mount)] == counted
+
+
+def test_a_preflight_is_counted_only_by_a_rule_that_names_it() -> None:
+    assert names(RULES, "OPTIONS", "/api/a", preflight=True) == []
+    assert names(RULES, "OPTIONS", "/api/a") == ["api"]
+    assert names(RULES, "OPTIONS", "/open/a", preflight=True) == ["cors"]
+
+
+def test_without_a_default_rule_the_rest_is_not_limited() -> None:
+    assert names(Rules([Rule("login", MINUTE, path="/login")]), "GET", "/") == []
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Rule("a b", MINUTE), "rule 'a b': a name"),
+        (lambda: Rule("a", Limit(0, 60_000)), "rule a: .*a limit"),
+        (lambda: Rule("a", []), "give it 1 to 8 limits"),
+        (lambda: Rule("a", [(1, 2)]), r"each is a Limit\(number, window_ms\)"),  # type: ignore[list-item]
+        (lambda: Rule("a", [MINUTE, Limit(5, 60_000)]), "two limits have the same window"),
+        (lambda: Rule("a", MINUTE, algorithm="logs"), "algorithm: 'logs': did you mean 'log'"),  # type: ignore[arg-type]
+        (lambda: Rule("a", MINUTE, fail="shut"), "fail: 'shut': known: open, closed"),  # type: ignore[arg-type]
+        (lambda: Rule("a", MINUTE, cost=101), "cost: 101 is not a whole number from 1 to 100"),
+        (lambda: Rule("a", [MINUTE, Limit(7, 1_000)], cost=8), "from 1 to 7"),
+        (lambda: Rule("a", MINUTE, cost=True), "cost: True is not a whole number"),
+        (lambda: Rule("a", Limit(9, 60_000, 3), algorithm="gcra", cost=4), "from 1 to 3"),
+        (lambda: Rule("a", MINUTE, path="a"), "path: 'a' is no path; it begins with /|path: 'a' is no path: it begins"),
+        (lambda: Rule("a", MINUTE, path="/a*"), "path: .* whole segment"),
+        (lambda: Rule("a", MINUTE, methods="GET"), "methods: 'GET' is a string"),
+        (lambda: Rule("a", MINUTE, methods=["GET /"]), "methods: 'GET /' is not a method"),
+        (lambda: Rules([Rule("a", MINUTE), Rule("a", MINUTE)]), "the name a stands twice"),
+        (lambda: Rules([MINUTE]), "each is a Rule"),  # type: ignore[list-item]
+        (lambda: Rules([], exempt="/a"), "a list of paths"),
+        (lambda: Rules([], exempt=["a"]), "exempt: 'a' is no path"),
+    ],
+)
+def test_a_rule_that_cannot_be_used_says_why(make: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make()
+
+
+def test_limits_have_names_that_clients_tell_apart() -> None:
+    assert Rule("api", MINUTE).policy_field == '"api";q=100;w=60'
+    both = Rule("api", [MINUTE, Limit(5_000, 86_400_000)])
+    assert both.policies == ("api-1m", "api-24h")
+    assert both.policy_field == '"api-1m";q=100;w=60, "api-24h";q=5000;w=86400'
+
+
+# -- quota.toml --------------------------------------------------------------------------------------------------------
+
+CREDENTIAL = '[credentials.main]\napi = "youtube-v3"\nkey = "env:KEY"\n'
+FULL = """
+[inbound]
+url = "sqlite:///here.db"
+exempt = ["/healthz"]
+trusted_proxies = ["10.0.0.0/8", "unix"]
+forwarded = "Forwarded"
+key_field = "X-API-Key"
+keys = "file:keys.txt"
+x_fields = true
+
+[inbound.login]
+methods = ["POST"]
+path = "/login"
+limit = 5
+window = "15m"
+algorithm = "log"
+fail = "closed"
+count_rejected = true
+
+[inbound.downloads]
+path = "/files/{name}"
+algorithm = "gcra"
+limits = [{ limit = 60, window = "1m", burst = 10 }, { limit = 1_000, window = "1d", burst = 100 }]
+cost = 2
+shadow = true
+
+[inbound.default]
+limit = 600
+window = "60s"
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "quota.toml"
+    path.write_text(CREDENTIAL + text, encoding="utf-8")
+    (folder / "keys.txt").write_text("good\n\nbetter\r\n", encoding="utf-8")
+    return path
+
+
+def test_rules_from_the_configuration(tmp_path: Path) -> None:
+    rules = load_rules(write(tmp_path, FULL))
+    login, downloads, default = rules.rules
+    assert (login.policy.algorithm, login.fail, login.policy.count_rejected, login.limits) == (
+        "log",
+        "closed",
+        True,
+        (Limit(5, 900_000),),
+    )
+    assert downloads.limits == (Limit(60, 60_000, 10), Limit(1_000, 86_400_000, 100))
+    assert (downloads.cost, downloads.shadow, downloads.policies) == (2, True, ("downloads-1m", "downloads-24h"))
+    assert (default.path, default.methods, default.limits) == (None, frozenset(), (Limit(600, 60_000),))
+    assert (rules.url, rules.x_fields) == (f"sqlite:///{tmp_path}/here.db", True)
+    scope = {"client": ("10.0.0.1", 1), "headers": [(b"forwarded", b"for=203.0.113.7"), (b"x-api-key", b"better")]}
+    assert rules.identify.asgi(scope).startswith("k:")
+    scope["headers"] = [(b"forwarded", b"for=203.0.113.7"), (b"x-api-key", b"bad")]
+    assert rules.identify.asgi(scope) == "a:203.0.113.7"
+
+
+RULE = '[inbound.a]\npath = "/a"\nlimit = 1\nwindow = "60s"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "[inbound]\ntrusted_proxy = []\n" + RULE,
+            "inbound.trusted_proxy: unknown key; did you mean 'trusted_proxies'?",
+        ),
+        (RULE + "algoritm = 'log'\n", "inbound.a.algoritm: unknown key; did you mean 'algorithm'?"),
+        (
+            "[inbound.a]\nlimits = [{ limit = 1, windw = '60s' }]\n",
+            "inbound.a.limits[0].windw: unknown key; did you mean 'window'?",
+        ),
+        ("inbound = 3\n", "inbound: a number where a table is needed"),
+    ],
+)
+def test_an_unknown_key_stops_every_command(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "quota.toml"
+    path.write_text(text + CREDENTIAL, encoding="utf-8")
+    with pytest.raises(ConfigError) as error:
+        load_settings(path)
+    assert str(error.value) == f"{path}: {said}"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", 'inbound: missing; add [inbound.default] with limit = 600 and window = "60s"'),
+        ("[inbound]\n", "inbound: at least one rule is needed;"),
+        (RULE + "cost = 2\n", "inbound.a.cost: 2 is not a whole number from 1 to 1, its least limit"),
+        (
+            RULE.replace("/a", "/a*"),
+            "inbound.a.path: '/a*': write {name} for one whole segment, and * only as the last one",
+        ),
+        (RULE.replace("60s", "soon"), "inbound.a.window: 'soon' is not a duration"),
+        (RULE.replace("60s", "10ms"), "inbound.a: 10 ms"),
+        (RULE + "burst = 1\n", "inbound.a: only the algorithm gcra has a burst"),
+        (RULE + "limits = [{ limit = 1, window = '60s' }]\n", "inbound.a.limit: stands in each of limits"),
+        ('[inbound]\nforwarded = "x-real-ip"\n' + RULE, "inbound.forwarded: 'x-real-ip'"),
+        ('[inbound]\ntrusted_proxies = ["10.0.0.1/8"]\n' + RULE, "inbound.trusted_proxies: '10.0.0.1/8' is not"),
+        ('[inbound]\nkeys = "s3cret-key"\n' + RULE, 'inbound.keys: write "file:/path"'),
+        ('[inbound]\nkeys = "file:absent"\n' + RULE, "inbound.keys: the file cannot be read: No such file"),
+        ('[inbound]\nkey_field = "X Key"\n' + RULE, "inbound.key_field: 'X Key' is no name of a header field"),
+        ('[inbound]\nexempt = ["a"]\n' + RULE, "inbound.exempt: 'a' is no path"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_named(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_rules(write(tmp_path, text))
+    assert said in str(error.value)
+    assert str(error.value).startswith(f"{tmp_path}/quota.toml: inbound")
+    assert "s3cret" not in str(error.value)
+
+
+def test_one_key_is_not_taken_for_a_list_of_its_letters() -> None:
+    with pytest.raises(ConfigError, match="keys: a string where a list"):
+        Rules([Rule("a", MINUTE)], key_field="X-API-Key", keys="s3cret")
+
+
+def test_a_url_may_stand_elsewhere_because_it_may_hold_a_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INBOUND_URL", "redis://:hunter2@127.0.0.1:1/0")
+    rules, storage = opened(load_rules(write(tmp_path, '[inbound]\nurl = "env:INBOUND_URL"\n' + RULE)))
+    assert rules.url == "redis://:hunter2@127.0.0.1:1/0"
+    assert "hunter2" not in storage.label
+    monkeypatch.delenv("INBOUND_URL")
+    with pytest.raises(ConfigError, match="INBOUND_URL is not set"):
+        load_rules(tmp_path / "quota.toml")
+
+
+def test_without_a_url_the_workers_of_a_machine_share_a_file_in_the_state_folder(state_dir: Path) -> None:
+    rules, storage = opened([Rule("a", MINUTE)])
+    assert storage.label == f"sqlite:///{state_dir}/inbound.db"
+    assert not is_there(rules)
+    assert storage.decide(rules.rules[0].policy, "a:203.0.113.7").admitted
+    assert is_there(rules)
+    storage.close()
+
+
+def test_without_any_configuration_rules_have_to_be_given(state_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no quota\.toml was found: set QUOTA_CONFIG, or give rules in code"):
+        load_rules()
