@@ -23,15 +23,17 @@ lint: .venv/installed-test .venv/installed-lint
 		>imports.txt || (cat imports.txt; exit 1)
 	@grep -q "quota.jobs.runner" $(LINKED)/lines/linecount.txt || (echo "mypy did not see quota.jobs"; exit 1)
 
-# Both ledgers beside the field, as ratios to floors measured in the same run; and how long a plan takes.
+# Both ledgers and the inbound limits beside the field, as ratios to floors measured in the same run; how long a plan
+# takes, an answer of the API, and the first byte of the page; what a rule adds to an answer of FastAPI.
 # BEFORE=REVISION puts decisions as that revision made them into the same races.
 bench: .venv/installed-test .venv/installed-bench
-	@cd tests && ../$(BIN)/python -m bench $(if $(BEFORE),--before '$(BEFORE)') && ../$(BIN)/python -m bench.plan
+	@cd tests && ../$(BIN)/python -m bench $(if $(BEFORE),--before '$(BEFORE)') && ../$(BIN)/python -m bench.inbound && ../$(BIN)/python -m bench.plan && \
+		../$(BIN)/python -m bench.api && ../$(BIN)/python -m bench.page && ../$(BIN)/python -m bench.middleware
 
 # The full counts: 100,000 random operations on each ledger, two months around each change of the clocks, 100,000 random
 # inputs to everything that reads what others wrote, a busy year, a hundred kills, 1,500 histories of losses, 2,000 of a
 # ledger whose url is edited and 2,000 of wrong clocks, 40 killed moves, 20,000 charges interrupted by signals on each
-# ledger.
+# ledger, and a process that looks for losses interrupted at every place.
 soak: .venv/installed-test
 	@QUOTA_TEST_OPERATIONS=100000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/ledger/test_random_operations.py
 	@QUOTA_TEST_DAYS=61 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/jobs/test_simulated_months.py
@@ -41,7 +43,8 @@ soak: .venv/installed-test
 	@QUOTA_TEST_EXAMPLES=1500 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/recovery/test_state_machine.py tests/contract/recovery/test_wrong_clocks.py
 	@QUOTA_TEST_HISTORIES=2000 $(BIN)/python -m pytest -n auto -q -rP --timeout 3600 tests/contract/recovery/test_moves.py tests/contract/recovery/test_clock_histories.py
 	@QUOTA_TEST_KILLS=20 $(BIN)/python -m pytest -n auto -q -rP --timeout 3600 tests/e2e/test_moving_under_load.py
-	@QUOTA_TEST_INTERRUPTED=20000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/test_interrupts.py
+	@QUOTA_TEST_REQUESTS=20000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/inbound/test_histories.py
+	@QUOTA_TEST_INTERRUPTED=20000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/test_interrupts.py tests/contract/recovery/test_loss.py -k interrupt
 
 # Real processes killed at random, a Redis that dies and comes back: 5 minutes of it, or QUOTA_TEST_SECONDS;
 # QUOTA_TEST_SEED repeats one.

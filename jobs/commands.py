@@ -1,6 +1,7 @@
-"""The commands of `quota` that this package adds: run, schedule, plan, search, demo, emulate. The work is elsewhere.
+"""The commands of `quota` that this package adds: run, runs, schedule, plan, search, serve, demo, emulate.
 
-Every tick loads this module, even one that is refused. So only what all of them need is imported at the top.
+The work is elsewhere. Every tick loads this module, even one that is refused: only what all of them need is imported
+at the top.
 """
 
 from __future__ import annotations
@@ -63,10 +64,11 @@ def run(
     Where machines share a ledger, a job runs on one of them. On the others a run says where, and exits with status 0.
 
     \b
-    Example: quota run trending
-             quota run trending --region DE --region FR --json
-             quota run trending --quiet    # for cron, which mails all output
-             quota run trending --here     # and not where it ran until now
+    Example:
+      quota run trending
+      quota run trending --region DE --region FR --json
+      quota run trending --quiet    # for cron, which mails all output
+      quota run trending --here     # and not where it ran until now
     """
     from quota.jobs.runner import run_job
 
@@ -165,8 +167,9 @@ def runs(job: str | None, since: str, limit: int, as_json: bool, config: str | N
     that found its job on another machine is not listed.
 
     \b
-    Example: quota runs
-             quota runs --job trending --since 2d --json | jq '.runs[] | select(.outcome == "failed")'
+    Example:
+      quota runs
+      quota runs --job trending --since 2d --json | jq '.runs[] | select(.outcome == "failed")'
     """
     from quota.common.clock import host_clock
     from quota.jobs.history import render_runs
@@ -199,8 +202,9 @@ def schedule(textfile: str | None, config: str | None) -> None:
     pages in flight are stored first. Of several schedulers that share a Redis ledger, each job runs on one.
 
     \b
-    Example: quota schedule
-             quota schedule --config /etc/quota.toml
+    Example:
+      quota schedule
+      quota schedule --config /etc/quota.toml
     """
     from quota.jobs.schedule.scheduler import log_schedule, run_schedule
 
@@ -226,8 +230,9 @@ def plan(
     Exits 0 if no tick would be refused. Otherwise it exits 1 and prints the smallest changes that make it fit.
 
     \b
-    Example: quota plan
-             quota plan --from-empty --json      # in a CI pipeline: needs no ledger and no key
+    Example:
+      quota plan
+      quota plan --from-empty --json      # in a CI pipeline: needs no ledger and no key
     """
     from datetime import date
 
@@ -275,8 +280,9 @@ def search(words: tuple[str, ...], region: str | None, limit: int, as_json: bool
     inside longer text.
 
     \b
-    Example: quota search music video --region DE
-             quota search 東京 'foot*'
+    Example:
+      quota search music video --region DE
+      quota search 東京 'foot*'
     """
     import quota
     from quota.jobs.store.store import Store
@@ -300,8 +306,7 @@ def search(words: tuple[str, ...], region: str | None, limit: int, as_json: bool
 
 
 def _elsewhere_line(job: Elsewhere) -> str:
-    from quota.cli.render import moment
-    from quota.common.clock import host_clock
+    from quota.common.clock import host_clock, moment
     from quota.common.text import spell
 
     now_ms = host_clock()
@@ -319,6 +324,39 @@ def _found_line(video: Found) -> str:
     return printable(f"{line}  {ranks}".rstrip())
 
 
+@click.command("serve", short_help="Serve what was fetched as an HTTP API.")
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="H", help="Address to listen on.")
+@click.option("--port", default=8080, show_default=True, metavar="P", help="Port; 0 takes a free one.")
+@click.option("--workers", default=1, show_default=True, metavar="N", help="Processes that serve.")
+@click.option("--hostname", "names", multiple=True, metavar="NAME", help="Clients call it so; may be repeated.")
+@click.option("--unlimited", is_flag=True, help="Serve others also without a rule on who may ask.")
+@config_option
+def serve(host: str, port: int, workers: int, names: tuple[str, ...], unlimited: bool, config: str | None) -> None:
+    """Serve the local store as an HTTP API: rankings, search and channels, in upstream's field names.
+
+    It only reads, and never spends quota. It prints its address as soon as it listens; / lists what can be asked.
+    SIGTERM and Ctrl-C end it within 5 s, with status 0. The [inbound.NAME] rules of the configuration say who may ask
+    how often. On an address that other machines reach, each path under /api must have one, or say --unlimited. It needs
+    the extra `web`: pip install 'quota-ledger[web]'.
+
+    On loopback a request must name the server as localhost or by its address. Behind a proxy that passes on the name
+    that clients use, give that as --hostname.
+
+    \b
+    Example:
+      quota serve
+      quota serve --port 0 --workers 2
+      quota serve --hostname api.example.org    # behind a proxy on this machine
+    """
+    from quota.web.lifecycle import require_web
+
+    require_web()
+    from quota.jobs.api.serving import run_api
+
+    log_to_stderr()
+    run_api(config, host=host, port=port, workers=workers, names=names, unlimited=unlimited, say=say)
+
+
 @click.command("emulate", short_help="Serve the emulated upstream, for development.")
 @click.option("--port", default=8765, show_default=True, metavar="P", help="Port on 127.0.0.1; 0 takes a free one.")
 @click.option("--recorded", metavar="DIR", help="Serve the recorded pages in this folder instead of invented ones.")
@@ -334,7 +372,8 @@ def emulate(port: int, recorded: str | None, allocation: Any, quota_units: int, 
     It also plays Cloud Monitoring, for `quota reconcile`. Ctrl-C or SIGTERM ends it.
 
     \b
-    Example: quota emulate --port 8765 --quota 100
+    Example:
+      quota emulate --port 8765 --quota 100
     """
     import quota
     from quota.jobs.emulator import Emulator
@@ -370,8 +409,9 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
     It needs no key, and nothing leaves this machine.
 
     \b
-    Example: quota demo
-             quota demo --units 10 --keep /tmp/demo     # stops after 10; run it again to resume
+    Example:
+      quota demo
+      quota demo --units 10 --keep /tmp/demo     # stops after 10; run it again to resume
     """
     import tempfile
 

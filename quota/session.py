@@ -9,10 +9,10 @@ from quota.attribution import AttemptKeys, attempt_number, machine_name
 from quota.budget import SESSION_CLOSED, Budget, close_budget
 from quota.common.clock import host_clock
 from quota.common.text import listed, nearest, show
-from quota.errors import UsageError
+from quota.errors import ConfigError, UsageError
 from quota.ledger.contract import Identity
 from quota.settings.folders import make_state_folder, state_folder
-from quota.settings.load import load_settings
+from quota.settings.load import A_CREDENTIAL, load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -157,6 +157,13 @@ class Session:
             allowance.repair()
         return True
 
+    def check_allowance(self) -> None:
+        """Raises LedgerError if this machine's journal of draws is there and cannot be used. Makes none."""
+        self._check_open()
+        allowance = self._open_allowance()
+        if allowance is not None:
+            allowance.check()
+
     def check_key(self, credential: str | None = None) -> None:
         """Raises ConfigError if the configuration names a credential's secret and it cannot be read. Never shows it."""
         self._key(credential)
@@ -229,7 +236,10 @@ def open_session(config: str | Path | None = None, *, clock: Callable[[], int] |
     `clock` (ms since 1970) replaces the host's and the ledger's clock, for tests and simulation.
     Raises ConfigError for a configuration that cannot be used.
     """
-    return Session(load_settings(config), clock=clock)
+    settings = load_settings(config)
+    if not settings.credentials:
+        raise ConfigError(f"{settings.source}: credentials: missing; {A_CREDENTIAL}")
+    return Session(settings, clock=clock)
 
 
 def machine_jitter_ms() -> int:

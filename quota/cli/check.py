@@ -1,4 +1,5 @@
-"""The findings of `quota check`: about the configuration, and whether its ledger answers. The check changes nothing.
+"""The findings of `quota check`: about the configuration, whether its ledger answers, and whether the allowance's
+journal can be used. The check changes nothing.
 
 What else may be wrong with the ledger and with this machine is the business of `quota doctor`.
 """
@@ -21,8 +22,18 @@ if TYPE_CHECKING:
 
 
 def check(session: Session) -> list[Finding]:
-    """All findings about a session's configuration and its ledger, errors first."""
-    return ranked([*lint(session.settings), *ask_ledger(session.settings)])
+    """All findings about a session's configuration, its ledger and its allowance, errors first."""
+    return ranked([*lint(session.settings), *ask_ledger(session.settings), *_journal(session)])
+
+
+def _journal(session: Session) -> list[Finding]:
+    """A journal that cannot be used stops no call that the ledger decides, so nothing else tells of it before an
+    outage."""
+    try:
+        session.check_allowance()
+    except LedgerError as error:
+        return [finding_of("warning", "ledger.unavailable", error, "see `quota doctor`")]
+    return []
 
 
 def ask_ledger(settings: Settings) -> list[Finding]:

@@ -42,26 +42,53 @@ if TYPE_CHECKING:
     from quota.session import Session
 WATCH_S = 2
 
+NEIGHBOURS = ("dashboard", "inbound", "ledger")
+"""Commands and groups in modules of their own, each called as its module."""
+
+SECTIONS = {
+    "To begin": ("demo", "init", "check", "doctor", "costs", "prove"),
+    "Jobs": ("run", "runs", "schedule", "plan", "search", "emulate"),
+    "What happens": ("status", "dashboard", "spend", "log", "explain"),
+    "For scripts": ("charge", "peek", "exec", "refund", "settle"),
+    "Upstream and the ledger": ("reconcile", "reopen", "ledger"),
+    "For others": ("serve", "inbound"),
+}
+"""The order of `quota --help`. A command in none of them, as another package may add, comes last."""
+
 
 class Commands(Group):
-    """The commands in this file, the group `ledger`, and those that other packages add."""
+    """The commands in this file, those of NEIGHBOURS, and those that other packages add."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*self.commands, "ledger", *(point.name for point in _entry_points())})
+        return sorted({*self.commands, *NEIGHBOURS, *(point.name for point in _entry_points())})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in self.commands:
             return self.commands[cmd_name]
-        if cmd_name == "ledger":
-            from quota.cli.ledger import ledger
+        if cmd_name in NEIGHBOURS:
+            from importlib import import_module
 
-            return ledger
+            found = getattr(import_module(f"quota.cli.{cmd_name}"), cmd_name)
+            assert isinstance(found, click.Command)  # noqa: S101  # our own
+            return found
         for point in _entry_points():
             if point.name == cmd_name:
                 command = point.load()
                 assert isinstance(command, click.Command)  # noqa: S101  # the entry-point group's contract
                 return command
         return None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        names = self.list_commands(ctx)
+        placed = {name for section in SECTIONS.values() for name in section}
+        sections = {**SECTIONS, "More": tuple(name for name in names if name not in placed)}
+        width = max(map(len, names))
+        for title, section in sections.items():
+            commands = [(name.ljust(width), self.get_command(ctx, name)) for name in section if name in names]
+            rows = [(name, one.get_short_help_str(formatter.width - 6 - width)) for name, one in commands if one]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
 
 def _entry_points() -> Any:
@@ -373,9 +400,9 @@ def spend(by: str, since: str, credential: str | None, as_json: bool, config: st
     from dataclasses import replace
 
     import quota
-    from quota.cli.render import render_spending, spending_notes, weekday
+    from quota.cli.render import render_spending, spending_notes
+    from quota.common.clock import weekday
     from quota.spending import SPEND_FIELDS, read_spending
-    from quota.status import unlogged_units
 
     fields = [field.strip() for field in by.split(",")]
     for field in fields:
@@ -386,8 +413,13 @@ def spend(by: str, since: str, credential: str | None, as_json: bool, config: st
         chosen = session.settings.credentials.values() if credential is None else [session.credential(credential)]
         start_ms = max(0, session.ledger.now_ms() - since_ms)
         projects = {c.project: session.budget(c.name) for c in chosen}
-        lost_units = sum(unlogged_units(budget.usage()) for budget in projects.values())
-        spending = replace(read_spending(session.ledger, projects, fields, start_ms), unlogged_units=lost_units)
+        usage = [sorted(budget.usage(), key=lambda one: one.unlogged_units) for budget in projects.values()]
+        fullest = [state for states in usage for state in states[-1:]]
+        spending = replace(
+            read_spending(session.ledger, projects, fields, start_ms),
+            unlogged_units=sum(state.unlogged_units for state in fullest),
+            upstream_units=sum(state.upstream_units for state in fullest),
+        )
     if as_json:
         print_json(spending.as_json())
         return
@@ -401,9 +433,12 @@ def spend(by: str, since: str, credential: str | None, as_json: bool, config: st
     if cut:
         why = "the history does not keep runs" if "run" in fields else "the ledger has dropped older charges"
         say(f"only since {weekday(spending.since_ms)}, not {since}: {why}")
+    lost_units = spending.unlogged_units - spending.upstream_units
     if lost_units:
         lost = many(lost_units, "unit")
         say(f"not listed: {lost} of charges that the ledger's log lacks; its limits still count them")
+    if spending.upstream_units:
+        say(f"not listed: {many(spending.upstream_units, 'unit')} that only upstream counted; see `quota reconcile`")
 
 
 def _duration(since: str) -> int:
@@ -578,15 +613,20 @@ def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: boo
             except BadAnswer as error:  # another project may do better
                 failed = True
                 fail(f"{one.name}: {error}")
-    if failed and not results:
-        click.get_current_context().exit(BadAnswer.exit_status)
-    if as_json:
-        print_json({"dry_run": dry_run, "projects": [result.as_json() for result in results]})
-    else:
-        from quota.cli.reconciled import render_reconciled
+        if failed and not results:
+            click.get_current_context().exit(BadAnswer.exit_status)
+        if as_json:
+            print_json({"dry_run": dry_run, "projects": [result.as_json() for result in results]})
+        else:
+            from quota.cli.reconciled import render_reconciled
 
-        for result in results:
-            print_rich(render_reconciled(result, dry_run=dry_run))
+            for result in results:
+                print_rich(render_reconciled(result, dry_run=dry_run))
+        if session.settings.notify is not None and not dry_run:
+            from quota.cli.reconciled import notices_of
+            from quota.notify import notify
+
+            notify(session, [notice for result in results for notice in notices_of(result)])
     if failed or (checks and any(result.differs for result in results)):
         click.get_current_context().exit(1)
 
@@ -687,16 +727,18 @@ def check_(as_json: bool, config: str | None) -> None:
     """Check the configuration for errors and surprises. Errors exit with 78.
 
     It also asks the ledger: a ledger that does not answer is a warning, one that every command will refuse is an error.
+    An allowance's journal that cannot be used is a warning.
     `quota doctor` examines the ledger and this machine.
 
     \b
     Example:
       quota check --config quota.toml
     """
-    import quota
     from quota.cli.check import check
+    from quota.session import Session
+    from quota.settings.load import load_settings
 
-    with quota.open(config) as session:
+    with Session(load_settings(config)) as session:  # inbound limits alone need no credential
         findings = check(session)
         source = session.settings.source
     wrong = [finding for finding in findings if finding.level == "error"]
@@ -743,14 +785,22 @@ def doctor(call: bool, as_json: bool, config: str | None) -> None:
 
 
 @cli.command("prove")
+@click.option("--http", "over_http", is_flag=True, help="Bursts of requests against the inbound limits, over HTTP.")
 @json_option
-def prove_(as_json: bool) -> None:
+def prove_(over_http: bool, as_json: bool) -> None:
     """Show how a fixed window can admit twice its limit; ours cannot.
+
+    With --http a server is started on loopback, for some 5 s, and each algorithm of the inbound limits meets the same
+    two bursts as a fixed window.
 
     \b
     Example:
       quota prove
+      quota prove --http
     """
+    if over_http:
+        _prove_over_http(as_json)
+        return
     from quota.cli.prove import MIDNIGHT_MS, prove
     from quota.limits import DAY_MS
 
@@ -770,6 +820,22 @@ def prove_(as_json: bool) -> None:
         f"\nMost in any 24 hours: fixed {proof.fixed_peak_units}, sliding {proof.sliding_peak_units}; "
         f"the limit is {proof.limit_units}."
     )
+
+
+def _prove_over_http(as_json: bool) -> None:
+    from quota.cli.prove_http import LIMIT, prove_http
+    from quota.cli.tables import Column, FirstThatFits, tables
+
+    proof = prove_http()
+    if as_json:
+        print_json(proof.as_json())
+        return
+    window = f"{proof.window_ms // 1000} s"
+    click.echo(f"{LIMIT} requests, and half a window later {LIMIT} again, against a limit of {LIMIT} in {window}:\n")
+    columns = [Column("algorithm"), Column("first", number=True), Column("then", number=True)]
+    columns.append(Column(f"most in any {window}", number=True))
+    shown = [(row.kind, str(row.first), str(row.second), str(row.most)) for row in proof.rows]
+    print_rich(FirstThatFits(tables(columns, shown)))
 
 
 def main() -> None:

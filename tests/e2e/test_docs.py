@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from quota.explain import Filled, Setting
 from quota.jobs.emulator import Emulator
 from support.commands import Quota
 from support.pages import differs, try_page
+from support.servers import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,8 +36,12 @@ def quota(tmp_path: Path) -> Iterator[Quota]:
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_does_what_it_says(page: str, quota: Quota, redis_server: RedisServer) -> None:
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
-    with Emulator() as upstream:
+    if "$ curl " in text and shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    with Emulator(allocation="buckets" if "emulate --allocation buckets" in text else "pool") as upstream:
         replace = {
+            "http://127.0.0.1:8765": upstream.address,
+            "8080": str(free_port()),
             "redis://ledger.internal:6379": f"redis://127.0.0.1:{redis_server.port}",
             'api = "youtube-v3"\n': f'api = "youtube-v3"\nendpoint = "{upstream.address}"\n',
             "https://api.weather.example": upstream.address,

@@ -116,6 +116,9 @@ def test_the_wheel_holds_one_top_level_name(built: Path) -> None:
         "quota/ledger/schema.sql",
     ):
         assert name in names
+    page = [path for folder in ("static", "templates") for path in (ROOT / "quota/dashboard" / folder).iterdir()]
+    assert len(page) > 6
+    assert {path.relative_to(ROOT).as_posix() for path in page} - set(names) == set()
 
 
 @pytest.mark.timeout(600)

@@ -71,6 +71,7 @@ def commands(group: click.Group, prefix: str = "") -> dict[str, click.Command]:
 
 COMMANDS = commands(cli)
 SAID_BY = {
+    "jobs/api/serving.py": ["serve"],
     "jobs/plan/plan.py": ["plan"],
     "jobs/store/store.py": ["search"],
     "quota/cli/options.py": ["charge", "peek", "exec"],
@@ -78,7 +79,7 @@ SAID_BY = {
 """The commands whose users see a file's messages. Those of any other file may reach the users of all commands."""
 
 
-MANY_COMMANDS = ("quota/cli/commands.py", "quota/cli/ledger.py", "jobs/commands.py")
+MANY_COMMANDS = ("quota/cli/commands.py", "quota/cli/dashboard.py", "quota/cli/ledger.py", "jobs/commands.py")
 """Where commands are defined."""
 
 

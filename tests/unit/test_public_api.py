@@ -60,6 +60,7 @@ def test_a_session_and_a_budget_have_no_other_public_names(state_dir: Path) -> N
         assert _public(session) == [
             "attempt_number",
             "budget",
+            "check_allowance",
             "check_key",
             "close",
             "credential",

@@ -315,7 +315,7 @@ def test_what_is_very_long_is_shortened_in_messages(write: Any, state_dir: Path)
     with pytest.raises(ConfigError) as error:
         load_settings(write(f"{'k' * 5_000} = 1\n"))
     assert str(error.value).endswith(
-        f": '{'k' * 56}...: unknown key; known: ledger, credentials, jobs, store, textfile, notify"
+        f": '{'k' * 56}...: unknown key; known: ledger, credentials, jobs, store, textfile, notify, inbound"
     )
     with pytest.raises(ConfigError, match=r"^xxx.*\.\.\..*book\.toml: cannot be read: File name too long$") as error:
         load_settings("x" * 5_000 + "/book.toml")
