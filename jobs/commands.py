@@ -274,7 +274,8 @@ def plan(
 def search(words: tuple[str, ...], region: str | None, limit: int, as_json: bool, config: str | None) -> None:
     """Search the local store for videos that have all WORDS in title, description, channel or tags.
 
-    A search costs no quota. It prints the best match first, and each video with its newest rank in every region.
+    A search costs no quota. It prints the best match first, and each video with its newest rank in every region. Where
+    more than 50,000 match, it looks at the latest of them.
     Accents and case do not matter. WORD* matches every word that begins with WORD. Punctuation and emoji separate words
     and are ignored: rock-n-roll matches these three words in a row. Chinese, Japanese, Korean and Thai words match
     inside longer text.

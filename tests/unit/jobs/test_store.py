@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import signal
 import sqlite3
@@ -58,9 +59,9 @@ def save(store: Store, page: Page, *, region: str = "DE", at_ms: int = 1, finish
     return store.save_page(checkpoint, page, started_at_ms=at_ms, finished=finished)
 
 
-def rows(store: Store, sql: str, *values: object) -> list[Any]:
+def rows(store: Store, sql: str, *values: Any) -> list[Any]:
     with closing(sqlite3.connect(store.path)) as db:
-        return db.execute(sql, values).fetchall()
+        return db.execute(sql, values[0] if values and isinstance(values[0], dict) else values).fetchall()
 
 
 def count(store: Store, table: str) -> int:
@@ -377,6 +378,53 @@ def test_words_are_and_ed_and_operators_are_words(store: Store) -> None:
     save(store, Page(videos=[video("a", title="cats or dogs"), video("b", title="cats")]))
     assert found(store, "cats OR dogs") == ["a"]
     assert found(store, "cats !!!") in ([], ["a", "b"], ["b", "a"])
+
+
+EVERY_MATCH = """
+SELECT v.video_id FROM videos_text JOIN videos v ON v.id = videos_text.rowid
+WHERE videos_text MATCH :query AND v.id >= :oldest
+    AND (:region IS NULL OR EXISTS (SELECT 1 FROM rankings r WHERE r.video_id = v.video_id AND r.region = :region))
+ORDER BY bm25(videos_text, 10, 1, 4, 4), v.view_count DESC, v.video_id LIMIT :limit
+"""
+"""The search in its plain form: it looks every match up, and ranks all of them."""
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_search_finds_what_ranking_all_matches_finds(
+    store: Store, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few words, few views and short texts: many are equally good."""
+    rng = random.Random(seed)
+
+    def text() -> str | None:
+        return " ".join(rng.choices("abcd", k=rng.randint(1, 3))) if rng.random() < 0.9 else None
+
+    store.search("a")
+    with closing(sqlite3.connect(store.path)) as db, db:
+        for number in range(rng.choice((0, 5, 60))):
+            values = (f"v{rng.random()}", text(), text(), text(), rng.choice((None, 1, 2, 3)))
+            db.execute(
+                "INSERT INTO videos (video_id, title, description, tags, view_count, first_seen_ms, refreshed_ms)"
+                " VALUES (?, ?, ?, ?, ?, 0, 0)",
+                values,
+            )
+            for region in ("DE", "US")[: rng.randint(0, 2)]:
+                db.execute("INSERT INTO rankings VALUES ('t', ?, 1, ?, ?, 0)", (region, number, values[0]))
+        db.execute("DELETE FROM videos WHERE id % 7 = 3")
+    for _ in range(20):
+        words, limit = (
+            " ".join(rng.choices(("a", "b", "c", "d", "a*"), k=rng.randint(1, 3))),
+            rng.choice((1, 3, 20, 999)),
+        )
+        region, most = rng.choice((None, "DE", "US", "FR")), rng.choice((1, 5, 1_000))
+        monkeypatch.setattr("quota.jobs.store.store.MAX_RANKED", most)
+        asked = {"query": words, "region": region, "limit": 999, "oldest": 0}
+        everywhere = [row[0] for row in rows(store, EVERY_MATCH, asked)]
+        newest = sorted(rows(store, "SELECT id, video_id FROM videos"), reverse=True)
+        ids = [at for at, video_id in newest if video_id in everywhere][:most]
+        asked |= {"limit": limit, "oldest": ids[-1] if ids else 0}
+        expected = [row[0] for row in rows(store, EVERY_MATCH, asked)]
+        assert found(store, words, region=region, limit=limit) == expected
 
 
 @pytest.mark.parametrize(
