@@ -389,19 +389,20 @@ class Budget:
             labelled = current_attribution()
             job = labelled[0] if job is None else job
             region = labelled[1] if region is None else region
-        if units is not None:  # check before using it as a key, where True equals 1
-            units = whole(units, _A_CHARGE, 1, MAX_UNITS)
+        if units is not None and not (type(units) is int and 1 <= units <= MAX_UNITS):
+            units = whole(units, _A_CHARGE, 1, MAX_UNITS)  # before it is used as a key, where True equals 1
         if not type(method) is type(job) is type(region) is str:
             method, job, region = text(method, "method"), text(job, "job"), text(region, "region")
         key = (method, units, bucket, job)
         plan = self._plans.get(key) or self._make_plan(key)
-        _check_name("region", region)
+        if len(region) > 64 or not region.isprintable():
+            _check_name("region", region)
         charge = Charge(plan.units, plan.bucket, plan.method, job, region, self._attempt_keys.next() if commit else "")
         try:
             try:
                 if self._allowance is not None:
-                    owner = self._identity, self.ledger, self._retention_ms, self._clock()
-                    for corrected in self._allowance.repay(*owner):
+                    corrections = self._allowance.repay(self._identity, self.ledger, self._retention_ms, self._clock())
+                    for corrected in corrections:
                         self._settle_repaid(corrected)
                 plan, request, result = self._ask_ledger(plan, charge, commit=commit)
                 decision = self._decision(plan, request, result, commit=commit)
@@ -461,7 +462,7 @@ class Budget:
                     charge = charge._replace(idempotency_key=self._attempt_keys.next())
             else:
                 if result.outcome != "clock":
-                    if self._said_ahead or _ahead_ms(result):
+                    if self._said_ahead or result.last[0] > result.now_ms + RETENTION_SLACK_MS:
                         self._say_ahead(result)
                     if high_water_mark is not None and high_water_mark.record(checks, result):
                         new_key = self._attempt_keys.next()
@@ -567,23 +568,23 @@ class Budget:
         if len(states) == 1:
             tightest: LimitState | None = states[0]
         else:
-            tightest = min(states, key=lambda s: s.remaining_units // s.cost_units, default=None)
-        return Decision(
-            admitted=admitted,
-            id=result.id,
-            source="ledger" if admitted and commit else None,
-            credential=self.credential,
-            project=self.project,
-            method=plan.method,
-            cost_units=plan.units,
-            reason=reason,
-            refused_by=refused_by,
-            remaining_units=tightest.remaining_units if tightest else 0,
-            decided_at_ms=result.now_ms,
-            retry_at_ms=retry_at_ms,
-            limits=states,
-            detail=detail,
-            ahead_ms=_ahead_ms(result),
+            tightest = min(states, key=_further_calls, default=None)
+        return Decision(  # half the time that names would take
+            admitted,
+            result.id,
+            "ledger" if admitted and commit else None,
+            self.credential,
+            self.project,
+            plan.method,
+            plan.units,
+            reason,
+            refused_by,
+            tightest.remaining_units if tightest is not None else 0,
+            result.now_ms,
+            retry_at_ms,
+            states,
+            detail,
+            _ahead_ms(result),
         )
 
     def _unanswered(self, plan: _Plan, charge: Charge, trouble: LedgerError, *, commit: bool) -> Decision:
@@ -891,6 +892,10 @@ def _standings(plan: _Plan, request: ChargeRequest, result: ChargeResult) -> tup
         )
     ]
     return standings, Clocks(result.now_ms, request.caller_ms, result.last[0])
+
+
+def _further_calls(state: LimitState) -> int:
+    return state.remaining_units // state.cost_units
 
 
 def _states(plan: _Plan, request: ChargeRequest, result: ChargeResult) -> tuple[LimitState, ...]:

@@ -12,8 +12,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import NoScriptError
-
 from quota.arguments import whole, whole_clock
 from quota.common.clock import host_clock
 from quota.common.fork import start_over_in_child
@@ -45,17 +43,16 @@ from quota.inbound.names import (
     shard_of,
 )
 from quota.ledger.redis_connection import Connections
-from quota.ledger.redis_errors import FAILED, explained
+from quota.ledger.redis_errors import ErrorReply, Failed, explained
 from quota.ledger.redis_scripts import script
 from quota.ledger.redis_url import client_maker, label_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
-    import redis
-
     from quota.inbound.contract import Limit, Policy
     from quota.ledger.redis_connection import Call
+    from quota.ledger.redis_driver import Cluster
 
     Words = Sequence[str | bytes]
     # Yields a command, is sent its reply or thrown its error, and returns the decision.
@@ -89,7 +86,7 @@ class RedisStorage:
         self._clock = None if clock is None else whole_clock(clock)
         self._url = url
         self._connect = client_maker(url, self.label, TIMEOUT_S, "inbound storage")
-        self._client: redis.Redis | Connections | None = None
+        self._client: Connections | Cluster | None = None
         self._lock = threading.RLock()  # a signal handler may ask while its thread connects
         self._behind_ms = 0  # the server's clock, less this host's
         self._plans: dict[Policy, _Plan] = {}
@@ -129,10 +126,10 @@ class RedisStorage:
                     if reply[0] >= 0:
                         return self._answer(plan, reply)
                     self._note_clock(reply[1])
-            except NoScriptError:
+            except Failed as error:
+                if not _is_unknown_script(error):
+                    raise self._away(error) from error
                 call = None
-            except FAILED as error:
-                raise self._away(error) from error
         return _Pending(self, policy, identity_bytes, cost, plan, call, deadline)
 
     def _finish(self, pending: _Pending) -> Decision:
@@ -141,8 +138,9 @@ class RedisStorage:
             if pending.call is not None and pending.plan is not None:
                 try:
                     reply = pending.call.reply(pending.deadline - time.monotonic())
-                except NoScriptError:
-                    pass
+                except ErrorReply as error:
+                    if not _is_unknown_script(error):
+                        raise
                 else:
                     if reply[0] >= 0:
                         return self._answer(pending.plan, reply)
@@ -153,13 +151,15 @@ class RedisStorage:
                     raise StorageAway(f"inbound storage {self.label} did not decide within {WALL_S:g} s")
                 try:
                     reply = self._command(words, pending.deadline)
-                except NoScriptError as error:
-                    words = steps.throw(error)
+                except ErrorReply as error:
+                    if not _is_unknown_script(error):
+                        raise
+                    words = steps.throw(_NoScript())
                 else:
                     words = steps.send(reply)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
-        except FAILED as error:
+        except Failed as error:
             raise self._away(error) from error
         except UnreadableError as error:
             raise self._damaged(FIXED.removesuffix("fixed") + "*") from error
@@ -174,7 +174,7 @@ class RedisStorage:
             words = plan.words(identity, cost, given_ms)
             try:
                 reply = yield ("EVALSHA", plan.sha, *words)
-            except NoScriptError:
+            except _NoScript:
                 reply = yield ("EVAL", plan.script, *words)
             if reply[0] >= 0:
                 return self._answer(plan, reply)
@@ -291,8 +291,8 @@ class RedisStorage:
         client = self._connected()
         if not isinstance(client, Connections):  # of a cluster, whose nodes each know their own
             try:
-                yield from client.scan_iter(wanted, count=1000)
-            except FAILED as error:
+                yield from client.scan(wanted)
+            except Failed as error:
                 raise self._away(error) from error
             return
         cursor = "0"
@@ -339,9 +339,9 @@ class RedisStorage:
     def _ask(self, *words: str) -> Any:
         try:
             return self._command(words, time.monotonic() + WALL_S)
-        except NoScriptError as error:
-            raise _NoScript from error
-        except FAILED as error:
+        except Failed as error:
+            if _is_unknown_script(error):
+                raise _NoScript from error
             raise self._away(error) from error
 
     def _command(self, words: Words, deadline: float) -> Any:
@@ -354,7 +354,7 @@ class RedisStorage:
                 client.connect()
                 call = client.begin(*words)
             return client.execute_command(*words) if call is None else call.reply(deadline - time.monotonic())
-        except FAILED:
+        except Failed:
             raise
         except BaseException:
             # Out of a signal handler. A cluster's pools may keep a connection whose answer nobody has read.
@@ -362,17 +362,17 @@ class RedisStorage:
                 self._client = None
             raise
 
-    def _connected(self) -> redis.Redis | Connections:
+    def _connected(self) -> Connections | Cluster:
         client = self._client
         if client is None:
             with self._lock:
                 try:
                     client = self._client = self._client or self._connect()
-                except FAILED as error:
+                except Failed as error:
                     raise self._away(error) from error
         return client
 
-    def _away(self, error: Exception) -> StorageAway:
+    def _away(self, error: Failed) -> StorageAway:
         return StorageAway(explained(error, f"inbound storage {self.label}", WALL_S))
 
     def _damaged(self, key: str) -> StorageAway:
@@ -396,6 +396,10 @@ class RedisStorage:
 
 class _NoScript(Exception):  # noqa: N818  # never leaves this file
     """The server does not know a script."""
+
+
+def _is_unknown_script(error: Failed) -> bool:
+    return isinstance(error, ErrorReply) and error.code == "NOSCRIPT"
 
 
 class _Pending:

@@ -11,12 +11,11 @@ import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from redis.cluster import RedisCluster
-
 from quota.errors import LedgerError
 from quota.ledger.entry import DEFAULT_BUCKET
 from quota.ledger.fence import NOT_MOVED, REFUSALS, ROLES, Field, OvertakenError, Role, Standing, fence_to
-from quota.ledger.redis_errors import FAILED
+from quota.ledger.redis_connection import Connections
+from quota.ledger.redis_errors import Failed
 from quota.ledger.redis_ledger import RedisLedger, _history_key, _keys
 from quota.ledger.state_fields import id_text, read_epoch, read_id
 
@@ -40,8 +39,9 @@ class MovableRedisLedger(RedisLedger):
     def projects(self) -> list[str]:
         pattern = "quota:{*}:*"
         try:
-            if isinstance(self._client(), RedisCluster):
-                found: Any = list(self._client().scan_iter(match=pattern, count=1_000))
+            client = self._client()
+            if not isinstance(client, Connections):
+                found: Any = list(client.scan(pattern))
             else:
                 found, cursor = [], "0"
                 while True:
@@ -49,12 +49,12 @@ class MovableRedisLedger(RedisLedger):
                     found += piece
                     if str(cursor) == "0":
                         break
-        except FAILED as error:
+        except Failed as error:
             raise LedgerError(self._explain(error)) from error
         named = (re.fullmatch(r"quota:\{(.*)\}:(?:log|state|corrections)", key) for key in found)
         return sorted({match[1] for match in named if match is not None})
 
-    def _error(self, error: Exception) -> LedgerError:
+    def _error(self, error: Failed) -> LedgerError:
         overtaken = "another move has begun, or this one has ended" in str(error)
         return (
             OvertakenError(f"ledger {self.label}: another move has begun, or this one has ended")

@@ -1,77 +1,192 @@
-"""Connections to one Redis server, made by redis-py and used without its pool.
+"""Connections to one Redis server.
 
-A decision is one short round trip. redis-py's client and pool take nearly as long again: locks, events, callbacks for
-each reply, a read that must time out. redis-py's own connection classes still connect, so passwords, TLS, databases and
-client names stay their business.
+A decision is one short round trip. redis-py's client, its pool and its connections take several times as long, with
+locks, events, and callbacks for each reply; to import it takes longer than all else that a short process does. So a
+connection is a bare socket here. `Server` makes one, ready for use, where a server is reached directly;
+`quota.ledger.redis_driver` does that elsewhere.
 
 There are as many connections as calls under way at once. A call has a connection to itself until it has read its reply
-to the end. After anything else (a timeout, half a reply, an interrupt) the connection is closed and never used again,
-so no call can take another call's reply for its own. Nothing is sent twice.
+to the end. After anything else (a timeout, half a reply, more than a reply, an interrupt) the connection is closed and
+never used again, so no call can take another call's reply for its own. Nothing is sent twice.
+
+The system's `_socket` is used directly: to import `socket` takes 8 ms of a short process.
 """
 
 from __future__ import annotations
 
+import _socket
+import errno
 import select
-from typing import TYPE_CHECKING, Any
-
-import hiredis
-from redis.exceptions import ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quota.common.fork import start_over_in_child
+from quota.ledger.redis_errors import Failed, Lost, NoAnswer, NotRedis, error_of
+from quota.ledger.resp import INCOMPLETE, MAX_REPLY_BYTES, RawError, new_replies, pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from redis.connection import AbstractConnection
-
-    # A connection, and a function that waits so many ms, and tells whether there is something to read from it.
-    Line = tuple[AbstractConnection, Callable[[float], object]]
+PIECE_BYTES = 65_536
+"""So much is received at once, and has as long to come as a whole short reply."""
 
 
-_pack: Callable[[tuple[str | bytes, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]  # its stub is wrong
-"""Packs a command as the server reads it. Every word must be text or bytes, never a number.
+class Socket(_socket.socket):
+    """One that is closed without a word when a call was interrupted where nobody held it yet."""
 
-hiredis (3.5 and before) turns a number into text itself, and does not check whether that failed. If a signal handler
-raises just there, the interpreter crashes.
-"""
+    def __del__(self) -> None:
+        self.close()
+
+
+class Line:
+    """A connection that is ready for commands. One call at a time may use it."""
+
+    __slots__ = ("_feed", "_gets", "_has_data", "_recv", "_send", "_socket", "readable")
+
+    def __init__(self, connected: _socket.socket) -> None:
+        connected.setblocking(False)
+        self._socket = connected
+        self._send, self._recv = connected.send, connected.recv
+        replies = new_replies()
+        self._feed, self._gets, self._has_data = replies.feed, replies.gets, replies.has_data
+        self.readable = _watch(connected.fileno())
+        """Waits so many ms, and tells whether there is something to read."""
+
+    def ask(self, words: bytes, within_s: float) -> Any:
+        """Send a command, and wait for its reply. An error reply is a value here, a RawError. Raises Failed where there
+        is no reply; then the connection must be closed."""
+        self.send(words, within_s)
+        return self.reply(within_s)
+
+    def send(self, words: bytes, within_s: float) -> None:
+        try:
+            sent = self._send(words)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self._send_failed(error)
+        if sent < len(words):
+            self._send_rest(memoryview(words)[sent:], within_s)
+
+    def _send_rest(self, rest: memoryview, within_s: float) -> None:
+        """The server reads slower than we write."""
+        ends_s = time.monotonic() + within_s
+        while rest:
+            if not _writable(self._socket, ends_s - time.monotonic()):
+                raise NoAnswer("not all could be sent")
+            try:
+                rest = rest[self._send(rest) :]
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                self._send_failed(error)
+
+    def _send_failed(self, error: OSError) -> None:
+        """A server that closes a new connection may have said why."""
+        _raise_if_not_the_systems(error)
+        try:
+            reply = self.reply(0)
+        except Failed:
+            raise Lost(str(error)) from error
+        raise error_of(str(reply)) if type(reply) is RawError else Lost(str(error))
+
+    def reply(self, within_s: float) -> Any:
+        """The reply to what was sent, as `ask` gives it."""
+        started_s = time.monotonic()
+        if not self.readable(within_s * 1000):
+            raise NoAnswer("no answer")
+        data = self._receive()
+        self._feed(data)
+        reply = self._gets()
+        if reply is INCOMPLETE:
+            reply = self._rest(len(data), within_s, started_s)
+        if self._has_data():
+            raise NotRedis("more than was asked for")
+        return reply
+
+    def replies(self, count: int, within_s: float) -> list[Any]:
+        """The replies to several commands that were sent together."""
+        started_s = time.monotonic()
+        found = [self._rest(0, within_s, started_s) for _ in range(count)]
+        if self._has_data():
+            raise NotRedis("more than was asked for")
+        return found
+
+    def _rest(self, size: int, within_s: float, started_s: float) -> Any:
+        """The next reply, after `size` bytes of it. A server may take `within_s` for each PIECE_BYTES."""
+        while (reply := self._gets()) is INCOMPLETE:
+            left_s = started_s + within_s * (1 + size // PIECE_BYTES) - time.monotonic()
+            if left_s <= 0 or not self.readable(left_s * 1000):
+                raise NoAnswer("half an answer")
+            data = self._receive()
+            size += len(data)
+            if size > MAX_REPLY_BYTES:
+                raise NotRedis("no end")
+            self._feed(data)
+        return reply
+
+    def _receive(self) -> bytes:
+        """What has come; nothing where it was no part of a reply."""
+        try:
+            data = self._recv(PIECE_BYTES)
+        except BlockingIOError:
+            return b""
+        except OSError as error:
+            _raise_if_not_the_systems(error)
+            raise Lost(str(error)) from error
+        if not data:
+            raise Lost("closed by the server")
+        return data
+
+    def close(self) -> None:
+        self._socket.close()
 
 
 class Connections:
-    """The part of redis-py's client that a ledger uses. Safe to use from several threads and after a fork."""
+    """The connections to a server; `connect` makes one. Safe to use from several threads and after a fork.
 
-    def __init__(self, make: Callable[[], AbstractConnection]) -> None:
-        self._make = make
+    `timeout_s` is how long an answer may take. `may_move`: another server may become the primary, and whoever connects
+    finds out which one.
+    """
+
+    def __init__(self, connect: Callable[[], Line], timeout_s: float, *, may_move: bool = False) -> None:
+        self._connect = connect
+        self._timeout_s = timeout_s
+        self._may_move = may_move
         self._idle: list[Line] = []  # threads share it without a lock: append and pop are atomic
         start_over_in_child(self)
 
     def execute_command(self, *command: str | bytes, within_s: float | None = None) -> Any:
-        """The server's reply, unchanged. Raises redis-py's own errors.
+        """The server's reply, unchanged. Raises Failed.
 
         With `within_s` the reply may take no longer, and no new connection is made for it.
         """
-        words = _pack(command)
+        return self.ask(pack(command), within_s)
+
+    def ask(self, words: bytes, within_s: float | None = None) -> Any:
+        """The same for a command that is packed already."""
         idle = self._idle
         line = _pop(idle)
         if line is None:
             if within_s is not None:
-                raise RedisTimeoutError("no connection is open")
+                raise NoAnswer("no connection is open")
             line = self._connect()
-        connection = line[0]
         answered = False
         try:
-            connection.send_packed_command([words])
-            if within_s is None or connection.can_read(timeout=within_s):
-                reply = connection.read_response()
-            else:
-                raise RedisTimeoutError("no answer")
+            reply = line.ask(words, self._timeout_s if within_s is None else within_s)
+            if type(reply) is RawError:
+                self._check_primary(reply)
             answered = True
-        except ResponseError:  # an answer too
-            answered = True
-            raise
         finally:
             self._end(line, idle, answered=answered)
+        if type(reply) is RawError:
+            raise error_of(str(reply))
         return reply
+
+    def _check_primary(self, reply: RawError) -> None:
+        """A primary that was replaced refuses to write: the next connection is made to the new one."""
+        if self._may_move and "READONLY " in str(reply):
+            raise Lost("the primary is a replica now")
 
     def _end(self, line: Line, idle: list[Line], *, answered: bool) -> None:
         if answered:
@@ -79,13 +194,13 @@ class Connections:
             if idle is not self._idle:  # `close` was called meanwhile
                 _close(idle)
         else:
-            line[0].disconnect()
+            line.close()
             _close(idle)  # the others may be dead too, and the retry has no time to find out
 
     def begin(self, *command: str | bytes) -> Call | None:
         """Send a command on an idle connection, so that its reply can be waited for in pieces. None where none is idle:
         nothing was sent then; `connect` makes one."""
-        words = _pack(command)
+        words = pack(command)
         idle = self._idle
         line = _pop(idle)
         if line is None:
@@ -107,15 +222,6 @@ class Connections:
         """A forked child must not talk on its parent's connections. Closing them here leaves the parent's alone."""
         self.close()
 
-    def _connect(self) -> Line:
-        connection = self._make()
-        try:
-            connection.connect()
-            return connection, _watch(connection._sock)
-        except BaseException:
-            connection.disconnect()
-            raise
-
 
 class Call:
     """A command under way, with a connection to itself. One thread at a time waits for its reply, to the end."""
@@ -130,7 +236,7 @@ class Call:
     def send(self, words: bytes) -> None:
         sent = False
         try:
-            self._line[0].send_packed_command([words])
+            self._line.send(words, self._connections._timeout_s)
             sent = True
         finally:
             if not sent:
@@ -138,34 +244,21 @@ class Call:
 
     def is_answered(self, within_s: float) -> bool:
         """Whether the reply has begun to come."""
-        return bool(self._line[1](within_s * 1000))
+        return bool(self._line.readable(within_s * 1000))
 
     def reply(self, within_s: float) -> Any:
-        """The server's reply, unchanged; the call has ended then, however it went. Raises redis-py's own errors."""
+        """The server's reply, unchanged; the call has ended then, however it went. Raises Failed."""
         answered = False
-        connection, readable = self._line
         try:
-            if not readable(max(within_s, 0) * 1000):
-                raise RedisTimeoutError("no answer")
-            reply = connection.read_response()
+            reply = self._line.reply(max(within_s, 0))
+            if type(reply) is RawError:
+                self._connections._check_primary(reply)
             answered = True
-        except ResponseError:  # an answer too
-            answered = True
-            raise
         finally:
             self._connections._end(self._line, self._idle, answered=answered)
+        if type(reply) is RawError:
+            raise error_of(str(reply))
         return reply
-
-
-class Packer:
-    """Packs the commands that redis-py itself sends while it connects, for example SELECT with the database's
-    number."""
-
-    def pack(self, *command: str | bytes | float) -> list[bytes]:
-        first, *rest = command
-        # The driver may give a command as two words in one.
-        words = first.split() if isinstance(first, (str, bytes)) else [str(first)]
-        return [_pack((*words, *(word if isinstance(word, (str, bytes)) else str(word) for word in rest)))]
 
 
 def _pop(idle: list[Line]) -> Line | None:
@@ -177,24 +270,136 @@ def _pop(idle: list[Line]) -> Line | None:
             line = idle.pop()
         except IndexError:  # another thread was quicker
             break
-        connection, readable = line
-        if not readable(0):
+        if not line.readable(0):
             return line
-        connection.disconnect()
+        line.close()
     return None
 
 
 def _close(idle: list[Line]) -> None:
     while idle:
         try:
-            idle.pop()[0].disconnect()
+            idle.pop().close()
         except IndexError:
             break
 
 
-def _watch(sock: Any) -> Callable[[float], object]:
+def _watch(fd: int) -> Callable[[float], object]:
     if hasattr(select, "poll"):
         poll = select.poll()
-        poll.register(sock, select.POLLIN)
+        poll.register(fd, select.POLLIN)
         return poll.poll
-    return lambda within_ms: select.select([sock], [], [], within_ms / 1000)[0]
+    return lambda within_ms: select.select([fd], [], [], within_ms / 1000)[0]
+
+
+def _writable(connected: _socket.socket, within_s: float) -> object:
+    """Wait until something can be sent, or until the connection is made or has failed."""
+    within_s = max(within_s, 0)
+    if hasattr(select, "poll"):
+        poll = select.poll()
+        poll.register(connected.fileno(), select.POLLOUT)
+        return poll.poll(within_s * 1000)
+    _, writable, failed = select.select([], [connected], [connected], within_s)
+    return writable or failed
+
+
+def _raise_if_not_the_systems(error: OSError) -> None:
+    """The TimeoutError of a signal handler is an OSError, and none of the connection's."""
+    if error.errno is None:
+        raise error
+
+
+# -- servers that are reached directly ---------------------------------------------------------------------------------
+
+
+class Server(NamedTuple):
+    """Where a server is, a host and a port or the path of a unix socket, and what it is told first."""
+
+    timeout_s: float
+    connect_timeout_s: float
+    host: str = "localhost"
+    port: int = 6379
+    path: str = ""
+    db: int = 0
+    username: str = ""
+    password: str = ""
+    client_name: str = ""
+    keepalive: bool = False
+
+    def connect(self) -> Line:
+        """A connection that is ready for commands. Raises Failed."""
+        connected = self._connected()
+        try:
+            line = Line(connected)
+            self._introduce(line)
+        except BaseException:
+            connected.close()
+            raise
+        return line
+
+    def _connected(self) -> Socket:
+        if self.path:
+            return self._connected_to(_socket.AF_UNIX, 0, self.path)
+        try:
+            addresses = _socket.getaddrinfo(self.host, self.port, 0, _socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise _lost(error) from error
+        failed = Lost("no address")
+        for family, _, proto, _, address in addresses:
+            try:
+                return self._connected_to(family, proto, address)
+            except Lost as error:
+                failed = error
+        raise failed
+
+    def _connected_to(self, family: int, proto: int, address: Any) -> Socket:
+        try:
+            connected = Socket(family, _socket.SOCK_STREAM, proto)
+        except OSError as error:
+            raise _lost(error) from error
+        try:
+            connected.setblocking(False)
+            if not self.path:
+                connected.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
+                if self.keepalive:
+                    connected.setsockopt(_socket.SOL_SOCKET, _socket.SO_KEEPALIVE, 1)
+            result = connected.connect_ex(address)
+            if result in _UNDER_WAY:
+                if not _writable(connected, self.connect_timeout_s):
+                    raise NoAnswer("not connected")
+                result = connected.getsockopt(_socket.SOL_SOCKET, _socket.SO_ERROR)
+            if result:
+                raise Lost(errno.errorcode.get(result, str(result)))
+        except OSError as error:
+            connected.close()
+            raise _lost(error) from error
+        except BaseException:
+            connected.close()
+            raise
+        return connected
+
+    def _introduce(self, line: Line) -> None:
+        """Log in, and choose the database. No other command is sent before the server has agreed: it might be done in
+        another database."""
+        commands: list[tuple[str, ...]] = []
+        if self.username or self.password:
+            commands.append(("AUTH", *((self.username,) if self.username else ()), self.password))
+        if self.client_name:
+            commands.append(("CLIENT", "SETNAME", self.client_name))
+        if self.db:
+            commands.append(("SELECT", str(self.db)))
+        if not commands:
+            return
+        line.send(b"".join(map(pack, commands)), self.timeout_s)
+        for reply in line.replies(len(commands), self.timeout_s):
+            if type(reply) is RawError:
+                raise error_of(str(reply))
+
+
+_UNDER_WAY = (errno.EINPROGRESS, errno.EALREADY, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLOCK", errno.EINPROGRESS))
+
+
+def _lost(error: OSError | UnicodeError) -> Lost:
+    if isinstance(error, OSError):
+        _raise_if_not_the_systems(error)
+    return Lost(str(error))

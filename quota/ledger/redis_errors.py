@@ -1,64 +1,100 @@
-"""What the errors of a Redis server mean, one line for an operator each."""
+"""What goes wrong with a Redis server, and what that means: one line for an operator each.
+
+Failed          everything below
+Lost            there is no answer: the connection could not be made, or ended, or was silent for too long
+NotRedis        what answers does not speak Redis' protocol
+ErrorReply      the server answered with an error
+"""
 
 from __future__ import annotations
 
-from redis.exceptions import (
-    AuthenticationError,
-    BusyLoadingError,
-    ClusterDownError,
-    InvalidResponse,
-    MasterDownError,
-    NoPermissionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisClusterException,
-    RedisError,
-    ResponseError,
-    TryAgainError,
-)
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
-
-FAILED = (RedisError, RedisClusterException)
-"""Everything the driver raises; the second does not derive from the first."""
+import re
 
 
-def explained(error: Exception, where: str, timeout_s: float) -> str:
-    """What went wrong at `where`, and what to do, without the driver's own words where these could quote the url."""
+class Failed(Exception):  # noqa: N818  # says what happened
+    """No reply of a server can be used."""
+
+
+class Lost(Failed):
+    """Nobody knows whether the server did what it was asked to."""
+
+
+class NoAnswer(Lost):
+    """The server was silent for too long."""
+
+
+class NotRedis(Failed):
+    """The server does not speak the protocol."""
+
+
+class ErrorReply(Failed):
+    """The server's own error. `code` is the word with which it begins, where that is one in capitals."""
+
+    def __init__(self, said: str, code: str = "") -> None:
+        super().__init__(said)
+        self.code = code
+
+    @property
+    def asks_for_password(self) -> bool:
+        """Whether the server did not take the user or the password, or wants one."""
+        return self.code in ("NOAUTH", "WRONGPASS") or _PASSWORD.search(str(self)) is not None
+
+
+_PASSWORD = re.compile(r"[Ii]nvalid password|Client sent AUTH|AUTH <password> called without any password")
+_TOO_MANY_CLIENTS = "max number of clients reached"
+_CODE = re.compile(r"([A-Z]{2,20}) ")
+
+
+def error_of(said: str) -> Failed:
+    """The error reply that a server sent as this text."""
+    match = _CODE.match(said)
+    code = "" if match is None else match[1]
+    if code == "ERR":
+        code, said = "", said[4:]
+    return Lost(said) if said == _TOO_MANY_CLIENTS else ErrorReply(said, code)
+
+
+def explained(error: Failed, where: str, timeout_s: float) -> str:
+    """What went wrong at `where`, and what to do, without words that could quote the url."""
     said = (str(error).splitlines() or [""])[0][:200]
-    if isinstance(error, RedisTimeoutError):
+    if isinstance(error, NoAnswer):
         waited = f"{timeout_s:g} s"
         return f"{where} did not answer within {waited}; see whether the server is busy or the network slow"
     if "Authentication required" in said or "authenticated" in said:
         return f"{where} wants a password; put it into the url"
-    if isinstance(error, AuthenticationError):
-        return f"{where} refused the password; check the url"
-    if isinstance(error, BusyLoadingError):
-        return f"{where} is loading its data; run again in a moment"
-    if isinstance(error, InvalidResponse):
+    if isinstance(error, NotRedis):
         return f"{where} is something else than Redis; check the url"
-    if isinstance(error, RedisConnectionError) and "number of clients" in said:
+    if isinstance(error, Lost) and "number of clients" in said:
         return f"{where} has too many clients; raise its maxclients"
-    if isinstance(error, RedisClusterException) and ("not enabled" in said or "support disabled" in said):
+    if isinstance(error, Lost) and ("not enabled" in said or "support disabled" in said):
         return f"{where} is no cluster; write redis:// for a single server"
-    if isinstance(error, (RedisConnectionError, RedisClusterException)):
+    if not isinstance(error, ErrorReply):
         return f"{where} cannot be reached; see whether the server is running there"
+    return _said_to_mean(error, said, where)
+
+
+def _said_to_mean(error: ErrorReply, said: str, where: str) -> str:
+    code = error.code
+    if error.asks_for_password:
+        return f"{where} refused the password; check the url"
+    if code == "LOADING":
+        return f"{where} is loading its data; run again in a moment"
     # Redis 6 wraps what stopped a script into a text of its own.
-    if isinstance(error, ReadOnlyError) or "-READONLY " in said:
+    if code == "READONLY" or "-READONLY " in said:
         return f"{where} is a replica, which cannot be written to; name the primary"
-    if isinstance(error, OutOfMemoryError) or "-OOM " in said:
+    if code == "OOM" or "-OOM " in said:
         return f"{where} is out of memory; raise its maxmemory"
     if "DB index is out of range" in said or "invalid DB index" in said:
         return f"{where} has no database of that number; take a lower one, or raise the server's `databases`"
-    if "MISCONF " in said:
+    if code == "MISCONF" or "MISCONF " in said:
         return f"{where} cannot save its data and takes no charge until it can; see the server's log"
-    if said.startswith("BUSY") or "-BUSY " in said:
+    if code == "BUSY" or "-BUSY " in said:
         return f"{where} is busy with another program's script; it goes on after that, or after SCRIPT KILL"
-    if isinstance(error, NoPermissionError) or "can't run this command" in said:
+    if code == "NOPERM" or "can't run this command" in said:
         return f"{where} does not let this user run a command that the scripts need; see `Rights` in lua/README.md"
-    if isinstance(error, (TryAgainError, ClusterDownError, MasterDownError)):
+    if code in ("TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN"):
         return f"{where} is moving its data or choosing a primary; run again in a moment"
-    if "WRONGTYPE " in said:
+    if code == "WRONGTYPE" or "WRONGTYPE " in said:
         owner = where.rpartition(" ")[0]
         return (
             f"{where} has a key quota:{{...}} of a type that is not ours; delete it, or give the {owner} a database of "
@@ -66,6 +102,6 @@ def explained(error: Exception, where: str, timeout_s: float) -> str:
         )
     if "unknown command" in said and "SENTINEL" in said:
         return f"{where} is no sentinel; name the sentinels' own addresses, or write redis:// for a single server"
-    if isinstance(error, ResponseError) and "unknown command" in said.lower():
+    if "unknown command" in said.lower():
         return f"{where} is older than Redis 6.2; upgrade it"
     return f"{where}: {said}"

@@ -12,19 +12,6 @@ import threading
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import redis
-from redis.exceptions import (
-    AuthenticationError,
-    AuthorizationError,
-    BusyLoadingError,
-    InvalidResponse,
-    NoPermissionError,
-    NoScriptError,
-    RedisClusterException,
-)
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
-
 from quota.arguments import MAX_NUMBER, text, whole, whole_clock
 from quota.common.clock import LATEST_MS, NEVER, elapsed_s
 from quota.common.fork import start_over_in_child
@@ -57,21 +44,23 @@ from quota.ledger.history import (
     read_cells,
 )
 from quota.ledger.redis_connection import Connections
-from quota.ledger.redis_errors import FAILED, explained
+from quota.ledger.redis_errors import ErrorReply, Failed, Lost, NotRedis, explained
 from quota.ledger.redis_scripts import script
 from quota.ledger.redis_url import client_maker, label_of
+from quota.ledger.resp import bulk
 from quota.ledger.state_fields import exhaustion_text, read_epoch, read_exhaustion, read_id, read_usages
 from quota.limits import DAY_MS, HOUR_MS, Sliding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from quota.common.findings import Finding
     from quota.ledger.claims import Claim, Claimed, Ending
     from quota.ledger.compared import Compared
-    from quota.ledger.contract import ChargeRequest, LimitCheck
+    from quota.ledger.contract import ChargeOutcome, ChargeRequest, LimitCheck
     from quota.ledger.entry import Charge
     from quota.ledger.grants import Grant
+    from quota.ledger.redis_driver import Cluster
     from quota.ledger.unlogged import UnloggedUsage
     from quota.limits import View
 
@@ -92,6 +81,9 @@ MAX_PARTS = 5_000
 MAX_PIECES = 100_000
 """A repair may take so many script calls of 250 entries each (L26)."""
 
+MAX_QUESTIONS = 1_000
+"""So many kinds of questions are kept packed."""
+
 RETRY_AGE_MS = 8
 """The index of retry_age_ms among the arguments of charge.lua."""
 
@@ -101,11 +93,6 @@ FIRST_TRY = "-1"
 BEFORE_USED = 7
 """So many words stand before the used units in a reply of charge.lua."""
 
-_LOST = (RedisConnectionError, RedisTimeoutError, RedisClusterException)
-_ANSWERED = (AuthenticationError, AuthorizationError, BusyLoadingError)
-"""What the driver counts among lost connections although the server did answer."""
-
-_LASTING = (AuthenticationError, AuthorizationError, InvalidResponse, NoPermissionError)
 _LASTING_WORDS = re.compile(
     "the ledger has (?:format|moved to)|WRONGTYPE |[Aa]uthenticat|WRONGPASS|unknown command|DB index"
     "|can't run this command"
@@ -130,7 +117,8 @@ class RedisLedger:
         self._clock = None if clock is None else whole_clock(clock)
         self._url = url
         self._connect = client_maker(url, self.label, self._timeout_s)
-        self._connected: redis.Redis | Connections | None = None
+        self._connected: Connections | Cluster | None = None
+        self._questions: dict[tuple[int, bool], _Question] = {}
         self._say_evicts_at_s = 0.0
         self._lock = threading.RLock()  # a signal handler may ask while its thread connects
         start_over_in_child(self)
@@ -146,43 +134,58 @@ class RedisLedger:
     # -- the decision ------------------------------------------------------------------------------------------------
 
     def decide(self, request: ChargeRequest, *, commit: bool) -> ChargeResult:
-        charge = request.charge
-        args = [
-            self._now(),
-            str(request.caller_ms),
-            "1" if commit else "0",
-            _units(charge),
-            charge.method,
-            charge.job,
-            charge.region,
-            charge.idempotency_key,
-            FIRST_TRY,
-            str(request.retention_ms),
-            str(request.jitter_ms),
-            ",".join(request.closed_by),
-            _expected(request),
-            *_of_limits(tuple(request.checks)),
-        ]
-        reply = self._charge(_keys(request.project), args)
-        if isinstance(reply, list) and len(reply) > BEFORE_USED + len(request.checks):
-            self._say_evicts(str(reply.pop()))
-        return self._read(lambda reply: _result(request, reply), reply)
-
-    def _charge(self, keys: Sequence[str], args: list[str]) -> Any:
-        """Run charge.lua to a result. A retry after a lost answer says so, and so never charges twice (L16)."""
-        started = elapsed_s()
+        client, started_s = self._connected, elapsed_s()
+        reply: Any = _UNASKED
         retry = False
+        if client is not None and type(request.checks) is tuple:
+            words = self._question(request, commit).packed(request, self._now())
+            try:
+                if isinstance(client, Connections):
+                    reply = client.ask(words)
+                else:
+                    reply = client.ask_owner(_keys(request.project).log, words)
+            except Failed as error:
+                retry = _may_retry(error, started_s)
+                if not retry and not _did_nothing(error):
+                    raise self._error(error) from error
+            except BaseException:
+                self._give_up(client)
+                raise
+        if reply is _UNASKED or _says_more(reply):
+            reply = self._charge(request, commit, started_s, retry=retry)
+        try:
+            if type(reply) is str:
+                return _ordinary_result(request, reply, commit)
+            if len(reply) > BEFORE_USED + len(request.checks):
+                self._say_evicts(str(reply.pop()))
+            return _result(request, reply)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self._unreadable(reply) from error
+
+    def _question(self, request: ChargeRequest, commit: bool) -> _Question:
+        """What is the same in all questions about these checks: a budget asks it for hours."""
+        place = (id(request.checks), commit)
+        question = self._questions.get(place)
+        if question is None or not question.fits(request):
+            if len(self._questions) >= MAX_QUESTIONS:
+                self._questions = {}
+            question = self._questions[place] = _Question(request, commit)
+        return question
+
+    def _charge(self, request: ChargeRequest, commit: bool, started_s: float, *, retry: bool) -> Any:
+        """Run charge.lua to a result. A retry after a lost answer says so, and so never charges twice (L16)."""
+        keys, args = _keys(request.project), _arguments(request, self._now(), commit)
         for _ in range(MAX_PARTS):
             if retry:
-                args[RETRY_AGE_MS] = str(int((elapsed_s() - started) * 1000))
+                args[RETRY_AGE_MS] = str(int((elapsed_s() - started_s) * 1000))
             try:
                 reply = self._run("charge", keys, args)
-            except FAILED as error:
-                if retry or not _may_retry(error, started):
+            except Failed as error:
+                if retry or not _may_retry(error, started_s):
                     raise self._error(error) from error
                 retry = True
                 continue
-            if not isinstance(reply, list) or reply[:1] != ["MORE"]:  # L21
+            if not _says_more(reply):
                 return reply
         raise LedgerError(f"ledger {self.label} is still reading its log; run again, it goes on from there")
 
@@ -193,7 +196,7 @@ class RedisLedger:
         self._say_evicts_at_s = elapsed_s() + DAY_MS / 1000
         try:
             first = self._command("SET", "quota:claim:eviction", policy, "NX", "PX", str(DAY_MS))
-        except FAILED:
+        except Failed:
             first = True
         if first:
             from quota.ledger.redis_health import evicts
@@ -378,7 +381,7 @@ class RedisLedger:
         args = [self._now(), str(caller_ms), *(["1"] if present_hour else [])]
         try:
             _, more = self._run("roll_up", keys, args, within_s)
-        except FAILED as error:  # whoever asks next goes on from where it came to
+        except Failed as error:  # whoever asks next goes on from where it came to
             raise self._error(error) from error
         return bool(int(more))
 
@@ -406,7 +409,7 @@ class RedisLedger:
         keys = (*_keys(project), _history_key(project))
         try:
             self._run("add_refusals", keys, [*args, *refusals], within_s)
-        except FAILED as error:
+        except Failed as error:
             raise self._error(error) from error
 
     def refusals(self, project: str) -> Sequence[str]:
@@ -433,19 +436,24 @@ class RedisLedger:
             if within_s is not None and isinstance(client, Connections):
                 return client.execute_command(*command, within_s=within_s)
             return client.execute_command(*command)
-        except FAILED:
+        except Failed:
             raise
         except BaseException:
-            # Out of a signal handler. A cluster's pools may keep a connection whose answer nobody has read.
-            if not isinstance(client, Connections):
-                self._connected = None
+            self._give_up(client)
             raise
+
+    def _give_up(self, client: Connections | Cluster) -> None:
+        """A signal handler raised. A cluster's pools may keep a connection whose answer nobody has read."""
+        if not isinstance(client, Connections):
+            self._connected = None
 
     def _run(self, name: str, keys: Sequence[str], args: Sequence[str], within_s: float | None = None) -> Any:
         text, sha = script(name)
         try:
             return self._command("EVALSHA", sha, str(len(keys)), *keys, *args, within_s=within_s)
-        except NoScriptError:
+        except ErrorReply as error:
+            if not _is_unknown_script(error):
+                raise
             return self._command("EVAL", text, str(len(keys)), *keys, *args, within_s=within_s)
 
     def _now(self) -> str:
@@ -465,7 +473,7 @@ class RedisLedger:
         for last in (False, True):
             try:
                 return work()
-            except FAILED as error:
+            except Failed as error:
                 if last or not _may_retry(error, started):
                     raise self._error(error) from error
         raise AssertionError("unreachable")
@@ -475,13 +483,18 @@ class RedisLedger:
         try:
             return reader(reply)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise LedgerError(f"ledger {self.label} holds what no quota program writes: {reply!r:.200}") from error
+            raise self._unreadable(reply) from error
 
-    def _error(self, error: Exception) -> LedgerError:
-        lasts = isinstance(error, _LASTING) or _LASTING_WORDS.search(str(error)) is not None
+    def _unreadable(self, reply: object) -> LedgerError:
+        return LedgerError(f"ledger {self.label} holds what no quota program writes: {reply!r:.200}")
+
+    def _error(self, error: Failed) -> LedgerError:
+        lasts = _LASTING_WORDS.search(str(error)) is not None or isinstance(error, NotRedis)
+        if isinstance(error, ErrorReply):
+            lasts = lasts or error.asks_for_password or error.code == "NOPERM"
         return (UnusableLedger if lasts else LedgerError)(self._explain(error))
 
-    def _explain(self, error: Exception) -> str:
+    def _explain(self, error: Failed) -> str:
         """One line for an operator, without the driver's own words where these could quote the url."""
         where, said = f"ledger {self.label}", (str(error).splitlines() or [""])[0][:200]
         moved = _FENCED.search(str(error))
@@ -529,10 +542,26 @@ _left_to_parent: list[object] = []
 driver would wait for it."""
 
 
-def _may_retry(error: Exception, started: float) -> bool:
+def _may_retry(error: Failed, started_s: float) -> bool:
     """Whether the answer was lost, early enough to retry within the second."""
-    lost = isinstance(error, _LOST) and not isinstance(error, _ANSWERED)
-    return lost and elapsed_s() - started <= RETRY_WITHIN_S
+    return isinstance(error, Lost) and elapsed_s() - started_s <= RETRY_WITHIN_S
+
+
+_UNASKED = object()
+
+
+def _says_more(reply: Any) -> bool:
+    """Whether the script has more to read, and is to be called again (L21)."""
+    return isinstance(reply, list) and reply[:1] == ["MORE"]
+
+
+def _did_nothing(error: Failed) -> bool:
+    """Whether the server only lacks the script, or the keys: they are another node's."""
+    return isinstance(error, ErrorReply) and error.code in ("NOSCRIPT", "MOVED", "ASK")
+
+
+def _is_unknown_script(error: Failed) -> bool:
+    return isinstance(error, ErrorReply) and error.code == "NOSCRIPT"
 
 
 class Keys(NamedTuple):
@@ -548,14 +577,6 @@ def _keys(project: str) -> Keys:
     if not _PROJECT.fullmatch(project):
         raise ConfigError(f"project {project!r}: a name in Redis is 1 to 64 of A-Z a-z 0-9 . _ : -")
     return Keys(*(f"quota:{{{project}}}:{key}" for key in Keys._fields))
-
-
-def _expected(request: ChargeRequest) -> str:
-    """`EPOCH ID ID @GRANTS`: what the caller has seen of this ledger, and the grants that its caps go by."""
-    words, ids = request.expected
-    for ms, seq in ids:  # mostly one; half the time of `join` and a generator
-        words += f" {ms}-{seq}"
-    return words if request.granted is None else f"{words} @{request.granted}"
 
 
 def _history_key(project: str) -> str:
@@ -606,13 +627,83 @@ def _units(charge: Charge) -> str:
     return str(charge.units) if charge.bucket == DEFAULT_BUCKET else f"{charge.bucket}={charge.units}"
 
 
-@lru_cache(maxsize=256)
-def _of_limits(checks: tuple[LimitCheck, ...]) -> tuple[str, ...]:
-    """The four arguments of each limit. Cached: a budget checks the same limits for hours."""
-    words: list[str | int] = []
-    for check in checks:
-        words += (check.view.name, check.cap_units, check.cost_units, _span(check))
-    return tuple(map(str, words))
+# -- what a decision asks ----------------------------------------------------------------------------------------------
+
+
+def _arguments(request: ChargeRequest, now: str, commit: bool) -> list[str]:
+    """The arguments of charge.lua, for a first try."""
+    charge = request.charge
+    words = [
+        now,
+        str(request.caller_ms),
+        "1" if commit else "0",
+        _units(charge),
+        charge.method,
+        charge.job,
+        charge.region,
+        charge.idempotency_key,
+        FIRST_TRY,
+        str(request.retention_ms),
+        str(request.jitter_ms),
+        ",".join(request.closed_by),
+        _expected(request),
+    ]
+    for check in request.checks:
+        words += (check.view.name, str(check.cap_units), str(check.cost_units), str(_span(check)))
+    return words
+
+
+class _Question:
+    """A call of charge.lua, packed but for the words that each decision has of its own.
+
+    Whatever it says is said by `_arguments` too. To pack that anew takes longer than the server needs to answer.
+    """
+
+    __slots__ = ("_after", "_before", "_how", "_same", "_what", "checks")
+
+    def __init__(self, request: ChargeRequest, commit: bool) -> None:
+        self.checks = request.checks
+        self._same = _same_in(request)
+        keys, args = _keys(request.project), _arguments(request, "0", commit)
+        head = ("EVALSHA", script("charge")[1], str(len(keys)), *keys)
+        self._before = f"*{len(head) + len(args)}\r\n{_bulks(head)}"
+        self._what, self._how = _bulks(args[2:6]), _bulks(args[8:12])
+        self._after = _bulks(args[13:])
+
+    def fits(self, request: ChargeRequest) -> bool:
+        return self.checks is request.checks and self._same == _same_in(request)
+
+    def packed(self, request: ChargeRequest, now: str) -> bytes:
+        charge, what, how = request.charge, self._what, self._how
+        region, key, expected, caller_ms = charge.region, charge.idempotency_key, _expected(request), request.caller_ms
+        words = (
+            f"{self._before}${len(now)}\r\n{now}\r\n${len(str(caller_ms))}\r\n{caller_ms}\r\n{what}"
+            f"${len(region)}\r\n{region}\r\n${len(key)}\r\n{key}\r\n{how}${len(expected)}\r\n{expected}\r\n{self._after}"
+        )
+        if not (region.isascii() and key.isascii() and expected.isascii()):  # a word's length is that of its bytes
+            words = (
+                f"{self._before}{bulk(now)}{bulk(str(caller_ms))}{what}{bulk(region)}{bulk(key)}{how}{bulk(expected)}"
+                f"{self._after}"
+            )
+        return words.encode()
+
+
+def _same_in(request: ChargeRequest) -> tuple[object, ...]:
+    c = request.charge
+    of_charge = c.units, c.bucket, c.method, c.job
+    return request.project, of_charge, request.closed_by, request.jitter_ms, request.retention_ms
+
+
+def _bulks(words: Iterable[str]) -> str:
+    return "".join(map(bulk, words))
+
+
+def _expected(request: ChargeRequest) -> str:
+    """`EPOCH ID ID @GRANTS`: what the caller has seen of this ledger, and the grants that its caps go by."""
+    words, ids = request.expected
+    for ms, seq in ids:  # mostly one; half the time of `join` and a generator
+        words += f" {ms}-{seq}"
+    return words if request.granted is None else f"{words} @{request.granted}"
 
 
 def _span(check: LimitCheck) -> str | int:
@@ -630,19 +721,42 @@ def _result(request: ChargeRequest, reply: list[Any]) -> ChargeResult:
     if outcome == "GRANTED":
         read_grants(closed)
         return ChargeResult("granted", None, int(now_ms), read_id(last), (), epoch=read_epoch(epoch), granted=closed)
-    used_units = tuple(map(int, used))
-    if used_units and not 0 <= min(used_units) <= max(used_units) < NEVER:
-        raise ValueError("less than nothing is used, or more than can be counted")
     return ChargeResult(
-        outcome=outcome.lower(),
-        id=charge_id or None,
-        now_ms=int(now_ms),
-        last=read_id(last),
-        used_units=used_units,
-        exhaustion=read_exhaustion(closed) if closed else None,
-        epoch=read_epoch(epoch),
-        unlogged=_usages(request.checks, unlogged) if unlogged else (),
+        outcome.lower(),
+        charge_id or None,
+        int(now_ms),
+        read_id(last),
+        _used_units(used),
+        read_exhaustion(closed) if closed else None,
+        read_epoch(epoch),
+        _usages(request.checks, unlogged) if unlogged else (),
     )
+
+
+def _ordinary_result(request: ChargeRequest, line: str, commit: bool) -> ChargeResult:
+    """The result of an ordinary decision, which comes as one line of text."""
+    outcome, now_ms, last, epoch, *used = line.split(" ")
+    ms, seq = last.split("-")
+    return ChargeResult(
+        _ORDINARY[outcome],
+        last if commit and outcome == "ADMITTED" else None,
+        int(now_ms),
+        (int(ms), int(seq)),
+        _used_units(used),
+        None,
+        epoch if epoch == request.expected.epoch else read_epoch(epoch),
+    )
+
+
+_ORDINARY: dict[str, ChargeOutcome] = {"ADMITTED": "admitted", "REFUSED": "refused"}
+
+
+def _used_units(words: Sequence[str]) -> tuple[int, ...]:
+    used_units = tuple(map(int, words))
+    for units in used_units:
+        if not 0 <= units < NEVER:
+            raise ValueError("less than nothing is used, or more than can be counted")
+    return used_units
 
 
 def _usages(checks: Sequence[LimitCheck], text: str) -> tuple[tuple[UnloggedUsage, ...], ...]:

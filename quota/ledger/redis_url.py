@@ -1,74 +1,77 @@
-"""What a url of Redis names: a client of the driver, and a label for people.
+"""What a url of Redis names: a client of the server, and a label for people.
 
     client_maker    checks a url, and returns a function that makes its client
     label_of        the url without its secrets, with the database that it means
 
-The schemes are `redis`, `rediss`, `unix`, `redis+sentinel` and `redis+cluster`.
+The schemes are `redis`, `rediss`, `unix`, `redis+sentinel` and `redis+cluster`. redis-py is imported only for those
+that need it: that alone takes longer than all of `quota charge` without it.
 """
 
 from __future__ import annotations
 
 import re
-from functools import partial
-from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, urlsplit
-
-import redis
-from redis.backoff import NoBackoff
-from redis.cluster import ClusterNode, RedisCluster
-from redis.connection import parse_url
-from redis.exceptions import RedisError
-from redis.retry import Retry
-from redis.sentinel import Sentinel
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from quota.errors import ConfigError
-from quota.ledger.redis_connection import Connections, Packer
+from quota.ledger.redis_connection import Connections, Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SENTINEL_TIMEOUT_S = 0.1
-"""How long a sentinel's answer may take: several may be dead before a living one is found."""
+    from quota.ledger.redis_driver import Cluster
 
 _DATABASE = re.compile(r"[0-9]{0,9}")
+
+_TIMEOUTS = ("socket_timeout", "socket_connect_timeout")
+_NEEDLESS = ("health_check_interval", "max_connections", "retry_on_timeout", "retry_on_error")
+"""What redis-py may be told, and a connection of ours has no need of."""
+_OPTIONS = frozenset(
+    (
+        *("db", "username", "password", "client_name", "protocol", "host", "port", "path", "socket_keepalive"),
+        *_TIMEOUTS,
+        *_NEEDLESS,
+    )
+)
+"""The options of redis-py that do not need redis-py. A url with any other is left to it."""
+
+_FALSE = ("0", "F", "FALSE", "N", "NO")
 
 
 def client_maker(
     url: str, label: str, timeout_s: float, what: str = "ledger url"
-) -> Callable[[], redis.Redis | Connections]:
+) -> Callable[[], Connections | Cluster]:
     """A function that makes the client. The url is checked now; the server is contacted at the first command.
 
     Raises ConfigError, with `what` and `label` for the url.
     """
-    if not all(map(_DATABASE.fullmatch, _databases(url))):  # the driver would take database 0
+    databases = _databases(url)
+    if not all(map(_DATABASE.fullmatch, databases)):  # redis-py would take database 0
         raise ConfigError(f"{what} {label}: its database is no number; end it in /0, or in ?db=0 after a unix socket")
     try:
         scheme, _, rest = url.partition("://")
+        server = _server(url, timeout_s) if scheme in ("redis", "unix") else None
+        if server is not None:
+            return lambda: Connections(server.connect, server.timeout_s)
+        from quota.ledger import redis_driver
+
         if scheme == "redis+cluster":
-            nodes, path, options = _several(rest, 6379, timeout_s)
+            nodes, path, options = redis_driver.several(rest, 6379, timeout_s)
             if options.pop("db", path.strip("0")):
                 raise ConfigError(f"{what} {label}: a cluster has no database numbers")
-            return partial(_cluster, nodes, options)
+            return redis_driver.cluster_maker(nodes, options)
         if scheme == "redis+sentinel":
-            nodes, path, options = _several(rest, 26379, timeout_s)
+            nodes, path, options = redis_driver.several(rest, 26379, timeout_s)
             service = path.partition("/")[0]
             if not service:
                 raise ConfigError(
                     f"{what} {label}: name the service too: redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB"
                 )
-            in_path, option = _databases(url)
+            in_path, option = databases
             options["db"] = int(option or in_path or 0)
-            sentinel = Sentinel(nodes, sentinel_kwargs=_options({}, SENTINEL_TIMEOUT_S), **options)
-            # The driver's client is not used, only its pool, which knows how to make a connection to the primary.
-            return partial(
-                Connections, sentinel.master_for(service, command_packer=Packer()).connection_pool.make_connection
-            )
-        options = {**_options(parse_url(url), timeout_s), "command_packer": Packer()}
-        options.pop("max_connections", None)  # there are as many connections as threads that call at once
-        make = partial(options.pop("connection_class", redis.Connection), **options)
-        make()  # raises for an unknown option
-        return partial(Connections, make)
-    except (ValueError, TypeError, RedisError):
+            return redis_driver.sentinel_maker(nodes, service, options)
+        return redis_driver.server_maker(url, timeout_s)
+    except (ValueError, TypeError):
         # The parser's message quotes what it took for a port or an option, and that may be a piece of a password.
         raise ConfigError(
             f"{what} {label}: one of its parts cannot be read; write redis://HOST:PORT/DB, a password as "
@@ -76,31 +79,37 @@ def client_maker(
         ) from None
 
 
-def _options(given: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """The url's options over our timeouts, without the driver's own retries: these would charge the same call twice."""
-    options = {"protocol": 2, "socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, **given}
-    options.pop("retry_on_error", None)
-    options.pop("retry_on_timeout", None)
-    return {**options, "decode_responses": True, "encoding_errors": "replace", "retry": Retry(NoBackoff(), 0)}
+def _server(url: str, timeout_s: float) -> Server | None:
+    """The server that a url names, as redis-py reads it; None where it has options that only redis-py knows."""
+    parts = urlsplit(url)
+    given = {name: unquote(values[0]) for name, values in parse_qs(parts.query).items()}
+    is_path = parts.scheme == "unix"
+    elsewhere = ("host", "port", "socket_keepalive") if is_path else ("path",)
+    if not given.keys() <= _OPTIONS or any(name in given for name in elsewhere):
+        return None
+    if given.get("protocol", "2") not in ("2", "3") or not all(
+        given.get(name, "0").isdecimal() for name in ("health_check_interval", "max_connections")
+    ):
+        raise ValueError("an option is none")
+    answer_s, connect_s = (float(given.get(name, timeout_s)) for name in _TIMEOUTS)
+    if not (0 < answer_s <= _LONGEST_S and 0 < connect_s <= _LONGEST_S):
+        raise ValueError("no time to wait")
+    keepalive = given.get("socket_keepalive", "0")
+    return Server(
+        answer_s,
+        connect_s,
+        host=unquote(parts.hostname or given.get("host", "localhost")),
+        port=parts.port or int(given.get("port", "6379")),
+        path=unquote(parts.path) if is_path else "",
+        db=int(given.get("db") or ("" if is_path else unquote(parts.path).replace("/", "")) or 0),
+        username=unquote(parts.username or "") or given.get("username", ""),
+        password=unquote(parts.password or "") or given.get("password", ""),
+        client_name=given.get("client_name", ""),
+        keepalive=keepalive.upper() not in _FALSE,
+    )
 
 
-def _several(rest: str, default_port: int, timeout_s: float) -> tuple[list[tuple[str, int]], str, dict[str, Any]]:
-    """The nodes, the path and the options of `[USER:PASSWORD@]HOST:PORT,HOST:PORT/PATH[?OPTIONS]`."""
-    place, _, query = rest.partition("?")
-    authority, _, path = place.partition("/")
-    userinfo, at, hosts = authority.rpartition("@")
-    options = _options(parse_url(f"redis://{userinfo}{at}host?{query}"), timeout_s)
-    del options["host"]
-    parts = [urlsplit(f"//{node}") for node in hosts.split(",")]
-    if not all(part.hostname for part in parts):
-        raise ValueError("a host has no name")
-    return [(str(part.hostname), part.port or default_port) for part in parts], path.strip("/"), options
-
-
-def _cluster(nodes: list[tuple[str, int]], options: dict[str, Any]) -> redis.Redis:
-    cluster: Any = RedisCluster(startup_nodes=[ClusterNode(host, port) for host, port in nodes], **options)
-    cluster.cluster_error_retry_attempts = 0  # redis-py before 6 keeps its own retries here
-    return cluster  # type: ignore[no-any-return]  # the commands used here are the same
+_LONGEST_S = 1e6
 
 
 def _databases(url: str) -> tuple[str, str]:

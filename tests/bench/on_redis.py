@@ -10,7 +10,6 @@ from unittest.mock import patch
 import hiredis
 import redis
 from redis.backoff import NoBackoff
-from redis.connection import AbstractConnection
 from redis.retry import Retry
 
 from bench.budgets import (
@@ -31,6 +30,7 @@ from bench.peers import REDIS_PEERS
 from bench.race import Contestant, race
 from bench.report import Bar, Report
 from quota.ledger.factory import open_ledger
+from quota.ledger.redis_connection import Line
 from quota.ledger.redis_ledger import TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -139,17 +139,17 @@ def _floors(client: redis.Redis, server: RedisServer, ledger: Ledger) -> list[Co
 
 @contextmanager
 def _recorded() -> Iterator[list[list[bytes]]]:
-    """The commands that any client of this process sends meanwhile, as they go over the wire."""
+    """The commands that our connections send meanwhile, as they go over the wire."""
     sent: list[list[bytes]] = []
-    send = AbstractConnection.send_packed_command
+    send = Line.send
 
-    def record(self: AbstractConnection, command: bytes | list[bytes], **options: object) -> None:
+    def record(self: Line, words: bytes, within_s: float) -> None:
         reader = hiredis.Reader()
-        reader.feed(command if isinstance(command, bytes) else b"".join(command))
+        reader.feed(words)
         sent.append(reader.gets())
-        send(self, command, **options)
+        send(self, words, within_s)
 
-    with patch.object(AbstractConnection, "send_packed_command", record):
+    with patch.object(Line, "send", record):
         yield sent
 
 

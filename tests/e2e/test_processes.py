@@ -247,7 +247,7 @@ IN_REDIS = [
     Step(
         "with the charge sent, its answer unread",
         *("call", "quota.ledger.redis_ledger:RedisLedger.decide", 4, 3, 2),
-        then="redis.connection:AbstractConnection.read_response",
+        then="quota.ledger.redis_connection:Line.reply",
     ),
 ]
 

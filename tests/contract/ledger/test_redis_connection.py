@@ -10,19 +10,21 @@ import socket
 import sys
 import threading
 import time
-from contextlib import closing, contextmanager, suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, closing, contextmanager, suppress
+from typing import TYPE_CHECKING
 
 import pytest
 import redis
 
 from quota.budget import Budget
+from quota.ledger import redis_connection
 from quota.ledger.factory import open_ledger
-from quota.ledger.redis_connection import Connections
+from quota.ledger.redis_connection import Connections, Server
+from quota.ledger.redis_errors import ErrorReply, Lost, NoAnswer, NotRedis
 from support.books import BOOK
 from support.claims import claim_of
 from support.proxy import Proxy
+from support.resp import RespServer
 from support.servers import RedisServer
 from support.setup import limit
 
@@ -47,9 +49,9 @@ def server(redis_server: RedisServer) -> RedisServer:
 
 
 @contextmanager
-def connected(port: int, **options: Any) -> Iterator[Connections]:
-    options = {"decode_responses": True, "protocol": 2, "socket_timeout": TIMEOUT_S, "client_name": NAME, **options}
-    with closing(Connections(partial(redis.Connection, port=port, **options))) as connections:
+def connected(port: int, timeout_s: float = TIMEOUT_S, name: str = NAME) -> Iterator[Connections]:
+    server = Server(timeout_s, timeout_s, "127.0.0.1", port, client_name=name)
+    with closing(Connections(server.connect, timeout_s)) as connections:
         yield connections
 
 
@@ -89,10 +91,10 @@ def ask_at_once(server: RedisServer, connections: Connections, calls: int) -> No
 
 
 def test_an_answer_that_comes_too_late_answers_nothing_else(server: RedisServer) -> None:
-    with Proxy(server.port) as proxy, connected(proxy.port, socket_timeout=SHORT_S) as connections:
+    with Proxy(server.port) as proxy, connected(proxy.port, timeout_s=SHORT_S) as connections:
         connections.execute_command("PING")
         proxy.fail("delay-request", match=b"one", delay_s=SHORT_S + 0.1)
-        with pytest.raises(redis.TimeoutError):
+        with pytest.raises(NoAnswer):
             connections.execute_command("ECHO", "one")
         assert connections.execute_command("ECHO", "two") == "two"
         time.sleep(0.2)  # the late answer has arrived by now
@@ -116,15 +118,88 @@ def test_half_an_answer_is_not_completed_by_the_next_one() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve, args=(listener,))
         thread.start()
-        with connected(
-            listener.getsockname()[1], socket_timeout=SHORT_S, client_name=None, driver_info=None
-        ) as connections:
-            with pytest.raises(redis.TimeoutError):
+        with connected(listener.getsockname()[1], timeout_s=SHORT_S, name="") as connections:
+            with pytest.raises(NoAnswer):
                 connections.execute_command("ECHO", "half!")
             assert connections.execute_command("ECHO", "two") == "two"
         thread.join()
         for one in accepted:
             one.close()
+
+
+@pytest.mark.parametrize("more", [b"+PONG\r\n", b"$5\r\nhal", b"\0"])
+def test_more_than_an_answer_is_none_and_nothing_of_it_is_read_later(more: bytes) -> None:
+    said = iter([b"+one\r\n" + more, b"+two\r\n"])
+    with RespServer(lambda _: next(said)) as server, connected(server.port, name="") as connections:
+        with pytest.raises(NotRedis):
+            connections.execute_command("ECHO", "one")
+        assert connections.execute_command("ECHO", "two") == "two"
+
+
+def test_what_comes_unasked_is_not_taken_for_an_answer() -> None:
+    """It came after the answer was read, and before the next question."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as opened:
+
+        def serve() -> None:
+            for said in (b"+one\r\n", b"+two\r\n"):
+                accepted = opened.enter_context(listener.accept()[0])
+                accepted.recv(1000)
+                accepted.sendall(said)
+                if said == b"+one\r\n":
+                    assert answered.wait(TIMEOUT_S)
+                    accepted.sendall(b"+unasked\r\n")
+                    sent.set()
+
+        answered, sent = threading.Event(), threading.Event()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with connected(listener.getsockname()[1], name="") as connections:
+            assert connections.execute_command("ECHO", "one") == "one"
+            answered.set()
+            assert sent.wait(TIMEOUT_S)
+            assert connections.execute_command("ECHO", "two") == "two"
+        thread.join()
+
+
+@pytest.mark.parametrize("each_s", [0.0, 0.05])
+def test_an_answer_without_an_end_is_given_up(each_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too slow, or too long: however steadily it comes."""
+    monkeypatch.setattr(redis_connection, "MAX_REPLY_BYTES", 2**22)
+
+    def serve(listener: socket.socket) -> None:
+        with suppress(OSError), listener.accept()[0] as accepted:
+            accepted.recv(1000)
+            accepted.sendall(b"$99999999\r\n")
+            while not done.wait(each_s):
+                accepted.sendall(b"x" * (65_536 if not each_s else 1))
+
+    done = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        port, error = listener.getsockname()[1], NoAnswer if each_s else NotRedis
+        with connected(port, timeout_s=SHORT_S, name="") as connections, pytest.raises(error):
+            connections.execute_command("ECHO", "one")
+        done.set()
+        thread.join()
+
+
+def test_a_long_command_and_a_long_answer_pass(server: RedisServer) -> None:
+    with connected(server.port) as connections:
+        for size in (65_530, 65_536, 3_000_000):
+            assert connections.execute_command("ECHO", "\u00e9" * size) == "\u00e9" * size
+
+
+def test_why_a_server_closed_a_connection_is_read_although_nothing_can_be_sent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, connected(listener.getsockname()[1], name="") as ours:
+        ours.connect()
+        with listener.accept()[0] as accepted:
+            accepted.sendall(b"-ERR max number of clients reached\r\n")
+        with closing(ours._idle.pop()) as line:
+            line.send(b"x", SHORT_S)  # is answered with a reset
+            time.sleep(0.05)
+            with pytest.raises(Lost, match="max number of clients"):
+                line.send(b"x", SHORT_S)
 
 
 @contextmanager
@@ -154,7 +229,7 @@ def test_an_interrupted_call_leaves_no_answer_behind(server: RedisServer) -> Non
         assert connections.execute_command("ECHO", "three") == "three"
 
 
-# redis-py leaves the socket to the garbage collector where it is interrupted while connecting.
+# The socket is left to the garbage collector where a call is interrupted just after it was made.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @needs_signals
 def test_calls_interrupted_anywhere_leave_no_answer_behind(
@@ -184,7 +259,7 @@ def test_calls_interrupted_anywhere_leave_no_answer_behind(
                 interruptible = True
                 reply = connections.execute_command("ECHO", str(number))
                 interruptible = False
-            except (Interrupted, redis.ConnectionError):  # redis-py turns one within its own handlers into the latter
+            except Interrupted:
                 interruptible = False
                 interrupted += 1
             else:
@@ -214,7 +289,7 @@ def test_an_error_is_an_answer_and_its_connection_is_kept(server: RedisServer) -
         mine = connections.execute_command("CLIENT", "ID")
         connections.execute_command("SET", "text", "x", "EX", 100)
         for wrong in (("EVALSHA", "0" * 40, 0), ("LPUSH", "text", 1), ("NONSENSE",)):
-            with pytest.raises(redis.ResponseError):
+            with pytest.raises(ErrorReply):
                 connections.execute_command(*wrong)
         assert connections.execute_command("CLIENT", "ID") == mine
 
@@ -253,7 +328,7 @@ def test_after_a_lost_answer_no_other_idle_connection_is_tried(server: RedisServ
         ask_at_once(server, connections, 3)
         assert proxy.connections == 3
         proxy.fail("drop-reply", match=b"lost")
-        with pytest.raises(redis.ConnectionError):
+        with pytest.raises(Lost):
             connections.execute_command("ECHO", "lost")
         assert connections.execute_command("ECHO", "found") == "found"
         assert proxy.connections == 4
@@ -322,10 +397,55 @@ def test_a_forked_child_has_connections_of_its_own_and_leaves_the_parents_alone(
         assert str(theirs[0]) not in before
 
 
+# -- passwords and databases -------------------------------------------------------------------------------------------
+
+
+def test_a_connection_logs_in_and_chooses_its_database_in_one_trip_and_asks_nothing_before(
+    server: RedisServer,
+) -> None:
+    heard: list[bytes] = []
+
+    def serve() -> None:
+        with listener.accept()[0] as accepted:
+            for said in (b"+OK\r\n+OK\r\n+OK\r\n", b"+PONG\r\n"):
+                heard.append(accepted.recv(1000))
+                accepted.sendall(said)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        full = Server(
+            TIMEOUT_S, TIMEOUT_S, "127.0.0.1", listener.getsockname()[1], "", 3, "user", "secret", client_name=NAME
+        )
+        with closing(Connections(full.connect, TIMEOUT_S)) as connections:
+            assert connections.execute_command("PING") == "PONG"
+        thread.join()
+    assert [word in heard[0] for word in (b"AUTH", b"SETNAME", b"SELECT", b"PING")] == [True, True, True, False]
+
+
+def test_nothing_is_done_in_another_database_than_the_chosen_one(server: RedisServer) -> None:
+    nowhere = Server(TIMEOUT_S, TIMEOUT_S, "127.0.0.1", server.port, db=99)
+    with closing(Connections(nowhere.connect, TIMEOUT_S)) as connections, redis.Redis(port=server.port) as client:
+        with pytest.raises(ErrorReply, match="DB index is out of range"):
+            connections.execute_command("SET", "x", "y")
+        assert client.keys("*") == []
+
+
 # -- urls --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("query", ["", "?protocol=3", "?max_connections=1", "?health_check_interval=1"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "",
+        "?protocol=3",
+        "?max_connections=1",
+        "?health_check_interval=1",
+        "?socket_keepalive=yes",
+        "?socket_timeout=5&socket_connect_timeout=5",
+        "?encoding=utf-8",
+    ],
+)
 def test_options_in_the_url_are_the_librarys(server: RedisServer, query: str) -> None:
     named = f"{server.url}{query}{'&' if query else '?'}client_name={NAME}"
     with closing(open_ledger(named)) as ledger:

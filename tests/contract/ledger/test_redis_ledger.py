@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -268,8 +268,8 @@ def test_a_server_that_stops_in_mid_conversation(server: RedisServer) -> None:
 
 def test_a_server_that_is_slow_from_the_start_is_not_asked_twice(server: RedisServer) -> None:
     """A second try would end after the second that a question may take."""
-    with Proxy(server.port) as proxy, opened(proxy.url) as (budget, _):
-        proxy.fail("delay-request", match=b"SETINFO", delay_s=0.3)
+    with Proxy(server.port) as proxy, opened(f"{proxy.url}?client_name=slow") as (budget, _):
+        proxy.fail("delay-request", match=b"SETNAME", delay_s=0.3)
         proxy.fail("swallow-request", match=b"EVALSHA")
         assert budget.charge("search.list").reason == "ledger-unavailable"
         assert proxy.requests == 1
@@ -769,6 +769,36 @@ def cluster() -> Iterator[RedisServer]:
 
 def test_over_a_cluster(cluster: RedisServer) -> None:
     round_trip(f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{cluster.port}")
+
+
+def test_a_ledger_follows_its_slot_to_another_node_of_a_cluster(cluster: RedisServer) -> None:
+    """The fixture only says whether this server can be told its cluster port."""
+    bus = free_port()
+    with (
+        closing(RedisServer("--cluster-enabled", "yes", "--cluster-port", str(bus))) as first,
+        closing(RedisServer("--cluster-enabled", "yes", "--cluster-port", str(free_port()))) as second,
+        redis.Redis(port=first.port, decode_responses=True) as one,
+        redis.Redis(port=second.port, decode_responses=True) as two,
+        opened(f"redis+cluster://127.0.0.1:{first.port}") as (budget, _),
+    ):
+        slot, name = one.execute_command("CLUSTER KEYSLOT", "{p}"), two.execute_command("CLUSTER MYID")
+        one.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+        two.execute_command("CLUSTER MEET", "127.0.0.1", first.port, bus)
+        deadline = time.monotonic() + 20
+        while any(
+            said["cluster_state"] != "ok" or said["cluster_known_nodes"] != "2"
+            for said in (one.execute_command("CLUSTER INFO"), two.execute_command("CLUSTER INFO"))
+        ):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert budget.charge("search.list").admitted
+        assert budget.charge("search.list").admitted
+        one.flushall()
+        for node in (two, one):
+            node.execute_command("CLUSTER SETSLOT", slot, "NODE", name)
+        for _ in range(3):
+            assert budget.charge("search.list").admitted
+        assert two.xlen("quota:{p}:log") == 3
 
 
 def test_a_cluster_client_repeats_nothing_by_itself(cluster: RedisServer) -> None:

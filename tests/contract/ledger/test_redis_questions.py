@@ -1,0 +1,107 @@
+"""What a decision asks a Redis server: packed once for many, it must say what its arguments say."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from contextlib import closing
+
+import hiredis
+import pytest
+
+from quota.ledger.contract import NOTHING_EXPECTED, ChargeRequest, Expected, LimitCheck
+from quota.ledger.entry import Charge
+from quota.ledger.redis_ledger import RedisLedger, _arguments, _keys
+from quota.ledger.redis_scripts import script
+from quota.limits import DAY_MS, Calendar, Selector, Sliding, View
+from support.servers import RedisServer
+
+NAMES = ("", "a", "videos.list", "café", "日本", "x=1", "a b\r\n$3\r\nend", "💶")
+
+
+def a_request(r: random.Random, checks: tuple[LimitCheck, ...]) -> ChargeRequest:
+    ids = tuple((r.choice((0, 1_793_000_000_000)), r.randrange(3)) for _ in range(r.choice((0, 1, 1, 3))))
+    return ChargeRequest(
+        project=r.choice(("p", "q.1")),
+        charge=Charge(
+            r.choice((0, 1, 100)),
+            r.choice(("units", "search", "é")),
+            r.choice(NAMES),
+            r.choice(NAMES),
+            r.choice(NAMES),
+            r.choice(("1f2cbe161", "é", "key")),
+        ),
+        checks=checks,
+        closed_by=r.choice(((), ("units",), ("search", "é"))),
+        caller_ms=r.choice((0, 1, 1_793_000_000_000 + r.randrange(10**6))),
+        jitter_ms=r.choice((0, 5)),
+        expected=r.choice((NOTHING_EXPECTED, Expected("e", ids), Expected("é/2", ids))),
+        retention_ms=r.choice((DAY_MS, 3 * DAY_MS)),
+        granted=r.choice((None, "", "units=5:1:2")),
+    )
+
+
+def some_checks(r: random.Random) -> tuple[LimitCheck, ...]:
+    windows = (Sliding(DAY_MS), Calendar("day", "UTC"))
+    checks = []
+    for _ in range(r.choice((0, 1, 2, 3))):
+        window = r.choice(windows)
+        edges = (1, 2 + r.randrange(3), 9) if isinstance(window, Calendar) else None
+        view = View(Selector(buckets=("units",), methods=r.choice(((), ("é", "a")))), window)
+        checks.append(LimitCheck(view, r.choice((0, 9_500)), r.choice((0, 1, 100)), edges))
+    return tuple(checks)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_packed_question_says_what_its_arguments_say(seed: int) -> None:
+    r = random.Random(seed)
+    with closing(RedisLedger("redis://127.0.0.1:1")) as ledger:
+        known = [some_checks(r) for _ in range(6)]
+        for _ in range(400):
+            if r.random() < 0.05:
+                known[r.randrange(6)] = some_checks(r)  # at the place of one that is gone, perhaps
+            request, commit, now = a_request(r, r.choice(known)), r.random() < 0.5, r.choice(("0", "1793000000000"))
+            replies = hiredis.Reader(encoding="utf-8")
+            replies.feed(ledger._question(request, commit).packed(request, now))
+            words = ["EVALSHA", script("charge")[1], "3", *_keys(request.project), *_arguments(request, now, commit)]
+            assert replies.gets() == words
+            assert not replies.has_data()
+
+
+def test_questions_that_are_never_asked_again_are_forgotten() -> None:
+    r = random.Random(1)
+    with closing(RedisLedger("redis://127.0.0.1:1")) as ledger:
+        kept = [some_checks(r) for _ in range(2_500)]
+        for checks in kept:
+            ledger._question(a_request(r, checks), True)
+        assert len(ledger._questions) <= 1_000
+
+
+IN_A_SHORT_PROCESS = """
+import sys
+import quota
+from quota.ledger.factory import open_ledger
+from quota.ledger.contract import ChargeRequest
+from quota.ledger.entry import Charge
+url, now_ms = sys.argv[1:]
+ledger = open_ledger(url)
+charge = Charge(1, "units", "videos.list", "", "", "key")
+result = ledger.decide(ChargeRequest("short", charge, (), (), int(now_ms)), commit=True)
+assert result.outcome == "admitted", result
+print(*sorted({"redis", "asyncio", "ssl", "socket"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("scheme", ["redis", "unix"])
+def test_a_short_process_imports_no_client_library(scheme: str) -> None:
+    own = RedisServer("--unixsocket", "redis.sock")
+    try:
+        url = own.url if scheme == "redis" else f"unix://{own.folder}/redis.sock"
+        with closing(RedisLedger(own.url)) as ledger:
+            now_ms = ledger.now_ms()
+        command = [sys.executable, "-c", IN_A_SHORT_PROCESS, url, str(now_ms)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        assert done.stdout == "\n"
+    finally:
+        own.close()
