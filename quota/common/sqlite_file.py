@@ -126,13 +126,12 @@ class SqliteFile:
         self,
         work: Callable[[sqlite3.Connection], T],
         *,
-        write: bool,
+        write: bool | None,
         within_s: float | None = None,
-        is_one_statement: bool = False,
     ) -> T:
         """Run `work` in one transaction. Waits for transactions of other processes, until the deadline, or `within_s`.
 
-        `is_one_statement`: `work` writes with one statement at most, and runs each to its end. Without a BEGIN, every
+        With `write` None, `work` itself begins and commits what must be one transaction. Without a BEGIN, every
         statement is a transaction of its own.
 
         SQLite's own busy handler backs off to 100 ms, and a process can starve under contention. So this method does
@@ -148,10 +147,10 @@ class SqliteFile:
                 turn = self._turn
                 try:
                     db = self._connection()
-                    if is_one_statement:
-                        return work(db)
                     # Use no context manager: an exception may arrive before its `__exit__` does anything.
                     try:
+                        if write is None:
+                            return work(db)
                         db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
                         result = work(db)
                         db.execute("COMMIT")

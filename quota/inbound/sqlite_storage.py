@@ -158,7 +158,7 @@ class SqliteStorage:
         if policy.algorithm == "counter" and len(policy.limits) == 1:
             deadline = time.monotonic() + within_s
             usual = self._transact(
-                side, lambda db: self._count(db, side, policy, identity_bytes, cost), within_s, is_one_statement=True
+                side, lambda db: self._count(db, side, policy, identity_bytes, cost), within_s, write=None
             )
             if usual is not None:
                 decision, met = usual
@@ -181,8 +181,7 @@ class SqliteStorage:
         work: Callable[[sqlite3.Connection], T],
         within_s: float,
         *,
-        write: bool = True,
-        is_one_statement: bool = False,
+        write: bool | None = True,
     ) -> T:
         if not side.lock.acquire(blocking=False):
             deadline = time.monotonic() + within_s
@@ -190,7 +189,7 @@ class SqliteStorage:
                 raise StorageAway(self._wording.locked)
             within_s = deadline - time.monotonic()
         try:
-            return side.file.transact(work, write=write, within_s=within_s, is_one_statement=is_one_statement)
+            return side.file.transact(work, write=write, within_s=within_s)
         except (UnreadableError, struct.error) as error:
             raise StorageAway(self._wording.damaged) from error
         finally:

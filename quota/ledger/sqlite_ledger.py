@@ -1,9 +1,9 @@
 """The embedded ledger: one SQLite file, shared by the processes of one machine. The contract is
 `quota.ledger.contract.Ledger`.
 
-Every decision is one `BEGIN IMMEDIATE` transaction. Its cost does not depend on how much was charged before: each view
-moves forward over what is new and what has expired since it was last used. The rules (L1, L2, ...) are in
-ARCHITECTURE.md.
+Every charge is one `BEGIN IMMEDIATE` transaction. Its cost does not depend on how much was charged before: each view
+moves forward over what is new and what has expired since it was last used. The usual decision reads no row at all: see
+`quota.ledger.sqlite_memory`. The rules (L1, L2, ...) are in ARCHITECTURE.md.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from quota.ledger.fence import FENCE, fenced_error
 from quota.ledger.file_errors import file_wording
 from quota.ledger.grants import grants_text, read_grants
 from quota.ledger.history import HISTORY_MS
+from quota.ledger.sqlite_memory import Facts, Memory
 from quota.ledger.unlogged import UnloggedUsage, expiries_text, is_carry, read_expiries
 from quota.limits import HOUR_MS, MINUTE_MS, Sliding, longest_ms_of
 
@@ -80,7 +81,7 @@ TRIM_AT_ONCE = 10_000
 
 _HEAD = (
     "SELECT ms, seq, epoch, unlogged_until_ms, retention_ms, granted,"
-    " EXISTS (SELECT 1 FROM exhaustions WHERE project = charges.project AND reopened_ms = 0)"
+    " (SELECT MAX(until_ms) FROM exhaustions WHERE project = charges.project AND reopened_ms = 0)"
     " FROM charges LEFT JOIN projects USING (project)"
     " WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1"
 )
@@ -131,6 +132,7 @@ class SqliteLedger:
         )
         self._clock = host_clock if clock is None else whole_clock(clock)
         self._sums: dict[View, tuple[str, tuple[str, ...]]] = {}
+        self._memory = Memory(None, 0)
 
     def now_ms(self) -> int:
         return self._clock()
@@ -138,21 +140,52 @@ class SqliteLedger:
     # -- the decision ------------------------------------------------------------------------------------------------
 
     def decide(self, request: ChargeRequest, *, commit: bool) -> ChargeResult:
-        return self._file.transact(lambda db: self._decide(db, request, commit), write=commit)
+        return self._file.transact(lambda db: self._decide_from_memory(db, request, commit), write=None)
 
-    def _decide(self, db: sqlite3.Connection, request: ChargeRequest, commit: bool) -> ChargeResult:
+    def _decide_from_memory(self, db: sqlite3.Connection, request: ChargeRequest, commit: bool) -> ChargeResult:
+        memory, changes, version = self._memory, db.total_changes, -1
+        if memory.db is db and memory.changes == changes:
+            known = memory.answer(request, self._clock(), commit=commit)
+            if known is not None:
+                charged = known.id is not None
+                if charged:
+                    db.execute("BEGIN IMMEDIATE")
+                version = _data_version(db)
+                if version == memory.version and changes == db.total_changes:
+                    if charged:
+                        self._append(db, request.project, known.last, request.charge)
+                        db.execute("COMMIT")
+                        memory.add(request, known)
+                    return known
+        if not db.in_transaction:
+            db.execute("BEGIN IMMEDIATE" if commit else "BEGIN")
+            version = _data_version(db)
+        if not (memory.db is db and memory.changes == db.total_changes and memory.version == version):
+            memory = Memory(db, version)
+        result, facts = self._decide(db, request, commit)
+        changes = db.total_changes
+        db.execute("COMMIT")
+        if facts is not None:
+            memory.learn(request.project, facts, None if result.id is None else request.charge, changes)
+            self._memory = memory
+        return result
+
+    def _decide(
+        self, db: sqlite3.Connection, request: ChargeRequest, commit: bool
+    ) -> tuple[ChargeResult, Facts | None]:
+        """The decision, and what it leaves in the file: None where that is not worth remembering."""
         project, charge = request.project, request.charge
         clock_ms = self._clock()
         now_ms = min(clock_ms, request.caller_ms + CLOCK_SLACK_MS)  # L11
-        last, epoch, unlogged_until_ms, retention_ms, any_closed, granted = self._head(db, project)
+        last, epoch, unlogged_until_ms, retention_ms, closed_until_ms, granted = self._head(db, project)
         if not clocks_agree(clock_ms, request.caller_ms) or not _edges_fit(request.checks, now_ms):
-            return ChargeResult("clock", None, clock_ms, last, (), epoch=epoch)
+            return ChargeResult("clock", None, clock_ms, last, (), epoch=epoch), None
         expected = request.expected
         if expected.epoch and expected != (epoch, (last,)) and self._is_behind(db, request, last, epoch):
-            return ChargeResult("behind", None, now_ms, last, (), epoch=epoch)
+            return ChargeResult("behind", None, now_ms, last, (), epoch=epoch), None
         if request.granted is not None and request.granted != granted:  # L28
             _read_granted(granted)
-            return ChargeResult("granted", None, now_ms, last, (), epoch=epoch, granted=granted)
+            return ChargeResult("granted", None, now_ms, last, (), epoch=epoch, granted=granted), None
 
         stored, views, used = [], [], []
         for check in request.checks:
@@ -164,7 +197,7 @@ class SqliteLedger:
         unlogged = self._unlogged(db, request, now_ms) if unlogged_until_ms > now_ms else ()
         for i, usages in enumerate(unlogged):
             used[i] += sum(usage.units_at(now_ms) for usage in usages)
-        exhaustion = self._closed(db, request, now_ms) if any_closed else None
+        exhaustion = self._closed(db, request, now_ms) if closed_until_ms else None
         fits = True  # L9
         for check, total in zip(request.checks, used, strict=True):
             if check.cost_units and total + check.cost_units > check.cap_units:
@@ -172,27 +205,36 @@ class SqliteLedger:
         if exhaustion is not None or not fits or not commit:
             if commit:  # save how far the views have read
                 if request.retention_ms > retention_ms:
-                    self._set_project(db, project, epoch, unlogged_until_ms, request.retention_ms)
+                    retention_ms = request.retention_ms
+                    self._set_project(db, project, epoch, unlogged_until_ms, retention_ms)
                 for check, view, state in zip(request.checks, views, stored, strict=True):
                     if view != state:
                         self._save(db, project, check.view, view)
             outcome: ChargeOutcome = "exhausted" if exhaustion is not None else "admitted" if fits else "refused"
-            return ChargeResult(outcome, None, now_ms, last, tuple(used), exhaustion, epoch, unlogged)
+            seen = [
+                (check.view, view.total, view.tail_ms, view.dropped_through_ms)
+                for check, view in zip(request.checks, views, strict=True)
+            ]
+            facts = Facts(last, epoch, unlogged_until_ms, retention_ms, closed_until_ms, granted, seen)
+            return ChargeResult(outcome, None, now_ms, last, tuple(used), exhaustion, epoch, unlogged), facts
 
         at = _following(last, clock_ms)
         self._append(db, project, at, charge)
         if not epoch or request.retention_ms > retention_ms:
             epoch, retention_ms = epoch or charge.idempotency_key, max(retention_ms, request.retention_ms)
             self._set_project(db, project, epoch, unlogged_until_ms, retention_ms)
+        left = []
         for i, (check, view) in enumerate(zip(request.checks, views, strict=True)):
             used[i] += check.cost_units
             total, tail_ms, tail_seq, _, _, dropped_through_ms = view
             charged = total + check.cost_units, tail_ms, tail_seq, *at, dropped_through_ms
             self._save(db, project, check.view, charged)
+            left.append((check.view, total + check.cost_units, tail_ms, dropped_through_ms))
         if at[0] // MINUTE_MS != last[0] // MINUTE_MS:
             # A clock that stood ahead for this one charge costs no history.
             self._trim(db, project, min(now_ms, last[0]), retention_ms)
-        return ChargeResult("admitted", f"{at[0]}-{at[1]}", now_ms, at, tuple(used), None, epoch, unlogged)
+        facts = Facts(at, epoch, unlogged_until_ms, retention_ms, closed_until_ms, granted, left)
+        return ChargeResult("admitted", f"{at[0]}-{at[1]}", now_ms, at, tuple(used), None, epoch, unlogged), facts
 
     def _transact(
         self, project: str, work: Callable[[sqlite3.Connection], T], *, write: bool, within_s: float | None = None
@@ -208,15 +250,15 @@ class SqliteLedger:
         return self._file.transact(guarded, write=write, within_s=within_s)
 
     def _head(self, db: sqlite3.Connection, project: str) -> tuple[Id, str, int, int, int, str]:
-        """last, epoch, unlogged_until_ms, retention_ms, any_closed, granted: the newest entry's id, the epoch (empty
-        before the first charge), until when any unlogged usage counts, how long charges are kept, whether any
-        exhaustion may stand (0 or 1), and the text of upstream's grants. One query, where there is an entry.
+        """last, epoch, unlogged_until_ms, retention_ms, closed_until_ms, granted: the newest entry's id, the epoch
+        (empty before the first charge), until when any unlogged usage counts, how long charges are kept, until when any
+        exhaustion may stand (0: none does), and the text of upstream's grants. One query, where there is an entry.
         """
         row = db.execute(_HEAD, (project,)).fetchone()
         if row is None:
             sql = "SELECT epoch, unlogged_until_ms, retention_ms, granted FROM projects WHERE project = ?"
-            row = (0, 0, *(db.execute(sql, (project,)).fetchone() or ("", 0, 0, "")), 1)
-        ms, seq, epoch, unlogged_until_ms, retention_ms, granted, any_closed = row
+            row = (0, 0, *(db.execute(sql, (project,)).fetchone() or ("", 0, 0, "")), NEVER)
+        ms, seq, epoch, unlogged_until_ms, retention_ms, granted, closed_until_ms = row
         if epoch is None:
             epoch, unlogged_until_ms, retention_ms, granted = "", 0, 0, ""
         whole = type(ms) is type(seq) is type(unlogged_until_ms) is type(retention_ms) is int
@@ -226,7 +268,9 @@ class SqliteLedger:
             raise DamagedError("a charge in the far future")
         if epoch[:1] == FENCE:
             raise fenced_error(f"ledger {self.label}", epoch)
-        return (ms, seq), epoch, unlogged_until_ms, retention_ms, any_closed, granted
+        if type(closed_until_ms) is not int:
+            closed_until_ms = 0 if closed_until_ms is None else NEVER
+        return (ms, seq), epoch, unlogged_until_ms, retention_ms, closed_until_ms, granted
 
     def _set_project(
         self, db: sqlite3.Connection, project: str, epoch: str, unlogged_until_ms: int, retention_ms: int
@@ -680,6 +724,12 @@ class SqliteLedger:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _data_version(db: sqlite3.Connection) -> int:
+    """What changes when another connection has changed the file."""
+    version: int = db.execute("PRAGMA data_version").fetchone()[0]
+    return version
 
 
 def _following(last: Id, clock_ms: int) -> Id:
