@@ -31,16 +31,16 @@ bench: .venv/installed-test .venv/installed-bench
 		../$(BIN)/python -m bench.api && ../$(BIN)/python -m bench.page && ../$(BIN)/python -m bench.middleware
 
 # The full counts: 100,000 random operations on each ledger, two months around each change of the clocks, 100,000 random
-# inputs to everything that reads what others wrote, a busy year, a hundred kills, 1,500 histories of losses, 2,000 of a
-# ledger whose url is edited and 2,000 of wrong clocks, 40 killed moves, 20,000 charges interrupted by signals on each
-# ledger, and a process that looks for losses interrupted at every place.
+# inputs to everything that reads what others wrote, a busy year, a hundred kills, 1,500 histories of losses and as many
+# random plans, 2,000 of a ledger whose url is edited and 2,000 of wrong clocks, 40 killed moves, 20,000 charges
+# interrupted by signals on each ledger, and a process that looks for losses interrupted at every place.
 soak: .venv/installed-test
 	@QUOTA_TEST_OPERATIONS=100000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/ledger/test_random_operations.py
 	@QUOTA_TEST_DAYS=61 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/jobs/test_simulated_months.py
 	@QUOTA_TEST_INPUTS=100000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/fuzz
 	@QUOTA_TEST_CALLS=400 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/ledger/test_growth.py
 	@QUOTA_TEST_KILLS=100 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k anywhere tests/e2e/test_processes.py
-	@QUOTA_TEST_EXAMPLES=1500 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/recovery/test_state_machine.py tests/contract/recovery/test_wrong_clocks.py
+	@QUOTA_TEST_EXAMPLES=1500 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/recovery/test_state_machine.py tests/contract/recovery/test_wrong_clocks.py tests/unit/jobs/test_simulation.py
 	@QUOTA_TEST_HISTORIES=2000 $(BIN)/python -m pytest -n auto -q -rP --timeout 3600 tests/contract/recovery/test_moves.py tests/contract/recovery/test_clock_histories.py
 	@QUOTA_TEST_KILLS=20 $(BIN)/python -m pytest -n auto -q -rP --timeout 3600 tests/e2e/test_moving_under_load.py
 	@QUOTA_TEST_REQUESTS=20000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/inbound/test_histories.py

@@ -8,39 +8,42 @@
 A simulated tick follows the rules of `quota.jobs.runner`. It covers a round in the order of `quota.jobs.rotation`, its
 first refusal ends it, and the rest stays pending, with its cursor, for the next tick. A tick takes no time, and
 upstream always answers: there are no errors and no retries, and each region has as many pages as the job asks for.
+
+The budget decides each call, as ever, until a job has been admitted with all of a tick. From then on its ticks are
+charged as a whole, as long as it is sure that every call of theirs would be admitted.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from quota.attribution import AttemptKeys
-from quota.budget import unlogged_usage
+from quota.budget import Budget, unlogged_usage
 from quota.common.clock import NEVER
 from quota.jobs.fetches.channels import PAGE_ITEMS as CHANNELS_A_CALL
 from quota.jobs.job import attempt_of, load_fetch
+from quota.jobs.plan.memory_ledger import MemoryLedger
 from quota.jobs.rotation import by_rotation
-from quota.ledger.contract import MIN_RETENTION_MS, ChargeRequest, read_entries, retention_of
+from quota.ledger.contract import MIN_RETENTION_MS, read_entries
 from quota.ledger.entry import Charge
 from quota.limits import DAY_MS, MINUTE_MS
-from quota.session import Session
-from quota.settings.model import LedgerSettings
+from quota.session import machine_jitter_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from quota.budget import Budget
     from quota.costs import CostBook, Price
     from quota.decision import Decision
     from quota.jobs.job import Fetch
+    from quota.jobs.plan.memory_ledger import Room
     from quota.jobs.schedule.ticks import Tick
     from quota.jobs.store.store import Checkpoint
-    from quota.ledger.contract import Exhaustion
+    from quota.ledger.contract import ChargeRequest, Exhaustion, Ledger
     from quota.ledger.entry import Entry
     from quota.ledger.grants import Grant
     from quota.ledger.unlogged import UnloggedUsage
-    from quota.settings.model import JobSettings, Settings
+    from quota.session import Session
+    from quota.settings.model import CredentialSettings, JobSettings, Settings
 
 
 class Step(NamedTuple):
@@ -222,30 +225,56 @@ class _Region:
         self.failed_at_ms = None if checkpoint is None else checkpoint.failed_at_ms
 
 
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A kind of call, by the prices of one time.
+
+    `units` is None where the book knows the method, otherwise `price_units`. `knows` is all that the budget refuses it
+    by. A pass over one region makes it `times` times. `request` is the last one that was admitted.
+    """
+
+    method: str
+    units: int | None
+    price_units: int
+    knows: tuple[Any, ...]
+    spent: Spent
+    wanted: Spent
+    times: int = 0
+    request: ChargeRequest | None = None
+
+
 class _Job:
     """One job's constants and its regions.
 
-    `calls` are the calls of a pass over one region: the method, its units where the book does not know it, and what
-    they are charged to. `a_pass` has their sums: what is wanted, its units and its calls. Both are by the prices of the
-    time for which `price` was called last.
+    `calls` are the calls of a pass over one region, `kinds` the different ones among them, by the prices of the time
+    for which `price` was called last. `room` is a whole pass, once all its calls were admitted.
     """
 
     __slots__ = (
-        "a_pass", "budget", "calls", "knows", "methods", "name", "priced_until_ms", "regions", "spent", "steps",
-        "totals", "wanted",
+        "budget", "calls", "kinds", "knows", "ledger", "methods", "name", "priced_until_ms", "regions", "room", "spent",
+        "steps", "totals", "wanted",
     )  # fmt: skip
 
-    def __init__(self, job: JobSettings, budget: Budget, fetch: Fetch, checkpoints: Mapping[str, Checkpoint]) -> None:
+    def __init__(
+        self,
+        job: JobSettings,
+        budget: Budget,
+        ledger: MemoryLedger,
+        fetch: Fetch,
+        checkpoints: Mapping[str, Checkpoint],
+    ) -> None:
         self.name = job.name
         self.budget = budget
+        self.ledger = ledger
         self.steps = pass_steps(job, fetch)
         self.regions = {name: _Region(name, checkpoints.get(name), self.steps) for name in job.regions or ("",)}
         self.totals = JobTotals(passes=dict.fromkeys(self.regions, 0))
         self.methods = [budget.book.canonical(step.method or "unknown") for step in self.steps]
         self.spent: dict[tuple[str, str], Spent] = {}
         self.wanted: dict[tuple[str, str], Spent] = {}
-        self.calls: list[tuple[str, int | None, Spent, int]] = []
-        self.a_pass: dict[tuple[str, str], tuple[Spent, int, int]] = {}
+        self.calls: list[_Call] = []
+        self.kinds: list[_Call] = []
+        self.room: Room | None = None
         self.priced_until_ms = 0
         # The budget refuses jobs alike that it cannot tell apart, so the refusal of one is that of all.
         selected = any(limit.view.selector.jobs for limit in budget.limits)
@@ -256,7 +285,8 @@ class _Job:
         if at_ms < self.priced_until_ms:
             return
         book, until_ms = self.budget.book, NEVER
-        self.calls, self.a_pass = [], {}
+        kinds: dict[tuple[str, str], _Call] = {}
+        self.calls, self.room = [], None
         for method in self.methods:
             if method in book.methods:
                 price, (_, price_until_ms) = book.price_at(method, at_ms)
@@ -265,12 +295,26 @@ class _Job:
                 price = book.default_get
                 units = price.units
             key = (method, price.bucket)
-            for found in (self.spent, self.wanted):
+            spent, wanted = (
                 found.setdefault(key, Spent(self.budget.project, price.bucket, method, self.name))
-            self.calls.append((method, units, self.spent[key], price.units))
-            wanted, units_a_pass, calls = self.a_pass.get(key, (self.wanted[key], 0, 0))
-            self.a_pass[key] = (wanted, units_a_pass + price.units, calls + 1)
+                for found in (self.spent, self.wanted)
+            )
+            knows = (method, price.units, *self.knows)
+            call = kinds.setdefault(key, _Call(method, units, price.units, knows, spent, wanted))
+            call.times += 1
+            self.calls.append(call)
+        self.kinds = list(kinds.values())
         self.priced_until_ms = until_ms
+
+    def complete(self, region: _Region, at_ms: int) -> None:
+        region.pending, region.cursor, region.completed_at_ms = False, None, at_ms
+        self.totals.passes[region.name] += 1
+
+    def find_room(self) -> None:
+        """Take note of what a pass needs, once each of its calls was admitted."""
+        admitted = [(call.request, call.times) for call in self.kinds if call.request is not None]
+        if len(admitted) == len(self.kinds):
+            self.room = self.ledger.room(admitted)
 
 
 class _Simulation:
@@ -284,55 +328,59 @@ class _Simulation:
     ) -> None:
         self.now_ms = start_ms
         self.start_ms, self.until_ms = start_ms, until_ms
-        in_memory = replace(settings, ledger=LedgerSettings("sqlite://", None))
-        self.session = Session(in_memory, clock=lambda: self.now_ms)
-        self._replay(state)
+        ledgers = self._replay(settings, state)
+        budgets = {c.name: self._budget(settings, c, ledgers[c.project]) for c in settings.credentials.values()}
         folder = None if settings.path is None else settings.path.absolute().parent
         self.jobs: dict[str, list[_Job]] = {}  # one for each machine that runs the whole job
         for job in settings.jobs.values():
             fetch = (fetches or {}).get(job.name) or load_fetch(job.fetch, job.options, folder)
             checkpoints = {checkpoint.region: checkpoint for checkpoint in state.checkpoints.get(job.name, ())}
-            budget = self.session.budget(job.credential)
-            first, *others = (_Job(job, budget, fetch, checkpoints) for _ in range(settings.machines_of(job)))
+            budget = budgets[job.credential]
+            ledger = ledgers[budget.project]
+            first, *others = (_Job(job, budget, ledger, fetch, checkpoints) for _ in range(settings.machines_of(job)))
             for other in others:
                 other.spent, other.wanted, other.totals = first.spent, first.wanted, first.totals
             self.jobs[job.name] = [first, *others]
         self.refused_until: dict[tuple[Any, ...], tuple[int, str | None]] = {}
         self.refusals: list[Refusal] = []
 
-    def _replay(self, state: State) -> None:
-        """Copy the live log into the ledger in memory, each charge at its own time, and the closed buckets."""
-        ledger, start_ms = self.session.ledger, self.now_ms
-        attempt_keys = AttemptKeys()
-        for project, entries in state.entries.items():
-            limits = next(c.limits for c in self.session.settings.credentials.values() if c.project == project)
-            retention_ms = retention_of(limit.view.window for limit in limits)
-            for entry in entries:
+    def _budget(self, settings: Settings, credential: CredentialSettings, ledger: MemoryLedger) -> Budget:
+        return Budget(
+            credential=credential.name,
+            project=credential.project,
+            book=credential.book,
+            limits=credential.limits,
+            ledger=cast("Ledger", ledger),
+            leave={job.name: job.leave for job in settings.jobs.values() if job.credential == credential.name},
+            clock=lambda: self.now_ms,
+            jitter_ms=machine_jitter_ms(),
+        )
+
+    def _replay(self, settings: Settings, state: State) -> dict[str, MemoryLedger]:
+        """A ledger for each project, with the live log, each charge at its own time, and all else that stands."""
+        ledgers, start_ms = {}, self.now_ms
+        for project, limits in {c.project: c.limits for c in settings.credentials.values()}.items():
+            longest_ms = max((limit.view.window.longest_ms for limit in limits), default=0)
+            ledger = ledgers[project] = MemoryLedger(lambda: self.now_ms, longest_ms)
+            for entry in state.entries.get(project, ()):
                 self.now_ms = entry.ms
-                charge = Charge(entry.units, entry.bucket, entry.method, entry.job, entry.region, attempt_keys.next())
-                ledger.decide(ChargeRequest(project, charge, (), (), entry.ms, retention_ms=retention_ms), commit=True)
-        self.now_ms = start_ms
-        for project, usages in state.unlogged.items():
-            if usages:
-                ledger.add_unlogged(project, attempt_keys.next(), usages)
-        for project, exhaustions in state.exhaustions.items():
-            for exhaustion in exhaustions:
-                ledger.exhaust(project, exhaustion)
-        for project, grants in state.grants.items():
-            ledger.grant(project, grants)
+                charge = Charge(entry.units, entry.bucket, entry.method, entry.job, entry.region, entry.idempotency_key)
+                ledger.append(charge, 1)
+            self.now_ms = start_ms
+            ledger.add_unlogged(state.unlogged.get(project, ()))
+            ledger.exhaust(state.exhaustions.get(project, ()))
+            ledger.grant(state.grants.get(project, ()))
+        return ledgers
 
     def run(self, ticks: Iterable[Tick], stop_at_refusal: Callable[[str], bool]) -> Simulated:
         stopped = False
-        try:
-            for tick in ticks:
-                self.now_ms = tick.at_ms
-                refusals = [refusal for job in self.jobs[tick.job] if (refusal := self._tick(job, tick)) is not None]
-                self.refusals += refusals
-                if refusals and stop_at_refusal(tick.job):
-                    stopped = True
-                    break
-        finally:
-            self.session.close()
+        for tick in ticks:
+            self.now_ms = tick.at_ms
+            refusals = [refusal for job in self.jobs[tick.job] if (refusal := self._tick(job, tick)) is not None]
+            self.refusals += refusals
+            if refusals and stop_at_refusal(tick.job):
+                stopped = True
+                break
         jobs = [first for first, *_ in self.jobs.values()]
         return Simulated(
             self.start_ms,
@@ -351,31 +399,51 @@ class _Simulation:
         max_regions = len(tick.regions) or len(regions)
         job.totals.ticks += 1
         job.price(at_ms)
-        for wanted, units_a_pass, calls in job.a_pass.values():
-            wanted.add(day, units_a_pass * max_regions, calls * max_regions)
-        if not any(region.pending for region in regions):
+        for call in job.kinds:
+            calls = call.times * max_regions
+            call.wanted.add(day, call.price_units * calls, calls)
+        pending = [region for region in regions if region.pending]
+        if not pending:
+            pending = regions
             for region in regions:
                 region.pending = True
-        todo = by_rotation(regions)[:max_regions]
+        todo = pending if len(pending) <= max_regions else by_rotation(pending)[:max_regions]
+        if job.room is not None and _charge_all(job, job.room, at_ms, todo):
+            return None
         started = False
-        for done, region in enumerate(todo):
+        for done, region in enumerate(by_rotation(todo)):
             for index in range(region.cursor or 0, len(job.calls)):
-                method, units, spent, price_units = job.calls[index]
+                call = job.calls[index]
                 # A refusal's time is exact, and no charge makes it earlier. Until then the answer stays the same.
-                key = (method, price_units, *job.knows)
-                until_ms, refused_by = self.refused_until.get(key, (0, None))
+                until_ms, refused_by = self.refused_until.get(call.knows, (0, None))
                 if at_ms < until_ms:
                     return Refusal(at_ms, job.name, refused_by, len(todo) - done, started)
-                decision = job.budget.charge(method, units=units, job=job.name, region=region.name)
+                decision = job.budget.charge(call.method, units=call.units, job=job.name, region=region.name)
                 if not decision.admitted:
-                    self.refused_until[key] = (_until(decision), decision.refused_by)
+                    self.refused_until[call.knows] = (_until(decision), decision.refused_by)
                     return Refusal(at_ms, job.name, decision.refused_by, len(todo) - done, started)
                 started = True
-                spent.add(slot, decision.cost_units)
+                call.spent.add(slot, decision.cost_units)
+                call.request = job.ledger.admitted
                 region.cursor = index + 1
-            region.pending, region.cursor, region.completed_at_ms = False, None, at_ms
-            job.totals.passes[region.name] += 1
+            job.complete(region, at_ms)
+        job.find_room()
         return None
+
+
+def _charge_all(job: _Job, room: Room, at_ms: int, todo: Sequence[_Region]) -> bool:
+    """Charge all calls of a tick at once, where it is sure that each of them would be admitted."""
+    for region in todo:
+        if region.cursor:
+            return False
+    if not job.ledger.charge_all(room, len(todo)):
+        return False
+    for call in job.kinds:
+        calls = call.times * len(todo)
+        call.spent.add(at_ms // SLOT_MS, call.price_units * calls, calls)
+    for region in todo:
+        job.complete(region, at_ms)
+    return True
 
 
 def _until(decision: Decision) -> int:

@@ -1,0 +1,182 @@
+"""A simulated schedule spends, wants and is refused what the real budget over the real ledger says, call by call."""
+
+from __future__ import annotations
+
+import os
+import random
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+from quota.common.clock import NEVER
+from quota.errors import UsageError
+from quota.jobs.plan.simulation import State, simulate
+from quota.jobs.schedule.ticks import ticks
+from quota.jobs.store.store import Checkpoint
+from quota.ledger.contract import Exhaustion
+from quota.ledger.entry import Entry
+from quota.ledger.grants import Grant
+from quota.ledger.unlogged import UnloggedUsage
+from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
+from quota.settings.load import load_settings
+from support.plain_plan import PlainSimulation
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from quota.jobs.plan.simulation import Simulated
+    from quota.settings.model import Settings
+
+SEEDS = int(os.environ.get("QUOTA_TEST_EXAMPLES", "25"))
+
+OWN_PY = """
+from quota.jobs.job import Page, first_attempt
+
+@first_attempt("videos.insert")
+def upload(client, region, cursor):
+    return Page()
+
+@first_attempt("search.list")
+def search(client, region, cursor):
+    return Page()
+
+def silent(client, region, cursor):
+    return Page()
+"""
+
+DAYS = [(2026, 11, 1), (2026, 3, 8), (2026, 3, 29), (2025, 12, 2), (2026, 4, 4), (2026, 6, 1), (2026, 7, 30)]
+"""Around changes of clocks and of prices, and the end of a month."""
+
+WINDOWS = [
+    '"20m"', '"1h"', '"90m"', '"24h"', '"48h"',
+    '{ calendar = "hour", zone = "Australia/Lord_Howe" }',
+    '{ calendar = "day", zone = "America/Los_Angeles" }',
+    '{ calendar = "day", zone = "Europe/Berlin" }',
+    '{ calendar = "month", zone = "UTC" }',
+]  # fmt: skip
+FETCHES = ["trending", "search", "channels", "own:upload", "own:search", "own:silent"]
+NARROW = [
+    'jobs = ["j0"]', 'jobs = ["j1", "j2"]', 'methods = ["search.list"]', 'methods = ["videos.list"]\ncount = "calls"',
+    'count = "calls"', 'methods = ["videos.insert", "search.list"]',
+]  # fmt: skip
+OTHER = '[[credentials.other.limits]]\nname = "o"\nunits = 900\nwindow = "24h"\n'
+
+
+def configuration(rng: random.Random) -> str:
+    text = '[ledger]\nurl = "redis://127.0.0.1:1/0"\nunavailable = { max_cost = 1, allowance = 1, machines = 2 }\n'
+    names: list[str] = []
+    for number in range(rng.choice((1, 2, 3))):
+        names.append(f"l{number}")
+        window = rng.choice(WINDOWS)
+        text += (
+            f'[[credentials.main.limits]]\nname = "l{number}"\nunits = {rng.choice((150, 400, 2_000, 9_500, 50_000))}\n'
+        )
+        text += f"window = {window}\n" + ("" if number == 0 else rng.choice(["", "", *NARROW]) + "\n")
+        text += "pacing = true\n" if "calendar" in window and rng.random() < 0.4 else ""
+    api = rng.choice(("youtube-v3", "youtube-v3", "youtube-v3-buckets"))
+    text = text.replace("[[", f'[credentials.main]\napi = "{api}"\n[[', 1)
+    if rng.random() < 0.3:
+        text += f'[credentials.other]\napi = "{api}"\n' + rng.choice(('project = "main"\n', OTHER))
+    for number in range(rng.choice((1, 3, 6))):
+        regions = ["US", "GB", "DE", "FR"][: rng.randint(1, 4)]
+        fetch = rng.choice(FETCHES)
+        every = rng.choice(
+            ['"*/30 * * * *"', '"5-59/20 * * * *"', '"every 45m"', '"0 */3 * * *"', '"every 1h"', '"30 8 * * 1-5"']
+        )
+        text += f'[jobs.j{number}]\nfetch = "{fetch}"\nregions = {regions}\nschedule = {every}\n'.replace("'", '"')
+        text += 'options = { ids = ["a"] }\n' if fetch == "channels" else ""
+        text += 'options = { words = "a" }\n' if fetch == "search" else ""
+        text += f"pages = {rng.randint(1, 3)}\n" if fetch != "own:upload" else ""
+        text += f"leave = {rng.choice((0, 0, 30, 40))}\n"
+        text += rng.choice(("", "", 'stagger = "1m"\n', 'jitter = "2m"\n', 'machines = "each"\n'))
+        if "[credentials.other]" in text:
+            text += f'credential = "{rng.choice(("main", "other"))}"\n'
+    return text
+
+
+def live_state(rng: random.Random, settings: Settings, start_ms: int) -> State:
+    """What a ledger and a store may have when a plan is made."""
+    state = State({}, {}, {}, {}, {})
+    for credential in settings.credentials.values():
+        latest_ms = start_ms + rng.choice((-1, 0, 0, HOUR_MS, DAY_MS))
+        times = sorted(rng.randrange(start_ms - 3 * DAY_MS, latest_ms) for _ in range(rng.choice((0, 5, 200))))
+        entries = [
+            Entry(
+                ms, seq, units := rng.choice((0, 1, 1, 50, 100)), units, rng.choice(("units", "search")),
+                rng.choice(("videos.list", "search.list")), rng.choice(("j0", "j1", "other")), "US", f"k{seq}",
+            )
+            for seq, ms in enumerate(times)
+        ]  # fmt: skip
+        state.entries[credential.project] = entries  # type: ignore[index]
+        views = [limit.view.name for limit in credential.limits if rng.random() < 0.3]
+        state.unlogged[credential.project] = [  # type: ignore[index]
+            UnloggedUsage(
+                view,
+                f"{epoch}{rng.choice(('', '/*'))}",
+                tuple((rng.randint(1, 60), start_ms + hours * HOUR_MS) for hours in (1, 5, 30)[: rng.randint(1, 3)]),
+                (start_ms, 0),
+            )
+            for view in views
+            for epoch in ("a", "b")[: rng.randint(1, 2)]
+        ]
+        state.exhaustions[credential.project] = [  # type: ignore[index]
+            Exhaustion(
+                bucket, start_ms - HOUR_MS, rng.choice((NEVER, start_ms + 5 * HOUR_MS, start_ms - 1)), "no", "us"
+            )
+            for bucket in ("units", "search", "uploads")
+            if rng.random() < 0.15
+        ]
+        state.grants[credential.project] = [  # type: ignore[index]
+            Grant(
+                bucket, rng.choice((100, 120, 5_000)), start_ms + ahead, start_ms + ahead + rng.choice((1, 7)) * DAY_MS
+            )
+            for bucket in ("units", "search")
+            for ahead in (rng.choice((-DAY_MS // 2, -3 * DAY_MS, DAY_MS // 2, 2 * DAY_MS)),)
+            if rng.random() < 0.2
+        ]
+    for job in settings.jobs.values():
+        state.checkpoints[job.name] = [  # type: ignore[index]
+            Checkpoint(
+                job.name, region, rng.random() < 0.5, rng.choice((None, {"token": "a"}, {"ids": ["a"]})),
+                pages=rng.randint(0, 2), started_at_ms=start_ms - 5, completed_at_ms=start_ms - rng.randint(1, 99),
+            )
+            for region in job.regions
+            if rng.random() < 0.7
+        ]  # fmt: skip
+    return state
+
+
+def seen(outcome: Simulated) -> object:
+    spent, wanted = (
+        {(row.project, row.bucket, row.method, row.job): (row.units, row.calls) for row in rows if row.units}
+        for rows in (outcome.spent, outcome.wanted)
+    )
+    return spent, wanted, outcome.refusals, outcome.jobs
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_simulation_finds_what_the_budget_says_call_by_call(seed: int, tmp_path: Path, state_dir: Path) -> None:
+    rng = random.Random(seed)
+    (tmp_path / "own.py").write_text(OWN_PY)
+    path = tmp_path / "quota.toml"
+    path.write_text(configuration(rng))
+    settings = load_settings(path)
+    start_ms = int(datetime(*rng.choice(DAYS), tzinfo=UTC).timestamp()) * 1000 + rng.choice(
+        (0, 0, 7 * HOUR_MS + 12_345)
+    )
+    until_ms = start_ms + rng.choice((1, 3)) * DAY_MS + MINUTE_MS
+    state = live_state(rng, settings, start_ms) if rng.random() < 0.6 else State()
+
+    def coming() -> object:
+        return ticks(settings.jobs.values(), start_ms, until_ms)
+
+    try:
+        expected = seen(PlainSimulation(settings, start_ms, until_ms, state).run(coming()))  # type: ignore[arg-type]
+    except UsageError as error:
+        expected = str(error)
+    try:
+        found = seen(simulate(settings, coming(), start_ms, until_ms, state=state))  # type: ignore[arg-type]
+    except UsageError as error:
+        found = str(error)
+    assert found == expected
