@@ -33,6 +33,7 @@
 --                      housekeeping_cursor  how far housekeeping has come in this hash (L23)
 --                      eviction_checked_ms  when the server was last asked whether it may evict keys
 --                      rolled_up            the last charge that the history has (L29; see roll_up.lua)
+--                      rooms                when limits that refused have room, as far as it is known: see `rooms` below
 --       3 corrections  hash: id -> the units that a corrected charge counts now (L15)
 --       All three carry the project as hash tag: quota:{PROJECT}:log, :state, :corrections
 --
@@ -58,9 +59,12 @@
 --         span             sliding: the window in ms. calendar: three edges in ms, "previous next next-but-one"
 --
 -- Reply { outcome, id, now_ms, last, exhaustion, epoch, unlogged, used... }
---       outcome     ADMITTED, REFUSED, EXHAUSTED (its record is in `exhaustion`), CLOCK (the clocks disagree; nothing
---                   was compared), MORE (call again), RETRIED (a late first try: its retry was answered already), BEHIND
---                   (this ledger lacks what the caller expects; nothing was compared: add_unlogged.lua, then call again),
+--       outcome     ADMITTED, REFUSED (in `exhaustion` is a word for each limit: the ms of the charge that must leave its
+--                   window before the call fits; + where more must be read to know it: call again; - where it did not
+--                   refuse, its window does not slide, or something is unlogged), EXHAUSTED (its record is in `exhaustion`),
+--                   CLOCK (the clocks disagree; nothing was compared), MORE (call again), RETRIED (a late first try: its
+--                   retry was answered already), BEHIND (this ledger lacks what the caller expects; nothing was compared:
+--                   add_unlogged.lua, then call again),
 --                   GRANTED (upstream grants other numbers than the caller knows: those in `exhaustion`; nothing was
 --                   compared: lower the caps, then call again)
 --       id          of the charge; empty when nothing was charged
@@ -90,6 +94,7 @@ local MAX_UNITS = 1000000000 -- for one charge: sums of a whole log stay exact i
 local LATEST_MS = 100000000000000
 local MAX_LIMITS = 1000 -- and exhaustions: one command takes 8,000 words from a script
 local RETRIED_KEPT_MS = 300000 -- L16
+local MAX_ROOMS = 20
 local CHECK_EVICTION_EVERY_MS = 86400000
 local HISTORY_MS = 3024000000 -- 35 days (L29)
 
@@ -156,7 +161,7 @@ end
 -- >>> format
 -- An error where the state's field `format` (false: there is none) is not ours (L24), or where `epoch` (false: there is none)
 -- says that the ledger has moved or is being filled (L27). Else nil, also for a new state.
-local FORMAT = '4'
+local FORMAT = '5'
 local function other_format(found, epoch)
   local peer = string.match(epoch or '', '^!(.*)')
   if found == FORMAT and peer then
@@ -370,7 +375,7 @@ for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do
   end
   views[#views + 1] = {
     name = name, total = total, tail = tail, head = head, dropped_through_ms = dropped_through_ms, stored = stored,
-    cap = tonumber(ARGV[at + 1]), cost = tonumber(ARGV[at + 2]), unlogged = 0,
+    cap = tonumber(ARGV[at + 1]), cost = tonumber(ARGV[at + 2]), unlogged = 0, slides = window_ms and whole,
   }
   if more then break end
 end
@@ -445,9 +450,73 @@ for index = closed_first, closed_last do
   end
 end
 for _, view in ipairs(views) do
-  local fits = view.cost == 0 or view.total + view.unlogged + view.cost <= view.cap
-  if not fits and reply[1] == 'ADMITTED' and not charged_before then reply[1] = 'REFUSED' end
+  view.fits = view.cost == 0 or view.total + view.unlogged + view.cost <= view.cap
+  if not view.fits and reply[1] == 'ADMITTED' and not charged_before then reply[1] = 'REFUSED' end
 end
+
+-- L9. When a limit that slides has room again. Its charges leave in the order of the log, so it is when one charge leaves: the
+-- first behind which the view counts at most cap - cost. That depends on what comes behind it alone. So it is kept in the field
+-- `rooms`, in a line "VIEW ROOM LAST AT LEFT" for each view and each cap - cost (ROOM): all up to AT was taken off, and LEFT is
+-- what the view counts behind it, up to LAST. It stands while LAST does, and goes on from there; a correction empties the field.
+local unfinished = false
+local function rooms()
+  local lines, written, words = redis.call('HGET', state, 'rooms') or '', {}, {}
+  for index, view in ipairs(views) do
+    local room = view.cap - view.cost
+    words[index] = '-'
+    if not view.fits and view.slides and view.unlogged == 0 and room >= 0 and not string.find(view.name, '%c') then
+      local key = '\n' .. view.name .. ' ' .. int(room) .. ' '
+      local first, to = string.find(lines, key, 1, true)
+      local stored = to and string.match(lines, '^[^\n]*', to + 1) or ''
+      local through, at, left = string.match(stored, '^(%d+%-%d+) (%d+%-%d+) (%d+)$')
+      left = tonumber(left)
+      if not left or before(last, through) or before(last, at) or before(at, view.tail) then
+        through, at, left = last, nil, view.total
+      end
+      local size, counts = 4, nil
+      local function read(from, to)
+        size = math.min(size * 2, CHUNK, MAX_ENTRIES - touched)
+        counts = counts or counter_of_entries(view.name)
+        local entries = size > 0 and redis.call('XRANGE', log, from, to, 'COUNT', size) or {}
+        touched = touched + #entries
+        return entries
+      end
+      local more = true
+      while more and through ~= last do
+        local entries = read('(' .. through, last)
+        for _, entry in ipairs(entries) do through, left = entry[1], left + counts(entry) end
+        more = size > 0
+        if #entries < size then through = last end
+      end
+      local lacks = false
+      while more and left > room and not lacks do
+        local entries = read(at and '(' .. at or view.tail, '+')
+        for _, entry in ipairs(entries) do
+          if left > room then at, left = entry[1], left - counts(entry) end
+        end
+        more, lacks = size > 0, #entries < size and left > room
+      end
+      if not lacks then
+        words[index] = more and string.match(at, '^%d+') or '+'
+        unfinished = unfinished or not more
+        local found = at and through .. ' ' .. at .. ' ' .. int(left)
+        if found and found ~= stored then
+          if first then lines = string.sub(lines, 1, first - 1) .. (string.match(lines, '\n.*', first + 1) or '') end
+          written[#written + 1] = key .. found
+        end
+      end
+    end
+  end
+  if #written > 0 then
+    for line in string.gmatch(lines, '\n[^\n]+') do
+      if #written < MAX_ROOMS + #views then written[#written + 1] = line end
+    end
+    dirty[#dirty + 1] = 'rooms'
+    dirty[#dirty + 1] = table.concat(written)
+  end
+  return table.concat(words, ' ')
+end
+if reply[1] == 'REFUSED' then reply[5] = rooms() end
 
 -- L22: write the state, and then the entry.
 if charged_before then reply[2] = charged_before end
@@ -499,7 +568,7 @@ if id then
 end
 
 -- L23. Housekeeping, once a second at most and with each retry, a bounded piece at a time. If it fails, the charge stands.
-if not (due or log_is_new or retry_age_ms >= 0) then return reply end
+if not (due or log_is_new or retry_age_ms >= 0) or unfinished then return reply end
 if log_is_new and type(redis.pcall('DEL', corrections)) ~= 'table' then redis.call('HSET', state, 'has_corrections', '0') end
 pcall(function()
   if math.abs(clock_ms - number(redis.call('HGET', state, 'eviction_checked_ms'))) < CHECK_EVICTION_EVERY_MS then return end

@@ -74,7 +74,7 @@ end
 -- >>> format
 -- An error where the state's field `format` (false: there is none) is not ours (L24), or where `epoch` (false: there is none)
 -- says that the ledger has moved or is being filled (L27). Else nil, also for a new state.
-local FORMAT = '4'
+local FORMAT = '5'
 local function other_format(found, epoch)
   local peer = string.match(epoch or '', '^!(.*)')
   if found == FORMAT and peer then
@@ -316,7 +316,7 @@ if ahead then
 end
 redis.call('HSET', state, 'format', FORMAT, 'epoch', epoch, 'repaired', table.concat(lines, '\n'),
   'trimmed_through_ms', int(trim_ms), 'has_corrections', has_corrections and '1' or '0',
-  'retention_ms', int(live_ms), 'unlogged_until_ms', int(math.min(unlogged_until_ms, latest_ms)))
+  'retention_ms', int(live_ms), 'unlogged_until_ms', int(math.min(unlogged_until_ms, latest_ms)), 'rooms', '')
 if through ~= '0-0' then redis.call('HSET', state, 'last', through) end
 for _, field in ipairs(removals) do redis.call('HDEL', state, field) end
 for field, value in pairs(changes) do redis.call('HSET', state, field, value) end

@@ -39,7 +39,7 @@ end
 -- >>> format
 -- An error where the state's field `format` (false: there is none) is not ours (L24), or where `epoch` (false: there is none)
 -- says that the ledger has moved or is being filled (L27). Else nil, also for a new state.
-local FORMAT = '4'
+local FORMAT = '5'
 local function other_format(found, epoch)
   local peer = string.match(epoch or '', '^!(.*)')
   if found == FORMAT and peer then
@@ -128,7 +128,7 @@ local function text_of(cells)
 end
 -- <<< cells
 
-local known = redis.call('HMGET', state, 'last', 'has_corrections', 'trimmed_through_ms', 'format', 'repairing', 'epoch')
+local known = redis.call('HMGET', state, 'last', 'has_corrections', 'trimmed_through_ms', 'format', 'repairing', 'epoch', 'rooms')
 local unknown_format = other_format(known[4], known[6])
 if unknown_format then return unknown_format end
 
@@ -183,6 +183,7 @@ end
 redis.call('PEXPIRE', history, HISTORY_MS)
 local ttl_ms = redis.call('PTTL', log)
 if ttl_ms > 0 then redis.call('PEXPIRE', corrections, ttl_ms) end
+if (known[7] or '') ~= '' then redis.call('HSET', state, 'rooms', '') end -- see charge.lua
 if lost_ms then redis.call('HSET', state, 'trimmed_through_ms', int(trimmed_through_ms)) end
 -- A copy that a repair is making has this charge as it was: it is begun again (L26; see repair.lua).
 local copied = string.match(known[5] or '', '^%d+ (%d+%-%d+) ')

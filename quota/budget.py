@@ -327,6 +327,7 @@ class Budget:
                 used_units=tuple(used_units),
                 exhaustion=None,
                 unlogged=tuple(result.unlogged[n] for n in counting_all) if result.unlogged else (),
+                leaving_ms=tuple(result.leaving_ms[n] for n in counting_all) if result.leaving_ms else (),
             ),
             commit=False,
         )
@@ -880,14 +881,15 @@ def _selects(limit: Limit, bucket: str) -> bool:
 def _standings(plan: _Plan, request: ChargeRequest, result: ChargeResult) -> tuple[list[Standing], Clocks]:
     """The state of each limit at a decision, with the clocks, for `retry_at`."""
     standings = [
-        Standing(limit, cap_units, cost, used, unlogged, used + check.cost_units > check.cap_units)
-        for limit, cap_units, cost, used, unlogged, check in zip(
+        Standing(limit, cap_units, cost, used, unlogged, used + check.cost_units > check.cap_units, leaving_ms)
+        for limit, cap_units, cost, used, unlogged, check, leaving_ms in zip(
             plan.limits,
             plan.caps,
             plan.costs,
             result.used_units,
             result.unlogged or ((),) * len(plan.limits),
             request.checks,
+            result.leaving_ms or (None,) * len(plan.limits),
             strict=True,
         )
     ]

@@ -98,13 +98,14 @@ class Calendar:
 
     def edges(self, now_ms: int) -> Edges:
         """The edges around `now_ms`, so that edges[0] <= now_ms < edges[1] < edges[2]."""
-        known = _edges_seen.get(self)
-        if known is not None and known[0] <= now_ms < known[1]:
-            return known
+        known = _edges_seen.get(self, _NONE_SEEN)
+        for edges in known:
+            if edges[0] <= now_ms < edges[1]:
+                return edges
         start_ms = _period_start(self, now_ms)
         next_ms = _period_start(self, start_ms, later=1)
         edges = (start_ms, next_ms, _period_start(self, next_ms, later=1))
-        _edges_seen[self] = edges
+        _edges_seen[self] = (edges, known[0])
         return edges
 
 
@@ -131,8 +132,10 @@ def paced_until(units: int, edges: Edges, wanted_units: int) -> int:
     return max(edges[0], edges[0] - span_ms // PACE_LEAD - (-wanted_units * span_ms // units))
 
 
-_edges_seen: dict[Calendar, Edges] = {}
-"""The newest edges of each calendar. A look-up in the time zone database costs more than a whole decision."""
+_NONE_SEEN: tuple[Edges, Edges] = ((0, 0, 0), (0, 0, 0))
+_edges_seen: dict[Calendar, tuple[Edges, Edges]] = {}
+"""The edges of each calendar that were looked up last: of two periods, because a refusal asks for the present one and
+the next. A look-up in the time zone database costs more than a whole decision."""
 
 
 def _zone(name: str):  # type: ignore[no-untyped-def]  # zoneinfo is imported late: a sliding limit needs none

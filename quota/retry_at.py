@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import NEVER
-from quota.limits import Calendar, paced_until
+from quota.limits import Calendar, Sliding, paced_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 class Standing(NamedTuple):
     """One limit as a call found it. `cap_units` is what it holds at most, without its pace; `full` whether it refused.
 
-    `used_units` includes what of it is not in the log, `unlogged`.
+    `used_units` includes what of it is not in the log, `unlogged`. `leaving_ms` is the time of the charge that must
+    leave a sliding window first, where the ledger said it.
     """
 
     limit: Limit
@@ -40,6 +41,7 @@ class Standing(NamedTuple):
     used_units: int
     unlogged: tuple[UnloggedUsage, ...]
     full: bool
+    leaving_ms: int | None = None
 
 
 class Clocks(NamedTuple):
@@ -71,6 +73,8 @@ def room_at(standing: Standing, clocks: Clocks, read: ReadEntries, from_ms: int)
     upstream grants less than the call costs."""
     if standing.cost_units > standing.cap_units:
         return NEVER
+    if standing.leaving_ms is not None and isinstance(standing.limit.view.window, Sliding):
+        return max(from_ms, standing.leaving_ms + standing.limit.view.window.window_ms)
     now_ms = clocks.now_ms
     expiring = sorted((until, n) for usage in standing.unlogged for n, until in usage.expiries if until > now_ms)
     window = standing.limit.view.window
@@ -98,7 +102,7 @@ def _calendar_room_at(
     """A calendar window frees everything at its edge (unless the clock went back and left charges dated behind that
     edge: then the edge after it, and so on); before that, its pace may make room.
     """
-    limit, _, cost_units, used_units, _, _ = standing
+    limit, cost_units, used_units = standing.limit, standing.cost_units, standing.used_units
     # A pace goes by the caller's clock, which makes the cap; what has left the window by the ledger's.
     ahead_ms = clocks.now_ms - clocks.caller_ms if limit.paced else 0
     at_ms = from_ms

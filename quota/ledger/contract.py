@@ -117,6 +117,9 @@ class ChargeResult(NamedTuple):
     seen_ahead_ms: int = 0
     """With "clock", set by the budget: this machine saw charges dated so far ahead, and the ledger lacks them."""
     granted: str = ""
+    leaving_ms: tuple[int | None, ...] = ()
+    """With "refused", for each check the time of the charge that must leave a sliding window before the call fits. None
+    where the check did not refuse, or where the log must be read for it; empty where none is known."""
 
 
 class Expected(NamedTuple):

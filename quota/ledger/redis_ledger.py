@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FORMAT = "4"
+FORMAT = "5"
 """The format of everything stored in Redis; the same number stands in each script (L24)."""
 
 TIMEOUT_S = 0.35
@@ -153,6 +153,8 @@ class RedisLedger:
                 raise
         if reply is _UNASKED or _says_more(reply):
             reply = self._charge(request, commit, started_s, retry=retry)
+        if _is_unfinished(request, reply):
+            reply = self._to_the_end(request, commit, reply)
         try:
             if type(reply) is str:
                 return _ordinary_result(request, reply, commit)
@@ -188,6 +190,18 @@ class RedisLedger:
             if not _says_more(reply):
                 return reply
         raise LedgerError(f"ledger {self.label} is still reading its log; run again, it goes on from there")
+
+    def _to_the_end(self, request: ChargeRequest, commit: bool, reply: Any) -> Any:
+        """Ask again until a refusal says when there is room (L21). The last answer counts. That it was refused stands,
+        whatever fails after it."""
+        for _ in range(MAX_PARTS):
+            try:
+                reply = self._charge(request, commit, elapsed_s(), retry=True)
+            except LedgerError:
+                break
+            if not _is_unfinished(request, reply):
+                break
+        return reply
 
     def _say_evicts(self, policy: str) -> None:
         """Warn once a day for each server, whichever project noticed; once a process if the server drops the claim."""
@@ -727,15 +741,20 @@ def _result(request: ChargeRequest, reply: list[Any]) -> ChargeResult:
         int(now_ms),
         read_id(last),
         _used_units(used),
-        read_exhaustion(closed) if closed else None,
+        read_exhaustion(closed) if closed and outcome != "REFUSED" else None,
         read_epoch(epoch),
         _usages(request.checks, unlogged) if unlogged else (),
+        leaving_ms=_leaving_ms(request, closed.split(" ")) if closed and outcome == "REFUSED" else (),
     )
 
 
 def _ordinary_result(request: ChargeRequest, line: str, commit: bool) -> ChargeResult:
     """The result of an ordinary decision, which comes as one line of text."""
     outcome, now_ms, last, epoch, *used = line.split(" ")
+    leaving: list[str] = []
+    if outcome == "REFUSED":
+        limits = len(request.checks)
+        used, leaving = used[:limits], used[limits:]
     ms, seq = last.split("-")
     return ChargeResult(
         _ORDINARY[outcome],
@@ -745,6 +764,7 @@ def _ordinary_result(request: ChargeRequest, line: str, commit: bool) -> ChargeR
         _used_units(used),
         None,
         epoch if epoch == request.expected.epoch else read_epoch(epoch),
+        leaving_ms=_leaving_ms(request, leaving) if leaving else (),
     )
 
 
@@ -757,6 +777,24 @@ def _used_units(words: Sequence[str]) -> tuple[int, ...]:
         if not 0 <= units < NEVER:
             raise ValueError("less than nothing is used, or more than can be counted")
     return used_units
+
+
+def _is_unfinished(request: ChargeRequest, reply: Any) -> bool:
+    """Whether a refusal has more to read before it can say when there is room."""
+    if isinstance(reply, str):
+        return reply[:8] == "REFUSED " and "+" in reply.split(" ")[-len(request.checks) :]
+    return isinstance(reply, list) and reply[:1] == ["REFUSED"] and "+" in str(reply[4:5])
+
+
+def _leaving_ms(request: ChargeRequest, words: list[str]) -> tuple[int | None, ...]:
+    """A word for each limit."""
+    leaving_ms = tuple([None if word in ("-", "+") else int(word) for word in words])
+    for at_ms in leaving_ms:
+        if at_ms is not None and not 0 <= at_ms < LATEST_MS:
+            raise ValueError("a charge in the far future")
+    if len(leaving_ms) != len(request.checks):
+        raise ValueError("a word for each limit")
+    return leaving_ms
 
 
 def _usages(checks: Sequence[LimitCheck], text: str) -> tuple[tuple[UnloggedUsage, ...], ...]:

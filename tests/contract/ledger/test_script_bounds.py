@@ -60,6 +60,7 @@ BOUNDS = {
     "MIN_RETENTION_MS": "the keys live for so long at least",
     "FENCE_KEPT_MS": "a fence lives so long",
     "LONGEST_CLAIM_MS": "a claim beyond it is removed by a repair",
+    "MAX_ROOMS": "of so many other limits it is kept when they have room",
     "MAX_REPAIRS": "so many marks are kept",
     "MAX_REPAIR_MS": "a copy begun longer ago is begun again",
     "MONTH_MS": "unlogged usage of a month's view counts for so long after a repair",
@@ -92,7 +93,7 @@ def test_every_bound_of_the_scripts_is_listed_here() -> None:
     names = {name for line in re.findall(r"^local ([A-Z_, ]+) =", text, re.MULTILINE) for name in line.split(", ")}
     assert names - PLACES - {"FORMAT", "KEPT", "OTHER", "HOUR_MS"} == BOUNDS.keys()
     # A bound without a name would not be found by the line above.
-    assert set(re.findall(r"'COUNT', (\w+)", text)) <= {"CHUNK", "MAX_ENTRIES", "PIECE", "room", "count", "1"}
+    assert set(re.findall(r"'COUNT', (\w+)", text)) <= {"CHUNK", "MAX_ENTRIES", "PIECE", "room", "size", "count", "1"}
 
 
 # -- the scripts -------------------------------------------------------------------------------------------------------

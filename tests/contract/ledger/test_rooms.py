@@ -1,0 +1,259 @@
+"""When a limit that refused has room again, as the ledger says it with the refusal.
+
+Reading the whole window for it, as `retry_at` does where the ledger does not say, is the slow way. The fast one is held
+against it, decision by decision.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from contract.ledger.test_charge_script import ALL, CORRECTIONS, LOG, MIN_RETENTION_MS, NOW, STATE, Scripts
+from quota.budget import ask
+from quota.ledger.contract import read_entries
+from quota.ledger.entry import Charge
+from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
+from quota.retry_at import retry_at
+from support.proxy import Proxy
+from support.setup import NOW_MS, Setup, limit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from quota.budget import Budget
+    from support.servers import RedisServer
+
+SEEDS = int(os.environ.get("QUOTA_TEST_ROOM_SEEDS", "6"))
+
+
+def the_slow_way(budget: Budget, method: str, units: int, job: str) -> int | None:
+    """`retry_at` of such a call, from the log alone; None where it would be admitted."""
+    asked = ask(budget, method, units, job)
+    if asked.decision.reason not in ("limit", "leave"):
+        return None
+    standings = [standing._replace(leaving_ms=None) for standing in asked.standings]
+    return retry_at(
+        standings, asked.clocks, lambda since, until: read_entries(budget.ledger, budget.project, since, until)
+    )[0]
+
+
+def random_limits(rng: random.Random) -> list[Limit]:
+    limits = []
+    for number in range(rng.choice((1, 1, 2, 3, 5))):
+        selector = Selector(
+            buckets=rng.choice(((), ("units",), ("units", "search"))),
+            methods=rng.choice(((), (), ("search.list",))),
+            jobs=rng.choice(((), (), ("nightly",))),
+            count=rng.choice(("units", "units", "calls")),
+        )
+        window = rng.choice((Sliding(HOUR_MS), Sliding(HOUR_MS), Sliding(3 * HOUR_MS), Calendar("hour", "UTC")))
+        units = rng.randrange(100, 500) if selector.count == "units" else rng.randrange(2, 60)
+        limits.append(Limit(f"l{number}", units, View(selector, window), units, 0))
+    return limits
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_every_refusal_says_what_the_whole_log_says(ledger_url: str, seed: int) -> None:
+    """L9, L15. Two callers with limits of their own, charges that nobody compares, corrections, and a clock that jumps,
+    so that the log is trimmed."""
+    rng = random.Random(seed)
+    setup = Setup.open(ledger_url)
+    leave = {"nightly": {"l0": rng.randrange(50)}}
+    budgets = [setup.budget(*random_limits(rng), leave=leave) for _ in range(2)]
+    refused = 0
+    for number in range(400):
+        choice = rng.random()
+        method, job = rng.choice(("search.list", "videos.list")), rng.choice(("", "nightly"))
+        if choice < 0.04:
+            setup.now_ms += rng.choice((-30 * MINUTE_MS, HOUR_MS // 2, 50 * HOUR_MS, HOUR_MS))
+        elif choice < 0.10:
+            charges = [(number * 100 + n, Charge(rng.choice((1, 1, 9)), "units", method, job, "", f"r{number}-{n}"))
+                       for n in range(1, rng.choice((2, 8, 90)))]  # fmt: skip
+            setup.ledger.repay(setup.project, "m", charges)
+        elif choice < 0.20:
+            entries = setup.ledger.read(setup.project, (setup.now_ms - 2 * HOUR_MS, 0), setup.now_ms, 1_000)
+            for entry in rng.sample(list(entries), min(2, len(entries))):
+                units = max(0, entry.units + rng.choice((-1, 1, -50)))
+                rng.choice(budgets).settle(entry.id, units)
+        setup.now_ms += rng.choice((0, 0, 1, 1_000, 20_000))
+        budget, units = rng.choice(budgets), rng.choice((1, 2, 40, 90))
+        if any(
+            x.view.selector.cost(units) > x.limit_units - leave[job].get(x.name, 0) if job else 0 for x in budget.limits
+        ):
+            continue
+        expected = the_slow_way(budget, method, units, job) if rng.random() < 0.5 else -1
+        decide = budget.charge if rng.random() < 0.7 else budget.peek
+        decision = decide(method, units=units, job=job)
+        if decision.admitted:
+            assert expected in (None, -1)
+            continue
+        if expected == -1:  # it was not asked before: what the ledger kept is not newer than this
+            expected = the_slow_way(budget, method, units, job)
+        assert decision.retry_at_ms == expected, f"decision {number} of seed {seed}"
+        refused += 1
+    assert refused > 60
+    setup.ledger.close()
+
+
+def full(setup: Setup, charges: int, units: int = 1, *, step_ms: int = 1_000) -> Budget:
+    """A day's limit that is full."""
+    budget = setup.budget(limit(charges * units))
+    for _ in range(charges):
+        assert budget.charge("videos.list", units=units).admitted
+        setup.now_ms += step_ms
+    return budget
+
+
+def test_corrections_that_cancel_each_other_move_it(setup: Setup) -> None:
+    """L15. The sum is as before, and the charge that must leave is another."""
+    budget = full(setup, 10, 10)
+    assert budget.charge("videos.list", units=10).retry_at_ms == NOW_MS + DAY_MS
+    budget.settle(f"{NOW_MS}-0", 9)
+    budget.settle(f"{NOW_MS + 1_000}-0", 11)
+    assert budget.charge("videos.list", units=10).retry_at_ms == NOW_MS + DAY_MS + 1_000
+    budget.settle(f"{NOW_MS}-0", 20)
+    budget.settle(f"{NOW_MS + 1_000}-0", 0)
+    assert budget.charge("videos.list", units=20).retry_at_ms == NOW_MS + DAY_MS
+    assert budget.charge("videos.list", units=10).retry_at_ms == NOW_MS + DAY_MS
+
+
+def test_charges_of_others_move_it_on(setup: Setup) -> None:
+    """Some of them count in the limit, and some do not."""
+    budget, others = full(setup, 10, 10), setup.budget(limit(10**6, jobs=("other",)))
+    for number, units in enumerate((5, 5, 20, 1)):
+        assert others.charge("videos.list", units=units, job="other").admitted
+        due = (0, 1, 3, 3)[number]  # of the ten, so many must leave before the one that lets 5 more in
+        assert budget.charge("videos.list", units=5).retry_at_ms == NOW_MS + DAY_MS + due * 1_000
+
+
+def test_a_day_that_another_day_has_pushed_out_is_not_looked_at(setup: Setup) -> None:
+    budget = full(setup, 5, 10)
+    assert budget.charge("videos.list", units=20).retry_at_ms == NOW_MS + DAY_MS + 1_000
+    setup.now_ms += 2 * DAY_MS
+    began_ms = setup.now_ms
+    for _ in range(5):
+        assert budget.charge("videos.list", units=10).admitted
+        setup.now_ms += 1_000
+    assert budget.charge("videos.list", units=20).retry_at_ms == began_ms + DAY_MS + 1_000
+
+
+# -- Redis -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scripts(redis_server: RedisServer) -> Iterator[Scripts]:
+    with redis.Redis(port=redis_server.port, decode_responses=True) as client:
+        client.flushall()
+        yield Scripts(client)
+        assert [key for key in client.keys("*") if client.pttl(key) < 0] == [], "keys without a lifetime"
+
+
+def test_it_takes_no_trip_of_its_own(redis_server: RedisServer) -> None:
+    """Three limits, a call of 100 units, and a window full of single ones: one call of one script, also the first
+    time."""
+    with redis.Redis(port=redis_server.port) as client:
+        client.flushall()
+    with Proxy(redis_server.port) as proxy:
+        setup = Setup.open(proxy.url)
+        charges = [Charge(1, "units", "videos.list", "", "", f"k{n}") for n in range(2_000)]
+        for first in range(0, 2_000, 100):
+            numbered = [(first + n + 1, charge) for n, charge in enumerate(charges[first : first + 100])]
+            setup.ledger.repay(setup.project, "m", numbered)
+            setup.now_ms += 1_000
+        search = Selector(buckets=("units",), methods=("videos.list",))
+        pacific = Limit("pacific", 2_000, View(search, Calendar("day", "America/Los_Angeles")), 2_000, 0)
+        budget = setup.budget(limit(2_000), pacific, limit(2_000, 2 * DAY_MS, name="two"))
+        budget.usage()
+        for _ in range(3):
+            before = proxy.requests
+            decision = budget.charge("videos.list", units=100)
+            assert (decision.reason, decision.retry_at_ms) == ("limit", NOW_MS + 2 * DAY_MS)
+            assert proxy.requests == before + 1
+        before = proxy.requests
+        assert budget.charge("videos.list", units=1_600).retry_at_ms == NOW_MS + 2 * DAY_MS + 15_000
+        assert proxy.requests == before + 4, "3,200 entries, a thousand a call"
+        before = proxy.requests
+        assert budget.charge("videos.list", units=1_600).retry_at_ms == NOW_MS + 2 * DAY_MS + 15_000
+        assert proxy.requests == before + 1
+        setup.ledger.close()
+
+
+def test_a_refusal_stands_where_the_server_goes_away_before_all_is_read(redis_server: RedisServer) -> None:
+    with redis.Redis(port=redis_server.port) as client:
+        client.flushall()
+    with Proxy(redis_server.port) as proxy:
+        setup = Setup.open(proxy.url)
+        budget = full(setup, 1_500, step_ms=1)
+        proxy.pass_next()
+        proxy.fail("drop-request", times=4)
+        decision = budget.charge("videos.list", units=1_400)
+        assert (decision.reason, decision.retry_at_ms) == ("limit", None)
+        assert budget.charge("videos.list", units=1_400).retry_at_ms == NOW_MS + DAY_MS + 1_399
+        setup.ledger.close()
+
+
+def test_what_is_kept_is_bounded(scripts: Scripts) -> None:
+    """The last 20 of other limits and other prices stay."""
+    scripts.fill(50)
+    for cost in range(1, 51):
+        reply = scripts.charge((ALL, 50, cost, DAY_MS), u=cost)
+        assert (reply[0], reply[4]) == ("REFUSED", str(NOW + cost))
+    assert len(str(scripts.client.hget(STATE, "rooms")).splitlines()) == 22
+
+
+def test_it_is_forgotten_with_each_correction(scripts: Scripts) -> None:
+    scripts.fill(5)
+    assert scripts.charge((ALL, 5, 1, DAY_MS))[4] == str(NOW + 1)
+    assert scripts.client.hget(STATE, "rooms") == f"\n{ALL} 4 {NOW + 5}-0 {NOW + 1}-0 4"
+    scripts.run("settle", f"{NOW + 1}-0", 0)
+    assert scripts.client.hget(STATE, "rooms") == ""
+    scripts.run("settle", f"{NOW + 2}-0", 2)
+    assert scripts.charge((ALL, 5, 1, DAY_MS))[4] == str(NOW + 2)
+
+
+def test_where_the_log_lacks_something_nothing_is_said(scripts: Scripts) -> None:
+    """L14."""
+    scripts.fill(5)
+    day = (ALL, 5, 1, DAY_MS)
+    scripts.charge(day)
+    scripts.run("settle", f"{NOW + 1}-0", 2)
+    scripts.client.delete(CORRECTIONS)
+    assert scripts.charge(day)[4] == "-"
+    scripts.client.delete(LOG)
+    assert scripts.charge(day)[4] == "-"
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        "x",
+        f"\n{ALL} 4 x",
+        f"\n{ALL} 4 {NOW + 5}-0 {NOW + 1}-0 -4",
+        f"\n{ALL} 4 {NOW + 5}-0 {NOW + 99}-0 4",
+        f"\n{ALL} 4 {NOW + 99}-0 {NOW + 1}-0 4",
+        f"\n{ALL} 4 {NOW + 5}-0 {NOW + 1}-0",
+        "\n" * 50,
+    ],
+)
+def test_what_no_script_has_written_is_not_believed(scripts: Scripts, kept: str) -> None:
+    scripts.fill(5)
+    scripts.client.hset(STATE, "rooms", kept)
+    assert scripts.charge((ALL, 5, 1, DAY_MS))[4] == str(NOW + 1)
+    assert scripts.charge((ALL, 5, 2, DAY_MS), u=2)[4] == str(NOW + 2)
+
+
+def test_a_log_that_was_trimmed_is_no_place_to_go_on_from(scripts: Scripts) -> None:
+    """L13."""
+    scripts.fill(300)
+    day = (ALL, 300, 1, DAY_MS)
+    assert scripts.charge(day)[4] == str(NOW + 1)
+    for _ in range(4):
+        scripts.now_ms += MIN_RETENTION_MS // 2
+        began_ms = scripts.now_ms
+        scripts.fill(300)
+        assert scripts.charge(day)[4] == str(began_ms + 1)
