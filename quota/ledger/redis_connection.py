@@ -340,9 +340,10 @@ class Server(NamedTuple):
     def _connected(self) -> Socket:
         if self.path:
             return self._connected_to(_socket.AF_UNIX, 0, self.path)
+        host = self.host.encode() if self.host.isascii() else self.host  # else two modules are imported for it
         try:
-            addresses = _socket.getaddrinfo(self.host, self.port, 0, _socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
+            addresses = _socket.getaddrinfo(host, self.port, 0, _socket.SOCK_STREAM)
+        except (OSError, ValueError) as error:
             raise _lost(error) from error
         failed = Lost("no address")
         for family, _, proto, _, address in addresses:
@@ -399,7 +400,7 @@ class Server(NamedTuple):
 _UNDER_WAY = (errno.EINPROGRESS, errno.EALREADY, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLOCK", errno.EINPROGRESS))
 
 
-def _lost(error: OSError | UnicodeError) -> Lost:
+def _lost(error: OSError | ValueError) -> Lost:
     if isinstance(error, OSError):
         _raise_if_not_the_systems(error)
     return Lost(str(error))

@@ -37,17 +37,18 @@ class ErrorReply(Failed):
     @property
     def asks_for_password(self) -> bool:
         """Whether the server did not take the user or the password, or wants one."""
-        return self.code in ("NOAUTH", "WRONGPASS") or _PASSWORD.search(str(self)) is not None
+        return self.code in ("NOAUTH", "WRONGPASS") or re.search(_PASSWORD, str(self)) is not None
 
 
-_PASSWORD = re.compile(r"[Ii]nvalid password|Client sent AUTH|AUTH <password> called without any password")
+# None of these is compiled before it is needed: a short process that is answered needs none.
+_PASSWORD = r"[Ii]nvalid password|Client sent AUTH|AUTH <password> called without any password"  # noqa: S105
 _TOO_MANY_CLIENTS = "max number of clients reached"
-_CODE = re.compile(r"([A-Z]{2,20}) ")
+_CODE = r"([A-Z]{2,20}) "
 
 
 def error_of(said: str) -> Failed:
     """The error reply that a server sent as this text."""
-    match = _CODE.match(said)
+    match = re.match(_CODE, said)
     code = "" if match is None else match[1]
     if code == "ERR":
         code, said = "", said[4:]

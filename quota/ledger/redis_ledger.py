@@ -93,16 +93,17 @@ FIRST_TRY = "-1"
 BEFORE_USED = 7
 """So many words stand before the used units in a reply of charge.lua."""
 
-_LASTING_WORDS = re.compile(
+# None of these is compiled before it is needed.
+_LASTING_WORDS = (
     "the ledger has (?:format|moved to)|WRONGTYPE |[Aa]uthenticat|WRONGPASS|unknown command|DB index"
     "|can't run this command"
 )
 """Of the errors that the server itself reports, those that another try does not change."""
 
-_FENCED = re.compile(r"^(?:ERR )?the ledger (has moved to|is being moved to|is being moved here from) (\S+) and takes")
+_FENCED = r"^(?:ERR )?the ledger (has moved to|is being moved to|is being moved here from) (\S+) and takes"
 _WAYS = {"has moved to": "", "is being moved to": UNSEALED, "is being moved here from": FILLING}
-_OTHER_FORMAT = re.compile(r"^(?:ERR )?the ledger has format (.*), and this script needs")
-_PROJECT = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+_OTHER_FORMAT = r"^(?:ERR )?the ledger has format (.*), and this script needs"
+_OF_A_PROJECT = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-")
 
 
 class RedisLedger:
@@ -503,7 +504,7 @@ class RedisLedger:
         return LedgerError(f"ledger {self.label} holds what no quota program writes: {reply!r:.200}")
 
     def _error(self, error: Failed) -> LedgerError:
-        lasts = _LASTING_WORDS.search(str(error)) is not None or isinstance(error, NotRedis)
+        lasts = re.search(_LASTING_WORDS, str(error)) is not None or isinstance(error, NotRedis)
         if isinstance(error, ErrorReply):
             lasts = lasts or error.asks_for_password or error.code == "NOPERM"
         return (UnusableLedger if lasts else LedgerError)(self._explain(error))
@@ -511,10 +512,10 @@ class RedisLedger:
     def _explain(self, error: Failed) -> str:
         """One line for an operator, without the driver's own words where these could quote the url."""
         where, said = f"ledger {self.label}", (str(error).splitlines() or [""])[0][:200]
-        moved = _FENCED.search(str(error))
+        moved = re.search(_FENCED, str(error))
         if moved is not None:
             return str(fenced_error(where, FENCE + _WAYS[moved[1]] + moved[2]))
-        other_format = _OTHER_FORMAT.search(said)
+        other_format = re.search(_OTHER_FORMAT, said)
         if other_format is not None:
             return self._wrong_format(other_format[1])
         return explained(error, where, self._timeout_s)
@@ -588,7 +589,7 @@ class Keys(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _keys(project: str) -> Keys:
-    if not _PROJECT.fullmatch(project):
+    if not (0 < len(project) <= 64 and _OF_A_PROJECT.issuperset(project)):
         raise ConfigError(f"project {project!r}: a name in Redis is 1 to 64 of A-Z a-z 0-9 . _ : -")
     return Keys(*(f"quota:{{{project}}}:{key}" for key in Keys._fields))
 

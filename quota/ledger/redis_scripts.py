@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from hashlib import sha1
+
+try:
+    from _sha1 import sha1  # type: ignore[import-not-found]  # hashlib would load all of OpenSSL for it
+except ImportError:
+    from hashlib import sha1
 
 
 @cache

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from quota.ledger.redis_driver import Cluster
 
-_DATABASE = re.compile(r"[0-9]{0,9}")
-
 _TIMEOUTS = ("socket_timeout", "socket_connect_timeout")
 _NEEDLESS = ("health_check_interval", "max_connections", "retry_on_timeout", "retry_on_error")
 """What redis-py may be told, and a connection of ours has no need of."""
@@ -46,7 +44,7 @@ def client_maker(
     Raises ConfigError, with `what` and `label` for the url.
     """
     databases = _databases(url)
-    if not all(map(_DATABASE.fullmatch, databases)):  # redis-py would take database 0
+    if not all(map(_is_database, databases)):  # redis-py would take database 0
         raise ConfigError(f"{what} {label}: its database is no number; end it in /0, or in ?db=0 after a unix socket")
     try:
         scheme, _, rest = url.partition("://")
@@ -124,11 +122,15 @@ def _databases(url: str) -> tuple[str, str]:
     return path, parse_qs(query).get("db", [""])[0]
 
 
+def _is_database(text: str) -> bool:
+    return not text or (text.isascii() and text.isdigit() and len(text) <= 9)
+
+
 def label_of(url: str) -> str:
     """The url with the database it means, without its secrets and its other options."""
     shown, db = _without_secrets(url), _databases(url)[1]
     scheme, _, place = shown.partition("://")
-    if not db or place == "..." or not _DATABASE.fullmatch(db):
+    if not db or place == "..." or not _is_database(db):
         return shown
     if scheme == "unix":
         return f"{shown}?db={db}"
