@@ -167,12 +167,20 @@ class RedisLedger:
 
     def _question(self, request: ChargeRequest, commit: bool) -> _Question:
         """What is the same in all questions about these checks: a budget asks it for hours."""
-        place = (id(request.checks), commit)
-        question = self._questions.get(place)
-        if question is None or not question.fits(request):
+        checks, charge = request.checks, request.charge
+        question = self._questions.get((id(checks), commit))
+        if (
+            question is None
+            or question.checks is not checks
+            or question.charge[:4] != charge[:4]
+            or question.project != request.project
+            or question.closed_by != request.closed_by
+            or question.jitter_ms != request.jitter_ms
+            or question.retention_ms != request.retention_ms
+        ):
             if len(self._questions) >= MAX_QUESTIONS:
                 self._questions = {}
-            question = self._questions[place] = _Question(request, commit)
+            question = self._questions[id(checks), commit] = _Question(request, commit)
         return question
 
     def _charge(self, request: ChargeRequest, commit: bool, started_s: float, *, retry: bool) -> Any:
@@ -674,23 +682,23 @@ class _Question:
     Whatever it says is said by `_arguments` too. To pack that anew takes longer than the server needs to answer.
     """
 
-    __slots__ = ("_after", "_before", "_how", "_same", "_what", "checks")
+    __slots__ = (
+        *("_after", "_before", "_how", "_what"),
+        *("charge", "checks", "closed_by", "jitter_ms", "project", "retention_ms"),
+    )
 
     def __init__(self, request: ChargeRequest, commit: bool) -> None:
-        self.checks = request.checks
-        self._same = _same_in(request)
+        self.project, self.charge, self.checks = request.project, request.charge, request.checks
+        self.closed_by, self.jitter_ms, self.retention_ms = request.closed_by, request.jitter_ms, request.retention_ms
         keys, args = _keys(request.project), _arguments(request, "0", commit)
         head = ("EVALSHA", script("charge")[1], str(len(keys)), *keys)
         self._before = f"*{len(head) + len(args)}\r\n{_bulks(head)}"
         self._what, self._how = _bulks(args[2:6]), _bulks(args[8:12])
         self._after = _bulks(args[13:])
 
-    def fits(self, request: ChargeRequest) -> bool:
-        return self.checks is request.checks and self._same == _same_in(request)
-
     def packed(self, request: ChargeRequest, now: str) -> bytes:
-        charge, what, how = request.charge, self._what, self._how
-        region, key, expected, caller_ms = charge.region, charge.idempotency_key, _expected(request), request.caller_ms
+        *_, region, key = request.charge
+        expected, caller_ms, what, how = _expected(request), request.caller_ms, self._what, self._how
         words = (
             f"{self._before}${len(now)}\r\n{now}\r\n${len(str(caller_ms))}\r\n{caller_ms}\r\n{what}"
             f"${len(region)}\r\n{region}\r\n${len(key)}\r\n{key}\r\n{how}${len(expected)}\r\n{expected}\r\n{self._after}"
@@ -701,12 +709,6 @@ class _Question:
                 f"{self._after}"
             )
         return words.encode()
-
-
-def _same_in(request: ChargeRequest) -> tuple[object, ...]:
-    c = request.charge
-    of_charge = c.units, c.bucket, c.method, c.job
-    return request.project, of_charge, request.closed_by, request.jitter_ms, request.retention_ms
 
 
 def _bulks(words: Iterable[str]) -> str:

@@ -330,7 +330,11 @@ class HighWaterMark:
             if self._changing:
                 self._deferred.append((checks, result))
                 return False
-            other = epoch != self._epoch or unlogged != self._last_unlogged or not _same_views(checks, self._checks)
+            other = (
+                epoch != self._epoch
+                or unlogged != self._last_unlogged
+                or (checks is not self._checks and not _same_views(checks, self._checks))
+            )
             if other or now_ms >= self._next_tidy_ms:
                 self._change(partial(self._record_all, checks, result))
             elif result.last >= self._newest_id:  # else another thread has seen more
@@ -341,7 +345,7 @@ class HighWaterMark:
 
     def _record_numbers(self, result: ChargeResult) -> None:
         """Most decisions are about the same views as the one before: only the numbers in the head change."""
-        units = _without_unlogged(result)
+        units = _without_unlogged(result) if result.unlogged else result.used_units
         try:
             self._changing = True
             self._newest_id, self._logged_units, self._decided_ms = result.last, units, result.now_ms
@@ -708,8 +712,6 @@ class HighWaterMark:
 
 def _same_views(checks: Sequence[LimitCheck], others: Sequence[LimitCheck]) -> bool:
     """Whether two decisions check the same views. These and their edges are made once and used often."""
-    if checks is others:
-        return True
     if len(checks) != len(others):
         return False
     for check, other in zip(checks, others, strict=True):  # half the time of `all` and a generator
