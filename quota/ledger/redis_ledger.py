@@ -698,7 +698,12 @@ class _Question:
 
     def packed(self, request: ChargeRequest, now: str) -> bytes:
         *_, region, key = request.charge
-        expected, caller_ms, what, how = _expected(request), request.caller_ms, self._what, self._how
+        caller_ms, what, how = request.caller_ms, self._what, self._how
+        expected, ids = request.expected
+        for ms, seq in ids:  # as `_expected` writes it
+            expected += f" {ms}-{seq}"
+        if request.granted is not None:
+            expected = f"{expected} @{request.granted}"
         words = (
             f"{self._before}${len(now)}\r\n{now}\r\n${len(str(caller_ms))}\r\n{caller_ms}\r\n{what}"
             f"${len(region)}\r\n{region}\r\n${len(key)}\r\n{key}\r\n{how}${len(expected)}\r\n{expected}\r\n{self._after}"
