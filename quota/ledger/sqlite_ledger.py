@@ -76,6 +76,20 @@ SCHEMA_VERSION = 11
 APPLICATION_ID = 0x51_4C_47_31
 """Marks an SQLite file as a ledger ("QLG1")."""
 
+
+class _Rooms(NamedTuple):
+    """When the charge was made that must leave a sliding window before a call fits, by project, view, and what may be
+    left then (None: it fits, or the window does not slide); and until when unlogged usage counts. It holds as long as a
+    connection sees no change of its file."""
+
+    db: sqlite3.Connection | None
+    stamp: tuple[int, int]
+    known: dict[tuple[str, View, int], tuple[int | None, int]]
+
+
+MAX_ROOMS = 1_000
+"""So many are remembered."""
+
 TRIM_AT_ONCE = 10_000
 """So many charges are trimmed at once (L13)."""
 
@@ -133,6 +147,7 @@ class SqliteLedger:
         self._clock = host_clock if clock is None else whole_clock(clock)
         self._sums: dict[View, tuple[str, tuple[str, ...]]] = {}
         self._memory = Memory(None, 0)
+        self._rooms = _Rooms(None, (0, 0), {})
 
     def now_ms(self) -> int:
         return self._clock()
@@ -140,7 +155,45 @@ class SqliteLedger:
     # -- the decision ------------------------------------------------------------------------------------------------
 
     def decide(self, request: ChargeRequest, *, commit: bool) -> ChargeResult:
-        return self._file.transact(lambda db: self._decide_from_memory(db, request, commit), write=None)
+        result = self._file.transact(lambda db: self._decide_from_memory(db, request, commit), write=None)
+        if result.outcome != "refused" or result.unlogged:
+            return result
+        return result._replace(leaving_ms=self._leaving_ms(request, result.now_ms))
+
+    def _leaving_ms(self, request: ChargeRequest, now_ms: int) -> tuple[int | None, ...]:
+        """L9. See `ChargeResult.leaving_ms`. It depends on nothing that leaves before that charge, so it is remembered
+        until the file changes. It is read outside of the decision: nobody waits for this."""
+        project = request.project
+        keys = [(project, check.view, check.cap_units - check.cost_units) for check in request.checks]
+
+        def remembered(db: sqlite3.Connection) -> tuple[int | None, ...] | None:
+            rooms = self._rooms
+            if rooms.db is not db or rooms.stamp != (_data_version(db), db.total_changes):
+                return None
+            known = [rooms.known.get(key) for key in keys]
+            if not all(room is not None and room[1] <= now_ms for room in known):
+                return None
+            return tuple([room[0] for room in known if room is not None])
+
+        def read(db: sqlite3.Connection) -> tuple[int | None, ...]:
+            last, _, unlogged_until_ms, *_ = self._head(db, project)
+            stamp, rooms = (_data_version(db), db.total_changes), self._rooms
+            if rooms.db is not db or rooms.stamp != stamp or len(rooms.known) > MAX_ROOMS:
+                rooms = self._rooms = _Rooms(db, stamp, {})
+            if unlogged_until_ms > now_ms:
+                return ()
+            for key, check in zip(keys, request.checks, strict=True):
+                if key not in rooms.known:
+                    stored = self._stored(db, project, check.view)
+                    view = self._advance(db, project, check, now_ms, last, stored)
+                    rooms.known[key] = _leaving_at(db, project, check, view), unlogged_until_ms
+            return tuple([rooms.known[key][0] for key in keys])
+
+        try:
+            known = self._file.transact(remembered, write=None)
+            return self._file.transact(read, write=False) if known is None else known
+        except LedgerError:  # that it was refused stands
+            return ()
 
     def _decide_from_memory(self, db: sqlite3.Connection, request: ChargeRequest, commit: bool) -> ChargeResult:
         memory, changes, version = self._memory, db.total_changes, -1
@@ -793,15 +846,41 @@ def _edges_fit(checks: Sequence[LimitCheck], now_ms: int) -> bool:
     return True
 
 
+def _leaving_at(db: sqlite3.Connection, project: str, check: LimitCheck, view: ViewState) -> int | None:
+    """The time of the first charge behind which a view counts so little that the call fits."""
+    left, room = view.total, check.cap_units - check.cost_units
+    if not isinstance(check.view.window, Sliding) or not check.cost_units or not 0 <= room < left:
+        return None
+    selected, names = _selected(check.view)
+    sql = (
+        f"SELECT ms, {_counted(check.view)} FROM charges"  # noqa: S608  # constants and placeholders only
+        f" WHERE project = ? AND ms >= ? AND (ms, seq) >= (?, ?){selected} ORDER BY ms, seq"
+    )
+    for ms, units in db.execute(sql, (project, view.tail_ms, view.tail_ms, view.tail_seq, *names)):
+        left -= units
+        if left <= room:
+            at_ms: int = checked_row((ms,), integers=1)[0]
+            return at_ms
+    return None
+
+
 def _sum_sql(view: View) -> tuple[str, tuple[str, ...]]:
     """L2. SQL that sums what a view counts in (after, until], and the names that it selects."""
-    selector = view.selector
-    what = "MIN(units, 1)" if selector.count == "calls" else "units"
+    selected, names = _selected(view)
     # The plain bounds on ms are implied by the pairs; they are what the primary key is searched by.
     sql = (
-        f"SELECT COALESCE(SUM({what}), 0) FROM charges"  # noqa: S608  # constants and placeholders only
-        " WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) AND (ms, seq) <= (?, ?)"
+        f"SELECT COALESCE(SUM({_counted(view)}), 0) FROM charges"  # noqa: S608  # constants and placeholders only
+        f" WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) AND (ms, seq) <= (?, ?){selected}"
     )
+    return sql, names
+
+
+def _counted(view: View) -> str:
+    return "MIN(units, 1)" if view.selector.count == "calls" else "units"
+
+
+def _selected(view: View) -> tuple[str, tuple[str, ...]]:
+    selector, sql = view.selector, ""
     fields = {"bucket": selector.buckets, "method": selector.methods, "job": selector.jobs}
     for field, names in fields.items():
         if names:

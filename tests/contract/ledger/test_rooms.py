@@ -17,6 +17,7 @@ from contract.ledger.test_charge_script import ALL, CORRECTIONS, LOG, MIN_RETENT
 from quota.budget import ask
 from quota.ledger.contract import read_entries
 from quota.ledger.entry import Charge
+from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 from quota.retry_at import retry_at
 from support.proxy import Proxy
@@ -120,6 +121,18 @@ def test_corrections_that_cancel_each_other_move_it(setup: Setup) -> None:
     budget.settle(f"{NOW_MS + 1_000}-0", 0)
     assert budget.charge("videos.list", units=20).retry_at_ms == NOW_MS + DAY_MS
     assert budget.charge("videos.list", units=10).retry_at_ms == NOW_MS + DAY_MS
+
+
+def test_corrections_by_another_process_move_it(setup: Setup, ledger_url: str) -> None:
+    budget = full(setup, 10, 10)
+    for _ in range(2):
+        assert budget.charge("videos.list", units=10).retry_at_ms == NOW_MS + DAY_MS
+    other = open_ledger(ledger_url, clock=lambda: setup.now_ms)
+    other.settle(setup.project, f"{NOW_MS}-0", 9, [budget.limits[0].view])
+    other.settle(setup.project, f"{NOW_MS + 1_000}-0", 11, [budget.limits[0].view])
+    other.close()
+    for _ in range(2):
+        assert budget.charge("videos.list", units=10).retry_at_ms == NOW_MS + DAY_MS + 1_000
 
 
 def test_charges_of_others_move_it_on(setup: Setup) -> None:
