@@ -13,8 +13,9 @@ from pathlib import Path
 
 import redis
 
-from bench import cold, growth, on_redis, on_sqlite, textfile
+from bench import cold, growth, moments, on_redis, on_sqlite, textfile
 from bench.before import Before
+from bench.on_redis import DAY_UNITS
 from bench.report import Report
 from support.servers import RedisServer
 
@@ -22,7 +23,8 @@ from support.servers import RedisServer
 @dataclass(frozen=True)
 class Effort:
     """How much is measured: rounds of the races and calls in each, charges filled in before, one in how many of a day's
-    charges is made to be weighed, and whether also a copy is started as a wheel installs it.
+    charges is made to be weighed, how many fill the windows that refuse, by how much other logs are shorter than their
+    bars are for, how often what is paid once is paid, and whether also a copy is started as a wheel installs it.
     """
 
     rounds: int
@@ -31,11 +33,14 @@ class Effort:
     cold_rounds: int
     sizes: tuple[int, ...]
     share: int
+    full: int
+    shorter: int
+    repeats: int
     installed: bool
 
 
-FULL = Effort(200, 20, 60, 30, (100, 1_000, 10_000, 50_000), 1, installed=True)
-QUICK = Effort(30, 10, 15, 4, (100, 1_000), 10, installed=False)
+FULL = Effort(200, 20, 60, 30, (100, 1_000, 10_000, 50_000), 1, DAY_UNITS, 1, 20, installed=True)
+QUICK = Effort(30, 10, 15, 4, (100, 1_000), 10, 200, 400, 3, installed=False)
 
 
 def main() -> None:
@@ -53,7 +58,7 @@ def main() -> None:
         try:
             report.about = _where(server, pinned)
             print(", ".join(f"{name} {value}" for name, value in report.about.items()))
-            on_redis.measure(report, server, folder, rounds, effort.calls, before)
+            on_redis.measure(report, server, folder, rounds, effort.calls, before, effort.full)
             on_redis.measure_memory(report, server, effort.share)
             growth.measure(report, "Redis", lambda _: server.url, effort.sizes, growth_rounds, effort.calls)
             on_sqlite.measure(report, folder, rounds, effort.calls, before)
@@ -66,6 +71,7 @@ def main() -> None:
                 growth_rounds,
                 effort.calls,
             )
+            moments.measure(report, server, folder, effort.full, effort.shorter, effort.repeats)
             textfile.measure(report, folder, server.url, growth_rounds)
             cold.measure(report, folder, server.url, cold_rounds, installed=effort.installed)
         finally:

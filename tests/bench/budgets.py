@@ -35,16 +35,16 @@ def one() -> list[Limit]:
     return [day()]
 
 
-def three() -> list[Limit]:
+def two() -> list[Limit]:
+    """The default configuration: the last 24 hours, and upstream's own day."""
+    return three()[:2]
+
+
+def three(units: int = PLENTY) -> list[Limit]:
     """The last 24 hours, upstream's own day, and a narrow limit on searches."""
-    units = Selector(buckets=("units",))
-    pacific = View(units, Calendar("day", "America/Los_Angeles"))
+    pacific = View(Selector(buckets=("units",)), Calendar("day", "America/Los_Angeles"))
     search = View(Selector(buckets=("units",), methods=(DEAR,)), Sliding(DAY_MS))
-    return [
-        day(),
-        Limit("pacific-day", PLENTY, pacific, PLENTY, 0),
-        Limit("search", PLENTY, search, PLENTY, 0),
-    ]
+    return [day(units), Limit("pacific-day", units, pacific, units, 0), Limit("search", units, search, units, 0)]
 
 
 def budget(ledger: Ledger, project: str, limits: Sequence[Limit], *, clock: Callable[[], int] | None = None) -> Budget:
@@ -94,11 +94,24 @@ def refusing(ledger: Ledger, project: str, *, walked: int) -> Callable[[], Decis
     return call
 
 
-def fill(ledger: Ledger, project: str, charges: int) -> None:
-    """Put charges into the log quickly, a hundred in each call, without deciding about them."""
-    for first in range(1, charges + 1, REPAID_AT_ONCE):
-        numbers = range(first, min(first + REPAID_AT_ONCE, charges + 1))
-        batch = [(n, Charge(1, "units", CHEAP, "trending", "US", f"filling-{n}")) for n in numbers]
+def refusing_when_full(ledger: Ledger, project: str, limits: int, charges: int, units: int) -> Callable[[], Decision]:
+    """A charge that is refused by so many limits, each of them full of charges of 1."""
+    fill(ledger, project, charges, DEAR)
+    full = budget(ledger, project, three(charges)[:limits])
+
+    def call() -> Decision:
+        decision = full.charge(DEAR, units=units, **LABELS)
+        assert not decision.admitted, decision
+        return decision
+
+    return call
+
+
+def fill(ledger: Ledger, project: str, charges: int, method: str = CHEAP, after: int = 0) -> None:
+    """Put charges into the log quickly, a hundred in each call, without deciding about them; `after` so many before."""
+    for first in range(after + 1, after + charges + 1, REPAID_AT_ONCE):
+        numbers = range(first, min(first + REPAID_AT_ONCE, after + charges + 1))
+        batch = [(n, Charge(1, "units", method, "trending", "US", f"filling-{n}")) for n in numbers]
         ledger.repay(project, "bench", batch)
 
 
@@ -113,10 +126,10 @@ class SteppingClock:
 
 
 def spread_over_a_day(
-    ledger: Ledger, clock: SteppingClock, project: str, charges: int, units: int
+    ledger: Ledger, clock: SteppingClock, project: str, charges: int, units: int, limits: Sequence[Limit] = ()
 ) -> Callable[[], Decision]:
     """Fill a day evenly; what is returned goes on at that pace, so that each charge comes as one expires."""
-    spent = budget(ledger, project, [day()], clock=clock)
+    spent = budget(ledger, project, limits or [day()], clock=clock)
     step_ms = DAY_MS // charges
 
     def call() -> Decision:

@@ -29,7 +29,13 @@ api = "youtube-v3"
 name = "day"
 units = 1
 window = "24h"
+[jobs.trending]
+fetch = "trending"
+regions = ["US"]
 """
+
+BARS = {"quota charge, SQLite": 4.5, "quota charge, Redis": 6, "refused tick, SQLite": 6, "refused tick, Redis": 8}
+"""Ratios to a Python that does nothing. As from a wheel, where that is measured."""
 
 
 def measure(report: Report, folder: Path, redis_url: str, rounds: int, *, installed: bool) -> None:
@@ -39,6 +45,8 @@ def measure(report: Report, folder: Path, redis_url: str, rounds: int, *, instal
     full, shared = folder / "full.toml", folder / "shared.toml"
     full.write_text(f'[ledger]\nurl = "sqlite:///{folder}/full.db"\n{FULL}')
     shared.write_text(f'[ledger]\nurl = "{redis_url}"\n[credentials.main]\napi = "youtube-v3"\n')
+    full_too = folder / "full-too.toml"
+    full_too.write_text(full.read_text().replace(f"sqlite:///{folder}/full.db", redis_url))
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("QUOTA_", "PYTHON"))}
     environment |= {"QUOTA_STATE_DIR": str(state), "XDG_CONFIG_HOME": str(folder / "no-config")}
 
@@ -60,12 +68,16 @@ def measure(report: Report, folder: Path, redis_url: str, rounds: int, *, instal
     quota = folder / "quota"
     quota.write_text(SCRIPT)
     charge, peek = (str(quota), "charge", "videos.list"), (str(quota), "peek", "videos.list")
-    start(sys.executable, *charge, "--config", str(full))()
+    for config in (full, full_too):
+        start(sys.executable, *charge, "--config", str(config))()
+    tick = (str(quota), "run", "trending", "--config")
     contestants = [
         Contestant("floor: python -c pass", start(sys.executable, *NOTHING)),
         Contestant("quota charge, SQLite", start(sys.executable, *charge)),
         Contestant("quota charge, Redis", start(sys.executable, *charge, "--config", str(shared))),
         Contestant("quota peek, refused", start(sys.executable, *peek, "--config", str(full), status=75)),
+        Contestant("refused tick, SQLite", start(sys.executable, *tick, str(full))),
+        Contestant("refused tick, Redis", start(sys.executable, *tick, str(full_too))),
     ]
     rows = race(contestants, rounds, 1, report.progress)
     if installed:
@@ -74,6 +86,8 @@ def measure(report: Report, folder: Path, redis_url: str, rounds: int, *, instal
             Contestant("floor: python -c pass, installed", start(python, *NOTHING)),
             Contestant("quota charge, SQLite, installed", start(python, *charge)),
             Contestant("quota charge, Redis, installed", start(python, *charge, "--config", str(shared))),
+            Contestant("refused tick, SQLite, installed", start(python, *tick, str(full))),
+            Contestant("refused tick, Redis, installed", start(python, *tick, str(full_too))),
         ]
         rows += race(contestants, rounds, 1, report.progress)
     report.race(
@@ -84,7 +98,9 @@ def measure(report: Report, folder: Path, redis_url: str, rounds: int, *, instal
         if installed
         else "ratio to `python -c pass` of the same interpreter",
     )
-    report.bars += [Bar(f"cold, {row.name}", row.ratio, 6) for row in rows if ", SQLite" in row.name]
+    ending = ", installed" if installed else ""
+    ratio = {row.name: row.ratio for row in rows}
+    report.bars += [Bar(f"cold, {name}{ending}", ratio[f"{name}{ending}"], most) for name, most in BARS.items()]
 
 
 def _installed(folder: Path) -> str:

@@ -23,8 +23,10 @@ from bench.budgets import (
     guarded,
     one,
     refusing,
+    refusing_when_full,
     spread_over_a_day,
     three,
+    two,
 )
 from bench.peers import REDIS_PEERS
 from bench.race import Contestant, race
@@ -38,20 +40,49 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bench.before import Before
+    from quota.decision import Decision
     from quota.ledger.contract import ChargeRequest, ChargeResult, Ledger
+    from quota.limits import Limit
     from support.servers import RedisServer
 
 NOTHING = "return 1"
 DAY_UNITS = 9_500
 
+BARS = {
+    "1 limit, guarded": 1.15,
+    "1 limit, 100 units, guarded": 1.15,
+    "2 limits, guarded": 1.2,
+    "3 limits, guarded": 1.25,
+}
+REFUSED = {1: 1.6, 2: 1.7, 3: 1.8}
+"""By limits: each full of charges of 1, the call asked for before."""
 
-def measure(report: Report, server: RedisServer, folder: Path, rounds: int, calls: int, before: Before | None) -> None:
-    """How long a decision takes; and took, `before`."""
+IN_FILES = {"SQLite, 1 limit": 0.8, "SQLite, 3 limits": 1.0, "SQLite, refused, time after 100 entries": 1.2}
+"""The other ledger, beside the same floor."""
+
+
+def measure(
+    report: Report,
+    server: RedisServer,
+    folder: Path,
+    rounds: int,
+    calls: int,
+    before: Before | None,
+    full: int = DAY_UNITS,
+) -> None:
+    """How long a decision takes; and took, `before`. `full`: so many charges fill the windows that refuse."""
     report.progress.begin("Redis, time of a decision")
     ledger = open_ledger(server.url)
     client = _client(server)
     earlier = before.contestants("Redis", lambda _: server.url) if before else []
-    contestants = [*_floors(client, server, ledger), *_ours(ledger, folder, earlier), *_peers(client, server)]
+    in_files = [open_ledger(f"sqlite:///{folder / name}.db") for name in ("beside-1", "beside-3", "beside-refused")]
+    contestants = [
+        *_floors(client, server, ledger),
+        *_ours(ledger, folder, earlier),
+        *_refused(ledger, full),
+        *_in_files(in_files),
+        *_peers(client, server),
+    ]
     rows = race(contestants, rounds, calls, report.progress)
     report.race(
         "redis",
@@ -65,14 +96,20 @@ def measure(report: Report, server: RedisServer, folder: Path, rounds: int, call
         print(f"left out, not installed: {', '.join(left_out)}")
     ratio = {row.name: row.ratio for row in rows}
     report.bars += [
-        Bar("Redis, one limit", ratio["quota, 1 limit, 1 unit"], 1.5),
-        Bar("Redis, three limits", ratio["quota, 3 limits, 1 unit"], 1.8),
+        *(Bar(f"Redis, {name}", ratio[f"quota, {name}"], most) for name, most in BARS.items()),
+        *(
+            Bar(f"Redis, refused for {units:,}, {limits} limit{'s'[: limits > 1]}", ratio[_name(limits, units)], most)
+            for limits, most in REFUSED.items()
+            for units in _costs(full)
+        ),
+        *(Bar(name, ratio[name], most) for name, most in IN_FILES.items()),
         Bar("Redis, what guarding costs", ratio["quota, 1 limit, guarded"] / ratio["quota, 1 limit, 1 unit"], 1.05),
         Bar("Redis, 100 units beside 1", ratio["quota, 1 limit, 100 units"] / ratio["quota, 1 limit, 1 unit"], 1.1),
     ]
     if before:
         before.hold(report, "Redis", ratio)
-    ledger.close()
+    for opened in (ledger, *in_files):
+        opened.close()
     client.close()
 
 
@@ -161,6 +198,9 @@ def _ours(ledger: Ledger, folder: Path, earlier: Sequence[Contestant]) -> list[C
     return [
         Contestant("quota, 1 limit, 1 unit", charging(budget(ledger, "one", one()), CHEAP, 1)),
         Contestant("quota, 1 limit, guarded", charging(guarded(ledger, "guarded", one(), folder), CHEAP, 1)),
+        Contestant("quota, 1 limit, 100 units, guarded", _guarded(ledger, folder, "guarded-dear", one(), DEAR_UNITS)),
+        Contestant("quota, 2 limits, guarded", _guarded(ledger, folder, "guarded-2", two(), 1)),
+        Contestant("quota, 3 limits, guarded", _guarded(ledger, folder, "guarded-3", three(), 1)),
         *earlier,
         Contestant("quota, 1 limit, 100 units", charging(budget(ledger, "one-dear", one()), DEAR, DEAR_UNITS)),
         Contestant("quota, 1 limit, 1 unit, the ledger alone", _deciding(ledger)),
@@ -171,6 +211,36 @@ def _ours(ledger: Ledger, folder: Path, earlier: Sequence[Contestant]) -> list[C
         Contestant("quota, peek, 1 limit", lambda: peeks[1].peek(DEAR, **LABELS)),
         Contestant("quota, peek, 3 limits", lambda: peeks[3].peek(DEAR, **LABELS)),
     ]
+
+
+def _guarded(ledger: Ledger, folder: Path, project: str, limits: list[Limit], units: int) -> Callable[[], Decision]:
+    return charging(guarded(ledger, project, limits, folder), DEAR, units)
+
+
+def _refused(ledger: Ledger, full: int) -> list[Contestant]:
+    return [
+        Contestant(_name(limits, units), refusing_when_full(ledger, f"full-{limits}-{units}", limits, full, units))
+        for limits in REFUSED
+        for units in _costs(full)
+    ]
+
+
+def _costs(full: int) -> tuple[int, ...]:
+    return (1, min(DEAR_UNITS, full))
+
+
+def _name(limits: int, units: int) -> str:
+    return f"quota, refused for {units:,}, {limits} limit{'s'[: limits > 1]}, full"
+
+
+def _in_files(ledgers: Sequence[Ledger]) -> list[Contestant]:
+    one_limit, three_limits, refusing_one = ledgers
+    calls = (
+        charging(budget(one_limit, "main", one()), CHEAP, 1),
+        charging(budget(three_limits, "main", three()), DEAR, 1),
+        refusing(refusing_one, "main", walked=100),
+    )
+    return [Contestant(name, call) for name, call in zip(IN_FILES, calls, strict=True)]
 
 
 def _deciding(ledger: Ledger) -> Callable[[], ChargeResult]:

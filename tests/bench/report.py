@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from bench.race import Row
 
 NAME_WIDTH = 43
+BAR_WIDTH = 48
 
 
 class Progress:
@@ -37,16 +38,16 @@ class Progress:
 
 @dataclass(frozen=True)
 class Bar:
-    """A ratio or size that the product is held to: at most `most`."""
+    """A ratio, a time or a size that the product is held to: at most `most`. None: it is only told."""
 
     name: str
     measured: float
-    most: float
+    most: float | None
     unit: str = "x"
 
     @property
     def met(self) -> bool:
-        return self.measured <= self.most
+        return self.most is None or self.measured <= self.most
 
 
 @dataclass
@@ -78,15 +79,22 @@ class Report:
             for name, size, charges in rows
         ]
 
+    def figures(self, key: str, title: str, bars: Sequence[Bar]) -> None:
+        """A table of what is measured once, each in a unit of its own."""
+        self._begin(title, "")
+        for bar in bars:
+            print(f"{bar.name:<{BAR_WIDTH}}{f'{bar.measured:,.2f} {bar.unit}':>13}")
+        self.tables[key] = [asdict(bar) for bar in bars]
+
     def show_bars(self) -> None:
         """Everything that there is a bar for."""
         if not self.bars:
             return
         self._begin("The bars", "")
-        print(f"{'':<{NAME_WIDTH}}{'measured':>12}{'bar':>12}")
+        print(f"{'':<{BAR_WIDTH}}{'measured':>13}{'bar':>11}")
         for bar in self.bars:
-            measured, most = f"{bar.measured:.2f} {bar.unit}", f"{bar.most:g} {bar.unit}"
-            print(f"{bar.name:<{NAME_WIDTH}}{measured:>12}{most:>12}{'ok' if bar.met else 'above':>8}")
+            measured, most = f"{bar.measured:,.2f} {bar.unit}", f"{bar.most:g} {bar.unit}"
+            print(f"{bar.name:<{BAR_WIDTH}}{measured:>13}{most:>11}{'ok' if bar.met else 'above':>7}")
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -47,6 +47,8 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.requests = 0
+        self.trips = 0
+        """What any client sent, scripts or not."""
         self.connections = 0
         self._faults: list[Fault] = []
         self._held: list[tuple[socket.socket, bytes]] = []
@@ -163,6 +165,7 @@ class Proxy:
             while data := client.recv(1 << 20):
                 self._running.wait()
                 self.requests += b"EVALSHA" in data
+                self.trips += 1
                 fault = self._next_fault(data)
                 kind = fault.kind if fault else None
                 if fault is None or kind == "delay-request":
