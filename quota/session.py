@@ -207,6 +207,9 @@ class Session:
         while self._recorders:
             self._recorders.popitem()[1].close()
         ledger, self._ledger = self._ledger, None
+        if ledger is not None:
+            for high_water_mark in self._high_water_marks.values():
+                high_water_mark.end(ledger)
         while self._budgets:
             close_budget(self._budgets.popitem()[1])
         while self._high_water_marks:

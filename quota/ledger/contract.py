@@ -284,8 +284,11 @@ class Ledger(Protocol):
         """
         ...
 
-    def read(self, project: str, after: Id, until_ms: int, count: int) -> Sequence[Entry]:
-        """At most `count` (1 to MAX_READ) entries with (ms, seq) > `after` and ms <= `until_ms`, in time order."""
+    def read(
+        self, project: str, after: Id, until_ms: int, count: int, within_s: float | None = None
+    ) -> Sequence[Entry]:
+        """At most `count` (1 to MAX_READ) entries with (ms, seq) > `after` and ms <= `until_ms`, in time order. With
+        `within_s` the ledger gives up after that time."""
         ...
 
     def add_unlogged(

@@ -264,10 +264,14 @@ class RedisLedger:
         reply = self._script("settle", project, [charge_id, str(units)], with_history=True)
         return self._read(_entry, [charge_id, *reply]) if reply else None
 
-    def read(self, project: str, after: tuple[int, int], until_ms: int, count: int) -> Sequence[Entry]:
+    def read(
+        self, project: str, after: tuple[int, int], until_ms: int, count: int, within_s: float | None = None
+    ) -> Sequence[Entry]:
         after, until_ms, count = checked_range(after, until_ms, count)
         since = f"{after[0] + 1}-0" if after[1] == NEVER else f"({after[0]}-{after[1]}"
-        return [self._read(_entry, row) for row in self._script("read", project, [since, str(until_ms), str(count)])]
+        args = [since, str(until_ms), str(count)]
+        rows = self._retried(lambda: self._run("read", _keys(project), args, within_s))
+        return [self._read(_entry, row) for row in rows]
 
     def whole_after_ms(self, project: str) -> int:
         fields = ("format", "epoch", "last", "trimmed_through_ms")

@@ -571,7 +571,9 @@ class SqliteLedger:
 
         return self._transact(project, work, write=True)
 
-    def read(self, project: str, after: Id, until_ms: int, count: int) -> Sequence[Entry]:
+    def read(
+        self, project: str, after: Id, until_ms: int, count: int, within_s: float | None = None
+    ) -> Sequence[Entry]:
         after, until_ms, count = checked_range(after, until_ms, count)
 
         def work(db: sqlite3.Connection) -> list[Entry]:
@@ -582,7 +584,7 @@ class SqliteLedger:
             ).fetchall()
             return [_entry(row) for row in rows]
 
-        return self._file.transact(work, write=False)
+        return self._file.transact(work, write=False, within_s=within_s)
 
     def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:
         exhaustion = checked_exhaustion(exhaustion)

@@ -19,9 +19,10 @@ For example with a limit of 9,500 units in 24 h:
     15:30   the log still holds 5,000 of 7,100. The missing 2,100 are the newest: 1,500 count until 15:00 tomorrow, 600
             until 15:15. The ledger adds them to the view and begins epoch e1/e2. The charge is decided against 7,100
 
-The time at which missing units expire is known to a *slice*, a 24th of the window: when a slice is over, `read_log`
+The time at which missing units expire is known to a *slice*, a 24th of the window: when a slice is over, `read_on`
 reads it from the log and keeps its sum. The 1,500 of 14:30 belong to the slice that ends at 15:00. Of newer units only
-the sum is known; they expire with the newest entry.
+the sum is known; they expire with the newest entry. So do those that were not read yet: what a decision shows is kept
+at once, but the log behind it may be long, and is read a piece at a time, after decisions and at the end.
 
 A ledger is known by its root, and the file by its identity (quota.ledger.contract.Identity), not by the ledger's url.
 So what was seen at one place counts on at the next, as a carry: see quota.recovery.loss.
@@ -41,7 +42,7 @@ import contextlib
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import NEVER, rfc3339
 from quota.common.fork import start_over_in_child
@@ -52,7 +53,6 @@ from quota.ledger.contract import (
     NOTHING_EXPECTED,
     RETENTION_SLACK_MS,
     Expected,
-    read_entries,
     root_of,
 )
 from quota.ledger.unlogged import is_carry
@@ -68,6 +68,7 @@ from quota.recovery.observations import (
     observation_of,
     slice_ms_of,
     span_of,
+    with_entries,
     with_slices,
 )
 from quota.recovery.watermark_file import SLOTS, WatermarkFile, epoch_tag, read_slots
@@ -78,7 +79,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from quota.ledger.contract import ChargeResult, Identity, Ledger, LimitCheck
-    from quota.ledger.entry import Id
+    from quota.ledger.entry import Entry, Id
     from quota.ledger.unlogged import UnloggedUsage
     from quota.limits import View
     from quota.recovery.loss import Loss, Usages
@@ -91,6 +92,24 @@ NO_EPOCH = "?"
 
 TIDY_EVERY_MS = 60_000
 """So often what has expired is forgotten."""
+
+PIECE = 250
+"""So many entries of the log are read at once after a decision."""
+
+LAST_PIECE = 1_000
+"""So many when the process gives up its ledger."""
+
+READ_SHARE = 0.1
+"""While there is more to be read, reading takes no more than about this part of the time."""
+
+READ_AGAIN_S = 60.0
+"""A ledger that could not be read is asked so much later."""
+
+END_WITHIN_S = 0.05
+"""So long it waits for these."""
+
+FRESH_S = 5.0
+"""The log is read only so shortly after a decision: later another log may lie in its place."""
 
 CARRY_EVERY_S = 60.0
 """A process looks at most so often at what the others have seen of other logs, and at other configurations' files."""
@@ -106,10 +125,20 @@ _HANDLES = frozenset(
         "_lock",
         "_started",
         "_changing",
+        "_reading",
         "_deferred",
     )
 )
 """Attributes of a HighWaterMark that are not knowledge: `_change` does not restore them."""
+
+
+class _Unread(NamedTuple):
+    """What of the log is in no slice of a view yet: after an entry, up to the end of a slice."""
+
+    view: View
+    known: SlicedUsage | None
+    after: Id
+    end_ms: int
 
 
 class HighWaterMark:
@@ -136,6 +165,8 @@ class HighWaterMark:
         self._started = False
         # Who holds the lock and finds this True is a signal handler, in the middle of its own thread's change.
         self._changing = False
+        # Somebody reads a piece of the log, and holds no lock meanwhile.
+        self._reading = False
         # What the decisions of such handlers showed; recorded once the change is over.
         self._deferred: list[tuple[Sequence[LimitCheck], ChargeResult]] = []
         self._start_afresh()
@@ -174,6 +205,7 @@ class HighWaterMark:
         self._usages: Usages = {}  # that the ledger counts: what it lost, and carries
         self._sliced: dict[str, SlicedUsage] = {}  # by view
         self._next_slice_end_ms = NEVER  # an entry this new completes a slice
+        self._next_read_s = 0.0  # until then nothing is read
         # The other processes of this machine.
         self._ids_of_others: tuple[Id, ...] = ()  # entries that they saw, until a decision of ours has shown as much
         self._outdated = False  # one of them saw the ledger in another epoch, later than we did and than:
@@ -341,7 +373,7 @@ class HighWaterMark:
                 self._record_numbers(result)
             if self._deferred:
                 self.record(*self._deferred.pop(0))
-            return self._newest_id[0] >= self._next_slice_end_ms or self._lacks_carry
+            return self._lacks_carry or self._must_read()
 
     def _record_numbers(self, result: ChargeResult) -> None:
         """Most decisions are about the same views as the one before: only the numbers in the head change."""
@@ -414,54 +446,88 @@ class HighWaterMark:
     # -- the log, slice by slice ---------------------------------------------------------------------------------------
 
     def follow_up(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> bool:
-        """Hand the ledger a carry that it lacks, and keep the sums of the slices that are over. If it does not answer,
-        try again: the carry with the next decision, the log in a minute. The arguments are as in `restore_missing`.
+        """Hand the ledger a carry that it lacks, or else read on. If it does not answer, try again: the carry with the
+        next decision, the log in a minute. The arguments are as in `restore_missing`.
 
         Returns whether a carry was handed over: the decision was made without it.
         """
         carried = False
         with self._lock:
-            if not self._changing:
-                if self._lacks_carry and result.epoch == self._epoch:
-                    with contextlib.suppress(LedgerError, SeenAheadError):
-                        watermarks = self._all_that_was_seen(ledger, result)
-                        self._change(partial(self._carry_over, ledger, result, new_epoch, retention_ms, watermarks))
-                        carried = True
-                if self._newest_id[0] >= self._next_slice_end_ms:
-                    self._change(partial(self._read_log, ledger))
+            if not self._changing and self._lacks_carry and result.epoch == self._epoch:
+                with contextlib.suppress(LedgerError, SeenAheadError):
+                    watermarks = self._all_that_was_seen(ledger, result)
+                    self._change(partial(self._carry_over, ledger, result, new_epoch, retention_ms, watermarks))
+                    carried = True
+        if not carried:
+            self.read_on(ledger, PIECE)
         return carried
 
-    def _read_log(self, ledger: Ledger) -> None:
-        self._next_slice_end_ms = self._newest_id[0] + TIDY_EVERY_MS
-        for check in self._checks:
-            if self._newest_id[0] >= next_slice_end_ms(check, self._sliced):
-                try:
-                    self._sliced[check.view.name] = self._read_slices(ledger, check.view)
-                except LedgerError:
-                    return
+    def _must_read(self) -> bool:
+        """Whether a slice is over that was not read yet, and it is time to do so."""
+        return self._newest_id[0] >= self._next_slice_end_ms and time.monotonic() >= self._next_read_s
+
+    def end(self, ledger: Ledger) -> None:
+        """Read a last piece of the log, if the ledger answers in time: this process is about to give it up."""
+        if time.monotonic() < self._next_look_s + FRESH_S:
+            self._next_read_s = 0.0
+            self.read_on(ledger, LAST_PIECE, END_WITHIN_S)
+
+    def read_on(self, ledger: Ledger, count: int, within_s: float | None = None) -> None:
+        """Read a piece of the slices that are over, for all views of the last decision at once, and keep their sums.
+
+        Nobody waits for it: no lock is held meanwhile.
+        """
+        with self._lock:
+            if self._changing or self._reading or not self._must_read():
+                return
+            epoch, unread = self._epoch, self._unread()
+            self._next_read_s = time.monotonic() + READ_AGAIN_S
+        after = min((one.after for one in unread), default=(0, 0))
+        until_ms = max((one.end_ms for one in unread), default=0)
+        started_s = time.monotonic()
+        try:
+            self._reading = True
+            nothing = after >= (until_ms, NEVER)
+            entries = [] if nothing else ledger.read(self._project, after, until_ms, count, within_s)
+        except LedgerError:
+            return
+        finally:
+            self._reading = False
+        with self._lock:
+            if not self._changing and self._epoch == epoch:
+                more = len(entries) == count
+                self._change(partial(self._keep_slices, unread, entries, more=more))
+                now_s = time.monotonic()
+                self._next_read_s = now_s + (now_s - started_s) / READ_SHARE if more else 0.0
+
+    def _unread(self) -> list[_Unread]:
+        """For each view of the last decision that has slices which are over and not read: from where to where to read.
+        The last one ends before the newest entry, so no charge is added to it any more.
+        """
+        found = []
+        for view in dict.fromkeys(check.view for check in self._checks):
+            if self._newest_id[0] >= next_slice_end_ms(view, self._sliced):
+                slice_ms = slice_ms_of(view.window.longest_ms)
+                end_ms = (self._newest_id[0] - 1) // slice_ms * slice_ms
+                since_ms = (self._decided_ms - view.window.longest_ms) // slice_ms * slice_ms
+                known = self._sliced.get(view.name)
+                after = max((max(since_ms, 0), NEVER), (0, 0) if known is None else known.through)
+                found.append(_Unread(view, known, after, end_ms))
+        return found
+
+    def _keep_slices(self, unread: Sequence[_Unread], entries: Sequence[Entry], *, more: bool) -> None:
+        read_through = (entries[-1].ms, entries[-1].seq) if more else (NEVER, NEVER)
+        for view, known, after, end_ms in unread:
+            if self._sliced.get(view.name) is known:  # else another thread has read more
+                through = min(max(after, read_through), (end_ms, NEVER))
+                live = [] if known is None else [part for part in known.expiries if part[1] > self._decided_ms]
+                self._sliced[view.name] = SlicedUsage(through, with_entries(live, view, entries, after, through))
         self._next_slice_end_ms = self._earliest_slice_end_ms()
         self._write()
 
-    def _read_slices(self, ledger: Ledger, view: View) -> SlicedUsage:
-        """The slices of a view that are known, and those that ended since. The last one ends before the newest entry,
-        so no charge is added to it any more.
-        """
-        selector, window_ms = view.selector, view.window.longest_ms
-        slice_ms = slice_ms_of(window_ms)
-        end_ms = (self._newest_id[0] - 1) // slice_ms * slice_ms
-        known = self._sliced.get(view.name, SlicedUsage(0, ()))
-        first_ms = max(known.until_ms, (self._decided_ms - window_ms) // slice_ms * slice_ms)
-        units: dict[int, int] = {}
-        for entry in read_entries(ledger, self._project, first_ms + 1, end_ms):
-            if selector.counts(entry.bucket, entry.method, entry.job):
-                expires_ms = -(-entry.ms // slice_ms) * slice_ms + window_ms
-                units[expires_ms] = units.get(expires_ms, 0) + selector.cost(entry.units)
-        live = [(n, until_ms) for n, until_ms in known.expiries if until_ms > self._decided_ms]
-        return SlicedUsage(end_ms, (*live, *((n, expires_ms) for expires_ms, n in units.items() if n)))
-
     def _earliest_slice_end_ms(self) -> int:
         """How new an entry must be to complete a slice of any view that the last decision checked."""
-        return min((next_slice_end_ms(check, self._sliced) for check in self._checks), default=NEVER)
+        return min((next_slice_end_ms(check.view, self._sliced) for check in self._checks), default=NEVER)
 
     # -- after a loss --------------------------------------------------------------------------------------------------
 

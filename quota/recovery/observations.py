@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quota.ledger.contract import LimitCheck
-    from quota.ledger.entry import Id
+    from quota.ledger.entry import Entry, Id
     from quota.ledger.unlogged import Expiries
+    from quota.limits import View
     from quota.recovery.watermark_file import Head
 
 
@@ -72,11 +73,12 @@ class ViewObservation(NamedTuple):
 
 
 class SlicedUsage(NamedTuple):
-    """The slices of a view that end at `until_ms` or before, without empty ones: the units of each, and when the whole
-    slice has left the window.
+    """The slices of a view as far as the log was read, up to the entry `through`, without empty ones: the units of
+    each, and when the whole slice has left the window. `(ms, NEVER)` ends a slice; any other entry lies in one of which
+    only a part was read. The units of the other part count as long as the last entry, like all that was not read.
     """
 
-    until_ms: int
+    through: Id
     expiries: Expiries
 
 
@@ -128,7 +130,7 @@ class Watermark(NamedTuple):
         lines += [f"observed\t{_observation_text(observation)}" for observation in self.observations]
         lines += ["\t".join(("unlogged", usage.view, *usage.fields())) for usage in self.usages]
         lines += [
-            f"slices\t{view}\t{sliced.until_ms}\t{expiries_text(sliced.expiries)}"
+            f"slices\t{view}\t{sliced.through[0]}\t{sliced.through[1]}\t{expiries_text(sliced.expiries)}"
             for view, sliced in self.sliced.items()
         ]
         return "\n".join(lines) + "\n"
@@ -152,8 +154,8 @@ class Watermark(NamedTuple):
                 elif kind == "unlogged":
                     usages.append(UnloggedUsage.from_fields(view, *fields))
                 else:
-                    until_ms, expiries = fields
-                    sliced[view] = SlicedUsage(int(until_ms), _expiries_from(expiries))
+                    ms, seq, expiries = fields
+                    sliced[view] = SlicedUsage((int(ms), int(seq)), _expiries_from(expiries))
         except (ValueError, TypeError, IndexError, StopIteration):
             return None
         return cls(epoch, head.at_ms, tuple(observations), tuple(usages), sliced, label, configuration)
@@ -239,16 +241,38 @@ def slice_ms_of(window_ms: int) -> int:
     return max(MIN_SLICE_MS, window_ms // SLICES)
 
 
-def next_slice_end_ms(check: LimitCheck, sliced: dict[str, SlicedUsage]) -> int:
+def next_slice_end_ms(view: View, sliced: dict[str, SlicedUsage]) -> int:
     """How new an entry must be to complete the next slice of a view; any entry is, if no slice is known.
 
     A calendar period has no slices: all of it expires at once. Nor has a window shorter than two slices.
     """
-    window = check.view.window
+    window = view.window
     if not isinstance(window, Sliding) or window.window_ms < 2 * MIN_SLICE_MS:
         return NEVER
-    known = sliced.get(check.view.name)
-    return 0 if known is None else known.until_ms + slice_ms_of(window.window_ms) + 1
+    known = sliced.get(view.name)
+    if known is None:
+        return 0
+    ms, seq = known.through
+    return slice_end_ms(ms + (seq == NEVER), slice_ms_of(window.window_ms)) + 1
+
+
+def slice_end_ms(ms: int, slice_ms: int) -> int:
+    """The last ms of the slice in which an entry lies."""
+    return -(-ms // slice_ms) * slice_ms
+
+
+def with_entries(
+    known: Sequence[tuple[int, int]], view: View, entries: Sequence[Entry], after: Id, through: Id
+) -> Expiries:
+    """The slices of a view with what it counts of the entries in after < id <= through."""
+    selector, window_ms = view.selector, view.window.longest_ms
+    slice_ms = slice_ms_of(window_ms)
+    units = {until_ms: n for n, until_ms in known}
+    for entry in entries:
+        if after < (entry.ms, entry.seq) <= through and selector.counts(entry.bucket, entry.method, entry.job):
+            until_ms = slice_end_ms(entry.ms, slice_ms) + window_ms
+            units[until_ms] = units.get(until_ms, 0) + selector.cost(entry.units)
+    return tuple((n, until_ms) for until_ms, n in units.items() if n)
 
 
 def furthest_slices(watermarks: Sequence[Watermark], epoch: str) -> dict[str, SlicedUsage]:

@@ -33,8 +33,8 @@ SLOTS = 64
 SLOT_BYTES = 2**20
 """Room for the text about a thousand numbers. A slot takes the space of its content; the rest is a hole."""
 
-FORMAT = 0x51_4C_57_33
-"""Begins every slot ("QLW3")."""
+FORMAT = 0x51_4C_57_34
+"""Begins every slot ("QLW4")."""
 
 _CHECKSUM = struct.Struct("<I")
 _FIRST_READ_BYTES = 512
