@@ -410,8 +410,12 @@ class _Simulation:
         todo = pending if len(pending) <= max_regions else by_rotation(pending)[:max_regions]
         if job.room is not None and _charge_all(job, job.room, at_ms, todo):
             return None
-        started = False
-        for done, region in enumerate(by_rotation(todo)):
+        started, todo = False, by_rotation(todo)
+        for done, region in enumerate(todo):
+            if done == 1:
+                job.find_room()
+                if job.room is not None and _charge_all(job, job.room, at_ms, todo[1:]):
+                    return None
             for index in range(region.cursor or 0, len(job.calls)):
                 call = job.calls[index]
                 # A refusal's time is exact, and no charge makes it earlier. Until then the answer stays the same.
