@@ -41,7 +41,7 @@ from quota.ledger.fence import FENCE, fenced_error
 from quota.ledger.file_errors import file_wording
 from quota.ledger.grants import grants_text, read_grants
 from quota.ledger.history import HISTORY_MS
-from quota.ledger.sqlite_memory import Facts, Memory
+from quota.ledger.sqlite_memory import UNUSED_AFTER_OTHERS, Facts, Memory
 from quota.ledger.unlogged import UnloggedUsage, expiries_text, is_carry, read_expiries
 from quota.limits import HOUR_MS, MINUTE_MS, Sliding, longest_ms_of
 
@@ -197,6 +197,12 @@ class SqliteLedger:
 
     def _decide_from_memory(self, db: sqlite3.Connection, request: ChargeRequest, commit: bool) -> ChargeResult:
         memory, changes, version = self._memory, db.total_changes, -1
+        if memory.unused and memory.db is db:
+            memory.unused -= 1
+            db.execute("BEGIN IMMEDIATE" if commit else "BEGIN")
+            result, _ = self._decide(db, request, commit)
+            db.execute("COMMIT")
+            return result
         if memory.db is db and memory.changes == changes:
             known = memory.answer(request, self._clock(), commit=commit)
             if known is not None:
@@ -213,14 +219,18 @@ class SqliteLedger:
         if not db.in_transaction:
             db.execute("BEGIN IMMEDIATE" if commit else "BEGIN")
             version = _data_version(db)
-        if not (memory.db is db and memory.changes == db.total_changes and memory.version == version):
+        if memory.db is not db:
+            memory = Memory(db, version)
+        elif memory.version != version:
+            memory = Memory(db, version, unused=UNUSED_AFTER_OTHERS)
+        elif memory.changes != db.total_changes:
             memory = Memory(db, version)
         result, facts = self._decide(db, request, commit)
         changes = db.total_changes
         db.execute("COMMIT")
-        if facts is not None:
+        if facts is not None and not memory.unused:
             memory.learn(request.project, facts, None if result.id is None else request.charge, changes)
-            self._memory = memory
+        self._memory = memory
         return result
 
     def _decide(

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 MOST_UNREAD = 50
 """The stored views are read on after so many charges at the latest, so that the next process has few to read."""
 
+UNUSED_AFTER_OTHERS = 8
+"""After somebody else has changed the file, so many decisions neither use what is remembered nor ask whether it holds:
+processes that take turns would ask in vain."""
+
 
 class Facts(NamedTuple):
     """What a decision has found in the file, or left there: of each view its total, tail_ms and dropped_through_ms,
@@ -80,11 +84,12 @@ class Memory:
     a memory that did not fit is left behind, never changed again.
     """
 
-    __slots__ = ("_projects", "changes", "db", "version")
+    __slots__ = ("_projects", "changes", "db", "unused", "version")
 
-    def __init__(self, db: sqlite3.Connection | None, version: int) -> None:
+    def __init__(self, db: sqlite3.Connection | None, version: int, *, unused: int = 0) -> None:
         self.db = db
         self.version = version
+        self.unused = unused
         self.changes = -1
         self._projects: dict[str, _Project] = {}
 
