@@ -594,7 +594,7 @@ class SqliteLedger:
             ).fetchall()
             return [_entry(row) for row in rows]
 
-        return self._file.transact(work, write=False, within_s=within_s)
+        return self._file.transact(work, write=None, within_s=within_s)
 
     def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:
         exhaustion = checked_exhaustion(exhaustion)
