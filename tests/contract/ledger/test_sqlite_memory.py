@@ -126,7 +126,13 @@ class History:
             grants_text(r.choice(GRANTS)) if r.random() < 0.1 else None,
         )
         commit = r.random() < 0.8
-        result = self.same(lambda ledger: ledger.decide(request, commit=commit))
+        remembered, result = (ledger.decide(request, commit=commit) for ledger in self.pairs[self.one])
+        assert remembered._replace(leaving_ms=()) == result._replace(leaving_ms=())
+        for check, used, *leaving_ms in zip(
+            checks, result.used_units, remembered.leaving_ms, result.leaving_ms, strict=False
+        ):
+            if used + check.cost_units > check.cap_units and None not in leaving_ms:
+                assert leaving_ms[0] == leaving_ms[1]
         if project == "p" and result.outcome in ("admitted", "refused"):
             self.last = result.epoch, result.last
 
