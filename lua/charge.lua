@@ -17,6 +17,7 @@
 --                      view:VIEW            total, tail, head, dropped_through_ms of each view (L3)
 --                      retention_ms         how long the log is kept (L12)
 --                      trimmed_through_ms   the log, or its corrections, may lack entries up to here (L13, L14)
+--                      maintained_ms        when housekeeping ran last; 0 while there is more to trim (L23)
 --                      has_corrections      1 while the key `corrections` must be there
 --                      retried:KEY          when the retry with this idempotency key was answered (L16)
 --                      epoch                the idempotency key of the first charge, until a loss or a repair begins a new
@@ -39,7 +40,7 @@
 --
 -- ARGV  1 now_ms           0 = the server's clock; anything else is for tests and simulation
 --       2 caller_ms        the caller's clock, the second witness; 0 = none
---       3 commit           1 = charge, 0 = peek
+--       3 commit           1 = charge, 0 = peek; 1t and 0t: the same, and the reply may be one line of text (below)
 --       4 u                what to charge: a bare integer in bucket `units`, else BUCKET=N
 --       5 method   6 job   7 region
 --       8 idempotency_key  unique to this attempt, without spaces, @ or /
@@ -75,15 +76,12 @@
 --                   none
 --       used...     for each limit, in their order, with this charge if it was admitted, and with unlogged usage
 --       Behind them, once a day: the server's maxmemory-policy if that lets it drop our keys, "?" if it may not be seen
+--       To 1t and 0t an ADMITTED or REFUSED may also be one line, "OUTCOME NOW_MS LAST EPOCH USED USED...", behind which a
+--       REFUSED has the words of `exhaustion`: of a charge, LAST is its id; unlogged is empty
 
 local log, state, corrections = KEYS[1], KEYS[2], KEYS[3]
-local caller_ms = tonumber(ARGV[2])
-local commit = ARGV[3] == '1'
+local commit, in_one_line = ARGV[3] == '1' or ARGV[3] == '1t', ARGV[3] == '1t' or ARGV[3] == '0t'
 local u, method, job, region, idempotency_key = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
-local retry_age_ms = tonumber(ARGV[9])
-local retention_ms, jitter_ms, closed_by = tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12]
-local expected, known_grants = string.match(ARGV[13] or '', '^(.*) (@%S*)$')
-if not known_grants then expected, known_grants = ARGV[13], '' end
 
 local FIRST_LIMIT, LIMIT_SIZE = 14, 4
 local FIRST_USED = 8
@@ -97,6 +95,244 @@ local RETRIED_KEPT_MS = 300000 -- L16
 local MAX_ROOMS = 20
 local CHECK_EVICTION_EVERY_MS = 86400000
 local HISTORY_MS = 3024000000 -- 35 days (L29)
+local MAINTENANCE_EVERY_MS = 60000 -- L23
+
+-- >>> clock bounds
+-- L11. Neither clock is trusted where a caller's is further ahead of the server's, or further behind it, than these.
+local CLOCK_SLACK_MS, CLOCK_BEHIND_MS = 5000, 3600000
+-- <<< clock bounds
+
+-- >>> bucket and units
+-- L2. The bucket and the units in the field `u` of an entry.
+local function bucket_and_units(u)
+  local bucket, units = string.match(u, '^(.*)=(%d+)$')
+  return bucket or 'units', units or u
+end
+-- <<< bucket and units
+
+-- >>> what a view counts
+-- L2. A function that says what the view of this name counts of an entry, from its bucket, method, job, and units after
+-- corrections; nil if it is no view's name.
+local function counter(view)
+  local buckets, methods, jobs, rest = string.match(view, '^([^|]*)|([^|]*)|([^|]*)|(.+)$')
+  if not rest then return nil end
+  local calls = string.find(rest, '|calls', 1, true)
+  local function selects(list, name)
+    if list == '*' then return true end
+    name = string.gsub(name, '[%%,|*]', function(c) return string.format('%%%02X', string.byte(c)) end)
+    return string.find(',' .. list .. ',', ',' .. name .. ',', 1, true) ~= nil
+  end
+  return function(bucket, method, job, units)
+    if not (selects(buckets, bucket) and selects(methods, method) and selects(jobs, job)) then return 0 end
+    return calls and math.min(units, 1) or units
+  end
+end
+-- <<< what a view counts
+
+-- >>> fast path
+-- The usual decision in the fewest steps: every view stands at the log's end, little leaves it, and no housekeeping is due.
+-- Nothing is written before that is sure. All else is left to what follows, which would have answered and written the same.
+repeat
+  local call, match, ARGV = redis.call, string.match, ARGV
+  local count, clock, closed_by, expected = #ARGV, ARGV[1], ARGV[12], ARGV[13]
+  if count < FIRST_LIMIT - 1 or count > FIRST_LIMIT + 40 * LIMIT_SIZE or (count - FIRST_LIMIT + 1) % LIMIT_SIZE ~= 0
+    or not KEYS[3] or KEYS[4] or ARGV[9] ~= '-1' or (not commit and ARGV[3] ~= '0' and not in_one_line)
+    or (commit and not string.find(idempotency_key, '^[^%s@/]+$'))
+  then break end
+  local caller_ms, retention_ms = tonumber(ARGV[2]), tonumber(ARGV[10])
+  local jitter_ms = ARGV[11] == '0' and 0 or tonumber(ARGV[11])
+  local units = tonumber(match(u, '^%d+$') or match(u, '=(%d+)$'))
+  if not (units and units <= MAX_UNITS and retention_ms and retention_ms >= 1 and retention_ms <= LATEST_MS and jitter_ms
+    and jitter_ms >= 0 and jitter_ms <= MAX_SEQ)
+  then break end
+
+  -- Making a number into text takes as long as a small call: what is text already stays text.
+  if clock == '0' then
+    local time = call('TIME')
+    local micros = time[2]
+    local digits = #micros
+    clock = time[1] .. (digits == 6 and string.sub(micros, 1, 3) or digits == 5 and '0' .. string.sub(micros, 1, 2)
+      or digits == 4 and '00' .. string.sub(micros, 1, 1) or '000')
+  elseif #clock > 14 or not match(clock, '^[1-9]%d*$') then
+    break
+  end
+  local clock_ms = tonumber(clock)
+  local now, now_ms = clock, clock_ms
+  if caller_ms ~= 0 then
+    if not (caller_ms and caller_ms >= 0 and caller_ms <= clock_ms + CLOCK_SLACK_MS
+      and caller_ms >= clock_ms - CLOCK_BEHIND_MS)
+    then break end
+    if caller_ms + CLOCK_SLACK_MS < now_ms then
+      now_ms = caller_ms + CLOCK_SLACK_MS
+      now = string.format('%.0f', now_ms)
+    end
+  end
+
+  local fields = {
+    'HMGET', state, 'last', 'epoch', 'format', 'granted', 'unlogged_until_ms', 'has_corrections', 'trimmed_through_ms',
+    'retention_ms', 'maintained_ms', 'retried:' .. idempotency_key, false, false, false, false,
+  }
+  local field = 13
+  if string.find(closed_by, ',', 1, true) then
+    if #closed_by > MAX_LIMITS then break end
+    for name in string.gmatch(closed_by, '[^,]+') do
+      fields[field] = 'closed:' .. name
+      field = field + 1
+    end
+  elseif closed_by ~= '' then
+    fields[field] = 'closed:' .. closed_by
+    field = field + 1
+  end
+  local first_view = field
+  for at = FIRST_LIMIT, count, LIMIT_SIZE do
+    fields[field] = 'view:' .. ARGV[at]
+    field = field + 1
+  end
+  local known = call(unpack(fields, 1, field - 1))
+  local last, epoch, granted = known[1], known[2], known[4] or ''
+  local trimmed_through_ms = tonumber(known[7] or 0)
+  if not last or not epoch or string.byte(epoch) == 33 or known[3] ~= '5' or known[10]
+    or (tonumber(known[5] or 0) or MAX_SEQ) > now_ms or not (trimmed_through_ms and trimmed_through_ms >= 0)
+    or (known[6] == '1' and call('EXISTS', corrections) == 0)
+  then break end
+  local last_time, last_seq = match(last, '^(%d+)%-(%d+)$')
+  local last_ms = tonumber(last_time)
+
+  local sure = true
+  if expected ~= '' and expected ~= epoch .. ' ' .. last .. ' @' .. granted and expected ~= ' @' .. granted then
+    local seen, grants = match(expected, '^(.*) (@%S*)$')
+    local its_epoch, ids = match(seen or expected, '^(%S+)(.*)$')
+    if its_epoch ~= epoch or (grants and grants ~= '@' .. granted) then break end
+    for id in string.gmatch(ids, '%S+') do
+      if id ~= last then
+        local ms = tonumber(match(id, '^(%d+)%-%d+$'))
+        sure = sure and (not ms or ms <= trimmed_through_ms or #call('XRANGE', log, id, id) == 1)
+      end
+    end
+  end
+  for at = 11, first_view - 3 do
+    sure = sure and (not known[at] or (tonumber(match(known[at], '^%d+')) or MAX_SEQ) + jitter_ms <= now_ms)
+  end
+  if not sure then break end
+
+  -- Of each view: its total, tail, dropped_through_ms, and the cost.
+  local views = { false, false, false, false, false, false, false, false, false, false, false, false }
+  local fits, changed, leaving_from, leaving = true, false, nil, nil
+  for at = FIRST_LIMIT, count, LIMIT_SIZE do
+    local cap, cost, span = tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3]
+    local total, tail, tail_ms, head, dropped_through =
+      match(known[first_view - 2 + (at - FIRST_LIMIT) / LIMIT_SIZE] or '', '^(%d+) ((%d+)%-%d+) (%S+) (%d+)$')
+    cost = cost == u and units or tonumber(cost)
+    local cutoff_ms = tonumber(span)
+    if cutoff_ms then
+      cutoff_ms = cutoff_ms >= 1 and cutoff_ms <= retention_ms and now_ms - cutoff_ms or -1
+    else
+      local previous, next_edge, next_but_one = match(span, '^(%d+) (%d+) (%d+)$')
+      previous, next_edge, next_but_one = tonumber(previous), tonumber(next_edge), tonumber(next_but_one)
+      cutoff_ms = next_but_one and now_ms >= previous and now_ms < next_but_one
+        and (now_ms >= next_edge and next_edge or previous) - 1 or -1
+    end
+    total, tail_ms = tonumber(total), tonumber(tail_ms)
+    sure = head == last and cutoff_ms >= 0 and cutoff_ms % 1 == 0 and cutoff_ms < last_ms and trimmed_through_ms <= cutoff_ms
+      and tail_ms > trimmed_through_ms and tonumber(dropped_through) <= cutoff_ms
+      and cap and cap >= -MAX_SEQ and cap <= MAX_SEQ and cost and cost >= 0 and cost <= MAX_SEQ
+      and (not commit or cost == units or (cost == 1 and string.find(ARGV[at], '|calls$') ~= nil))
+    if not sure then break end
+    if tail_ms <= cutoff_ms then
+      changed = true
+      if leaving_from ~= tail then
+        leaving_from, leaving = tail, call('XRANGE', log, tail, '+', 'COUNT', 2)
+      end
+      local counts, n, leaves = counter(ARGV[at]), 0, true
+      sure = counts ~= nil
+      while sure and leaves do
+        n = n + 1
+        if n == 3 and #leaving == 2 then leaving = call('XRANGE', log, tail, '+', 'COUNT', 10) end
+        local entry = leaving[n]
+        sure = entry ~= nil
+        if sure then
+          local ms = match(entry[1], '^%d+')
+          leaves = tonumber(ms) <= cutoff_ms
+          if leaves then
+            local f = entry[2]
+            local bucket, charged = bucket_and_units(f[2])
+            local counted = known[6] == '1' and call('HGET', corrections, entry[1]) or charged
+            total, dropped_through = total - counts(bucket, f[4], f[6], math.max(0, tonumber(counted))), ms
+          else
+            tail = entry[1]
+          end
+        end
+      end
+    end
+    if not sure or total < 0 or total > 1000000000 then sure = false break end
+    fits = fits and (cost == 0 or total + cost <= cap)
+    local place = at - FIRST_LIMIT
+    views[place + 1], views[place + 2], views[place + 3], views[place + 4] = total, tail, dropped_through, cost
+  end
+  if not sure then break end
+
+  -- When there is room: as far as `rooms`, below, has kept it up to the log's end.
+  local rooms, leaving_words = not fits and (call('HGET', state, 'rooms') or ''), ''
+  for at = FIRST_LIMIT, fits and 0 or count, LIMIT_SIZE do
+    local place, name, cap, word = at - FIRST_LIMIT, ARGV[at], tonumber(ARGV[at + 1]), '-'
+    local total, tail, cost = views[place + 1], views[place + 2], views[place + 4]
+    local room = cap - cost
+    if cost ~= 0 and total > room and room >= 0 and tonumber(ARGV[at + 3]) then
+      local _, to = string.find(rooms, '\n' .. name .. ' ' .. string.format('%.0f', room) .. ' ', 1, true)
+      local through, found, found_ms, left = match(rooms, '^(%d+%-%d+) ((%d+)%-%d+) (%d+)', (to or #rooms) + 1)
+      sure = through == last and tonumber(left) <= room and not string.find(name, '%c')
+        and (found == tail or tonumber(found_ms) > tonumber(match(tail, '^%d+')))
+        and (found == last or tonumber(found_ms) < last_ms)
+      if not sure then break end
+      word = found_ms
+    end
+    leaving_words = leaving_words .. ' ' .. word
+  end
+  if not sure then break end
+
+  local admitted = commit and fits
+  if admitted or changed then
+    local minute_ms, maintained_ms = clock_ms - clock_ms % MAINTENANCE_EVERY_MS, tonumber(known[9]) or 0
+    if maintained_ms < minute_ms or maintained_ms >= minute_ms + MAINTENANCE_EVERY_MS
+      or not (ARGV[10] == known[8] or retention_ms <= (tonumber(known[8]) or 0))
+    then break end
+  end
+  local newest = last
+  if admitted then
+    newest = clock_ms > last_ms and clock .. '-0' or last_time .. '-' .. string.format('%.0f', tonumber(last_seq) + 1)
+  end
+  local dirty, used = { 'HSET', state, 'last', newest, false, false, false, false, false, false, false, false }, ''
+  field = 5
+  for at = FIRST_LIMIT, count, LIMIT_SIZE do
+    local place = at - FIRST_LIMIT
+    local total = string.format('%d', admitted and views[place + 1] + views[place + 4] or views[place + 1])
+    used = used .. ' ' .. total
+    dirty[field] = 'view:' .. ARGV[at]
+    dirty[field + 1] = total .. ' ' .. views[place + 2] .. ' ' .. newest .. ' ' .. views[place + 3]
+    field = field + 2
+  end
+  if admitted or changed then call(unpack(dirty, 1, field - 1)) end
+  if admitted then
+    local there = redis.pcall('XADD', log, 'NOMKSTREAM', newest, 'u', u, 'm', method, 'j', job, 'g', region, 'k',
+      idempotency_key)
+    if type(there) ~= 'string' then -- it cannot be written, or the log is gone
+      dirty[4] = last
+      for at = FIRST_LIMIT, count, LIMIT_SIZE do
+        dirty[6 + (at - FIRST_LIMIT) / 2] = known[first_view - 2 + (at - FIRST_LIMIT) / LIMIT_SIZE]
+      end
+      call(unpack(dirty, 1, field - 1))
+      break
+    end
+  end
+  local outcome = fits and 'ADMITTED' or 'REFUSED'
+  if in_one_line and not string.find(epoch, ' ', 1, true) then
+    return outcome .. ' ' .. now .. ' ' .. newest .. ' ' .. epoch .. used .. leaving_words
+  end
+  local reply = { outcome, admitted and newest or '', now, newest, string.sub(leaving_words, 2), epoch, '' }
+  for total in string.gmatch(used, '%d+') do reply[#reply + 1] = total end
+  return reply
+until true
+-- <<< fast path
 
 -- >>> int
 -- A whole number as text: Lua would write 1e+15.
@@ -104,12 +340,16 @@ local function int(n) return string.format('%.0f', n) end
 -- <<< int
 
 -- >>> clocks agree
--- L11. Neither clock is trusted where a caller's is further ahead of the server's, or further behind it, than these.
-local CLOCK_SLACK_MS, CLOCK_BEHIND_MS = 5000, 3600000
 local function clocks_agree(clock_ms, caller_ms)
   return caller_ms == 0 or (caller_ms <= clock_ms + CLOCK_SLACK_MS and caller_ms >= clock_ms - CLOCK_BEHIND_MS)
 end
 -- <<< clocks agree
+
+local caller_ms = tonumber(ARGV[2])
+local retry_age_ms = tonumber(ARGV[9])
+local retention_ms, jitter_ms, closed_by = tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12]
+local expected, known_grants = string.match(ARGV[13] or '', '^(.*) (@%S*)$')
+if not known_grants then expected, known_grants = ARGV[13], '' end
 
 -- A number that is none would be compared with, or written to the log, and count wrongly for everybody.
 local function wrong(what) return redis.error_reply('ERR charge.lua: ' .. what) end
@@ -123,7 +363,7 @@ elseif not (clock_ms and caller_ms and retry_age_ms and jitter_ms and retention_
   and retry_age_ms <= MAX_SEQ and retention_ms >= 1 and retention_ms <= LATEST_MS and jitter_ms >= 0 and jitter_ms <= MAX_SEQ
 ) then -- nan is neither
   return wrong('now_ms, caller_ms, retry_age_ms, retention_ms (1 or more) and jitter_ms are numbers')
-elseif not commit and ARGV[3] ~= '0' then
+elseif not commit and ARGV[3] ~= '0' and ARGV[3] ~= '0t' then
   return wrong('commit is 1 or 0')
 elseif not units or units > MAX_UNITS then
   return wrong('u is N or BUCKET=N, with N from 0 to ' .. int(MAX_UNITS))
@@ -158,6 +398,7 @@ local function before(a, b)
 end
 -- <<< ids
 
+
 -- >>> format
 -- An error where the state's field `format` (false: there is none) is not ours (L24), or where `epoch` (false: there is none)
 -- says that the ledger has moved or is being filled (L27). Else nil, also for a new state.
@@ -179,7 +420,7 @@ end
 -- One read fetches everything the decision needs.
 local fields = {
   'last', 'retried:' .. idempotency_key, 'retention_ms', 'trimmed_through_ms', 'epoch', 'unlogged_until_ms',
-  'has_corrections', 'format', 'granted',
+  'has_corrections', 'format', 'granted', 'maintained_ms',
 }
 local closed_first = #fields + 1
 for name in string.gmatch(closed_by, '[^,]+') do fields[#fields + 1] = 'closed:' .. name end
@@ -254,32 +495,7 @@ if known_grants ~= '' and known_grants ~= '@' .. granted and not charged_before 
   return { 'GRANTED', '', int(now_ms), last, granted, epoch, '' }
 end
 
--- >>> bucket and units
--- L2. The bucket and the units in the field `u` of an entry.
-local function bucket_and_units(u)
-  local bucket, units = string.match(u, '^(.*)=(%d+)$')
-  return bucket or 'units', units or u
-end
--- <<< bucket and units
 
--- >>> what a view counts
--- L2. A function that says what the view of this name counts of an entry, from its bucket, method, job, and units after
--- corrections; nil if it is no view's name.
-local function counter(view)
-  local buckets, methods, jobs, rest = string.match(view, '^([^|]*)|([^|]*)|([^|]*)|(.+)$')
-  if not rest then return nil end
-  local calls = string.find(rest, '|calls', 1, true)
-  local function selects(list, name)
-    if list == '*' then return true end
-    name = string.gsub(name, '[%%,|*]', function(c) return string.format('%%%02X', string.byte(c)) end)
-    return string.find(',' .. list .. ',', ',' .. name .. ',', 1, true) ~= nil
-  end
-  return function(bucket, method, job, units)
-    if not (selects(buckets, bucket) and selects(methods, method) and selects(jobs, job)) then return 0 end
-    return calls and math.min(units, 1) or units
-  end
-end
--- <<< what a view counts
 
 -- What the view counts of an entry. Its name is taken apart only where there are entries to be read.
 local function counter_of_entries(view)
@@ -380,9 +596,10 @@ for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do
   if more then break end
 end
 
-local another_second = math.floor(last_ms / 1000) ~= math.floor(clock_ms / 1000)
+local maintained_ms = number(known[10])
+local another_minute = math.floor(maintained_ms / MAINTENANCE_EVERY_MS) ~= math.floor(clock_ms / MAINTENANCE_EVERY_MS)
 local live_ms = math.max(stored_retention_ms, HISTORY_MS) -- L12
-local due = another_second or retention_ms > stored_retention_ms or not known[1]
+local due = another_minute or retention_ms > stored_retention_ms or not known[1]
 
 local function put(view, total, head)
   local text = int(total) .. ' ' .. view.tail .. ' ' .. head .. ' ' .. int(view.dropped_through_ms)
@@ -567,8 +784,10 @@ if id then
   end
 end
 
--- L23. Housekeeping, once a second at most and with each retry, a bounded piece at a time. If it fails, the charge stands.
+-- L23. Housekeeping, once a minute, while there is more to trim, and with each retry, a bounded piece at a time. If it fails,
+-- the charge stands.
 if not (due or log_is_new or retry_age_ms >= 0) or unfinished then return reply end
+redis.pcall('HSET', state, 'maintained_ms', int(clock_ms))
 if log_is_new and type(redis.pcall('DEL', corrections)) ~= 'table' then redis.call('HSET', state, 'has_corrections', '0') end
 pcall(function()
   if math.abs(clock_ms - number(redis.call('HGET', state, 'eviction_checked_ms'))) < CHECK_EVICTION_EVERY_MS then return end
@@ -593,6 +812,7 @@ pcall(function()
   local ms, seq = split(old[#old][1])
   redis.call('XTRIM', log, 'MINID', int(ms) .. '-' .. int(seq + 1))
   redis.call('HSET', state, 'trimmed_through_ms', int(math.max(trimmed_through_ms, ms)))
+  if #old == CHUNK then redis.call('HSET', state, 'maintained_ms', '0') end
   for _, entry in ipairs(old) do redis.call('HDEL', corrections, entry[1]) end
   if has_corrections and redis.call('EXISTS', corrections) == 0 then redis.call('HSET', state, 'has_corrections', '0') end
 end)

@@ -663,7 +663,7 @@ def _arguments(request: ChargeRequest, now: str, commit: bool) -> list[str]:
     words = [
         now,
         str(request.caller_ms),
-        "1" if commit else "0",
+        "1t" if commit else "0t",
         _units(charge),
         charge.method,
         charge.job,

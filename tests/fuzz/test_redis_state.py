@@ -85,6 +85,7 @@ def _damage(r: Input, client: redis.Redis) -> tuple[object, ...]:
                 b"view:units|*|*|24h",
                 b"retried:t1",
                 b"housekeeping_cursor",
+                b"maintained_ms",
                 b"retention_ms",
                 b"trimmed_through_ms",
                 b"closed:units",

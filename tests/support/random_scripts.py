@@ -31,7 +31,7 @@ SELECTORS = {"*|*|*": METHODS, "units|a|*": ("a",), "units|b,odd%2C%7C%2A%25|*":
 
 SMALLER = {
     "local CHUNK, MAX_ENTRIES = 250, 1000": "local CHUNK, MAX_ENTRIES = 3, 7",
-    "math.floor(last_ms / 1000) ~= math.floor(clock_ms / 1000)": "math.floor(last_ms / 4) ~= math.floor(clock_ms / 4)",
+    "local MAINTENANCE_EVERY_MS = 60000": "local MAINTENANCE_EVERY_MS = 4",
 }
 """Smaller pieces, and more often."""
 

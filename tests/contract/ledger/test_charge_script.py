@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from quota.ledger.redis_scripts import script
-from quota.limits import DAY_MS, HOUR_MS
+from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from support.random_scripts import RandomScripts
 
 if TYPE_CHECKING:
@@ -165,11 +165,14 @@ def test_trimming_is_bounded_and_catches_up(scripts: Scripts) -> None:
     scripts.fill(600)
     scripts.now_ms += MIN_RETENTION_MS + 1
     left = []
-    for _ in range(4):
-        scripts.now_ms += 1_000
+    for step_ms in (MINUTE_MS, MINUTE_MS, 1, 1, 1, MINUTE_MS):
+        scripts.now_ms += step_ms
         scripts.charge()
         left.append(scripts.client.xlen(LOG))
-    assert left == [601, 352, 103, 4], "from the second charge on: a clock may be wrong for one"
+    expected = [601, 352, 103, 4, 5, 6]
+    assert left == expected, (
+        "from the second charge on: a clock may be wrong for one; then with each, while there is more"
+    )
 
 
 def test_views_of_limits_that_are_configured_no_more_go_with_the_log(scripts: Scripts) -> None:
@@ -178,7 +181,7 @@ def test_views_of_limits_that_are_configured_no_more_go_with_the_log(scripts: Sc
         scripts.charge((f"units|m{n}|*|24h", 10, 1, DAY_MS))
     scripts.now_ms += MIN_RETENTION_MS - 1_000
     scripts.charge((ALL, 10, 1, DAY_MS))
-    scripts.now_ms += 2_000
+    scripts.now_ms += MINUTE_MS
     scripts.charge((CALLS, 10, 1, DAY_MS))
     assert sorted(field for field in scripts.client.hkeys(STATE) if "|" in field) == [f"view:{ALL}", f"view:{CALLS}"]
 
@@ -289,10 +292,10 @@ def test_corrections_that_were_trimmed_are_not_taken_for_lost_ones(scripts: Scri
     scripts.now_ms += MIN_RETENTION_MS + 1_000
     for _ in range(2):
         scripts.charge((ALL, 10, 1, DAY_MS))
-        scripts.now_ms += 1_000
+        scripts.now_ms += MINUTE_MS
     assert (scripts.client.hget(STATE, "has_corrections"), scripts.client.exists(CORRECTIONS)) == ("0", 0)
     trimmed_through_ms = scripts.client.hget(STATE, "trimmed_through_ms")
-    scripts.now_ms += 1_000
+    scripts.now_ms += MINUTE_MS
     scripts.charge((ALL, 10, 1, DAY_MS))
     assert scripts.client.hget(STATE, "trimmed_through_ms") == trimmed_through_ms
 
@@ -427,23 +430,25 @@ def test_a_clock_that_was_far_ahead_leaves_no_key_of_a_retry_behind(scripts: Scr
 
 
 def test_housekeeping_is_bounded_and_keeps_up(scripts: Scripts) -> None:
-    """L23. 5,000 repeats within a second: each later second sweeps a piece of them, and nothing that still counts."""
+    """L23. 2,000 repeats within a minute: each later minute sweeps a piece of them, and nothing that still counts."""
+    sha = scripts.client.script_load(script("charge")[0])
     with scripts.client.pipeline(transaction=False) as pipe:
-        for number in range(5_000):
+        for number in range(2_000):
+            scripts.now_ms += 20
             words = scripts.arguments(attempt=f"r{number}", retry_age_ms=0)
-            pipe.eval(script("charge")[0], 3, *KEYS, *map(str, words))
+            pipe.evalsha(sha, 3, *KEYS, *map(str, words))
         pipe.execute()
-    assert len(scripts.retried_keys()) == 5_000
+    assert len(scripts.retried_keys()) == 2_000
     scripts.now_ms += RETRY_KEPT_MS
     scripts.to_verdict((ALL, 10**6, 1, DAY_MS), attempt="kept", retry_age_ms=5)
     left = [len(scripts.retried_keys())]
-    while left[-1] > 1:
-        scripts.now_ms += 1_000
+    while left[-1] > 0:
+        scripts.now_ms += MINUTE_MS
         scripts.to_verdict((ALL, 10**6, 1, DAY_MS))
         left.append(len(scripts.retried_keys()))
         assert left[-2] - left[-1] < 600, "a piece at a time"
         assert len(left) < 100
-    assert scripts.retried_keys() == ["kept"]
+        assert len(left) > 5 or "kept" in scripts.retried_keys(), "for five minutes"
 
 
 def test_behind_a_thousand_newer_charges_a_repeat_counts_as_spent_again(scripts: Scripts) -> None:

@@ -33,7 +33,7 @@ from quota.ledger.fence import NOT_MOVED
 from quota.ledger.grants import Grant
 from quota.ledger.move import carry_out, plan_move
 from quota.ledger.unlogged import UnloggedUsage
-from quota.limits import DAY_MS, HOUR_MS, Calendar, Selector, Sliding, View
+from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Selector, Sliding, View
 from support.claims import claim_of
 from support.interrupts import Interrupted, at_place, interrupt
 from support.setup import NOW_MS, Setup
@@ -279,6 +279,7 @@ def test_what_machines_repaid_is_forgotten_a_retention_later_wherever_it_has_mov
 ) -> None:
     """L19, L23. Each pod that is started anew has a journal of its own, and a number here."""
     old, new = places.pair(here, there)
+    places.now_ms -= places.now_ms % MINUTE_MS  # a millisecond sooner is another minute
     dated = []
     for number in range(3):
         old.repay("p", f"pod-{number}", [(7, Charge(1, "units", "m", "", "", f"r{number}"))])
@@ -289,7 +290,7 @@ def test_what_machines_repaid_is_forgotten_a_retention_later_wherever_it_has_mov
     assert fields_of(new, "repaid_at:") == {f"repaid_at:pod-{n}": str(at_ms) for n, at_ms in enumerate(dated)}
     for after_ms, kept in ((-1, {"pod-0", "pod-1", "pod-2"}), (0, {"pod-1", "pod-2"}), (10 * HOUR_MS, {"pod-2"})):
         places.now_ms = dated[0] + MIN_RETENTION_MS + after_ms
-        decide(new, f"d{after_ms}")  # Redis tidies up with the first decision of a second
+        decide(new, f"d{after_ms}")  # Redis tidies up with the first decision of a minute
         new.repay("p", "web", [(1 + after_ms + HOUR_MS, Charge(1, "units", "m", "", "", f"w{after_ms}"))])
         known = fields_of(new, "repaid")
         assert {name.partition(":")[2] for name in known} == kept | {"web"}, after_ms
