@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from support import memory
+from support.patience import REAL, WALLS, be_patient
 from support.servers import RedisServer
 
 if TYPE_CHECKING:
@@ -22,6 +25,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # As on a user's machine: without bytecode, each of the thousand commands that the tests start compiles all of `quota`.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+DISK = memory.use()
+"""Where temporary folders would lie, were they not in memory."""
 
 # In a pod `quota check` warns of a store that ends with it, and these tests' stores do.
 os.environ.pop("KUBERNETES_SERVICE_HOST", None)
@@ -56,6 +62,28 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     report = yield
     _fail_if_skipped(report)
     return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _patience() -> None:
+    be_patient()
+
+
+@pytest.fixture
+def real_walls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ledgers, allowances and inbound storages wait no longer than they do for users."""
+    for (owner, name), wall_s in zip(WALLS, REAL, strict=True):
+        monkeypatch.setattr(owner, name, wall_s)
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Pytest's, in memory where possible; with the mark `on_disk` one on the disk."""
+    if request.node.get_closest_marker("on_disk") is None:
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=DISK, prefix="quota-") as folder:
+        yield Path(folder).resolve()
 
 
 @pytest.fixture(scope="session")

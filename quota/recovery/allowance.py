@@ -42,7 +42,7 @@ from quota.arguments import MAX_NUMBER, whole, whole_clock
 from quota.common.clock import LATEST_MS, host_clock
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
-from quota.common.sqlite_file import SqliteFile, checked_row
+from quota.common.sqlite_file import DEADLINE_S, SqliteFile, checked_row
 from quota.errors import LedgerError
 from quota.ledger.entry import Charge
 from quota.ledger.file_errors import file_wording
@@ -114,6 +114,8 @@ class Allowance:
     LedgerError; `repay` and `owed_units` go on without it and log `allowance_unreadable`, once a process.
     """
 
+    _deadline_s = DEADLINE_S
+
     def __init__(self, path: str, max_cost_units: int, allowance_units: int, clock: Callable[[], int]) -> None:
         self.max_cost_units = whole(max_cost_units, "units: the dearest call of an allowance", 1, MAX_NUMBER)
         self.allowance_units = whole(allowance_units, "units: an allowance", 1, MAX_NUMBER)
@@ -127,6 +129,7 @@ class Allowance:
             error=LedgerError,
             wording=file_wording(path, "allowance", version=SCHEMA_VERSION, lost_then="what it owes is forgotten then"),
             durable=True,
+            deadline_s=self._deadline_s,
         )
         self._checked_ms: dict[Identity, int] = {}  # when it was found to owe nothing
         self._outages: dict[Identity, list[_OutageDraw]] = {}

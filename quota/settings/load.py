@@ -164,7 +164,8 @@ def _identity(path: Path | None) -> str:
     if path is None:
         return BUILT_IN
     absolute = str(path.absolute())
-    if absolute.startswith(("/dev/", "/proc/")) or not os.path.isfile(absolute):
+    is_passed_on = absolute.startswith(("/dev/", "/proc/")) and not absolute.startswith("/dev/shm/")  # noqa: S108
+    if is_passed_on or not os.path.isfile(absolute):
         return ""
     normal = os.path.normpath(absolute)
     return normal if os.path.exists(normal) and os.path.samefile(normal, absolute) else absolute

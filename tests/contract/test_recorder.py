@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +16,7 @@ from quota.limits import HOUR_MS, SECOND_MS
 from quota.recorder import ATTEND_EVERY_MS, KEPT, Recorder, refusal_text
 from quota.session import Session
 from quota.settings.load import load_settings
+from support.processes import in_child
 from support.proxy import Proxy
 from support.setup import Setup, limit
 
@@ -143,12 +143,12 @@ def test_a_child_does_not_tell_what_its_parent_was_refused(setup: Setup) -> None
     budget, recorder = recorded(setup, limit(1))
     budget.charge("videos.list")
     budget.charge("videos.list")
-    child = os.fork()
-    if not child:
+
+    def be_refused() -> None:
         budget.charge("videos.list", job="child")
         recorder.close()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+
+    in_child(be_refused)
     recorder.close()
     assert counted(setup) == [("day", "", "limit", 1), ("day", "child", "limit", 1)]
 

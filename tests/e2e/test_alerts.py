@@ -110,7 +110,7 @@ def promtool(*args: str) -> subprocess.CompletedProcess[str]:
     program = shutil.which("promtool")
     if program is None:
         pytest.skip("promtool is not installed")
-    return subprocess.run([program, *args], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([program, *args], capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_every_rule_has_a_case() -> None:

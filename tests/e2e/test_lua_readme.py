@@ -92,7 +92,7 @@ def test_the_commands_print_what_the_readme_shows(
         env=shell(server, tmp_path, with_cli=with_cli),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=300,
         check=False,
     )
     assert (done.stderr, done.returncode) == ("", 0)
@@ -110,7 +110,7 @@ def php() -> str:
     path = shutil.which("php")
     if path is None:
         pytest.skip("no php on PATH; on Debian: apt-get install php-cli php-redis")
-    modules = subprocess.run([path, "-m"], capture_output=True, text=True, timeout=30, check=True).stdout
+    modules = subprocess.run([path, "-m"], capture_output=True, text=True, timeout=300, check=True).stdout
     if "redis" not in modules.split():
         pytest.skip("php has no redis extension; on Debian: apt-get install php-redis")
     return path
@@ -122,7 +122,7 @@ def run_php(php: str, port: int, folder: Path, more: str = "") -> list[dict[str,
     assert program.count("6379") == 1
     path = folder / "charge.php"
     path.write_text(program.replace("6379", str(port)) + more, encoding="utf-8")
-    done = subprocess.run([php, path], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([php, path], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert (done.stderr, done.returncode) == ("", 0), done.stdout
     return [json.loads(line) for line in done.stdout.splitlines()]
 

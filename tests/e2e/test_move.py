@@ -187,7 +187,7 @@ def test_chargers_and_a_mover_that_is_killed_lose_and_double_nothing(tmp_path: P
             before = len(list(read_entries(session.ledger, "p", 0, NEVER)))
             until(lambda: len(list(read_entries(session.ledger, "p", 0, NEVER))) > before)
         (tmp_path / "home" / "stop").touch()
-        printed = [charger.communicate(timeout=30)[0].split() for charger in chargers]
+        printed = [charger.communicate(timeout=300)[0].split() for charger in chargers]
     assert kills > 0
     with quota.open(home.config) as session:
         log = list(read_entries(session.ledger, "p", 0, NEVER))

@@ -129,10 +129,10 @@ class Moving:
         """A move that may end. Now and then two run beside each other before; one of them may be told of the other."""
         if self.dice.random() < 0.3:
             for mover in [self.mover(old, new), self.mover(old, new)]:
-                out, err = mover.communicate(timeout=60)
+                out, err = mover.communicate(timeout=300)
                 assert mover.returncode == 0 or (mover.returncode == 69 and OTHER_MOVE in err), (out, err)
         mover = self.mover(old, new)
-        out, err = mover.communicate(timeout=60)
+        out, err = mover.communicate(timeout=300)
         assert mover.returncode == 0, (mover.returncode, out, err)
         assert err == "" or "copied" in err, err
         return out
@@ -143,7 +143,7 @@ class Moving:
         for _ in range(KILLS):
             killed += self.killed(old, new)
             if self.dice.random() < 0.25:
-                self.mover(new, old).communicate(timeout=60)  # taken back, or there was nothing to take back
+                self.mover(new, old).communicate(timeout=300)  # taken back, or there was nothing to take back
         self.move(old, new)
         assert "already" in self.move(old, new)
         self.point_to(new)
@@ -157,7 +157,7 @@ class Moving:
     def end_chargers(self) -> None:
         self.stop.touch()
         for charger in self.chargers:
-            assert charger.wait(60) == 0
+            assert charger.wait(300) == 0
 
     def kill_chargers(self) -> None:
         for charger in self.chargers:

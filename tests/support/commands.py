@@ -33,7 +33,7 @@ class Quota:
             env={**self.env, **env},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
             stdin=subprocess.DEVNULL,
         )
@@ -47,7 +47,7 @@ class Quota:
             env=self.env,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
             stdin=subprocess.DEVNULL,
         )

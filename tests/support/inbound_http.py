@@ -51,7 +51,7 @@ class Client:
     """One connection to a server, kept open."""
 
     def __init__(self, port: int) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
 
     def __call__(self, path: str = "/", method: str = "GET", body: bytes | None = None, **headers: str) -> Answer:
         asked_s = time.monotonic()
@@ -106,7 +106,7 @@ def running(app: Any, **options: Any) -> Iterator[int]:
         yield int(address_of(listener).rpartition(":")[2])
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(100)
         listener.close()
 
 

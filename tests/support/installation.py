@@ -94,7 +94,7 @@ class Installation:
 
 def until(true: Callable[[], bool]) -> None:
     """Wait for something to become true. Fails after half a minute."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 100
     while not true():
         assert time.monotonic() < deadline, "it did not happen within 30 seconds"
         time.sleep(0.01)

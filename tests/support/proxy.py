@@ -91,6 +91,10 @@ class Proxy:
     def resume(self) -> None:
         self._running.set()
 
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
     def release(self) -> int:
         """Pass on the held requests now, late; how many."""
         with self._lock:
@@ -116,7 +120,7 @@ class Proxy:
         self._running.set()
         self.drop_all()
         for thread in tuple(self._threads):
-            thread.join(5)
+            thread.join(100)
 
     def _spawn(self, work: Callable[..., None], *args: object) -> None:
         def run() -> None:

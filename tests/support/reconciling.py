@@ -66,7 +66,7 @@ class Site:
     def call(self, method: str = "videos.list", times: int = 1, *, charged: bool = True, key: str = "a-key") -> None:
         """Calls that reach upstream; charged here first, or somebody else's."""
         assert self.upstream is not None
-        connection = http.client.HTTPConnection(self.upstream.address.removeprefix("http://"), timeout=10)
+        connection = http.client.HTTPConnection(self.upstream.address.removeprefix("http://"), timeout=300)
         with self.session() as session:
             for _ in range(times):
                 if charged:

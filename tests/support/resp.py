@@ -43,4 +43,4 @@ class RespServer:
     ) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(5)
+        self._thread.join(100)

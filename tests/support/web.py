@@ -52,9 +52,9 @@ class Served:
         return int(self.address.rpartition(":")[2])
 
     def end(self, number: int) -> tuple[int, str]:
-        """Send a signal. The exit status, within 8 s, and what stderr got."""
+        """Send a signal. The exit status and what stderr got."""
         self.process.send_signal(number)
-        _, stderr = self.process.communicate(timeout=8)
+        _, stderr = self.process.communicate(timeout=300)
         return self.process.returncode, stderr
 
 

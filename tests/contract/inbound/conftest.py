@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from quota.inbound import redis_storage, sqlite_storage
-from quota.inbound.contract import WALL_S
 from quota.inbound.storage import open_storage
 from support.inbound import Clock
 from support.servers import RedisServer, executables
@@ -52,17 +50,3 @@ def storage(url: str, clock: Clock) -> Iterator[Storage]:
     storage = open_storage(url, clock=clock)
     yield storage
     storage.close()
-
-
-@pytest.fixture(autouse=True)
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that is busy for a quarter of a second fails no test."""
-    for module in (redis_storage, sqlite_storage):
-        monkeypatch.setattr(module, "WALL_S", 20.0)
-    monkeypatch.setattr(redis_storage, "TIMEOUT_S", 20.0)
-
-
-@pytest.fixture
-def real_wall(_patience: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (redis_storage, sqlite_storage):
-        monkeypatch.setattr(module, "WALL_S", WALL_S)

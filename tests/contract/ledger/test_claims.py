@@ -18,6 +18,7 @@ from quota.ledger.factory import open_ledger
 from quota.ledger.redis_ledger import FORMAT
 from quota.limits import HOUR_MS, MINUTE_MS
 from support.claims import HOLD_MS, LEASE_MS, claim_of
+from support.processes import Children
 from support.proxy import Proxy
 from support.servers import RedisServer
 from support.setup import NOW_MS, Setup
@@ -287,31 +288,23 @@ def test_both_ledgers_give_the_same_answers(redis_server: RedisServer) -> None:
 # -- many processes ----------------------------------------------------------------------------------------------------
 
 
-def _claim_all(url: str, me: str, jobs: int, barrier: Barrier, won: multiprocessing.Queue[list[str]]) -> None:
+def _claim_all(url: str, me: str, jobs: int, barrier: Barrier) -> list[str]:
     ledger = open_ledger(url)
-    barrier.wait(10)
+    barrier.wait()
     got = []
     for n in range(jobs):
         claim = claim_of(me, name=f"job {n}")
         answer = ledger.claim("shared", claim)
         got += [f"{n} {region}" for region in claim.regions if region not in answer.elsewhere]
-    won.put(got)
     ledger.close()
+    return got
 
 
 def test_of_many_processes_exactly_one_gets_each_region(ledger_url: str) -> None:
     processes, jobs = 6, 40
-    context = multiprocessing.get_context("spawn")
-    barrier, won = context.Barrier(processes), context.Queue()
-    workers = [
-        context.Process(target=_claim_all, args=(ledger_url, f"store {n}", jobs, barrier, won))
-        for n in range(processes)
-    ]
-    for worker in workers:
-        worker.start()
-    winners = [region for _ in workers for region in won.get(timeout=30)]
-    for worker in workers:
-        worker.join(10)
+    barrier = multiprocessing.get_context("spawn").Barrier(processes)
+    rows = [(ledger_url, f"store {n}", jobs, barrier) for n in range(processes)]
+    winners = [region for won in Children(_claim_all, *rows, start="spawn").answers() for region in won]
     assert sorted(winners) == sorted(f"{n} {region}" for n in range(jobs) for region in ("US", "DE"))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import signal
 import time
 from collections import Counter
 from contextlib import suppress
@@ -34,10 +33,12 @@ from quota.ledger.history import (
 from quota.ledger.move import carry_out, plan_move
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from quota.spending import read_spending
+from support.processes import Children
 from support.proxy import Proxy
 from support.setup import Setup
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from quota.ledger.entry import Entry, Id
@@ -390,24 +391,28 @@ def test_each_charge_is_rolled_up_once_by_several_at_once(setup: Setup) -> None:
     assert sum(row.charges for row in read(setup).hours) == 500
 
 
+def _charge_for_ever(url: str, project: str, now_ms: int) -> Iterator[None]:
+    mine = Setup.open(url, now_ms=now_ms)
+    mine.project = project
+    for turn in itertools.count():
+        mine.now_ms += MINUTE_MS
+        ids = charge(mine, 3)
+        mine.ledger.settle(mine.project, ids[0], 1, ())
+        roll_up(mine)
+        if turn == 1:
+            yield
+
+
 def test_processes_that_are_killed_lose_no_charge_and_count_none_twice(ledger_url: str) -> None:
     """Kill -9 anywhere: in the middle of a charge, of a correction, of a roll-up."""
     dice = random.Random(5)
     setup = Setup.open(ledger_url)
     charge(setup)
     for _ in range(12):
-        child = os.fork()
-        if not child:
-            mine = Setup.open(ledger_url, now_ms=setup.now_ms)
-            mine.project = setup.project
-            while True:
-                mine.now_ms += MINUTE_MS
-                ids = charge(mine, 3)
-                mine.ledger.settle(mine.project, ids[0], 1, ())
-                roll_up(mine)
+        child = Children(_charge_for_ever, (ledger_url, setup.project, setup.now_ms))
+        child.first_answers()
         time.sleep(dice.uniform(0.05, 0.15))  # whatever it is doing then
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        child.kill()
         setup.now_ms = log_of(setup)[-1].ms
     assert len(log_of(setup)) > 50
     check_against_the_log(setup)

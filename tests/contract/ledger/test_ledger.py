@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import threading
 from datetime import UTC, datetime
@@ -17,6 +16,7 @@ from quota.ledger.contract import MIN_RETENTION_MS, Exhaustion, read_entries
 from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 from support.books import BOOK
+from support.processes import Children
 from support.setup import limit
 
 if TYPE_CHECKING:
@@ -477,8 +477,8 @@ def test_a_view_that_rests_while_the_log_is_trimmed_still_counts_right(setup: Se
 # -- contention --------------------------------------------------------------------------------------------------------
 
 
-def _spend_all(url: str, project: str, seed: int, results: multiprocessing.Queue[tuple[int, int]]) -> None:
-    """Charge mixed costs until even one unit is refused; report what was admitted and spurious refusals."""
+def _spend_all(url: str, project: str, seed: int) -> tuple[int, int]:
+    """Charge mixed costs until even one unit is refused: what was admitted, and spurious refusals."""
     ledger = open_ledger(url)
     budget = Budget(credential="main", project=project, book=BOOK, limits=(limit(500),), ledger=ledger)
     costs = random.Random(seed)
@@ -492,20 +492,13 @@ def _spend_all(url: str, project: str, seed: int, results: multiprocessing.Queue
         spurious += decision.limits[0].used_units + units <= 500
         if units == 1:
             break
-    results.put((admitted, spurious))
     ledger.close()
+    return admitted, spurious
 
 
 def test_eight_processes_admit_exactly_the_limit_and_refuse_nothing_that_fits(ledger_url: str) -> None:
     """L4."""
-    context = multiprocessing.get_context("spawn")
-    results: multiprocessing.Queue[tuple[int, int]] = context.Queue()
-    workers = [context.Process(target=_spend_all, args=(ledger_url, "race", n, results)) for n in range(8)]
-    for worker in workers:
-        worker.start()
-    outcomes = [results.get(timeout=60) for _ in workers]
-    for worker in workers:
-        worker.join()
+    outcomes = Children(_spend_all, *[(ledger_url, "race", n) for n in range(8)], start="spawn").answers()
     assert sum(admitted for admitted, _ in outcomes) == 500
     assert sum(spurious for _, spurious in outcomes) == 0
 

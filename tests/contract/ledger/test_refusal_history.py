@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from quota.ledger.contract import Exhaustion
 from quota.ledger.history import HISTORY_MS, MAX_REFUSAL_BYTES, MAX_REFUSALS
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 from quota.recorder import ATTEND_EVERY_MS, Recorder
+from support.processes import Children
 from support.proxy import Proxy
 from support.setup import Setup, limit
 
@@ -168,15 +168,12 @@ def test_what_killed_processes_handed_over_is_whole_and_there_once(ledger_url: s
     regions: list[str] = []
     for child_number in range(12):
         out, into = os.pipe()
-        child = os.fork()
-        if not child:
-            refuse_for_ever(ledger_url, setup.project, f"c{child_number}", into)
+        child = Children(refuse_for_ever, (ledger_url, setup.project, f"c{child_number}", into))
         os.close(into)
         with open(out, encoding="ascii") as pipe:
             lines = [pipe.readline() for _ in range(2 * dice.randint(3, 12))]
             time.sleep(dice.uniform(0, 0.01))  # whatever it is doing then
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+            child.kill()
             begun = [line.split() for line in "".join([*lines, pipe.read()]).split("\n")[:-1]]
         kept = [json.loads(text)["region"] for text in setup.ledger.refusals(setup.project)]
         flushes = [flush[1:] for flush in begun if flush[0] == "begin"]

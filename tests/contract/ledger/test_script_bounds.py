@@ -292,6 +292,7 @@ def test_a_debt_larger_than_one_call_is_refused_as_a_whole(server: RedisServer) 
 # -- repeats -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("real_walls")
 def test_originals_that_arrive_after_150_repeats_charge_nothing(server: RedisServer) -> None:
     """Each first try is held on its way; its repeat is answered; then all of the first tries arrive."""
     first_try = b"\r\n$2\r\n-1\r\n"
@@ -302,7 +303,7 @@ def test_originals_that_arrive_after_150_repeats_charge_nothing(server: RedisSer
         proxy.fail("hold-request", match=first_try, times=150)
 
         def work() -> None:
-            for _ in range(10):
+            while proxy.held < 150 or calls(server) < 101:
                 budget.charge("videos.list")
 
         threads = [Thread(target=work) for _ in range(15)]
@@ -311,9 +312,8 @@ def test_originals_that_arrive_after_150_repeats_charge_nothing(server: RedisSer
         for thread in threads:
             thread.join()
         repeats = calls(server)
-        assert repeats >= 100, "else the machine is too busy for this"
         assert proxy.release() == 150
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 100
         while calls(server) < repeats + 150 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert calls(server) >= repeats + 150, "all of them did arrive"

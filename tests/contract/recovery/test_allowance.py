@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sqlite3
 from contextlib import closing, contextmanager, suppress
@@ -24,6 +23,7 @@ from quota.ledger.unlogged import UnloggedUsage
 from quota.limits import DAY_MS
 from quota.recovery.allowance import LOOK_AGAIN_MS, REPAID_AT_ONCE, Allowance
 from support.books import BOOK
+from support.processes import Children
 from support.proxy import Proxy
 from support.servers import RedisServer
 from support.setup import limit
@@ -561,21 +561,14 @@ def _open_files(path: Path) -> list[str]:
 # -- many processes ----------------------------------------------------------------------------------------------------
 
 
-def _draw(journal: str, results: multiprocessing.Queue[int]) -> None:
+def _draw(journal: str) -> int:
     allowance = Allowance(journal, 3, 100, lambda: 1_793_000_000_000)
     drawn, charge = 0, Charge(1, "units", "videos.list", "", "", "t")
     while allowance.draw(Identity("", "p"), charge, DAY_MS, commit=True) is not None:
         drawn += 1
-    results.put(drawn)
     allowance.close()
+    return drawn
 
 
 def test_eight_processes_draw_exactly_the_allowance(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    results: multiprocessing.Queue[int] = context.Queue()
-    workers = [context.Process(target=_draw, args=(str(tmp_path / "a.db"), results)) for _ in range(8)]
-    for worker in workers:
-        worker.start()
-    assert sum(results.get(timeout=60) for _ in workers) == 100
-    for worker in workers:
-        worker.join()
+    assert sum(Children(_draw, *[(str(tmp_path / "a.db"),)] * 8, start="spawn").answers()) == 100

@@ -25,6 +25,7 @@ from quota.recovery.high_water_mark import HighWaterMark
 from quota.recovery.watermark_folder import watermark_path
 from support.books import BOOK
 from support.losses import LedgerStorage, Machine, RedisStorage, SqliteStorage
+from support.processes import in_child
 from support.setup import limit
 
 if TYPE_CHECKING:
@@ -422,23 +423,21 @@ def test_what_was_seen_counts_once_wherever_ledgers_move(
 
 def _charge_elsewhere(url: str, path: str, units: int) -> None:
     """As another process of the machine, whose configuration names another url; it is killed then."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            ledger, high_water_mark = open_ledger(url), HighWaterMark(path, "p", label=url)
-            budget = Budget(
-                credential="main",
-                project="p",
-                book=BOOK,
-                limits=(DAY,),
-                ledger=ledger,
-                high_water_mark=high_water_mark,
-            )
-            status = 0 if budget.charge("videos.list", units=units).admitted else 2
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def charge() -> Iterator[bool]:
+        ledger, high_water_mark = open_ledger(url), HighWaterMark(path, "p", label=url)
+        budget = Budget(
+            credential="main",
+            project="p",
+            book=BOOK,
+            limits=(DAY,),
+            ledger=ledger,
+            high_water_mark=high_water_mark,
+        )
+        yield budget.charge("videos.list", units=units).admitted
+        os._exit(0)
+
+    assert in_child(charge)
 
 
 def test_what_other_processes_spend_at_another_ledger_counts_here_too(tmp_path: Path) -> None:

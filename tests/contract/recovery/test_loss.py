@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import random
+import signal
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -29,13 +29,13 @@ from quota.recovery.watermark_folder import watermark_path
 from support.books import BOOK
 from support.interrupts import Interrupted, at_place
 from support.losses import Machine, RedisStorage, SqliteStorage
+from support.processes import Children
 from support.servers import RedisServer
 from support.setup import limit
 from support.users import not_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from multiprocessing.synchronize import Event
     from pathlib import Path
 
     from quota.ledger.entry import Entry, Id
@@ -815,7 +815,7 @@ def _is_open(fd: str) -> bool:
     return os.path.lexists(f"/proc/self/fd/{fd}")
 
 
-def _charge_some(url: str, path: str, times: int, results: multiprocessing.Queue[int]) -> None:
+def _charge_some(url: str, path: str, times: int) -> Iterator[int]:
     ledger = open_ledger(url)
     high_water_mark = HighWaterMark(path, "p")
     budget = Budget(
@@ -826,22 +826,14 @@ def _charge_some(url: str, path: str, times: int, results: multiprocessing.Queue
         ledger=ledger,
         high_water_mark=high_water_mark,
     )
-    results.put(charge(budget, times))
-    results.close()
-    results.join_thread()
+    yield charge(budget, times)
     os._exit(0)  # as if killed: nothing is closed
 
 
 def test_eight_processes_of_one_machine_write_side_by_side(site: Site) -> None:
-    context = multiprocessing.get_context("fork")
-    results: multiprocessing.Queue[int] = context.Queue()
     path = str(site.folder / "state" / "watermarks" / "p")
-    workers = [context.Process(target=_charge_some, args=(site.storage.url, path, 50, results)) for _ in range(8)]
-    for worker in workers:
-        worker.start()
-    assert max(results.get(timeout=60) for _ in workers) == 400
-    for worker in workers:
-        worker.join()
+    workers = Children(_charge_some, *[(site.storage.url, path, 50)] * 8)
+    assert max(workers.answers()) == 400
     site.storage.empty()
     ledger = open_ledger(site.storage.url)
     budget = Budget(
@@ -865,12 +857,7 @@ def test_a_process_notices_what_only_another_of_its_machine_has_seen(site: Site)
     )
     charge(budget, 2)
     copy = site.storage.copy()
-    context = multiprocessing.get_context("fork")
-    results: multiprocessing.Queue[int] = context.Queue()
-    neighbour = context.Process(target=_charge_some, args=(site.storage.url, path, 5, results))
-    neighbour.start()
-    assert results.get(timeout=60) == 7
-    neighbour.join()
+    assert Children(_charge_some, (site.storage.url, path, 5)).answers() == [7]
     site.storage.restore(copy)
     high_water_mark._next_look_s = 0.0  # it looks every 50 ms
     assert charge(budget) == 8
@@ -887,13 +874,8 @@ def test_a_process_that_rested_notices_what_others_saw_after_a_loss(site: Site) 
     )
     charge(budget, 5)
     copy = site.storage.copy()
-    context = multiprocessing.get_context("fork")
-    results: multiprocessing.Queue[int] = context.Queue()
     for times, used in ((3, 8), (2, 10)):
-        neighbour = context.Process(target=_charge_some, args=(site.storage.url, path, times, results))
-        neighbour.start()
-        assert results.get(timeout=60) == used
-        neighbour.join()
+        assert Children(_charge_some, (site.storage.url, path, times)).answers() == [used]
         site.storage.empty()
     site.storage.restore(copy)
     high_water_mark._next_look_s = 0.0
@@ -902,11 +884,11 @@ def test_a_process_that_rested_notices_what_others_saw_after_a_loss(site: Site) 
     high_water_mark.close()
 
 
-def _note_and_rest(path: str, at_ms: int, noted: Event, over: Event) -> None:
+def _note_and_rest(path: str, at_ms: int) -> Iterator[None]:
     slots = WatermarkFile(path)
     slots.write((at_ms, 0), 7, at_ms, (5,), f"epoch\tanother\t\t\nhead\t{limit(100).view.name}\t{DAY_MS}\n")
-    noted.set()
-    over.wait(60)
+    yield
+    signal.pause()
 
 
 def test_a_clock_set_back_makes_nobody_compare_for_ever(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -914,15 +896,10 @@ def test_a_clock_set_back_makes_nobody_compare_for_ever(site: Site, monkeypatch:
     monkeypatch.setattr("quota.recovery.high_water_mark.LOOK_EVERY_S", 0.0)
     machine = site.machine()
     charge(machine.budget(limit(100)), 5)
-    context = multiprocessing.get_context("fork")
-    noted, over = context.Event(), context.Event()
-    resting = context.Process(target=_note_and_rest, args=(machine.watermark_path, NOW + HOUR_MS, noted, over))
-    resting.start()
-    assert noted.wait(60)
-    for n in range(6, 12):
-        assert charge(machine.budget(limit(100))) == n + 5
-    over.set()
-    resting.join()
+    with Children(_note_and_rest, (machine.watermark_path, NOW + HOUR_MS)) as resting:
+        resting.first_answers()
+        for n in range(6, 12):
+            assert charge(machine.budget(limit(100))) == n + 5
 
 
 # -- a real server -----------------------------------------------------------------------------------------------------

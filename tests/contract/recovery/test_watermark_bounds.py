@@ -16,6 +16,7 @@ from quota.limits import DAY_MS, HOUR_MS
 from quota.recovery.high_water_mark import HighWaterMark
 from quota.recovery.watermark_file import WatermarkFile
 from support.books import BOOK
+from support.processes import in_child
 from support.setup import limit
 
 if TYPE_CHECKING:
@@ -140,17 +141,14 @@ def test_a_process_that_finds_no_slot_reads_those_of_the_others(
     slots = scene.opened[0]._file
     assert slots is not None
     noted = slots.read_all()
-    pid = os.fork()
-    if pid == 0:  # a lock is its process's: only another one finds the slot taken
-        status = 1
-        try:
-            scene.empty()
-            budget = scene.budget(*_limits(9))
-            refused = not budget.charge("videos.list").admitted
-            status = 0 if refused and any("more than" in r.getMessage() for r in caplog.records) else 2
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def charge() -> tuple[bool, bool]:
+        scene.empty()
+        budget = scene.budget(*_limits(9))
+        return budget.charge("videos.list").admitted, any("more than" in r.getMessage() for r in caplog.records)
+
+    # A lock is its process's: only another one finds the slot taken.
+    assert in_child(charge) == (False, True)
     assert slots.read_all() == noted
 
 

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
     from quota.common.findings import Finding
 
+# It is to say nothing of the file system.
+pytestmark = pytest.mark.on_disk
+
 MAIN = """
 [credentials.main]
 api = "youtube-v3"

@@ -58,7 +58,7 @@ def configure(
 
 def searches(upstream: Emulator, times: int) -> None:
     """Somebody else's."""
-    connection = http.client.HTTPConnection(upstream.address.removeprefix("http://"), timeout=10)
+    connection = http.client.HTTPConnection(upstream.address.removeprefix("http://"), timeout=300)
     for _ in range(times):
         connection.request("GET", "/youtube/v3/search?part=id&q=x&key=somebody-else")
         connection.getresponse().read()
@@ -248,7 +248,7 @@ def test_only_reading_upstreams_figures_imports_googles_client() -> None:
 def asked(
     upstream: Emulator, query: str, *, project: str = "p", bearer: str | None = "t"
 ) -> tuple[int, dict[str, object]]:
-    connection = http.client.HTTPConnection(upstream.address.removeprefix("http://"), timeout=10)
+    connection = http.client.HTTPConnection(upstream.address.removeprefix("http://"), timeout=300)
     headers = {} if bearer is None else {"Authorization": f"Bearer {bearer}"}
     connection.request("GET", f"/v3/projects/{project}/timeSeries?{query}", headers=headers)
     answer = connection.getresponse()

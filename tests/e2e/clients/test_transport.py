@@ -105,14 +105,14 @@ class Requests:
         return response.status_code, response.content
 
     def post(self, url: str) -> int:
-        return self.session.post(url, timeout=5).status_code
+        return self.session.post(url, timeout=100).status_code
 
     def stream(self, url: str) -> bytes:
-        with self.session.get(url, timeout=5, stream=True) as response:
+        with self.session.get(url, timeout=100, stream=True) as response:
             return b"".join(response.iter_content(1_000))
 
     def raw(self, url: str) -> bytes:
-        with self.session.get(url, timeout=5, stream=True) as response:
+        with self.session.get(url, timeout=100, stream=True) as response:
             return bytes(response.raw.read(decode_content=False))
 
     def close(self) -> None:

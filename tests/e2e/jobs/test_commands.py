@@ -298,11 +298,11 @@ def test_the_emulator_says_where_it_listens_and_ends_cleanly(quota: Quota, numbe
     configure(quota, address)
     report = quota.json("run", "trending")
     assert (report["outcome"], report["refused_by"], report["attempts"]) == ("stopped", "units", 4)
-    with urllib.request.urlopen(f"{address}/emulator/usage", timeout=10) as answer:  # noqa: S310  # loopback
+    with urllib.request.urlopen(f"{address}/emulator/usage", timeout=100) as answer:  # noqa: S310  # loopback
         usage: Any = json.load(answer)
     assert (usage["requests"], usage["by_method"]) == (4, {"videos.list": 4})
     child.send_signal(number)
-    out, err = child.communicate(timeout=30)
+    out, err = child.communicate(timeout=300)
     assert (child.returncode, out, err) == (status, "", "")
 
 

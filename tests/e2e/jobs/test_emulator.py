@@ -974,7 +974,7 @@ def test_usage_and_reset_are_served_over_http_and_are_free(upstream: Emulator, w
 def raw(emulator: Emulator, sent: bytes) -> bytes:
     host, port = emulator.address.removeprefix("http://").split(":")
     received = b""
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=300) as connection:
         connection.sendall(sent)
         connection.shutdown(socket.SHUT_WR)
         while piece := connection.recv(65_536):
@@ -1032,7 +1032,7 @@ def test_a_client_that_waits_for_permission_to_send_its_body_gets_it(upstream: E
         b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n"
     )
     host, port = upstream.address.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as connection:
+    with socket.create_connection((host, int(port)), timeout=300) as connection:
         connection.sendall(request)
         assert connection.recv(1024).startswith(b"HTTP/1.1 100 ")
         connection.sendall(b"{}")
@@ -1074,11 +1074,11 @@ def test_the_cli_can_serve_in_the_foreground_and_announce_one_line() -> None:
     upstream = Emulator(allocation="buckets", quota=12_345)
     thread = threading.Thread(target=upstream.serve_forever, args=(ready,))
     thread.start()
-    assert announced.wait(5)
+    assert announced.wait(100)
     with Wire(upstream) as wire:
         assert chart(wire)[0] == 200
     upstream.stop()
-    thread.join(5)
+    thread.join(100)
     assert not thread.is_alive()
     (line,) = lines
     assert "\n" not in line

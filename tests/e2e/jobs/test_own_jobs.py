@@ -52,7 +52,7 @@ def run(folder: Path, *args: str, cwd: Path | None = None) -> subprocess.Complet
         env=Quota(folder).env,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 
@@ -102,7 +102,7 @@ def test_the_folder_imported_under_another_name_says_its_own() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     said = "quota-ledger's package for jobs is quota.jobs: write for example `from quota.jobs.job import Page`"

@@ -84,7 +84,7 @@ url = "sqlite:///videos.db"
 
     def let_go(self, process: subprocess.Popen[str]) -> dict[str, Any]:
         (self.folder / "hold").unlink()
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=300)
         assert "Traceback" not in err
         answer: dict[str, Any] = json.loads(out)
         return answer
@@ -136,7 +136,7 @@ def outcomes(answer: dict[str, Any]) -> dict[str, str]:
 def test_the_same_cron_line_at_the_same_second_fetches_nothing_twice(web: Machine, other: Machine) -> None:
     for _ in range(3):
         runs = [machine.start("run", "t", "--json") for machine in (web, other)]
-        answers = [json.loads(run.communicate(timeout=60)[0]) for run in runs]
+        answers = [json.loads(run.communicate(timeout=300)[0]) for run in runs]
         assert [run.returncode for run in runs] == [0, 0]
         assert sorted(answer["outcome"] for answer in answers) == ["done", "elsewhere"]
     assert web.requests == 3 * 4, "three rounds of two regions with two pages"

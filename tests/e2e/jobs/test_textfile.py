@@ -101,10 +101,10 @@ def node_exporter(folder: Path) -> Iterator[str]:
 def scrape(folder: Path) -> Series:
     """What Prometheus would get: every series of ours, and the collector's own word on errors."""
     with node_exporter(folder) as address:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 100
         while True:
             try:
-                with urllib.request.urlopen(address, timeout=5) as answer:  # noqa: S310  # our own
+                with urllib.request.urlopen(address, timeout=100) as answer:  # noqa: S310  # our own
                     text = answer.read().decode()
                 break
             except OSError:

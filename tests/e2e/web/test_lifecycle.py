@@ -28,7 +28,7 @@ ENDINGS = [
 
 def ask(served: Served, path: str) -> HTTPConnection:
     """A connection on which this was asked; with "" one that is open and idle."""
-    connection = HTTPConnection("127.0.0.1", served.port, timeout=30)
+    connection = HTTPConnection("127.0.0.1", served.port, timeout=300)
     connection.request("GET", path or "/")
     if not path:
         connection.getresponse().read()
@@ -51,7 +51,7 @@ def test_a_signal_ends_it_whatever_its_connections_do() -> None:
             running.append((number, served, connections))
         for number, served, _ in running:
             served.process.send_signal(number)
-        ended = [(served.process.wait(timeout=8), served.end(number)[1]) for number, served, _ in running]
+        ended = [(served.process.wait(timeout=300), served.end(number)[1]) for number, served, _ in running]
         assert ended == [(0, "")] * len(ENDINGS)
         assert running[0][2][-2].getresponse().status == 503  # it waited, and got an answer
 
@@ -83,7 +83,7 @@ def test_workers_end_with_their_parent() -> None:
 )
 def test_an_application_that_cannot_be_made_ends_it(workers: int, fault: str, status: int, said: str) -> None:
     with hanging(workers, fault) as served:
-        _, stderr = served.process.communicate(timeout=8)
+        _, stderr = served.process.communicate(timeout=300)
     assert served.process.returncode == status
     assert stderr.splitlines()[-1] == said
     assert all(one.startswith("worker_replaced") for one in stderr.splitlines()[:-1])
@@ -107,8 +107,8 @@ def test_a_client_that_sends_no_request_is_let_go() -> None:
         waits = stack.enter_context(closing(ask(served, "/waits")))
         kept = stack.enter_context(closing(ask(served, "")))
         kept.sock.sendall(b"GET / HTTP/1.1\r\nHost")
-        silent = stack.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=30))
-        slow = stack.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=30))
+        silent = stack.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=300))
+        slow = stack.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=300))
         slow.sendall(b"GET / HTTP/1.1\r\nX:")
         assert [one.recv(100) for one in (kept.sock, silent, slow)] == [b"", b"", b""]
         assert served.end(signal.SIGTERM) == (0, "")

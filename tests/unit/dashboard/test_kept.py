@@ -24,7 +24,7 @@ class Source:
         self.gate.set()
 
     def __call__(self) -> int:
-        self.gate.wait(30)
+        self.gate.wait(100)
         self.reads += 1
         if self.error is not None:
             raise self.error

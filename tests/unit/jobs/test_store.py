@@ -129,7 +129,7 @@ store._file._db.set_trace_callback(die)
 store.save_page(checkpoint, Page(videos=[{"id": "b"}], ranked=True), started_at_ms=9, finished=True)
 """
     root = Path(__file__).resolve().parents[3]
-    done = subprocess.run([sys.executable, "-c", script, store.path], cwd=root, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script, store.path], cwd=root, check=False, timeout=300)
     assert done.returncode == -signal.SIGKILL
     assert count(store, "videos") == count(store, "rankings") == 1
     assert store.checkpoint("t", "DE").cursor == {"token": "x"}

@@ -479,6 +479,7 @@ def test_a_ledger_that_answers_has_no_finding(tmp_path: Path, redis_server: Redi
     assert asked(tmp_path, "sqlite:///new/folder/ledger.db") == []
 
 
+@pytest.mark.usefixtures("real_walls")
 def test_a_server_that_does_not_answer_is_one_warning(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
@@ -541,6 +542,7 @@ def test_a_server_that_no_command_can_use_is_one_error(tmp_path: Path) -> None:
         assert said in line[0]
 
 
+@pytest.mark.usefixtures("real_walls")
 def test_a_ledger_that_is_only_busy_is_a_warning(tmp_path: Path) -> None:
     assert asked(tmp_path, "sqlite:///ledger.db") == []
     with quota.open(tmp_path / "quota.toml") as session:

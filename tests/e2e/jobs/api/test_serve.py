@@ -58,7 +58,7 @@ class Api:
         self.quota = quota
         self.upstream = upstream
         self.served = served
-        self.client = httpx.Client(base_url=served.address, timeout=20)
+        self.client = httpx.Client(base_url=served.address, timeout=300)
 
     @property
     def store(self) -> Path:
@@ -317,7 +317,7 @@ def test_a_store_that_is_away_is_503_until_it_is_back(api: Api, tmp_path: Path) 
     shutil.copy(api.store, tmp_path / "videos.db")
     with (
         Served([*QUOTA, "serve", "--port", "0"], cwd=tmp_path, env=quota.env) as served,
-        httpx.Client(base_url=served.address, timeout=20) as client,
+        httpx.Client(base_url=served.address, timeout=300) as client,
     ):
 
         def away() -> None:

@@ -1,0 +1,37 @@
+"""Walls so far away that a machine that stalls for seconds fails no test of something else.
+
+A decision waits for a second at most, in places for a tenth of it. What a test says of limits, losses or processes has
+to hold on a disk that stalls for longer, too. The tests of the walls themselves have `real_walls`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quota import recorder
+from quota.inbound import redis_storage, sqlite_storage
+from quota.ledger import redis_ledger
+from quota.ledger.redis_ledger import RedisLedger
+from quota.ledger.sqlite_ledger import SqliteLedger
+from quota.recovery.allowance import Allowance
+
+PATIENCE_S = 20.0
+
+WALLS: list[tuple[Any, str]] = [
+    (SqliteLedger, "_deadline_s"),
+    (RedisLedger, "_timeout_s"),
+    (redis_ledger, "RETRY_WITHIN_S"),
+    (recorder, "END_WITHIN_S"),
+    (Allowance, "_deadline_s"),
+    (sqlite_storage, "WALL_S"),
+    (redis_storage, "WALL_S"),
+    (redis_storage, "TIMEOUT_S"),
+]
+
+REAL = [getattr(owner, name) for owner, name in WALLS]
+
+
+def be_patient() -> None:
+    """For this process, and for those that it forks."""
+    for owner, name in WALLS:
+        setattr(owner, name, PATIENCE_S)
