@@ -210,7 +210,11 @@ INTERRUPTED = int(os.environ.get("QUOTA_TEST_INTERRUPTED", "400"))
 
 CHARGE = """
 import json, random, signal, sys, threading, time
-import quota
+import quota, quota.ledger.redis_ledger, quota.ledger.sqlite_ledger
+
+# Each waits for the other for as long as it takes.
+quota.ledger.sqlite_ledger.SqliteLedger._deadline_s = quota.ledger.redis_ledger.RedisLedger._timeout_s = 60.0
+quota.ledger.redis_ledger.RETRY_WITHIN_S = 60.0
 
 config, how, seed, enough = sys.argv[1:]
 r = random.Random(int(seed))

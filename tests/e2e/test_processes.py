@@ -356,6 +356,7 @@ quota.recovery.allowance.Allowance._deadline_s = 60.0
 # Where the last of a crowd gets its turn only after seconds, it waits for it.
 PATIENT = """
 quota.ledger.sqlite_ledger.SqliteLedger._deadline_s = quota.ledger.redis_ledger.RedisLedger._timeout_s = 60.0
+quota.ledger.redis_ledger.RETRY_WITHIN_S = 60.0
 """
 BY_COMMAND = WAITING + PATIENT + "quota.cli.commands.main()"
 IN_PYTHON = """

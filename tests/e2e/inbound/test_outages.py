@@ -41,6 +41,7 @@ def rules(server: RedisServer) -> Rules:
     )
 
 
+@pytest.mark.usefixtures("real_walls")
 @pytest.mark.parametrize("stopped", [False, True], ids=["killed", "silent"])
 def test_open_and_closed_rules_while_redis_is_away(
     stopped: bool, server: RedisServer, caplog: pytest.LogCaptureFixture
