@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import sqlite3
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ import pytest
 import redis
 
 from quota.errors import StorageAway
+from quota.inbound import redis_storage
 from quota.inbound.contract import AT_ONCE_S, WALL_S, Decision, Limit, Policy
 from quota.inbound.storage import open_storage
 from support.inbound import policy
@@ -24,6 +27,8 @@ from support.proxy import Proxy
 from support.servers import free_port
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from quota.inbound.contract import Storage
     from support.inbound import Clock
     from support.proxy import Kind
@@ -313,13 +318,16 @@ def test_a_file_that_another_process_holds_is_away_after_the_wall_and_at_once_fo
         holder.execute("BEGIN IMMEDIATE")
         began_s = time.monotonic()
         pending = storage.attempt(policy("log", 3), "ann")
-        assert time.monotonic() - began_s < AT_ONCE_S + 1
         assert not isinstance(pending, Decision)
         with pytest.raises(StorageAway, match="is locked by another process"):
             pending.finish()
-        assert WALL_S <= time.monotonic() - began_s < WALL_S + 1
-        pending = storage.attempt(policy("log", 3), "ann")
-        assert not isinstance(pending, Decision)
+        assert WALL_S <= time.monotonic() - began_s < WALL_S + 10
+        took_s = []
+        for _ in range(5):  # in each of them the machine may have done something else
+            began_s = time.monotonic()
+            assert not isinstance(storage.attempt(policy("log", 3), "ann"), Decision)
+            took_s.append(time.monotonic() - began_s)
+        assert AT_ONCE_S <= min(took_s) < WALL_S
         holder.execute("COMMIT")
     holder.close()
     storage.close()
@@ -338,22 +346,32 @@ def test_who_waits_for_a_file_is_admitted_once_it_is_let_go(tmp_path: Path) -> N
     storage.close()
 
 
-@pytest.mark.usefixtures("real_walls")
-def test_a_slow_server_is_waited_for_in_a_thread_and_asked_once(redis_server: RedisServer) -> None:
+@contextmanager
+def stopped(server: RedisServer) -> Iterator[None]:
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+
+def test_a_slow_server_is_waited_for_in_a_thread_and_asked_once(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with redis.Redis(port=redis_server.port) as client:
         client.flushall()
         storage = open_storage(redis_server.url)
         assert storage.decide(policy("log", 3), "ann").limits[0].remaining == 2
-        client.execute_command("CLIENT", "PAUSE", "60", "ALL")
-        pending = storage.attempt(policy("log", 3), "ann")
-        assert not isinstance(pending, Decision)
+        with stopped(redis_server):
+            pending = storage.attempt(policy("log", 3), "ann")
+            assert not isinstance(pending, Decision)
         assert pending.finish().limits[0].remaining == 1
-        client.execute_command("CLIENT", "PAUSE", "400", "ALL")
         began_s = time.monotonic()
-        with pytest.raises(StorageAway, match="did not answer within"):
-            storage.decide(policy("log", 3), "ann")
-        assert time.monotonic() - began_s < WALL_S + 1
-        client.execute_command("CLIENT", "UNPAUSE")
+        with stopped(redis_server), monkeypatch.context() as usual:
+            usual.setattr(redis_storage, "WALL_S", WALL_S)
+            with pytest.raises(StorageAway, match="did not answer within"):
+                storage.decide(policy("log", 3), "ann")
+        assert time.monotonic() - began_s < WALL_S + 10
         assert storage.decide(policy("log", 3), "bob").limits[0].remaining == 2, "no reply of another call is taken"
         storage.close()
 

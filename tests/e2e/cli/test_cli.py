@@ -588,7 +588,7 @@ def test_a_ledger_file_that_another_process_holds(quota: Quota) -> None:
     db.execute("BEGIN IMMEDIATE")
     started = time.monotonic()
     assert "is locked by another process" in one_line(quota("charge", "videos.list"), 69)
-    assert time.monotonic() - started < 5, "it must not wait for ever"
+    assert time.monotonic() - started < 60, "it must not wait for ever"
     db.execute("ROLLBACK")
     db.close()
     assert quota("charge", "videos.list").returncode == 0

@@ -49,7 +49,7 @@ def answer(request: Arrived) -> Answer:
         case "/cut":
             return Answer(403, SPENT[:-5], {"Content-Length": str(len(SPENT))}, hang_up=True)
         case "/stalls":
-            return Answer(403, SPENT[:-5], {"Content-Length": str(len(SPENT))}, hang_up=True, stall_s=1)
+            return Answer(403, SPENT[:-5], {"Content-Length": str(len(SPENT))}, hang_up=True, stall_s=4)
         case "/not-zipped":
             return Answer(403, SPENT, {"Content-Encoding": "gzip"})
         case "/cookie":
@@ -57,7 +57,7 @@ def answer(request: Arrived) -> Answer:
         case "/moved":
             return Answer(302, b"", {"Location": "/ok"})
         case "/silent":
-            return Answer(wait_s=1)
+            return Answer(wait_s=4)
     return Answer(200, b'{"items": []}')
 
 
@@ -100,7 +100,7 @@ class Requests:
         adapter = requests_adapter(budget, method, hosts=hosts, max_retries=5)
         self.session.mount("http://", adapter)
 
-    def get(self, url: str, timeout_s: float = 5) -> tuple[int, bytes]:
+    def get(self, url: str, timeout_s: float = 100) -> tuple[int, bytes]:
         response = self.session.get(url, timeout=timeout_s)
         return response.status_code, response.content
 
@@ -122,10 +122,10 @@ class Requests:
 class Httpx:
     def __init__(self, budget: Budget, hosts: list[str], method: Any = "videos.list") -> None:
         self.client = httpx.Client(
-            transport=httpx_transport(budget, method, hosts=hosts), follow_redirects=True, trust_env=False
+            transport=httpx_transport(budget, method, hosts=hosts), follow_redirects=True, trust_env=False, timeout=100
         )
 
-    def get(self, url: str, timeout_s: float = 5) -> tuple[int, bytes]:
+    def get(self, url: str, timeout_s: float = 100) -> tuple[int, bytes]:
         response = self.client.get(url, timeout=timeout_s)
         return response.status_code, response.content
 
@@ -150,9 +150,9 @@ class AsyncHttpx:
     def __init__(self, budget: Budget, hosts: list[str], method: Any = "videos.list") -> None:
         self.runner = asyncio.Runner()
         transport = httpx_async_transport(budget, method, hosts=hosts)
-        self.client = httpx.AsyncClient(transport=transport, follow_redirects=True, trust_env=False)
+        self.client = httpx.AsyncClient(transport=transport, follow_redirects=True, trust_env=False, timeout=100)
 
-    def get(self, url: str, timeout_s: float = 5) -> tuple[int, bytes]:
+    def get(self, url: str, timeout_s: float = 100) -> tuple[int, bytes]:
         response = self.runner.run(self.client.get(url, timeout=timeout_s))
         return response.status_code, response.content
 
@@ -243,7 +243,7 @@ def test_what_cannot_connect_is_given_back(connect: Connect, ledger: Ledger) -> 
 
 def test_a_timeout_stays_charged(connect: Connect, server: PlainServer, ledger: Ledger) -> None:
     with pytest.raises((requests.ReadTimeout, httpx.ReadTimeout)):
-        connect(server).get(f"{server.address}/silent", timeout_s=0.1)
+        connect(server).get(f"{server.address}/silent", timeout_s=2)
     assert charged(ledger) == {"videos.list": 1}
 
 
@@ -284,7 +284,7 @@ def test_an_error_that_cannot_be_read_fails_for_the_client_as_it_would_without_u
 ) -> None:
     """It stays charged, and is judged by its status alone."""
     with pytest.raises(failure):
-        connect(server).get(server.address + path, timeout_s=0.2)
+        connect(server).get(server.address + path, timeout_s=2 if path == "/stalls" else 100)
     assert charged(ledger) == {"videos.list": 1}
     assert not ledger.exhaustions("p")
 

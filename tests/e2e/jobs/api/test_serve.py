@@ -530,7 +530,7 @@ def test_it_needs_neither_store_nor_ledger_and_makes_neither(tmp_path: Path) -> 
     options = ["--port", "0", "--workers", "2", "--hostname", "Api.example"]
     with Served([*QUOTA, "serve", *options], cwd=tmp_path, env=quota.env) as served:
         for host in ("api.example", "localhost"):
-            answer = httpx.get(f"{served.address}/healthz", headers={"host": host})
+            answer = httpx.get(f"{served.address}/healthz", headers={"host": host}, timeout=100)
             assert (answer.status_code, answer.json()["checks"]["store"]["status"]) == (503, "fail")
         assert served.end(signal.SIGINT)[0] == 0
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".db"] == []
@@ -570,12 +570,14 @@ def test_others_are_held_to_the_rules_over_all_workers(tmp_path: Path) -> None:
     options = ["--host", "::", "--port", "0", "--workers", "2"]
     with Served([*QUOTA, "serve", *options], cwd=tmp_path, env=quota.env) as served:
         address = f"http://[::1]:{served.port}"
-        answers = [httpx.get(f"{address}/api/v1/channels/a", headers={"host": "any.example"}) for _ in range(8)]
+        answers = [
+            httpx.get(f"{address}/api/v1/channels/a", headers={"host": "any.example"}, timeout=100) for _ in range(8)
+        ]
         assert [one.status_code for one in answers] == [503] * 3 + [429] * 5
         assert problem(answers[3], 429)["violated-policies"] == ["api"]
         for field in ("retry-after", "ratelimit", "content-security-policy"):
             assert field in answers[3].headers
-        assert {httpx.get(f"{address}/healthz").status_code for _ in range(5)} == {503}
+        assert {httpx.get(f"{address}/healthz", timeout=100).status_code for _ in range(5)} == {503}
         assert served.end(signal.SIGTERM)[0] == 0
 
 
@@ -584,7 +586,10 @@ def test_a_word_lets_all_in(tmp_path: Path) -> None:
     quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9"))
     command = [*QUOTA, "serve", "--host", "0.0.0.0", "--port", "0", "--unlimited"]  # noqa: S104
     with Served(command, cwd=tmp_path, env=quota.env) as served:
-        assert httpx.get(f"http://127.0.0.1:{served.port}/", headers={"host": "any.example"}).status_code == 200
+        assert (
+            httpx.get(f"http://127.0.0.1:{served.port}/", headers={"host": "any.example"}, timeout=100).status_code
+            == 200
+        )
 
 
 def test_why_it_cannot_begin_is_one_line(tmp_path: Path) -> None:
