@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 from support import memory
@@ -25,6 +26,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # As on a user's machine: without bytecode, each of the thousand commands that the tests start compiles all of `quota`.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# How long an example takes is a matter of the machine.
+hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("busy")
 
 DISK = memory.use()
 """Where temporary folders would lie, were they not in memory."""

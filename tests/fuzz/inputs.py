@@ -60,11 +60,11 @@ def every(target: str, part: int, attempt: Callable[[Input], None]) -> None:
     failed: list[BaseException] = []
     for number in numbers:
         made = Input(f"{SEED} {target} {number}")
-        started = time.monotonic()
+        started = time.process_time()
         try:
             attempt(made)
-            took_s = time.monotonic() - started
-            assert took_s < MAX_S, f"it took {took_s:.1f} s"
+            took_s = time.process_time() - started
+            assert took_s < MAX_S, f"it took {took_s:.1f} s of the processor"
         except BaseException as error:
             print(f"input {number} of {target}: QUOTA_TEST_SEED={SEED} QUOTA_TEST_INPUT={number}")
             print(f"    {made.data!r:.20000}")
