@@ -28,6 +28,7 @@ _SHAPES = {
     r"\b\d\d:\d\d(:\d\d)?\b": "TIME",
     r"\b\d{13}-\d+": "ID",
     r"\bin \d+[dhms]\w*( \d+[hms])*": "in SPAN",
+    r"\b\d+[dhms]\w*( \d+[hms])* ago\b": "SPAN ago",
     r"\w+://\S*?(?=[,\s]|$)": "URL",
     r"127\.0\.0\.1:\d+": "HOST",
     r"─+": "─",
@@ -114,7 +115,7 @@ def _run(command: list[str], quota: Quota) -> str:
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
         text=True,
-        timeout=100,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:]
