@@ -152,10 +152,11 @@ class RedisLedger:
             except BaseException:
                 self._give_up(client)
                 raise
-        if reply is _UNASKED or _says_more(reply):
-            reply = self._charge(request, commit, started_s, retry=retry)
-        if _is_unfinished(request, reply):
-            reply = self._to_the_end(request, commit, reply)
+        if type(reply) is not str or reply[:9] != "ADMITTED ":  # the usual answer needs none of this
+            if reply is _UNASKED or _says_more(reply):
+                reply = self._charge(request, commit, started_s, retry=retry)
+            if _is_unfinished(request, reply):
+                reply = self._to_the_end(request, commit, reply)
         try:
             if type(reply) is str:
                 return _ordinary_result(request, reply, commit)
