@@ -1,7 +1,7 @@
 """The `quota` command. Each command opens a session, calls one public function and prints the result.
 
-Imports inside the commands keep a cold `quota charge` cheap. Commands of other packages (`run`, `demo` ...) come from
-the entry-point group `quota.commands`, which is read only for an unknown command and for `--help`.
+Imports inside the commands keep a cold `quota charge` cheap. Commands of other packages come from the entry-point group
+`quota.commands`, which is read only for an unknown command and for `--help`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,11 @@ if TYPE_CHECKING:
     from quota.session import Session
 WATCH_S = 2
 
-NEIGHBOURS = ("dashboard", "inbound", "ledger")
-"""Commands and groups in modules of their own, each called as its module."""
+NEIGHBOURS = {
+    **dict.fromkeys(("demo", "emulate", "plan", "run", "runs", "schedule", "search", "serve"), "quota.jobs.commands"),
+    **{name: f"quota.cli.{name}" for name in ("dashboard", "inbound", "ledger")},
+}
+"""Our commands and groups in other modules, by name. To look for entry points takes as long as to refuse a tick."""
 
 SECTIONS = {
     "To begin": ("demo", "init", "check", "doctor", "costs", "prove"),
@@ -57,7 +60,7 @@ SECTIONS = {
 
 
 class Commands(Group):
-    """The commands in this file, those of NEIGHBOURS, and those that other packages add."""
+    """The commands in this file, those of NEIGHBOURS, and those that other packages add as entry points."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*self.commands, *NEIGHBOURS, *(point.name for point in _entry_points())})
@@ -68,7 +71,7 @@ class Commands(Group):
         if cmd_name in NEIGHBOURS:
             from importlib import import_module
 
-            found = getattr(import_module(f"quota.cli.{cmd_name}"), cmd_name)
+            found = getattr(import_module(NEIGHBOURS[cmd_name]), cmd_name)
             assert isinstance(found, click.Command)  # noqa: S101  # our own
             return found
         for point in _entry_points():

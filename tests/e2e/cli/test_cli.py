@@ -717,3 +717,26 @@ def test_without_a_configuration_file_exec_says_so_on_stderr(quota: Quota) -> No
 def test_without_a_configuration_file_no_job_runs(quota: Quota, args: list[str]) -> None:
     assert one_line(quota(*args), 78) == "no quota.toml was found; run `quota init`, or name a file with --config"
     assert "missing.toml: cannot be read" in one_line(quota(*args, "--config", "missing.toml"), 78)
+
+
+def test_a_command_of_another_package_is_found_and_ours_without_a_search(quota: Quota) -> None:
+    """An installed package is a folder `.dist-info` beside its modules."""
+    installed = quota.folder / "installed"
+    metadata = installed / "theirs-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (installed / "theirs.py").write_text(
+        "import click\n@click.command('hello')\ndef hello():\n    'Say hello.'\n    click.echo('hello from afar')\n"
+    )
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[quota.commands]\nhello = theirs:hello\n")
+    assert quota("hello", PYTHONPATH=str(installed)).stdout == "hello from afar\n"
+    assert "Say hello." in quota("--help", PYTHONPATH=str(installed)).stdout
+    assert "hello" in quota("hello").stderr
+    code = """
+import sys
+from quota.cli.commands import cli
+cli.get_command(None, "run")
+print("importlib.metadata" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=quota.env)
+    assert done.stdout == "False\n"
