@@ -98,6 +98,7 @@ def refusing_when_full(ledger: Ledger, project: str, limits: int, charges: int, 
     """A charge that is refused by so many limits, each of them full of charges of 1."""
     fill(ledger, project, charges, DEAR)
     full = budget(ledger, project, three(charges)[:limits])
+    full.charge(DEAR, units=2, **LABELS)  # the totals are known then, and when another call fits
 
     def call() -> Decision:
         decision = full.charge(DEAR, units=units, **LABELS)
