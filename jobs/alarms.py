@@ -56,12 +56,17 @@ def _of_run(
         why = report.why if report is not None else ""
         message = f"job {job} failed with exit status {exit_status}" + (f": {why}" if why else "")
         yield Notice("run_failed", project, job, message, DAY_MS, {"job": job, "exit_status": exit_status})
-    elif report.refused:
+    elif report.refused and not _counting(report):
         once_ms = next((_window_ms(row) for row in _rows(status) if row.limit.name == report.refused_by), DAY_MS)
         retry_at = None if report.retry_at_ms is None else rfc3339(report.retry_at_ms)
         facts = {"job": job, "refused_by": report.refused_by, "retry_at": retry_at}
         message = f"job {job} was stopped: {report.why}"
         yield Notice("refused", project, f"{job} {report.refused_by or ''}".rstrip(), message, once_ms, facts)
+
+
+def _counting(report: RunReport) -> bool:
+    """Whether it was refused only because the ledger counts first: the next run goes on with that."""
+    return report.refusal is not None and report.refusal.reason == "counting"
 
 
 def _rows(status: Status | None) -> Iterator[LimitRow]:

@@ -32,9 +32,10 @@ from quota.attribution import AttemptKeys, current_attribution
 from quota.common.clock import NEVER, host_clock, rfc3339
 from quota.common.log import warn
 from quota.common.text import many
-from quota.decision import REPAIR, SET_THE_CLOCK, Decision, LimitState
+from quota.decision import COUNTING, REPAIR, SET_THE_CLOCK, Decision, LimitState
 from quota.errors import CostExceedsLimit, LedgerError, Refused, UnknownCharge, UnusableLedger, UsageError
 from quota.ledger.contract import (
+    COUNT_AGAIN_MS,
     NOTHING_EXPECTED,
     RETENTION_SLACK_MS,
     ChargeRequest,
@@ -65,6 +66,9 @@ if TYPE_CHECKING:
 
 MAX_LOSSES = 5
 """In one decision, the budget restores lost data to a ledger at most this many times."""
+
+MAX_COUNTING = 50
+"""So often a look at the numbers asks a ledger that answers "counting"."""
 
 ALLOWANCE_ID = "allowance-"
 """The prefix of the id of a charge that the local allowance admitted."""
@@ -212,7 +216,8 @@ class Budget:
         refusal is an answer, not an error, and leaves the budget untouched.
         Raises UnknownMethod, CostExceedsLimit and UsageError for calls that can never succeed. When the ledger cannot
         answer, the local allowance decides (source "allowance"). Without one the call is refused, with the reason
-        "ledger-unavailable"; if the ledger may have stored the charge, it counts as spent there.
+        "ledger-unavailable"; if the ledger may have stored the charge, it counts as spent there. A ledger that has to
+        count a long log first, for a limit that is new, refuses with the reason "counting" until it is done.
         """
         return self._decide(method, units, None, job, region, commit=True)
 
@@ -293,8 +298,7 @@ class Budget:
         # `quota check` reports a limit below the price of the cheapest call as an error; here it is full when used up.
         costs = tuple(min(book.least_units(limit.view.selector), limit.limit_units) for limit in self.limits)
         plan = self._plan("", book.cheapest_units(main), main, self.limits, costs, "")
-        plan, request, result = self._ask_ledger(plan, Charge(0, main, "", "", "", ""), commit=False)
-        self._check_clock(request, result)
+        plan, request, result = self._counted(plan, Charge(0, main, "", "", "", ""))
         standings, clocks = _standings(plan, request, result)
         room_ms = tuple(room_at(one, clocks, self._entries, clocks.now_ms) if one.full else None for one in standings)
         full = self._full(plan, request, result)
@@ -347,13 +351,17 @@ class Budget:
 
     def _look(self, job: str) -> tuple[_Plan, ChargeRequest, ChargeResult]:
         plan = self._plan("", 0, "", self.limits, (0,) * len(self.limits), job)
-        plan, request, result = self._ask_ledger(plan, Charge(0, "", "", "", "", ""), commit=False)
-        self._check_clock(request, result)
-        return plan, request, result
+        return self._counted(plan, Charge(0, "", "", "", "", ""))
 
-    def _check_clock(self, request: ChargeRequest, result: ChargeResult) -> None:
-        if result.outcome == "clock":
-            raise LedgerError(f"ledger {self.ledger.label}: {_clocks(request, result)}; {SET_THE_CLOCK}")
+    def _counted(self, plan: _Plan, charge: Charge) -> tuple[_Plan, ChargeRequest, ChargeResult]:
+        """What the ledger counts, for people: they wait for one that has a long log to count first."""
+        for _ in range(MAX_COUNTING):
+            plan, request, result = self._ask_ledger(plan, charge, commit=False)
+            if result.outcome == "clock":
+                raise LedgerError(f"ledger {self.ledger.label}: {_clocks(request, result)}; {SET_THE_CLOCK}")
+            if result.outcome != "counting":
+                return plan, request, result
+        raise LedgerError(f"ledger {self.ledger.label}: {COUNTING}; run again, it goes on from there")
 
     def owed_units(self) -> int:
         """The units that this machine drew on its local allowance and has not repaid to the ledger yet."""
@@ -462,7 +470,7 @@ class Budget:
                 if commit:  # the lost request may still arrive; it must not be mistaken for this one
                     charge = charge._replace(idempotency_key=self._attempt_keys.next())
             else:
-                if result.outcome != "clock":
+                if result.outcome not in ("clock", "counting"):
                     if self._said_ahead or result.last[0] > result.now_ms + RETENTION_SLACK_MS:
                         self._say_ahead(result)
                     if high_water_mark is not None and high_water_mark.record(checks, result):
@@ -560,6 +568,8 @@ class Budget:
         detail = ""
         if result.outcome == "clock":
             reason, detail = "clock", _clocks(request, result)
+        elif result.outcome == "counting":
+            reason, detail, retry_at_ms = "counting", COUNTING, result.now_ms + COUNT_AGAIN_MS
         elif result.exhaustion is not None:
             exhaustion = result.exhaustion
             refused_by, detail = exhaustion.bucket, exhaustion.evidence
@@ -690,8 +700,8 @@ def charge_attempt(budget: Budget, method: str, verb: str) -> Decision:
 
 class Asked(NamedTuple):
     """What a call would be told now, and from what that was computed: each limit that counts it. There are no
-    `standings` where the clocks disagree. `granted` is what upstream grants by bucket, where that is less than the
-    configuration says.
+    `standings` where the clocks disagree, or the ledger still counts. `granted` is what upstream grants by bucket,
+    where that is less than the configuration says.
     """
 
     decision: Decision
@@ -709,7 +719,7 @@ def ask(budget: Budget, method: str, units: int, job: str) -> Asked:
     except _PriceChanged:  # it changed just now
         return ask(budget, method, units, job)
     decision = budget._decision(plan, request, result, commit=False)
-    if result.outcome == "clock":
+    if result.outcome in ("clock", "counting"):
         return Asked(decision, (), Clocks(result.now_ms, request.caller_ms, result.last[0]), plan.grants.units)
     standings, clocks = _standings(plan, request, result)
     return Asked(decision, tuple(standings), clocks, plan.grants.units)

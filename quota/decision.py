@@ -13,13 +13,16 @@ from quota.common.text import many
 if TYPE_CHECKING:
     from datetime import datetime
 
-Reason = Literal["ok", "limit", "leave", "exhausted", "closed", "clock", "ledger-unavailable"]
+Reason = Literal["ok", "limit", "leave", "exhausted", "closed", "clock", "counting", "ledger-unavailable"]
 Source = Literal["ledger", "allowance"]
 
 REPAIR = "quota ledger repair"
 
 SET_THE_CLOCK = "set the one that is wrong, then run again"
 """What to do about a refusal with the reason "clock"; what both clocks read stands before it."""
+
+COUNTING = "the ledger still counts what was charged before"
+"""Why a call is refused with the reason "counting"."""
 
 
 class LimitState(NamedTuple):

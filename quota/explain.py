@@ -442,7 +442,7 @@ def _admits(
     """
     if kept.reason == "ledger-unavailable":
         return _allowances(session, budget, kept), False
-    if kept.reason == "clock" or kept.limits_left_out:
+    if kept.reason in ("clock", "counting") or kept.limits_left_out:
         return (), False
     leaves, then_ms, cost = leaves_of(budget, kept.job), kept.at_ms, kept.cost_units
     known = {limit.name: limit for limit in budget.limits}

@@ -217,7 +217,8 @@ def _limit_rows(budget: Budget, outlook: Outlook, exhausted: Sequence[Exhaustion
         else:
             entries = read_entries(budget.ledger, budget.project, at_ms - window.window_ms + 1, NEVER)
             counted = (e for e in entries if e.units and selector.counts(e.bucket, e.method, e.job))
-            oldest = next(counted, None)
+            in_log = state.used_units > state.unlogged_units
+            oldest = next(counted, None) if in_log else None  # a limit that counts nothing would look at all of it
             leaves_ms = [] if oldest is None else [oldest.ms + window.window_ms]
             leaves_ms += [state.unlogged_next_ms] if state.unlogged_units else []
             next_ms = min(leaves_ms, default=at_ms)

@@ -89,7 +89,13 @@ MAX_READ = 1_000
 """`Ledger.read` gives at most so many entries at once."""
 
 
-ChargeOutcome = Literal["admitted", "refused", "exhausted", "clock", "behind", "granted"]
+COUNT_WITHIN_S = 0.7
+"""A decision reads so long for views that have far to go; then it answers "counting" (L21)."""
+
+COUNT_AGAIN_MS = 1_000
+"""Who was answered "counting" may ask again after this time."""
+
+ChargeOutcome = Literal["admitted", "refused", "exhausted", "clock", "behind", "granted", "counting"]
 
 
 class ChargeResult(NamedTuple):
@@ -103,7 +109,8 @@ class ChargeResult(NamedTuple):
 
     With "clock" nothing was compared or written, and `now_ms` is the ledger's clock. With "behind" nothing was compared
     either: the ledger lacks what the request expects. With "granted" neither: the request goes by other grants of
-    upstream than `granted`, which this ledger has (L28).
+    upstream than `granted`, which this ledger has (L28). With "counting" neither: a view has more of the log to read
+    than one decision may. How far it came is kept, and the next decision goes on from there (L21).
     """
 
     outcome: ChargeOutcome

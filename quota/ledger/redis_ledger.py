@@ -19,6 +19,7 @@ from quota.common.log import warn
 from quota.errors import ConfigError, LedgerError, UnusableLedger, UsageError
 from quota.ledger.compared import compared_text, read_compared
 from quota.ledger.contract import (
+    COUNT_WITHIN_S,
     LONGEST_CLAIM_MS,
     MIN_RETENTION_MS,
     Ahead,
@@ -74,9 +75,6 @@ TIMEOUT_S = 0.35
 
 RETRY_WITHIN_S = 0.5
 """A call whose answer was lost is retried only if the first try ended within this time."""
-
-MAX_PARTS = 5_000
-"""A decision may take so many script calls of 1,000 entries each (L21); after that the ledger has not answered."""
 
 MAX_PIECES = 100_000
 """A repair may take so many script calls of 250 entries each (L26)."""
@@ -156,7 +154,7 @@ class RedisLedger:
             if reply is _UNASKED or _says_more(reply):
                 reply = self._charge(request, commit, started_s, retry=retry)
             if _is_unfinished(request, reply):
-                reply = self._to_the_end(request, commit, reply)
+                reply = self._to_the_end(request, commit, started_s, reply)
         try:
             if type(reply) is str:
                 return _ordinary_result(request, reply, commit)
@@ -185,9 +183,10 @@ class RedisLedger:
         return question
 
     def _charge(self, request: ChargeRequest, commit: bool, started_s: float, *, retry: bool) -> Any:
-        """Run charge.lua to a result. A retry after a lost answer says so, and so never charges twice (L16)."""
+        """Run charge.lua to a result, or while a decision may count (L21). A retry after a lost answer says so, and
+        so never charges twice (L16)."""
         keys, args = _keys(request.project), _arguments(request, self._now(), commit)
-        for _ in range(MAX_PARTS):
+        while True:
             if retry:
                 args[RETRY_AGE_MS] = str(int((elapsed_s() - started_s) * 1000))
             try:
@@ -197,21 +196,21 @@ class RedisLedger:
                     raise self._error(error) from error
                 retry = True
                 continue
-            if not _says_more(reply):
+            if not _says_more(reply) or elapsed_s() - started_s >= COUNT_WITHIN_S:
                 return reply
-        raise LedgerError(f"ledger {self.label} is still reading its log; run again, it goes on from there")
 
-    def _to_the_end(self, request: ChargeRequest, commit: bool, reply: Any) -> Any:
-        """Ask again until a refusal says when there is room (L21). The last answer counts. That it was refused stands,
-        whatever fails after it."""
-        for _ in range(MAX_PARTS):
+    def _to_the_end(self, request: ChargeRequest, commit: bool, started_s: float, reply: Any) -> Any:
+        """Ask again until a refusal says when there is room, or while a decision may count (L21). The last answer
+        counts. That it was refused stands, whatever fails after it."""
+        while True:
             try:
                 reply = self._charge(request, commit, elapsed_s(), retry=True)
             except LedgerError:
-                break
+                return reply
             if not _is_unfinished(request, reply):
-                break
-        return reply
+                return reply
+            if elapsed_s() - started_s >= COUNT_WITHIN_S:
+                return _still_counting(reply)
 
     def _say_evicts(self, policy: str) -> None:
         """Warn once a day for each server, whichever project noticed; once a process if the server drops the claim."""
@@ -749,7 +748,7 @@ def _result(request: ChargeRequest, reply: list[Any]) -> ChargeResult:
         read_grants(closed)
         return ChargeResult("granted", None, int(now_ms), read_id(last), (), epoch=read_epoch(epoch), granted=closed)
     return ChargeResult(
-        outcome.lower(),
+        "counting" if outcome == "MORE" else outcome.lower(),
         charge_id or None,
         int(now_ms),
         read_id(last),
@@ -797,6 +796,15 @@ def _is_unfinished(request: ChargeRequest, reply: Any) -> bool:
     if isinstance(reply, str):
         return reply[:8] == "REFUSED " and "+" in reply.split(" ")[-len(request.checks) :]
     return isinstance(reply, list) and reply[:1] == ["REFUSED"] and "+" in str(reply[4:5])
+
+
+def _still_counting(reply: Any) -> list[str]:
+    """The answer of a ledger that has more to read, instead of a refusal that cannot say yet when there is room."""
+    if isinstance(reply, str):
+        _, now_ms, last, epoch, *_ = reply.split(" ")
+    else:
+        _, _, now_ms, last, _, epoch, *_ = reply
+    return ["MORE", "", now_ms, last, "", epoch, ""]
 
 
 def _leaving_ms(request: ChargeRequest, words: list[str]) -> tuple[int | None, ...]:

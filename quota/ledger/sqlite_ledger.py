@@ -12,13 +12,14 @@ import os
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from quota.arguments import MAX_NUMBER, whole, whole_clock
-from quota.common.clock import LATEST_MS, NEVER, host_clock
+from quota.common.clock import LATEST_MS, NEVER, elapsed_s, host_clock
 from quota.common.sqlite_file import DEADLINE_S, DamagedError, SqliteFile, checked_row
 from quota.errors import LedgerError, UnusableLedger, UsageError
 from quota.ledger import sqlite_history
 from quota.ledger.compared import compared_text, read_compared
 from quota.ledger.contract import (
     CLOCK_SLACK_MS,
+    COUNT_WITHIN_S,
     LONGEST_CLAIM_MS,
     MAX_REPAIRS,
     MIN_RETENTION_MS,
@@ -93,6 +94,9 @@ MAX_ROOMS = 1_000
 TRIM_AT_ONCE = 10_000
 """So many charges are trimmed at once (L13)."""
 
+ROWS_AT_ONCE = 50_000
+"""So many charges are read for the views of a decision in one transaction, and what lies within a minute (L21)."""
+
 _HEAD = (
     "SELECT ms, seq, epoch, unlogged_until_ms, retention_ms, granted,"
     " (SELECT MAX(until_ms) FROM exhaustions WHERE project = charges.project AND reopened_ms = 0)"
@@ -110,6 +114,10 @@ _EXHAUSTIONS_AHEAD = f"SELECT COUNT(*) FROM {_AHEAD}"  # noqa: S608  # a constan
 _FORGET_REPAIRS = (
     "DELETE FROM repairs WHERE project = ? AND at_ms NOT IN"
     " (SELECT at_ms FROM repairs WHERE project = ? ORDER BY at_ms DESC LIMIT ?)"
+)
+_BETWEEN = (
+    "FROM charges WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) AND (ms, seq) <= (?, ?)"
+    " ORDER BY ms, seq"
 )
 _COLUMNS = "ms, seq, units, charged_units, bucket, method, job, region, idempotency_key"
 
@@ -155,10 +163,21 @@ class SqliteLedger:
     # -- the decision ------------------------------------------------------------------------------------------------
 
     def decide(self, request: ChargeRequest, *, commit: bool) -> ChargeResult:
-        result = self._file.transact(lambda db: self._decide_from_memory(db, request, commit), write=None)
+        result = self._file.transact(lambda db: self._decide_from_memory(db, request, commit, commit), write=None)
+        if result.outcome == "counting":
+            result = self._count_on(request, commit)
         if result.outcome != "refused" or result.unlogged:
             return result
         return result._replace(leaving_ms=self._leaving_ms(request, result.now_ms))
+
+    def _count_on(self, request: ChargeRequest, commit: bool) -> ChargeResult:
+        """Decide again while a decision may count (L21): others get their turn between the transactions. What a peek
+        has read is kept too."""
+        ends_s = elapsed_s() + COUNT_WITHIN_S
+        while True:
+            result = self._file.transact(lambda db: self._decide_from_memory(db, request, commit, True), write=None)
+            if result.outcome != "counting" or elapsed_s() >= ends_s:
+                return result
 
     def _leaving_ms(self, request: ChargeRequest, now_ms: int) -> tuple[int | None, ...]:
         """L9. See `ChargeResult.leaving_ms`. It depends on nothing that leaves before that charge, so it is remembered
@@ -185,7 +204,7 @@ class SqliteLedger:
             for key, check in zip(keys, request.checks, strict=True):
                 if key not in rooms.known:
                     stored = self._stored(db, project, check.view)
-                    view = self._advance(db, project, check, now_ms, last, stored)
+                    view, _ = self._advance(db, project, check, now_ms, last, stored, NEVER)
                     rooms.known[key] = _leaving_at(db, project, check, view), unlogged_until_ms
             return tuple([rooms.known[key][0] for key in keys])
 
@@ -195,12 +214,14 @@ class SqliteLedger:
         except LedgerError:  # that it was refused stands
             return ()
 
-    def _decide_from_memory(self, db: sqlite3.Connection, request: ChargeRequest, commit: bool) -> ChargeResult:
+    def _decide_from_memory(
+        self, db: sqlite3.Connection, request: ChargeRequest, commit: bool, write: bool
+    ) -> ChargeResult:
         memory, changes, version = self._memory, db.total_changes, -1
         if memory.unused and memory.db is db:
             memory.unused -= 1
-            db.execute("BEGIN IMMEDIATE" if commit else "BEGIN")
-            result, _ = self._decide(db, request, commit)
+            db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+            result, _ = self._decide(db, request, commit, write)
             db.execute("COMMIT")
             return result
         if memory.db is db and memory.changes == changes:
@@ -217,7 +238,7 @@ class SqliteLedger:
                         memory.add(request, known)
                     return known
         if not db.in_transaction:
-            db.execute("BEGIN IMMEDIATE" if commit else "BEGIN")
+            db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
             version = _data_version(db)
         if memory.db is not db:
             memory = Memory(db, version)
@@ -225,7 +246,7 @@ class SqliteLedger:
             memory = Memory(db, version, unused=UNUSED_AFTER_OTHERS)
         elif memory.changes != db.total_changes:
             memory = Memory(db, version)
-        result, facts = self._decide(db, request, commit)
+        result, facts = self._decide(db, request, commit, write)
         changes = db.total_changes
         db.execute("COMMIT")
         if facts is not None and not memory.unused:
@@ -234,7 +255,7 @@ class SqliteLedger:
         return result
 
     def _decide(
-        self, db: sqlite3.Connection, request: ChargeRequest, commit: bool
+        self, db: sqlite3.Connection, request: ChargeRequest, commit: bool, write: bool
     ) -> tuple[ChargeResult, Facts | None]:
         """The decision, and what it leaves in the file: None where that is not worth remembering."""
         project, charge = request.project, request.charge
@@ -250,13 +271,17 @@ class SqliteLedger:
             _read_granted(granted)
             return ChargeResult("granted", None, now_ms, last, (), epoch=epoch, granted=granted), None
 
-        stored, views, used = [], [], []
+        stored, views, used, room = [], [], [], ROWS_AT_ONCE
         for check in request.checks:
             state = self._stored(db, project, check.view)
-            view = self._advance(db, project, check, now_ms, last, state)
+            view, room = self._advance(db, project, check, now_ms, last, state, room)
             stored.append(state)
             views.append(view)
             used.append(view.total)
+            if not room:
+                if write:
+                    self._save_all(db, request, views, stored)
+                return ChargeResult("counting", None, now_ms, last, (), epoch=epoch), None
         unlogged = self._unlogged(db, request, now_ms) if unlogged_until_ms > now_ms else ()
         for i, usages in enumerate(unlogged):
             used[i] += sum(usage.units_at(now_ms) for usage in usages)
@@ -266,13 +291,11 @@ class SqliteLedger:
             if check.cost_units and total + check.cost_units > check.cap_units:
                 fits = False
         if exhaustion is not None or not fits or not commit:
-            if commit:  # save how far the views have read
+            if write:
                 if request.retention_ms > retention_ms:
                     retention_ms = request.retention_ms
                     self._set_project(db, project, epoch, unlogged_until_ms, retention_ms)
-                for check, view, state in zip(request.checks, views, stored, strict=True):
-                    if view != state:
-                        self._save(db, project, check.view, view)
+                self._save_all(db, request, views, stored)
             outcome: ChargeOutcome = "exhausted" if exhaustion is not None else "admitted" if fits else "refused"
             seen = [
                 (check.view, view.total, view.tail_ms, view.dropped_through_ms)
@@ -391,22 +414,43 @@ class SqliteLedger:
     ) -> None:
         db.execute("REPLACE INTO views VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (project, view.name, *state))
 
+    def _save_all(
+        self, db: sqlite3.Connection, request: ChargeRequest, views: list[ViewState], stored: list[ViewState | None]
+    ) -> None:
+        """Save how far the views have read. Of two limits with one view the first has come further: it comes last."""
+        for check, view, state in reversed([*zip(request.checks, views, stored, strict=False)]):
+            if view != state:
+                self._save(db, request.project, check.view, view)
+
     def _advance(
-        self, db: sqlite3.Connection, project: str, check: LimitCheck, now_ms: int, last: Id, stored: ViewState | None
-    ) -> ViewState:
-        """The view brought up to the log's end, without what has left its window."""
+        self,
+        db: sqlite3.Connection,
+        project: str,
+        check: LimitCheck,
+        now_ms: int,
+        last: Id,
+        stored: ViewState | None,
+        room: int,
+    ) -> tuple[ViewState, int]:
+        """The view brought up to the log's end, without what has left its window; and how much may still be read. 0:
+        that is how far it came."""
         cutoff_ms = _cutoff(check, now_ms)
         # L6. Missing, or the clock went back behind what was dropped, or all that it counts has expired: start afresh.
         if stored is None or stored.dropped_through_ms > cutoff_ms or stored.head_ms <= cutoff_ms:
             stored = ViewState(0, cutoff_ms + 1, 0, cutoff_ms, NEVER, cutoff_ms)
         total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms = stored
         if tail_ms > cutoff_ms and (head_ms, head_seq) >= last:
-            return stored
+            return stored, room
         if (head_ms, head_seq) < last:  # L7
-            total += self._sum(db, project, check.view, (head_ms, head_seq), last)
-            head_ms, head_seq = last
-        if tail_ms <= cutoff_ms:  # L8
-            total -= self._sum(db, project, check.view, (tail_ms, tail_seq - 1), (cutoff_ms, NEVER))
+            through, room = self._piece(db, project, (head_ms, head_seq), last, room)
+            total += self._sum(db, project, check.view, (head_ms, head_seq), through)
+            head_ms, head_seq = through
+        if tail_ms <= cutoff_ms and room:  # L8
+            through, room = self._piece(db, project, (tail_ms, tail_seq - 1), (cutoff_ms, NEVER), room)
+            total -= self._sum(db, project, check.view, (tail_ms, tail_seq - 1), through)
+            if not room:
+                dropped_through_ms, tail_ms, tail_seq = through[0], through[0], through[1] + 1
+        if tail_ms <= cutoff_ms and room:
             newest_dropped = "SELECT MAX(ms) FROM charges WHERE project = ? AND ms <= ?"
             dropped_through_ms = max(
                 dropped_through_ms, db.execute(newest_dropped, (project, cutoff_ms)).fetchone()[0] or 0
@@ -415,7 +459,18 @@ class SqliteLedger:
             tail_ms, tail_seq = db.execute(oldest_left, (project, cutoff_ms)).fetchone() or (cutoff_ms + 1, 0)
         if total < 0:
             raise DamagedError("more has left a view than it had")
-        return ViewState(total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms)
+        return ViewState(total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms), room
+
+    def _piece(self, db: sqlite3.Connection, project: str, after: Id, until: Id, room: int) -> tuple[Id, int]:
+        """Up to where the charges in after < id <= until may be read now, and how many others; 0: there are more."""
+        if until[0] - after[0] <= MINUTE_MS:
+            return until, room
+        between = (project, after[0], until[0], *after, *until)
+        found = db.execute(f"SELECT COUNT(*) FROM (SELECT 1 {_BETWEEN} LIMIT ?)", (*between, room)).fetchone()[0]  # noqa: S608
+        if found < room:
+            return until, room - found
+        ms, seq = db.execute(f"SELECT ms, seq {_BETWEEN} LIMIT 1 OFFSET ?", (*between, room - 1)).fetchone()
+        return (ms, seq), 0
 
     def _sum(self, db: sqlite3.Connection, project: str, view: View, after: Id, until: Id) -> int:
         """What `view` counts of the charges with after < id <= until."""

@@ -273,7 +273,7 @@ def _settle_accounts(budget: Budget) -> None:
         decision = budget.peek(min(book.methods, key=lambda method: book.price(method).units))
     except UsageError:
         return
-    if decision.reason in ("ledger-unavailable", "clock") or (decision.admitted and decision.detail):
+    if decision.reason in ("ledger-unavailable", "clock", "counting") or (decision.admitted and decision.detail):
         raise LedgerError(decision.why())
 
 

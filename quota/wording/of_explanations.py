@@ -243,6 +243,9 @@ def _admits(x: RefusalExplained) -> Iterator[str]:
     if kept.reason == "clock":
         yield f"It would have been admitted with clocks that agree: {SET_THE_CLOCK}."
         return
+    if kept.reason == "counting":
+        yield "It was not compared with any limit: the ledger still counted a long log for a new one."
+        return
     if not x.admits:
         yield _why_nothing(x)
         return

@@ -121,7 +121,7 @@ class NotedDecide:
             units=decision.cost_units,
             at_ms=decision.decided_at_ms,
             used={state.name: state.used_units for state in decision.limits},
-            by_ledger=bool(decision.limits) or decision.reason in ("exhausted", "closed", "clock"),
+            by_ledger=bool(decision.limits) or decision.reason in ("exhausted", "closed", "clock", "counting"),
             detail=decision.detail[:80],
         )
         return decision

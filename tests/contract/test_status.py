@@ -348,3 +348,20 @@ def test_colour_is_for_a_terminal_only(tmp_path: Path) -> None:
     finally:
         os.close(master)
         os.close(slave)
+
+
+def test_the_log_is_not_read_for_a_limit_that_counts_nothing(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A narrow limit that is idle would look at all of it for its oldest charge."""
+    session = scene.configure(DAY + NARROW)
+    scene.spend(3, "videos.list")
+    read, asked = session.ledger.read, []
+
+    def noting(*args: Any) -> Any:
+        asked.append(args)
+        return read(*args)
+
+    monkeypatch.setattr(session.ledger, "read", noting)
+    rows = {row.limit.name: row for row in read_status(session).credentials[0].limits}
+    assert len([until_ms for _, _, until_ms, *_ in asked if until_ms == NEVER]) == 1, "for the limit of the day"
+    assert rows["few"].next_capacity_ms is None
+    assert rows["day"].next_capacity_ms == TEN_MS + DAY_MS

@@ -180,7 +180,16 @@ def _use() -> None:
             decision = (budget.charge if commit else budget.peek)("videos.list", job="trending", region="US")
             check_line(decision.sentence())
             decision.as_json()
-            assert decision.reason in ("ok", "limit", "leave", "exhausted", "closed", "clock", "ledger-unavailable")
+            assert decision.reason in (
+                "ok",
+                "limit",
+                "leave",
+                "exhausted",
+                "closed",
+                "clock",
+                "counting",
+                "ledger-unavailable",
+            )
             assert decision.admitted == (decision.reason == "ok")
             for state in decision.limits:
                 assert type(state.used_units) is int

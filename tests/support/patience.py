@@ -10,7 +10,7 @@ from typing import Any
 
 from quota import recorder
 from quota.inbound import redis_storage, sqlite_storage
-from quota.ledger import redis_ledger
+from quota.ledger import redis_ledger, sqlite_ledger
 from quota.ledger.redis_ledger import RedisLedger
 from quota.ledger.sqlite_ledger import SqliteLedger
 from quota.recovery.allowance import Allowance
@@ -21,6 +21,8 @@ WALLS: list[tuple[Any, str]] = [
     (SqliteLedger, "_deadline_s"),
     (RedisLedger, "_timeout_s"),
     (redis_ledger, "RETRY_WITHIN_S"),
+    (redis_ledger, "COUNT_WITHIN_S"),
+    (sqlite_ledger, "COUNT_WITHIN_S"),
     (recorder, "END_WITHIN_S"),
     (Allowance, "_deadline_s"),
     (sqlite_storage, "WALL_S"),

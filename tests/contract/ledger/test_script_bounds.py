@@ -226,20 +226,6 @@ def test_a_correction_reaches_every_view_however_many_fields_there_are(scripts: 
 # -- their twins -------------------------------------------------------------------------------------------------------
 
 
-def test_a_log_longer_than_may_be_read_in_one_question_is_read_on_by_the_next(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(quota.ledger.redis_ledger, "MAX_PARTS", 2)
-    with opened(server.url, 10**6) as (budget, ledger):
-        others = Budget(credential="w", project="p", book=BOOK, limits=(), ledger=ledger)
-        for _ in range(2_500):
-            others.charge("videos.list")
-        refused = budget.charge("videos.list")
-        assert (refused.reason, refused.id) == ("ledger-unavailable", None)
-        assert "run again, it goes on from there" in refused.detail
-        assert budget.charge("videos.list").limits[0].used_units == 2_501
-
-
 @pytest.mark.parametrize("url", ["sqlite", "redis"])
 def test_more_projects_and_questions_than_are_kept_in_mind(server: RedisServer, url: str) -> None:
     """Keys and arguments are kept for 256 of them."""
