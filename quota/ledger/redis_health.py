@@ -108,5 +108,5 @@ def _lifetimes(lifetimes: Sequence[int], keys: Sequence[str]) -> Iterator[Findin
                 "warning",
                 "server keys",
                 f"{key} has no lifetime: another program took it away",
-                "charge once; the first charge of a second gives it one again",
+                "charge once; the first charge of a minute gives it one again",
             )

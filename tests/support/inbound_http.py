@@ -13,7 +13,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,6 +22,7 @@ import uvicorn
 
 from quota.inbound import asgi, load_rules
 from quota.web.lifecycle import address_of, listen, serve
+from support.patience import be_patient
 from support.web import Served
 
 if TYPE_CHECKING:
@@ -134,8 +134,13 @@ def main(what: str, name: str = "") -> None:
     elif what == "asgi":
         serve(lambda: _loaded(name), listener, ready=lambda: print(address, flush=True))
     else:
-        make_app = partial(asgi, answer, load_rules())
-        serve(make_app, listener, workers=int(what), ready=lambda: print(address, flush=True))
+        serve(_patient_app, listener, workers=int(what), ready=lambda: print(address, flush=True))
+
+
+def _patient_app() -> Any:
+    """In each worker: what is shown is what they admit together, however busy the machine is."""
+    be_patient()
+    return asgi(answer, load_rules())
 
 
 def _loaded(name: str) -> Any:

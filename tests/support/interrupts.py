@@ -57,6 +57,8 @@ def at_place(
     def enter(frame: FrameType, event: str, _: Any) -> Any:
         if not frame.f_code.co_filename.startswith(within):
             return None
+        if frame.f_code.co_name == "__del__":  # nothing that is raised there comes out
+            return None
         frame.f_trace_opcodes = True
         arrive()
         return step

@@ -396,11 +396,11 @@ def test_redis_forgets_claims_that_lapsed(redis_server: RedisServer) -> None:
     setup = Setup.open(redis_server.url)
     budget = setup.budget()
     for n in range(5):
-        asked(setup, claim_of("a", name=f"job {n}", hold_ms=(n + 1) * 1_000))
+        asked(setup, claim_of("a", name=f"job {n}", hold_ms=(n + 1) * MINUTE_MS))
     with redis.Redis(port=redis_server.port, decode_responses=True) as client:
         for left in (5, 4, 3, 2, 1, 0):
             budget.charge("videos.list")
             fields = client.hkeys(f"quota:{{{setup.project}}}:state")
             assert len([field for field in fields if field.startswith("claim:")]) == left
-            setup.now_ms += 1_000
+            setup.now_ms += MINUTE_MS
     setup.ledger.close()

@@ -238,7 +238,7 @@ def test_the_shared_ledger(redis_server: RedisServer) -> None:
             measure,
             memory=10 * KB + log * CHARGE_BYTES_REDIS,
             log=log,
-            state=16 + MACHINES,
+            state=20 + MACHINES,  # what has expired goes once a minute
             corrections=log,
             history=36 * 24 * 2 + 110,
             history_memory=20 * KB + HISTORY_ROWS * ROW_BYTES_REDIS + REFUSALS_BYTES,
