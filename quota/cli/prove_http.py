@@ -95,6 +95,7 @@ def _bursts(host: str, port: int, window_s: float) -> tuple[HttpRow, ...] | None
     admitted_at: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
     for start_s in (edge_s - window_s / 4, edge_s + window_s / 4):
         time.sleep(max(0.0, start_s - time.time()))
+        connection.close()  # the next request opens it again: a server ends one that was idle for some seconds
         for kind in KINDS:
             sent = [(time.time(), _status(connection, _PATHS[kind])) for _ in range(LIMIT)]
             if not {status for _, status in sent} <= {200, 429}:
