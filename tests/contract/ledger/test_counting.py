@@ -154,7 +154,7 @@ def test_nobody_is_notified_of_a_run_that_was_refused_for_counting(setup: Setup)
 
 
 @pytest.mark.usefixtures("pieces")
-@pytest.mark.parametrize("seed", range(int(os.environ.get("QUOTA_TEST_COUNTED", "4"))))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("QUOTA_TEST_SEEDS", "2"))))
 def test_whatever_is_counted_in_pieces_is_the_sum_of_the_log(setup: Setup, seed: int) -> None:
     """Budgets with other limits decide, peek, correct and append in between; the clock goes on, and back."""
     dice = random.Random(seed)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from quota.budget import Budget
     from support.servers import RedisServer
 
-SEEDS = int(os.environ.get("QUOTA_TEST_ROOM_SEEDS", "6"))
+SEEDS = int(os.environ.get("QUOTA_TEST_SEEDS", "2"))
 
 
 def the_slow_way(budget: Budget, method: str, units: int, job: str) -> int | None:

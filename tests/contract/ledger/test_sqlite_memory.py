@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from quota.ledger.contract import ChargeResult
 
-SEEDS = int(os.environ.get("QUOTA_TEST_MEMORY_SEEDS", "6"))
+SEEDS = int(os.environ.get("QUOTA_TEST_SEEDS", "2"))
 QUESTIONS = 700
 FAR_MS = LATEST_MS - 1
 
