@@ -17,7 +17,7 @@ from quota.ledger.fence import NOT_MOVED, REFUSALS, ROLES, Field, OvertakenError
 from quota.ledger.redis_connection import Connections
 from quota.ledger.redis_errors import Failed
 from quota.ledger.redis_ledger import RedisLedger, _history_key, _keys
-from quota.ledger.state_fields import id_text, read_epoch, read_id
+from quota.ledger.state_fields import id_text, read_epoch, read_id, read_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -149,7 +149,7 @@ class MovableRedisLedger(RedisLedger):
         missing = [key for key in (keys.log, keys.corrections) if not self._query("EXISTS", key)]
         if last is None or not (keys.log in missing or (has_corrections == "1" and keys.corrections in missing)):
             return []
-        return [("trimmed_through_ms", str(max(self._read(int, trimmed or 0), self._read(read_id, last)[0])))]
+        return [("trimmed_through_ms", str(max(self._read(read_ms, trimmed or "0"), self._read(read_id, last)[0])))]
 
 
 def _standing(reply: list[Any]) -> Standing:

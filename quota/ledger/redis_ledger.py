@@ -49,7 +49,7 @@ from quota.ledger.redis_errors import ErrorReply, Failed, Lost, NotRedis, explai
 from quota.ledger.redis_scripts import script
 from quota.ledger.redis_url import client_maker, label_of
 from quota.ledger.resp import bulk
-from quota.ledger.state_fields import exhaustion_text, read_epoch, read_exhaustion, read_id, read_usages
+from quota.ledger.state_fields import exhaustion_text, read_epoch, read_exhaustion, read_id, read_ms, read_usages
 from quota.limits import DAY_MS, HOUR_MS, Sliding
 
 if TYPE_CHECKING:
@@ -277,7 +277,7 @@ class RedisLedger:
         fields = ("format", "epoch", "last", "trimmed_through_ms")
         found, epoch, last, trimmed_through_ms = self._query("HMGET", _keys(project).state, *fields)
         self._check_format(found, epoch, is_new=last is None)
-        return self._read(int, trimmed_through_ms or 0)
+        return self._read(read_ms, trimmed_through_ms or "0")
 
     def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:
         exhaustion = checked_exhaustion(exhaustion)

@@ -517,7 +517,10 @@ class SqliteLedger:
 
     def _trimmed_through_ms(self, db: sqlite3.Connection, project: str) -> int:
         sql = "SELECT trimmed_through_ms FROM projects WHERE project = ?"
-        return checked_row(db.execute(sql, (project,)).fetchone() or (0,), integers=1)[0]
+        trimmed_through_ms: int = checked_row(db.execute(sql, (project,)).fetchone() or (0,), integers=1)[0]
+        if not 0 <= trimmed_through_ms <= NEVER:
+            raise DamagedError("it was trimmed in the far future")
+        return trimmed_through_ms
 
     def examine(self, project: str) -> Sequence[Finding]:
         from quota.common.findings import Finding  # late: `quota doctor` alone asks

@@ -24,6 +24,14 @@ def read_id(text: str) -> Id:
     return int(ms), int(seq)
 
 
+def read_ms(text: str) -> int:
+    """A time. Raises ValueError for what is none."""
+    ms = int(text)
+    if not 0 <= ms <= NEVER:
+        raise ValueError("a time in the far future, or before 1970")
+    return ms
+
+
 def read_epoch(name: str) -> str:
     """The name of an epoch, checked. Raises ValueError."""
     if len(name) > 200 or not name.isprintable() or " " in name:
