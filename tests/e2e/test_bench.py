@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.cold import lay_out
+
 TESTS = Path(__file__).resolve().parents[1]
 
 
@@ -36,6 +38,16 @@ def test_the_benchmark_prints_narrow_tables_and_holds_every_bar_against_a_figure
     }
     assert [bar["name"] for bar in found["bars"] if bar["measured"] <= 0] == []
     assert len(found["bars"]) == 42, "all but the memory, which a quick run cannot judge"
+
+
+def test_the_copy_that_is_measured_as_installed_has_every_package_of_a_wheel(tmp_path: Path) -> None:
+    lay_out(tmp_path)
+
+    imports = "import quota.config, quota.jobs; print(quota.__file__, quota.jobs.__file__)"
+    done = subprocess.run([sys.executable, "-c", imports], cwd=tmp_path, capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == [str(tmp_path / "quota" / name) for name in ("__init__.py", "jobs/__init__.py")]
+    assert (tmp_path / "quota" / "lua" / "charge.lua").is_file()
 
 
 def test_an_unknown_revision_to_measure_beside_is_one_line() -> None:

@@ -93,8 +93,8 @@ class Installation:
 
 
 def until(true: Callable[[], bool]) -> None:
-    """Wait for something to become true. Fails after half a minute."""
+    """Wait for something to become true. Fails after 100 seconds."""
     deadline = time.monotonic() + 100
     while not true():
-        assert time.monotonic() < deadline, "it did not happen within 30 seconds"
+        assert time.monotonic() < deadline, "it did not happen within 100 seconds"
         time.sleep(0.01)
