@@ -214,7 +214,8 @@ if rolled ~= fields[1] then set('rolled_up', rolled) end
 
 -- What is older than the history goes, an hour after the other.
 local last_old = math.floor((now_ms - HISTORY_MS) / HOUR_MS) - 1
-local swept = math.min(tonumber(fields[6]) or last_old, last_old)
+local swept = math.max(tonumber(fields[6]) or last_old, -HISTORY_MS / HOUR_MS) -- a smaller number would never be counted up
+swept = math.min(swept, last_old)
 local sweep_to = math.min(last_old, swept + CHUNK)
 local old = {}
 for n = swept + 1, sweep_to do

@@ -21,6 +21,7 @@ from quota.common.clock import NEVER, rfc3339
 from quota.common.text import one_line
 from quota.errors import UnknownCharge, UsageError
 from quota.ledger.contract import CLOCK_SLACK_MS, RETENTION_SLACK_MS, read_entries
+from quota.ledger.state_fields import read_id
 from quota.ledger.unlogged import UPSTREAM
 from quota.limits import MAX_UNITS, Calendar, Limit, Selector, View
 from quota.retry_at import counted, room_at
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from quota.costs import CostBook
     from quota.decision import LimitState
     from quota.ledger.contract import Exhaustion
-    from quota.ledger.entry import Charge, Entry
+    from quota.ledger.entry import Charge, Entry, Id
     from quota.recovery.allowance import Draw
     from quota.retry_at import Clocks, Standing
     from quota.session import Session
@@ -682,7 +683,7 @@ def explain_charge(session: Session, charge_id: str, credential: str | None = No
 
 def _why_unknown(session: Session, projects: Sequence[str], charge_id: str) -> str:
     named = f"no charge {one_line(charge_id)[:80]!r} in project {', '.join(map(repr, projects))}"
-    made = read_id(charge_id)
+    made = _id_of(charge_id)
     if made is None:
         if charge_id.startswith("allowance-"):
             return f"{named}: it was drawn on another machine, or this one's journal no longer has it"
@@ -696,11 +697,13 @@ def _why_unknown(session: Session, projects: Sequence[str], charge_id: str) -> s
     return f"{named}; `quota log` lists those that there are"
 
 
-def read_id(text: str) -> tuple[int, int] | None:
-    """(ms, seq) of an id as the ledger writes it; None for any other text."""
-    ms, dash, seq = text.partition("-")
-    right = dash and all(part.isascii() and part.isdigit() and len(part) <= 15 for part in (ms, seq))
-    return (int(ms), int(seq)) if right and text == f"{int(ms)}-{int(seq)}" and int(ms) else None
+def _id_of(text: str) -> Id | None:
+    """The id of a charge; None for any other text."""
+    try:
+        made = read_id(text)
+    except ValueError:
+        return None
+    return made if made[0] else None
 
 
 def _find(session: Session, budget: Budget, charge_id: str) -> ChargeExplained | None:
@@ -710,7 +713,7 @@ def _find(session: Session, budget: Budget, charge_id: str) -> ChargeExplained |
         # The newest entry of that key is the draw; an earlier one is the same call, whose answer was lost.
         log = read_entries(ledger, project, max(0, drawn.drawn_ms - RETENTION_SLACK_MS), NEVER)
         entry = next(reversed([e for e in log if e.idempotency_key == drawn.charge.idempotency_key]), None)
-    made = read_id(charge_id)
+    made = _id_of(charge_id)
     if made is not None:
         after = (made[0], made[1] - 1) if made[1] else (made[0] - 1, NEVER)
         entry = next((e for e in ledger.read(project, after, made[0], 1) if (e.ms, e.seq) == made), None)

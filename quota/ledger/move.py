@@ -341,14 +341,25 @@ def _survey(old: Movable, new: Movable, project: str, ours: Standing) -> _Survey
     for piece in old.state(project):
         for name, value in piece:
             if name == "retention_ms":
-                retention_ms = max(retention_ms, int(value))
+                retention_ms = max(retention_ms, _number(old, value))
             elif name == "trimmed_through_ms":
-                trimmed_through_ms = max(trimmed_through_ms, int(value))
+                trimmed_through_ms = max(trimmed_through_ms, _number(old, value))
             elif name.startswith("view:") and old.counts_lost() and not new.counts_lost():
                 views[name.removeprefix("view:")] = value
     lost = dict(_lost_units(old, project, ours, views, trimmed_through_ms))
     epoch = following_epoch(ours.epoch, ours.move) if lost else ours.epoch
     return _Survey(retention_ms, epoch, lost)
+
+
+def _number(old: Movable, value: str) -> int:
+    """A number of a state."""
+    try:
+        number = int(value)
+        if not 0 <= number <= NEVER:
+            raise ValueError
+    except ValueError:
+        raise LedgerError(f"ledger {old.label} holds what no quota program writes: {value!r:.200}") from None
+    return number
 
 
 def _lost_units(
@@ -357,8 +368,8 @@ def _lost_units(
     now_ms = old.now_ms()
     for view, value in views.items():
         try:
-            total, tail, head, _ = value.split(" ")
-            (tail_ms, tail_seq), head_id, selector = read_id(tail), read_id(head), selector_of(view)
+            units, tail, head, _ = value.split(" ")
+            total, (tail_ms, tail_seq), head_id, selector = int(units), read_id(tail), read_id(head), selector_of(view)
             until_ms = _counts_until(view, trimmed_through_ms)
         except ValueError:  # it cannot be right, and is taken from the log again (L6)
             continue
@@ -371,8 +382,8 @@ def _lost_units(
             if (tail_ms, tail_seq) <= (entry.ms, entry.seq) <= head_id
             and selector.counts(entry.bucket, entry.method, entry.job)
         )
-        if int(total) > logged:
-            yield view, UnloggedUsage(view, ours.epoch, ((int(total) - logged, until_ms),), ours.last)
+        if logged < total <= NEVER:
+            yield view, UnloggedUsage(view, ours.epoch, ((total - logged, until_ms),), ours.last)
 
 
 def _counts_until(view: str, at_ms: int) -> int:
@@ -395,7 +406,7 @@ def _fields_with_lost_units(old: Movable, project: str, survey: _Survey) -> Iter
             if name in told:
                 told[name] = [*read_usages(view, value), *told[name]]
             elif name == "unlogged_until_ms":
-                until_ms = max(until_ms, int(value))
+                until_ms = max(until_ms, _number(old, value))
             elif not (name.startswith("view:") and view in survey.lost):
                 kept.append((name, value))
         if kept:

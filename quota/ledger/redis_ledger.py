@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from quota.common.findings import Finding
-    from quota.ledger.claims import Claim, Claimed, Ending
+    from quota.ledger.claims import Claim, Claimed, Ending, Holder
     from quota.ledger.compared import Compared
     from quota.ledger.contract import ChargeOutcome, ChargeRequest, LimitCheck
     from quota.ledger.entry import Charge
@@ -625,11 +625,11 @@ def _history(hours: Sequence[str], reply: Sequence[str | None], formerly: str | 
     rolled_up, whole_after_ms, gap, summed_after, sums, refused_sums = reply[: len(_HISTORY)]
     texts = reply[len(_HISTORY) :]
     spent, refused = texts[: len(hours)], texts[len(hours) :]
-    gap_ms = tuple(map(int, gap.split(" "))) if gap else ()
+    gap_from, gap_to = gap.split(" ") if gap else ("", "")
     return History(
         rolled_up=read_id(rolled_up or "0-0"),
-        whole_after_ms=int(whole_after_ms or 0),
-        gap=(gap_ms[0], gap_ms[1]) if gap_ms else None,
+        whole_after_ms=read_ms(whole_after_ms or "0"),
+        gap=(read_ms(gap_from), read_ms(gap_to)) if gap else None,
         summed_after=read_id((summed_after if rolled_up else formerly) or "0-0"),
         hours=tuple(
             HourOfSpending(int(hour) * HOUR_MS, names[0], names[1], names[2], names[3], *numbers)
@@ -829,17 +829,28 @@ def _leading_ms(text: str) -> int:
 
 def _repair(line: str) -> Repair:
     newest, begun_ms, at_ms, through = line.split(" ")
-    return Repair(read_id(newest), int(begun_ms), int(at_ms), read_id(through))
+    return Repair(read_id(newest), read_ms(begun_ms), read_ms(at_ms), read_id(through))
 
 
 def _claimed(claim: Claim, reply: list[Any]) -> Claimed:
-    from quota.ledger.claims import Claimed, Holder
+    from quota.ledger.claims import Claimed
 
     now_ms, tick, *holders = reply
     if tick == "done" or tick == "running":
         return Claimed(int(now_ms), {}, tick)
     found = zip(claim.regions, holders, strict=True)
-    return Claimed(int(now_ms), {region: Holder(**json.loads(holder)) for region, holder in found if holder})
+    return Claimed(int(now_ms), {region: _holder(holder) for region, holder in found if holder})
+
+
+def _holder(text: str) -> Holder:
+    from quota.ledger.claims import Holder
+
+    holder = Holder(**json.loads(text))
+    read_ms(str(holder.seen_ms))
+    read_ms(str(holder.until_ms))
+    if not (isinstance(holder.owner, str) and isinstance(holder.host, str)):
+        raise ValueError("a holder without names")
+    return holder
 
 
 def _entry(row: Sequence[str]) -> Entry:

@@ -9,7 +9,7 @@ import json
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.common.clock import NEVER
+from quota.common.clock import LATEST_MS, NEVER
 from quota.common.sqlite_file import checked_row
 from quota.ledger.history import (
     HISTORY_MS,
@@ -125,8 +125,10 @@ def read_history(db: sqlite3.Connection, project: str, since_ms: int, now_ms: in
     ).fetchall()
     for row in hours:
         checked_row(row, integers=3)
+        checked_row(row[2:3], integers=1, below=LATEST_MS)
     for row in refused:
         checked_row(row, integers=2)
+        checked_row(row[1:2], integers=1, below=LATEST_MS)
     for row in refused_sums:
         checked_row(row, integers=1)
     for row in sums:
@@ -286,7 +288,12 @@ _HEAD_FIELDS = {
 
 def _head(db: sqlite3.Connection, project: str) -> _Head | None:
     row = db.execute(_HEAD, (project,)).fetchone()
-    return None if row is None else _Head(*checked_row(row, integers=len(row), below=NEVER + 1))
+    if row is None:
+        return None
+    head = _Head(*checked_row(row, integers=len(row)))
+    times_ms = head.rolled_ms, head.whole_after_ms, head.gap_from_ms, head.gap_to_ms, head.summed_after_ms
+    checked_row(times_ms, integers=len(times_ms), below=LATEST_MS)
+    return head
 
 
 def _add_hour(

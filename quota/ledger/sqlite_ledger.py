@@ -517,10 +517,8 @@ class SqliteLedger:
 
     def _trimmed_through_ms(self, db: sqlite3.Connection, project: str) -> int:
         sql = "SELECT trimmed_through_ms FROM projects WHERE project = ?"
-        trimmed_through_ms: int = checked_row(db.execute(sql, (project,)).fetchone() or (0,), integers=1)[0]
-        if not 0 <= trimmed_through_ms <= NEVER:
-            raise DamagedError("it was trimmed in the far future")
-        return trimmed_through_ms
+        row: tuple[int] = db.execute(sql, (project,)).fetchone() or (0,)
+        return checked_row(row, integers=1, below=LATEST_MS)[0]
 
     def examine(self, project: str) -> Sequence[Finding]:
         from quota.common.findings import Finding  # late: `quota doctor` alone asks
@@ -748,7 +746,7 @@ class SqliteLedger:
             row: tuple[int, ...] = db.execute(sql, (project, *values)).fetchone()
             return checked_row(row, integers=len(row))
 
-        (newest_ms,) = count("SELECT COALESCE(MAX(ms), 0) FROM charges WHERE project = ?")
+        (newest_ms, _), *_ = self._head(db, project)
         charges, units = count(
             "SELECT COUNT(*), COALESCE(SUM(units), 0) FROM charges WHERE project = ? AND ms > ?", now_ms
         )
@@ -810,8 +808,11 @@ class SqliteLedger:
             "SELECT newest_ms, newest_seq, begun_ms, at_ms, through_ms, through_seq FROM repairs WHERE project = ?"
             " ORDER BY at_ms"
         )
-        rows = self._transact(project, lambda db: db.execute(sql, (project,)).fetchall(), write=False)
-        return [Repair((a, b), begun_ms, at_ms, (c, d)) for a, b, begun_ms, at_ms, c, d in rows]
+
+        def work(db: sqlite3.Connection) -> list[Repair]:
+            return [_repair(row) for row in db.execute(sql, (project,)).fetchall()]
+
+        return self._transact(project, work, write=False)
 
     # -- the history -------------------------------------------------------------------------------------------------
 
@@ -878,6 +879,12 @@ def _entry(row: tuple[int, int, int, int, str, str, str, str, str]) -> Entry:
     return Entry(*row)
 
 
+def _repair(row: tuple[int, int, int, int, int, int]) -> Repair:
+    newest_ms, newest_seq, begun_ms, at_ms, through_ms, through_seq = checked_row(row, integers=6)
+    checked_row((newest_ms, begun_ms, at_ms, through_ms), integers=4, below=LATEST_MS)
+    return Repair((newest_ms, newest_seq), begun_ms, at_ms, (through_ms, through_seq))
+
+
 def _exhaustion(row: tuple[str, int, int, str, str, int, str]) -> Exhaustion:
     bucket, since_ms, until_ms, evidence, reported_by, reopened_ms, because = row
     times = since_ms, 0 if until_ms == NEVER else until_ms, reopened_ms
@@ -894,6 +901,7 @@ def _read_granted(text: object) -> tuple[Grant, ...]:
 
 def _usage(row: tuple[str, str, str, int, int, int, int, int, int, int]) -> UnloggedUsage:
     view, epoch, expiries, last_ms, last_seq, *kept = row
+    checked_row((last_ms, last_seq, *kept, view, epoch, expiries), integers=len(kept) + 2)
     try:
         return UnloggedUsage(view, epoch, read_expiries(expiries), (last_ms, last_seq), *kept)
     except (ValueError, AttributeError) as error:

@@ -19,15 +19,17 @@ def id_text(at: Id) -> str:
 
 
 def read_id(text: str) -> Id:
-    """Raises ValueError for what `id_text` never makes."""
-    ms, seq = text.split("-")
-    return int(ms), int(seq)
+    """Raises ValueError for what `id_text` never makes of an id that an entry can have."""
+    ms, seq = map(int, text.split("-"))
+    if not (0 <= ms < LATEST_MS and 0 <= seq <= NEVER) or text != f"{ms}-{seq}":
+        raise ValueError("no id, or one in the far future")
+    return ms, seq
 
 
 def read_ms(text: str) -> int:
     """A time. Raises ValueError for what is none."""
     ms = int(text)
-    if not 0 <= ms <= NEVER:
+    if not 0 <= ms < LATEST_MS:
         raise ValueError("a time in the far future, or before 1970")
     return ms
 

@@ -97,7 +97,10 @@ class UnloggedUsage(NamedTuple):
         ms, seq = last.split("-")
         units, since_ms, last_ms, logged_units, seen_since_ms = map(int, kept.split(":"))
         numbers = (units, since_ms, last_ms, logged_units, seen_since_ms)
-        return cls(view, epoch, read_expiries(expiries), (int(ms), int(seq)), *numbers)
+        at = int(ms), int(seq)
+        if not 0 <= min(*numbers, *at) <= max(*numbers, *at) <= NEVER:
+            raise ValueError("less than nothing, or more than can be counted")
+        return cls(view, epoch, read_expiries(expiries), at, *numbers)
 
     def with_report(self, other: UnloggedUsage, now_ms: int) -> UnloggedUsage:
         """Merged with another report of the same loss: if that goes further or holds more, at every moment the larger
@@ -173,6 +176,7 @@ def read_expiries(text: str) -> Expiries:
     pairs = [part.split(":") for part in text.split(",")]
     expiries = tuple((int(units), int(until_ms)) for units, until_ms in pairs)
     untils_ms = [until_ms for _, until_ms in expiries]
-    if min(units for units, _ in expiries) < 0 or untils_ms != sorted(untils_ms) or not 0 <= untils_ms[-1] < LATEST_MS:
+    units = [units for units, _ in expiries]
+    if min(units) < 0 or sum(units) > NEVER or untils_ms != sorted(untils_ms) or not 0 <= untils_ms[-1] < LATEST_MS:
         raise ValueError(f"{text!r:.100} is no unlogged usage")
     return expiries

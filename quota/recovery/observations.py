@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import NEVER
 from quota.ledger.contract import root_of
+from quota.ledger.state_fields import read_id
 from quota.ledger.unlogged import CARRIED, UnloggedUsage, expiries_text, is_carry, newest_expiries, read_expiries
 from quota.limits import Edges, Sliding, longest_ms_of, selector_of
 
@@ -142,6 +143,7 @@ class Watermark(NamedTuple):
         observations, usages, sliced = [], [], {}
         numbers = iter(head.numbers)
         try:
+            read_id(f"{head.newest[0]}-{head.newest[1]}")
             _, epoch, label, configuration = first.split("\t")
             for line in lines:
                 kind, view, *fields = line.split("\t")
@@ -169,7 +171,7 @@ def _observation_text(o: ViewObservation) -> str:
 def _observation_from(
     view: str, epoch: str, units: str, since_ms: str, last_ms: str, last_seq: str, until_ms: str, slices: str
 ) -> ViewObservation:
-    last = (int(last_ms), int(last_seq))
+    last = read_id(f"{last_ms}-{last_seq}")
     return ViewObservation(view, epoch, int(units), int(since_ms), last, int(until_ms), _expiries_from(slices))
 
 

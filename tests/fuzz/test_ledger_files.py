@@ -13,12 +13,10 @@ import pytest
 import quota
 from fuzz.generate import text
 from fuzz.inputs import PARTS, Input, check_line, every
-from quota.common.clock import NEVER
+from fuzz.readings import check_readings, keep_history
 from quota.errors import LedgerError, UnknownCharge
 from quota.ledger.contract import Exhaustion
 from quota.limits import DAY_MS
-from quota.spending import SPEND_FIELDS, read_spending
-from quota.status import read_status
 from support.claims import claim_of
 
 LIMIT = 500
@@ -54,6 +52,9 @@ class Files:
             budget.settle(str(charge.id), 7)
             session.ledger.exhaust("main", Exhaustion("uploads", NOW_MS, NOW_MS + DAY_MS, "said so", "host:1"))
             session.ledger.exhaust("main", Exhaustion("old", NOW_MS - DAY_MS, NOW_MS - 5, "said so", "host:1"))
+            session.ledger.claim("main", claim_of("b"))
+            keep_history(session, NOW_MS)
+            self.charge_id = str(charge.id)
             self.with_wal = _read("ledger.db")
         self.clean = _read("ledger.db")
         with quota.open("quota.toml", clock=lambda: NOW_MS) as session:
@@ -90,7 +91,7 @@ def test_a_damaged_ledger_decides_or_says_so(part: int, files: Files) -> None:
         good = r.choice((files.with_wal, files.clean))
         files.put(good)
         r.data = _rows_damaged(r, "ledger.db", LEDGER_COLUMNS) if r.random() < 0.4 else _bytes_damaged(r, good)
-        _use()
+        _use(files.charge_id)
 
     every("ledger-file", part, attempt)
 
@@ -107,7 +108,7 @@ def test_a_damaged_journal_decides_or_says_so(part: int, files: Files) -> None:
             r.data = _bytes_damaged(r, files.journal)
         if r.random() < 0.5:
             Path("ledger.db").write_bytes(b"no database" * 100)
-        _use()
+        _use(files.charge_id)
 
     every("journal", part, attempt)
 
@@ -128,6 +129,17 @@ LEDGER_COLUMNS = {
     "views": ("total", "tail_ms", "tail_seq", "head_ms", "head_seq", "dropped_through_ms", "name"),
     "exhaustions": ("bucket", "since_ms", "until_ms", "evidence", "reported_by", "reopened_ms", "reopened_because"),
     "projects": ("epoch", "unlogged_until_ms", "retention_ms", "trimmed_through_ms"),
+    "repairs": ("newest_ms", "newest_seq", "begun_ms", "at_ms", "through_ms", "through_seq"),
+    "claims": ("until_ms", "record"),
+    "histories": (
+        *("rolled_ms", "rolled_seq", "whole_after_ms", "gap_from_ms", "gap_to_ms"),
+        *("summed_after_ms", "summed_after_seq"),
+    ),
+    "hours": ("hour_ms", "method", "job", "region", "bucket", "charges", "units"),
+    "sums": ("method", "job", "charges", "units", "corrected_units"),
+    "refused": ("hour_ms", "refused_by", "job", "reason", "calls"),
+    "refused_sums": ("refused_by", "job", "reason", "calls"),
+    "refusals": ("number", "refusal"),
 }
 JOURNAL_COLUMNS = {
     "draws": ("drawn_ms", "units", "bucket", "method", "job", "region", "idempotency_key", "repaid", "number"),
@@ -144,7 +156,24 @@ def _rows_damaged(r: Input, name: str, columns: dict[str, tuple[str, ...]]) -> l
             table = r.choice(list(columns))
             column = r.choice(columns[table])
             put = r.choice(
-                (-5, 0, 10**6, 2**53, 2**63 - 1, -(2**63), 1.5, 1e300, "x", "", "\x1b[31m", b"\xff", b"5", text(r))
+                (
+                    -5,
+                    0,
+                    10**6,
+                    10**14,
+                    2**53 - 1,
+                    2**53,
+                    2**63 - 1,
+                    -(2**63),
+                    1.5,
+                    1e300,
+                    "x",
+                    "",
+                    "\x1b[31m",
+                    b"\xff",
+                    b"5",
+                    text(r),
+                )
             )
             put = put.encode("utf-8", "surrogatepass") if isinstance(put, str) else put
             as_text = "CAST(? AS TEXT)" if isinstance(put, bytes) and r.random() < 0.7 else "?"
@@ -172,7 +201,7 @@ def _bytes_damaged(r: Input, files: dict[str, bytes]) -> list[object]:
     return [name, *changes]
 
 
-def _use() -> None:
+def _use(charge_id: str) -> None:
     """Whatever one may ask of a ledger: an answer of the right shape, or one line."""
     with quota.open("quota.toml", clock=lambda: NOW_MS) as session:
         budget = session.budget()
@@ -199,16 +228,15 @@ def _use() -> None:
             if decision.admitted and commit:
                 with contextlib.suppress(LedgerError, UnknownCharge):
                     assert budget.refund(str(decision.id)).units == 1
-        for check in (
-            lambda: read_status(session).as_json(),
-            lambda: read_spending(session.ledger, ["main"], SPEND_FIELDS, 0).as_json(),
-            lambda: session.ledger.read("main", (0, 0), NEVER, 100),
-            lambda: session.ledger.exhaustions("main"),
+        check_readings(session, charge_id)
+        for change in (
             lambda: session.ledger.claim("main", claim_of("a")),
             lambda: session.ledger.end_claim("main", claim_of("a"), "done"),
             lambda: session.ledger.reopen("main", "old"),
+            lambda: session.ledger.roll_up("main", NOW_MS, present_hour=True),
+            lambda: session.ledger.repair("main", "again", NOW_MS),
         ):
             try:
-                check()
+                change()
             except LedgerError as error:
                 check_line(str(error))

@@ -13,12 +13,12 @@ import redis
 import quota
 from fuzz.generate import text
 from fuzz.inputs import PARTS, Input, check_line, every
-from quota.common.clock import NEVER
+from fuzz.readings import check_readings, keep_history
+from quota.common.clock import rfc3339
 from quota.errors import LedgerError, UnknownCharge
 from quota.ledger.contract import Exhaustion
-from quota.limits import DAY_MS
-from quota.spending import SPEND_FIELDS, read_spending
-from quota.status import read_status
+from quota.limits import DAY_MS, HOUR_MS
+from support.claims import claim_of
 
 if TYPE_CHECKING:
     from support.servers import RedisServer
@@ -40,7 +40,7 @@ VIEWS = [
     for total in ("-400", "0", "9" * 20)
     for expected in (-1, 0, 9)
 ]
-LOG, STATE, CORRECTIONS = (f"quota:{{main}}:{name}" for name in ("log", "state", "corrections"))
+LOG, STATE, CORRECTIONS, HISTORY = (f"quota:{{main}}:{name}" for name in ("log", "state", "corrections", "history"))
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -61,8 +61,11 @@ def test_what_other_programs_wrote_is_answered_or_named(
                 session.budget().settle(str(charge.id), 7)
                 session.ledger.exhaust("main", Exhaustion("uploads", NOW_MS, NOW_MS + DAY_MS, "said so", "host:1"))
                 session.ledger.exhaust("main", Exhaustion("units", 5, NOW_MS - 1, "said so", "host:1"))
+                session.ledger.claim("main", claim_of("a"))
+                keep_history(session, NOW_MS)
             r.data = [_damage(r, client) for _ in range(r.choice((1, 1, 2, 4)))]
-            _use()
+            _use(str(charge.id))
+            client.ping()  # no script goes on for ever
 
         every("redis", part, attempt)
 
@@ -76,6 +79,12 @@ def _damage(r: Input, client: redis.Redis) -> tuple[object, ...]:
     put = _put(r)
     kind = r.random()
     with contextlib.suppress(redis.ResponseError):  # a key of another kind by now, or an id that is not the newest
+        if kind < 0.2:
+            known = [b"rolled_up", b"sums_after", b"whole_after_ms", b"gap", b"hour:%d" % (NOW_MS // HOUR_MS)]
+            found = client.hkeys(HISTORY) if client.type(HISTORY) == b"hash" else []
+            field = r.choice([*known, *found])  # type: ignore[misc]
+            client.hset(HISTORY, field, put)
+            return HISTORY, field, put
         if kind < 0.6:
             if r.random() < 0.3:
                 put = r.choice(VIEWS)
@@ -86,6 +95,11 @@ def _damage(r: Input, client: redis.Redis) -> tuple[object, ...]:
                 b"retried:t1",
                 b"housekeeping_cursor",
                 b"maintained_ms",
+                b"rolled_up",
+                b"repaired",
+                b"claim:trending|trending",
+                b"granted",
+                b"compared",
                 b"retention_ms",
                 b"trimmed_through_ms",
                 b"closed:units",
@@ -110,7 +124,7 @@ def _damage(r: Input, client: redis.Redis) -> tuple[object, ...]:
             key = r.choice((LOG, STATE, CORRECTIONS))
             client.set(key, put)
             return "SET", key, put
-        key = r.choice((LOG, STATE, CORRECTIONS))
+        key = r.choice((LOG, STATE, CORRECTIONS, HISTORY))
         client.delete(key)
         return "DEL", key
     return ()
@@ -129,6 +143,14 @@ def _put(r: Input) -> bytes:
         "-" + "9" * 20,
         "0x10",
         "5-5",
+        f"{NOW_MS}-{'9' * 20}",
+        f"{'9' * 20}-0",
+        f"{10**14}-0",
+        f"{2**53}-{2**53}",
+        f"5 {'9' * 20}",
+        f"{10**14} {10**15}",
+        f"1-0 {'9' * 20} {10**15} {'9' * 20}-0",
+        f"{'9' * 20} {{}}",
         "-5 1-1 2-2 3",
         "1.5",
     )
@@ -146,7 +168,7 @@ def _put(r: Input) -> bytes:
     return made.encode("utf-8", "surrogatepass")[:5_000]
 
 
-def _use() -> None:
+def _use(charge_id: str) -> None:
     """Whatever one may ask of a ledger: an answer of the right shape, or one line."""
     with quota.open("quota.toml", clock=lambda: NOW_MS + 10) as session:
         budget = session.budget()
@@ -162,15 +184,16 @@ def _use() -> None:
             if decision.admitted and commit:
                 with contextlib.suppress(LedgerError, UnknownCharge):
                     budget.refund(str(decision.id))
-        for check in (
-            lambda: read_status(session).as_json(),
-            lambda: read_spending(session.ledger, ["main"], SPEND_FIELDS, 0).as_json(),
-            lambda: session.ledger.read("main", (0, 0), NEVER, 100),
-            lambda: session.ledger.exhaustions("main"),
+        check_readings(session, charge_id)
+        for change in (
             lambda: session.ledger.exhaust("main", Exhaustion("x", NOW_MS, NOW_MS + DAY_MS, "e", "r")),
             lambda: session.ledger.reopen("main", "x"),
+            lambda: [rfc3339(one.until_ms) for one in session.ledger.claim("main", claim_of("b")).elsewhere.values()],
+            lambda: session.ledger.end_claim("main", claim_of("a"), "done"),
+            lambda: session.ledger.roll_up("main", NOW_MS, present_hour=True),
+            lambda: session.ledger.repair("main", "again", NOW_MS),
         ):
             try:
-                check()
+                change()
             except LedgerError as error:
                 check_line(str(error))

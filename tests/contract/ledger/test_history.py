@@ -663,3 +663,27 @@ def test_more_refusals_than_fit_are_an_error(redis_server: RedisServer, counts: 
         setup.ledger.add_refusals(setup.project, [RefusalCount(0, "day", "a", "limit", 1)] * counts, texts)
     assert setup.ledger.refusals(setup.project) == []
     setup.ledger.close()
+
+
+@pytest.mark.parametrize("field", ["rolled_up", "sums_after", "whole_after_ms", "gap"])
+@pytest.mark.parametrize(
+    "found", [f"{'9' * 20}-0", f"5-{'9' * 20}", f"{10**14}-0", "-1-0", f"{10**14}", f"5 {'9' * 20}"]
+)
+def test_a_history_that_no_program_of_ours_writes_is_named(field: str, found: str, redis_server: RedisServer) -> None:
+    setup = Setup.open(redis_server.url)
+    setup.budget().charge("search.list")
+    setup.ledger.roll_up(setup.project, setup.now_ms, present_hour=True)
+    with redis.Redis(port=redis_server.port) as client:
+        client.hset(f"quota:{{{setup.project}}}:history", field, found)
+    with pytest.raises(LedgerError, match="holds what no quota program writes"):
+        read_spending(setup.ledger, setup.project, "job", 0)
+
+
+@pytest.mark.parametrize("found", ["-" + "9" * 20, "9" * 20, "nan", "-1e400"])
+def test_a_roll_up_ends_whatever_it_finds(found: str, redis_server: RedisServer) -> None:
+    setup = Setup.open(redis_server.url)
+    setup.budget().charge("search.list")
+    with redis.Redis(port=redis_server.port) as client:
+        client.hset(f"quota:{{{setup.project}}}:history", "swept_hour", found)
+        setup.ledger.roll_up(setup.project, setup.now_ms)
+        assert int(client.hget(f"quota:{{{setup.project}}}:history", "swept_hour") or 0) <= setup.now_ms // HOUR_MS
