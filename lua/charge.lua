@@ -1,4 +1,4 @@
--- charge.lua: decide whether one call may leave, and charge it.
+-- charge.lua: decide whether a call, or several together, may leave, and charge it.
 --
 -- Guarantee: one atomic step over all limits that the call names. An admitted charge is in the log when this returns; a refusal
 -- and a peek change nothing but how far the views have read. The views read at most 1,000 log entries: where there are
@@ -43,7 +43,8 @@
 --       3 commit           1 = charge, 0 = peek; 1t and 0t: the same, and the reply may be one line of text (below)
 --       4 u                what to charge: a bare integer in bucket `units`, else BUCKET=N
 --       5 method   6 job   7 region
---       8 idempotency_key  unique to this attempt, without spaces, @ or /
+--       8 idempotency_key  unique to this attempt, without spaces, @ or /. With 2 to 100 lines, for as many charges, all of which
+--                          are made or none, one behind the other in the log: 4 to 7 have as many lines, one for each
 --       9 retry_age_ms     -1 on the first try of this call; on a retry after a lost answer, the age of the first try
 --      10 retention_ms     how long the log must be kept: for the longest window of all limits that the caller knows of,
 --                          whether this call names them or not. The longest that anybody named counts
@@ -56,7 +57,8 @@
 --         view             what it counts: BUCKETS|METHODS|JOBS|WINDOW, then |calls where it counts calls, not units.
 --                          A list is * for all, or names joined by commas (a % , | or * inside a name is %25 %2C %7C %2A)
 --         cap              the number it may not exceed
---         cost             what this charge adds to it: its units, or 1 where the view counts calls; a peek may ask 0
+--         cost             what this charge adds to it: its units, or 1 where the view counts calls; a peek may ask 0. Of
+--                          several charges, the sum of what the view counts of them
 --         span             sliding: the window in ms. calendar: three edges in ms, "previous next next-but-one"
 --
 -- Reply { outcome, id, now_ms, last, exhaustion, epoch, unlogged, used... }
@@ -68,7 +70,7 @@
 --                   add_unlogged.lua, then call again),
 --                   GRANTED (upstream grants other numbers than the caller knows: those in `exhaustion`; nothing was
 --                   compared: lower the caps, then call again)
---       id          of the charge; empty when nothing was charged
+--       id          of the charge; empty when nothing was charged. Of several charges, all ids in their order, spaces between
 --       now_ms      the moment at which the windows end; with CLOCK the server's clock
 --       last        the id of the newest entry, 0-0 in an empty log
 --       epoch       of this ledger; empty before its first charge
@@ -89,6 +91,7 @@ local RETENTION_SLACK_MS = 90000000 -- 25 h (L12, L17): should the clock go back
 local MAX_SEQ = 9007199254740991
 local CHUNK, MAX_ENTRIES = 250, 1000
 local MAX_UNITS = 1000000000 -- for one charge: sums of a whole log stay exact in 53 bits
+local MAX_CHARGES = 100
 local LATEST_MS = 100000000000000
 local MAX_LIMITS = 1000 -- and exhaustions: one command takes 8,000 words from a script
 local RETRIED_KEPT_MS = 300000 -- L16
@@ -353,7 +356,21 @@ if not known_grants then expected, known_grants = ARGV[13], '' end
 
 -- A number that is none would be compared with, or written to the log, and count wrongly for everybody.
 local function wrong(what) return redis.error_reply('ERR charge.lua: ' .. what) end
-local clock_ms, units = tonumber(ARGV[1]), tonumber(string.match(u or '', '^%d+$') or string.match(u or '', '=(%d+)$'))
+local clock_ms, units = tonumber(ARGV[1]), 0 -- of all charges
+local us, methods, jobs, regions, idempotency_keys = { u }, { method }, { job }, { region }, { idempotency_key }
+if string.find(idempotency_key or '', '\n', 1, true) then
+  local function lines(text)
+    local found = {}
+    for line in string.gmatch(text .. '\n', '([^\n]*)\n') do found[#found + 1] = line end
+    return found
+  end
+  us, methods, jobs, regions, idempotency_keys = lines(u), lines(method), lines(job), lines(region), lines(idempotency_key)
+end
+local several = #idempotency_keys > 1
+for _, one in ipairs(us) do
+  local number = tonumber(string.match(one, '^%d+$') or string.match(one, '=(%d+)$'))
+  units = units and number and number <= MAX_UNITS and units + number
+end
 if #KEYS ~= 3 or #ARGV < FIRST_LIMIT - 1 or (#ARGV - FIRST_LIMIT + 1) % LIMIT_SIZE ~= 0 then
   return wrong('3 keys and 13 arguments are needed, then 4 for each limit')
 elseif (#ARGV - FIRST_LIMIT + 1) / LIMIT_SIZE > MAX_LIMITS then
@@ -365,10 +382,17 @@ elseif not (clock_ms and caller_ms and retry_age_ms and jitter_ms and retention_
   return wrong('now_ms, caller_ms, retry_age_ms, retention_ms (1 or more) and jitter_ms are numbers')
 elseif not commit and ARGV[3] ~= '0' and ARGV[3] ~= '0t' then
   return wrong('commit is 1 or 0')
-elseif not units or units > MAX_UNITS then
+elseif several and (#idempotency_keys > MAX_CHARGES or #us ~= #idempotency_keys or #methods ~= #us or #jobs ~= #us
+  or #regions ~= #us)
+then
+  return wrong('several charges are at most ' .. MAX_CHARGES .. ', each with a line in u, method, job, region and key')
+elseif not units then
   return wrong('u is N or BUCKET=N, with N from 0 to ' .. int(MAX_UNITS))
-elseif commit and not string.find(idempotency_key, '^[^%s@/]+$') then
-  return wrong('a charge needs an idempotency key without spaces, @ or /')
+end
+for _, key in ipairs(idempotency_keys) do
+  if commit and not string.find(key, '^[^%s@/]+$') then
+    return wrong('a charge needs an idempotency key without spaces, @ or /')
+  end
 end
 
 -- >>> clock
@@ -417,9 +441,28 @@ local function other_format(found, epoch)
 end
 -- <<< format
 
+-- What a view counts of several charges; nil if that is no view's name.
+local kinds, kind_of = {}, {}
+for index, one in ipairs(several and us or {}) do
+  local kind = one .. '\n' .. methods[index] .. '\n' .. jobs[index]
+  if not kind_of[kind] then
+    local bucket, its_units = bucket_and_units(one)
+    kind_of[kind] = { calls = 0, bucket = bucket, method = methods[index], job = jobs[index], units = tonumber(its_units) }
+    kinds[#kinds + 1] = kind_of[kind]
+  end
+  kind_of[kind].calls = kind_of[kind].calls + 1
+end
+local function counted_together(view)
+  local counts, sum = counter(view), 0
+  for _, kind in ipairs(counts and kinds or {}) do
+    sum = sum + kind.calls * counts(kind.bucket, kind.method, kind.job, kind.units)
+  end
+  return counts and sum
+end
+
 -- One read fetches everything the decision needs.
 local fields = {
-  'last', 'retried:' .. idempotency_key, 'retention_ms', 'trimmed_through_ms', 'epoch', 'unlogged_until_ms',
+  'last', 'retried:' .. idempotency_keys[1], 'retention_ms', 'trimmed_through_ms', 'epoch', 'unlogged_until_ms',
   'has_corrections', 'format', 'granted', 'maintained_ms',
 }
 local closed_first = #fields + 1
@@ -431,7 +474,9 @@ for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do
   local window_ms = tonumber(span)
   if not (cap and cap >= -MAX_SEQ and cap <= MAX_SEQ and cost and cost >= 0 and cost <= MAX_SEQ) then
     return wrong('cap and cost of ' .. name .. ' are numbers')
-  elseif commit and cost ~= units and not (cost == 1 and string.find(name, '|calls$')) then
+  elseif commit and several and cost ~= counted_together(name) then
+    return wrong('the cost of ' .. name .. ' is the sum of what it counts of the charges')
+  elseif commit and not several and cost ~= units and not (cost == 1 and string.find(name, '|calls$')) then
     return wrong('the cost of ' .. name .. ' is the units charged, or 1 where it counts calls')
   elseif window_ms and not (window_ms >= 1 and window_ms <= retention_ms) then
     return wrong('span of ' .. name .. ' is 1 to retention_ms')
@@ -465,12 +510,22 @@ if has_corrections and redis.call('EXISTS', corrections) == 0 then
   dirty = { 'has_corrections', '0', 'trimmed_through_ms', int(trimmed_through_ms) }
 end
 
--- L16. A retry of a call whose answer was lost: if the first try did arrive, its charge is the answer.
+-- L16. A retry of a call whose answer was lost: if the first try did arrive, its charge is the answer. Several charges are
+-- there together; of those that were trimmed since, the ids follow from the others'.
 local charged_before
 if commit and retry_age_ms >= 0 then
   local since = int(math.max(0, clock_ms - retry_age_ms - CLOCK_SLACK_MS))
+  local place, ids = {}, {}
+  for index, key in ipairs(idempotency_keys) do place[key] = index end
   for _, entry in ipairs(redis.call('XREVRANGE', log, '+', since, 'COUNT', MAX_ENTRIES)) do
-    if entry[2][10] == idempotency_key then charged_before = entry[1] end
+    local index = place[entry[2][10]]
+    if index then ids[index] = entry[1] end
+  end
+  local found, id = next(ids)
+  if found then
+    local ms, seq = split(id)
+    for index = 1, #us do ids[index] = ids[index] or int(ms) .. '-' .. int(seq + index - found) end
+    charged_before = table.concat(ids, ' ')
   end
 end
 
@@ -737,13 +792,16 @@ if reply[1] == 'REFUSED' then reply[5] = rooms() end
 
 -- L22: write the state, and then the entry.
 if charged_before then reply[2] = charged_before end
-local id = commit and reply[1] == 'ADMITTED' and not charged_before
+local ids, id = {}, commit and reply[1] == 'ADMITTED' and not charged_before -- the last of them
 if id then
   -- L10
-  id = clock_ms > last_ms and int(clock_ms) .. '-0' or int(last_ms) .. '-' .. int(last_seq + 1)
+  local ms, seq = int(last_ms), last_seq + 1
+  if clock_ms > last_ms then ms, seq = int(clock_ms), 0 end
+  for index = 1, #us do ids[index] = ms .. '-' .. int(seq + index - 1) end
+  id = ids[#ids]
   dirty[#dirty + 1] = 'last'
   dirty[#dirty + 1] = id
-  reply[2], reply[4] = id, id
+  reply[2], reply[4] = table.concat(ids, ' '), id
 end
 for index, view in ipairs(views) do
   local added = id and view.cost or 0
@@ -756,7 +814,8 @@ flush()
 local log_is_new = false
 if id then
   local refused
-  local there = redis.pcall('XADD', log, 'NOMKSTREAM', id, 'u', u, 'm', method, 'j', job, 'g', region, 'k', idempotency_key)
+  local there = redis.pcall('XADD', log, 'NOMKSTREAM', ids[1], 'u', us[1], 'm', methods[1], 'j', jobs[1], 'g', regions[1], 'k',
+    idempotency_keys[1])
   if not there then
     live_ms = math.max(live_ms, unlogged_until_ms + RETENTION_SLACK_MS - now_ms)
     refused = redis.pcall('PEXPIRE', state, int(live_ms)) -- as it will be for the log
@@ -771,16 +830,20 @@ if id then
   end
   if not there then
     log_is_new = true
-    redis.call('XADD', log, id, 'u', u, 'm', method, 'j', job, 'g', region, 'k', idempotency_key)
+    redis.call('XADD', log, ids[1], 'u', us[1], 'm', methods[1], 'j', jobs[1], 'g', regions[1], 'k', idempotency_keys[1])
     redis.call('PEXPIRE', log, int(live_ms))
     if known[1] then -- L14: it was deleted or evicted: what the views counted of it still counts
       trimmed_through_ms = last_ms
       redis.call('HSET', state, 'trimmed_through_ms', int(trimmed_through_ms))
     end
   end
+  for index = 2, #ids do -- where the first may be appended, all may
+    redis.call('XADD', log, ids[index], 'u', us[index], 'm', methods[index], 'j', jobs[index], 'g', regions[index], 'k',
+      idempotency_keys[index])
+  end
   if epoch == '' then
-    redis.call('HSET', state, 'epoch', idempotency_key)
-    reply[6] = idempotency_key
+    redis.call('HSET', state, 'epoch', idempotency_keys[1])
+    reply[6] = idempotency_keys[1]
   end
 end
 

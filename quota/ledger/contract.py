@@ -95,6 +95,9 @@ COUNT_WITHIN_S = 0.7
 COUNT_AGAIN_MS = 1_000
 """Who was answered "counting" may ask again after this time."""
 
+MAX_CHARGES = 100
+"""So many charges are made in one step at most."""
+
 ChargeOutcome = Literal["admitted", "refused", "exhausted", "clock", "behind", "granted", "counting"]
 
 
@@ -127,6 +130,13 @@ class ChargeResult(NamedTuple):
     leaving_ms: tuple[int | None, ...] = ()
     """With "refused", for each check the time of the charge that must leave a sliding window before the call fits. None
     where the check did not refuse, or where the log must be read for it; empty where none is known."""
+    also: tuple[str, ...] = ()
+    """The ids of the further charges, in the request's order."""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Of all that was charged."""
+        return () if self.id is None else (self.id, *self.also)
 
 
 class Expected(NamedTuple):
@@ -197,6 +207,10 @@ class ChargeRequest(NamedTuple):
     machine has seen of this ledger. `retention_ms` is how long the log must be kept: `retention_of` all limits that the
     caller knows of, not only of those checked. `granted` is the text of the grants (`quota.ledger.grants`) by which the
     caps were lowered; None: the caller does not care.
+
+    `also` are further charges, up to MAX_CHARGES with the first: all are admitted, or none. They stand behind the first
+    in the log, with ids that follow its. The checks are those that count any of them, each with the sum of what it
+    counts, and `closed_by` closes all if it closes one.
     """
 
     project: str
@@ -208,6 +222,7 @@ class ChargeRequest(NamedTuple):
     expected: Expected = NOTHING_EXPECTED
     retention_ms: int = MIN_RETENTION_MS
     granted: str | None = None
+    also: tuple[Charge, ...] = ()
 
 
 def retention_of(windows: Iterable[Window]) -> int:

@@ -136,7 +136,7 @@ class RedisLedger:
         client, started_s = self._connected, elapsed_s()
         reply: Any = _UNASKED
         retry = False
-        if client is not None and type(request.checks) is tuple:
+        if client is not None and type(request.checks) is tuple and not request.also:
             words = self._question(request, commit).packed(request, self._now())
             try:
                 if isinstance(client, Connections):
@@ -659,16 +659,16 @@ def _units(charge: Charge) -> str:
 
 def _arguments(request: ChargeRequest, now: str, commit: bool) -> list[str]:
     """The arguments of charge.lua, for a first try."""
-    charge = request.charge
+    charges = (request.charge, *request.also)
     words = [
         now,
         str(request.caller_ms),
         "1t" if commit else "0t",
-        _units(charge),
-        charge.method,
-        charge.job,
-        charge.region,
-        charge.idempotency_key,
+        "\n".join(map(_units, charges)),
+        "\n".join([charge.method for charge in charges]),
+        "\n".join([charge.job for charge in charges]),
+        "\n".join([charge.region for charge in charges]),
+        "\n".join([charge.idempotency_key for charge in charges]),
         FIRST_TRY,
         str(request.retention_ms),
         str(request.jitter_ms),
@@ -741,7 +741,10 @@ def _span(check: LimitCheck) -> str | int:
 
 
 def _result(request: ChargeRequest, reply: list[Any]) -> ChargeResult:
-    outcome, charge_id, now_ms, last, closed, epoch, unlogged, *used = reply
+    outcome, ids, now_ms, last, closed, epoch, unlogged, *used = reply
+    charge_id, *also = ids.split(" ")
+    if ids and len(also) != len(request.also):
+        raise ValueError("an id for each charge")
     if outcome == "RETRIED":  # only a first try that comes after its own retry sees this, and nobody waits for it
         raise LedgerError("the ledger answered a call that was given up; run again")
     if outcome == "GRANTED":
@@ -757,6 +760,7 @@ def _result(request: ChargeRequest, reply: list[Any]) -> ChargeResult:
         read_epoch(epoch),
         _usages(request.checks, unlogged) if unlogged else (),
         leaving_ms=_leaving_ms(request, closed.split(" ")) if closed and outcome == "REFUSED" else (),
+        also=tuple(also),
     )
 
 

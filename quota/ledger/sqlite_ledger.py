@@ -250,7 +250,8 @@ class SqliteLedger:
         changes = db.total_changes
         db.execute("COMMIT")
         if facts is not None and not memory.unused:
-            memory.learn(request.project, facts, None if result.id is None else request.charge, changes)
+            appended = () if result.id is None else (request.charge, *request.also)
+            memory.learn(request.project, facts, appended, changes)
         self._memory = memory
         return result
 
@@ -304,8 +305,11 @@ class SqliteLedger:
             facts = Facts(last, epoch, unlogged_until_ms, retention_ms, closed_until_ms, granted, seen)
             return ChargeResult(outcome, None, now_ms, last, tuple(used), exhaustion, epoch, unlogged), facts
 
-        at = _following(last, clock_ms)
+        at = first = _following(last, clock_ms)
         self._append(db, project, at, charge)
+        for further in request.also:
+            at = _following(at, clock_ms)
+            self._append(db, project, at, further)
         if not epoch or request.retention_ms > retention_ms:
             epoch, retention_ms = epoch or charge.idempotency_key, max(retention_ms, request.retention_ms)
             self._set_project(db, project, epoch, unlogged_until_ms, retention_ms)
@@ -320,7 +324,10 @@ class SqliteLedger:
             # A clock that stood ahead for this one charge costs no history.
             self._trim(db, project, min(now_ms, last[0]), retention_ms)
         facts = Facts(at, epoch, unlogged_until_ms, retention_ms, closed_until_ms, granted, left)
-        return ChargeResult("admitted", f"{at[0]}-{at[1]}", now_ms, at, tuple(used), None, epoch, unlogged), facts
+        also = tuple([f"{first[0]}-{first[1] + n}" for n in range(1, len(request.also) + 1)])
+        charge_id = f"{first[0]}-{first[1]}"
+        result = ChargeResult("admitted", charge_id, now_ms, at, tuple(used), None, epoch, unlogged, also=also)
+        return result, facts
 
     def _transact(
         self, project: str, work: Callable[[sqlite3.Connection], T], *, write: bool, within_s: float | None = None

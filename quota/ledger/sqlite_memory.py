@@ -3,7 +3,8 @@ charge alone.
 
 It holds while nobody else has changed the file, which SQLite's `data_version` tells, and nothing else was changed
 through this connection. Whatever is not plain is left to the ledger, which reads the file as if nothing were
-remembered: a charge that leaves a window, a closed bucket, unlogged usage, other grants, a clock that disagrees.
+remembered: several charges at once, one that leaves a window, a closed bucket, unlogged usage, other grants, a clock
+that disagrees.
 
 A view that is remembered is ahead of the stored one, which reads on from the log when somebody needs it (L7).
 """
@@ -61,10 +62,9 @@ class _Project:
         self.views: dict[str, tuple[int, int, int, int]] = {}
         """The views by name: total, tail_ms, dropped_through_ms, and how many of `appended` were read."""
 
-    def learn(self, facts: Facts, appended: Charge | None) -> None:
+    def learn(self, facts: Facts, appended: Sequence[Charge]) -> None:
         self.last, self.epoch, self.unlogged_until_ms, self.retention_ms, self.closed_until_ms, self.granted, _ = facts
-        if appended is not None:
-            self.appended.append(appended)
+        self.appended += appended
         read = len(self.appended)
         for view, total, tail_ms, dropped_through_ms in facts.views:
             self.views[view.name] = total, tail_ms, dropped_through_ms, read
@@ -93,7 +93,7 @@ class Memory:
         self.changes = -1
         self._projects: dict[str, _Project] = {}
 
-    def learn(self, project: str, facts: Facts, appended: Charge | None, changes: int) -> None:
+    def learn(self, project: str, facts: Facts, appended: Sequence[Charge], changes: int) -> None:
         self.changes = -1
         known = self._projects.get(project)
         if known is None or len(known.appended) >= MOST_UNREAD:
@@ -104,9 +104,9 @@ class Memory:
     def answer(self, request: ChargeRequest, clock_ms: int, *, commit: bool) -> ChargeResult | None:
         """The decision, if what is remembered holds; None where the file must be read. An admitted charge is to be
         appended, and then `add`ed."""
-        project, _, checks, _, caller_ms, jitter_ms, expected, retention_ms, granted = request
+        project, _, checks, _, caller_ms, jitter_ms, expected, retention_ms, granted, also = request
         known = self._projects.get(project)
-        if known is None or not clock_ms - CLOCK_BEHIND_MS <= caller_ms <= clock_ms + CLOCK_SLACK_MS:
+        if known is None or also or not clock_ms - CLOCK_BEHIND_MS <= caller_ms <= clock_ms + CLOCK_SLACK_MS:
             return None
         now_ms = min(clock_ms, caller_ms + CLOCK_SLACK_MS)
         last, epoch, read = known.last, known.epoch, len(known.appended)

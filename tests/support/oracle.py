@@ -36,7 +36,7 @@ class Spent:
 @dataclass
 class Answer:
     outcome: str
-    id: str | None = None
+    ids: list[str] = field(default_factory=list)
     used: list[int] = field(default_factory=list)
     retry_at_ms: int | None = None
 
@@ -98,14 +98,15 @@ class Oracle:
     def answer(
         self,
         limits: Sequence[tuple[Limit, int]],
-        spend: Spent,
+        spends: Sequence[Spent],
         closed_by: Sequence[str],
         ledger_ms: int,
         caller_ms: int,
         *,
         commit: bool,
     ) -> Answer:
-        """The right answer for limits given with their caps, unpaced; an admitted charge is added to the log."""
+        """The right answer for limits given with their caps, unpaced; admitted charges, all or none, are added to the
+        log."""
         now_ms = min(ledger_ms, caller_ms + CLOCK_SLACK_MS)
         if not -CLOCK_BEHIND_MS <= caller_ms - ledger_ms <= CLOCK_SLACK_MS:
             return Answer("clock")
@@ -114,18 +115,19 @@ class Oracle:
                 edges = limit.view.window.edges(caller_ms)
                 if not edges[0] <= now_ms < edges[2]:
                     return Answer("clock")
-        limits = [(x, cap) for x, cap in limits if x.view.selector.counts(spend.bucket, spend.method, spend.job)]
+        limits = [(x, cap) for x, cap in limits if any(counts(x, spend) for spend in spends)]
         used = [self.used(limit.view, now_ms) for limit, _ in limits]
         closed = [self.closed[name] for name in closed_by if self.closed.get(name, 0) > now_ms]
         if closed:
             latest = max(closed)
-            return Answer("exhausted", None, used, None if latest == NEVER else latest)
-        if not self._fits(limits, spend, now_ms, caller_ms):
-            return Answer("refused", None, used, self._retry_at(limits, spend, now_ms, now_ms - caller_ms))
+            return Answer("exhausted", [], used, None if latest == NEVER else latest)
+        if not self._fits(limits, spends, now_ms, caller_ms):
+            return Answer("refused", [], used, self._retry_at(limits, spends, now_ms, now_ms - caller_ms))
         if commit:
-            self.append(spend, ledger_ms)
-            used = [u + counted(limit.view, spend) for u, (limit, _) in zip(used, limits, strict=True)]
-        return Answer("admitted", spend.id if commit else None, used)
+            for spend in spends:
+                self.append(spend, ledger_ms)
+            used = [u + cost(limit, spends) for u, (limit, _) in zip(used, limits, strict=True)]
+        return Answer("admitted", [spend.id for spend in spends] if commit else [], used)
 
     def append(self, spend: Spent, ledger_ms: int) -> None:
         """Dated now; ids never go back, whatever the clock does, nor when the log was emptied."""
@@ -140,15 +142,17 @@ class Oracle:
         self.log = self.log[len(gone) :]
         return gone
 
-    def _fits(self, limits: Sequence[tuple[Limit, int]], spend: Spent, now_ms: int, caller_ms: int) -> bool:
+    def _fits(self, limits: Sequence[tuple[Limit, int]], spends: Sequence[Spent], now_ms: int, caller_ms: int) -> bool:
         """A pace goes by the caller's clock: it is the caller who lowers the limit."""
         return all(
-            self.used(limit.view, now_ms) + cost <= (paced(limit, cap, cost, caller_ms) if limit.paced else cap)
+            self.used(limit.view, now_ms) + units <= (paced(limit, cap, units, caller_ms) if limit.paced else cap)
             for limit, cap in limits
-            for cost in (limit.view.selector.cost(spend.units),)
+            for units in (cost(limit, spends),)
         )
 
-    def _retry_at(self, limits: Sequence[tuple[Limit, int]], spend: Spent, now_ms: int, ahead_ms: int) -> int:
+    def _retry_at(
+        self, limits: Sequence[tuple[Limit, int]], spends: Sequence[Spent], now_ms: int, ahead_ms: int
+    ) -> int:
         """The first moment from now on at which everything fits, both clocks going on as they are."""
         latest = now_ms
         for limit, cap in limits:
@@ -156,7 +160,7 @@ class Oracle:
                 continue
 
             def fits(at_ms: int, one: tuple[Limit, int] = (limit, cap)) -> bool:
-                return self._fits([one], spend, at_ms, at_ms)
+                return self._fits([one], spends, at_ms, at_ms)
 
             if fits(now_ms):
                 continue
@@ -176,9 +180,11 @@ class Oracle:
                 low, high = (low, middle) if fits(moments[middle]) else (middle + 1, high)
             assert fits(moments[low])
             latest = max(latest, moments[low])
-        return self._paced_from([x for x in limits if x[0].paced], spend, latest, ahead_ms)
+        return self._paced_from([x for x in limits if x[0].paced], spends, latest, ahead_ms)
 
-    def _paced_from(self, limits: Sequence[tuple[Limit, int]], spend: Spent, at_ms: int, ahead_ms: int) -> int:
+    def _paced_from(
+        self, limits: Sequence[tuple[Limit, int]], spends: Sequence[Spent], at_ms: int, ahead_ms: int
+    ) -> int:
         """The first moment from `at_ms` on at which all paced limits fit. Between two edges of any of them, by either
         clock, room only grows: if there is any at the end, its beginning is found by halving."""
         while limits:
@@ -188,11 +194,11 @@ class Oracle:
                 if isinstance(limit.view.window, Calendar)
                 for edge in (limit.view.window.edges(at_ms)[1], limit.view.window.edges(at_ms - ahead_ms)[1] + ahead_ms)
             )
-            if self._fits(limits, spend, end_ms - 1, end_ms - 1 - ahead_ms):
+            if self._fits(limits, spends, end_ms - 1, end_ms - 1 - ahead_ms):
                 low, high = at_ms, end_ms - 1
                 while low < high:
                     middle = (low + high) // 2
-                    if self._fits(limits, spend, middle, middle - ahead_ms):
+                    if self._fits(limits, spends, middle, middle - ahead_ms):
                         high = middle
                     else:
                         low = middle + 1
@@ -201,13 +207,21 @@ class Oracle:
         return at_ms
 
 
-def paced(limit: Limit, cap: int, cost: int, caller_ms: int) -> int:
+def counts(limit: Limit, spend: Spent) -> bool:
+    return limit.view.selector.counts(spend.bucket, spend.method, spend.job)
+
+
+def cost(limit: Limit, spends: Sequence[Spent]) -> int:
+    return sum(counted(limit.view, spend) for spend in spends)
+
+
+def paced(limit: Limit, cap: int, units: int, caller_ms: int) -> int:
     """An even share of the window, an eighth of the window ahead of time; room for one call where that is less."""
     assert isinstance(limit.view.window, Calendar)
     start_ms, end_ms, _ = limit.view.window.edges(caller_ms)
     eighth_ms = (end_ms - start_ms) // 8
     share = Fraction(caller_ms - start_ms + eighth_ms, end_ms - start_ms)
-    return min(cap, max(cost, 1, int(cap * share)))
+    return min(cap, max(units, 1, int(cap * share)))
 
 
 def cutoff(view: View, now_ms: int) -> int:
@@ -221,6 +235,6 @@ def counted(view: View, spent: Spent) -> int:
     units = spent.known.get(view.name)
     if units is None:
         selector = view.selector
-        counts = selector.counts(spent.bucket, spent.method, spent.job)
-        units = spent.known[view.name] = selector.cost(spent.units) if counts else 0
+        selected = selector.counts(spent.bucket, spent.method, spent.job)
+        units = spent.known[view.name] = selector.cost(spent.units) if selected else 0
     return units

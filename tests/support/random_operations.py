@@ -333,7 +333,7 @@ class RandomOperations:
             self._count("joined later")
         want = self.oracle.answer(
             applying,
-            Spent(0, 0, units, bucket, method, job),
+            [Spent(0, 0, units, bucket, method, job)],
             BOOK.closed_by(method, bucket),
             self.clock_ms,
             self.clock_ms + caller.skew_ms,
@@ -354,7 +354,7 @@ class RandomOperations:
     def _compare(self, number: int, got: Decision, want: Answer, caps: list[int]) -> None:
         right = (
             got.admitted == (want.outcome == "admitted")
-            and got.id == want.id
+            and got.id == (want.ids[0] if want.ids else None)
             and got.retry_at_ms == want.retry_at_ms
             and [state.used_units for state in got.limits] == want.used
             and [state.remaining_units for state in got.limits]

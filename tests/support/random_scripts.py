@@ -3,8 +3,9 @@
     python -m support.random_scripts REDIS_PORT SEED OPERATIONS       (in the folder `tests`)
 
 Beyond `support.random_operations`: charge.lua with chunks of 3 entries, so that almost every question is asked in
-several parts while others charge, settle and turn the clock in between; views that idle for longer than the log is
-kept; two limits on one view; repeats of lost answers and originals that come after their repeat; an evicted state.
+several parts while others charge, settle and turn the clock in between; several charges in one step; views that idle
+for longer than the log is kept; two limits on one view; repeats of lost answers and originals that come after their
+repeat; an evicted state.
 """
 
 from __future__ import annotations
@@ -67,6 +68,9 @@ class LimitCheck:
             return 0
         return min(spent.units, 1) if self.calls else spent.units
 
+    def cost(self, spents: list[Spent]) -> int:
+        return sum(map(self.counts, spents))
+
 
 @dataclass
 class RandomScripts:
@@ -112,7 +116,7 @@ class RandomScripts:
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
 
-    def _checks(self, method: str) -> list[LimitCheck]:
+    def _checks(self, spents: list[Spent]) -> list[LimitCheck]:
         r = self.random
         windows = (*WINDOWS_MS, 0)
         # The longest window is asked about in bursts only, so that its views idle while the log is trimmed.
@@ -121,14 +125,14 @@ class RandomScripts:
         chosen = [
             LimitCheck(selector, r.choice(windows), r.random() < 0.3, r.choice((3, 20, 60, 10**6)))
             for selector in r.sample(sorted(SELECTORS), r.randrange(1, 4))
-            if method in SELECTORS[selector]
+            if any(spent.method in SELECTORS[selector] for spent in spents)
         ]
         if chosen and r.random() < 0.2:
             chosen.append(chosen[0])
         return chosen
 
     def _call(
-        self, checks: list[LimitCheck], spent: Spent, idempotency_key: str, *, commit: bool, age_ms: int
+        self, checks: list[LimitCheck], spents: list[Spent], idempotency_key: str, *, commit: bool, age_ms: int
     ) -> list[Any]:
         """One script call to its verdict; between its parts the world goes on."""
         while True:
@@ -136,17 +140,17 @@ class RandomScripts:
                 self.clock_ms,
                 0,
                 int(commit),
-                spent.units,
-                spent.method,
-                "job",
-                "US",
-                idempotency_key,
+                "\n".join(str(spent.units) for spent in spents),
+                "\n".join(spent.method for spent in spents),
+                "\n".join(["job"] * len(spents)),
+                "\n".join(["US"] * len(spents)),
+                "\n".join([idempotency_key, *(f"{idempotency_key}.{n}" for n in range(1, len(spents)))]),
             ]
             args += [age_ms, MIN_RETENTION_MS, 0, "units", ""]
             for check in checks:
                 edge = self.clock_ms // EDGE_MS * EDGE_MS
                 span = check.window_ms or f"{edge} {edge + EDGE_MS} {edge + 2 * EDGE_MS}"
-                args += [check.view, check.cap, check.counts(spent), span]
+                args += [check.view, check.cap, check.cost(spents), span]
             reply: list[Any] = self.charge_script(KEYS, args)
             assert all(self.client.pttl(key) != -1 for key in KEYS), "a key without a lifetime"
             if reply[0] != "MORE":
@@ -158,55 +162,62 @@ class RandomScripts:
             if self.random.random() < 0.1:
                 self._decide(commit=True)
 
-    def _new(self) -> tuple[Spent, str]:
+    def _new(self) -> tuple[list[Spent], str]:
         self.attempt_keys += 1
-        return Spent(0, 0, self.random.choice((1, 1, 2, 9)), self.random.choice(METHODS)), f"t{self.attempt_keys}"
+        number = self.random.choice((1, 1, 1, 1, 2, 5, 9))
+        several = [Spent(0, 0, self.random.choice((1, 1, 2, 9)), self.random.choice(METHODS)) for _ in range(number)]
+        return several, f"t{self.attempt_keys}"
 
     def _used(self, check: LimitCheck) -> int:
         cutoff = self.clock_ms - check.window_ms if check.window_ms else self.clock_ms // EDGE_MS * EDGE_MS - 1
         return sum(check.counts(spent) for spent in self.log if spent.ms > cutoff)
 
-    def _decide(self, *, commit: bool) -> tuple[list[LimitCheck], Spent, str, list[Any]]:
-        spent, idempotency_key = self._new()
-        checks = self._checks(spent.method)
-        reply = self._call(checks, spent, idempotency_key, commit=commit, age_ms=-1)
-        self._check(checks, spent, reply, commit=commit)
-        return checks, spent, idempotency_key, reply
+    def _decide(self, *, commit: bool) -> tuple[list[LimitCheck], list[Spent], str, list[Any]]:
+        spents, idempotency_key = self._new()
+        checks = self._checks(spents)
+        reply = self._call(checks, spents, idempotency_key, commit=commit, age_ms=-1)
+        self._check(checks, spents, reply, commit=commit)
+        return checks, spents, idempotency_key, reply
 
-    def _check(self, checks: list[LimitCheck], spent: Spent, reply: list[Any], *, commit: bool) -> None:
+    def _check(self, checks: list[LimitCheck], spents: list[Spent], reply: list[Any], *, commit: bool) -> None:
         used = [self._used(check) for check in checks]
-        fits = all(u + check.counts(spent) <= check.cap for u, check in zip(used, checks, strict=True))
+        fits = all(u + check.cost(spents) <= check.cap for u, check in zip(used, checks, strict=True))
         outcome = "ADMITTED" if fits else "REFUSED"
-        charge_id = ""
+        ids = []
         if fits and commit:
-            last = self.log[-1] if self.log else Spent(0, 0, 0, "")
-            spent.ms, spent.seq = (self.clock_ms, 0) if self.clock_ms > last.ms else (last.ms, last.seq + 1)
-            self.log.append(spent)
-            charge_id = spent.id
-            # Two limits on one view see the charge once.
-            used = [u + check.counts(spent) for u, check in zip(used, checks, strict=True)]
-        want = [outcome, charge_id, [str(u) for u in used]]
+            for spent in spents:
+                last = self.log[-1] if self.log else Spent(0, 0, 0, "")
+                spent.ms, spent.seq = (self.clock_ms, 0) if self.clock_ms > last.ms else (last.ms, last.seq + 1)
+                self.log.append(spent)
+                ids.append(spent.id)
+            # Two limits on one view see the charges once.
+            used = [u + check.cost(spents) for u, check in zip(used, checks, strict=True)]
+        want = [outcome, " ".join(ids), [str(u) for u in used]]
         got = [reply[0], reply[1], reply[7:]]
         assert got == want, f"at {self.clock_ms} {checks}: got {got}, want {want}"
         self._count(outcome.lower())
+        if len(spents) > 1:
+            self._count(f"several {outcome.lower()}")
 
     def _repeat(self) -> None:
         """The answer is lost, or the question: asked again it is charged once, and a late original not at all."""
         if self.random.random() < 0.5:
-            checks, spent, idempotency_key, reply = self._decide(commit=True)
-            again = self._call(checks, spent, idempotency_key, commit=True, age_ms=SLACK_MS)
+            checks, spents, idempotency_key, reply = self._decide(commit=True)
+            if self.log and self.random.random() < 0.3:
+                self._settle()
+            again = self._call(checks, spents, idempotency_key, commit=True, age_ms=SLACK_MS)
             if reply[0] == "ADMITTED":
                 assert again[:2] == reply[:2], "the repeat of a charge is that charge"
                 assert again[7:] == [str(self._used(check)) for check in checks]
             else:
-                self._check(checks, spent, again, commit=True)
+                self._check(checks, spents, again, commit=True)
             self._count("repeated")
         else:
-            spent, idempotency_key = self._new()
-            checks = self._checks(spent.method)
-            self._check(checks, spent, self._call(checks, spent, idempotency_key, commit=True, age_ms=5), commit=True)
+            spents, idempotency_key = self._new()
+            checks = self._checks(spents)
+            self._check(checks, spents, self._call(checks, spents, idempotency_key, commit=True, age_ms=5), commit=True)
         if self.client.hexists(KEYS[1], f"retried:{idempotency_key}"):
-            late = self._call(checks, spent, idempotency_key, commit=True, age_ms=-1)
+            late = self._call(checks, spents, idempotency_key, commit=True, age_ms=-1)
             assert (late[0], late[1]) == ("RETRIED", "")
             self._count("late")
 
