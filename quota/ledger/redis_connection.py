@@ -125,6 +125,28 @@ class Line:
             self._feed(data)
         return reply
 
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send_some(self, words: bytes | memoryview) -> int:
+        """Send as much of a command as can be sent without waiting; how many bytes that was."""
+        try:
+            return self._send(words)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            _raise_if_not_the_systems(error)
+            raise Lost(str(error)) from error
+
+    def receive_some(self) -> tuple[list[Any], int, bool]:
+        """What has come, without waiting: the whole replies in it, its bytes, and whether part of a reply is left."""
+        data = self._receive()
+        self._feed(data)
+        replies = []
+        while (reply := self._gets()) is not INCOMPLETE:
+            replies.append(reply)
+        return replies, len(data), bool(self._has_data())
+
     def _receive(self) -> bytes:
         """What has come; nothing where it was no part of a reply."""
         try:
@@ -150,8 +172,8 @@ class Connections:
     """
 
     def __init__(self, connect: Callable[[], Line], timeout_s: float, *, may_move: bool = False) -> None:
-        self._connect = connect
-        self._timeout_s = timeout_s
+        self.new_line = connect
+        self.timeout_s = timeout_s
         self._may_move = may_move
         self._idle: list[Line] = []  # threads share it without a lock: append and pop are atomic
         start_over_in_child(self)
@@ -170,12 +192,12 @@ class Connections:
         if line is None:
             if within_s is not None:
                 raise NoAnswer("no connection is open")
-            line = self._connect()
+            line = self.new_line()
         answered = False
         try:
-            reply = line.ask(words, self._timeout_s if within_s is None else within_s)
+            reply = line.ask(words, self.timeout_s if within_s is None else within_s)
             if type(reply) is RawError:
-                self._check_primary(reply)
+                self.check_primary(reply)
             answered = True
         finally:
             self._end(line, idle, answered=answered)
@@ -183,7 +205,7 @@ class Connections:
             raise error_of(str(reply))
         return reply
 
-    def _check_primary(self, reply: RawError) -> None:
+    def check_primary(self, reply: RawError) -> None:
         """A primary that was replaced refuses to write: the next connection is made to the new one."""
         if self._may_move and "READONLY " in str(reply):
             raise Lost("the primary is a replica now")
@@ -211,7 +233,7 @@ class Connections:
 
     def connect(self) -> None:
         """Make an idle connection."""
-        self._idle.append(self._connect())
+        self._idle.append(self.new_line())
 
     def close(self) -> None:
         """Close all connections; those in use are closed when their call ends. The next call connects again."""
@@ -236,7 +258,7 @@ class Call:
     def send(self, words: bytes) -> None:
         sent = False
         try:
-            self._line.send(words, self._connections._timeout_s)
+            self._line.send(words, self._connections.timeout_s)
             sent = True
         finally:
             if not sent:
@@ -252,7 +274,7 @@ class Call:
         try:
             reply = self._line.reply(max(within_s, 0))
             if type(reply) is RawError:
-                self._connections._check_primary(reply)
+                self._connections.check_primary(reply)
             answered = True
         finally:
             self._connections._end(self._line, self._idle, answered=answered)

@@ -153,6 +153,14 @@ class TlsLine(DriverLine):
         except OSError as error:
             self._send_failed(error)
 
+    def send_some(self, words: bytes | memoryview) -> int:
+        try:
+            return super().send_some(words)
+        except Lost as error:
+            if isinstance(error.__cause__, (ssl.SSLWantWriteError, ssl.SSLWantReadError)):
+                return 0
+            raise
+
     def _receive(self) -> bytes:
         try:
             return super()._receive()

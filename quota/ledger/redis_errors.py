@@ -16,7 +16,11 @@ class Failed(Exception):  # noqa: N818  # says what happened
 
 
 class Lost(Failed):
-    """Nobody knows whether the server did what it was asked to."""
+    """Nobody knows whether the server did what it was asked to; if nothing of it `left` this process, it did not."""
+
+    def __init__(self, said: str, *, left: bool = True) -> None:
+        super().__init__(said)
+        self.left = left
 
 
 class NoAnswer(Lost):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Kind = Literal[
     "drop-request",  # the connection ends before the request is passed on
-    "swallow-request",  # the request is lost, the connection stays open
+    "swallow-request",  # the request is lost, and all that would follow it; the connection stays open
     "hold-request",  # the request is kept, and passed on by `release`, whatever its sender did since
     "delay-request",  # the request is passed on after `delay_s`
     "drop-reply",  # the request is passed on, and the connection ends before the reply
@@ -164,10 +164,12 @@ class Proxy:
         return None
 
     def _pass_requests(self, client: socket.socket, server: socket.socket, replies: list[Fault]) -> None:
-        holding = False
+        holding = swallowing = False  # a stream never goes on behind a part of it that is lost
         with contextlib.suppress(OSError):
             while data := client.recv(1 << 20):
                 self._running.wait()
+                if swallowing:
+                    continue
                 self.requests += b"EVALSHA" in data
                 self.trips += 1
                 fault = self._next_fault(data)
@@ -177,6 +179,7 @@ class Proxy:
                 elif kind == "drop-request":
                     break
                 elif kind == "swallow-request":
+                    swallowing = True
                     continue
                 elif kind == "hold-request":
                     holding = True
