@@ -21,11 +21,12 @@ from quota.common.clock import NEVER, rfc3339
 from quota.common.text import one_line
 from quota.errors import UnknownCharge, UsageError
 from quota.ledger.contract import CLOCK_SLACK_MS, RETENTION_SLACK_MS, read_entries
+from quota.ledger.history import RUN_CHARS
 from quota.ledger.state_fields import read_id
 from quota.ledger.unlogged import UPSTREAM
 from quota.limits import MAX_UNITS, Calendar, Limit, Selector, View
 from quota.retry_at import counted, room_at
-from quota.spending import RUN_CHARS, KeptRefusal, read_refusals
+from quota.spending import KeptRefusal, read_refusals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -23,8 +23,8 @@ from quota.arguments import MAX_NUMBER, texts, whole
 from quota.common.clock import LATEST_MS, NEVER, host_clock, rfc3339, utc
 from quota.decision import LimitState
 from quota.errors import LedgerError, UsageError
-from quota.ledger.contract import read_entries
-from quota.ledger.history import HISTORY_MS, OTHER
+from quota.ledger.contract import just_before, read_entries
+from quota.ledger.history import HISTORY_MS, OTHER, HourOfLog
 from quota.limits import DAY_MS, HOUR_MS
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ SUMS_S, SUMS_READ = 0.002, 100
 """For the sums so much time is taken to roll up, and so many charges after that are read."""
 
 SPEND_FIELDS = ("method", "job", "region", "run", "day", "hour", "bucket")
-RUN_CHARS = 8
 
 CATCH_UP_S = 0.3
 """A reader rolls up what nobody has rolled up yet for so long; the rest it reads from the log."""
@@ -116,7 +115,7 @@ def read_spending(ledger: Ledger, projects: str | Iterable[str], by: str | Itera
         since_ms = max(since_ms // HOUR_MS * HOUR_MS, after_ms + 1)
     sums: dict[tuple[str, ...], tuple[int, int]] = {}
     for part in parts:
-        rows = part.entries(ledger, since_ms) if "run" in by else part.rows(ledger, since_ms)
+        rows = part.from_log(ledger, since_ms) if "run" in by else part.rows(ledger, since_ms)
         for row in rows:
             key = tuple(_FIELD_OF[field](row) for field in by)
             charges, units = sums.get(key, (0, 0))
@@ -218,20 +217,6 @@ def _moment(text: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """Charges of one hour, or a single one of the log."""
-
-    ms: int
-    method: str
-    job: str
-    region: str
-    run: str
-    bucket: str
-    charges: int
-    units: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Part:
     """What one project spent. The log has all that is newer than `log_after_ms`; log and history together have all that
     is newer than `known_after_ms`, but for the history's gap."""
@@ -259,7 +244,7 @@ class _Part:
             known_after_ms = min(log_after_ms, max(history.whole_after_ms, begins_ms))
         return cls(project, history, log_after_ms, known_after_ms)
 
-    def rows(self, ledger: Ledger, since_ms: int) -> Iterator[_Row]:
+    def rows(self, ledger: Ledger, since_ms: int) -> Iterator[HourOfLog]:
         """Each charge since `since_ms` once."""
         from_log = since_ms > self.log_after_ms
         first_ms = -(-since_ms // HOUR_MS) * HOUR_MS if from_log else since_ms // HOUR_MS * HOUR_MS
@@ -267,19 +252,18 @@ class _Part:
         crowded = {hour.hour_ms for hour in hours if _is_other(hour) and hour.hour_ms > self.log_after_ms}
         for hour in hours:
             if hour.charges and hour.hour_ms not in crowded:
-                yield _Row(hour.hour_ms, hour.method, hour.job, hour.region, "", hour.bucket, hour.charges, hour.units)
+                yield HourOfLog(*hour[:5], "", *hour[5:])
         rolled = self.history.rolled_up
         if from_log:
-            yield from _rows(read_entries(ledger, self.project, since_ms, first_ms - 1))
+            yield from ledger.add_up(self.project, just_before(since_ms), (first_ms - 1, NEVER))
         for hour_ms in sorted(crowded):
-            log = read_entries(ledger, self.project, hour_ms, hour_ms + HOUR_MS - 1)
-            yield from _rows(entry for entry in log if (entry.ms, entry.seq) <= rolled)
-        log = read_entries(ledger, self.project, max(first_ms, rolled[0]), NEVER)
-        yield from _rows(entry for entry in log if (entry.ms, entry.seq) > rolled)
+            through = min(rolled, (hour_ms + HOUR_MS - 1, NEVER))
+            yield from ledger.add_up(self.project, just_before(hour_ms), through)
+        yield from ledger.add_up(self.project, max(just_before(first_ms), rolled), (NEVER, NEVER))
 
-    def entries(self, ledger: Ledger, since_ms: int) -> Iterator[_Row]:
+    def from_log(self, ledger: Ledger, since_ms: int) -> Iterator[HourOfLog]:
         """The same from the log alone."""
-        return _rows(read_entries(ledger, self.project, since_ms, NEVER))
+        return ledger.add_up(self.project, just_before(since_ms), (NEVER, NEVER))
 
 
 def catch_up(ledger: Ledger, project: str) -> None:
@@ -310,11 +294,6 @@ def _is_other(hour: HourOfSpending) -> bool:
     return (hour.method, hour.job, hour.region, hour.bucket) == (OTHER,) * 4
 
 
-def _rows(entries: Iterable[Entry]) -> Iterator[_Row]:
-    for e in entries:
-        yield _Row(e.ms, e.method, e.job, e.region, e.idempotency_key[:RUN_CHARS], e.bucket, 1, e.units)
-
-
 def _refused(parts: Iterable[_Part], since_ms: int) -> tuple[Refusals, ...]:
     calls: dict[tuple[str, str, str], int] = {}
     for part in parts:
@@ -326,12 +305,12 @@ def _refused(parts: Iterable[_Part], since_ms: int) -> tuple[Refusals, ...]:
     return tuple(Refusals(*key, count) for key, count in ranked)
 
 
-_FIELD_OF: dict[str, Callable[[_Row], str]] = {
+_FIELD_OF: dict[str, Callable[[HourOfLog], str]] = {
     "method": lambda row: row.method,
     "job": lambda row: row.job,
     "region": lambda row: row.region,
     "run": lambda row: row.run,
-    "day": lambda row: rfc3339(row.ms // DAY_MS * DAY_MS)[:10],
-    "hour": lambda row: rfc3339(row.ms // HOUR_MS * HOUR_MS),
+    "day": lambda row: rfc3339(row.hour_ms // DAY_MS * DAY_MS)[:10],
+    "hour": lambda row: rfc3339(row.hour_ms),
     "bucket": lambda row: row.bucket,
 }

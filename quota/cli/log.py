@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from quota.cli.output import output_lost, print_json, print_rich, say
 from quota.cli.render import render_charges, render_refusals
 from quota.common.clock import rfc3339, weekday
-from quota.spending import RUN_CHARS, read_charges, read_refusals
+from quota.ledger.history import RUN_CHARS
+from quota.spending import read_charges, read_refusals
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from quota.cli.tables import Column, FirstThatFits, tables
 from quota.common.clock import moment, second, weekday
 from quota.common.text import listed, many, printable, spell
-from quota.ledger.history import MAX_CELLS, OTHER
+from quota.ledger.history import MAX_CELLS, OTHER, RUN_CHARS
 from quota.settings.model import BUILT_IN_NOTICE
-from quota.spending import RUN_CHARS
 from quota.wording.of_status import clock, closed, early_of, notes_of
 from quota.wording.parts import Table
 

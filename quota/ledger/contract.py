@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from quota.ledger.compared import Compared
     from quota.ledger.entry import Charge, Entry, Id
     from quota.ledger.grants import Grant
-    from quota.ledger.history import History, RefusalCount
+    from quota.ledger.history import History, HourOfLog, RefusalCount
     from quota.ledger.unlogged import UnloggedUsage
     from quota.limits import Edges, View, Window
 
@@ -313,6 +313,14 @@ class Ledger(Protocol):
         `within_s` the ledger gives up after that time."""
         ...
 
+    def add_up(self, project: str, after: Id, through: Id) -> Iterator[HourOfLog]:
+        """The entries with `after` < (ms, seq) <= `through`, by hour, method, job, region, bucket and run: each in one
+        row; several rows may be alike.
+
+        The log is read in bounded pieces. A correction that is made meanwhile may be missing.
+        """
+        ...
+
     def add_unlogged(
         self, project: str, epoch: str, usages: Sequence[UnloggedUsage], retention_ms: int = MIN_RETENTION_MS
     ) -> str:
@@ -474,11 +482,23 @@ def checked_exhaustion(exhaustion: Exhaustion) -> Exhaustion:
 
 def read_entries(ledger: Ledger, project: str, since_ms: int, until_ms: int) -> Iterator[Entry]:
     """The log's entries with since_ms <= ms <= until_ms, in order, read in bounded chunks."""
-    after, until_ms = (since_ms - 1, NEVER) if since_ms > 0 else (0, 0), max(until_ms, 0)
+    return entries_between(ledger, project, just_before(since_ms), (max(until_ms, 0), NEVER))
+
+
+def just_before(ms: int) -> Id:
+    """An id before all that an entry of this time can have."""
+    return (ms - 1, NEVER) if ms > 0 else (0, 0)
+
+
+def entries_between(ledger: Ledger, project: str, after: Id, through: Id) -> Iterator[Entry]:
+    """The log's entries with `after` < (ms, seq) <= `through`, in order, read in bounded chunks."""
     size = 10  # most refusals are explained by the first few entries
     while True:
-        chunk = ledger.read(project, after, until_ms, size)
-        yield from chunk
+        chunk = ledger.read(project, after, through[0], size)
+        for entry in chunk:
+            if (entry.ms, entry.seq) > through:
+                return
+            yield entry
         if len(chunk) < size:
             return
         after = (chunk[-1].ms, chunk[-1].seq)

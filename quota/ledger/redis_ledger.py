@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import re
 import threading
+from bisect import bisect_left
+from collections import Counter
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -21,6 +23,7 @@ from quota.ledger.compared import compared_text, read_compared
 from quota.ledger.contract import (
     COUNT_WITHIN_S,
     LONGEST_CLAIM_MS,
+    MAX_READ,
     MIN_RETENTION_MS,
     Ahead,
     ChargeResult,
@@ -28,6 +31,7 @@ from quota.ledger.contract import (
     Repair,
     checked_exhaustion,
     checked_range,
+    entries_between,
     read_entries,
     units_beyond,
 )
@@ -37,11 +41,14 @@ from quota.ledger.grants import grants_text, read_grants
 from quota.ledger.history import (
     HISTORY_MS,
     MAX_REFUSALS,
+    RUN_CHARS,
     History,
+    HourOfLog,
     HourOfSpending,
     RefusalCount,
     RefusedSum,
     RunningSum,
+    hours_of,
     read_cells,
 )
 from quota.ledger.redis_connection import Connections
@@ -49,17 +56,25 @@ from quota.ledger.redis_errors import ErrorReply, Failed, Lost, NotRedis, explai
 from quota.ledger.redis_scripts import script
 from quota.ledger.redis_url import client_maker, label_of
 from quota.ledger.resp import bulk
-from quota.ledger.state_fields import exhaustion_text, read_epoch, read_exhaustion, read_id, read_ms, read_usages
+from quota.ledger.state_fields import (
+    exhaustion_text,
+    id_text,
+    read_epoch,
+    read_exhaustion,
+    read_id,
+    read_ms,
+    read_usages,
+)
 from quota.limits import DAY_MS, HOUR_MS, Sliding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from quota.common.findings import Finding
     from quota.ledger.claims import Claim, Claimed, Ending, Holder
     from quota.ledger.compared import Compared
     from quota.ledger.contract import ChargeOutcome, ChargeRequest, LimitCheck
-    from quota.ledger.entry import Charge
+    from quota.ledger.entry import Charge, Id
     from quota.ledger.grants import Grant
     from quota.ledger.redis_driver import Cluster
     from quota.ledger.unlogged import UnloggedUsage
@@ -268,10 +283,31 @@ class RedisLedger:
         self, project: str, after: tuple[int, int], until_ms: int, count: int, within_s: float | None = None
     ) -> Sequence[Entry]:
         after, until_ms, count = checked_range(after, until_ms, count)
-        since = f"{after[0] + 1}-0" if after[1] == NEVER else f"({after[0]}-{after[1]}"
-        args = [since, str(until_ms), str(count)]
+        args = [_from(after), str(until_ms), str(count)]
         rows = self._retried(lambda: self._run("read", _keys(project), args, within_s))
         return [self._read(_entry, row) for row in rows]
+
+    def add_up(self, project: str, after: Id, through: Id) -> Iterator[HourOfLog]:
+        keys, until = _keys(project), id_text(through)
+        found, last = self._query("HMGET", keys.state, "format", "last")
+        self._check_format(found, None, is_new=last is None)
+        if not isinstance(self._connected, Connections):  # its client makes something else of the reply
+            yield from hours_of(entries_between(self, project, after, through))
+            return
+        any_corrections = self._query("EXISTS", keys.corrections)
+        while True:
+            rows = self._query("XRANGE", keys.log, _from(after), until, "COUNT", str(MAX_READ))
+            if not rows:
+                return
+            first, last_id = self._read(read_id, rows[0][0]), self._read(read_id, rows[-1][0])
+            units = self._query("HMGET", keys.corrections, *(row[0] for row in rows)) if any_corrections else []
+            if units and self.whole_after_ms(project) >= first[0]:  # some of the corrections may be gone
+                yield from hours_of(entries_between(self, project, after, last_id))
+            else:
+                yield from self._read(partial(_added_up, rows), units)
+            if len(rows) < MAX_READ:
+                return
+            after = last_id
 
     def whole_after_ms(self, project: str) -> int:
         fields = ("format", "epoch", "last", "trimmed_through_ms")
@@ -509,7 +545,7 @@ class RedisLedger:
         """A reply as values. Raises LedgerError for what this package never writes: other programs may write here."""
         try:
             return reader(reply)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise self._unreadable(reply) from error
 
     def _unreadable(self, reply: object) -> LedgerError:
@@ -860,19 +896,58 @@ def _holder(text: str) -> Holder:
 def _entry(row: Sequence[str]) -> Entry:
     charge_id, u, method, job, region, idempotency_key, corrected = row
     ms, seq = read_id(charge_id)
-    bucket, equals, units = u.rpartition("=")
-    charged = int(units)
-    counted = int(corrected) if corrected else charged
-    if charged < 0 or counted < 0 or ms >= LATEST_MS:
-        raise ValueError("a charge of less than nothing, or one in the far future")
+    bucket, charged = _bucket_and_units(u)
+    counted = _counted(corrected) if corrected else charged
     return Entry(
         ms=ms,
         seq=seq,
         units=counted,
         charged_units=charged,
-        bucket=bucket if equals else DEFAULT_BUCKET,
+        bucket=bucket,
         method=method,
         job=job,
         region=region,
         idempotency_key=idempotency_key,
     )
+
+
+def _bucket_and_units(u: str) -> tuple[str, int]:
+    """What the field `u` of an entry says."""
+    bucket, equals, units = u.rpartition("=")
+    return bucket if equals else DEFAULT_BUCKET, _counted(units)
+
+
+def _counted(text: str) -> int:
+    units = int(text)
+    if units < 0:
+        raise ValueError("a charge of less than nothing")
+    return units
+
+
+def _from(after: Id) -> str:
+    """Where a range begins that has what comes after this id."""
+    return f"{after[0] + 1}-0" if after[1] == NEVER else f"({after[0]}-{after[1]}"
+
+
+def _added_up(rows: Sequence[tuple[str, Sequence[str]]], corrected: Sequence[str | None]) -> list[HourOfLog]:
+    """Entries as the server has them, and what was corrected of them: by hour, and by all that they say but their
+    number."""
+
+    def ms_of(row: tuple[str, Sequence[str]]) -> int:
+        return int(row[0].partition("-")[0])
+
+    hours, begin = [], 0
+    while begin < len(rows):
+        hour_ms = ms_of(rows[begin]) // HOUR_MS * HOUR_MS
+        end = bisect_left(rows, hour_ms + HOUR_MS, begin, key=ms_of)
+        said = [(f[1], f[3], f[5], f[7], f[9][:RUN_CHARS]) for _, f in rows[begin:end]]
+        more = dict.fromkeys(said, 0)
+        for what, now in zip(said, corrected[begin:end], strict=False):  # empty where there are none
+            if now is not None:
+                more[what] += _counted(now) - _bucket_and_units(what[0])[1]
+        for what, charges in Counter(said).items():
+            u, method, job, region, run = what
+            bucket, units = _bucket_and_units(u)
+            hours.append(HourOfLog(hour_ms, method, job, region, bucket, run, charges, charges * units + more[what]))
+        begin = end
+    return hours

@@ -9,6 +9,7 @@ moves forward over what is new and what has expired since it was last used. The 
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from quota.arguments import MAX_NUMBER, whole, whole_clock
@@ -41,14 +42,14 @@ from quota.ledger.entry import Entry
 from quota.ledger.fence import FENCE, fenced_error
 from quota.ledger.file_errors import file_wording
 from quota.ledger.grants import grants_text, read_grants
-from quota.ledger.history import HISTORY_MS
+from quota.ledger.history import HISTORY_MS, RUN_CHARS, HourOfLog
 from quota.ledger.sqlite_memory import UNUSED_AFTER_OTHERS, Facts, Memory
 from quota.ledger.unlogged import UnloggedUsage, expiries_text, is_carry, read_expiries
 from quota.limits import HOUR_MS, MINUTE_MS, Sliding, longest_ms_of
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from quota.common.findings import Finding
     from quota.ledger.claims import Claim, Claimed, Ending, Record
@@ -118,6 +119,12 @@ _FORGET_REPAIRS = (
 _BETWEEN = (
     "FROM charges WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) AND (ms, seq) <= (?, ?)"
     " ORDER BY ms, seq"
+)
+_ADDED_UP = (
+    "SELECT ms / ? AS hour, COUNT(*), SUM(units), MIN(units), method, job, region, bucket,"
+    " substr(idempotency_key, 1, ?) AS run FROM charges"
+    " WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) AND (ms, seq) <= (?, ?)"
+    " GROUP BY hour, method, job, region, bucket, run"
 )
 _COLUMNS = "ms, seq, units, charged_units, bucket, method, job, region, idempotency_key"
 
@@ -658,6 +665,23 @@ class SqliteLedger:
             return [_entry(row) for row in rows]
 
         return self._file.transact(work, write=None, within_s=within_s)
+
+    def add_up(self, project: str, after: Id, through: Id) -> Iterator[HourOfLog]:
+        room = 0
+        while not room:
+            rows, after, room = self._file.transact(partial(self._add_up, project, after, through), write=False)
+            yield from rows
+
+    def _add_up(self, project: str, after: Id, through: Id, db: sqlite3.Connection) -> tuple[list[HourOfLog], Id, int]:
+        """The rows of a piece, the id that it ends with, and 0 if there is more."""
+        until, room = self._piece(db, project, after, through, ROWS_AT_ONCE)
+        between = (HOUR_MS, RUN_CHARS, project, after[0], until[0], *after, *until)
+        rows: Iterable[tuple[int, int, int, int, str, str, str, str, str]] = db.execute(_ADDED_UP, between)
+        hours = []
+        for row in rows:
+            hour, charges, units, _, method, job, region, bucket, run = checked_row(row, integers=4)
+            hours.append(HourOfLog(hour * HOUR_MS, method, job, region, bucket, run, charges, units))
+        return hours, until, room
 
     def exhaust(self, project: str, exhaustion: Exhaustion) -> Exhaustion:
         exhaustion = checked_exhaustion(exhaustion)
