@@ -132,9 +132,12 @@ local function counter(view)
 end
 -- <<< what a view counts
 
+-- What the fast path has answered, where housekeeping is to follow.
+local answered
+
 -- >>> fast path
--- The usual decision in the fewest steps: every view stands at the log's end, little leaves it, and no housekeeping is due.
--- Nothing is written before that is sure. All else is left to what follows, which would have answered and written the same.
+-- The usual decision in the fewest steps: every view stands at the log's end, and little leaves it. Nothing is written before
+-- that is sure. All else is left to what follows, which would have answered and written the same.
 repeat
   local call, match, ARGV = redis.call, string.match, ARGV
   local count, clock, closed_by, expected = #ARGV, ARGV[1], ARGV[12], ARGV[13]
@@ -246,7 +249,8 @@ repeat
       if leaving_from ~= tail then
         leaving_from, leaving = tail, call('XRANGE', log, tail, '+', 'COUNT', 2)
       end
-      local counts, n, leaves = counter(ARGV[at]), 0, true
+      -- Most views count all units of the usual bucket: then there is no name to be taken apart.
+      local counts, n, leaves = not string.find(ARGV[at], '^units|%*|%*|%d+$') and counter(ARGV[at]), 0, true
       sure = counts ~= nil
       while sure and leaves do
         n = n + 1
@@ -259,8 +263,10 @@ repeat
           if leaves then
             local f = entry[2]
             local bucket, charged = bucket_and_units(f[2])
-            local counted = known[6] == '1' and call('HGET', corrections, entry[1]) or charged
-            total, dropped_through = total - counts(bucket, f[4], f[6], math.max(0, tonumber(counted))), ms
+            local counted = math.max(0, tonumber(known[6] == '1' and call('HGET', corrections, entry[1]) or charged))
+            if counts then counted = counts(bucket, f[4], f[6], counted) end
+            if counts or bucket == 'units' then total = total - counted end
+            dropped_through = ms
           else
             tail = entry[1]
           end
@@ -294,15 +300,23 @@ repeat
   if not sure then break end
 
   local admitted = commit and fits
-  if admitted or changed then
-    local minute_ms, maintained_ms = clock_ms - clock_ms % MAINTENANCE_EVERY_MS, tonumber(known[9]) or 0
-    if maintained_ms < minute_ms or maintained_ms >= minute_ms + MAINTENANCE_EVERY_MS
-      or not (ARGV[10] == known[8] or retention_ms <= (tonumber(known[8]) or 0))
-    then break end
-  end
   local newest = last
   if admitted then
     newest = clock_ms > last_ms and clock .. '-0' or last_time .. '-' .. string.format('%.0f', tonumber(last_seq) + 1)
+  end
+  local due, kept_ms = false, ARGV[10] == known[8] and retention_ms or tonumber(known[8])
+  if admitted or changed then
+    local minute_ms, maintained_ms = clock_ms - clock_ms % MAINTENANCE_EVERY_MS, tonumber(known[9]) or 0
+    due = not (kept_ms and maintained_ms >= minute_ms and maintained_ms < minute_ms + MAINTENANCE_EVERY_MS
+      and retention_ms <= kept_ms)
+    if due then
+      if not (kept_ms and kept_ms >= 0 and kept_ms <= LATEST_MS) then break end
+      if kept_ms < retention_ms then
+        kept_ms = retention_ms
+        call('HSET', state, 'retention_ms', string.format('%.0f', kept_ms))
+      end
+      for _, key in ipairs(KEYS) do call('PEXPIRE', key, string.format('%.0f', math.max(kept_ms, HISTORY_MS))) end
+    end
   end
   local dirty, used = { 'HSET', state, 'last', newest, false, false, false, false, false, false, false, false }, ''
   field = 5
@@ -328,12 +342,14 @@ repeat
     end
   end
   local outcome = fits and 'ADMITTED' or 'REFUSED'
-  if in_one_line and not string.find(epoch, ' ', 1, true) then
-    return outcome .. ' ' .. now .. ' ' .. newest .. ' ' .. epoch .. used .. leaving_words
-  end
+  local line = in_one_line and not string.find(epoch, ' ', 1, true)
+    and outcome .. ' ' .. now .. ' ' .. newest .. ' ' .. epoch .. used .. leaving_words
+  if line and not due then return line end
   local reply = { outcome, admitted and newest or '', now, newest, string.sub(leaving_words, 2), epoch, '' }
   for total in string.gmatch(used, '%d+') do reply[#reply + 1] = total end
-  return reply
+  if not due then return reply end
+  local house = { clock_ms, now_ms, last_ms, kept_ms, trimmed_through_ms, tonumber(known[5] or 0), known[6] == '1' }
+  answered = { line = line, reply = reply, house = house }
 until true
 -- <<< fast path
 
@@ -341,6 +357,92 @@ until true
 -- A whole number as text: Lua would write 1e+15.
 local function int(n) return string.format('%.0f', n) end
 -- <<< int
+
+-- >>> ids
+-- Ids are "ms-seq", compared by both numbers.
+local function split(id)
+  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+  return tonumber(ms), tonumber(seq)
+end
+local function before(a, b)
+  local a_ms, a_seq = split(a)
+  local b_ms, b_seq = split(b)
+  return a_ms < b_ms or (a_ms == b_ms and a_seq < b_seq)
+end
+-- <<< ids
+
+-- A number of the state: 0 where there is none, or one that cannot be right.
+local function number(field)
+  local n = field and tonumber(field) or 0
+  return n >= 0 and n <= LATEST_MS and n or 0
+end
+
+-- L23. Housekeeping, a bounded piece at a time. If it fails, the charge stands. `last_ms` is of before this charge. Returns the
+-- server's maxmemory-policy, where that is to be told.
+local function keep_house(clock_ms, now_ms, last_ms, retention_ms, trimmed_through_ms, unlogged_until_ms, has_corrections)
+  local told
+  redis.pcall('HSET', state, 'maintained_ms', int(clock_ms))
+  pcall(function()
+    if math.abs(clock_ms - number(redis.call('HGET', state, 'eviction_checked_ms'))) < CHECK_EVICTION_EVERY_MS then return end
+    redis.call('HSET', state, 'eviction_checked_ms', int(clock_ms))
+    local info = redis.pcall('INFO', 'memory')
+    local policy = type(info) == 'string' and string.match(info, 'maxmemory_policy:(%S+)') or '?'
+    if policy ~= 'noeviction' then told = policy end
+  end)
+  -- L13. The log is kept for the longest window that anybody ever named, and until the history has it (L29). What the newest
+  -- charge before this one still needed stays until the next: a clock that stood ahead for one charge costs no history.
+  local sure_ms = math.min(now_ms, last_ms)
+  pcall(function()
+    local through, rolled = int(math.max(0, sure_ms - retention_ms)) .. '-0', redis.call('HGET', state, 'rolled_up')
+    if rolled then
+      local forgotten = int(math.max(0, sure_ms - HISTORY_MS)) .. '-0'
+      if before(rolled, forgotten) then rolled = forgotten end
+      if before(rolled, through) then through = rolled end
+    end
+    local old = redis.call('XRANGE', log, '-', '(' .. through, 'COUNT', CHUNK)
+    if #old == 0 then return end
+    local ms, seq = split(old[#old][1])
+    redis.call('XTRIM', log, 'MINID', int(ms) .. '-' .. int(seq + 1))
+    redis.call('HSET', state, 'trimmed_through_ms', int(math.max(trimmed_through_ms, ms)))
+    if #old == CHUNK then redis.call('HSET', state, 'maintained_ms', '0') end
+    if not has_corrections then return end
+    for _, entry in ipairs(old) do redis.call('HDEL', corrections, entry[1]) end
+    if redis.call('EXISTS', corrections) == 0 then redis.call('HSET', state, 'has_corrections', '0') end
+  end)
+  -- From the state go: keys of retries whose first tries have long failed, unlogged usage that has expired, claims that have
+  -- lapsed, the last numbers of machines that have repaid nothing for as long as the log is kept, and views that nobody has
+  -- used for as long: their limits are configured no more.
+  pcall(function()
+    local from = redis.call('HGET', state, 'housekeeping_cursor') or '0'
+    local piece = redis.call('HSCAN', state, string.match(from, '^%d+$') or '0', 'COUNT', CHUNK)
+    for at = 1, #piece[2], 2 do
+      local field, value, old = piece[2][at], piece[2][at + 1], false
+      local kind = string.match(field, '^[%a_]+:?')
+      if kind == 'view:' then
+        local head_ms = tonumber(string.match(value, '^%d+ %d+%-%d+ (%d+)%-%d+ %d+$'))
+        old = head_ms and head_ms <= now_ms - retention_ms
+      elseif kind == 'retried:' then
+        old = math.abs(clock_ms - (tonumber(value) or 0)) >= RETRIED_KEPT_MS
+      elseif kind == 'unlogged:' or field == 'unlogged_until_ms' then
+        old = unlogged_until_ms + RETENTION_SLACK_MS <= sure_ms
+      elseif kind == 'repaid_at:' then
+        old = (tonumber(value) or 0) <= clock_ms - retention_ms
+        if old then redis.call('HDEL', state, (string.gsub(field, '^repaid_at:', 'repaid:'))) end
+      elseif kind == 'claim:' then
+        old = (tonumber(string.match(value, '^(%d+) ')) or 0) <= clock_ms
+      end
+      if old then redis.call('HDEL', state, field) end
+    end
+    if piece[1] ~= from then redis.call('HSET', state, 'housekeeping_cursor', piece[1]) end
+  end)
+  return told
+end
+
+if answered then
+  local policy = keep_house(unpack(answered.house))
+  answered.reply[#answered.reply + 1] = policy
+  return not policy and answered.line or answered.reply
+end
 
 -- >>> clocks agree
 local function clocks_agree(clock_ms, caller_ms)
@@ -409,20 +511,6 @@ local now_ms = clock_ms
 if caller_ms > 0 and caller_ms + CLOCK_SLACK_MS < now_ms then now_ms = caller_ms + CLOCK_SLACK_MS end
 if not clocks_agree(clock_ms, caller_ms) then return { 'CLOCK', '', int(clock_ms), '0-0', '', '', '' } end
 
--- >>> ids
--- Ids are "ms-seq", compared by both numbers.
-local function split(id)
-  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
-  return tonumber(ms), tonumber(seq)
-end
-local function before(a, b)
-  local a_ms, a_seq = split(a)
-  local b_ms, b_seq = split(b)
-  return a_ms < b_ms or (a_ms == b_ms and a_seq < b_seq)
-end
--- <<< ids
-
-
 -- >>> format
 -- An error where the state's field `format` (false: there is none) is not ours (L24), or where `epoch` (false: there is none)
 -- says that the ledger has moved or is being filled (L27). Else nil, also for a new state.
@@ -488,10 +576,6 @@ end
 local known = redis.call('HMGET', state, unpack(fields))
 local unknown_format = other_format(known[8], known[5])
 if unknown_format then return unknown_format end
-local function number(field)
-  local n = field and tonumber(field) or 0
-  return n >= 0 and n <= LATEST_MS and n or 0
-end
 local last, retried = known[1], known[2]
 local stored_retention_ms, trimmed_through_ms = number(known[3]), number(known[4])
 local epoch, unlogged_until_ms, has_corrections = known[5] or '', number(known[6]), known[7] == '1'
@@ -549,8 +633,6 @@ local granted = known[9] or ''
 if known_grants ~= '' and known_grants ~= '@' .. granted and not charged_before then
   return { 'GRANTED', '', int(now_ms), last, granted, epoch, '' }
 end
-
-
 
 -- What the view counts of an entry. Its name is taken apart only where there are entries to be read.
 local function counter_of_entries(view)
@@ -651,9 +733,8 @@ for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do
   if more then break end
 end
 
-local maintained_ms = number(known[10])
-local another_minute = math.floor(maintained_ms / MAINTENANCE_EVERY_MS) ~= math.floor(clock_ms / MAINTENANCE_EVERY_MS)
 local live_ms = math.max(stored_retention_ms, HISTORY_MS) -- L12
+local another_minute = math.floor(number(known[10]) / MAINTENANCE_EVERY_MS) ~= math.floor(clock_ms / MAINTENANCE_EVERY_MS)
 local due = another_minute or retention_ms > stored_retention_ms or not known[1]
 
 local function put(view, total, head)
@@ -847,61 +928,8 @@ if id then
   end
 end
 
--- L23. Housekeeping, once a minute, while there is more to trim, and with each retry, a bounded piece at a time. If it fails,
--- the charge stands.
 if not (due or log_is_new or retry_age_ms >= 0) or unfinished then return reply end
-redis.pcall('HSET', state, 'maintained_ms', int(clock_ms))
 if log_is_new and type(redis.pcall('DEL', corrections)) ~= 'table' then redis.call('HSET', state, 'has_corrections', '0') end
-pcall(function()
-  if math.abs(clock_ms - number(redis.call('HGET', state, 'eviction_checked_ms'))) < CHECK_EVICTION_EVERY_MS then return end
-  redis.call('HSET', state, 'eviction_checked_ms', int(clock_ms))
-  local info = redis.pcall('INFO', 'memory')
-  local policy = type(info) == 'string' and string.match(info, 'maxmemory_policy:(%S+)') or '?'
-  if policy ~= 'noeviction' then reply[#reply + 1] = policy end
-end)
--- L13. The log is kept for the longest window that anybody ever named, and until the history has it (L29). What the newest
--- charge before this one still needed stays until the next: a clock that stood ahead for one charge costs no history.
-local sure_ms = math.min(now_ms, last_ms)
-local trim_through_ms = sure_ms - stored_retention_ms
-pcall(function()
-  local through, rolled = int(math.max(0, trim_through_ms)) .. '-0', redis.call('HGET', state, 'rolled_up')
-  if rolled then
-    local forgotten = int(math.max(0, sure_ms - HISTORY_MS)) .. '-0'
-    if before(rolled, forgotten) then rolled = forgotten end
-    if before(rolled, through) then through = rolled end
-  end
-  local old = redis.call('XRANGE', log, '-', '(' .. through, 'COUNT', CHUNK)
-  if #old == 0 then return end
-  local ms, seq = split(old[#old][1])
-  redis.call('XTRIM', log, 'MINID', int(ms) .. '-' .. int(seq + 1))
-  redis.call('HSET', state, 'trimmed_through_ms', int(math.max(trimmed_through_ms, ms)))
-  if #old == CHUNK then redis.call('HSET', state, 'maintained_ms', '0') end
-  for _, entry in ipairs(old) do redis.call('HDEL', corrections, entry[1]) end
-  if has_corrections and redis.call('EXISTS', corrections) == 0 then redis.call('HSET', state, 'has_corrections', '0') end
-end)
--- From the state go: keys of retries whose first tries have long failed, unlogged usage that has expired, claims that have
--- lapsed, the last numbers of machines that have repaid nothing for as long as the log is kept, and views that nobody has
--- used for as long: their limits are configured no more.
-pcall(function()
-  local from = redis.call('HGET', state, 'housekeeping_cursor') or '0'
-  local piece = redis.call('HSCAN', state, string.match(from, '^%d+$') or '0', 'COUNT', CHUNK)
-  for at = 1, #piece[2], 2 do
-    local field, value, old = piece[2][at], piece[2][at + 1], false
-    if string.find(field, '^retried:') then
-      old = math.abs(clock_ms - (tonumber(value) or 0)) >= RETRIED_KEPT_MS
-    elseif string.find(field, '^unlogged:') or field == 'unlogged_until_ms' then
-      old = unlogged_until_ms + RETENTION_SLACK_MS <= sure_ms
-    elseif string.find(field, '^repaid_at:') then
-      old = (tonumber(value) or 0) <= clock_ms - stored_retention_ms
-      if old then redis.call('HDEL', state, (string.gsub(field, '^repaid_at:', 'repaid:'))) end
-    elseif string.find(field, '^claim:') then
-      old = (tonumber(string.match(value, '^(%d+) ')) or 0) <= clock_ms
-    elseif string.find(field, '^view:') then
-      local head_ms = tonumber(string.match(value, '^%d+ %d+%-%d+ (%d+)%-%d+ %d+$'))
-      old = head_ms and head_ms <= now_ms - stored_retention_ms
-    end
-    if old then redis.call('HDEL', state, field) end
-  end
-  if piece[1] ~= from then redis.call('HSET', state, 'housekeeping_cursor', piece[1]) end
-end)
+reply[#reply + 1] =
+  keep_house(clock_ms, now_ms, last_ms, stored_retention_ms, trimmed_through_ms, unlogged_until_ms, has_corrections)
 return reply

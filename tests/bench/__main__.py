@@ -60,7 +60,9 @@ def main() -> None:
             print(", ".join(f"{name} {value}" for name, value in report.about.items()))
             on_redis.measure(report, server, folder, rounds, effort.calls, before, effort.full)
             on_redis.measure_memory(report, server, effort.share)
-            growth.measure(report, "Redis", lambda _: server.url, effort.sizes, growth_rounds, effort.calls)
+            growth.measure(
+                report, "Redis", lambda _: server.url, effort.sizes, effort.full, growth_rounds, effort.calls
+            )
             on_sqlite.measure(report, folder, rounds, effort.calls, before)
             on_sqlite.measure_size(report, folder, effort.share)
             growth.measure(
@@ -68,6 +70,7 @@ def main() -> None:
                 "SQLite",
                 lambda file: f"sqlite:///{folder / file}.db",
                 effort.sizes,
+                effort.full,
                 growth_rounds,
                 effort.calls,
             )

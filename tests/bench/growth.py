@@ -7,19 +7,22 @@ from typing import TYPE_CHECKING
 from bench.budgets import CHEAP, SteppingClock, budget, charging, fill, one, spread_over_a_day
 from bench.race import Contestant, race
 from quota.ledger.factory import open_ledger
+from quota.limits import DAY_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from bench.report import Report
 
-STEADY = 500
+SLOWLY = 500
+"""So many a day: each of them is the first charge of its minute, and keeps house."""
 
 
 def measure(
-    report: Report, kind: str, url_of: Callable[[str], str], sizes: Sequence[int], rounds: int, calls: int
+    report: Report, kind: str, url_of: Callable[[str], str], sizes: Sequence[int], full: int, rounds: int, calls: int
 ) -> None:
-    """The same charge with so many before it. `url_of` gives the ledger for a name."""
+    """The same charge with so many before it; and at two paces with which the window stays as it is. `url_of` gives the
+    ledger for a name, `full` charges fill a day."""
     report.progress.begin(f"{kind}, growth")
     ledgers, contestants = [], []
     for size in sizes:
@@ -30,10 +33,12 @@ def measure(
             Contestant(f"{size:,} charges in the window", charging(budget(ledger, project, one()), CHEAP, 1))
         )
         ledgers.append(ledger)
-    clock = SteppingClock()
-    ledgers.append(open_ledger(url_of("steady"), clock=clock))
-    steady = spread_over_a_day(ledgers[-1], clock, "steady", STEADY, 1)
-    contestants.append(Contestant(f"{STEADY:,}, and one expires with each charge", steady))
+    for size in (full, SLOWLY):
+        clock = SteppingClock()
+        ledgers.append(open_ledger(url_of(f"steady-{size}"), clock=clock))
+        steady = spread_over_a_day(ledgers[-1], clock, f"steady-{size}", size, 1)
+        every_s = DAY_MS // size // 1000
+        contestants.append(Contestant(f"{size:,}, one comes and one expires every {every_s} s", steady))
     for contestant in contestants:
         contestant.call()  # reads what was filled in
     rows = race(contestants, rounds, calls, report.progress)

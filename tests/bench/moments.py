@@ -31,6 +31,7 @@ from bench.plan import measure as measure_plan
 from bench.report import Bar, Report
 from quota.errors import LedgerError
 from quota.jobs.store.store import Store
+from quota.ledger.contract import MIN_RETENTION_MS
 from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Limit, Selector, Sliding, View
 from quota.session import Session
@@ -111,10 +112,14 @@ def _refused(spent: Budget, units: int) -> None:
 
 
 def _in_production(server: RedisServer, full: int) -> Iterator[Bar]:
-    """One charge leaves, one comes: what the server works for it."""
+    """One charge leaves, one comes, and once a minute the oldest of the log are trimmed: what the server works for
+    it."""
     clock = SteppingClock()
     ledger = open_ledger(server.url, clock=clock)
     charge = spread_over_a_day(ledger, clock, "production", full, 1, two())
+    first_ms = clock.ms - DAY_MS
+    while clock.ms < first_ms + MIN_RETENTION_MS + HOUR_MS:
+        charge()
     with redis.Redis(port=server.port) as client:
         client.config_resetstat()
         for _ in range(500):
