@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from quota.budget import cap
 from quota.common.clock import NEVER, rfc3339
 from quota.errors import Refused
-from quota.ledger.contract import read_entries
-from quota.limits import DAY_MS, Calendar, Selector, paced_until
+from quota.ledger.contract import ChargeRequest, LimitCheck, read_entries
+from quota.ledger.entry import Charge
+from quota.limits import DAY_MS, Calendar, Selector, Sliding, paced_until
 from quota.session import machine_jitter_ms
 from quota.settings.model import BUILT_IN_FETCHES
 
@@ -204,6 +205,7 @@ def _limit_rows(budget: Budget, outlook: Outlook, exhausted: Sequence[Exhaustion
     grants = {grant.bucket: grant for grant in budget.ledger.grants(budget.project) if grant.believed_at(at_ms)}
     granted = {bucket: grant.quota_units for bucket, grant in grants.items()}
     closed = {x.bucket: x.until_ms for x in exhausted if not x.reopened_ms}
+    oldest_of = _oldest_of(budget, outlook.states, at_ms)
     for limit, state, room_ms in zip(budget.limits, outlook.states, outlook.room_ms, strict=True):
         window, selector = limit.view.window, limit.view.selector
         upstream = {b.window for name, b in budget.book.buckets.items() if name in (selector.buckets or (name,))}
@@ -215,11 +217,12 @@ def _limit_rows(budget: Budget, outlook: Outlook, exhausted: Sequence[Exhaustion
             more = limit.paced and now_units < limit.limit_units
             next_ms = paced_until(limit.limit_units, edges, now_units + 1) if more else edges[1]
         else:
-            entries = read_entries(budget.ledger, budget.project, at_ms - window.window_ms + 1, NEVER)
-            counted = (e for e in entries if e.units and selector.counts(e.bucket, e.method, e.job))
-            in_log = state.used_units > state.unlogged_units
-            oldest = next(counted, None) if in_log else None  # a limit that counts nothing would look at all of it
-            leaves_ms = [] if oldest is None else [oldest.ms + window.window_ms]
+            oldest_ms = oldest_of.get(limit.name)
+            if oldest_ms is None and state.used_units > state.unlogged_units:
+                entries = read_entries(budget.ledger, budget.project, at_ms - window.window_ms + 1, NEVER)
+                counted = (e for e in entries if e.units and selector.counts(e.bucket, e.method, e.job))
+                oldest_ms = next((e.ms for e in counted), None)
+            leaves_ms = [] if oldest_ms is None else [oldest_ms + window.window_ms]
             leaves_ms += [state.unlogged_next_ms] if state.unlogged_units else []
             next_ms = min(leaves_ms, default=at_ms)
         next_ms = next_ms if state.used_units else None
@@ -244,6 +247,27 @@ def _limit_rows(budget: Budget, outlook: Outlook, exhausted: Sequence[Exhaustion
             enforced_units,
             grants[selector.buckets[0]] if enforced_units < limit.limit_units else None,
         )
+
+
+def _oldest_of(budget: Budget, states: Sequence[LimitState], at_ms: int) -> dict[str, int]:
+    """By sliding limit the time of the oldest charge that it counts, as far as the ledger says it.
+
+    That charge must leave before one more unit fits into what is used. Refusals ask the same, so a ledger remembers it.
+    """
+    used = [
+        (limit, state.used_units)
+        for limit, state in zip(budget.limits, states, strict=True)
+        if isinstance(limit.view.window, Sliding) and state.used_units and not state.unlogged_units
+    ]
+    if not used:
+        return {}
+    nothing = Charge(0, budget.book.main_bucket.name, "", "", "", "")
+    checks = tuple([LimitCheck(limit.view, units, 1, None) for limit, units in used])
+    result = budget.ledger.decide(ChargeRequest(budget.project, nothing, checks, (), at_ms), commit=False)
+    if result.outcome != "refused" or not result.leaving_ms:
+        return {}
+    answers = zip(used, result.used_units, result.leaving_ms, strict=True)
+    return {limit.name: ms for (limit, units), now, ms in answers if now == units and ms is not None}
 
 
 def _early(book: CostBook, limits: Sequence[LimitRow], exhausted: Sequence[Exhaustion]) -> Iterable[EarlyExhaustion]:

@@ -173,7 +173,8 @@ def _fresh(server: RedisServer, folder: Path, sizes: tuple[int, int]) -> Iterato
         project = f"fresh-{charges}"
         with _session(server, folder / f"{project}-before", project) as session:
             fill(session.ledger, project, charges)
-            session.budget().charge(CHEAP)  # the totals are known
+            while session.budget().charge(CHEAP).reason == "counting":  # until the totals are known
+                pass
         with _session(server, folder / project, project) as session:
             took_ms = _timed(lambda session=session: session.budget().charge(CHEAP))
         yield Bar(f"Redis, fresh state folder, {charges:,} charges", took_ms, most, "ms")
@@ -187,10 +188,12 @@ def _idle(server: RedisServer, folder: Path, charges: int) -> Iterator[Bar]:
         read_status(session)
         without_ms = median(_timed(lambda: read_status(session)) for _ in range(5))
     with _session(server, folder / "idle", "idle", NARROW) as session:
-        session.budget().charge(CHEAP)
-        read_status(session)
-        with_ms = median(_timed(lambda: read_status(session)) for _ in range(5))
-    yield Bar(f"status, an idle limit, {charges:,} charges", max(0.001, with_ms - without_ms), 5, "ms")
+        for said, method in (("an idle limit", CHEAP), ("that counts one new call", "search.list")):
+            while session.budget().charge(method).reason == "counting":
+                pass
+            read_status(session)
+            with_ms = median(_timed(lambda: read_status(session)) for _ in range(5))
+            yield Bar(f"status, {said}, {charges:,} charges", max(0.001, with_ms - without_ms), 5, "ms")
 
 
 def _long_log(server: RedisServer, charges: int) -> Iterator[Bar]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import socket
 import sqlite3
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,8 @@ from quota.cli.render import render_status
 from quota.common.clock import NEVER, moment, rfc3339
 from quota.errors import LedgerError
 from quota.jobs.job import attempt_of, load_fetch
-from quota.ledger.contract import CLOCK_SLACK_MS, Exhaustion
-from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
+from quota.ledger.contract import CLOCK_SLACK_MS, Exhaustion, read_entries
+from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Sliding
 from quota.session import Session
 from quota.settings.load import load_settings
 from quota.settings.model import BUILT_IN_FETCHES
@@ -350,18 +351,42 @@ def test_colour_is_for_a_terminal_only(tmp_path: Path) -> None:
         os.close(slave)
 
 
-def test_the_log_is_not_read_for_a_limit_that_counts_nothing(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A narrow limit that is idle would look at all of it for its oldest charge."""
+@pytest.mark.parametrize("searches", [0, 1])
+def test_no_log_is_read_for_a_limit_that_is_idle(scene: Scene, monkeypatch: pytest.MonkeyPatch, searches: int) -> None:
+    """Its oldest charge may lie behind a hundred thousand others."""
     session = scene.configure(DAY + NARROW)
-    scene.spend(3, "videos.list")
+    scene.spend(1, "videos.list")
+    scene.now_ms += MINUTE_MS
+    scene.spend(searches)
     read, asked = session.ledger.read, []
 
     def noting(*args: Any) -> Any:
         asked.append(args)
         return read(*args)
 
+    read_status(session)
     monkeypatch.setattr(session.ledger, "read", noting)
     rows = {row.limit.name: row for row in read_status(session).credentials[0].limits}
-    assert len([until_ms for _, _, until_ms, *_ in asked if until_ms == NEVER]) == 1, "for the limit of the day"
-    assert rows["few"].next_capacity_ms is None
+    assert asked == []
+    assert rows["few"].next_capacity_ms == (scene.now_ms + HOUR_MS if searches else None)
     assert rows["day"].next_capacity_ms == TEN_MS + DAY_MS
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_next_capacity_comes_when_the_oldest_charge_leaves(scene: Scene, seed: int) -> None:
+    session, dice = scene.configure(DAY.replace("500", "50_000") + NARROW.replace("300", "50_000")), random.Random(seed)
+    budget, charged = session.budget(), list[Any]()
+    for _ in range(120):
+        scene.now_ms += dice.choice((0, 1, 40_000, 40 * MINUTE_MS))
+        if dice.random() < 0.7:
+            charged.append(budget.charge(dice.choice(("videos.list", "search.list"))))
+        elif charged:
+            budget.settle(str(dice.choice(charged[-20:]).id), dice.choice((0, 3)))
+        if dice.random() < 0.3:
+            entries = list(read_entries(session.ledger, "p", 0, NEVER))
+            for row in read_status(session).credentials[0].limits:
+                window, selector = row.limit.view.window, row.limit.view.selector
+                assert isinstance(window, Sliding)
+                counted = [e for e in entries if e.units and selector.counts(e.bucket, e.method, e.job)]
+                leaves_ms = [e.ms + window.window_ms for e in counted if e.ms + window.window_ms > scene.now_ms]
+                assert row.next_capacity_ms == min(leaves_ms, default=None)
