@@ -2,8 +2,8 @@
 `quota.ledger.contract.Ledger`.
 
 Every charge is one `BEGIN IMMEDIATE` transaction. Its cost does not depend on how much was charged before: each view
-moves forward over what is new and what has expired since it was last used. The usual decision reads no row at all: see
-`quota.ledger.sqlite_memory`. The rules (L1, L2, ...) are in ARCHITECTURE.md.
+moves forward over what is new and what has expired since it was last used. The usual decision reads next to nothing:
+see `quota.ledger.sqlite_memory`. The rules (L1, L2, ...) are in ARCHITECTURE.md.
 """
 
 from __future__ import annotations
@@ -240,9 +240,14 @@ class SqliteLedger:
                 version = _data_version(db)
                 if version == memory.version and changes == db.total_changes:
                     if charged:
+                        trims = memory.trims(request.project, known.last)
                         self._append(db, request.project, known.last, request.charge)
+                        if trims is not None:
+                            last, retention_ms = trims
+                            self._trim(db, request.project, min(known.now_ms, last[0]), retention_ms)
+                        changes = db.total_changes
                         db.execute("COMMIT")
-                        memory.add(request, known)
+                        memory.add(request, known, changes)
                     return known
         if not db.in_transaction:
             db.execute("BEGIN IMMEDIATE" if write else "BEGIN")

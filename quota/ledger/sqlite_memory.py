@@ -1,10 +1,9 @@
-"""What a process remembers of an SQLite ledger between two decisions, so that most of them read nothing and write the
-charge alone.
+"""What a process remembers of an SQLite ledger between two decisions, so that most of them read next to nothing and
+write the charge alone.
 
 It holds while nobody else has changed the file, which SQLite's `data_version` tells, and nothing else was changed
 through this connection. Whatever is not plain is left to the ledger, which reads the file as if nothing were
-remembered: several charges at once, one that leaves a window, a closed bucket, unlogged usage, other grants, a clock
-that disagrees.
+remembered: several charges at once, a closed bucket, unlogged usage, other grants, a clock that disagrees.
 
 A view that is remembered is ahead of the stored one, which reads on from the log when somebody needs it (L7).
 """
@@ -26,6 +25,11 @@ if TYPE_CHECKING:
 
 MOST_UNREAD = 50
 """The stored views are read on after so many charges at the latest, so that the next process has few to read."""
+
+OLDEST = 50
+"""So many of the charges that leave a view next are read at once."""
+
+_OLDEST = "SELECT ms, units, bucket, method, job FROM charges WHERE project = ? AND ms >= ? ORDER BY ms, seq LIMIT ?"
 
 UNUSED_AFTER_OTHERS = 8
 """After somebody else has changed the file, so many decisions neither use what is remembered nor ask whether it holds:
@@ -52,6 +56,7 @@ class _Project:
         "epoch",
         "granted",
         "last",
+        "oldest",
         "retention_ms",
         "unlogged_until_ms",
         "views",
@@ -61,6 +66,8 @@ class _Project:
         self.appended: list[Charge] = []  # since the first of the views was read
         self.views: dict[str, tuple[int, int, int, int]] = {}
         """The views by name: total, tail_ms, dropped_through_ms, and how many of `appended` were read."""
+        self.oldest: dict[str, list[tuple[int, int, str, str, str]]] = {}
+        """By view, the oldest that it counts, as of its tail: ms, units, bucket, method and job."""
 
     def learn(self, facts: Facts, appended: Sequence[Charge]) -> None:
         self.last, self.epoch, self.unlogged_until_ms, self.retention_ms, self.closed_until_ms, self.granted, _ = facts
@@ -75,6 +82,21 @@ class _Project:
             if selector.counts(charge.bucket, charge.method, charge.job):
                 total += selector.cost(charge.units)
         return total
+
+    def drop(self, view: View, state: tuple[int, int, int], cutoff_ms: int) -> tuple[int, int, int] | None:
+        """L8. Total, tail_ms and dropped_through_ms without what has left the window; None if `oldest` cannot tell."""
+        total, tail_ms, dropped_through_ms = state
+        oldest, selector = self.oldest.get(view.name), view.selector
+        if not oldest or oldest[0][0] != tail_ms:  # trimmed, or the tail is no charge's
+            return None
+        for n, (ms, units, *labels) in enumerate(oldest):
+            if ms > cutoff_ms:
+                self.oldest[view.name] = oldest[n:]
+                return (total, ms, dropped_through_ms) if type(total) is int and total >= 0 else None
+            if selector.counts(*labels):
+                total -= selector.cost(units)
+            dropped_through_ms = ms
+        return None
 
 
 class Memory:
@@ -132,25 +154,50 @@ class Memory:
             if state is None:
                 return None
             total, tail_ms, dropped_through_ms, had_read = state
-            if dropped_through_ms > cutoff_ms or tail_ms <= cutoff_ms or last_ms <= cutoff_ms:
+            if dropped_through_ms > cutoff_ms or last_ms <= cutoff_ms:
                 return None
             if had_read < read:
                 total = known.read_on(view, total, had_read, read)
                 known.views[view.name] = total, tail_ms, dropped_through_ms, read
+            if tail_ms <= cutoff_ms:
+                left = self._dropped(project, view, (total, tail_ms, dropped_through_ms), cutoff_ms)
+                if left is None:
+                    return None
+                known.views[view.name] = *left, read
+                total = left[0]
             if cost_units and total + cost_units > cap_units:
                 fits = False
             used.append(total)
             after.append(total + cost_units)
         if not (commit and fits):
             return ChargeResult("admitted" if fits else "refused", None, now_ms, last, tuple(used), None, epoch)
-        if read >= MOST_UNREAD or clock_ms // MINUTE_MS > last_ms // MINUTE_MS:
+        if read >= MOST_UNREAD:
             return None
         at = (clock_ms, 0) if clock_ms > last_ms else (last_ms, last[1] + 1)
         return ChargeResult("admitted", f"{at[0]}-{at[1]}", now_ms, at, tuple(after), None, epoch)
 
-    def add(self, request: ChargeRequest, result: ChargeResult) -> None:
-        """The charge of an answer was appended, which changed one row."""
-        changes, self.changes = self.changes, -1
+    def _dropped(
+        self, project: str, view: View, state: tuple[int, int, int], cutoff_ms: int
+    ) -> tuple[int, int, int] | None:
+        """As `_Project.drop`, with a look at the log where need be. It is of the same moment as all else if the file's
+        version is found unchanged afterwards."""
+        known = self._projects[project]
+        left = known.drop(view, state, cutoff_ms)
+        if left is None and self.db is not None:
+            known.oldest[view.name] = self.db.execute(_OLDEST, (project, state[1], OLDEST)).fetchall()
+            left = known.drop(view, state, cutoff_ms)
+        return left
+
+    def trims(self, project: str, at: Id) -> tuple[Id, int] | None:
+        """The last charge and how long charges are kept, if the log is to be trimmed with a charge at `at`."""
+        known = self._projects[project]
+        if at[0] // MINUTE_MS == known.last[0] // MINUTE_MS:
+            return None
+        return known.last, known.retention_ms
+
+    def add(self, request: ChargeRequest, result: ChargeResult, changes: int) -> None:
+        """The charge of an answer was appended, and the log perhaps trimmed, which made it so many changes."""
+        self.changes = -1
         known = self._projects[request.project]
         known.appended.append(request.charge)
         known.last, read = result.last, len(known.appended)
@@ -158,4 +205,4 @@ class Memory:
             name = check[0].name
             _, tail_ms, dropped_through_ms, _ = known.views[name]
             known.views[name] = total, tail_ms, dropped_through_ms, read
-        self.changes = changes + 1
+        self.changes = changes
