@@ -5,7 +5,9 @@
     Spend       a charge around a block or a function, for clients that have no hook for charging
 
 Only `Budget._decide` asks the ledger for a decision; `charge` and `peek` are thin wrappers around it. The ledger does
-the comparison, because that must be atomic with the charge: see `quota.ledger.contract` for its four steps.
+the comparison, because that must be atomic with the charge: see `quota.ledger.contract` for its four steps. The rules
+of a decision stand in `_concluding` and `_asking`, generators of steps (`quota.common.steps`): they hold for who blocks
+and for who awaits.
 
 The arithmetic, for a limit of L units over a window, of which U are used, and a call that costs C:
 
@@ -31,6 +33,7 @@ from quota.arguments import MAX_NUMBER, text, whole, whole_clock
 from quota.attribution import AttemptKeys, current_attribution
 from quota.common.clock import NEVER, host_clock, rfc3339
 from quota.common.log import warn
+from quota.common.steps import run
 from quota.common.text import many
 from quota.decision import COUNTING, REPAIR, SET_THE_CLOCK, Decision, LimitState
 from quota.errors import CostExceedsLimit, LedgerError, Refused, UnknownCharge, UnusableLedger, UsageError
@@ -41,6 +44,7 @@ from quota.ledger.contract import (
     ChargeRequest,
     Identity,
     LimitCheck,
+    Question,
     read_entries,
     retention_of,
 )
@@ -54,15 +58,17 @@ from quota.retry_at import Clocks, Standing, retry_at, room_at
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from quota.common.steps import Steps
     from quota.costs import CostBook
     from quota.decision import Reason
-    from quota.ledger.contract import ChargeResult, Exhaustion, Ledger
+    from quota.ledger.contract import ChargeResult, Exhaustion, Expected, Ledger
     from quota.ledger.entry import Entry
     from quota.ledger.unlogged import UnloggedUsage
     from quota.limits import Edges, View
     from quota.recorder import Recorder
     from quota.recovery.allowance import Allowance, Draw, Repaid
     from quota.recovery.high_water_mark import HighWaterMark
+    from quota.retry_at import ReadEntries
 
 MAX_LOSSES = 5
 """In one decision, the budget restores lost data to a ledger at most this many times."""
@@ -78,6 +84,10 @@ class _PriceChanged(Exception):  # noqa: N818 - not an error: the plan is built 
     """The price of a call has changed since its plan was built."""
 
 
+class _LogNeededError(Exception):
+    """The time at which a call fits cannot be said without reading the log."""
+
+
 class _Grants(NamedTuple):
     """Upstream's grants as this process knows them: the ledger's text of them, those that are believed, and until
     when these are all of them."""
@@ -88,6 +98,12 @@ class _Grants(NamedTuple):
 
 
 _NO_GRANTS = _Grants()
+
+
+_Key = tuple[str, "int | None", "str | None", str]
+"""The method, units, bucket and job by which a plan is known."""
+
+_DECIDED = ("admitted", "refused", "exhausted")
 
 
 @dataclass(slots=True)
@@ -137,6 +153,10 @@ class _Plan:
             return self.caps
         together = zip(self.limits, self.leaves, self.costs, strict=True)
         return tuple(cap(limit, leave, cost, now_ms, self.grants.units) for limit, leave, cost in together)
+
+
+_Asked = tuple[_Plan, "ChargeRequest", "ChargeResult"]
+"""A request and the ledger's answer, with the plan that both follow."""
 
 
 class Outlook(NamedTuple):
@@ -193,7 +213,7 @@ class Budget:
         self._leave = leave or {}
         self._clock = host_clock if clock is None else whole_clock(clock)
         self._jitter_ms = whole(jitter_ms, "ms: the jitter", 0, MAX_NUMBER)
-        self._plans: dict[tuple[str, int | None, str | None, str], _Plan] = {}
+        self._plans: dict[_Key, _Plan] = {}
         self._said_ahead = False
         self._grants = _NO_GRANTS
         self._attempt_keys = attempt_keys or AttemptKeys()
@@ -333,6 +353,7 @@ class Budget:
                 unlogged=tuple(result.unlogged[n] for n in counting_all) if result.unlogged else (),
                 leaving_ms=tuple(result.leaving_ms[n] for n in counting_all) if result.leaving_ms else (),
             ),
+            self._entries,
             commit=False,
         )
 
@@ -347,7 +368,7 @@ class Budget:
             return None
         except _PriceChanged:  # it changed just now
             return self._would_be_told(method)
-        return self._decision(plan, request, result, commit=False)
+        return self._decision(plan, request, result, self._entries, commit=False)
 
     def _look(self, job: str) -> tuple[_Plan, ChargeRequest, ChargeResult]:
         plan = self._plan("", 0, "", self.limits, (0,) * len(self.limits), job)
@@ -394,99 +415,180 @@ class Budget:
         *,
         commit: bool,
     ) -> Decision:
+        """The ordinary decision needs none of the rules of `_asking`: the ledger is asked at once, and its answer said.
+        All else is left to the steps, with what was answered."""
+        key, plan, charge = self._call(method, units, bucket, job, region, commit)
+        allowance, high_water_mark = self._allowance, self._high_water_mark
+        expected = NOTHING_EXPECTED if high_water_mark is None else high_water_mark.known()
+        asked: _Asked | LedgerError | None = None
+        if expected is not None and (allowance is None or not allowance.may_owe(self._identity)):
+            try:
+                plan, request = self._request(plan, charge, expected)
+                result = self.ledger.decide(request, commit=commit)
+                asked = plan, request, result
+                if self._is_ordinary(request, result):
+                    decision = self._decision(plan, request, result, _unread, commit=commit)
+                    if commit and not decision.admitted:
+                        note_refusal(self, decision, charge.job, charge.region)
+                    return decision
+            except LedgerError as error:
+                asked = error
+            except (_PriceChanged, _LogNeededError):
+                pass
+        return run(self._concluding(key, plan, charge, commit, asked))
+
+    def _deciding(
+        self,
+        method: str,
+        units: int | None,
+        bucket: str | None,
+        job: str | None,
+        region: str | None,
+        *,
+        commit: bool,
+    ) -> Steps[Decision]:
+        """A decision, for whoever does its steps. What may take long is a step; the rest is quick, and in memory."""
+        key, plan, charge = self._call(method, units, bucket, job, region, commit)
+        return (yield from self._concluding(key, plan, charge, commit))
+
+    def _call(
+        self, method: str, units: int | None, bucket: str | None, job: str | None, region: str | None, commit: bool
+    ) -> tuple[_Key, _Plan, Charge]:
         if job is None or region is None:
             labelled = current_attribution()
             job = labelled[0] if job is None else job
             region = labelled[1] if region is None else region
-        if units is not None and not (type(units) is int and 1 <= units <= MAX_UNITS):
+        if units is not None:
             units = whole(units, _A_CHARGE, 1, MAX_UNITS)  # before it is used as a key, where True equals 1
         if not type(method) is type(job) is type(region) is str:
             method, job, region = text(method, "method"), text(job, "job"), text(region, "region")
         key = (method, units, bucket, job)
         plan = self._plans.get(key) or self._make_plan(key)
-        if len(region) > 64 or not region.isprintable():
-            _check_name("region", region)
-        charge = Charge(plan.units, plan.bucket, plan.method, job, region, self._attempt_keys.next() if commit else "")
+        _check_name("region", region)
+        idempotency_key = self._attempt_keys.next() if commit else ""
+        return key, plan, _new(Charge, (plan.units, plan.bucket, plan.method, job, region, idempotency_key))
+
+    def _concluding(
+        self, key: _Key, plan: _Plan, charge: Charge, commit: bool, asked: _Asked | LedgerError | None = None
+    ) -> Steps[Decision]:
+        """The decision about a call; `asked`: the ledger's answer, or the error in its place, if it was asked."""
         try:
             try:
-                if self._allowance is not None:
-                    corrections = self._allowance.repay(self._identity, self.ledger, self._retention_ms, self._clock())
-                    for corrected in corrections:
-                        self._settle_repaid(corrected)
-                plan, request, result = self._ask_ledger(plan, charge, commit=commit)
-                decision = self._decision(plan, request, result, commit=commit)
+                if isinstance(asked, LedgerError):
+                    raise asked
+                if asked is None:
+                    yield from self._repaying()
+                plan, request, result = yield from self._asking(plan, charge, commit, asked)
+                try:
+                    decision = self._decision(plan, request, result, _unread, commit=commit)
+                except _LogNeededError:
+                    decision = yield partial(self._decision, plan, request, result, self._entries, commit=commit)
             except LedgerError as error:
                 plan.check_price(self._clock())
-                decision = self._unanswered(plan, charge, error, commit=commit)
+                decision = yield partial(self._unanswered, plan, charge, error, commit=commit)
         except _PriceChanged:  # the price changed after the plan was built, as happens in a long-lived process
             self._plans.pop(key, None)
-            return self._decide(method, units, bucket, job, region, commit=commit)
+            method, units, bucket, job = key
+            again = self._call(method, units, bucket, job, charge.region, commit)
+            return (yield from self._concluding(*again, commit))
         if commit and not decision.admitted:
-            note_refusal(self, decision, job, region)
+            note_refusal(self, decision, charge.job, charge.region)
         return decision
 
-    def _ask_ledger(self, plan: _Plan, charge: Charge, *, commit: bool) -> tuple[_Plan, ChargeRequest, ChargeResult]:
+    def _repaying(self) -> Steps[None]:
+        """Hand the ledger what this machine drew on its allowance."""
+        allowance = self._allowance
+        if allowance is not None and allowance.may_owe(self._identity):
+            identity, ledger, retention_ms = self._identity, self.ledger, self._retention_ms
+            for corrected in (yield partial(allowance.repay, identity, ledger, retention_ms, self._clock())):
+                yield partial(self._settle_repaid, corrected)
+
+    def _ask_ledger(self, plan: _Plan, charge: Charge, *, commit: bool) -> _Asked:
+        return run(self._asking(plan, charge, commit))
+
+    def _asking(self, plan: _Plan, charge: Charge, commit: bool, asked: _Asked | None = None) -> Steps[_Asked]:
         """Send one request to the ledger; return it with the result, and with the plan that it follows. The budget
         sends it again with a fresh time if this machine's clock proved wrong, with lower caps if upstream grants less
-        than this process knew, and after it has restored data that the ledger lost."""
+        than this process knew, and after it has restored data that the ledger lost. `asked`: it was sent once."""
         high_water_mark = self._high_water_mark
         clock_tries = behind_tries = grant_tries = 0
         while True:
-            caller_ms = self._clock()
-            grants = self._grants
-            if caller_ms >= grants.until_ms:
-                grants = self._grants = _believed(grants.text, caller_ms)
-            if plan.grants is not grants:
-                plan = self._with_grants(plan, grants)
-            checks = plan.checks_at(caller_ms)
-            expected = NOTHING_EXPECTED if high_water_mark is None else high_water_mark.expected()
-            request = ChargeRequest(
-                self.project,
-                charge,
-                checks,
-                plan.closed_by,
-                caller_ms,
-                self._jitter_ms,
-                expected,
-                self._retention_ms,
-                grants.text,
-            )
-            result = self.ledger.decide(request, commit=commit)
+            if asked is None:
+                expected = NOTHING_EXPECTED
+                if high_water_mark is not None:
+                    expected = high_water_mark.known() or (yield high_water_mark.expected)
+                plan, request = self._request(plan, charge, expected)
+                result: ChargeResult = yield Question(self.ledger, request, commit)
+            else:
+                plan, request, result = asked
+                asked = None
             if result.outcome == "clock" and clock_tries < 1:
                 clock_tries += 1
             elif result.outcome == "granted":
                 grant_tries += 1
                 if grant_tries > MAX_LOSSES:
                     raise LedgerError(f"ledger {self.ledger.label} changes what upstream grants with each call")
-                self._grants = _believed(result.granted, caller_ms)
+                self._grants = _believed(result.granted, request.caller_ms)
             elif result.outcome == "behind" and high_water_mark is not None:
                 behind_tries += 1
                 if behind_tries > MAX_LOSSES:
                     raise LedgerError(f"ledger {self.ledger.label} loses what it is told; see its server's log")
+                new_key, retention_ms = self._attempt_keys.next(), self._retention_ms
                 try:
-                    high_water_mark.restore_missing(self.ledger, result, self._attempt_keys.next(), self._retention_ms)
+                    yield partial(high_water_mark.restore_missing, self.ledger, result, new_key, retention_ms)
                 except SeenAheadError as seen:
                     return plan, request, result._replace(outcome="clock", seen_ahead_ms=seen.seen_ms)
                 if commit:  # the lost request may still arrive; it must not be mistaken for this one
                     charge = charge._replace(idempotency_key=self._attempt_keys.next())
-            else:
-                if result.outcome not in ("clock", "counting"):
-                    if self._said_ahead or result.last[0] > result.now_ms + RETENTION_SLACK_MS:
-                        self._say_ahead(result)
-                    if high_water_mark is not None and high_water_mark.record(checks, result):
-                        new_key = self._attempt_keys.next()
-                        lacked = high_water_mark.follow_up(self.ledger, result, new_key, self._retention_ms)
-                        if lacked and behind_tries < MAX_LOSSES:
-                            behind_tries += 1
-                            if result.id is not None:  # the call has not left
-                                views = tuple(limit.view for limit in self.limits)
-                                self.ledger.settle(self.project, result.id, 0, views)
-                                charge = charge._replace(idempotency_key=self._attempt_keys.next())
-                            continue
-                    recorder = self._recorder
-                    if recorder is not None and not recorder.seen_ms <= result.now_ms < recorder.due_ms:
-                        recorder.answered(result.now_ms, max(expected.ids, default=(0, 0))[0])
+            elif result.outcome in ("clock", "counting") or self._is_ordinary(request, result):
                 return plan, request, result
+            else:
+                if self._said_ahead or _ahead_ms(result):
+                    self._say_ahead(result)
+                if high_water_mark is not None and (yield partial(high_water_mark.record, request.checks, result)):
+                    new_key, retention_ms = self._attempt_keys.next(), self._retention_ms
+                    lacked = yield partial(high_water_mark.follow_up, self.ledger, result, new_key, retention_ms)
+                    if lacked and behind_tries < MAX_LOSSES:
+                        behind_tries += 1
+                        if result.id is not None:  # the call has not left
+                            views = tuple(limit.view for limit in self.limits)
+                            yield partial(self.ledger.settle, self.project, result.id, 0, views)
+                            charge = charge._replace(idempotency_key=self._attempt_keys.next())
+                        continue
+                recorder = self._recorder
+                if recorder is not None and recorder.is_due(result.now_ms):
+                    newest_before_ms = max(request.expected.ids, default=(0, 0))[0]
+                    yield partial(recorder.answered, result.now_ms, newest_before_ms)
+                return plan, request, result
+
+    def _request(self, plan: _Plan, charge: Charge, expected: Expected) -> tuple[_Plan, ChargeRequest]:
+        """What the ledger is asked now, and the plan that it follows: with the grants that are believed now."""
+        caller_ms, grants = self._clock(), self._grants
+        if caller_ms >= grants.until_ms:
+            grants = self._grants = _believed(grants.text, caller_ms)
+        if plan.grants is not grants:
+            plan = self._with_grants(plan, grants)
+        return plan, ChargeRequest(
+            self.project,
+            charge,
+            plan.checks_at(caller_ms),
+            plan.closed_by,
+            caller_ms,
+            self._jitter_ms,
+            expected,
+            self._retention_ms,
+            grants.text,
+        )
+
+    def _is_ordinary(self, request: ChargeRequest, result: ChargeResult) -> bool:
+        """Whether a decision needs nothing more but to be said. What it showed is recorded then, or is once more."""
+        recorder, high_water_mark = self._recorder, self._high_water_mark
+        return (
+            result.outcome in _DECIDED
+            and not (self._said_ahead or result.last[0] > result.now_ms + RETENTION_SLACK_MS)
+            and (recorder is None or not recorder.is_due(result.now_ms))
+            and (high_water_mark is None or high_water_mark.record_at_once(request.checks, result) is False)
+        )
 
     def _with_grants(self, plan: _Plan, grants: _Grants) -> _Plan:
         """The same plan with the caps that follow from these grants, and in the place of that plan."""
@@ -512,7 +614,7 @@ class Budget:
             )
         self._said_ahead = ahead
 
-    def _make_plan(self, key: tuple[str, int | None, str | None, str]) -> _Plan:
+    def _make_plan(self, key: _Key) -> _Plan:
         method, units, bucket, job = key
         _check_name("job", job)
         priced = (0, NEVER)
@@ -557,7 +659,15 @@ class Budget:
         paced = any(x.paced for x in limits)
         return _Plan(method, units, bucket, closed_by, limits, leaves, caps, costs, paced, priced, _NO_GRANTS)
 
-    def _decision(self, plan: _Plan, request: ChargeRequest, result: ChargeResult, *, commit: bool) -> Decision:
+    def _decision(
+        self,
+        plan: _Plan,
+        request: ChargeRequest,
+        result: ChargeResult,
+        read: ReadEntries,
+        *,
+        commit: bool,
+    ) -> Decision:
         if result.outcome == "admitted" and not result.unlogged:
             return self._admitted(plan, request, result, commit=commit)
         states = _states(plan, request, result)
@@ -577,55 +687,62 @@ class Budget:
             if reason == "exhausted":
                 retry_at_ms = exhaustion.until_ms + self._jitter_ms
         elif not admitted:
-            refused_by, reason, retry_at_ms, detail = self._refusal(plan, request, result)
+            refused_by, reason, retry_at_ms, detail = self._refusal(plan, request, result, read)
         if len(states) == 1:
             tightest: LimitState | None = states[0]
         else:
             tightest = min(states, key=_further_calls, default=None)
-        return Decision(
-            admitted=admitted,
-            id=result.id,
-            source="ledger" if admitted and commit else None,
-            credential=self.credential,
-            project=self.project,
-            method=plan.method,
-            cost_units=plan.units,
-            reason=reason,
-            refused_by=refused_by,
-            remaining_units=tightest.remaining_units if tightest else 0,
-            decided_at_ms=result.now_ms,
-            retry_at_ms=retry_at_ms,
-            limits=states,
-            detail=detail,
-            ahead_ms=_ahead_ms(result),
+        return _new(
+            Decision,
+            (
+                admitted,
+                result.id,
+                "ledger" if admitted and commit else None,
+                self.credential,
+                self.project,
+                plan.method,
+                plan.units,
+                reason,
+                refused_by,
+                tightest.remaining_units if tightest else 0,
+                result.now_ms,
+                retry_at_ms,
+                states,
+                detail,
+                _ahead_ms(result),
+                False,
+            ),
         )
 
     def _admitted(self, plan: _Plan, request: ChargeRequest, result: ChargeResult, *, commit: bool) -> Decision:
         """The decision of nearly every call, in one go. What it says is what `_decision` would say."""
         states, fewest, remaining = [], NEVER, 0
-        for limit, (_, cap_units, cost_units, _), used in zip(
-            plan.limits, request.checks, result.used_units, strict=False
-        ):
+        for limit, check, used in zip(plan.limits, request.checks, result.used_units, strict=False):
+            _, cap_units, cost_units, _ = check
             left = cap_units - used if cap_units > used else 0
-            states.append(LimitState(limit.name, cost_units, used, cap_units, left))
+            states.append(_new(LimitState, (limit.name, cost_units, used, cap_units, left, 0, 0, 0, 0)))
             if left // (cost_units or 1) < fewest:
                 fewest, remaining = left // (cost_units or 1), left
-        return Decision(  # half the time that names would take
-            True,
-            result.id,
-            "ledger" if commit else None,
-            self.credential,
-            self.project,
-            plan.method,
-            plan.units,
-            "ok",
-            None,
-            remaining,
-            result.now_ms,
-            None,
-            tuple(states),
-            "",
-            _ahead_ms(result),
+        return _new(
+            Decision,
+            (
+                True,
+                result.id,
+                "ledger" if commit else None,
+                self.credential,
+                self.project,
+                plan.method,
+                plan.units,
+                "ok",
+                None,
+                remaining,
+                result.now_ms,
+                None,
+                tuple(states),
+                "",
+                _ahead_ms(result),
+                False,
+            ),
         )
 
     def _unanswered(self, plan: _Plan, charge: Charge, trouble: LedgerError, *, commit: bool) -> Decision:
@@ -657,27 +774,32 @@ class Budget:
         )
 
     def _refusal(
-        self, plan: _Plan, request: ChargeRequest, result: ChargeResult
+        self, plan: _Plan, request: ChargeRequest, result: ChargeResult, read: ReadEntries
     ) -> tuple[str, Reason, int | None, str]:
         """The limit that delays a refused call longest, the reason, the time when all limits have room, and details.
 
         The time is None where the log can no longer be read. The ledger has refused, so the allowance is not asked.
         """
-        standings, clocks = _standings(plan, request, result)
-        for limit, cap_units, cost_units in zip(plan.limits, plan.caps, plan.costs, strict=True):
-            if cost_units > cap_units:  # by the configuration it fits: see `_make_plan`
-                return limit.name, "closed", None, _too_little(limit, plan.grants)
+        standings, clocks = _standings(plan, request, result, of_all=plan.paced)
+        for one in standings:
+            if one.cost_units > one.cap_units:  # by the configuration it fits: see `_make_plan`
+                return one.limit.name, "closed", None, _too_little(one.limit, plan.grants)
         retry_at_ms: int | None
         try:
-            retry_at_ms, i = retry_at(standings, clocks, self._entries)
+            retry_at_ms, i = retry_at(standings, clocks, read)
+            limit = standings[i].limit
         except LedgerError as error:
-            retry_at_ms, i = None, next(n for n, one in enumerate(standings) if one.full)
-            warn("retry_at_unknown project=%s limit=%s: %s", self.project, plan.limits[i].name, error)
-        limit, check, used = plan.limits[i], request.checks[i], result.used_units[i]
+            retry_at_ms, limit = None, next(one.limit for one in standings if one.full)
+            warn("retry_at_unknown project=%s limit=%s: %s", self.project, limit.name, error)
+        n = plan.limits.index(limit)
+        check, leave_units = request.checks[n], plan.leaves[n]
+        details = [f"of {plan.caps[n]:,} by the end of the {_period(limit)}"] if check.cap_units < plan.caps[n] else []
+        if not leave_units:
+            return limit.name, "limit", retry_at_ms, ", ".join(details)
+        details.append(f"this job leaves {leave_units:,} to others")
         alone = cap(limit, 0, check.cost_units, request.caller_ms, plan.grants.units)
-        details = [f"of {plan.caps[i]:,} by the end of the {_period(limit)}"] if check.cap_units < plan.caps[i] else []
-        details += [f"this job leaves {plan.leaves[i]:,} to others"] if plan.leaves[i] else []
-        return limit.name, "limit" if used + check.cost_units > alone else "leave", retry_at_ms, ", ".join(details)
+        reason: Reason = "limit" if result.used_units[n] + check.cost_units > alone else "leave"
+        return limit.name, reason, retry_at_ms, ", ".join(details)
 
     def _entries(self, since_ms: int, until_ms: int) -> Iterator[Entry]:
         return read_entries(self.ledger, self.project, since_ms, until_ms)
@@ -686,16 +808,38 @@ class Budget:
 # -- for clients and jobs, not for users -------------------------------------------------------------------------------
 
 
+def deciding(
+    budget: Budget,
+    method: str,
+    *,
+    units: int | None = None,
+    job: str | None = None,
+    region: str | None = None,
+    commit: bool,
+) -> Steps[Decision]:
+    """`Budget.charge`, or without `commit` `Budget.peek`, for whoever does the steps: see `quota.common.steps`."""
+    return budget._deciding(method, units, None, job, region, commit=commit)
+
+
 def charge_attempt(budget: Budget, method: str, verb: str) -> Decision:
     """`Budget.charge` for an outgoing call. A method unknown to the book costs the book's default for the HTTP verb."""
+    return budget._decide(*_attempt(budget, method, verb), None, None, commit=True)
+
+
+def charging_attempt(budget: Budget, method: str, verb: str) -> Steps[Decision]:
+    """The same for whoever does the steps."""
+    return budget._deciding(*_attempt(budget, method, verb), None, None, commit=True)
+
+
+def _attempt(budget: Budget, method: str, verb: str) -> tuple[str, int | None, str | None]:
+    """The method, units and bucket of an outgoing call."""
     book = budget.book
     method, verb = text(method, "method"), text(verb, "verb")
     if book.canonical(method) in book.methods:
-        return budget._decide(method, None, None, None, None, commit=True)
+        return method, None, None
     price = book.default_price(verb)
     _warn_default_price(book.name, method, price.units)
-    units = whole(price.units, _A_CHARGE, 1, MAX_UNITS)
-    return budget._decide(method, units, price.bucket, None, None, commit=True)
+    return method, whole(price.units, _A_CHARGE, 1, MAX_UNITS), price.bucket
 
 
 class Asked(NamedTuple):
@@ -718,7 +862,7 @@ def ask(budget: Budget, method: str, units: int, job: str) -> Asked:
         plan, request, result = budget._ask_ledger(plan, charge, commit=False)
     except _PriceChanged:  # it changed just now
         return ask(budget, method, units, job)
-    decision = budget._decision(plan, request, result, commit=False)
+    decision = budget._decision(plan, request, result, budget._entries, commit=False)
     if result.outcome in ("clock", "counting"):
         return Asked(decision, (), Clocks(result.now_ms, request.caller_ms, result.last[0]), plan.grants.units)
     standings, clocks = _standings(plan, request, result)
@@ -913,27 +1057,32 @@ def _clocks(request: ChargeRequest, result: ChargeResult) -> str:
     return f"this machine's clock reads {rfc3339(request.caller_ms)}, the ledger's {rfc3339(result.now_ms)}"
 
 
+def _unread(_since_ms: int, _until_ms: int) -> Iterable[Entry]:
+    """The log's entries, for who must not wait for them."""
+    raise _LogNeededError
+
+
 def _selects(limit: Limit, bucket: str) -> bool:
     """Whether a limit counts calls of a bucket."""
     return not limit.view.selector.buckets or bucket in limit.view.selector.buckets
 
 
-def _standings(plan: _Plan, request: ChargeRequest, result: ChargeResult) -> tuple[list[Standing], Clocks]:
-    """The state of each limit at a decision, with the clocks, for `retry_at`."""
-    standings = [
-        Standing(limit, cap_units, cost, used, unlogged, used + check.cost_units > check.cap_units, leaving_ms)
-        for limit, cap_units, cost, used, unlogged, check, leaving_ms in zip(
-            plan.limits,
-            plan.caps,
-            plan.costs,
-            result.used_units,
-            result.unlogged or ((),) * len(plan.limits),
-            request.checks,
-            result.leaving_ms or (None,) * len(plan.limits),
-            strict=True,
-        )
-    ]
+def _standings(
+    plan: _Plan, request: ChargeRequest, result: ChargeResult, *, of_all: bool = True
+) -> tuple[list[Standing], Clocks]:
+    """The state of each limit at a decision, with the clocks, for `retry_at`. Not `of_all`: of those that refused."""
+    standings = []
+    for n, (check, used) in enumerate(zip(request.checks, result.used_units, strict=True)):
+        full = used + check.cost_units > check.cap_units
+        if full or of_all:
+            unlogged = result.unlogged[n] if result.unlogged else ()
+            leaving_ms = result.leaving_ms[n] if result.leaving_ms else None
+            standings.append(Standing(plan.limits[n], plan.caps[n], plan.costs[n], used, unlogged, full, leaving_ms))
     return standings, Clocks(result.now_ms, request.caller_ms, result.last[0])
+
+
+_new = tuple.__new__
+"""Makes a named tuple of all its fields, in half the time that its class takes."""
 
 
 def _further_calls(state: LimitState) -> int:
@@ -943,8 +1092,9 @@ def _further_calls(state: LimitState) -> int:
 def _states(plan: _Plan, request: ChargeRequest, result: ChargeResult) -> tuple[LimitState, ...]:
     states = []
     for limit, check, used in zip(plan.limits, request.checks, result.used_units, strict=False):
-        left = check.cap_units - used
-        states.append(LimitState(limit.name, check.cost_units, used, check.cap_units, left if left > 0 else 0))
+        _, cap_units, cost_units, _ = check
+        left = cap_units - used if cap_units > used else 0
+        states.append(_new(LimitState, (limit.name, cost_units, used, cap_units, left, 0, 0, 0, 0)))
     for n, usages in enumerate(result.unlogged):
         live = [part for usage in usages for part in usage.expiries if part[1] > result.now_ms]
         if live:

@@ -55,9 +55,8 @@ class Recorder:
 
     def start_over_in_child(self) -> None:
         """What its parent was refused, the parent tells."""
-        self.seen_ms, self.due_ms = 0, 0
-        """An answer of the ledger is to be shown to `answered`, unless its time is between these two. Before them it is
-        where a clock was set back."""
+        # The times between which no answer is shown to `answered`. Before them it is where a clock was set back.
+        self._seen_ms, self._due_ms = 0, 0
         self._lock = threading.Lock()  # never waited for: who does not get it leaves the work to who has it
         self._pending: list[Refused] = []
         self._counts: dict[tuple[int, str, str, str], int] = {}
@@ -70,21 +69,22 @@ class Recorder:
         """A call was refused. Nothing is sent yet."""
         self._pending.append((decision, job, region, run))
         if decision.reason == "ledger-unavailable":
-            self._answers, self.seen_ms, self.due_ms = (
-                False,
-                0,
-                0,
-            )  # the next answer says that there is somebody to tell
+            # The next answer says that there is somebody to tell.
+            self._answers, self._seen_ms, self._due_ms = False, 0, 0
         if len(self._pending) >= KEPT and self._lock.acquire(blocking=False):
             try:
                 self._count()
             finally:
                 self._lock.release()
 
+    def is_due(self, now_ms: int) -> bool:
+        """Whether an answer of the ledger is to be shown to `answered`."""
+        return not self._seen_ms <= now_ms < self._due_ms
+
     def answered(self, now_ms: int, newest_before_ms: int) -> None:
         """The ledger has answered. `newest_before_ms` is the newest charge that this machine knew of before."""
         attends = self._answers
-        self._answers, self.seen_ms, self.due_ms = True, now_ms, now_ms + ATTEND_EVERY_MS
+        self._answers, self._seen_ms, self._due_ms = True, now_ms, now_ms + ATTEND_EVERY_MS
         if not self._hour_ends_ms - HOUR_MS <= now_ms < self._hour_ends_ms:
             hour_ms = now_ms // HOUR_MS * HOUR_MS
             self._hour_ends_ms = hour_ms + HOUR_MS
@@ -97,7 +97,7 @@ class Recorder:
         if self._answers:
             self._attend(END_WITHIN_S, pieces=1_000)
         self._answers, self._roll_up_due, self._hour_ends_ms = False, False, 0
-        self.seen_ms, self.due_ms = 0, 0
+        self._seen_ms, self._due_ms = 0, 0
 
     def _attend(self, within_s: float, pieces: int) -> None:
         if not self._lock.acquire(blocking=False):

@@ -75,8 +75,9 @@ def room_at(standing: Standing, clocks: Clocks, read: ReadEntries, from_ms: int)
         return NEVER
     if standing.leaving_ms is not None and isinstance(standing.limit.view.window, Sliding):
         return max(from_ms, standing.leaving_ms + standing.limit.view.window.window_ms)
-    now_ms = clocks.now_ms
-    expiring = sorted((until, n) for usage in standing.unlogged for n, until in usage.expiries if until > now_ms)
+    now_ms, expiring = clocks.now_ms, []
+    if standing.unlogged:
+        expiring = sorted((until, n) for usage in standing.unlogged for n, until in usage.expiries if until > now_ms)
     window = standing.limit.view.window
     if isinstance(window, Calendar):
         return _calendar_room_at(standing, window, expiring, clocks, read, from_ms)
@@ -102,14 +103,15 @@ def _calendar_room_at(
     """A calendar window frees everything at its edge (unless the clock went back and left charges dated behind that
     edge: then the edge after it, and so on); before that, its pace may make room.
     """
-    limit, cost_units, used_units = standing.limit, standing.cost_units, standing.used_units
+    limit, cost_units = standing.limit, standing.cost_units
+    logged_units = standing.used_units - sum(n for _, n in expiring)
     # A pace goes by the caller's clock, which makes the cap; what has left the window by the ledger's.
     ahead_ms = clocks.now_ms - clocks.caller_ms if limit.paced else 0
     at_ms = from_ms
     while True:
-        edges, pace_edges = window.edges(at_ms), window.edges(at_ms - ahead_ms)
+        edges = window.edges(at_ms)
         if edges[0] <= clocks.now_ms:
-            used = used_units - sum(n for _, n in expiring)
+            used = logged_units
         elif edges[0] <= clocks.newest_ms:
             used = sum(counted(limit.view, entry) for entry in read(edges[0], clocks.newest_ms))
         else:
@@ -120,6 +122,7 @@ def _calendar_room_at(
         if used + cost_units <= standing.cap_units:
             if not limit.paced or not used:
                 return at_ms
+            pace_edges = window.edges(at_ms - ahead_ms)
             paced_ms = max(at_ms, paced_until(standing.cap_units, pace_edges, used + cost_units) + ahead_ms)
             if paced_ms <= next_ms or next_ms == edges[1]:
                 return paced_ms

@@ -225,6 +225,18 @@ class ChargeRequest(NamedTuple):
     also: tuple[Charge, ...] = ()
 
 
+class Question:
+    """A request on its way to a ledger: a step (`quota.common.steps`), whose answer is the ChargeResult."""
+
+    __slots__ = ("commit", "ledger", "request")
+
+    def __init__(self, ledger: Ledger, request: ChargeRequest, commit: bool) -> None:
+        self.ledger, self.request, self.commit = ledger, request, commit
+
+    def __call__(self) -> ChargeResult:
+        return self.ledger.decide(self.request, commit=self.commit)
+
+
 def retention_of(windows: Iterable[Window]) -> int:
     """How long the log must be kept for these windows (L12)."""
     return max(MIN_RETENTION_MS, RETENTION_SLACK_MS + max((window.longest_ms for window in windows), default=0))

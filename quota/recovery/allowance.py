@@ -323,6 +323,11 @@ class Allowance:
 
     # -- once the ledger answers again ---------------------------------------------------------------------------------
 
+    def may_owe(self, identity: Identity) -> bool:
+        """Whether it is time to look for a debt: else `repay` does nothing."""
+        checked_ms = self._checked_ms.get(identity)
+        return checked_ms is None or not 0 <= self._clock() - checked_ms < LOOK_AGAIN_MS
+
     def repay(
         self, identity: Identity, ledger: Ledger, retention_ms: int, caller_ms: int | None = None
     ) -> Sequence[Repaid]:
@@ -337,8 +342,7 @@ class Allowance:
         counted before that, so the caller has to settle them there.
         """
         now_ms = self._clock()
-        checked_ms = self._checked_ms.get(identity)
-        if checked_ms is not None and 0 <= now_ms - checked_ms < LOOK_AGAIN_MS:
+        if not self.may_owe(identity):
             return ()
         corrected: list[Repaid] = []
         if os.path.exists(self._path):

@@ -219,12 +219,14 @@ class HighWaterMark:
 
     def expected(self) -> Expected:
         """What the ledger must have: its epoch, and entries that this machine saw in it."""
-        if time.monotonic() < self._next_look_s:
-            return self._expected
         with self._lock:
-            if not self._changing:
+            if not (self._changing or self.known()):
                 self._change(self._look_and_set_expected)
             return self._expected
+
+    def known(self) -> Expected | None:
+        """The same without a look at the files; None where it is time for one."""
+        return self._expected if time.monotonic() < self._next_look_s else None
 
     def _look_and_set_expected(self) -> None:
         if not self._started:
@@ -357,38 +359,55 @@ class HighWaterMark:
 
     def record(self, checks: Sequence[LimitCheck], result: ChargeResult) -> bool:
         """Keep what a decision showed. Returns whether more is to be done: then call `follow_up`."""
-        epoch, unlogged, now_ms = result.epoch, result.unlogged, result.now_ms
         with self._lock:
             if self._changing:
                 self._deferred.append((checks, result))
                 return False
-            other = (
-                epoch != self._epoch
-                or unlogged != self._last_unlogged
-                or (checks is not self._checks and not _same_views(checks, self._checks))
-            )
-            if other or now_ms >= self._next_tidy_ms:
+            if not self._record_head(checks, result):
                 self._change(partial(self._record_all, checks, result))
-            elif result.last >= self._newest_id:  # else another thread has seen more
-                self._record_numbers(result)
-            if self._deferred:
-                self.record(*self._deferred.pop(0))
-            return self._lacks_carry or self._must_read()
+            return self._recorded()
 
-    def _record_numbers(self, result: ChargeResult) -> None:
-        """Most decisions are about the same views as the one before: only the numbers in the head change."""
-        units = _without_unlogged(result) if result.unlogged else result.used_units
+    def record_at_once(self, checks: Sequence[LimitCheck], result: ChargeResult) -> bool | None:
+        """The same where it takes some microseconds; None where it takes longer: then call `record`."""
+        if self._changing:
+            return None
+        with self._lock:
+            if self._changing or not self._record_head(checks, result):
+                return None
+            return self._recorded()
+
+    def _recorded(self) -> bool:
+        if self._deferred:
+            self.record(*self._deferred.pop(0))
+        return self._lacks_carry or (self._newest_id[0] >= self._next_slice_end_ms and self._must_read())
+
+    def _record_head(self, checks: Sequence[LimitCheck], result: ChargeResult) -> bool:
+        """Most decisions are about the same views as the one before: only the numbers in the head change. False where
+        more does."""
+        now_ms, last, units = result.now_ms, result.last, result.used_units
+        if (
+            result.epoch != self._epoch
+            or result.unlogged != self._last_unlogged
+            or now_ms >= self._next_tidy_ms
+            or (checks is not self._checks and not _same_views(checks, self._checks))
+        ):
+            return False
+        if last < self._newest_id:  # another thread has seen more
+            return True
+        if result.unlogged:
+            units = _without_unlogged(result)
         try:
             self._changing = True
-            self._newest_id, self._logged_units, self._decided_ms = result.last, units, result.now_ms
+            self._newest_id, self._logged_units, self._decided_ms = last, units, now_ms
             self._ids_of_others = ()
-            self._expected = Expected(result.epoch, (result.last,))
+            self._expected = Expected(self._epoch, (last,))
             if self._writable_file is not None:
-                self._writable_file.write_head(result.last, result.now_ms, units)
+                self._writable_file.write_head(last, now_ms, units)
         except OSError as error:
             self._give_up(error)
         finally:
             self._changing = False
+        return True
 
     def _record_all(self, checks: Sequence[LimitCheck], result: ChargeResult) -> None:
         """More has changed than the numbers: write the slot anew."""

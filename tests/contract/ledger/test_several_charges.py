@@ -316,7 +316,7 @@ def test_an_answer_with_fewer_ids_than_charges_is_no_answer(
 
     with closing(RedisLedger(redis_server.url)) as ledger:
         reply = ["ADMITTED", IDS[0], str(NOW_MS), IDS[0], "", "e", "", "13", "2"]
-        monkeypatch.setattr(ledger, "_run", lambda *_: reply)
+        monkeypatch.setattr(ledger, "_ask", lambda *_: reply)
         with pytest.raises(LedgerError, match="no quota program writes"):
             ledger.decide(three(), commit=True)
 

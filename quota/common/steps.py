@@ -1,0 +1,31 @@
+"""Work that can be done blocking or awaited: a generator yields what must be waited for, and is sent the answer.
+
+A *step* is a callable without arguments. To call it does it, and blocks. `run` calls each of them; whoever must not
+block runs them elsewhere, or does better with steps that it knows. What a step raises is thrown into the generator. It
+holds no lock while it waits for an answer, so it may be given up there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+Steps = Generator[Callable[[], Any], Any, T]
+"""A generator of steps. It returns T."""
+
+
+def run(steps: Steps[T]) -> T:
+    """Do all steps, one after the other, and return what they lead to."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                answer = step()
+            except BaseException as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as ended:
+        return ended.value  # type: ignore[no-any-return]
