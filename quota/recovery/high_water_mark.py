@@ -90,7 +90,7 @@ LOOK_EVERY_S = 0.05
 NO_EPOCH = "?"
 """No ledger has this epoch, so one that is expected to have it is behind."""
 
-TIDY_EVERY_MS = 60_000
+TIDY_EVERY_MS = 600_000
 """So often what has expired is forgotten."""
 
 PIECE = 250
