@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import redis
 
-from contract.ledger.test_charge_script import ALL, CALLS, KEYS, LOG, NOW, Scripts, scripts
+from contract.ledger.test_charge_script import ALL, CALLS, KEYS, LOG, NOW, STATE, Scripts, scripts
 from quota.ledger.redis_scripts import script
 from quota.limits import DAY_MS, HOUR_MS, SECOND_MS
 from support.fast_path import Pair, as_list
@@ -47,6 +47,18 @@ def test_in_production_all_decisions_take_it(scripts: Scripts) -> None:
     reply = scripts.charge(hour, calls)
     there = scripts.client.xrange(LOG, scripts.now_ms - HOUR_MS + 1)
     assert reply[7:] == [str(len(there))] * 2
+
+
+def test_a_longer_window_lengthens_all_lives_at_once(scripts: Scripts) -> None:
+    limit, retention_ms = (ALL, 10**6, 1, HOUR_MS), 40 * DAY_MS
+    for _ in range(2):
+        scripts.charge(limit)
+    settled = as_list(scripts.charge(limit, commit="1t"), commit=True)[1]
+    scripts.run("settle", settled, 0)
+    for _ in range(2):
+        assert isinstance(scripts.charge(limit, commit="1t", retention_ms=retention_ms), str)
+        assert scripts.client.hget(STATE, "retention_ms") == str(retention_ms)
+        assert all(scripts.client.pttl(key) > retention_ms - HOUR_MS for key in KEYS)
 
 
 def test_the_servers_own_clock_is_read_to_the_millisecond(scripts: Scripts) -> None:
