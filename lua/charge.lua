@@ -90,6 +90,7 @@ local FIRST_USED = 8
 local RETENTION_SLACK_MS = 90000000 -- 25 h (L12, L17): should the clock go back, what has expired counts again
 local MAX_SEQ = 9007199254740991
 local CHUNK, MAX_ENTRIES = 250, 1000
+local MAX_LOOKED = 10000 -- L16
 local MAX_UNITS = 1000000000 -- for one charge: sums of a whole log stay exact in 53 bits
 local MAX_CHARGES = 100
 local LATEST_MS = 100000000000000
@@ -598,13 +599,20 @@ end
 -- there together; of those that were trimmed since, the ids follow from the others'.
 local charged_before
 if commit and retry_age_ms >= 0 then
-  local since = int(math.max(0, clock_ms - retry_age_ms - CLOCK_SLACK_MS))
-  local place, ids = {}, {}
+  local asked_ms = clock_ms - retry_age_ms
+  local since, to = int(math.max(0, asked_ms - CLOCK_SLACK_MS)), '+'
+  local place, ids, looked = {}, {}, 0
   for index, key in ipairs(idempotency_keys) do place[key] = index end
-  for _, entry in ipairs(redis.call('XREVRANGE', log, '+', since, 'COUNT', MAX_ENTRIES)) do
-    local index = place[entry[2][10]]
-    if index then ids[index] = entry[1] end
-  end
+  repeat
+    local entries = redis.call('XREVRANGE', log, to, since, 'COUNT', MAX_ENTRIES)
+    for _, entry in ipairs(entries) do
+      local index = place[entry[2][10]]
+      if index then ids[index] = entry[1] end
+    end
+    looked = looked + #entries
+    local oldest = entries[MAX_ENTRIES]
+    to = oldest and '(' .. oldest[1]
+  until next(ids) or not oldest or split(oldest[1]) < asked_ms - 100 or looked >= MAX_LOOKED
   local found, id = next(ids)
   if found then
     local ms, seq = split(id)

@@ -82,10 +82,11 @@ class Scripts:
 
     def fill(self, entries: int) -> None:
         """So many charges of 1 unit in the log, a millisecond apart, that no view has read."""
+        sha = self.client.script_load(script("charge")[0])
         with self.client.pipeline(transaction=False) as pipe:
             for _ in range(entries):
                 self.now_ms += 1
-                pipe.eval(script("charge")[0], 3, *KEYS, *map(str, self.arguments()))
+                pipe.evalsha(sha, 3, *KEYS, *map(str, self.arguments()))
             pipe.execute()
 
     def retried_keys(self) -> list[str]:
@@ -453,17 +454,37 @@ def test_housekeeping_is_bounded_and_keeps_up(scripts: Scripts) -> None:
         assert len(left) > 5 or "kept" in scripts.retried_keys(), "for five minutes"
 
 
-def test_behind_a_thousand_newer_charges_a_repeat_counts_as_spent_again(scripts: Scripts) -> None:
+def test_a_repeat_is_found_behind_all_that_came_since(scripts: Scripts) -> None:
+    """A hundred charges may come in one step, and thousands before a lost answer is asked for again."""
+    day = (ALL, 10**6, 1, DAY_MS)
+    first, _ = scripts.to_verdict(day, attempt="x")
+    scripts.fill(2_500)
+    again, _ = scripts.to_verdict(day, attempt="x", retry_age_ms=2_600)
+    assert again[:2] == ["ADMITTED", first[1]]
+    assert scripts.client.xlen(LOG) == 2_501
+
+
+def test_behind_ten_thousand_newer_charges_a_repeat_counts_as_spent_again(scripts: Scripts) -> None:
     """The search is bounded, and in doubt the charge counts."""
     day = (ALL, 10**6, 1, DAY_MS)
     scripts.charge(day, attempt="x")
-    scripts.fill(999)
-    reply, _ = scripts.to_verdict(day, attempt="x", retry_age_ms=1_500)
-    assert scripts.client.xlen(LOG) == 1_000, "just within reach"
+    scripts.fill(9_999)
+    reply, _ = scripts.to_verdict(day, attempt="x", retry_age_ms=15_000)
+    assert scripts.client.xlen(LOG) == 10_000, "just within reach"
     scripts.fill(1)
-    again, _ = scripts.to_verdict(day, attempt="x", retry_age_ms=1_500)
-    assert (again[0], scripts.client.xlen(LOG)) == ("ADMITTED", 1_002)
+    again, _ = scripts.to_verdict(day, attempt="x", retry_age_ms=15_000)
+    assert (again[0], scripts.client.xlen(LOG)) == ("ADMITTED", 10_002)
     assert again[1] != reply[1]
+
+
+def test_a_repeat_looks_no_further_back_than_its_first_try(scripts: Scripts) -> None:
+    """Behind a thousand entries nothing is read that was there before it."""
+    scripts.fill(3_000)
+    scripts.to_verdict((ALL, 10**6, 1, DAY_MS))
+    scripts.client.config_resetstat()
+    scripts.charge((ALL, 10**6, 1, DAY_MS), attempt="x", retry_age_ms=5)
+    calls = scripts.client.info("commandstats")["cmdstat_xrevrange"]["calls"]
+    assert calls == 1
 
 
 # -- corrections and exhaustions ---------------------------------------------------------------------------------------
