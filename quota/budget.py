@@ -568,16 +568,20 @@ class Budget:
             grants = self._grants = _believed(grants.text, caller_ms)
         if plan.grants is not grants:
             plan = self._with_grants(plan, grants)
-        return plan, ChargeRequest(
-            self.project,
-            charge,
-            plan.checks_at(caller_ms),
-            plan.closed_by,
-            caller_ms,
-            self._jitter_ms,
-            expected,
-            self._retention_ms,
-            grants.text,
+        return plan, _new(
+            ChargeRequest,
+            (
+                self.project,
+                charge,
+                plan.checks_at(caller_ms),
+                plan.closed_by,
+                caller_ms,
+                self._jitter_ms,
+                expected,
+                self._retention_ms,
+                grants.text,
+                (),
+            ),
         )
 
     def _is_ordinary(self, request: ChargeRequest, result: ChargeResult) -> bool:
@@ -585,7 +589,7 @@ class Budget:
         recorder, high_water_mark = self._recorder, self._high_water_mark
         return (
             result.outcome in _DECIDED
-            and not (self._said_ahead or result.last[0] > result.now_ms + RETENTION_SLACK_MS)
+            and not (self._said_ahead or _ahead_ms(result))
             and (recorder is None or not recorder.is_due(result.now_ms))
             and (high_water_mark is None or high_water_mark.record_at_once(request.checks, result) is False)
         )

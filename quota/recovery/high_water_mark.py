@@ -365,21 +365,18 @@ class HighWaterMark:
                 return False
             if not self._record_head(checks, result):
                 self._change(partial(self._record_all, checks, result))
-            return self._recorded()
+            if self._deferred:
+                self.record(*self._deferred.pop(0))
+            return self._lacks_carry or self._must_read()
 
     def record_at_once(self, checks: Sequence[LimitCheck], result: ChargeResult) -> bool | None:
         """The same where it takes some microseconds; None where it takes longer: then call `record`."""
         if self._changing:
             return None
         with self._lock:
-            if self._changing or not self._record_head(checks, result):
+            if self._changing or not self._record_head(checks, result) or self._deferred:
                 return None
-            return self._recorded()
-
-    def _recorded(self) -> bool:
-        if self._deferred:
-            self.record(*self._deferred.pop(0))
-        return self._lacks_carry or (self._newest_id[0] >= self._next_slice_end_ms and self._must_read())
+            return self._lacks_carry or (self._newest_id[0] >= self._next_slice_end_ms and self._must_read())
 
     def _record_head(self, checks: Sequence[LimitCheck], result: ChargeResult) -> bool:
         """Most decisions are about the same views as the one before: only the numbers in the head change. False where
@@ -400,7 +397,7 @@ class HighWaterMark:
             self._changing = True
             self._newest_id, self._logged_units, self._decided_ms = last, units, now_ms
             self._ids_of_others = ()
-            self._expected = Expected(self._epoch, (last,))
+            self._expected = tuple.__new__(Expected, (self._epoch, (last,)))
             if self._writable_file is not None:
                 self._writable_file.write_head(last, now_ms, units)
         except OSError as error:
