@@ -4,6 +4,9 @@
         budget = session.budget()                 # a Budget
         decision = budget.charge("search.list")   # a Decision; it has a LimitState for each limit
 
+    async with quota.open_async() as session:     # an AsyncSession, for event loops
+        budget = session.budget()                 # an AsyncBudget, whose methods are awaited
+
     Limit, CostBook, Ledger    what a budget is made of: `budget.limits`, `budget.book`, `budget.ledger`
     Charge, Entry              what `budget.refund` and `budget.settle` return: a charge that is owed to the ledger, or
                                its entry in the log
@@ -18,6 +21,8 @@ from quota.attribution import labels  # at once: later, the module of that name 
 
 TYPE_CHECKING = False  # `typing` takes longer to import than all of this
 if TYPE_CHECKING:
+    from quota.async_budget import AsyncBudget
+    from quota.async_session import AsyncSession, open_async
     from quota.budget import Budget
     from quota.costs import CostBook
     from quota.decision import Decision, LimitState
@@ -39,6 +44,8 @@ if TYPE_CHECKING:
     from quota.session import open_session as open  # noqa: A004  # `quota.open()` reads as it should
 else:
     _FROM = {
+        "AsyncBudget": "quota.async_budget",
+        "AsyncSession": "quota.async_session",
         "Budget": "quota.budget",
         "Charge": "quota.ledger.entry",
         "CostBook": "quota.costs",
@@ -49,6 +56,7 @@ else:
         "LimitState": "quota.decision",
         "Session": "quota.session",
         "open": "quota.session",
+        "open_async": "quota.async_session",
     }
 
     def __getattr__(name):
@@ -65,6 +73,8 @@ else:
 
 
 __all__ = [
+    "AsyncBudget",
+    "AsyncSession",
     "BadAnswer",
     "Budget",
     "Charge",
@@ -85,4 +95,5 @@ __all__ = [
     "UsageError",
     "labels",
     "open",
+    "open_async",
 ]

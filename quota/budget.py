@@ -953,15 +953,17 @@ class Spend(ContextDecorator):
 
     def __call__(self, func: F) -> F:
         """`func` with a charge at each call. Raises UsageError for a coroutine or generator function."""
-        if isinstance(func, type) or not (callable(func) or isinstance(func, classmethod)):
-            raise UsageError(f"spend decorates functions, and {_name_of(func)} is none")
-        if _runs_later(func):
+        kind, name = spendable(func)
+        if kind in ASYNC_KINDS:
             raise UsageError(
-                f"{_name_of(func)} runs later than it is called, and would be charged for without being run; write "
+                f"{name} is async, and to charge for it here would block its event loop; use a budget of "
+                "`async with quota.open_async() as q:`"
+            )
+        if kind == "generator":
+            raise UsageError(
+                f"{name} runs later than it is called, and would be charged for without being run; write "
                 "`with budget.spend(...):` inside it"
             )
-        if isinstance(func, (staticmethod, classmethod)):
-            raise UsageError(f"{_name_of(func)}: write the spend below @{type(func).__name__}, next to the function")
         return super().__call__(func)
 
     def __enter__(self) -> Decision:
@@ -974,20 +976,29 @@ class Spend(ContextDecorator):
         return None
 
 
-def _runs_later(func: Any) -> bool:
-    """Whether a call only creates an object that runs later: a coroutine or a generator."""
+ASYNC_KINDS = ("coroutine", "async generator")
+
+
+def spendable(func: Any) -> tuple[str, str]:
+    """What a call of a function makes, a "coroutine", a "generator", an "async generator" or "" for its result; and the
+    function's name. Raises UsageError for what no spend can decorate."""
     import inspect  # imported late: few processes use the decorator
 
-    while isinstance(func, (partial, staticmethod, classmethod)):
-        func = func.func if isinstance(func, partial) else func.__func__
+    name = str(getattr(func, "__qualname__", type(func).__name__))[:80]
+    if isinstance(func, (staticmethod, classmethod)):
+        raise UsageError(f"{name}: write the spend below @{type(func).__name__}, next to the function")
+    if isinstance(func, type) or not callable(func):
+        raise UsageError(f"spend decorates functions, and {name} is none")
+    while isinstance(func, partial):
+        func = func.func
     if not inspect.isroutine(func):
         func = type(func).__call__
-    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-    return any(is_one(func) for is_one in kinds)
-
-
-def _name_of(func: Any) -> str:
-    return str(getattr(func, "__qualname__", type(func).__name__))[:80]
+    kinds = {
+        "coroutine": inspect.iscoroutinefunction,
+        "generator": inspect.isgeneratorfunction,
+        "async generator": inspect.isasyncgenfunction,
+    }
+    return next((kind for kind, is_one in kinds.items() if is_one(func)), ""), name
 
 
 # -- parts of the budget -----------------------------------------------------------------------------------------------

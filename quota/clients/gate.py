@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -13,7 +14,9 @@ from quota.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from quota.async_budget import AsyncBudget
     from quota.budget import Budget
+    from quota.common.steps import Steps
 
 MethodOf = str | Callable[[str, str], str]
 """An API method's name, or a function that gives it for (verb, url), for example ("GET", "https://...")."""
@@ -35,9 +38,43 @@ class HostGate:
 
     def charge(self, verb: str, url: str) -> Attempt | None:
         """The charged attempt; None for a host that is not metered. Raises Refused."""
+        method = self._metered(verb, url)
+        return None if method is None else self._meter.attempt(method, verb)
+
+    def charging(self, verb: str, url: str) -> Steps[Attempt | None]:
+        """`charge`, for whoever does the steps."""
+        method = self._metered(verb, url)
+        return None if method is None else (yield from self._meter.attempting(method, verb))
+
+    def _metered(self, verb: str, url: str) -> str | None:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         if (parts.hostname or "", port) not in self._hosts:
             return None
-        method = self._method if isinstance(self._method, str) else self._method(verb, url)
-        return self._meter.attempt(method, verb)
+        return self._method if isinstance(self._method, str) else self._method(verb, url)
+
+
+class AsyncHostGate:
+    """The same on an event loop."""
+
+    def __init__(self, budget: AsyncBudget, method: MethodOf, hosts: str | Iterable[str]) -> None:
+        from quota.async_budget import AsyncBudget, parts_of
+
+        if not isinstance(budget, AsyncBudget):
+            raise UsageError("a client of an event loop needs an AsyncBudget; open the session with quota.open_async()")
+        blocking, self._awaiter = parts_of(budget)
+        self._gate = HostGate(blocking, method, hosts)
+
+    async def charge(self, verb: str, url: str) -> Attempt | None:
+        """The charged attempt; None for a host that is not metered. Raises Refused."""
+        return await self._awaiter.do(self._gate.charging(verb, url))
+
+    async def never_left(self, attempt: Attempt) -> None:
+        await self._awaiter.in_thread(attempt.never_left)
+
+    async def answered(self, attempt: Attempt, status: int, body: bytes) -> None:
+        """Only an error has more to be done than to be noted."""
+        if status < 400:
+            attempt.answered(status, body)
+        else:
+            await self._awaiter.in_thread(partial(attempt.answered, status, body))

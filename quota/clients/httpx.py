@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from quota.clients.gate import MAX_PEEK_BYTES, HostGate, MethodOf
+from quota.clients.gate import MAX_PEEK_BYTES, AsyncHostGate, HostGate, MethodOf
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
 
     import httpx
 
+    from quota.async_budget import AsyncBudget
     from quota.budget import Budget
 
 
@@ -79,13 +80,12 @@ def httpx_transport(
 
 
 def httpx_async_transport(
-    budget: Budget, method: MethodOf, *, hosts: str | Iterable[str], inner: httpx.AsyncBaseTransport | None = None
+    budget: AsyncBudget, method: MethodOf, *, hosts: str | Iterable[str], inner: httpx.AsyncBaseTransport | None = None
 ) -> httpx.AsyncBaseTransport:
-    """The same for `httpx.AsyncClient`. The ledger is asked on a worker thread, so that the event loop goes on."""
+    """The same for `httpx.AsyncClient`, with a budget of `quota.open_async()`."""
     import httpx
-    from anyio.to_thread import run_sync
 
-    gate = HostGate(budget, method, hosts)
+    gate = AsyncHostGate(budget, method, hosts)
     below = inner or httpx.AsyncHTTPTransport()
 
     class Peeked(httpx.AsyncByteStream):
@@ -118,20 +118,23 @@ def httpx_async_transport(
 
     class MeteredTransport(httpx.AsyncBaseTransport):
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            attempt = await run_sync(gate.charge, request.method, str(request.url))
+            attempt = await gate.charge(request.method, str(request.url))
             if attempt is None:
                 return await below.handle_async_request(request)
             try:
                 response = await below.handle_async_request(request)
             except _unsent(httpx):
-                await run_sync(attempt.never_left)
+                await gate.never_left(attempt)
                 raise
             if response.status_code < 400:
-                attempt.answered(response.status_code, b"")
+                await gate.answered(attempt, response.status_code, b"")
                 return response
             stream = Peeked(cast("httpx.AsyncByteStream", response.stream))
-            text = _decoded(httpx, response, await stream.peek())
-            await run_sync(attempt.answered, response.status_code, text)
+            try:
+                await gate.answered(attempt, response.status_code, _decoded(httpx, response, await stream.peek()))
+            except BaseException:  # cancelled: nobody else knows of the response
+                await stream.aclose()
+                raise
             return _with_stream(httpx, response, stream)
 
         async def aclose(self) -> None:

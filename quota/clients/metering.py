@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from quota.arguments import text, texts
 from quota.attribution import current_attribution, machine_name
-from quota.budget import charge_attempt
+from quota.budget import charge_attempt, charging_attempt
 from quota.clients.upstream_errors import UpstreamError, classify
 from quota.common.clock import NEVER, rfc3339
 from quota.common.log import line
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from quota.budget import Budget
+    from quota.common.steps import Steps
     from quota.costs import CostBook
     from quota.decision import Decision
 
@@ -52,11 +53,20 @@ class Meter:
         Raises Refused when the budget has no room for it, and what `quota.budget.charge_attempt` raises. After any
         error nothing was charged and nothing may be sent.
         """
+        return self._attempted(charge_attempt(self.budget, self._name(method), verb))
+
+    def attempting(self, method: str, verb: str) -> Steps[Attempt]:
+        """`attempt`, for whoever does the steps."""
+        return self._attempted((yield from charging_attempt(self.budget, self._name(method), verb)))
+
+    def _name(self, method: str) -> str:
         name = self.budget.book.canonical(text(method, "method"))
         if len(name) > MAX_NAME_LENGTH or not name.isprintable():
             # The request is about to leave, so charge it under a shortened name.
             name = spaced(name, "?")[-MAX_NAME_LENGTH:]
-        decision = charge_attempt(self.budget, name, verb)
+        return name
+
+    def _attempted(self, decision: Decision) -> Attempt:
         if not decision.admitted:
             raise Refused(decision)
         return Attempt(self.budget, decision)

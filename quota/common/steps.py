@@ -1,7 +1,8 @@
 """Work that can be done blocking or awaited: a generator yields what must be waited for, and is sent the answer.
 
 A *step* is a callable without arguments. To call it does it, and blocks. `run` calls each of them; whoever must not
-block runs them elsewhere, or does better with steps that it knows. What a step raises is thrown into the generator. It
+block runs them elsewhere, or does better with steps that it knows; a step that is a bare method changes nothing for its
+caller, and may be done once for several. What a step raises is thrown into the generator. It
 holds no lock while it waits for an answer, so it may be given up there.
 """
 

@@ -169,17 +169,19 @@ class RedisLedger:
             reply = yield Command(self._ask, request.project, self._packed(request, commit))
         except Failed as error:
             reply = error
+        if type(reply) is str and "+" not in reply:
+            return self._result(request, reply, commit)
         return (yield from self._concluding(request, commit, started_s, reply))
 
     def _concluding(self, request: ChargeRequest, commit: bool, started_s: float, reply: Any) -> Steps[ChargeResult]:
         """What follows from the first reply of a decision that began at `started_s`, or from a Failed in its place."""
         if isinstance(reply, Failed):
-            retry = _may_retry(reply, started_s)
-            if not retry and not _did_nothing(reply):
+            again = _may_retry(reply, started_s)
+            if not again and not _did_nothing(reply):
                 raise self._error(reply) from reply
-            reply = yield from self._charge(request, commit, started_s, retry=retry)
+            reply = yield from self._charge(request, commit, started_s, retry=_may_be_done(reply), last_try=again)
         elif _says_more(reply):
-            reply = yield from self._charge(request, commit, started_s, retry=False)
+            reply = yield from self._charge(request, commit, started_s)
         if _is_unfinished(request, reply):
             reply = yield from self._to_the_end(request, commit, started_s, reply)
         if isinstance(reply, list) and len(reply) > BEFORE_USED + len(request.checks):
@@ -228,9 +230,11 @@ class RedisLedger:
             question = self._questions[id(checks), commit] = _Question(request, commit)
         return question
 
-    def _charge(self, request: ChargeRequest, commit: bool, started_s: float, *, retry: bool) -> Steps[Any]:
+    def _charge(
+        self, request: ChargeRequest, commit: bool, started_s: float, *, retry: bool = False, last_try: bool = False
+    ) -> Steps[Any]:
         """Run charge.lua to a result, or while a decision may count (L21). A retry after a lost answer says so, and
-        so never charges twice (L16)."""
+        so never charges twice (L16). What was lost before it left is asked again as a first try."""
         args = _arguments(request, self._now(), commit)
         while True:
             if retry:
@@ -238,9 +242,9 @@ class RedisLedger:
             try:
                 reply = yield from self._run_charge(request.project, args)
             except Failed as error:
-                if retry or not _may_retry(error, started_s):
+                if last_try or not _may_retry(error, started_s):
                     raise self._error(error) from error
-                retry = True
+                retry, last_try = retry or _may_be_done(error), True
                 continue
             if not _says_more(reply) or elapsed_s() - started_s >= COUNT_WITHIN_S:
                 return reply
@@ -261,7 +265,7 @@ class RedisLedger:
         counts. That it was refused stands, whatever fails after it."""
         while True:
             try:
-                reply = yield from self._charge(request, commit, elapsed_s(), retry=True)
+                reply = yield from self._charge(request, commit, elapsed_s(), retry=True, last_try=True)
             except LedgerError:
                 return reply
             if not _is_unfinished(request, reply):
@@ -532,6 +536,12 @@ class RedisLedger:
 
     # Every word of a command must be text: see `quota.ledger.redis_connection`.
 
+    def connections(self) -> Connections | None:
+        """The connections to its server, for who does the steps of `deciding`; None for a cluster of servers. Contacts
+        nothing."""
+        client = None if self._is_cluster else self._connect_once()
+        return client if isinstance(client, Connections) else None
+
     def _connect_once(self) -> Connections | Cluster:
         client = self._connected
         if client is None:
@@ -654,6 +664,11 @@ driver would wait for it."""
 def _may_retry(error: Failed, started_s: float) -> bool:
     """Whether the answer was lost, early enough to retry within the second."""
     return isinstance(error, Lost) and elapsed_s() - started_s <= RETRY_WITHIN_S
+
+
+def _may_be_done(error: Failed) -> bool:
+    """Whether the server may have done what has no answer."""
+    return isinstance(error, Lost) and error.left
 
 
 def _says_more(reply: Any) -> bool:

@@ -79,25 +79,14 @@ APPLICATION_ID = 0x51_4C_47_31
 """Marks an SQLite file as a ledger ("QLG1")."""
 
 
-class _Room(NamedTuple):
-    """Of a view all charges up to `at` were taken off, and it counts `left` behind that, up to the entry `last`. It
-    stands as long as `stamp`: the epoch, and the units by which corrections ever changed charges."""
-
-    stamp: tuple[str, int]
-    at: Id
-    last: Id
-    left: int
-
-
 class _Rooms(NamedTuple):
     """When the charge was made that must leave a sliding window before a call fits, by project, view, and what may be
-    left then (None: it fits, or the window does not slide); and until when unlogged usage counts. `known` holds as long
-    as a connection sees no change of its file. `begun` says how far the log was read for it, and is read on from."""
+    left then (None: it fits, or the window does not slide); and until when unlogged usage counts. It holds as long as a
+    connection sees no change of its file."""
 
     db: sqlite3.Connection | None
     stamp: tuple[int, int]
     known: dict[tuple[str, View, int], tuple[int | None, int]]
-    begun: dict[tuple[str, View, int], _Room]
 
 
 MAX_ROOMS = 1_000
@@ -105,9 +94,6 @@ MAX_ROOMS = 1_000
 
 TRIM_AT_ONCE = 10_000
 """So many charges are trimmed at once (L13)."""
-
-ROWS_IN_A_WALK, ROWS_IN_A_STEP = 200, 5_000
-"""To find one of them, so many are looked at one by one, and then so many are added up at a time."""
 
 ROWS_AT_ONCE = 50_000
 """So many charges are read for the views of a decision in one transaction, and what lies within a minute (L21)."""
@@ -176,7 +162,7 @@ class SqliteLedger:
         self._clock = host_clock if clock is None else whole_clock(clock)
         self._sums: dict[View, tuple[str, tuple[str, ...]]] = {}
         self._memory = Memory(None, 0)
-        self._rooms = _Rooms(None, (0, 0), {}, {})
+        self._rooms = _Rooms(None, (0, 0), {})
 
     def now_ms(self) -> int:
         return self._clock()
@@ -189,7 +175,7 @@ class SqliteLedger:
             result = self._count_on(request, commit)
         if result.outcome != "refused" or result.unlogged:
             return result
-        return self._with_leaving(request, result)
+        return result._replace(leaving_ms=self._leaving_ms(request, result.now_ms))
 
     def _count_on(self, request: ChargeRequest, commit: bool) -> ChargeResult:
         """Decide again while a decision may count (L21): others get their turn between the transactions. What a peek
@@ -200,108 +186,40 @@ class SqliteLedger:
             if result.outcome != "counting" or elapsed_s() >= ends_s:
                 return result
 
-    def _with_leaving(self, request: ChargeRequest, result: ChargeResult) -> ChargeResult:
-        """L9. See `ChargeResult.leaving_ms`. It depends on nothing that leaves before that charge, so it is remembered.
-        It is read outside of the decision, in pieces (L21): nobody waits for this."""
-        ends_s = elapsed_s() + COUNT_WITHIN_S
+    def _leaving_ms(self, request: ChargeRequest, now_ms: int) -> tuple[int | None, ...]:
+        """L9. See `ChargeResult.leaving_ms`. It depends on nothing that leaves before that charge, so it is remembered
+        until the file changes. It is read outside of the decision: nobody waits for this."""
+        project = request.project
+        keys = [(project, check.view, check.cap_units - check.cost_units) for check in request.checks]
+
+        def remembered(db: sqlite3.Connection) -> tuple[int | None, ...] | None:
+            rooms = self._rooms
+            if rooms.db is not db or rooms.stamp != (_data_version(db), db.total_changes):
+                return None
+            known = [rooms.known.get(key) for key in keys]
+            if not all(room is not None and room[1] <= now_ms for room in known):
+                return None
+            return tuple([room[0] for room in known if room is not None])
+
+        def read(db: sqlite3.Connection) -> tuple[int | None, ...]:
+            last, _, unlogged_until_ms, *_ = self._head(db, project)
+            stamp, rooms = (_data_version(db), db.total_changes), self._rooms
+            if rooms.db is not db or rooms.stamp != stamp or len(rooms.known) > MAX_ROOMS:
+                rooms = self._rooms = _Rooms(db, stamp, {})
+            if unlogged_until_ms > now_ms:
+                return ()
+            for key, check in zip(keys, request.checks, strict=True):
+                if key not in rooms.known:
+                    stored = self._stored(db, project, check.view)
+                    view, _ = self._advance(db, project, check, now_ms, last, stored, NEVER)
+                    rooms.known[key] = _leaving_at(db, project, check, view), unlogged_until_ms
+            return tuple([rooms.known[key][0] for key in keys])
+
         try:
-            leaving_ms = self._file.transact(lambda db: self._remembered_rooms(db, request, result), write=None)
-            while leaving_ms is None:
-                leaving_ms = self._file.transact(lambda db: self._read_rooms(db, request, result), write=False)
-                if leaving_ms is None and elapsed_s() >= ends_s:
-                    return ChargeResult("counting", None, result.now_ms, result.last, (), epoch=result.epoch)
+            known = self._file.transact(remembered, write=None)
+            return self._file.transact(read, write=False) if known is None else known
         except LedgerError:  # that it was refused stands
-            return result
-        return result._replace(leaving_ms=leaving_ms)
-
-    def _remembered_rooms(
-        self, db: sqlite3.Connection, request: ChargeRequest, result: ChargeResult
-    ) -> tuple[int | None, ...] | None:
-        rooms = self._rooms
-        if rooms.db is not db or rooms.stamp != (_data_version(db), db.total_changes):
-            return None
-        known = [rooms.known.get(_room_key(request.project, check)) for check in request.checks]
-        if not all(room is not None and room[1] <= result.now_ms for room in known):
-            return None
-        return tuple([room[0] for room in known if room is not None])
-
-    def _read_rooms(
-        self, db: sqlite3.Connection, request: ChargeRequest, result: ChargeResult
-    ) -> tuple[int | None, ...] | None:
-        """A piece of it; None: there is more to read."""
-        project, now_ms = request.project, result.now_ms
-        last, epoch, unlogged_until_ms, *_ = self._head(db, project)
-        stamp, rooms = (_data_version(db), db.total_changes), self._rooms
-        if rooms.db is not db or len(rooms.begun) > MAX_ROOMS:
-            rooms = self._rooms = _Rooms(db, stamp, {}, {})
-        elif rooms.stamp != stamp:
-            rooms = self._rooms = _Rooms(db, stamp, {}, rooms.begun)
-        if unlogged_until_ms > now_ms:
             return ()
-        corrected = db.execute("SELECT SUM(corrected_units) FROM sums WHERE project = ?", (project,)).fetchone()[0]
-        rows, leaving_ms = ROWS_AT_ONCE, []
-        for check in request.checks:
-            key = _room_key(project, check)
-            if key not in rooms.known:
-                stored = self._stored(db, project, check.view)
-                view, _ = self._advance(db, project, check, now_ms, last, stored, NEVER)
-                at_ms = None
-                if isinstance(check.view.window, Sliding) and check.cost_units and 0 <= key[2] < view.total:
-                    begun = rooms.begun.get(key)
-                    if begun is None or begun.stamp != (epoch, corrected) or begun.last > last or begun.at < view[1:3]:
-                        begun = _Room((epoch, corrected), (view.tail_ms, view.tail_seq - 1), last, view.total)
-                    rooms.begun[key], rows = self._room(db, project, check, begun, last, rows)
-                    if not rows:
-                        return None
-                    at_ms = rooms.begun[key].at[0]
-                rooms.known[key] = at_ms, unlogged_until_ms
-            leaving_ms.append(rooms.known[key][0])
-        return tuple(leaving_ms)
-
-    def _room(
-        self, db: sqlite3.Connection, project: str, check: LimitCheck, begun: _Room, last: Id, rows: int
-    ) -> tuple[_Room, int]:
-        """Read on to the charge that must leave, and how many rows may be read after that; 0: that is how far it
-        came."""
-        view, most = check.view, check.cap_units - check.cost_units
-        stamp, at, seen, left = begun
-        if seen < last:
-            through, rows = self._piece(db, project, seen, last, rows)
-            left, seen = left + self._sum(db, project, view, seen, through), through
-            if not rows:
-                return _Room(stamp, at, seen, left), 0
-        size = min(rows, ROWS_IN_A_WALK)  # mostly it is one of the first
-        at, left = self._walk(db, project, view, (at, seen), left, most, size)
-        rows -= size
-        while rows and left > most:
-            size = min(rows, ROWS_IN_A_STEP)
-            step = (project, at[0], seen[0], *at, *seen, size - 1)
-            through = db.execute(f"SELECT ms, seq {_BETWEEN} LIMIT 1 OFFSET ?", step).fetchone() or seen
-            rows -= size
-            counted = self._sum(db, project, view, at, through)
-            if left - counted <= most:
-                at, left = self._walk(db, project, view, (at, through), left, most, size)
-            elif through == seen:
-                raise DamagedError("a view counts more than its log")
-            else:
-                at, left = through, left - counted
-        return _Room(stamp, at, seen, left), rows if left > most else max(rows, 1)
-
-    def _walk(
-        self, db: sqlite3.Connection, project: str, view: View, between: tuple[Id, Id], left: int, most: int, size: int
-    ) -> tuple[Id, int]:
-        """Up to which charge `left` falls to `most`, or to the last of `size` charges, and what is left behind it."""
-        (at, through), selector = between, view.selector
-        rows = (project, at[0], through[0], *at, *through, size)
-        for ms, seq, units, *names in db.execute(
-            f"SELECT ms, seq, units, bucket, method, job {_BETWEEN} LIMIT ?", rows
-        ):
-            if left <= most:
-                break
-            at = ms, seq
-            if selector.counts(*names):
-                left -= selector.cost(units)
-        return at, left
 
     def _decide_from_memory(
         self, db: sqlite3.Connection, request: ChargeRequest, commit: bool, write: bool
@@ -1042,8 +960,22 @@ def _edges_fit(checks: Sequence[LimitCheck], now_ms: int) -> bool:
     return True
 
 
-def _room_key(project: str, check: LimitCheck) -> tuple[str, View, int]:
-    return project, check.view, check.cap_units - check.cost_units
+def _leaving_at(db: sqlite3.Connection, project: str, check: LimitCheck, view: ViewState) -> int | None:
+    """The time of the first charge behind which a view counts so little that the call fits."""
+    left, room = view.total, check.cap_units - check.cost_units
+    if not isinstance(check.view.window, Sliding) or not check.cost_units or not 0 <= room < left:
+        return None
+    selected, names = _selected(check.view)
+    sql = (
+        f"SELECT ms, {_counted(check.view)} FROM charges"  # noqa: S608  # constants and placeholders only
+        f" WHERE project = ? AND ms >= ? AND (ms, seq) >= (?, ?){selected} ORDER BY ms, seq"
+    )
+    for ms, units in db.execute(sql, (project, view.tail_ms, view.tail_ms, view.tail_seq, *names)):
+        left -= units
+        if left <= room:
+            at_ms: int = checked_row((ms,), integers=1)[0]
+            return at_ms
+    return None
 
 
 def _sum_sql(view: View) -> tuple[str, tuple[str, ...]]:

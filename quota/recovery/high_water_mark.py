@@ -370,13 +370,16 @@ class HighWaterMark:
             return self._lacks_carry or self._must_read()
 
     def record_at_once(self, checks: Sequence[LimitCheck], result: ChargeResult) -> bool | None:
-        """The same where it takes some microseconds; None where it takes longer: then call `record`."""
-        if self._changing:
+        """The same where it takes some microseconds; None where it takes longer: then call `record`. An event loop may
+        call it: it waits for nobody who reads files."""
+        if self._changing or not self._lock.acquire(blocking=False):
             return None
-        with self._lock:
+        try:
             if self._changing or not self._record_head(checks, result) or self._deferred:
                 return None
             return self._lacks_carry or (self._newest_id[0] >= self._next_slice_end_ms and self._must_read())
+        finally:
+            self._lock.release()
 
     def _record_head(self, checks: Sequence[LimitCheck], result: ChargeResult) -> bool:
         """Most decisions are about the same views as the one before: only the numbers in the head change. False where

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
+from support.loops import KINDS, Run, runner
 from support.setup import Setup
 
 if TYPE_CHECKING:
@@ -35,3 +36,9 @@ def setup(ledger_url: str) -> Iterator[Setup]:
     setup = Setup.open(ledger_url)
     yield setup
     setup.ledger.close()
+
+
+@pytest.fixture(params=KINDS)
+def run(request: pytest.FixtureRequest) -> Run:
+    """Runs a coroutine in a loop of its own, of either kind."""
+    return runner(request.param)

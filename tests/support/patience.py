@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quota import recorder
+from quota import async_budget, recorder
 from quota.inbound import redis_storage, sqlite_storage
 from quota.ledger import redis_ledger, sqlite_ledger
 from quota.ledger.redis_ledger import RedisLedger
@@ -25,6 +25,7 @@ WALLS: list[tuple[Any, str]] = [
     (sqlite_ledger, "COUNT_WITHIN_S"),
     (recorder, "END_WITHIN_S"),
     (Allowance, "_deadline_s"),
+    (async_budget, "WAIT_S"),
     (sqlite_storage, "WALL_S"),
     (redis_storage, "WALL_S"),
     (redis_storage, "TIMEOUT_S"),

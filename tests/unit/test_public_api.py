@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 def test_the_public_names_are_these() -> None:
     assert quota.__all__ == [
+        "AsyncBudget",
+        "AsyncSession",
         "BadAnswer",
         "Budget",
         "Charge",
@@ -37,6 +39,7 @@ def test_the_public_names_are_these() -> None:
         "UsageError",
         "labels",
         "open",
+        "open_async",
     ]
 
 
@@ -85,6 +88,19 @@ def test_a_session_and_a_budget_have_no_other_public_names(state_dir: Path) -> N
             "spend",
             "usage",
         ]
+
+
+def test_on_an_event_loop_there_are_the_same_methods(state_dir: Path) -> None:
+    blocking = quota.open()
+    awaited = quota.open_async()
+    assert _public(awaited) == ["aclose", "budget", "run", "settings"]
+    assert _public(awaited.budget()) == [name for name in _public(blocking.budget()) if name != "ledger"]
+    for name, method in inspect.getmembers(quota.Budget, inspect.isfunction):
+        if not name.startswith("_"):
+            ours = inspect.signature(getattr(quota.AsyncBudget, name))
+            assert ours.parameters == inspect.signature(method).parameters
+            assert inspect.iscoroutinefunction(getattr(quota.AsyncBudget, name)) == (name != "spend")
+    blocking.close()
 
 
 def _public(thing: object) -> list[str]:

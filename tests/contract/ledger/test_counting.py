@@ -129,27 +129,6 @@ def test_a_peek_and_a_look_at_the_numbers_go_on_too(setup: Setup, monkeypatch: p
 
 
 @pytest.mark.usefixtures("pieces")
-def test_until_it_is_known_when_there_is_room_each_refusal_goes_on(setup: Setup, ledger_url: str) -> None:
-    began_ms = setup.now_ms
-    charged(setup, 30)
-    budget = setup.budget(limit(300, 40 * HOUR_MS))
-    assert until_counted(budget)[0].reason == "limit"
-    reasons = []
-    while reasons[-1:] != ["limit"]:
-        decision = budget.charge("videos.list", units=150)
-        reasons.append(decision.reason)
-    assert reasons[:-1] == ["counting"] * len(reasons[:-1])
-    assert 150 / 7 / 2 < len(reasons) < 150
-    assert decision.retry_at_ms == began_ms + (15 + 40) * HOUR_MS
-    other = Setup.open(ledger_url, now_ms=setup.now_ms)
-    other.project = setup.project
-    _append(other, [1, 1], "videos.list")
-    other.ledger.close()
-    decision = budget.charge("videos.list", units=150)
-    assert (decision.reason, decision.retry_at_ms) == ("limit", began_ms + (16 + 40) * HOUR_MS), "read on, not again"
-
-
-@pytest.mark.usefixtures("pieces")
 def test_the_allowance_admits_nothing_while_the_ledger_counts(setup: Setup, tmp_path: Path) -> None:
     """It has answered."""
     charged(setup, 10)

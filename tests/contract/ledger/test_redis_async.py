@@ -27,6 +27,7 @@ from quota.ledger.redis_connection import Connections, Server
 from quota.ledger.redis_errors import ErrorReply, Failed, Lost, NoAnswer, NotRedis
 from quota.ledger.redis_url import client_maker
 from quota.ledger.resp import pack
+from support.loops import KINDS, Run
 from support.processes import in_child
 from support.proxy import Proxy
 from support.resp import RespServer
@@ -39,17 +40,6 @@ SHORT_S = 0.2
 NAME, PASSWORD = "one-for-a-loop", "secret"
 
 FAULTS = int(os.environ.get("QUOTA_TEST_FAULTS", "30"))
-
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    """Runs a coroutine in a loop of its own."""
-    if request.param == "asyncio":
-        return asyncio.run
-    uvloop = pytest.importorskip("uvloop")
-    return uvloop.run  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -590,7 +580,7 @@ gc.collect()
 """
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("loop", KINDS)
 def test_a_loop_that_ends_with_a_connection_open_makes_no_noise(server: RedisServer, loop: str) -> None:
     command = [sys.executable, "-X", "dev", "-W", "error", "-c", LEFT_OPEN, server.url, loop]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import json
 import socket
@@ -13,16 +14,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import aiohttp
 import httpx
 import pytest
 import requests
 
+from quota.async_budget import AsyncBudget, Awaiter
 from quota.budget import Budget
+from quota.clients.aiohttp import aiohttp_middleware
 from quota.clients.gate import MAX_PEEK_BYTES
 from quota.clients.httpx import httpx_async_transport, httpx_transport
 from quota.clients.requests import requests_adapter
 from quota.common.clock import NEVER
-from quota.errors import Refused
+from quota.errors import Refused, UsageError
 from quota.ledger.contract import Ledger
 from quota.ledger.entry import Entry
 from quota.ledger.sqlite_ledger import SqliteLedger
@@ -92,7 +96,7 @@ def name_of(verb: str, url: str) -> str:
 
 
 class Requests:
-    """The two clients under one name, as far as these tests use them."""
+    """The clients under one name, as far as these tests use them."""
 
     def __init__(self, budget: Budget, hosts: list[str], method: Any = "videos.list") -> None:
         self.session = requests.Session()
@@ -149,7 +153,7 @@ class AsyncHttpx:
 
     def __init__(self, budget: Budget, hosts: list[str], method: Any = "videos.list") -> None:
         self.runner = asyncio.Runner()
-        transport = httpx_async_transport(budget, method, hosts=hosts)
+        transport = httpx_async_transport(awaited(budget), method, hosts=hosts)
         self.client = httpx.AsyncClient(transport=transport, follow_redirects=True, trust_env=False, timeout=100)
 
     def get(self, url: str, timeout_s: float = 100) -> tuple[int, bytes]:
@@ -178,10 +182,58 @@ class AsyncHttpx:
         self.runner.close()
 
 
+class Aiohttp:
+    """The same with aiohttp."""
+
+    def __init__(self, budget: Budget, hosts: list[str], method: Any = "videos.list") -> None:
+        self.runner = asyncio.Runner()
+        self.session = self.runner.run(self.open(aiohttp_middleware(awaited(budget), method, hosts=hosts)))
+
+    async def open(self, middleware: aiohttp.ClientMiddlewareType) -> aiohttp.ClientSession:
+        jar = aiohttp.CookieJar(unsafe=True)  # from a host without a name, too
+        return aiohttp.ClientSession(middlewares=[middleware], timeout=aiohttp.ClientTimeout(100), cookie_jar=jar)
+
+    def get(self, url: str, timeout_s: float = 100) -> tuple[int, bytes]:
+        async def read() -> tuple[int, bytes]:
+            async with self.session.get(url, timeout=aiohttp.ClientTimeout(timeout_s)) as response:
+                return response.status, await response.read()
+
+        return self.runner.run(read())
+
+    def post(self, url: str) -> int:
+        async def read() -> int:
+            async with self.session.post(url) as response:
+                return response.status
+
+        return self.runner.run(read())
+
+    def stream(self, url: str) -> bytes:
+        async def read() -> bytes:
+            async with self.session.get(url) as response:
+                return b"".join([chunk async for chunk in response.content.iter_chunked(1_000)])
+
+        return self.runner.run(read())
+
+    def raw(self, url: str) -> bytes:
+        async def read() -> bytes:
+            async with self.session.get(url, auto_decompress=False) as response:
+                return b"".join([chunk async for chunk in response.content.iter_any()])
+
+        return self.runner.run(read())
+
+    def close(self) -> None:
+        self.runner.run(self.session.close())
+        self.runner.close()
+
+
+def awaited(budget: Budget) -> AsyncBudget:
+    return AsyncBudget(budget, Awaiter(budget.ledger))
+
+
 Connect = Callable[..., Any]
 
 
-@pytest.fixture(params=[Requests, Httpx, AsyncHttpx])
+@pytest.fixture(params=[Requests, Httpx, AsyncHttpx, Aiohttp])
 def connect(request: pytest.FixtureRequest, ledger: Ledger) -> Iterator[Connect]:
     """Makes clients of one kind over the test's ledger, and closes them."""
     made: list[Any] = []
@@ -234,15 +286,15 @@ def test_what_cannot_connect_is_given_back(connect: Connect, ledger: Ledger) -> 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and never listens
         host = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises((requests.ConnectionError, httpx.ConnectError)):
+        with pytest.raises((requests.ConnectionError, httpx.ConnectError, aiohttp.ClientConnectorError)):
             connect(host).get(f"http://{host}/")
-    with pytest.raises((requests.ConnectionError, httpx.ConnectError)):
+    with pytest.raises((requests.ConnectionError, httpx.ConnectError, aiohttp.ClientConnectorError)):
         connect("no-such-host.invalid").get("http://no-such-host.invalid/")
     assert [entry.units for entry in entries(ledger)] == [0, 0]
 
 
 def test_a_timeout_stays_charged(connect: Connect, server: PlainServer, ledger: Ledger) -> None:
-    with pytest.raises((requests.ReadTimeout, httpx.ReadTimeout)):
+    with pytest.raises((requests.ReadTimeout, httpx.ReadTimeout, TimeoutError)):
         connect(server).get(f"{server.address}/silent", timeout_s=2)
     assert charged(ledger) == {"videos.list": 1}
 
@@ -274,9 +326,9 @@ def test_a_long_error_is_only_looked_into(connect: Connect, server: PlainServer)
 @pytest.mark.parametrize(
     ("path", "failure"),
     [
-        ("/cut", (requests.exceptions.ChunkedEncodingError, httpx.RemoteProtocolError)),
-        ("/stalls", (requests.ConnectionError, httpx.ReadTimeout)),
-        ("/not-zipped", (requests.exceptions.ContentDecodingError, httpx.DecodingError)),
+        ("/cut", (requests.exceptions.ChunkedEncodingError, httpx.RemoteProtocolError, aiohttp.ClientPayloadError)),
+        ("/stalls", (requests.ConnectionError, httpx.ReadTimeout, TimeoutError)),
+        ("/not-zipped", (requests.exceptions.ContentDecodingError, httpx.DecodingError, aiohttp.ClientPayloadError)),
     ],
 )
 def test_an_error_that_cannot_be_read_fails_for_the_client_as_it_would_without_us(
@@ -285,6 +337,7 @@ def test_an_error_that_cannot_be_read_fails_for_the_client_as_it_would_without_u
     """It stays charged, and is judged by its status alone."""
     with pytest.raises(failure):
         connect(server).get(server.address + path, timeout_s=2 if path == "/stalls" else 100)
+    gc.collect()  # a connection that was left open would say so now
     assert charged(ledger) == {"videos.list": 1}
     assert not ledger.exhaustions("p")
 
@@ -303,3 +356,9 @@ def test_threads_share_a_session(server: PlainServer, ledger: Ledger) -> None:
         list(pool.map(lambda _: client.get(f"{server.address}/ok"), range(80)))
     client.close()
     assert charged(ledger) == {"videos.list": 80} == {"videos.list": len(server.arrived)}
+
+
+@pytest.mark.parametrize("client", [httpx_async_transport, aiohttp_middleware])
+def test_a_client_of_an_event_loop_wants_a_budget_that_is_awaited(ledger: Ledger, client: Any) -> None:
+    with pytest.raises(UsageError, match=r"quota\.open_async"):
+        client(make_budget(ledger), "videos.list", hosts=["api.example.com"])

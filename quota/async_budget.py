@@ -1,0 +1,284 @@
+"""`quota.budget.Budget`, awaited: the same decisions on an event loop, which goes on meanwhile.
+
+    AsyncBudget   the methods of a Budget, each awaited
+    AsyncSpend    a charge around a block, or around a coroutine or async generator function
+    Awaiter       does the steps of a decision (`quota.common.steps`) on one connection for each loop, or in threads
+
+All rules stand in `quota.budget` and in the ledgers; here is only how they are waited for.
+"""
+
+from __future__ import annotations
+
+from asyncio import CancelledError, current_task, get_running_loop, shield, wrap_future
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial, wraps
+from types import MethodType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from quota.budget import ASYNC_KINDS, SESSION_CLOSED, deciding, spendable
+from quota.common.clock import elapsed_s
+from quota.common.fork import start_over_in_child
+from quota.errors import LedgerError, Refused, UsageError
+from quota.ledger.contract import Question
+
+if TYPE_CHECKING:
+    from asyncio import Future
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+
+    from quota.budget import Budget, Outlook
+    from quota.common.steps import Steps
+    from quota.costs import CostBook
+    from quota.decision import Decision, LimitState
+    from quota.ledger.contract import Ledger
+    from quota.ledger.entry import Charge, Entry
+    from quota.ledger.redis_async import AsyncConnections
+    from quota.limits import Limit
+
+T = TypeVar("T")
+
+WAIT_S = 0.85
+"""A decision that waits so long for the thread of its ledger is given up, before anything is charged."""
+
+HOUSEKEEPERS = 8
+"""So many threads do what is neither a question to the ledger nor quick: they read files, or tell the ledger more."""
+
+
+class AsyncBudget:
+    """The limits of one credential over one ledger, for event loops. `AsyncSession.budget` makes it.
+
+    It has the methods of `quota.Budget`, with the same parameters, results and errors. Nothing in it blocks the loop.
+    It is safe to share between tasks, loops and threads, and works in forked children. If a task is cancelled while it
+    waits for a decision, the call must not leave; the charge may stand, as after any interruption.
+    """
+
+    def __init__(self, budget: Budget, awaiter: Awaiter) -> None:
+        self._budget = budget
+        self._awaiter = awaiter
+
+    @property
+    def credential(self) -> str:
+        return self._budget.credential
+
+    @property
+    def project(self) -> str:
+        return self._budget.project
+
+    @property
+    def book(self) -> CostBook:
+        return self._budget.book
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        return self._budget.limits
+
+    async def charge(
+        self, method: str, *, units: int | None = None, job: str | None = None, region: str | None = None
+    ) -> Decision:
+        """Charge one call of `method` before it leaves, if every limit has room for it: `Budget.charge`."""
+        return await self._awaiter.do(deciding(self._budget, method, units=units, job=job, region=region, commit=True))
+
+    async def peek(
+        self, method: str, *, units: int | None = None, job: str | None = None, region: str | None = None
+    ) -> Decision:
+        """The decision that `charge` would make now, without charging."""
+        return await self._awaiter.do(deciding(self._budget, method, units=units, job=job, region=region, commit=False))
+
+    async def refund(self, charge_id: str) -> Charge | Entry:
+        """Give back a charge whose request provably never left this machine: `Budget.refund`."""
+        return await self._awaiter.in_thread(partial(self._budget.refund, charge_id))
+
+    async def settle(self, charge_id: str, units: int) -> Charge | Entry:
+        """Set the true cost of a charge, in absolute units: `Budget.settle`."""
+        return await self._awaiter.in_thread(partial(self._budget.settle, charge_id, units))
+
+    async def usage(self, job: str | None = None) -> tuple[LimitState, ...]:
+        """The current state of every limit: `Budget.usage`."""
+        return await self._awaiter.in_thread(partial(self._budget.usage, job))
+
+    async def outlook(self, methods: Iterable[str] = ()) -> Outlook:
+        """The state of this budget, and the decision for the dearest of these methods: `Budget.outlook`."""
+        return await self._awaiter.in_thread(partial(self._budget.outlook, tuple(methods)))
+
+    async def owed_units(self) -> int:
+        """The units that this machine drew on its local allowance and has not repaid to the ledger yet."""
+        return await self._awaiter.in_thread(self._budget.owed_units)
+
+    def spend(
+        self, method: str, *, units: int | None = None, job: str | None = None, region: str | None = None
+    ) -> AsyncSpend:
+        """Charge around a block or a function: `async with budget.spend("search.list"): ...`, or as a decorator.
+
+        For clients that have no hook for charging. Each entry is one charge; a refusal raises Refused before the body
+        runs. The charge stays whatever the body does, because a request that was sent has been spent.
+        """
+        return AsyncSpend(self, method, units=units, job=job, region=region)
+
+
+def parts_of(budget: AsyncBudget) -> tuple[Budget, Awaiter]:
+    """What decides, and what waits for it: for clients."""
+    return budget._budget, budget._awaiter
+
+
+# -- a charge around a block or a function -----------------------------------------------------------------------------
+
+F = TypeVar("F", bound="Callable[..., Awaitable[Any] | AsyncIterator[Any]]")
+
+
+class AsyncSpend:
+    """Charges on every entry, and raises Refused before the body runs. The charge stays whatever the body does.
+
+    Entering yields the decision, whose `id` can be settled once the true cost is known. As a decorator it charges when
+    a coroutine is awaited, and when the first item of an async generator is asked for.
+    """
+
+    def __init__(self, budget: AsyncBudget, method: str, *, units: int | None, job: str | None, region: str | None):
+        self._charge = partial(budget.charge, method, units=units, job=job, region=region)
+
+    def __call__(self, func: F) -> F:
+        """`func` with a charge at each call. Raises UsageError for anything but a coroutine or async generator
+        function."""
+        kind, name = spendable(func)
+        if kind not in ASYNC_KINDS:
+            raise UsageError(
+                f"{name} is not async, so nothing can be awaited before it runs; make it `async def`, or use a budget "
+                "of quota.open()"
+            )
+        charged = self._coroutine(func) if kind == "coroutine" else self._generator(func)
+        return wraps(func)(charged)  # type: ignore[return-value]
+
+    def _coroutine(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        async def charged(*args: Any, **options: Any) -> Any:
+            async with self:
+                return await func(*args, **options)
+
+        return charged
+
+    def _generator(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        async def charged(*args: Any, **options: Any) -> AsyncGenerator[Any, Any]:
+            async with self:
+                items = func(*args, **options)
+                try:
+                    item = await anext(items)
+                    while True:
+                        try:
+                            sent = yield item
+                        except GeneratorExit:
+                            raise
+                        except BaseException as error:
+                            item = await items.athrow(error)
+                        else:
+                            item = await items.asend(sent)
+                except StopAsyncIteration:
+                    return
+                finally:
+                    await items.aclose()
+
+        return charged
+
+    async def __aenter__(self) -> Decision:
+        decision = await self._charge()
+        if not decision.admitted:
+            raise Refused(decision)
+        return decision
+
+    async def __aexit__(self, *exc: object) -> None:
+        return None
+
+
+# -- how it is waited for ----------------------------------------------------------------------------------------------
+
+
+class Awaiter:
+    """Does steps for the tasks of any loop. One for a session: its budgets share a ledger."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._label = ledger.label
+        self._closed = False
+        self._lines: AsyncConnections | None = None
+        if getattr(ledger, "connections", _none)() is not None:
+            from quota.ledger.redis_async import AsyncConnections
+
+            self._lines = AsyncConnections(ledger.connections)  # type: ignore[attr-defined]
+        self.start_over_in_child()
+        start_over_in_child(self)
+
+    async def do(self, steps: Steps[T]) -> T:
+        """Do all steps, one after the other, and return what they lead to."""
+        started_s = elapsed_s()
+        try:
+            step: Any = next(steps)
+            while True:
+                try:
+                    if self._lines is not None and hasattr(step, "words"):  # a Command
+                        answer = await self._lines.ask(step.words, started_s)
+                    elif type(step) is not Question:
+                        answer = await (self._look(step) if type(step) is MethodType else self.in_thread(step))
+                    elif self._lines is not None:
+                        answer = await self.do(step.ledger.deciding(step.request, commit=step.commit))  # type: ignore[attr-defined]
+                    else:
+                        answer = await self._ask_in_thread(step)
+                except BaseException as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(answer)
+        except StopIteration as ended:
+            return ended.value  # type: ignore[no-any-return]
+
+    async def in_thread(self, step: Callable[[], T]) -> T:
+        self._check_open()
+        return await get_running_loop().run_in_executor(self._housekeepers, step)
+
+    async def _look(self, look: MethodType) -> Any:
+        """A step that is a bare method changes nothing for its caller: tasks that want it at once share one."""
+        loop = get_running_loop()
+        looking = self._looks.get(look)
+        if looking is None or looking.done() or looking.get_loop() is not loop:
+            self._check_open()
+            looking = self._looks[look] = loop.run_in_executor(self._housekeepers, look)
+        return await shield(looking)
+
+    async def _ask_in_thread(self, question: Question) -> Any:
+        """Ask a ledger that one thread asks for all: a file, which takes one decision at a time, or a cluster."""
+        self._check_open()
+        asking = self._asker.submit(question)
+        late = False
+
+        def give_up() -> None:
+            nonlocal late
+            late = asking.cancel()  # False where it has begun
+
+        timer = get_running_loop().call_later(WAIT_S, give_up)
+        try:
+            return await wrap_future(asking)
+        except CancelledError:
+            task = current_task()
+            if not late or (task is not None and task.cancelling()):
+                raise
+            raise LedgerError(
+                f"ledger {self._label} is asked more than it can answer, and was not asked this; nothing was charged"
+            ) from None
+        finally:
+            timer.cancel()
+
+    def close(self) -> None:
+        """What is under way is given up, and may have been charged."""
+        self._closed = True
+        lines, self._lines = self._lines, None
+        if lines is not None:
+            lines.close()
+        self._asker.shutdown(wait=False)
+        self._housekeepers.shutdown(wait=False)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError(SESSION_CLOSED)
+
+    def start_over_in_child(self) -> None:
+        """A forked child lacks its parent's threads."""
+        self._looks: dict[MethodType, Future[Any]] = {}
+        self._asker = ThreadPoolExecutor(1, thread_name_prefix="quota-ledger")
+        self._housekeepers = ThreadPoolExecutor(HOUSEKEEPERS, thread_name_prefix="quota-house")
+
+
+def _none() -> None:
+    return None

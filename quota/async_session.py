@@ -1,0 +1,78 @@
+"""One opened configuration for event loops. `quota.open_async()` makes it."""
+
+from __future__ import annotations
+
+from asyncio import get_running_loop
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from quota.async_budget import AsyncBudget, Awaiter
+from quota.session import open_session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import TracebackType
+
+    from quota.session import Session
+    from quota.settings.model import Settings
+
+
+class AsyncSession:
+    """An open configuration, as `quota.Session`, whose budgets are awaited. Close it with `aclose`, or use it in an
+    `async with` block. Opening contacts nothing.
+
+    Once it is closed, its budgets raise UsageError. One serves several loops and threads, and works in forked children.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._awaiter: Awaiter | None = None
+        self._budgets: dict[str, AsyncBudget] = {}
+
+    @property
+    def settings(self) -> Settings:
+        return self._session.settings
+
+    @property
+    def run(self) -> str:
+        """The 8-character id of this process's run. Every idempotency key of its charges begins with it."""
+        return self._session.run
+
+    def budget(self, credential: str | None = None) -> AsyncBudget:
+        """The budget of a credential (None: of the only one). Returns the same object each time."""
+        blocking = self._session.budget(credential)
+        budget = self._budgets.get(blocking.credential)
+        if budget is None:
+            if self._awaiter is None:
+                self._awaiter = Awaiter(self._session.ledger)
+            budget = self._budgets[blocking.credential] = AsyncBudget(blocking, self._awaiter)
+        return budget
+
+    async def aclose(self) -> None:
+        """Close the ledger and the connections, for good. It may be called twice."""
+        thread = ThreadPoolExecutor(1, thread_name_prefix="quota-close")
+        try:
+            await get_running_loop().run_in_executor(thread, self._session.close)
+        finally:
+            thread.shutdown(wait=False)
+            if self._awaiter is not None:
+                self._awaiter.close()
+
+    async def __aenter__(self) -> AsyncSession:
+        self._session.__enter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+def open_async(config: str | Path | None = None, *, clock: Callable[[], int] | None = None) -> AsyncSession:
+    """Open the configuration in the file `config`, or else the one that the command line would find, for event loops.
+
+    `clock` (ms since 1970) replaces the host's and the ledger's clock, for tests and simulation.
+    Raises ConfigError for a configuration that cannot be used.
+    """
+    return AsyncSession(open_session(config, clock=clock))

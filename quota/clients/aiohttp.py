@@ -1,0 +1,62 @@
+"""A metered middleware for aiohttp's client."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from quota.clients.gate import MAX_PEEK_BYTES, AsyncHostGate, MethodOf
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import aiohttp
+
+    from quota.async_budget import AsyncBudget
+
+
+def aiohttp_middleware(
+    budget: AsyncBudget, method: MethodOf, *, hosts: str | Iterable[str]
+) -> aiohttp.ClientMiddlewareType:
+    """A middleware for `aiohttp.ClientSession(middlewares=[...])`, with a budget of `quota.open_async()`.
+
+    It charges every attempt, before it leaves: redirects, and requests that are sent again on a dead connection. Name
+    it last, so that what other middlewares send again passes it too. `hosts` are the metered hosts, one or several:
+    `api.example.com` (any port) or `127.0.0.1:8765`.
+    """
+    import aiohttp
+
+    gate = AsyncHostGate(budget, method, hosts)
+
+    async def metered(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        attempt = await gate.charge(request.method, str(request.url))
+        if attempt is None:
+            return await handler(request)
+        try:
+            response = await handler(request)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):  # before the first byte
+            await gate.never_left(attempt)
+            raise
+        try:
+            body = b"" if response.status < 400 else await _peek(aiohttp.ClientError, response)
+            await gate.answered(attempt, response.status, body)
+        except BaseException:  # cancelled: nobody else knows of the response
+            response.close()
+            raise
+        return response
+
+    return metered
+
+
+async def _peek(broken: type[Exception], response: aiohttp.ClientResponse) -> bytes:
+    """The beginning of an answer, which its reader still gets."""
+    head = b""
+    try:
+        while len(head) < MAX_PEEK_BYTES and (piece := await response.content.readany()):
+            head += piece
+    except broken:
+        pass  # its reader is told, too
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # since 2018, and nothing does it instead
+        response.content.unread_data(head)
+    return head

@@ -1,0 +1,582 @@
+"""A budget on an event loop decides as a budget does, and the loop goes on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+import quota
+from quota.common.clock import NEVER
+from support.loops import KINDS, Run
+from support.processes import in_child
+from support.proxy import Proxy
+from support.servers import RedisServer, free_port
+
+BOOK = """
+api = "weather"
+source = "https://weather.example/limits"
+read_on = 2026-11-21
+[buckets.requests]
+quota = 100_000_000
+resets = "1h"
+[default]
+get = 1
+other = 5
+[methods]
+"forecast.get" = 1
+"history.get" = 10
+"""
+
+CONFIG = """
+[ledger]
+url = "{url}"
+{of_ledger}
+[credentials.main]
+api = "weather.toml"
+limits = [{{ name = "hour", units = {units}, window = "1h" }}]
+"""
+
+ALLOWANCE = "unavailable = { max_cost = 1, allowance = 5 }"
+
+FAULTS = int(os.environ.get("QUOTA_TEST_FAULTS", "30"))
+
+Configure = Callable[..., Path]
+
+
+@pytest.fixture
+def configure(state_dir: Path, tmp_path: Path) -> Configure:
+    """Writes a configuration of one credential."""
+
+    def write(url: str, units: int = 500, of_ledger: str = "") -> Path:
+        (tmp_path / "weather.toml").write_text(BOOK)
+        path = tmp_path / "quota.toml"
+        path.write_text(CONFIG.format(url=url, units=units, of_ledger=of_ledger))
+        return path
+
+    return write
+
+
+def charged(config: Path) -> list[str]:
+    """The ids of all charges in the log."""
+    with quota.open(config) as q:
+        log = []
+        while entries := q.ledger.read("main", log[-1] if log else (0, 0), NEVER, 1_000):
+            log += [(entry.ms, entry.seq) for entry in entries]
+        return [f"{ms}-{seq}" for ms, seq in log]
+
+
+def keys(config: Path) -> Counter[str]:
+    """How often each attempt stands in the log."""
+    with quota.open(config) as q:
+        found: Counter[str] = Counter()
+        after = (0, 0)
+        while entries := q.ledger.read("main", after, NEVER, 1_000):
+            found.update(entry.idempotency_key for entry in entries)
+            after = entries[-1].ms, entries[-1].seq
+        return found
+
+
+# -- the same answers --------------------------------------------------------------------------------------------------
+
+
+def test_it_says_what_a_budget_says(ledger_url: str, configure: Configure, run: Run) -> None:
+    config = configure(ledger_url, 25)
+
+    async def main() -> None:
+        async with quota.open_async(config) as q:
+            budget = q.budget()
+            assert q.budget("main") is budget
+            assert (budget.credential, budget.project, budget.book.name) == ("main", "main", blocking.book.name)
+            assert budget.limits == blocking.limits
+            first = await budget.charge("history.get", job="nightly", region="DE")
+            assert (first.admitted, first.cost_units, first.remaining_units, first.source) == (True, 10, 15, "ledger")
+            with quota.labels(job="labelled", region="FR"):
+                second = await budget.charge("forecast.get", units=9)
+            entries = s.ledger.read("main", (0, 0), NEVER, 10)
+            assert [(e.id, e.job, e.region, e.units) for e in entries] == [
+                (first.id, "nightly", "DE", 10),
+                (second.id, "labelled", "FR", 9),
+            ]
+            ours, theirs = await budget.peek("history.get"), blocking.peek("history.get")
+            assert ours == theirs._replace(decided_at_ms=ours.decided_at_ms)
+            assert (ours.admitted, ours.reason) == (False, "limit")
+            ours, theirs = await budget.charge("history.get"), blocking.charge("history.get")
+            assert ours == theirs._replace(decided_at_ms=ours.decided_at_ms)
+            assert (await budget.peek("forecast.get")).admitted
+            assert second.id is not None
+            assert await budget.settle(second.id, 4) == entries[1]
+            assert await budget.refund(second.id) == entries[1]._replace(units=4)
+            assert await budget.usage() == blocking.usage()
+            assert await budget.usage("nightly") == blocking.usage("nightly")
+            outlook = await budget.outlook(["history.get"])
+            assert outlook.states == blocking.outlook(["history.get"]).states
+            assert await budget.owed_units() == 0
+
+    with quota.open(config) as s:
+        blocking = s.budget()
+        run(main())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"method": "nonsense.get"}, quota.UnknownMethod),
+        ({"method": "forecast.get", "units": 501}, quota.CostExceedsLimit),
+        ({"method": "forecast.get", "units": 0}, quota.UsageError),
+        ({"method": "forecast.get", "job": "x" * 65}, quota.UsageError),
+        ({"method": 3}, quota.UsageError),
+    ],
+)
+def test_a_call_that_can_never_succeed_raises_what_a_budget_raises(
+    ledger_url: str, configure: Configure, run: Run, arguments: dict[str, Any], error: type[Exception]
+) -> None:
+    config = configure(ledger_url)
+
+    async def main() -> None:
+        async with quota.open_async(config) as q:
+            for decide in (q.budget().charge, q.budget().peek):
+                with pytest.raises(error) as raised:
+                    await decide(**arguments)
+                assert str(raised.value) == said
+
+    with quota.open(config) as s, pytest.raises(error) as known:
+        s.budget().charge(**arguments)
+    said = str(known.value)
+    run(main())
+    with quota.open(config) as s:
+        assert s.budget().usage()[0].used_units == 0
+
+
+def test_an_unknown_charge_and_an_unknown_credential_and_a_bad_configuration(
+    ledger_url: str, configure: Configure, run: Run
+) -> None:
+    config = configure(ledger_url)
+
+    async def main() -> None:
+        async with quota.open_async(config) as q:
+            with pytest.raises(quota.UnknownCharge):
+                await q.budget().refund("1795233255077-0")
+            with pytest.raises(quota.UsageError, match="no credential 'other'"):
+                q.budget("other")
+            with pytest.raises(quota.UsageError):
+                await q.budget().settle("1795233255077-0", -1)
+
+    run(main())
+    config.write_text("nonsense = 1")
+    with pytest.raises(quota.ConfigError):
+        quota.open_async(config)
+
+
+def test_tasks_that_contend_for_a_budget_get_exactly_what_it_holds(
+    ledger_url: str, configure: Configure, run: Run
+) -> None:
+    async def work(budget: quota.AsyncBudget) -> int:
+        return sum([(await budget.charge("forecast.get")).admitted for _ in range(10)])
+
+    async def main() -> int:
+        async with quota.open_async(config) as q:
+            return sum(await asyncio.gather(*(work(q.budget()) for _ in range(64))))
+
+    config = configure(ledger_url, 500)
+    assert run(main()) == 500
+    assert len(charged(config)) == 500
+    assert run(main()) == 0
+
+
+def test_a_closed_session_stays_closed(ledger_url: str, configure: Configure, run: Run) -> None:
+    async def main() -> None:
+        q = quota.open_async(config)
+        await q.aclose()
+        with pytest.raises(quota.UsageError, match="closed"):
+            q.budget()
+        async with quota.open_async(config) as q:
+            budget = q.budget()
+            await budget.charge("forecast.get")
+        await q.aclose()
+        decisions: list[Any] = [budget.charge("forecast.get"), budget.peek("forecast.get"), budget.usage()]
+        decisions += [budget.outlook(), budget.owed_units(), budget.refund("1795233255077-0")]
+        decisions += [budget.settle("1795233255077-0", 1), budget.spend("forecast.get").__aenter__(), q.__aenter__()]
+        for decision in decisions:
+            with pytest.raises(quota.UsageError, match="closed"):
+                await decision
+
+    config = configure(ledger_url)
+    run(main())
+    assert len(charged(config)) == 1
+
+
+# -- around a block or a function --------------------------------------------------------------------------------------
+
+
+def test_spend_charges_around_a_block_and_a_refusal_leaves_it_out(
+    ledger_url: str, configure: Configure, run: Run
+) -> None:
+    async def main() -> None:
+        async with quota.open_async(config) as q:
+            budget = q.budget()
+            async with budget.spend("forecast.get", job="nightly") as decision:
+                assert decision.admitted
+            with pytest.raises(ValueError, match="body"):
+                async with budget.spend("forecast.get"):
+                    raise ValueError("body")
+            with pytest.raises(quota.Refused) as refused:
+                async with budget.spend("forecast.get"):
+                    raise AssertionError("its body has run")
+            assert refused.value.decision.reason == "limit"
+
+    config = configure(ledger_url, 2)
+    run(main())
+    assert len(charged(config)) == 2
+
+
+def test_a_decorated_coroutine_function_is_charged_when_it_is_awaited(
+    ledger_url: str, configure: Configure, run: Run
+) -> None:
+    async def main() -> None:
+        async with quota.open_async(config) as q:
+            budget = q.budget()
+
+            @budget.spend("forecast.get")
+            async def fetch(city: str, *, days: int = 1) -> str:
+                """Fetches."""
+                return f"{city} {days}"
+
+            assert inspect.iscoroutinefunction(fetch)
+            assert (fetch.__name__, fetch.__doc__) == ("fetch", "Fetches.")
+            waiting = [fetch("Bonn", days=2), fetch("Berlin")]
+            assert (await budget.usage())[0].used_units == 0
+            assert await waiting[0] == "Bonn 2"
+            assert (await budget.usage())[0].used_units == 1
+            assert await waiting[1] == "Berlin 1"
+            with pytest.raises(quota.Refused):
+                await fetch("Paris")
+
+    config = configure(ledger_url, 2)
+    run(main())
+
+
+def test_a_decorated_async_generator_is_charged_when_its_first_item_is_asked_for(
+    ledger_url: str, configure: Configure, run: Run
+) -> None:
+    async def main() -> None:
+        async with quota.open_async(config) as q:
+            budget, ended = q.budget(), []
+
+            @budget.spend("forecast.get")
+            async def pages(first: int) -> AsyncGenerator[int, int]:
+                try:
+                    while True:
+                        try:
+                            first += (yield first) or 1
+                        except KeyError:
+                            first = 0
+                finally:
+                    ended.append(first)
+
+            assert inspect.isasyncgenfunction(pages)
+            items = pages(5)
+            assert (await budget.usage())[0].used_units == 0
+            assert await anext(items) == 5
+            assert (await budget.usage())[0].used_units == 1
+            assert [await anext(items), await items.asend(10), await items.athrow(KeyError())] == [6, 16, 0]
+            await items.aclose()
+            assert ended == [0]
+
+            @budget.spend("forecast.get")
+            async def two() -> AsyncIterator[str]:
+                yield "a"
+                yield "b"
+
+            assert [item async for item in two()] == ["a", "b"]
+            with pytest.raises(quota.Refused):
+                await anext(aiter(two()))
+            assert (await budget.usage())[0].used_units == 2
+
+    config = configure(ledger_url, 2)
+    run(main())
+
+
+def test_what_is_not_async_is_an_error_at_decoration_that_names_open(configure: Configure) -> None:
+    def plain() -> None: ...
+
+    def generator() -> Any:
+        yield 1
+
+    budget = quota.open_async(configure("redis://127.0.0.1:1/0")).budget()
+    for function in (plain, generator, len, lambda: 1):
+        with pytest.raises(quota.UsageError, match=r"quota\.open\(\)"):
+            budget.spend("forecast.get")(function)  # type: ignore[type-var]
+    for wrong in (int, None, staticmethod(plain)):
+        with pytest.raises(quota.UsageError, match=r"spend decorates functions|spend below @staticmethod"):
+            budget.spend("forecast.get")(wrong)  # type: ignore[arg-type]
+
+
+# -- while the server is away ------------------------------------------------------------------------------------------
+
+
+def test_without_a_server_the_allowance_decides_and_is_repaid(
+    redis_server: RedisServer, configure: Configure, run: Run
+) -> None:
+    async def away() -> None:
+        async with quota.open_async(config) as q:
+            decisions = await asyncio.gather(*(q.budget().charge("forecast.get") for _ in range(20)))
+            assert sum(one.admitted for one in decisions) == 5
+            assert {one.reason for one in decisions if not one.admitted} == {"ledger-unavailable"}
+            assert {one.source for one in decisions if one.admitted} == {"allowance"}
+            assert await q.budget().owed_units() == 5
+            drawn = next(one.id for one in decisions if one.admitted)
+            assert drawn is not None
+            assert (await q.budget().refund(drawn)).units == 1
+
+    async def back() -> None:
+        async with quota.open_async(config) as q:
+            assert (await q.budget().charge("forecast.get")).admitted
+            assert await q.budget().owed_units() == 0
+            assert (await q.budget().usage())[0].used_units == 5
+
+    port = free_port()
+    config = configure(f"redis://127.0.0.1:{port}/0", of_ledger=ALLOWANCE)
+    run(away())
+    server = RedisServer(port=port)
+    try:
+        run(back())
+    finally:
+        server.close()
+
+
+@pytest.mark.usefixtures("real_walls")
+def test_a_silent_server_holds_up_neither_a_decision_nor_the_loop(
+    redis_server: RedisServer, configure: Configure, run: Run
+) -> None:
+    async def one(budget: quota.AsyncBudget) -> float:
+        began = time.monotonic()
+        decision = await budget.charge("forecast.get")
+        assert (decision.admitted, decision.reason) == (False, "ledger-unavailable")
+        return time.monotonic() - began
+
+    async def beat() -> None:
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(0.001)
+            held_s.append(time.monotonic() - began)
+
+    async def main() -> None:
+        async with quota.open_async(config) as q:
+            assert (await q.budget().charge("forecast.get")).admitted
+            proxy.pause()
+            beating = asyncio.ensure_future(beat())
+            taken_s = await asyncio.gather(*(one(q.budget()) for _ in range(200)))
+            beating.cancel()
+            proxy.resume()
+        print(f"longest decision {max(taken_s):.3f} s, longest pause of the loop {max(held_s):.3f} s")
+        assert max(taken_s) < 10
+        assert sorted(held_s)[len(held_s) // 2] < 0.35, "the loop goes on"
+
+    held_s: list[float] = []
+    with Proxy(redis_server.port) as proxy:
+        config = configure(proxy.url)
+        run(main())
+
+
+def test_what_was_lost_before_it_left_is_asked_again_as_a_first_try(
+    redis_server: RedisServer, configure: Configure, run: Run
+) -> None:
+    async def main() -> None:
+        async with quota.open_async(config) as q:
+            budget = q.budget()
+            await budget.charge("forecast.get")
+            proxy.fail("drop-request")
+            decisions = await asyncio.gather(*(budget.charge("forecast.get") for _ in range(100)))
+            assert all(one.admitted for one in decisions)
+
+    with redis.Redis(port=redis_server.port, decode_responses=True) as client, Proxy(redis_server.port) as proxy:
+        client.flushall()
+        config = configure(proxy.url)
+        run(main())
+        assert len(list(client.hscan_iter("quota:{main}:state", "retried:*"))) == 64
+        assert len(charged(config)) == 101
+
+
+# -- cancellations, loops, forks ---------------------------------------------------------------------------------------
+
+
+def attack(proxy: Proxy, r: random.Random, over: threading.Event) -> None:
+    faults: list[Any] = ["drop-request", "delay-request", "drop-reply", "cut-reply"]
+    for _ in range(FAULTS):
+        time.sleep(r.uniform(0.005, 0.05))
+        if r.random() < 0.1:
+            proxy.drop_all()
+        else:
+            proxy.fail(r.choice(faults), delay_s=r.uniform(0, 0.1), keep_bytes=r.randrange(60))
+    over.set()
+
+
+def test_no_call_is_charged_twice_and_none_that_was_confirmed_is_missing(
+    redis_server: RedisServer, configure: Configure, run: Run
+) -> None:
+    """A fifth of the tasks are cancelled while connections are cut."""
+    r, over = random.Random(7), threading.Event()
+    confirmed: list[str] = []
+    cancelled = unconfirmed = 0
+
+    async def work(budget: quota.AsyncBudget) -> None:
+        nonlocal cancelled, unconfirmed
+        for _ in count():
+            if over.is_set():
+                return
+            charging = asyncio.ensure_future(budget.charge("forecast.get"))
+            if r.random() < 0.2:
+                await asyncio.sleep(r.choice([0, 0, 0.001, 0.003]))
+                charging.cancel()
+            try:
+                decision = await charging
+            except asyncio.CancelledError:
+                cancelled += 1
+            else:
+                if decision.id is None:  # lost twice
+                    assert decision.reason == "ledger-unavailable"
+                    unconfirmed += 1
+                else:
+                    confirmed.append(decision.id)
+
+    async def main() -> None:
+        async with quota.open_async(config) as q:
+            await asyncio.gather(*(work(q.budget()) for _ in range(64)))
+
+    with redis.Redis(port=redis_server.port) as client:
+        client.flushall()
+    with Proxy(redis_server.port) as proxy:
+        config = configure(proxy.url, 10_000_000)
+        attacking = threading.Thread(target=attack, args=(proxy, r, over))
+        attacking.start()
+        run(main())
+        attacking.join()
+        time.sleep(0.2)  # what was delayed has arrived by now
+        proxy.heal()
+        log, attempts = charged(config), keys(config)
+    assert set(attempts.values()) == {1}
+    assert len(set(confirmed)) == len(confirmed)
+    assert set(confirmed) <= set(log)
+    assert len(log) <= len(confirmed) + cancelled + unconfirmed
+    assert cancelled > 0
+
+
+def test_one_session_serves_loops_after_each_other_and_in_threads(
+    ledger_url: str, configure: Configure, run: Run
+) -> None:
+    async def main() -> None:
+        decisions = await asyncio.gather(*(q.budget().charge("forecast.get") for _ in range(20)))
+        assert all(one.admitted for one in decisions)
+
+    config = configure(ledger_url)
+    q = quota.open_async(config)
+    for _ in range(2):
+        run(main())
+    threads = [threading.Thread(target=run, args=(main(),)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    run(q.aclose())
+    assert len(charged(config)) == 120
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.skipif(sys.platform == "win32", reason="no fork there")
+def test_a_child_forked_in_a_loop_charges_and_so_does_its_parent(
+    ledger_url: str, configure: Configure, run: Run
+) -> None:
+    async def charge() -> bool:
+        decisions = await asyncio.gather(*(q.budget().charge("forecast.get") for _ in range(20)))
+        return all(one.admitted for one in decisions)
+
+    async def main() -> None:
+        assert await charge()
+        under_way = asyncio.ensure_future(charge())
+        for _ in range(2):
+            await asyncio.sleep(0)
+        assert in_child(lambda: run(charge())) is True
+        assert await under_way
+        assert await charge()
+
+    config = configure(ledger_url)
+    q = quota.open_async(config)
+    run(main())
+    run(q.aclose())
+    log = charged(config)
+    assert len(log) == 80
+    assert set(keys(config).values()) == {1}
+
+
+LEFT_OPEN = """
+import asyncio, gc, sys, quota
+
+async def main():
+    q = quota.open_async(sys.argv[1])
+    assert (await q.budget().charge("forecast.get")).admitted
+    asyncio.ensure_future(q.budget().charge("forecast.get"))
+    await asyncio.sleep(0)
+
+run = asyncio.run
+if sys.argv[2] == "uvloop":
+    import uvloop
+    run = uvloop.run
+for _ in range(2):
+    run(main())
+    gc.collect()
+"""
+
+
+@pytest.mark.parametrize("loop", KINDS)
+def test_a_loop_that_ends_without_aclose_makes_no_noise(ledger_url: str, configure: Configure, loop: str) -> None:
+    command = [sys.executable, "-W", "error", "-c", LEFT_OPEN, str(configure(ledger_url)), loop]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    with suppress(FileNotFoundError):
+        assert len(charged(configure(ledger_url))) >= 2
+
+
+def test_a_file_that_is_busy_is_waited_for_no_longer_than_a_decision_takes(
+    configure: Configure, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread asks a file for all tasks. Who waits too long for it is told so, and is not charged."""
+
+    async def main() -> None:
+        async with quota.open_async(config) as q:
+            assert (await q.budget().charge("forecast.get")).admitted
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("quota.async_budget.WAIT_S", 0.05)
+                patch.setattr(type(q.budget()._budget.ledger), "decide", slow(type(q.budget()._budget.ledger).decide))
+                decisions = await asyncio.gather(*(q.budget().charge("forecast.get") for _ in range(20)))
+            waited = [one for one in decisions if not one.admitted]
+            assert len(waited) > 10
+            assert {one.reason for one in waited} == {"ledger-unavailable"}
+            assert "nothing was charged" in waited[0].detail
+            admitted.extend(one for one in decisions if one.admitted)
+
+    def slow(decide: Any) -> Any:
+        def decide_slowly(*args: Any, **options: Any) -> Any:
+            time.sleep(0.03)
+            return decide(*args, **options)
+
+        return decide_slowly
+
+    admitted: list[Any] = []
+    config = configure(f"sqlite:///{tmp_path / 'ledger.db'}")
+    run(main())
+    assert len(charged(config)) == 1 + len(admitted)
