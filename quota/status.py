@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from quota.budget import cap
 from quota.common.clock import NEVER, rfc3339
 from quota.errors import Refused
-from quota.ledger.contract import ChargeRequest, LimitCheck, read_entries
+from quota.ledger.contract import ChargeRequest, LimitCheck, read_entries, retention_of
 from quota.ledger.entry import Charge
 from quota.limits import DAY_MS, Calendar, Selector, Sliding, paced_until
 from quota.session import machine_jitter_ms
@@ -263,7 +263,9 @@ def _oldest_of(budget: Budget, states: Sequence[LimitState], at_ms: int) -> dict
         return {}
     nothing = Charge(0, budget.book.main_bucket.name, "", "", "", "")
     checks = tuple([LimitCheck(limit.view, units, 1, None) for limit, units in used])
-    result = budget.ledger.decide(ChargeRequest(budget.project, nothing, checks, (), at_ms), commit=False)
+    retention_ms = retention_of(limit.view.window for limit in budget.limits)
+    request = ChargeRequest(budget.project, nothing, checks, (), at_ms, retention_ms=retention_ms)
+    result = budget.ledger.decide(request, commit=False)
     if result.outcome != "refused" or not result.leaving_ms:
         return {}
     answers = zip(used, result.used_units, result.leaving_ms, strict=True)
