@@ -599,20 +599,21 @@ end
 -- there together; of those that were trimmed since, the ids follow from the others'.
 local charged_before
 if commit and retry_age_ms >= 0 then
-  local asked_ms = clock_ms - retry_age_ms
+  local asked_ms = math.min(clock_ms - retry_age_ms, caller_ms > 0 and caller_ms or clock_ms) -- a retry may come late, too
   local since, to = int(math.max(0, asked_ms - CLOCK_SLACK_MS)), '+'
   local place, ids, looked = {}, {}, 0
   for index, key in ipairs(idempotency_keys) do place[key] = index end
   repeat
-    local entries = redis.call('XREVRANGE', log, to, since, 'COUNT', MAX_ENTRIES)
+    local entries = redis.call('XREVRANGE', log, to, since, 'COUNT', CHUNK)
     for _, entry in ipairs(entries) do
       local index = place[entry[2][10]]
       if index then ids[index] = entry[1] end
     end
     looked = looked + #entries
-    local oldest = entries[MAX_ENTRIES]
+    local oldest = entries[CHUNK]
     to = oldest and '(' .. oldest[1]
-  until next(ids) or not oldest or split(oldest[1]) < asked_ms - 100 or looked >= MAX_LOOKED
+    local is_older = oldest and split(oldest[1]) < asked_ms - 100
+  until next(ids) or not oldest or looked >= (is_older and MAX_ENTRIES or MAX_LOOKED)
   local found, id = next(ids)
   if found then
     local ms, seq = split(id)
