@@ -26,6 +26,7 @@ from __future__ import annotations
 from contextlib import ContextDecorator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -34,11 +35,12 @@ from quota.attribution import AttemptKeys, current_attribution
 from quota.common.clock import NEVER, host_clock, rfc3339
 from quota.common.log import warn
 from quota.common.steps import run
-from quota.common.text import many
+from quota.common.text import many, show
 from quota.decision import COUNTING, REPAIR, SET_THE_CLOCK, Decision, LimitState
 from quota.errors import CostExceedsLimit, LedgerError, Refused, UnknownCharge, UnusableLedger, UsageError
 from quota.ledger.contract import (
     COUNT_AGAIN_MS,
+    MAX_CHARGES,
     NOTHING_EXPECTED,
     RETENTION_SLACK_MS,
     ChargeRequest,
@@ -99,6 +101,9 @@ class _Grants(NamedTuple):
 
 _NO_GRANTS = _Grants()
 
+
+_Call = tuple[str, "int | None", "str | None"]
+"""A method, and its units and bucket where they are not the book's."""
 
 _Key = tuple[str, "int | None", "str | None", str]
 """The method, units, bucket and job by which a plan is known."""
@@ -240,6 +245,17 @@ class Budget:
         count a long log first, for a limit that is new, refuses with the reason "counting" until it is done.
         """
         return self._decide(method, units, None, job, region, commit=True)
+
+    def charge_many(
+        self, calls: Iterable[str | tuple[str, int]], *, job: str | None = None, region: str | None = None
+    ) -> list[Decision]:
+        """Charge 1 to 100 calls in one step before they leave: all of them if every limit has room for all, else none.
+
+        Each call is a method, or a method with its units. The decisions come in the order of the calls, each with an id
+        of its own; `limits`, `retry_at` and the rest are those of all calls together. Raises as `charge` does, also
+        CostExceedsLimit for calls that can never fit together. Then, too, nothing is charged.
+        """
+        return run(self._deciding_many(calls, job, region))
 
     def peek(
         self,
@@ -435,7 +451,7 @@ class Budget:
                 asked = error
             except (_PriceChanged, _LogNeededError):
                 pass
-        return run(self._concluding(key, plan, charge, commit, asked))
+        return run(self._concluding((key,), plan, (charge,), commit, asked))[0]
 
     def _deciding(
         self,
@@ -449,7 +465,47 @@ class Budget:
     ) -> Steps[Decision]:
         """A decision, for whoever does its steps. What may take long is a step; the rest is quick, and in memory."""
         key, plan, charge = self._call(method, units, bucket, job, region, commit)
-        return (yield from self._concluding(key, plan, charge, commit))
+        return (yield from self._concluding((key,), plan, (charge,), commit))[0]
+
+    def _deciding_many(
+        self, calls: Iterable[str | tuple[str, int]], job: str | None, region: str | None
+    ) -> Steps[list[Decision]]:
+        return (yield from self._deciding_all(_calls(calls), job, region))
+
+    def _deciding_all(self, calls: Sequence[_Call], job: str | None, region: str | None) -> Steps[list[Decision]]:
+        """The decisions about calls that are charged together, for whoever does the steps."""
+        labelled = current_attribution()
+        job = text(labelled[0] if job is None else job, "job")
+        region = text(labelled[1] if region is None else region, "region")
+        _check_name("region", region)
+        keys = tuple([(method, units, bucket, job) for method, units, bucket in calls])
+        plan, charges = self._together(keys, region, commit=True)
+        decision, charges, ids = yield from self._concluding(keys, plan, charges, commit=True)
+        return [
+            decision._replace(id=charge_id, method=charge.method, cost_units=charge.units)
+            for charge, charge_id in zip(charges, ids or (None,) * len(charges), strict=True)
+        ]
+
+    def _together(self, keys: Sequence[_Key], region: str, commit: bool) -> tuple[_Plan, tuple[Charge, ...]]:
+        """The plan of calls of one job that are decided together, and a charge for each of them."""
+        job, next_key = keys[0][3], self._attempt_keys.next
+        plans = [self._plans.get(key) or self._make_plan(key) for key in keys]
+        charges = [Charge(x.units, x.bucket, x.method, job, region, next_key() if commit else "") for x in plans]
+        return plans[0] if len(plans) == 1 else self._sum_of(plans, job), tuple(charges)
+
+    def _sum_of(self, plans: Sequence[_Plan], job: str) -> _Plan:
+        """One plan for all: each limit that counts any of the calls, with what it counts of all."""
+        costs: dict[int, int] = {}
+        for plan in plans:
+            for limit, cost_units in zip(plan.limits, plan.costs, strict=True):
+                costs[id(limit)] = costs.get(id(limit), 0) + cost_units
+        limits = tuple([limit for limit in self.limits if id(limit) in costs])
+        priced = max(plan.priced[0] for plan in plans), min(plan.priced[1] for plan in plans)
+        units = sum(plan.units for plan in plans)
+        both = self._plan(plans[0].method, units, "", limits, tuple([costs[id(x)] for x in limits]), job, priced)
+        both.closed_by = tuple(dict.fromkeys([name for plan in plans for name in plan.closed_by]))
+        self._check_fits(both, f"{many(len(plans), 'call')} together cost", "make fewer calls at once")
+        return both
 
     def _call(
         self, method: str, units: int | None, bucket: str | None, job: str | None, region: str | None, commit: bool
@@ -469,31 +525,38 @@ class Budget:
         return key, plan, _new(Charge, (plan.units, plan.bucket, plan.method, job, region, idempotency_key))
 
     def _concluding(
-        self, key: _Key, plan: _Plan, charge: Charge, commit: bool, asked: _Asked | LedgerError | None = None
-    ) -> Steps[Decision]:
-        """The decision about a call; `asked`: the ledger's answer, or the error in its place, if it was asked."""
+        self,
+        keys: tuple[_Key, ...],
+        plan: _Plan,
+        charges: tuple[Charge, ...],
+        commit: bool,
+        asked: _Asked | LedgerError | None = None,
+    ) -> Steps[tuple[Decision, tuple[Charge, ...], tuple[str, ...]]]:
+        """The decision about a call, or several together, what was to be charged, and the ids of it. `asked`: the
+        ledger's answer, or the error in its place, if it was asked."""
         try:
             try:
                 if isinstance(asked, LedgerError):
                     raise asked
                 if asked is None:
                     yield from self._repaying()
-                plan, request, result = yield from self._asking(plan, charge, commit, asked)
+                plan, request, result = yield from self._asking(plan, charges, commit, asked)
+                ids = result.ids
                 try:
                     decision = self._decision(plan, request, result, _unread, commit=commit)
                 except _LogNeededError:
                     decision = yield partial(self._decision, plan, request, result, self._entries, commit=commit)
             except LedgerError as error:
                 plan.check_price(self._clock())
-                decision = yield partial(self._unanswered, plan, charge, error, commit=commit)
+                decision, ids = yield partial(self._unanswered, plan, charges, error, commit=commit)
         except _PriceChanged:  # the price changed after the plan was built, as happens in a long-lived process
-            self._plans.pop(key, None)
-            method, units, bucket, job = key
-            again = self._call(method, units, bucket, job, charge.region, commit)
-            return (yield from self._concluding(*again, commit))
+            for key in keys:
+                self._plans.pop(key, None)
+            plan, charges = self._together(keys, charges[0].region, commit)
+            return (yield from self._concluding(keys, plan, charges, commit))
         if commit and not decision.admitted:
-            note_refusal(self, decision, charge.job, charge.region)
-        return decision
+            note_refusal(self, decision, charges[0].job, charges[0].region, len(charges))
+        return decision, charges, ids
 
     def _repaying(self) -> Steps[None]:
         """Hand the ledger what this machine drew on its allowance."""
@@ -504,9 +567,11 @@ class Budget:
                 yield partial(self._settle_repaid, corrected)
 
     def _ask_ledger(self, plan: _Plan, charge: Charge, *, commit: bool) -> _Asked:
-        return run(self._asking(plan, charge, commit))
+        return run(self._asking(plan, (charge,), commit))
 
-    def _asking(self, plan: _Plan, charge: Charge, commit: bool, asked: _Asked | None = None) -> Steps[_Asked]:
+    def _asking(
+        self, plan: _Plan, charges: tuple[Charge, ...], commit: bool, asked: _Asked | None = None
+    ) -> Steps[_Asked]:
         """Send one request to the ledger; return it with the result, and with the plan that it follows. The budget
         sends it again with a fresh time if this machine's clock proved wrong, with lower caps if upstream grants less
         than this process knew, and after it has restored data that the ledger lost. `asked`: it was sent once."""
@@ -517,7 +582,7 @@ class Budget:
                 expected = NOTHING_EXPECTED
                 if high_water_mark is not None:
                     expected = high_water_mark.known() or (yield high_water_mark.expected)
-                plan, request = self._request(plan, charge, expected)
+                plan, request = self._request(plan, charges[0], expected, charges[1:])
                 result: ChargeResult = yield Question(self.ledger, request, commit)
             else:
                 plan, request, result = asked
@@ -539,7 +604,7 @@ class Budget:
                 except SeenAheadError as seen:
                     return plan, request, result._replace(outcome="clock", seen_ahead_ms=seen.seen_ms)
                 if commit:  # the lost request may still arrive; it must not be mistaken for this one
-                    charge = charge._replace(idempotency_key=self._attempt_keys.next())
+                    charges = self._anew(charges)
             elif result.outcome in ("clock", "counting") or self._is_ordinary(request, result):
                 return plan, request, result
             else:
@@ -550,10 +615,10 @@ class Budget:
                     lacked = yield partial(high_water_mark.follow_up, self.ledger, result, new_key, retention_ms)
                     if lacked and behind_tries < MAX_LOSSES:
                         behind_tries += 1
-                        if result.id is not None:  # the call has not left
+                        for charge_id in result.ids:  # the call has not left
                             views = tuple(limit.view for limit in self.limits)
-                            yield partial(self.ledger.settle, self.project, result.id, 0, views)
-                            charge = charge._replace(idempotency_key=self._attempt_keys.next())
+                            yield partial(self.ledger.settle, self.project, charge_id, 0, views)
+                        charges = self._anew(charges) if result.ids else charges
                         continue
                 recorder = self._recorder
                 if recorder is not None and recorder.is_due(result.now_ms):
@@ -561,7 +626,13 @@ class Budget:
                     yield partial(recorder.answered, result.now_ms, newest_before_ms)
                 return plan, request, result
 
-    def _request(self, plan: _Plan, charge: Charge, expected: Expected) -> tuple[_Plan, ChargeRequest]:
+    def _anew(self, charges: tuple[Charge, ...]) -> tuple[Charge, ...]:
+        """The same charges under other idempotency keys."""
+        return tuple([charge._replace(idempotency_key=self._attempt_keys.next()) for charge in charges])
+
+    def _request(
+        self, plan: _Plan, charge: Charge, expected: Expected, also: tuple[Charge, ...] = ()
+    ) -> tuple[_Plan, ChargeRequest]:
         """What the ledger is asked now, and the plan that it follows: with the grants that are believed now."""
         caller_ms, grants = self._clock(), self._grants
         if caller_ms >= grants.until_ms:
@@ -580,7 +651,7 @@ class Budget:
                 expected,
                 self._retention_ms,
                 grants.text,
-                (),
+                also,
             ),
         )
 
@@ -634,17 +705,19 @@ class Budget:
         limits = tuple(x for x in self.limits if x.view.selector.counts(bucket, method, job))
         costs = tuple(limit.view.selector.cost(units) for limit in limits)
         plan = self._plan(method, units, bucket, limits, costs, job, priced)
-        for limit, cap_units, cost_units in zip(limits, plan.caps, costs, strict=True):
-            if cost_units > cap_units:
-                left = f" after leaving {limit.limit_units - cap_units:,}" if cap_units < limit.limit_units else ""
-                raise CostExceedsLimit(
-                    f"{method} costs {many(cost_units, 'unit')} and limit {limit.name!r} of credential "
-                    f"{self.credential!r} holds {cap_units:,}{left}: it can never fit; raise the limit or make a "
-                    "cheaper call"
-                )
+        self._check_fits(plan, f"{method} costs", "make a cheaper call")
         if len(self._plans) < 1_000:
             self._plans[key] = plan
         return plan
+
+    def _check_fits(self, plan: _Plan, what: str, remedy: str) -> None:
+        for limit, cap_units, cost_units in zip(plan.limits, plan.caps, plan.costs, strict=True):
+            if cost_units > cap_units:
+                left = f" after leaving {limit.limit_units - cap_units:,}" if cap_units < limit.limit_units else ""
+                raise CostExceedsLimit(
+                    f"{what} {many(cost_units, 'unit')} and limit {limit.name!r} of credential {self.credential!r} "
+                    f"holds {cap_units:,}{left}: it can never fit; raise the limit or {remedy}"
+                )
 
     def _plan(
         self,
@@ -749,19 +822,22 @@ class Budget:
             ),
         )
 
-    def _unanswered(self, plan: _Plan, charge: Charge, trouble: LedgerError, *, commit: bool) -> Decision:
+    def _unanswered(
+        self, plan: _Plan, charges: tuple[Charge, ...], trouble: LedgerError, *, commit: bool
+    ) -> tuple[Decision, tuple[str, ...]]:
         """The decision when the ledger could not answer: the local allowance's where there is one, else a refusal."""
         drawn, detail = None, str(trouble)
         if self._allowance is not None:
             longest_ms = max((limit.view.window.longest_ms for limit in self.limits), default=DAY_MS)
             try:
-                drawn = self._allowance.draw(self._identity, charge, longest_ms, commit=commit, because=detail)
+                drawn = self._allowance.draw(self._identity, charges, longest_ms, commit=commit, because=detail)
             except LedgerError as error:
                 detail = f"{detail}; {error}"
         admitted = drawn is not None
-        return Decision(
+        ids = tuple([f"{ALLOWANCE_ID}{name}" for name in drawn.names]) if drawn is not None else ()
+        decision = Decision(
             admitted=admitted,
-            id=f"{ALLOWANCE_ID}{drawn.name}" if drawn is not None and commit else None,
+            id=ids[0] if ids else None,
             source="allowance" if admitted and commit else None,
             credential=self.credential,
             project=self.project,
@@ -776,6 +852,7 @@ class Budget:
             detail=detail,
             lasting=isinstance(trouble, UnusableLedger),
         )
+        return decision, ids
 
     def _refusal(
         self, plan: _Plan, request: ChargeRequest, result: ChargeResult, read: ReadEntries
@@ -798,9 +875,11 @@ class Budget:
         n = plan.limits.index(limit)
         check, leave_units = request.checks[n], plan.leaves[n]
         details = [f"of {plan.caps[n]:,} by the end of the {_period(limit)}"] if check.cap_units < plan.caps[n] else []
+        details += [f"this job leaves {leave_units:,} to others"] if leave_units else []
+        if request.also:
+            details.append(f"and these {many(1 + len(request.also), 'call')} need {check.cost_units:,} together")
         if not leave_units:
             return limit.name, "limit", retry_at_ms, ", ".join(details)
-        details.append(f"this job leaves {leave_units:,} to others")
         alone = cap(limit, 0, check.cost_units, request.caller_ms, plan.grants.units)
         reason: Reason = "limit" if result.used_units[n] + check.cost_units > alone else "leave"
         return limit.name, reason, retry_at_ms, ", ".join(details)
@@ -835,7 +914,12 @@ def charging_attempt(budget: Budget, method: str, verb: str) -> Steps[Decision]:
     return budget._deciding(*_attempt(budget, method, verb), None, None, commit=True)
 
 
-def _attempt(budget: Budget, method: str, verb: str) -> tuple[str, int | None, str | None]:
+def charge_attempts(budget: Budget, calls: Iterable[tuple[str, str]]) -> list[Decision]:
+    """`Budget.charge_many` for 1 to 100 outgoing calls, each a method and its HTTP verb."""
+    return run(budget._deciding_all([_attempt(budget, method, verb) for method, verb in calls], None, None))
+
+
+def _attempt(budget: Budget, method: str, verb: str) -> _Call:
     """The method, units and bucket of an outgoing call."""
     book = budget.book
     method, verb = text(method, "method"), text(verb, "verb")
@@ -891,11 +975,11 @@ def drawn_units(budget: Budget, at_ms: int) -> int:
     return 0 if budget._allowance is None else budget._allowance.drawn_units(budget._identity, at_ms, longest_ms)
 
 
-def note_refusal(budget: Budget, decision: Decision, job: str, region: str) -> None:
-    """Count a refusal in the project's history (L30). `charge` does so itself; a job that ends with the refusal of a
-    peek says so here."""
+def note_refusal(budget: Budget, decision: Decision, job: str, region: str, calls: int = 1) -> None:
+    """Count a refusal in the project's history (L30), of so many calls together. `charge` does so itself; a job that
+    ends with the refusal of a peek says so here."""
     if budget._recorder is not None:
-        budget._recorder.refused(decision, job, region, budget._attempt_keys.run)
+        budget._recorder.refused(decision, job, region, budget._attempt_keys.run, calls)
 
 
 def hand_over_refusals(budget: Budget) -> None:
@@ -1129,6 +1213,27 @@ def _period(limit: Limit) -> str:
 
 def _edges(view: View, now_ms: int) -> Edges | None:
     return view.window.edges(now_ms) if isinstance(view.window, Calendar) else None
+
+
+def _calls(calls: Any) -> list[_Call]:
+    """The argument of `charge_many`, checked. A lone call is one."""
+    lone = isinstance(calls, str) or (isinstance(calls, tuple) and len(calls) == 2 and type(calls[1]) is int)
+    try:
+        several = [calls] if lone else list(islice(calls, MAX_CHARGES + 1))
+    except TypeError:
+        raise UsageError(f"calls {show(calls)}: give a list of methods, or of (method, units)") from None
+    if not 1 <= len(several) <= MAX_CHARGES:
+        found = "none" if not several else f"more than {MAX_CHARGES}"
+        raise UsageError(f"1 to {MAX_CHARGES} calls are charged together, and here are {found}")
+    checked: list[_Call] = []
+    for call in several:
+        if isinstance(call, str):
+            checked.append((text(call, "method"), None, None))
+        elif isinstance(call, tuple) and len(call) == 2:
+            checked.append((text(call[0], "method"), whole(call[1], _A_CHARGE, 1, MAX_UNITS), None))
+        else:
+            raise UsageError(f"call {show(call)} is not a method, and not (method, units)")
+    return checked
 
 
 def _check_name(what: str, name: str, least: int = 0) -> None:

@@ -38,8 +38,8 @@ END_WITHIN_S = 0.05
 KEPT = 1_000
 """So many refusals wait to be counted; of older ones only the counts wait."""
 
-Refused = tuple["Decision", str, str, str]
-"""A refusal with its job, region and run."""
+Refused = tuple["Decision", str, str, str, int]
+"""A refusal with its job, region and run, and of how many calls together."""
 
 
 class Recorder:
@@ -65,9 +65,9 @@ class Recorder:
         self._roll_up_due = False
         self._answers = False
 
-    def refused(self, decision: Decision, job: str, region: str, run: str) -> None:
-        """A call was refused. Nothing is sent yet."""
-        self._pending.append((decision, job, region, run))
+    def refused(self, decision: Decision, job: str, region: str, run: str, calls: int = 1) -> None:
+        """A call was refused, or several together. Nothing is sent yet."""
+        self._pending.append((decision, job, region, run, calls))
         if decision.reason == "ledger-unavailable":
             # The next answer says that there is somebody to tell.
             self._answers, self._seen_ms, self._due_ms = False, 0, 0
@@ -138,15 +138,16 @@ class Recorder:
 
         taken = self._pending[:]
         del self._pending[: len(taken)]  # a thread may have appended meanwhile
-        for decision, job, _, _ in taken:
+        for decision, job, _, _, calls in taken:
             key = decision.decided_at_ms // HOUR_MS * HOUR_MS, decision.refused_by or "", job, decision.reason
             if key in self._counts or len(self._counts) < KEPT:
-                self._counts[key] = self._counts.get(key, 0) + 1
+                self._counts[key] = self._counts.get(key, 0) + calls
         self._newest = (self._newest + taken)[-MAX_REFUSALS:]
 
 
-def refusal_text(decision: Decision, job: str, region: str, run: str) -> str:
-    """A refusal as it is kept: the JSON of the decision, with who asked, when, where, and why it was refused.
+def refusal_text(decision: Decision, job: str, region: str, run: str, calls: int = 1) -> str:
+    """A refusal as it is kept: the JSON of the decision, with who asked, when, where, and why it was refused. Where it
+    is that of several calls together, `calls` says of how many.
 
     At most 4,000 bytes: if need be without the limits that did not refuse.
     """
@@ -164,6 +165,7 @@ def refusal_text(decision: Decision, job: str, region: str, run: str) -> str:
         "machine": one_line(machine_name())[:64],
         **decision.as_json(),
         "why": one_line(decision.why()),
+        **({"calls": calls} if calls > 1 else {}),
         **({"unlogged_units": unlogged_units} if unlogged_units else {}),
     }
     text = json.dumps(data, ensure_ascii=False)

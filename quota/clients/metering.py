@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from quota.arguments import text, texts
 from quota.attribution import current_attribution, machine_name
-from quota.budget import charge_attempt, charging_attempt
+from quota.budget import charge_attempt, charge_attempts, charging_attempt
 from quota.clients.upstream_errors import UpstreamError, classify
 from quota.common.clock import NEVER, rfc3339
 from quota.common.log import line
 from quota.common.text import show, spaced
 from quota.errors import QuotaError, Refused, UsageError
-from quota.ledger.contract import Exhaustion
+from quota.ledger.contract import MAX_CHARGES, Exhaustion
 from quota.limits import Calendar
 
 if TYPE_CHECKING:
@@ -74,13 +74,17 @@ class Meter:
     def attempts(self, calls: tuple[str, str] | Iterable[tuple[str, str]]) -> list[Attempt]:
         """Charge several (method, verb) that travel in one request, or a lone pair: all of them, or none.
 
-        If one is refused, those before it are refunded.
+        They are charged in one step. Only of more than 100 those before a refusal are refunded.
         """
         pairs: Iterable[Any] = [calls] if isinstance(calls, tuple) and calls and isinstance(calls[0], str) else calls
+        named = [(self._name(method), verb) for method, verb in pairs]
         charged: list[Attempt] = []
         try:
-            for method, verb in pairs:
-                charged.append(self.attempt(method, verb))
+            for first in range(0, len(named), MAX_CHARGES):
+                decisions = charge_attempts(self.budget, named[first : first + MAX_CHARGES])
+                if not decisions[0].admitted:
+                    raise Refused(decisions[0])
+                charged += [Attempt(self.budget, decision) for decision in decisions]
         except BaseException:
             for attempt in charged:
                 attempt.never_left()

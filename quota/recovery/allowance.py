@@ -1,7 +1,7 @@
 """The local allowance: what a machine may spend while the ledger does not answer. Bounded, durable, and repaid.
 
     draw    a call of at most `max_cost_units` is admitted while the draws of the longest window stay within
-            `allowance_units`; a dearer call is refused
+            `allowance_units`; a dearer call is refused. Of several calls all are admitted, or none
     repay   the next decision that reaches the ledger first hands it all draws that are owed
 
 A debt belongs to an identity (`quota.ledger.contract.Identity`) and goes to whichever ledger of that identity answers
@@ -68,12 +68,12 @@ LOOK_AGAIN_MS = 10_000
 
 
 class Drawn(NamedTuple):
-    """A call that the allowance admitted: its name, None for a peek, and what remains after it.
+    """Calls that the allowance admitted: a name for each, none for a peek, and what remains after them.
 
-    The name has the machine in it, `3f2a9c1d-12`: another machine's journal has a number 12, too.
+    A name has the machine in it, `3f2a9c1d-12`: another machine's journal has a number 12, too.
     """
 
-    name: str | None
+    names: tuple[str, ...]
     remaining_units: int
 
 
@@ -145,28 +145,28 @@ class Allowance:
     def draw(
         self,
         identity: Identity,
-        charge: Charge,
+        charges: Sequence[Charge],
         longest_ms: int,
         *,
         commit: bool,
         because: str = "the ledger did not answer",
     ) -> Drawn | None:
-        """Admit one call if it is cheap enough and the allowance has room for it; None: refused.
+        """Admit these calls if each is cheap enough and the allowance has room for all; None: refused.
 
         `longest_ms` is the longest window of the caller's limits. Without `commit` nothing is drawn. `because` is the
         trouble of the ledger, for the log.
         """
-        if charge.units > self.max_cost_units:
+        if any(charge.units > self.max_cost_units for charge in charges):
             return None
-        work = partial(self._draw, identity=identity, charge=charge, longest_ms=longest_ms, commit=commit)
+        work = partial(self._draw, identity=identity, charges=charges, longest_ms=longest_ms, commit=commit)
         drawn = self._file.transact(work, write=commit)
         if commit and drawn is not None:
             self._checked_ms.pop(identity, None)
-            self._log_draw(identity, charge, drawn, because)
+            self._log_draws(identity, charges, drawn, because)
         return drawn
 
     def _draw(
-        self, db: sqlite3.Connection, identity: Identity, charge: Charge, longest_ms: int, *, commit: bool
+        self, db: sqlite3.Connection, identity: Identity, charges: Sequence[Charge], longest_ms: int, *, commit: bool
     ) -> Drawn | None:
         upstream = identity.upstream_hash
         newest = db.execute("SELECT COALESCE(MAX(drawn_ms), 0) FROM draws WHERE upstream = ?", (upstream,)).fetchone()
@@ -174,42 +174,49 @@ class Allowance:
         now_ms = max(self._clock(), newest_ms)  # a clock that goes back must not renew the allowance
         sql = "SELECT COALESCE(SUM(units), 0) FROM draws WHERE upstream = ? AND drawn_ms > ?"
         (used_units,) = checked_row(db.execute(sql, (upstream, now_ms - longest_ms)).fetchone(), integers=1)
-        remaining_units = self.allowance_units - used_units
-        if charge.units > remaining_units:
+        remaining_units, units = self.allowance_units - used_units, sum(charge.units for charge in charges)
+        if units > remaining_units:
             return None
         if not commit:
-            return Drawn(None, remaining_units)
-        number = db.execute(
-            "INSERT INTO draws (identity, upstream, project, drawn_ms, units, bucket, method, job, region,"
-            " idempotency_key) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                identity.hash,
-                upstream,
-                identity.project,
-                now_ms,
-                charge.units,
-                charge.bucket,
-                charge.method,
-                charge.job,
-                charge.region,
-                charge.idempotency_key,
-            ),
-        ).lastrowid
+            return Drawn((), remaining_units)
+        numbers = [
+            db.execute(
+                "INSERT INTO draws (identity, upstream, project, drawn_ms, units, bucket, method, job, region,"
+                " idempotency_key) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    identity.hash,
+                    upstream,
+                    identity.project,
+                    now_ms,
+                    charge.units,
+                    charge.bucket,
+                    charge.method,
+                    charge.job,
+                    charge.region,
+                    charge.idempotency_key,
+                ),
+            ).lastrowid
+            for charge in charges
+        ]
         _delete_expired(db, upstream, now_ms, longest_ms)
-        return Drawn(f"{_machine(db)[:TAG_LENGTH]}-{number}", remaining_units - charge.units)
+        tag = _machine(db)[:TAG_LENGTH]
+        return Drawn(tuple(f"{tag}-{number}" for number in numbers), remaining_units - units)
 
-    def _log_draw(self, identity: Identity, charge: Charge, drawn: Drawn, because: str) -> None:
+    def _log_draws(self, identity: Identity, charges: Sequence[Charge], drawn: Drawn, because: str) -> None:
         outage = self._outages.setdefault(identity, [])
-        if not outage:
-            warn(
-                "allowance_drawn project=%s method=%s units=%d left=%d: %s",
-                identity.project,
-                charge.method,
-                charge.units,
-                drawn.remaining_units,
-                because,
-            )
-        outage.append(_OutageDraw(charge.units, drawn.remaining_units))
+        remaining_units = drawn.remaining_units + sum(charge.units for charge in charges)
+        for charge in charges:
+            remaining_units -= charge.units
+            if not outage:
+                warn(
+                    "allowance_drawn project=%s method=%s units=%d left=%d: %s",
+                    identity.project,
+                    charge.method,
+                    charge.units,
+                    remaining_units,
+                    because,
+                )
+            outage.append(_OutageDraw(charge.units, remaining_units))
 
     def number(self, name: str) -> int | None:
         """The number of the draw of this name in the journal; None for a name that another machine gave."""

@@ -47,7 +47,7 @@ def of_a_ledger(folder: Path) -> None:
 
 def of_a_journal(folder: Path) -> None:
     with closing(Allowance(f"{folder}/allowance.db", 1, 50, host_clock)) as allowance:
-        allowance.draw(Identity("", "p"), Charge(1, "units", "videos.list", "", "", "token"), DAY_MS, commit=True)
+        allowance.draw(Identity("", "p"), [Charge(1, "units", "videos.list", "", "", "token")], DAY_MS, commit=True)
 
 
 def of_a_memory(folder: Path) -> None:

@@ -181,7 +181,7 @@ def test_a_draw_and_its_repayment_interrupted_anywhere_are_counted_once(tmp_path
         allowance = Allowance(str(path), 1, 10**6, host_clock)
 
         def draw_and_repay() -> None:
-            drawn.append(allowance.draw(Identity("", "p"), charge, DAY_MS, commit=True))
+            drawn.append(allowance.draw(Identity("", "p"), [charge], DAY_MS, commit=True))
             allowance.repay(Identity("", "p"), ledger, DAY_MS)
 
         for error in at_every_place(interrupt, draw_and_repay):

@@ -3,8 +3,9 @@
     python -m support.random_operations LEDGER_URL SEED OPERATIONS       (in the folder `tests`)
 
 Three callers, each with a configuration of 1 to 20 limits that changes and a clock that is off by its own amount,
-charge, peek, refund and settle on one project, and draw on one allowance while the ledger is away, which the next to
-reach it repays; the ledger's clock walks, jumps and steps back around both of the year's clock changes.
+charge, several at once too, peek, refund and settle on one project, and draw on one allowance while the ledger is
+away, which the next to reach it repays; the ledger's clock walks, jumps and steps back around both of the year's clock
+changes.
 
 What a ledger has let go of, it says (`whole_after_ms`), and that is held against the windows named until then: from
 there on the oracle counts what is left.
@@ -36,7 +37,7 @@ from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View
 from quota.recovery.allowance import Allowance
 from support.books import BOOK
-from support.oracle import Answer, Journal, Oracle, Spent, cutoff, paced
+from support.oracle import Answer, Journal, Oracle, Spent, cost, counts, cutoff, paced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -311,19 +312,21 @@ class RandomOperations:
 
     def _decide(self, number: int, caller: Caller, *, commit: bool) -> None:
         r = self.random
-        method = r.choice(("search.list", "videos.list", "captions.list", "suggest.list", "odd,na|me*%"))
         job = r.choice(("", "trending", "backfill", "odd|job,%*"))
-        known = method in BOOK.methods
-        units = r.choice((1, 7, 100)) if not known or r.random() < 0.5 else BOOK.price(method).units
-        bucket = BOOK.price(method).bucket if known else "units"
+        spends = [self._new_call(job) for _ in range(r.choice((1, 1, 1, 2, 3, 10)) if commit else 1)]
         leave = caller.leave.get(job, {})
         limits = [(limit, max(0, limit.limit_units - leave.get(limit.name, 0))) for limit in caller.limits]
-        applying = [(x, cap) for x, cap in limits if x.view.selector.counts(bucket, method, job)]
-        check = caller.budget.charge if commit else caller.budget.peek
+        applying = [(x, cap) for x, cap in limits if any(counts(x, spend) for spend in spends)]
+        first = spends[0]
         try:
-            got = check(method, units=units, job=job, region="US")
+            if len(spends) > 1:
+                calls = [(spend.method, spend.units) for spend in spends]
+                several = caller.budget.charge_many(calls, job=job, region="US")
+            else:
+                check = caller.budget.charge if commit else caller.budget.peek
+                several = [check(first.method, units=first.units, job=job, region="US")]
         except CostExceedsLimit:
-            if all(limit.view.selector.cost(units) <= cap for limit, cap in applying):
+            if all(cost(limit, spends) <= cap for limit, cap in applying):
                 raise
             self._count("never fits")
             return
@@ -333,8 +336,8 @@ class RandomOperations:
             self._count("joined later")
         want = self.oracle.answer(
             applying,
-            [Spent(0, 0, units, bucket, method, job)],
-            BOOK.closed_by(method, bucket),
+            spends,
+            [name for spend in spends for name in BOOK.closed_by(spend.method, spend.bucket)],
             self.clock_ms,
             self.clock_ms + caller.skew_ms,
             commit=commit,
@@ -342,19 +345,26 @@ class RandomOperations:
         if commit and want.outcome == "admitted":
             self.retention_of = max(self.retention_of, retention_of(caller.windows))
         self.trimmable_ms = max(self.trimmable_ms, now_ms - self.retention_of)
-        self._count(want.outcome)
+        self._count(want.outcome if len(spends) == 1 else f"several {want.outcome}")
         self._count(f"paced {want.outcome}" if any(limit.paced for limit, _ in applying) else "unpaced")
         caller_ms = self.clock_ms + caller.skew_ms
-        caps = [
-            paced(limit, cap, limit.view.selector.cost(units), caller_ms) if limit.paced else cap
-            for limit, cap in applying
-        ]
-        self._compare(number, got, want, caps)
+        caps = [paced(limit, cap, cost(limit, spends), caller_ms) if limit.paced else cap for limit, cap in applying]
+        for got, charge_id in zip(several, want.ids or [None] * len(spends), strict=True):
+            self._compare(number, got, want, charge_id, caps)
+        if [(got.method, got.cost_units) for got in several] != [(spend.method, spend.units) for spend in spends]:
+            raise DisagreementError(f"operation {number} at {self.clock_ms}: got {several} for {spends}")
 
-    def _compare(self, number: int, got: Decision, want: Answer, caps: list[int]) -> None:
+    def _new_call(self, job: str) -> Spent:
+        r = self.random
+        method = r.choice(("search.list", "videos.list", "captions.list", "suggest.list", "odd,na|me*%"))
+        known = method in BOOK.methods
+        units = r.choice((1, 7, 100)) if not known or r.random() < 0.5 else BOOK.price(method).units
+        return Spent(0, 0, units, BOOK.price(method).bucket if known else "units", method, job)
+
+    def _compare(self, number: int, got: Decision, want: Answer, charge_id: str | None, caps: list[int]) -> None:
         right = (
             got.admitted == (want.outcome == "admitted")
-            and got.id == (want.ids[0] if want.ids else None)
+            and got.id == charge_id
             and got.retry_at_ms == want.retry_at_ms
             and [state.used_units for state in got.limits] == want.used
             and [state.remaining_units for state in got.limits]

@@ -76,6 +76,7 @@ def test_a_session_and_a_budget_have_no_other_public_names(state_dir: Path) -> N
         assert _public(session.budget()) == [
             "book",
             "charge",
+            "charge_many",
             "credential",
             "ledger",
             "limits",

@@ -260,7 +260,7 @@ def test_the_journal_of_the_allowance(tmp_path: Path) -> None:
             return
         drawn = 0
         charge = Charge(10, "units", "videos.list", "a job of some length", "A", "12345678123")
-        while allowance.draw(Identity("", "p"), charge, DAY_MS, commit=True) is not None:
+        while allowance.draw(Identity("", "p"), [charge], DAY_MS, commit=True) is not None:
             drawn += 1
         assert drawn in (0, 5)
         if dice.random() < 0.5:

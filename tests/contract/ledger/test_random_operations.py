@@ -39,6 +39,8 @@ def test_every_decision_is_the_oracles(ledger_url: str) -> None:
         "refused",
         "exhausted",
         "clock",
+        "several admitted",
+        "several refused",
         "settled",
         "never fits",
         "paced admitted",

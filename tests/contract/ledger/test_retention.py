@@ -236,11 +236,11 @@ def test_a_machines_draws_are_kept_for_the_longest_window_of_all_its_configurati
     now_ms = 1_793_000_000_000
     allowance = Allowance(str(tmp_path / "allowance.db"), 50, 150, lambda: now_ms)
     for _ in range(2):
-        assert allowance.draw(Identity("", "p"), OWES, MONTH_MS, commit=True) is not None
+        assert allowance.draw(Identity("", "p"), [OWES], MONTH_MS, commit=True) is not None
     for _ in range(9):
         now_ms += 3 * DAY_MS
-        assert allowance.draw(Identity("", "p"), OWES, DAY_MS, commit=True) is not None
-    assert allowance.draw(Identity("", "p"), OWES, MONTH_MS, commit=True) is None
+        assert allowance.draw(Identity("", "p"), [OWES], DAY_MS, commit=True) is not None
+    assert allowance.draw(Identity("", "p"), [OWES], MONTH_MS, commit=True) is None
     assert allowance.owed_units(Identity("", "p")) == 11 * 50
     allowance.close()
 

@@ -14,7 +14,7 @@ import redis
 from quota.ledger.contract import MAX_CHARGES, ChargeRequest, Exhaustion, LimitCheck
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
-from quota.ledger.redis_ledger import RedisLedger, _arguments, _keys
+from quota.ledger.redis_ledger import RedisLedger, _arguments, _keys, _result
 from quota.ledger.redis_scripts import script
 from quota.limits import HOUR_MS, Calendar, Limit, Selector, Sliding, View
 from support.oracle import Oracle, Spent, cost, counted, counts, cutoff
@@ -309,16 +309,11 @@ def test_a_log_that_cannot_be_written_charges_none(client: redis.Redis) -> None:
 # -- the answer --------------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_with_fewer_ids_than_charges_is_no_answer(
-    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from quota.errors import LedgerError
-
-    with closing(RedisLedger(redis_server.url)) as ledger:
-        reply = ["ADMITTED", IDS[0], str(NOW_MS), IDS[0], "", "e", "", "13", "2"]
-        monkeypatch.setattr(ledger, "_ask", lambda *_: reply)
-        with pytest.raises(LedgerError, match="no quota program writes"):
-            ledger.decide(three(), commit=True)
+def test_an_answer_with_fewer_ids_than_charges_is_no_answer() -> None:
+    reply = ["ADMITTED", " ".join(IDS), str(NOW_MS), IDS[2], "", "e", "", "13", "2"]
+    assert _result(three(), reply).ids == tuple(IDS)
+    with pytest.raises(ValueError, match="an id for each charge"):
+        _result(three(), [*reply[:1], IDS[0], *reply[2:]])
 
 
 def test_one_call_asks_as_it_always_did(redis_server: RedisServer) -> None:

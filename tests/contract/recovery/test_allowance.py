@@ -466,7 +466,7 @@ def test_a_debt_whose_note_cannot_be_written_is_not_repaid_twice(
     budget = machine.budget(allowance=REPAID_AT_ONCE + 20)
     for _ in range(REPAID_AT_ONCE + 20):
         charge = Charge(1, "units", "videos.list", "", "", "t")
-        assert machine.opened[0].draw(Identity("", "p"), charge, DAY_MS, commit=True) is not None
+        assert machine.opened[0].draw(Identity("", "p"), [charge], DAY_MS, commit=True) is not None
     with closing(sqlite3.connect(machine.journal, isolation_level=None)) as holder:
         holder.execute("BEGIN IMMEDIATE")
         for number in range(3):
@@ -524,7 +524,7 @@ def test_what_no_window_reaches_any_more_leaves_the_journal_repaid_or_not(machin
     budget = machine.budget()
     for _ in range(10):
         charge = Charge(10, "units", "videos.list", "", "", "t")
-        assert machine.opened[0].draw(Identity("", "p"), charge, DAY_MS, commit=True) is not None
+        assert machine.opened[0].draw(Identity("", "p"), [charge], DAY_MS, commit=True) is not None
         machine.now_ms += DAY_MS
     assert budget.owed_units() == 20
 
@@ -564,7 +564,7 @@ def _open_files(path: Path) -> list[str]:
 def _draw(journal: str) -> int:
     allowance = Allowance(journal, 3, 100, lambda: 1_793_000_000_000)
     drawn, charge = 0, Charge(1, "units", "videos.list", "", "", "t")
-    while allowance.draw(Identity("", "p"), charge, DAY_MS, commit=True) is not None:
+    while allowance.draw(Identity("", "p"), [charge], DAY_MS, commit=True) is not None:
         drawn += 1
     allowance.close()
     return drawn

@@ -15,7 +15,8 @@ import pytest
 
 import quota
 from quota.budget import Budget
-from quota.ledger.contract import ChargeRequest, Expected, Identity, root_of
+from quota.common.clock import NEVER
+from quota.ledger.contract import ChargeRequest, Expected, Identity, read_entries, root_of
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.ledger.unlogged import UnloggedUsage, is_carry
@@ -553,6 +554,31 @@ def test_a_carry_that_a_copy_lacks_is_told_again(tmp_path: Path, commit: bool) -
     moves.places[1].restore(copy)
     for units in (3, 4):
         moves.ask(name, moves.budget(name), units, commit=commit)
+    moves.close()
+
+
+def test_several_charged_together_without_a_carry_are_given_back_and_charged_again(tmp_path: Path) -> None:
+    """As one is: only the answer shows what the copy lacks."""
+    moves = Moves(random.Random(0), tmp_path, None, ticks=True)
+    moves.places = [SqliteStorage(tmp_path / "a"), SqliteStorage(tmp_path / "b")]
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    moves.known, (name, *_) = [set(), set()], moves.machines
+    moves.at[name] = 1
+    moves.ask(name, moves.budget(name), 2, commit=True)
+    copy = moves.places[1].copy()
+    moves.at[name] = 0
+    moves.ask(name, moves.budget(name), 5, commit=True)
+    moves.at[name] = 1
+    moves.ask(name, moves.budget(name), 1, commit=False)
+    moves.places[1].restore(copy)
+    budget = moves.budget(name)
+    decisions = budget.charge_many([("videos.list", 3)] * 3)
+    assert decisions[0].limits[0].used_units == 2 + 5 + 9
+    first, *entries = read_entries(budget.ledger, "p", 0, NEVER)
+    assert [entry.units for entry in entries] == [0, 0, 0, 3, 3, 3]
+    assert [entry.id for entry in entries[3:]] == [decision.id for decision in decisions]
+    assert len({entry.idempotency_key for entry in (first, *entries)}) == 7
     moves.close()
 
 

@@ -108,6 +108,23 @@ def test_an_emptied_ledger_counts_what_this_machine_saw(site: Site, caplog: pyte
     assert "lost_units=8 " in told[0]
 
 
+def test_several_calls_together_restore_what_was_lost_as_one_does(site: Site) -> None:
+    machine = site.machine()
+    budget = machine.budget(limit(20))
+    assert budget.charge_many(["videos.list"] * 5)[0].admitted
+    copy = site.storage.copy()
+    site.now_ms += 1
+    assert budget.charge_many(["videos.list"] * 6)[0].limits[0].used_units == 11
+    site.restore(copy)
+    decisions = budget.charge_many(["videos.list"] * 4)
+    assert decisions[0].limits[0].used_units == 15
+    entries = list(read_entries(machine.ledger, "p", 0, NEVER))
+    assert [entry.id for entry in entries[5:]] == [decision.id for decision in decisions]
+    refused = budget.charge_many(["videos.list"] * 6)
+    assert {(one.admitted, one.refused_by) for one in refused} == {(False, "day")}
+    assert len(list(read_entries(machine.ledger, "p", 0, NEVER))) == 9
+
+
 def test_what_was_lost_leaves_its_window_hour_by_hour(site: Site) -> None:
     budget = site.machine().budget(limit(10))
     charge(budget, 4)

@@ -368,18 +368,19 @@ def test_a_batch_costs_what_its_calls_cost(upstream: Emulator, ledger: Ledger, c
 
 
 def test_a_batch_leaves_whole_or_not_at_all(upstream: Emulator, ledger: Ledger, connect: Connect) -> None:
-    youtube = connect(upstream.address, units=105)
+    youtube = connect(upstream.address, units=205)
+    youtube.videos().list(part="snippet", id="x", maxResults=1).execute()
     batch = youtube.new_batch_http_request()
-    for number in range(4):
+    for number in range(5):
         batch.add(youtube.videos().list(part="snippet", id=f"id-{number}"))
     batch.add(youtube.search().list(part="snippet", q="x"))
     batch.add(youtube.search().list(part="snippet", q="y"))
-    with pytest.raises(Refused):
+    with pytest.raises(Refused, match="these 7 calls need 205 together"):
         batch.execute()
-    assert spent(ledger) == 0
-    assert upstream.usage()["requests"] == 0
-    youtube.search().list(part="snippet", q="x").execute()  # what was given back can be spent
-    assert spent(ledger) == 100
+    assert [entry.units for entry in ledger.read("p", (0, 0), NEVER, 10)] == [1], "nothing to be given back"
+    assert upstream.usage()["requests"] == 1
+    youtube.search().list(part="snippet", q="x").execute()
+    assert spent(ledger) == 101
 
 
 def test_a_pool_exhausted_inside_a_batch_is_closed(ledger: Ledger, connect: Connect) -> None:

@@ -17,7 +17,7 @@ from quota.attribution import labels
 from quota.budget import Budget
 from quota.clients.metering import Hosts, Meter, is_loopback
 from quota.common.clock import NEVER
-from quota.errors import LedgerError, Refused, UsageError
+from quota.errors import CostExceedsLimit, LedgerError, Refused, UsageError
 from quota.ledger.contract import Exhaustion, Ledger
 from quota.ledger.sqlite_ledger import SqliteLedger
 from quota.limits import DAY_MS, Limit, Selector, Sliding, View
@@ -64,7 +64,7 @@ def make_meter(ledger: Ledger, clock: Clock, *, units: int = 1_000, book: Any = 
 
 
 def units(ledger: Ledger) -> list[int]:
-    return [entry.units for entry in ledger.read("p", (0, 0), NEVER, 100)]
+    return [entry.units for entry in ledger.read("p", (0, 0), NEVER, 1_000)]
 
 
 def test_an_attempt_is_charged_before_it_is_sent_and_refused_without_a_trace(ledger: Ledger, clock: Clock) -> None:
@@ -90,12 +90,33 @@ def test_what_was_answered_is_not_given_back(ledger: Ledger, clock: Clock) -> No
 
 
 def test_several_attempts_are_charged_together_or_not_at_all(ledger: Ledger, clock: Clock) -> None:
-    meter = make_meter(ledger, clock, units=150)
-    with pytest.raises(Refused):
+    meter = make_meter(ledger, clock, units=250)
+    meter.attempt("search.list", "GET")
+    with pytest.raises(Refused, match="these 3 calls need 201 together"):
         meter.attempts([("videos.list", "GET"), ("search.list", "GET"), ("search.list", "GET")])
-    assert units(ledger) == [0, 0]
+    assert units(ledger) == [100], "nothing was charged, so nothing was to be refunded"
     assert len(meter.attempts([("videos.list", "GET"), ("search.list", "GET")])) == 2
-    assert units(ledger) == [0, 0, 1, 100]
+    assert units(ledger) == [100, 1, 100]
+
+
+def test_several_attempts_that_can_never_fit_together_are_an_error(ledger: Ledger, clock: Clock) -> None:
+    meter = make_meter(ledger, clock, units=150)
+    with pytest.raises(CostExceedsLimit):
+        meter.attempts([("search.list", "GET"), ("search.list", "GET")])
+    assert units(ledger) == []
+
+
+def test_more_attempts_than_one_step_charges_are_refunded_where_the_rest_is_refused(
+    ledger: Ledger, clock: Clock
+) -> None:
+    meter = make_meter(ledger, clock, units=150)
+    assert [one.decision.cost_units for one in meter.attempts([("videos.list", "GET")] * 120)] == [1] * 120
+    with pytest.raises(Refused):
+        meter.attempts([("videos.list", "GET")] * 10 + [("unknown.list", "GET")] * 21)
+    assert units(ledger) == [1] * 120
+    with pytest.raises(Refused):
+        make_meter(ledger, clock, units=225).attempts([("videos.list", "GET")] * 110)
+    assert units(ledger) == [1] * 120 + [0] * 100
 
 
 def test_a_name_that_no_charge_can_carry_is_cut(ledger: Ledger, clock: Clock) -> None:

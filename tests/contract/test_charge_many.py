@@ -1,0 +1,470 @@
+"""`Budget.charge_many`: several calls charged in one step, all or none, by whatever rules one call is charged."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+
+import quota
+from quota.budget import Budget
+from quota.common.clock import NEVER
+from quota.errors import CostExceedsLimit, UnknownMethod, UsageError
+from quota.ledger.contract import MAX_CHARGES, Exhaustion, read_entries
+from quota.ledger.factory import open_ledger
+from quota.ledger.grants import Grant
+from quota.ledger.redis_ledger import RedisLedger
+from quota.limits import DAY_MS, HOUR_MS, Limit, Selector, Sliding, View
+from quota.recorder import Recorder
+from quota.recovery.allowance import Allowance
+from support.books import BOOK
+from support.processes import Children
+from support.proxy import Kind, Proxy
+from support.setup import Setup, limit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from quota.ledger.contract import Ledger
+    from quota.ledger.entry import Entry
+    from support.servers import RedisServer
+
+SEARCHES = Limit("searches", 2, View(Selector(methods=("search.list",), count="calls"), Sliding(HOUR_MS)), 2, 0)
+
+
+def log(ledger: Ledger, project: str) -> list[Entry]:
+    return list(read_entries(ledger, project, 0, NEVER))
+
+
+# -- admitted ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_call_has_its_own_charge_in_the_order_given(setup: Setup) -> None:
+    budget = setup.budget(limit(500), SEARCHES)
+    with quota.labels(job="nightly", region="DE"):
+        decisions = budget.charge_many(["search.list", ("videos.list", 7), "suggest.list", ("videos.list", 2)])
+    assert [(one.method, one.cost_units, one.source, one.reason) for one in decisions] == [
+        ("search.list", 100, "ledger", "ok"),
+        ("videos.list", 7, "ledger", "ok"),
+        ("suggest.list", 1, "ledger", "ok"),
+        ("videos.list", 2, "ledger", "ok"),
+    ]
+    entries = log(setup.ledger, setup.project)
+    assert [one.id for one in decisions] == [e.id for e in entries]
+    assert [(e.method, e.units, e.bucket, e.job, e.region) for e in entries] == [
+        ("search.list", 100, "units", "nightly", "DE"),
+        ("videos.list", 7, "units", "nightly", "DE"),
+        ("suggest.list", 1, "search", "nightly", "DE"),
+        ("videos.list", 2, "units", "nightly", "DE"),
+    ]
+    assert len({e.idempotency_key for e in entries}) == 4
+    for one in decisions:
+        assert [(s.name, s.cost_units, s.used_units) for s in one.limits] == [("day", 109, 109), ("searches", 1, 1)]
+        assert (one.remaining_units, one.decided_at_ms) == (1, setup.now_ms)
+
+
+def test_the_job_and_the_region_may_be_said_for_all(setup: Setup) -> None:
+    budget = setup.budget(limit(500, jobs=("a",)), leave={"a": {"day": 450}})
+    with quota.labels(job="b", region="DE"):
+        budget.charge_many(["videos.list"] * 2, job="a", region="FR")
+    assert [(e.job, e.region) for e in log(setup.ledger, setup.project)] == [("a", "FR")] * 2
+    with pytest.raises(CostExceedsLimit, match="holds 50 after leaving 450"):
+        budget.charge_many([("videos.list", 26)] * 2, job="a")
+
+
+def test_a_hundred_are_charged_and_each_can_be_given_back(setup: Setup) -> None:
+    budget = setup.budget(limit(500))
+    decisions = budget.charge_many(["videos.list"] * MAX_CHARGES)
+    assert len({one.id for one in decisions}) == MAX_CHARGES
+    for one in decisions[::2]:
+        budget.refund(str(one.id))
+    assert budget.usage()[0].used_units == MAX_CHARGES // 2
+
+
+@pytest.mark.parametrize("calls", ["videos.list", ("videos.list", 1), ["videos.list"], {"videos.list"}])
+def test_a_lone_call_is_one_and_is_charged_as_charge_does(setup: Setup, calls: Any) -> None:
+    budget = setup.budget()
+    (one,) = budget.charge_many(calls)
+    setup.now_ms += 1
+    other = budget.charge("videos.list")
+    assert one._replace(id=None, limits=(), remaining_units=0, decided_at_ms=0) == other._replace(
+        id=None, limits=(), remaining_units=0, decided_at_ms=0
+    )
+
+
+# -- refused -----------------------------------------------------------------------------------------------------------
+
+
+def test_if_one_limit_refuses_all_are_refused_for_the_sum(setup: Setup) -> None:
+    budget = setup.budget(limit(500), SEARCHES)
+    for n in range(3):
+        setup.now_ms = 1_793_000_000_000 + n * 1_000
+        budget.charge("videos.list", units=150)
+    before = log(setup.ledger, setup.project)
+    refused = budget.charge_many(["search.list", ("videos.list", 100), "suggest.list"])
+    assert log(setup.ledger, setup.project) == before
+    assert [(one.method, one.cost_units) for one in refused] == [
+        ("search.list", 100),
+        ("videos.list", 100),
+        ("suggest.list", 1),
+    ]
+    for one in refused:
+        assert (one.admitted, one.id, one.source, one.reason, one.refused_by) == (False, None, None, "limit", "day")
+        assert one.retry_at_ms == 1_793_000_000_000 + DAY_MS, "when 200 fit, not one of them"
+        assert one.why() == "limit 'day' has 450 of 500 units used, and these 3 calls need 200 together"
+    assert budget.peek("suggest.list").admitted
+    refused = budget.charge_many(["videos.list"] * 50 + ["search.list"] * 2)
+    assert {one.refused_by for one in refused} == {"day"}
+    setup.now_ms = int(refused[0].retry_at_ms or 0) - 1
+    assert not budget.charge_many(["videos.list"] * 50 + ["search.list"] * 2)[0].admitted
+    setup.now_ms += 1
+    assert budget.charge_many(["videos.list"] * 50 + ["search.list"] * 2)[0].admitted
+    assert budget.charge_many(["search.list", "videos.list"])[1].refused_by == "searches"
+
+
+def test_what_can_never_fit_together_is_an_error_and_nothing_is_charged(setup: Setup) -> None:
+    budget = setup.budget(limit(500), SEARCHES)
+    with pytest.raises(
+        CostExceedsLimit, match=r"3 calls together cost 3 units and limit 'searches' .* make fewer calls at once"
+    ):
+        budget.charge_many(["search.list"] * 3)
+    with pytest.raises(CostExceedsLimit, match=r"videos\.list costs 501 units and limit 'day'"):
+        budget.charge_many(["videos.list", ("videos.list", 501)])
+    assert log(setup.ledger, setup.project) == []
+
+
+def test_a_bucket_that_upstream_closed_for_one_of_them_refuses_all(setup: Setup) -> None:
+    budget = setup.budget(limit(500))
+    setup.ledger.exhaust(setup.project, Exhaustion("search", setup.now_ms, setup.now_ms + 9_000, "said so", "a test"))
+    for calls in (["videos.list", "suggest.list"], ["search.list", "videos.list"]):
+        for one in budget.charge_many(calls):
+            assert (one.reason, one.refused_by, one.retry_at_ms) == ("exhausted", "search", setup.now_ms + 9_000)
+    assert log(setup.ledger, setup.project) == []
+    assert budget.charge_many(["videos.list", "captions.list"])[0].admitted
+
+
+@pytest.mark.parametrize(
+    ("calls", "error", "word"),
+    [
+        ([], UsageError, "1 to 100 calls are charged together, and here are none"),
+        (["videos.list"] * 101, UsageError, "here are more than 100"),
+        (("videos.list" for _ in iter(int, 1)), UsageError, "here are more than 100"),
+        (None, UsageError, "calls None: give a list"),
+        (7, UsageError, "calls 7: give a list"),
+        ([7], UsageError, "call 7 is not a method"),
+        ([["videos.list", 1]], UsageError, "is not a method"),
+        ([("videos.list", 1, 2)], UsageError, "is not a method"),
+        ([("videos.list", 0)], UsageError, "0 units: a charge is a whole number from 1"),
+        ([("videos.list", True)], UsageError, "True units"),
+        ([("videos.list", None)], UsageError, "None units"),
+        ([("videos.list", 10**9 + 1)], UsageError, "units: a charge"),
+        ([(None, 1)], UsageError, "method None"),
+        (["videos.list", "video.list"], UnknownMethod, "did you mean 'videos.list'"),
+        (["videos.list", ("", 3)], UsageError, "method ''"),
+    ],
+)
+def test_what_is_no_call_is_an_error_and_nothing_is_charged(setup: Setup, calls: Any, error: Any, word: str) -> None:
+    with pytest.raises(error, match=word):
+        setup.budget().charge_many(calls)
+    assert log(setup.ledger, setup.project) == []
+
+
+@pytest.mark.parametrize("labels", [{"job": 7}, {"region": None, "job": b""}, {"region": "x" * 65}, {"job": "\n"}])
+def test_labels_that_are_none_are_an_error(setup: Setup, labels: Any) -> None:
+    with pytest.raises(UsageError):
+        setup.budget().charge_many(["videos.list"], **labels)
+
+
+def test_refused_calls_are_all_counted_and_kept_as_one_refusal(setup: Setup) -> None:
+    """L30."""
+    recorder = Recorder(setup.ledger, setup.project, lambda: setup.now_ms)
+    budget = setup.budget(limit(150), recorder=recorder)
+    budget.charge("search.list")
+    assert not budget.charge_many(["videos.list", ("videos.list", 50)], job="a")[0].admitted
+    budget.charge("videos.list")
+    recorder.close()
+    (counted,) = setup.ledger.history(setup.project, 0, setup.now_ms).refused
+    assert (counted.job, counted.reason, counted.calls) == ("a", "limit", 2)
+    (kept,) = map(json.loads, setup.ledger.refusals(setup.project))
+    assert (kept["calls"], kept["cost_units"], kept["why"]) == (
+        2,
+        51,
+        "limit 'day' has 100 of 150 units used, and these 2 calls need 51 together",
+    )
+
+
+# -- by the rules of one call ------------------------------------------------------------------------------------------
+
+
+def test_prices_that_change_are_those_of_the_day(setup: Setup) -> None:
+    change_ms = 1_764_835_200_000  # 2025-12-04 in Los Angeles
+    budget = setup.budget(limit(50_000))
+    setup.now_ms = change_ms - 1
+    assert [one.cost_units for one in budget.charge_many(["videos.insert", "videos.list"])] == [1600, 1]
+    setup.now_ms = change_ms
+    assert [one.cost_units for one in budget.charge_many(["videos.insert", "videos.list"])] == [100, 1]
+
+
+def test_a_price_that_changes_between_two_clocks_is_asked_for_again(setup: Setup) -> None:
+    change_ms = 1_764_835_200_000
+    times = iter([change_ms - 1])  # of the plan; all later
+    setup.now_ms = change_ms
+    budget = Budget(
+        credential="main",
+        project=setup.project,
+        book=BOOK,
+        limits=(limit(50_000),),
+        ledger=setup.ledger,
+        clock=lambda: next(times, change_ms),
+    )
+    assert [one.cost_units for one in budget.charge_many(["videos.insert", "videos.insert"])] == [100, 100]
+    assert [e.units for e in log(setup.ledger, setup.project)] == [100, 100]
+
+
+def test_a_grant_of_upstream_lowers_the_limits_of_all(setup: Setup) -> None:
+    """L28."""
+    budget = setup.budget(limit(500))
+    assert budget.charge_many(["search.list"] * 2)[0].limits[0].limit_units == 500
+    setup.ledger.grant(setup.project, [Grant("units", 250, setup.now_ms, setup.now_ms + DAY_MS)])
+    refused = budget.charge_many(["videos.list", "search.list"])
+    assert {(one.reason, one.refused_by, one.limits[0].limit_units) for one in refused} == {("limit", "day", 250)}
+    assert budget.charge_many([("videos.list", 25)] * 2)[0].admitted
+
+
+def test_clocks_that_disagree_charge_none(setup: Setup) -> None:
+    """L11."""
+    budget = Budget(
+        credential="main",
+        project=setup.project,
+        book=BOOK,
+        limits=(limit(500),),
+        ledger=setup.ledger,
+        clock=lambda: setup.now_ms + HOUR_MS,
+    )
+    assert {one.reason for one in budget.charge_many(["videos.list"] * 3)} == {"clock"}
+    assert log(setup.ledger, setup.project) == []
+
+
+def test_a_pace_leaves_room_for_all_of_them_in_an_unused_window(setup: Setup) -> None:
+    from quota.limits import Calendar
+
+    paced = Limit("day", 1_000, View(Selector(), Calendar("day", "UTC")), 1_000, 0, paced=True)
+    setup.now_ms = 1_793_059_200_000  # midnight
+    budget = setup.budget(paced)
+    assert budget.charge_many(["search.list"] * 9)[0].admitted
+    refused = budget.charge_many(["videos.list"] * 2)
+    setup.now_ms = int(refused[0].retry_at_ms or 0) - 1
+    assert not budget.charge_many(["videos.list"] * 2)[0].admitted
+    setup.now_ms += 1
+    assert budget.charge_many(["videos.list"] * 2)[0].admitted
+
+
+# -- without a ledger --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def allowance(setup: Setup, tmp_path: Path) -> Iterator[Allowance]:
+    with closing(Allowance(str(tmp_path / "allowance.db"), 5, 12, lambda: setup.now_ms)) as allowance:
+        yield allowance
+
+
+def away(setup: Setup, allowance: Allowance, tmp_path: Path) -> Budget:
+    (tmp_path / "a-file").touch()
+    ledger = open_ledger(f"sqlite:///{tmp_path}/a-file/ledger.db")
+    return Budget(
+        credential="main",
+        project=setup.project,
+        book=BOOK,
+        limits=(limit(500),),
+        ledger=ledger,
+        clock=lambda: setup.now_ms,
+        allowance=allowance,
+    )
+
+
+def test_without_the_ledger_all_are_drawn_or_none(
+    setup: Setup, allowance: Allowance, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cut_off = away(setup, allowance, tmp_path)
+    drawn = cut_off.charge_many([("videos.list", 5), ("videos.list", 2)])
+    assert [(one.source, one.remaining_units, one.cost_units) for one in drawn] == [
+        ("allowance", 5, 5),
+        ("allowance", 5, 2),
+    ]
+    tag = str(drawn[0].id).rpartition("-")[0]
+    assert [one.id for one in drawn] == [f"{tag}-1", f"{tag}-2"]
+    assert caplog.messages[0].startswith(f"allowance_drawn project={setup.project} method=videos.list units=5 left=7: ")
+    for calls in (
+        [("videos.list", 3)] * 2,
+        [("videos.list", 1), ("videos.list", 6)],
+    ):  # too much together; one too dear
+        refused = cut_off.charge_many(calls)
+        assert {(one.admitted, one.id, one.reason) for one in refused} == {(False, None, "ledger-unavailable")}
+    assert cut_off.owed_units() == 7
+    cut_off.refund(str(drawn[1].id))
+    assert [one.remaining_units for one in cut_off.charge_many([("videos.list", 2)] * 3)] == [1] * 3
+    assert setup.budget(limit(500), allowance=allowance).charge_many(["videos.list"] * 2)[0].limits[0].used_units == 13
+    assert [e.units for e in log(setup.ledger, setup.project)] == [5, 0, 2, 2, 2, 1, 1]
+
+
+def test_without_an_allowance_all_are_refused(setup: Setup, tmp_path: Path) -> None:
+    (tmp_path / "a-file").touch()
+    setup.ledger.close()
+    setup.ledger = open_ledger(f"sqlite:///{tmp_path}/a-file/ledger.db")
+    refused = setup.budget().charge_many(["videos.list"] * 2)
+    assert {(one.admitted, one.reason, one.detail != "") for one in refused} == {(False, "ledger-unavailable", True)}
+
+
+# -- on a bad line -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["drop-reply", "cut-reply", "drop-request", "swallow-request", "swallow-reply"])
+def test_what_a_line_loses_is_charged_once(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    """L16."""
+    monkeypatch.setattr(RedisLedger, "_timeout_s", 2.0)
+    with redis.Redis(port=redis_server.port) as client:
+        client.flushall()
+    with Proxy(redis_server.port) as proxy, closing(open_ledger(proxy.url)) as ledger:
+        budget = Budget(credential="main", project="p", book=BOOK, limits=(limit(500),), ledger=ledger)
+        assert budget.charge_many(["videos.list"] * 2)[0].admitted
+        proxy.fail(kind, keep_bytes=20)
+        decisions = budget.charge_many(["videos.list"] * 10)
+        assert [one.id for one in decisions] == [e.id for e in log(ledger, "p")[2:]]
+        assert decisions[0].limits[0].used_units == 12
+        proxy.fail("drop-reply", times=5)
+        refused = budget.charge_many(["videos.list"] * 10)
+        assert {one.reason for one in refused} == {"ledger-unavailable"}
+        proxy.heal()
+        assert budget.usage()[0].used_units == 22, "in doubt they count as spent, once"
+
+
+# -- many processes ----------------------------------------------------------------------------------------------------
+
+PROCESSES, ROOM = 8, 2_003
+
+
+def charge_all_that_fits(url: str, number: int) -> list[list[str]]:
+    """What one process charged, a list of ids for each time: until ten batches in a row did not fit."""
+    dice, told, refused = random.Random(number), [], 0
+    with closing(open_ledger(url)) as ledger:
+        budget = Budget(
+            credential="main",
+            project="p",
+            book=BOOK,
+            limits=(limit(ROOM), limit(ROOM, HOUR_MS, name="hour")),
+            ledger=ledger,
+        )
+        while refused < 10:
+            decisions = budget.charge_many(["videos.list"] * dice.choice((1, 2, 7, 30, 100)))
+            assert len({(one.admitted, one.refused_by, one.retry_at_ms) for one in decisions}) == 1
+            if decisions[0].admitted:
+                told.append([str(one.id) for one in decisions])
+                refused = 0
+            else:
+                assert decisions[0].reason == "limit"
+                refused += 1
+    return told
+
+
+def test_eight_processes_charge_all_or_none_and_never_too_much(ledger_url: str) -> None:
+    batches = [
+        batch
+        for told in Children(charge_all_that_fits, *[(ledger_url, n) for n in range(PROCESSES)]).answers()
+        for batch in told
+    ]
+    with closing(open_ledger(ledger_url)) as ledger:
+        order = [e.id for e in log(ledger, "p")]
+    assert ROOM - 100 < len(order) <= ROOM
+    assert sorted(charge_id for batch in batches for charge_id in batch) == sorted(order), "none more, none less"
+    place = {charge_id: n for n, charge_id in enumerate(order)}
+    for batch in batches:
+        assert [place[charge_id] for charge_id in batch] == list(range(place[batch[0]], place[batch[0]] + len(batch)))
+
+
+def charge_for_ever(url: str) -> Iterator[None]:
+    with closing(open_ledger(url)) as ledger:
+        budget = Budget(credential="main", project="p", book=BOOK, limits=(limit(10**9),), ledger=ledger)
+        budget.charge_many(["videos.list"] * 7)
+        yield
+        while True:
+            assert budget.charge_many(["videos.list"] * 7)[0].admitted
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_processes_that_are_killed_in_the_middle_leave_all_or_none(ledger_url: str, seed: int) -> None:
+    children = Children(charge_for_ever, *[(ledger_url,)] * 4)
+    children.first_answers()
+    time.sleep(random.Random(seed).uniform(0.02, 0.2))
+    children.kill()
+    with closing(open_ledger(ledger_url)) as ledger:
+        keys = [e.idempotency_key for e in log(ledger, "p")]
+        assert len(keys) % 7 == 0
+        assert len(keys) >= 4 * 7
+        for first in range(0, len(keys), 7):
+            assert len({key[:8] for key in keys[first : first + 7]}) == 1, "one process's, next to each other"
+        budget = Budget(credential="main", project="p", book=BOOK, limits=(limit(10**9),), ledger=ledger)
+        assert budget.usage()[0].used_units == len(keys)
+
+
+def test_connections_that_are_killed_all_the_time_lose_and_double_nothing(redis_server: RedisServer) -> None:
+    """L16: the repeat finds the first token."""
+    with redis.Redis(port=redis_server.port) as client:
+        client.flushall()
+        over = threading.Event()
+
+        def kill() -> None:
+            while not over.wait(0.002):
+                client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+        killer = threading.Thread(target=kill)
+        with closing(open_ledger(redis_server.url)) as ledger:
+            budget = Budget(credential="main", project="p", book=BOOK, limits=(limit(10**9),), ledger=ledger)
+            confirmed, unknown = [], 0
+            killer.start()
+            try:
+                for _ in range(300):
+                    decisions = budget.charge_many(["videos.list"] * 5)
+                    if decisions[0].admitted:
+                        confirmed.append([str(one.id) for one in decisions])
+                    else:
+                        unknown += 1
+            finally:
+                over.set()
+                killer.join()
+            order = [e.id for e in log(ledger, "p")]
+            keys = [e.idempotency_key for e in log(ledger, "p")]
+        assert len(confirmed) > 100
+        assert len(keys) == len(set(keys)), "none twice"
+        assert {charge_id for batch in confirmed for charge_id in batch} <= set(order), "none confirmed and missing"
+        assert 5 * len(confirmed) <= len(order) <= 5 * (len(confirmed) + unknown)
+
+
+def test_a_process_that_dies_before_it_asks_leaves_nothing(ledger_url: str) -> None:
+    def die(url: str) -> Iterator[None]:
+        with closing(open_ledger(url)) as ledger:
+            budget = Budget(credential="main", project="p", book=BOOK, limits=(limit(500),), ledger=ledger)
+            yield
+
+            def calls() -> Iterator[str]:
+                yield "videos.list"
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            budget.charge_many(calls())
+
+    children = Children(die, (ledger_url,))
+    children.first_answers()
+    children.processes[0].join()
+    assert children.processes[0].exitcode == -signal.SIGKILL
+    with closing(open_ledger(ledger_url)) as ledger:
+        assert log(ledger, "p") == []
