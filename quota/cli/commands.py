@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -144,18 +145,27 @@ def _reads_config(command: click.Command) -> bool:
 
 
 @cli.command()
-@call_options
+@click.option("--file", metavar="CALLS", help="Charge the calls in this file together; `-` is stdin.")
+@partial(call_options, method="[METHOD | --file CALLS]", required=False)
 @json_option
 @config_option
-def charge(config: str | None, as_json: bool, **call: Any) -> None:
+def charge(config: str | None, as_json: bool, file: str | None, **call: Any) -> None:
     """Charge one call of METHOD before it leaves. Exit 75 when refused.
+
+    With --file up to 100 calls are charged in one step, all or none. Each line is METHOD [UNITS]; `#` begins a comment.
 
     \b
     Example:
       quota charge search.list --job backfill --region DE && curl ...
       quota charge videos.list --json
+      printf 'search.list\\nvideos.list 3\\n' | quota charge --file -
     """
-    _decide(config, as_json, call, commit=True)
+    if (file is None) == (call["method"] is None) or (file is not None and call["units"] is not None):
+        raise click.UsageError("say what to charge: METHOD, with --units if need be, or --file CALLS alone")
+    if file is None:
+        _decide(config, as_json, call, commit=True)
+    else:
+        _charge_together(config, as_json, file, call)
 
 
 @cli.command()
@@ -189,6 +199,28 @@ def _decide(config: str | None, as_json: bool, call: dict[str, Any], *, commit: 
             fail(decision.sentence())
         unprinted(f"the charge stands, its id is {decision.id}" if decision.id else "")
     click.get_current_context().exit(decision_status(decision))
+
+
+def _charge_together(config: str | None, as_json: bool, file: str, call: dict[str, Any]) -> None:
+    import quota
+    from quota.cli.calls import read_calls
+
+    calls = read_calls(file)
+    with quota.open(config) as session:
+        _say_built_in(session, err=as_json)
+        budget = session.budget(call["credential"])
+        with units_instead("METHOD UNITS"):
+            decisions = budget.charge_many(calls, job=call["job"], region=call["region"])
+        first = decisions[0]
+        if as_json:
+            print_json([decision.as_json() for decision in decisions])
+        elif first.admitted:
+            for decision in decisions:
+                say(f"{decision.sentence()}; id {decision.id}")
+        else:
+            fail(first.sentence())
+        unprinted(f"the charges stand, their ids are {first.id} to {decisions[-1].id}" if first.id else "")
+    click.get_current_context().exit(decision_status(first))
 
 
 def _say_built_in(session: Session, *, err: bool) -> None:

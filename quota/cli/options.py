@@ -70,7 +70,7 @@ credential_option = click.option("--credential", metavar="C", help="Whose budget
 since_option = click.option("--since", default="24h", metavar="DURATION", help="How far back.", show_default=True)
 
 
-def call_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def call_options(command: Callable[..., Any], method: str = "METHOD", *, required: bool = True) -> Callable[..., Any]:
     """What describes one call: METHOD, --units, --credential, --job, --region. See `units_instead`."""
     for option in (
         click.option("--region", metavar="R", default="", help="Region that the charge belongs to."),
@@ -79,16 +79,16 @@ def call_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         credential_option,
         click.option("--units", type=int, metavar="N", help="Cost in units, instead of the cost book's."),
-        click.argument("method"),
+        click.argument("method", metavar=method, required=required),
     ):
         command = option(command)
     return command
 
 
 @contextmanager
-def units_instead() -> Iterator[None]:
-    """Adds to an UnknownMethod error what else a command with --units can do."""
+def units_instead(units: str = "--units N") -> Iterator[None]:
+    """Adds to an UnknownMethod error what else the command can do."""
     try:
         yield
     except UnknownMethod as error:
-        raise UnknownMethod(f"{error} Or give its units: --units N") from None
+        raise UnknownMethod(f"{error} Or give its units: {units}") from None
