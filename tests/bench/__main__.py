@@ -13,7 +13,7 @@ from pathlib import Path
 
 import redis
 
-from bench import cold, growth, moments, on_redis, on_sqlite, textfile
+from bench import cold, growth, moments, on_redis, on_sqlite, textfile, together
 from bench.before import Before
 from bench.on_redis import DAY_UNITS
 from bench.report import Report
@@ -74,6 +74,7 @@ def main() -> None:
                 growth_rounds,
                 effort.calls,
             )
+            together.measure(report, server.url, folder, growth_rounds)
             moments.measure(report, server, folder, effort.full, effort.shorter, effort.repeats)
             textfile.measure(report, folder, server.url, growth_rounds)
             cold.measure(report, folder, server.url, cold_rounds, installed=effort.installed)
