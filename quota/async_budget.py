@@ -15,7 +15,7 @@ from functools import partial, wraps
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from quota.budget import ASYNC_KINDS, SESSION_CLOSED, deciding, spendable
+from quota.budget import ASYNC_KINDS, SESSION_CLOSED, deciding, deciding_many, spendable
 from quota.common.clock import elapsed_s
 from quota.common.fork import start_over_in_child
 from quota.errors import LedgerError, Refused, UsageError
@@ -76,6 +76,12 @@ class AsyncBudget:
     ) -> Decision:
         """Charge one call of `method` before it leaves, if every limit has room for it: `Budget.charge`."""
         return await self._awaiter.do(deciding(self._budget, method, units=units, job=job, region=region, commit=True))
+
+    async def charge_many(
+        self, calls: Iterable[str | tuple[str, int]], *, job: str | None = None, region: str | None = None
+    ) -> list[Decision]:
+        """Charge 1 to 100 calls in one step before they leave, all or none: `Budget.charge_many`."""
+        return await self._awaiter.do(deciding_many(self._budget, calls, job=job, region=region))
 
     async def peek(
         self, method: str, *, units: int | None = None, job: str | None = None, region: str | None = None

@@ -255,7 +255,7 @@ class Budget:
         of its own; `limits`, `retry_at` and the rest are those of all calls together. Raises as `charge` does, also
         CostExceedsLimit for calls that can never fit together. Then, too, nothing is charged.
         """
-        return run(self._deciding_many(calls, job, region))
+        return run(deciding_many(self, calls, job=job, region=region))
 
     def peek(
         self,
@@ -467,13 +467,8 @@ class Budget:
         key, plan, charge = self._call(method, units, bucket, job, region, commit)
         return (yield from self._concluding((key,), plan, (charge,), commit))[0]
 
-    def _deciding_many(
-        self, calls: Iterable[str | tuple[str, int]], job: str | None, region: str | None
-    ) -> Steps[list[Decision]]:
-        return (yield from self._deciding_all(_calls(calls), job, region))
-
     def _deciding_all(self, calls: Sequence[_Call], job: str | None, region: str | None) -> Steps[list[Decision]]:
-        """The decisions about calls that are charged together, for whoever does the steps."""
+        """The decisions about calls that are charged together."""
         labelled = current_attribution()
         job = text(labelled[0] if job is None else job, "job")
         region = text(labelled[1] if region is None else region, "region")
@@ -902,6 +897,13 @@ def deciding(
 ) -> Steps[Decision]:
     """`Budget.charge`, or without `commit` `Budget.peek`, for whoever does the steps: see `quota.common.steps`."""
     return budget._deciding(method, units, None, job, region, commit=commit)
+
+
+def deciding_many(
+    budget: Budget, calls: Iterable[str | tuple[str, int]], *, job: str | None = None, region: str | None = None
+) -> Steps[list[Decision]]:
+    """`Budget.charge_many`, for whoever does the steps."""
+    return (yield from budget._deciding_all(_calls(calls), job, region))
 
 
 def charge_attempt(budget: Budget, method: str, verb: str) -> Decision:

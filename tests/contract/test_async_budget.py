@@ -162,6 +162,57 @@ def test_a_call_that_can_never_succeed_raises_what_a_budget_raises(
         assert s.budget().usage()[0].used_units == 0
 
 
+def test_several_calls_together_are_charged_all_or_none_and_each_once(
+    ledger_url: str, configure: Configure, run: Run
+) -> None:
+    """Whatever tasks ask at once, and whichever connections end meanwhile."""
+    config = configure(ledger_url, 400)
+    told: list[list[str]] = []
+    lost_twice = 0
+
+    async def work(budget: quota.AsyncBudget, number: int) -> None:
+        nonlocal lost_twice
+        calls = ["forecast.get", ("history.get", 2), "forecast.get"] * number
+        for _ in range(10):
+            decisions = await budget.charge_many(calls, job="nightly", region="DE")
+            assert [one.cost_units for one in decisions] == [1, 2, 1] * number
+            assert len({(one.admitted, one.reason, one.retry_at_ms) for one in decisions}) == 1
+            if decisions[0].admitted:
+                told.append([str(one.id) for one in decisions])
+            elif decisions[0].reason == "ledger-unavailable":
+                lost_twice += len(calls)
+            else:
+                assert decisions[0].reason == "limit"
+
+    async def kill() -> None:
+        with redis.Redis.from_url(ledger_url) as client:
+            while True:
+                client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+                await asyncio.sleep(0.02)
+
+    async def main() -> None:
+        async with quota.open_async(config) as q:
+            killing = asyncio.create_task(kill()) if ledger_url.startswith("redis") else None
+            await asyncio.gather(*[work(q.budget(), number) for number in (1, 1, 2, 3, 5, 8)])
+            if killing is not None:
+                killing.cancel()
+            with pytest.raises(quota.UsageError, match="1 to 100 calls"):
+                await q.budget().charge_many([])
+
+    run(main())
+    order = charged(config)
+    confirmed = {one for batch in told for one in batch}
+    assert confirmed <= set(order)
+    assert len(order) <= len(confirmed) + lost_twice
+    assert max(keys(config).values()) == 1
+    place = {charge_id: n for n, charge_id in enumerate(order)}
+    for batch in told:
+        assert [place[one] - place[batch[0]] for one in batch] == list(range(len(batch)))
+    with quota.open(config) as s:
+        (state,) = s.budget().usage()
+        assert 400 - 4 < state.used_units <= 400
+
+
 def test_an_unknown_charge_and_an_unknown_credential_and_a_bad_configuration(
     ledger_url: str, configure: Configure, run: Run
 ) -> None:
