@@ -600,7 +600,12 @@ end
 local charged_before
 if commit and retry_age_ms >= 0 then
   local asked_ms = math.min(clock_ms - retry_age_ms, caller_ms > 0 and caller_ms or clock_ms) -- a retry may come late, too
-  local since, to = int(math.max(0, asked_ms - CLOCK_SLACK_MS)), '+'
+  local its_epoch, its_ids = string.match(expected, '^(%S+)(.*)$')
+  local seen -- before the first try
+  for id in string.gmatch(its_epoch == epoch and its_ids or '', '%d+%-%d+') do
+    if not seen or before(seen, id) then seen = id end
+  end
+  local since, to = seen and '(' .. seen or int(math.max(0, asked_ms - CLOCK_SLACK_MS)), '+'
   local place, ids, looked = {}, {}, 0
   for index, key in ipairs(idempotency_keys) do place[key] = index end
   repeat
@@ -612,7 +617,7 @@ if commit and retry_age_ms >= 0 then
     looked = looked + #entries
     local oldest = entries[CHUNK]
     to = oldest and '(' .. oldest[1]
-    local is_older = oldest and split(oldest[1]) < asked_ms - 100
+    local is_older = oldest and not seen and split(oldest[1]) < asked_ms - 100
   until next(ids) or not oldest or looked >= (is_older and MAX_ENTRIES or MAX_LOOKED)
   local found, id = next(ids)
   if found then

@@ -498,6 +498,23 @@ def test_a_repeat_looks_no_further_back_than_its_first_try(scripts: Scripts) -> 
     assert calls == 4, "250 at a time"
 
 
+@pytest.mark.parametrize("arrived", [True, False])
+def test_a_repeat_looks_no_further_back_than_what_its_caller_had_seen(scripts: Scripts, arrived: bool) -> None:
+    """Where many are repeated at once, they would else hold up the server for longer than it may be silent."""
+    day = (ALL, 10**6, 1, DAY_MS)
+    scripts.fill(3_000)
+    seen, _ = scripts.to_verdict(day)
+    expected = f"{seen[5]} {seen[1]}"
+    first = scripts.charge(day, attempt="x", expected=expected) if arrived else None
+    scripts.now_ms += 100
+    scripts.charge(day)
+    scripts.client.config_resetstat()
+    again = scripts.charge(day, attempt="x", retry_age_ms=5, expected=expected)
+    assert (again[0], scripts.client.xlen(LOG)) == ("ADMITTED", 3_003)
+    assert first is None or again[1] == first[1]
+    assert scripts.client.info("commandstats")["cmdstat_xrevrange"]["calls"] == 1
+
+
 # -- corrections and exhaustions ---------------------------------------------------------------------------------------
 
 
