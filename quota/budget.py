@@ -23,6 +23,7 @@ The module quota.retry_at computes `retry_at`.
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import ContextDecorator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -490,17 +491,19 @@ class Budget:
 
     def _sum_of(self, plans: Sequence[_Plan], job: str) -> _Plan:
         """One plan for all: each limit that counts any of the calls, with what it counts of all."""
-        costs: dict[int, int] = {}
-        for plan in plans:
+        calls, costs, units = Counter(map(id, plans)), Counter[int](), 0
+        kinds = {id(plan): plan for plan in plans}.values()
+        for plan in kinds:
+            times = calls[id(plan)]
+            units += times * plan.units
             for limit, cost_units in zip(plan.limits, plan.costs, strict=True):
-                costs[id(limit)] = costs.get(id(limit), 0) + cost_units
+                costs[id(limit)] += times * cost_units
         limits = tuple([limit for limit in self.limits if id(limit) in costs])
-        priced = max(plan.priced[0] for plan in plans), min(plan.priced[1] for plan in plans)
-        units = sum(plan.units for plan in plans)
-        both = self._plan(plans[0].method, units, "", limits, tuple([costs[id(x)] for x in limits]), job, priced)
-        both.closed_by = tuple(dict.fromkeys([name for plan in plans for name in plan.closed_by]))
-        self._check_fits(both, f"{many(len(plans), 'call')} together cost", "make fewer calls at once")
-        return both
+        priced = max(plan.priced[0] for plan in kinds), min(plan.priced[1] for plan in kinds)
+        sums = self._plan(plans[0].method, units, "", limits, tuple([costs[id(x)] for x in limits]), job, priced)
+        sums.closed_by = tuple(dict.fromkeys([name for plan in kinds for name in plan.closed_by]))
+        self._check_fits(sums, f"{many(len(plans), 'call')} together cost", "make fewer calls at once")
+        return sums
 
     def _call(
         self, method: str, units: int | None, bucket: str | None, job: str | None, region: str | None, commit: bool

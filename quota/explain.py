@@ -154,6 +154,7 @@ class RefusalExplained:
             "project": kept.project,
             "method": kept.method,
             "cost_units": kept.cost_units,
+            "calls": kept.calls,
             "job": kept.job,
             "region": kept.region,
             "run": kept.run,

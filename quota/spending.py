@@ -138,7 +138,8 @@ def read_charges(ledger: Ledger, projects: Iterable[str], since_ms: int) -> Iter
 class KeptRefusal(NamedTuple):
     """One refused call as the ledger keeps it: `data` is all of it, as `quota.recorder.refusal_text` wrote it.
 
-    `limits_left_out` limits are missing, because they did not fit. `unlogged_units` is by limit.
+    `limits_left_out` limits are missing, because they did not fit. `unlogged_units` is by limit. Of several `calls`
+    together `method` is the first's, and `cost_units` that of all.
     """
 
     at_ms: int
@@ -158,6 +159,7 @@ class KeptRefusal(NamedTuple):
     limits_left_out: int
     unlogged_units: Mapping[str, int]
     data: Mapping[str, Any]
+    calls: int = 1
 
 
 def read_refusals(ledger: Ledger, project: str) -> Iterator[KeptRefusal]:
@@ -202,6 +204,7 @@ def _kept(data: Mapping[str, Any], project: str) -> KeptRefusal:
         _units(data.get("limits_left_out", 0)),
         {str(name): _units(units) for name, units in data.get("unlogged_units", {}).items()},
         data,
+        max(1, _units(data.get("calls", 1))),
     )
 
 

@@ -62,7 +62,8 @@ def _cause(x: RefusalExplained) -> str:
         left += f" left beyond what {f'job {kept.job}' if kept.job else 'this job'} leaves to others"
     else:
         left += f" left of {then.limit_units:,}"
-    return f"limit {row.name!r} had {left}{pace}; {kept.method} needs {then.cost_units:,}"
+    needs = f"{kept.method} needs" if kept.calls == 1 else f"{many(kept.calls, 'call')} together need"
+    return f"limit {row.name!r} had {left}{pace}; {needs} {then.cost_units:,}"
 
 
 def _who_filled(x: RefusalExplained) -> Iterator[str]:
@@ -116,11 +117,12 @@ def _now(x: RefusalExplained) -> str:
     if x.now is None:
         return f"Now, {ago} later, it could never be admitted: {x.never}"
     now = x.now.decision
+    same = "the same call" if x.kept.calls == 1 else "one call of that cost"
     if now.admitted:
-        return f"Now, {ago} later, the same call would be admitted"
+        return f"Now, {ago} later, {same} would be admitted"
     until = "" if now.retry_at_ms is None else f" until {moment(now.retry_at_ms, x.asked_ms)}"
     why = ", for the same reason" if now.why() == x.kept.why else f": {now.why()}"
-    return f"Now, {ago} later, the same call would be refused{until}{why}"
+    return f"Now, {ago} later, {same} would be refused{until}{why}"
 
 
 def _limits(x: RefusalExplained) -> Table:

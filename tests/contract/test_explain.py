@@ -652,3 +652,23 @@ def test_a_ledger_that_is_away_is_one_line(tmp_path: Path) -> None:
     for arguments in ((), ("1795233255077-0",), ("--json",)):
         told = Quota(tmp_path)("explain", *arguments)
         assert (told.returncode, told.stdout, len(told.stderr.splitlines())) == (69, "", 1), told
+
+
+def test_several_calls_that_were_refused_together_are_one_refusal_with_their_sum(world: World) -> None:
+    world.charge("videos.list", units=1_890)
+    refused = world.budget.charge_many(["videos.list", ("videos.list", 2), "videos.list"] * 4)
+    assert refused[0].refused_by == "pacific"
+    recorder = world.budget._recorder
+    assert recorder is not None
+    recorder.close()
+    explained = world.explain()
+    assert (explained.kept.calls, explained.kept.cost_units, explained.as_json()["calls"]) == (12, 16, 12)
+    row = explained.limit("pacific")
+    assert row is not None
+    assert row.then is not None
+    assert (row.then.used_units, row.then.cost_units) == (1_890, 16)
+    told = " ".join(" ".join(shown_lines(render_refusal(explained))).split())
+    assert told.startswith("REFUSED: limit 'pacific' had 10 units left of 1,900; 12 calls together need 16")
+    assert "one call of that cost would be refused until" in told
+    (change, *_) = explained.admits
+    assert change[0].units == 1_906
