@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 MAX_IN_FLIGHT = 64
 
+AT_ONCE = 16
+"""So many questions leave together, before the turn of the loop ends: the server has something to do meanwhile."""
+
 UNSENT_S = 0.15
 """A question is given up unsent so long after the time of two answers, which a decision with one retry may take."""
 
@@ -124,9 +127,11 @@ class LoopLine:
         """The reply, an error among them as a value: a future whose exception nobody fetches makes a noise."""
         future = self._loop.create_future()
         self._waiting.append((future, words, since_s))
-        if not self._will_flush:
+        if len(self._waiting) == AT_ONCE and self._line is not None:
+            self._flush()
+        elif not self._will_flush:
             self._will_flush = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self._flush_soon)
         if not self._ticks:
             self._ticks = True
             self._loop.call_later(TICK_S, self._tick)
@@ -134,9 +139,12 @@ class LoopLine:
 
     # -- sending and receiving -------------------------------------------------------------------------------------
 
+    def _flush_soon(self) -> None:
+        self._will_flush = False
+        self._flush()
+
     def _flush(self) -> None:
         """Send what waits, as far as there is room for it."""
-        self._will_flush = False
         line, waiting, awaited = self._line, self._waiting, self._awaited
         if line is None:
             self._begin_to_connect()
@@ -200,15 +208,25 @@ class LoopLine:
         finally:
             if not received:  # interrupted
                 self._drop(Lost("interrupted"))
-        for reply in replies:
-            future = awaited.popleft()[0]
-            if not future.done():
-                future.set_result(reply)
-            if type(reply) is RawError and self._has_moved(reply):
-                return
+        self._answer([awaited.popleft()[0] for _ in replies], replies)
         if replies and self._waiting and not self._will_flush:  # after the tasks that were answered have asked more
             self._will_flush = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self._flush_soon)
+
+    def _answer(self, futures: list[Future[Any]], replies: list[Any]) -> None:
+        """Tell them, the newest first: it saw most of the ledger, and what it keeps of that the others need not."""
+        moved: Lost | None = None
+        for future, reply in zip(reversed(futures), reversed(replies), strict=True):
+            said = reply
+            if type(reply) is RawError:
+                try:
+                    self._connections.check_primary(reply)
+                except Lost as error:  # the next connection is made to the new primary
+                    said = moved = error
+            if not future.done():
+                future.set_result(said)
+        if moved is not None:
+            self._drop(moved)
 
     def _hear(self, replies: int, size: int) -> None:
         """A server is silent that sends no whole reply, and no further PIECE_BYTES of a long one."""
@@ -334,12 +352,3 @@ class LoopLine:
     @property
     def _unanswered_s(self) -> float:
         return 2 * self._connections.timeout_s + UNANSWERED_S
-
-    def _has_moved(self, reply: RawError) -> bool:
-        """Whether the primary was replaced, and refuses to write: the next connection is made to the new one."""
-        try:
-            self._connections.check_primary(reply)
-        except Lost as error:
-            self._drop(error)
-            return True
-        return False

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import redis
 
-from bench import cold, growth, moments, on_redis, on_sqlite, textfile, together
+from bench import cold, growth, moments, on_loops, on_redis, on_sqlite, textfile, together
 from bench.before import Before
 from bench.on_redis import DAY_UNITS
 from bench.report import Report
@@ -75,6 +75,7 @@ def main() -> None:
                 effort.calls,
             )
             together.measure(report, server.url, folder, growth_rounds)
+            on_loops.measure(report, server, folder, rounds)
             moments.measure(report, server, folder, effort.full, effort.shorter, effort.repeats)
             textfile.measure(report, folder, server.url, growth_rounds)
             cold.measure(report, folder, server.url, cold_rounds, installed=effort.installed)
