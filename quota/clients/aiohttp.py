@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     import aiohttp
 
     from quota.async_budget import AsyncBudget
+    from quota.budget import Budget
 
 
 def aiohttp_middleware(
-    budget: AsyncBudget, method: MethodOf, *, hosts: str | Iterable[str]
+    budget: AsyncBudget | Budget, method: MethodOf, *, hosts: str | Iterable[str]
 ) -> aiohttp.ClientMiddlewareType:
-    """A middleware for `aiohttp.ClientSession(middlewares=[...])`, with a budget of `quota.open_async()`.
+    """A middleware for `aiohttp.ClientSession(middlewares=[...])`, with a budget of `quota.open_async()`, or
+    of `quota.open()`.
 
     It charges every attempt, before it leaves: redirects, and requests that are sent again on a dead connection. Name
     it last, so that what other middlewares send again passes it too. `hosts` are the metered hosts, one or several:

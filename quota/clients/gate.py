@@ -55,15 +55,23 @@ class HostGate:
 
 
 class AsyncHostGate:
-    """The same on an event loop."""
+    """The same on an event loop. A budget of `quota.open()` is awaited, too, for this client alone."""
 
-    def __init__(self, budget: AsyncBudget, method: MethodOf, hosts: str | Iterable[str]) -> None:
-        from quota.async_budget import AsyncBudget, parts_of
+    def __init__(self, budget: AsyncBudget | Budget, method: MethodOf, hosts: str | Iterable[str]) -> None:
+        from quota.async_budget import AsyncBudget, Awaiter, parts_of
 
-        if not isinstance(budget, AsyncBudget):
-            raise UsageError("a client of an event loop needs an AsyncBudget; open the session with quota.open_async()")
-        blocking, self._awaiter = parts_of(budget)
+        self._own: Awaiter | None = None
+        if isinstance(budget, AsyncBudget):
+            blocking, self._awaiter = parts_of(budget)
+        else:
+            blocking = budget
+            self._own = self._awaiter = Awaiter(budget.ledger)
         self._gate = HostGate(blocking, method, hosts)
+
+    def close(self) -> None:
+        """Close what was made for this client alone."""
+        if self._own is not None:
+            self._own.close()
 
     async def charge(self, verb: str, url: str) -> Attempt | None:
         """The charged attempt; None for a host that is not metered. Raises Refused."""

@@ -80,9 +80,13 @@ def httpx_transport(
 
 
 def httpx_async_transport(
-    budget: AsyncBudget, method: MethodOf, *, hosts: str | Iterable[str], inner: httpx.AsyncBaseTransport | None = None
+    budget: AsyncBudget | Budget,
+    method: MethodOf,
+    *,
+    hosts: str | Iterable[str],
+    inner: httpx.AsyncBaseTransport | None = None,
 ) -> httpx.AsyncBaseTransport:
-    """The same for `httpx.AsyncClient`, with a budget of `quota.open_async()`."""
+    """The same for `httpx.AsyncClient`, with a budget of `quota.open_async()`, or of `quota.open()`."""
     import httpx
 
     gate = AsyncHostGate(budget, method, hosts)
@@ -139,6 +143,7 @@ def httpx_async_transport(
 
         async def aclose(self) -> None:
             await below.aclose()
+            gate.close()
 
     return MeteredTransport()
 

@@ -335,8 +335,8 @@ class RedisLedger:
 
     def add_up(self, project: str, after: Id, through: Id) -> Iterator[HourOfLog]:
         keys, until = _keys(project), id_text(through)
-        found, last = self._query("HMGET", keys.state, "format", "last")
-        self._check_format(found, None, is_new=last is None)
+        found, epoch, last = self._query("HMGET", keys.state, "format", "epoch", "last")
+        self._check_format(found, epoch, is_new=last is None)
         if not isinstance(self._connected, Connections):  # its client makes something else of the reply
             yield from hours_of(entries_between(self, project, after, through))
             return

@@ -674,7 +674,7 @@ class SqliteLedger:
     def add_up(self, project: str, after: Id, through: Id) -> Iterator[HourOfLog]:
         room = 0
         while not room:
-            rows, after, room = self._file.transact(partial(self._add_up, project, after, through), write=False)
+            rows, after, room = self._transact(project, partial(self._add_up, project, after, through), write=False)
             yield from rows
 
     def _add_up(self, project: str, after: Id, through: Id, db: sqlite3.Connection) -> tuple[list[HourOfLog], Id, int]:

@@ -26,7 +26,7 @@ from quota.clients.gate import MAX_PEEK_BYTES
 from quota.clients.httpx import httpx_async_transport, httpx_transport
 from quota.clients.requests import requests_adapter
 from quota.common.clock import NEVER
-from quota.errors import Refused, UsageError
+from quota.errors import Refused
 from quota.ledger.contract import Ledger
 from quota.ledger.entry import Entry
 from quota.ledger.sqlite_ledger import SqliteLedger
@@ -358,7 +358,17 @@ def test_threads_share_a_session(server: PlainServer, ledger: Ledger) -> None:
     assert charged(ledger) == {"videos.list": 80} == {"videos.list": len(server.arrived)}
 
 
-@pytest.mark.parametrize("client", [httpx_async_transport, aiohttp_middleware])
-def test_a_client_of_an_event_loop_wants_a_budget_that_is_awaited(ledger: Ledger, client: Any) -> None:
-    with pytest.raises(UsageError, match=r"quota\.open_async"):
-        client(make_budget(ledger), "videos.list", hosts=["api.example.com"])
+def test_a_budget_that_is_not_awaited_serves_a_client_of_an_event_loop_until_that_is_closed(
+    server: PlainServer, ledger: Ledger
+) -> None:
+    transport = httpx_async_transport(make_budget(ledger, 3), "videos.list", hosts=[server.host])
+
+    async def ask() -> list[Any]:
+        async with httpx.AsyncClient(transport=transport, trust_env=False) as client:
+            gets = [client.get(f"{server.address}/ok") for _ in range(5)]
+            return await asyncio.gather(*gets, return_exceptions=True)
+
+    answers = asyncio.run(ask())
+    assert Counter(map(type, answers)) == {httpx.Response: 3, Refused: 2}
+    assert charged(ledger) == {"videos.list": 3} == {"videos.list": len(server.arrived)}
+    assert [str(answer)[:22] for answer in asyncio.run(ask())] == ["this session is closed"] * 5
