@@ -20,7 +20,7 @@ SIZES = (10, 100)
 CALLS = 3
 """In each round. A hundred single charges are a long call."""
 
-BARS = {("Redis", 10): 0.25, ("Redis", 100): 0.08, ("SQLite", 10): 0.5, ("SQLite", 100): 0.2}
+BARS = {("Redis", 10): 0.45, ("Redis", 100): 0.12, ("SQLite", 10): 0.7, ("SQLite", 100): 0.2}
 
 
 def measure(report: Report, redis_url: str, folder: Path, rounds: int) -> None:
