@@ -199,7 +199,7 @@ def test_the_ledger_is_asked_in_steps_alone(setup: Setup, tmp_path: Path) -> Non
         return decision
 
     assert charge().admitted
-    allowance.draw(Identity("", setup.project), Charge(1, "units", "m", "", "", "k"), DAY_MS, commit=True)
+    allowance.draw(Identity("", setup.project), [Charge(1, "units", "m", "", "", "k")], DAY_MS, commit=True)
     allowance._checked_ms.clear()
     assert charge().limits[0].used_units == 3
     usage = UnloggedUsage(budget.limits[0].view.name, "lost", ((2, setup.now_ms + HOUR_MS),), (0, 0))

@@ -235,6 +235,25 @@ def test_what_comes_unasked_answers_nobody(told: Told, run: Run) -> None:
         run(main())
 
 
+def test_a_primary_that_was_replaced_loses_what_it_refused_and_the_new_one_is_asked(told: Told, run: Run) -> None:
+    async def main() -> None:
+        asking = [asyncio.ensure_future(echo(lines, f"<{n}>")) for n in range(3)]
+        assert await soon(lambda: b"<2>" in told.heard)
+        told.say(b"+<0>\r\n-READONLY You can't write against a read only replica.\r\n+<2>\r\n")
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+        assert isinstance(answers[1], Lost)
+        assert (answers[0], answers[2]) == ("<0>", "<2>")
+        again = asyncio.ensure_future(echo(lines, "again"))
+        assert await soon(lambda: b"again" in told.heard and len(told.connections) == 2)
+        told.say(b"+again\r\n")
+        assert await again == "again"
+
+    server = Server(TIMEOUT_S, TIMEOUT_S, "127.0.0.1", told.port)
+    connections = Connections(server.connect, TIMEOUT_S, may_move=True)
+    with contextlib.closing(AsyncConnections(lambda: connections)) as lines:
+        run(main())
+
+
 @pytest.mark.parametrize("kind", ["drop-request", "drop-reply", "cut-reply"])
 def test_a_connection_that_ends_loses_what_was_asked_on_it_and_nothing_else(
     server: RedisServer, run: Run, kind: Any
