@@ -367,7 +367,7 @@ class HighWaterMark:
                 self._change(partial(self._record_all, checks, result))
             if self._deferred:
                 self.record(*self._deferred.pop(0))
-            return self._lacks_carry or self._must_read()
+            return self._lacks_carry or self._must_read() or self._is_too_late(result)
 
     def record_at_once(self, checks: Sequence[LimitCheck], result: ChargeResult) -> bool | None:
         """The same where it takes some microseconds; None where it takes longer: then call `record`. An event loop may
@@ -468,10 +468,13 @@ class HighWaterMark:
         """Hand the ledger a carry that it lacks, or else read on. If it does not answer, try again: the carry with the
         next decision, the log in a minute. The arguments are as in `restore_missing`.
 
-        Returns whether a carry was handed over: the decision was made without it.
+        Returns whether the decision must be made again: a carry was handed over, and it was made without that; or what
+        was missing has been restored since, and that without this charge.
         """
         carried = False
         with self._lock:
+            if self._is_too_late(result):
+                return True
             if not self._changing and self._lacks_carry and result.epoch == self._epoch:
                 with contextlib.suppress(LedgerError, SeenAheadError):
                     watermarks = self._all_that_was_seen(ledger, result)
@@ -480,6 +483,10 @@ class HighWaterMark:
         if not carried:
             self.read_on(ledger, PIECE)
         return carried
+
+    def _is_too_late(self, result: ChargeResult) -> bool:
+        """Whether a charge was made before another task restored what was missing, and may itself be missing."""
+        return result.id is not None and result.epoch not in ("", self._epoch)
 
     def _must_read(self) -> bool:
         """Whether a slice is over that was not read yet, and it is time to do so."""

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from quota.budget import Budget
+from quota.budget import Budget, deciding
 from quota.common.clock import NEVER
 from quota.errors import LedgerError
-from quota.ledger.contract import MIN_RETENTION_MS, ChargeRequest, Identity, read_entries
+from quota.ledger.contract import MIN_RETENTION_MS, ChargeRequest, Identity, Question, read_entries
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.ledger.unlogged import UnloggedUsage
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from quota.common.steps import Steps
+    from quota.decision import Decision
     from quota.ledger.entry import Entry, Id
     from support.losses import LedgerStorage
 
@@ -93,6 +95,32 @@ def charge(budget: Budget, times: int = 1, units: int = 1) -> int:
 
 
 # -- emptied -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_charge_that_is_lost_while_its_answer_waits_to_be_recorded_is_made_again(site: Site) -> None:
+    """Another task restores what was missing first, and does not know of this charge."""
+    budget = site.machine().budget(limit(10))
+    assert budget.charge("videos.list").admitted
+    steps = deciding(budget, "videos.list", commit=True)
+    step = next(steps)
+    while not isinstance(step, Question):
+        step = steps.send(step())
+    answer = step()
+    site.empty()
+    assert budget.charge("videos.list").admitted
+    decision = finished(steps, answer)
+    assert decision.admitted
+    assert budget.usage()[0].used_units == 3
+    assert decision.id in {entry.id for entry in read_entries(site.machines[0].ledger, "p", 0, NEVER)}
+
+
+def finished(steps: Steps[Decision], answer: object) -> Decision:
+    """Do the steps that are left."""
+    try:
+        while True:
+            answer = steps.send(answer)()
+    except StopIteration as ended:
+        return ended.value  # type: ignore[no-any-return]
 
 
 def test_an_emptied_ledger_counts_what_this_machine_saw(site: Site, caplog: pytest.LogCaptureFixture) -> None:
