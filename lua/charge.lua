@@ -617,7 +617,7 @@ if commit and retry_age_ms >= 0 then
     looked = looked + #entries
     local oldest = entries[CHUNK]
     to = oldest and '(' .. oldest[1]
-    local is_older = oldest and not seen and split(oldest[1]) < asked_ms - 100
+    local is_older = oldest and split(oldest[1]) < asked_ms - 100
   until next(ids) or not oldest or looked >= (is_older and MAX_ENTRIES or MAX_LOOKED)
   local found, id = next(ids)
   if found then

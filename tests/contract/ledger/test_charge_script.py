@@ -498,6 +498,18 @@ def test_a_repeat_looks_no_further_back_than_its_first_try(scripts: Scripts) -> 
     assert calls == 4, "250 at a time"
 
 
+def test_a_repeat_looks_no_further_back_than_its_first_try_where_its_caller_had_seen_nothing_for_long(
+    scripts: Scripts,
+) -> None:
+    day = (ALL, 10**6, 1, DAY_MS)
+    seen = scripts.charge(day)
+    scripts.fill(3_000)
+    scripts.to_verdict(day)
+    scripts.client.config_resetstat()
+    scripts.charge(day, attempt="x", retry_age_ms=5, expected=f"{seen[5]} {seen[1]}")
+    assert scripts.client.info("commandstats")["cmdstat_xrevrange"]["calls"] == 4
+
+
 @pytest.mark.parametrize("arrived", [True, False])
 def test_a_repeat_looks_no_further_back_than_what_its_caller_had_seen(scripts: Scripts, arrived: bool) -> None:
     """Where many are repeated at once, they would else hold up the server for longer than it may be silent."""
