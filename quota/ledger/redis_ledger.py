@@ -868,7 +868,7 @@ def _result(request: ChargeRequest, reply: list[Any]) -> ChargeResult:
         charge_id or None,
         int(now_ms),
         read_id(last),
-        _used_units(used),
+        _used_units(request, outcome, used),
         read_exhaustion(closed) if closed and outcome != "REFUSED" else None,
         read_epoch(epoch),
         _usages(request.checks, unlogged) if unlogged else (),
@@ -890,7 +890,7 @@ def _result_of_line(request: ChargeRequest, line: str, commit: bool) -> ChargeRe
             last if commit and outcome == "ADMITTED" else None,
             int(now_ms),
             (int(ms), int(seq)),
-            _used_units(words[4:end]),
+            _used_units(request, outcome, words[4:end]),
             None,
             epoch if epoch == request.expected.epoch else read_epoch(epoch),
             (),
@@ -907,11 +907,15 @@ _new = tuple.__new__
 _ORDINARY: dict[str, ChargeOutcome] = {"ADMITTED": "admitted", "REFUSED": "refused"}
 
 
-def _used_units(words: Sequence[str]) -> tuple[int, ...]:
+def _used_units(request: ChargeRequest, outcome: str, words: Sequence[str]) -> tuple[int, ...]:
     used_units = tuple(map(int, words))
     for units in used_units:
         if not 0 <= units < NEVER:
             raise ValueError("less than nothing is used, or more than can be counted")
+    if outcome == "REFUSED":
+        together = zip(used_units, request.checks, strict=True)
+        if not any(units + check.cost_units > check.cap_units for units, check in together):
+            raise ValueError("a refusal of what fits")
     return used_units
 
 

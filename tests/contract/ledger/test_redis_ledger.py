@@ -359,6 +359,8 @@ def test_a_server_busy_with_another_script(own_server: RedisServer) -> None:
         (b"$0\r\n\r\n", "holds what no quota program writes"),
         (b"*0\r\n", "holds what no quota program writes"),
         (b":1\r\n", "holds what no quota program writes"),
+        (b"+REFUSED 1793000000000 1-0 epoch 0 -\r\n", "holds what no quota program writes"),
+        (b"*8\r\n+REFUSED\r\n+\r\n+1\r\n+1-0\r\n+-\r\n+epoch\r\n+\r\n+0\r\n", "holds what no quota program writes"),
     ],
 )
 def test_what_a_server_may_say_to_a_charge(reply: bytes, told: str) -> None:
