@@ -78,14 +78,16 @@ class AsyncConnections:
     def _add(self, loop: AbstractEventLoop) -> LoopLine:
         for other in list(self._lines):
             if other.is_closed():
-                self._lines.pop(other).close()
+                line = self._lines.pop(other, None)  # another thread may have been quicker
+                if line is not None:
+                    line.close()
         line = self._lines[loop] = LoopLine(loop, self._connections())
         return line
 
     def close(self) -> None:
         """Close all connections; who still waits gets Lost. The next question connects again."""
         lines, self._lines = self._lines, {}
-        for loop, line in lines.items():
+        for loop, line in list(lines.items()):  # a thread may be adding one
             if loop is _get_running_loop() or loop.is_closed():
                 line.close()
                 continue

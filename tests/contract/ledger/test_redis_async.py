@@ -533,6 +533,32 @@ def test_one_object_serves_loops_one_after_another_and_side_by_side(server: Redi
     assert on_server(server) == []
 
 
+def test_threads_that_find_the_same_loop_closed_do_not_meet(server: RedisServer) -> None:
+    class Loop(asyncio.SelectorEventLoop):
+        """Once it is closed, another thread is quicker than the first one that asks for that."""
+
+        others: int = 0
+
+        def is_closed(self) -> bool:
+            closed = super().is_closed()
+            if closed and looked_at and not self.others:
+                self.others = 1
+                thread = threading.Thread(target=lambda: said.append(asyncio.run(echo(lines, "quicker"))))
+                thread.start()
+                thread.join()
+            return closed
+
+    looked_at: list[bool] = []
+    said: list[str] = []
+    with connected(server.port) as lines:
+        loop = Loop()
+        loop.run_until_complete(echo(lines, "x"))
+        loop.close()
+        looked_at.append(True)
+        assert asyncio.run(echo(lines, "slower")) == "slower"
+    assert said == ["quicker"]
+
+
 def test_after_close_the_next_question_connects_again(told: Told, run: Run) -> None:
     async def main() -> None:
         asking = [asyncio.ensure_future(echo(lines, "x")) for _ in range(100)]
