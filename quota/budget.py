@@ -536,8 +536,8 @@ class Budget:
             try:
                 if isinstance(asked, LedgerError):
                     raise asked
-                if asked is None:
-                    yield from self._repaying()
+                if asked is None and self._allowance is not None and self._allowance.may_owe(self._identity):
+                    yield self._repay
                 plan, request, result = yield from self._asking(plan, charges, commit, asked)
                 ids = result.ids
                 try:
@@ -556,13 +556,12 @@ class Budget:
             note_refusal(self, decision, charges[0].job, charges[0].region, len(charges))
         return decision, charges, ids
 
-    def _repaying(self) -> Steps[None]:
-        """Hand the ledger what this machine drew on its allowance."""
-        allowance = self._allowance
-        if allowance is not None and allowance.may_owe(self._identity):
-            identity, ledger, retention_ms = self._identity, self.ledger, self._retention_ms
-            for corrected in (yield partial(allowance.repay, identity, ledger, retention_ms, self._clock())):
-                yield partial(self._settle_repaid, corrected)
+    def _repay(self) -> None:
+        """Hand the ledger what this machine drew on its allowance. Tasks of an event loop that decide meanwhile share
+        one: a silent ledger would hold up each of them in a thread."""
+        if self._allowance is not None:
+            for corrected in self._allowance.repay(self._identity, self.ledger, self._retention_ms, self._clock()):
+                self._settle_repaid(corrected)
 
     def _ask_ledger(self, plan: _Plan, charge: Charge, *, commit: bool) -> _Asked:
         return run(self._asking(plan, (charge,), commit))

@@ -411,13 +411,14 @@ def test_without_a_server_the_allowance_decides_and_is_repaid(
 
 
 @pytest.mark.usefixtures("real_walls")
+@pytest.mark.parametrize("of_ledger", ["", ALLOWANCE])
 def test_a_silent_server_holds_up_neither_a_decision_nor_the_loop(
-    redis_server: RedisServer, configure: Configure, run: Run
+    redis_server: RedisServer, configure: Configure, run: Run, of_ledger: str
 ) -> None:
     async def one(budget: quota.AsyncBudget) -> float:
         began = time.monotonic()
         decision = await budget.charge("forecast.get")
-        assert (decision.admitted, decision.reason) == (False, "ledger-unavailable")
+        assert (decision.reason, decision.source) in (("ledger-unavailable", None), ("ok", "allowance"))
         return time.monotonic() - began
 
     async def beat() -> None:
@@ -431,7 +432,9 @@ def test_a_silent_server_holds_up_neither_a_decision_nor_the_loop(
             assert (await q.budget().charge("forecast.get")).admitted
             proxy.pause()
             beating = asyncio.ensure_future(beat())
-            taken_s = await asyncio.gather(*(one(q.budget()) for _ in range(200)))
+            taken_s = []
+            for _ in range(2):  # the second time, this machine owes what it drew the first time
+                taken_s += await asyncio.gather(*(one(q.budget()) for _ in range(200)))
             beating.cancel()
             proxy.resume()
         print(f"longest decision {max(taken_s):.3f} s, longest pause of the loop {max(held_s):.3f} s")
@@ -440,7 +443,7 @@ def test_a_silent_server_holds_up_neither_a_decision_nor_the_loop(
 
     held_s: list[float] = []
     with Proxy(redis_server.port) as proxy:
-        config = configure(proxy.url)
+        config = configure(proxy.url, of_ledger=of_ledger)
         run(main())
 
 
