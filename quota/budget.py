@@ -597,7 +597,8 @@ class Budget:
                     raise LedgerError(f"ledger {self.ledger.label} loses what it is told; see its server's log")
                 new_key, retention_ms = self._attempt_keys.next(), self._retention_ms
                 try:
-                    yield partial(high_water_mark.restore_missing, self.ledger, result, new_key, retention_ms)
+                    restore = high_water_mark.restore_missing
+                    yield partial(restore, self.ledger, result, request.expected, new_key, retention_ms)
                 except SeenAheadError as seen:
                     return plan, request, result._replace(outcome="clock", seen_ahead_ms=seen.seen_ms)
                 if commit:  # the lost request may still arrive; it must not be mistaken for this one

@@ -557,16 +557,21 @@ class HighWaterMark:
 
     # -- after a loss --------------------------------------------------------------------------------------------------
 
-    def restore_missing(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> None:
+    def restore_missing(
+        self, ledger: Ledger, result: ChargeResult, expected: Expected, new_epoch: str, retention_ms: int
+    ) -> None:
         """Hand a ledger that is behind what it has lost, as far as any process of this machine saw it.
 
-        `result` is its answer "behind". If there is something to report, the ledger begins `new_epoch`. `retention_ms`
-        as in a request. Raises LedgerError, and SeenAheadError, where nothing was reported. May be repeated: the ledger
-        merges the reports of one loss.
+        `result` is its answer "behind", and `expected` what it was asked for. If there is something to report, the
+        ledger begins `new_epoch`. `retention_ms` as in a request. Raises LedgerError, and SeenAheadError, where nothing
+        was reported. May be repeated: the ledger merges the reports of one loss. Of several calls that find the same
+        loss at once, the first restores, and the others only wait for it.
         """
         with self._lock:
             if self._changing:
                 raise LedgerError(f"ledger {ledger.label} has lost charges, and a signal handler cannot restore them")
+            if self._expected.epoch not in (expected.epoch, NO_EPOCH):
+                return
             self._change(partial(self._restore_missing, ledger, result, new_epoch, retention_ms))
 
     def _restore_missing(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> None:

@@ -674,19 +674,37 @@ def test_what_is_left_after_a_loss_is_not_forgotten_by_a_process_that_ends_then(
     site.now_ms += 10
     charge(machine.budget(limit(100)), 3)
     site.restore(copy)
-    result = machine.ledger.decide(
-        ChargeRequest(
-            "p", Charge(1, "units", "m", "", "", "t"), (), (), site.now_ms, 0, machine.high_water_mark.expected()
-        ),
-        commit=False,
-    )
+    expected = machine.high_water_mark.expected()
+    asked = ChargeRequest("p", Charge(1, "units", "m", "", "", "t"), (), (), site.now_ms, 0, expected)
+    result = machine.ledger.decide(asked, commit=False)
     assert result.outcome == "behind"
-    machine.high_water_mark.restore_missing(machine.ledger, result, "e2", MIN_RETENTION_MS)
+    machine.high_water_mark.restore_missing(machine.ledger, result, expected, "e2", MIN_RETENTION_MS)
     machine.stop()
     site.empty()
     machine.start()
     assert charge(machine.budget(limit(100), limit(50, HOUR_MS, name="hour"))) == 9
     assert machine.budget(limit(50, HOUR_MS)).usage()[0].used_units == 6
+
+
+def test_of_calls_that_find_one_loss_at_once_the_first_restores_it(site: Site) -> None:
+    """The others would each read the log and hand over the same: 64 tasks of an event loop waited for seconds."""
+    machine = site.machine()
+    budget = machine.budget(limit(100))
+    charge(budget, 5)
+    site.empty()
+    expected = machine.high_water_mark.expected()
+    asked = ChargeRequest("p", Charge(1, "units", "m", "", "", "t"), (), (), site.now_ms, 0, expected)
+    behind = machine.ledger.decide(asked, commit=False)
+    restore = machine.high_water_mark.restore_missing
+    restore(machine.ledger, behind, expected, "e2", MIN_RETENTION_MS)
+    epoch = machine.ledger.decide(asked, commit=False).epoch
+    machine.ledger.close()
+    away = open_ledger("redis://127.0.0.1:1/0")  # whoever asked it anything would get an error
+    restore(away, behind, expected, "e3", MIN_RETENTION_MS)
+    assert epoch == machine.high_water_mark.expected().epoch
+    machine.stop()
+    machine.start()
+    assert charge(machine.budget(limit(100))) == 6
 
 
 @pytest.mark.parametrize("charged_after_it", [0, 3])
