@@ -39,6 +39,9 @@ T = TypeVar("T")
 WAIT_S = 0.85
 """A decision that waits so long for the thread of its ledger is given up, before anything is charged."""
 
+HELD_UP_S = 0.25
+"""A ledger that fails after so long was silent: who waited for its thread meanwhile is given up too."""
+
 HOUSEKEEPERS = 8
 """So many threads do what is neither a question to the ledger nor quick: they read files, or tell the ledger more."""
 
@@ -246,7 +249,7 @@ class Awaiter:
     async def _ask_in_thread(self, question: Question) -> Any:
         """Ask a ledger that one thread asks for all: a file, which takes one decision at a time, or a cluster."""
         self._check_open()
-        asking = self._asker.submit(question)
+        asking = self._asker.submit(self._ask_in_turn, question, elapsed_s())
         late = False
 
         def give_up() -> None:
@@ -260,11 +263,24 @@ class Awaiter:
             task = current_task()
             if not late or (task is not None and task.cancelling()):
                 raise
-            raise LedgerError(
-                f"ledger {self._label} is asked more than it can answer, and was not asked this; nothing was charged"
-            ) from None
+            raise self._not_asked("is asked more than it can answer") from None
         finally:
             timer.cancel()
+
+    def _ask_in_turn(self, question: Question, since_s: float) -> Any:
+        if since_s < self._silent_until_s:
+            raise self._not_asked("did not answer the decision before")
+        began_s = elapsed_s()
+        try:
+            return question()
+        except LedgerError:
+            ended_s = elapsed_s()
+            if ended_s - began_s > HELD_UP_S:
+                self._silent_until_s = ended_s
+            raise
+
+    def _not_asked(self, because: str) -> LedgerError:
+        return LedgerError(f"ledger {self._label} {because}, and was not asked this; nothing was charged")
 
     def close(self) -> None:
         """What is under way is given up, and may have been charged."""
@@ -283,6 +299,7 @@ class Awaiter:
         """A forked child lacks its parent's threads."""
         self._looks: dict[MethodType, Future[Any]] = {}
         self._asker = ThreadPoolExecutor(1, thread_name_prefix="quota-ledger")
+        self._silent_until_s: float = 0.0
         self._housekeepers = ThreadPoolExecutor(HOUSEKEEPERS, thread_name_prefix="quota-house")
 
 

@@ -6,13 +6,14 @@ import asyncio
 import inspect
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import redis
 
 import quota
 from quota.common.clock import NEVER
+from quota.ledger.sqlite_ledger import SqliteLedger
 from support.loops import KINDS, Run
 from support.processes import in_child
 from support.proxy import Proxy
@@ -634,3 +636,29 @@ def test_a_file_that_is_busy_is_waited_for_no_longer_than_a_decision_takes(
     config = configure(f"sqlite:///{tmp_path / 'ledger.db'}")
     run(main())
     assert len(charged(config)) == 1 + len(admitted)
+
+
+def test_who_waits_behind_a_decision_that_a_locked_file_held_up_does_not_wait_as_long_again(
+    configure: Configure, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SqliteLedger, "_deadline_s", 0.5)
+    config = configure(f"sqlite:///{tmp_path / 'ledger.db'}")
+    asked: list[Any] = []
+
+    async def main() -> None:
+        async with quota.open_async(config) as q:
+            budget = q.budget()
+            assert (await budget.charge("forecast.get")).admitted
+            decide = SqliteLedger.decide
+            with pytest.MonkeyPatch.context() as patch, closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
+                patch.setattr(SqliteLedger, "decide", lambda *a, **o: (asked.append(a), decide(*a, **o))[1])
+                other.execute("BEGIN EXCLUSIVE")
+                decisions = await asyncio.gather(*(budget.charge("forecast.get") for _ in range(10)))
+                other.rollback()
+            assert {one.reason for one in decisions} == {"ledger-unavailable"}
+            assert sum("was not asked this; nothing was charged" in one.detail for one in decisions) == 9
+            assert (await budget.charge("forecast.get")).admitted
+
+    run(main())
+    assert len(asked) == 1
+    assert len(charged(config)) == 2
