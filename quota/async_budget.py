@@ -204,6 +204,7 @@ class Awaiter:
         self._label = ledger.label
         self._closed = False
         self._lines: AsyncConnections | None = None
+        self._silent_until_s = 0.0
         if getattr(ledger, "connections", _none)() is not None:
             from quota.ledger.redis_async import AsyncConnections
 
@@ -299,7 +300,6 @@ class Awaiter:
         """A forked child lacks its parent's threads."""
         self._looks: dict[MethodType, Future[Any]] = {}
         self._asker = ThreadPoolExecutor(1, thread_name_prefix="quota-ledger")
-        self._silent_until_s: float = 0.0
         self._housekeepers = ThreadPoolExecutor(HOUSEKEEPERS, thread_name_prefix="quota-house")
 
 

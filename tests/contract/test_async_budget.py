@@ -61,6 +61,14 @@ Configure = Callable[..., Path]
 
 
 @pytest.fixture
+def server(redis_server: RedisServer) -> RedisServer:
+    """The shared server, empty."""
+    with redis.Redis(port=redis_server.port) as client:
+        client.flushall()
+    return redis_server
+
+
+@pytest.fixture
 def configure(state_dir: Path, tmp_path: Path) -> Configure:
     """Writes a configuration of one credential."""
 
@@ -383,7 +391,7 @@ def test_what_is_not_async_is_an_error_at_decoration_that_names_open(configure: 
 
 
 def test_without_a_server_the_allowance_decides_and_is_repaid(
-    redis_server: RedisServer, configure: Configure, run: Run
+    server: RedisServer, configure: Configure, run: Run
 ) -> None:
     async def away() -> None:
         async with quota.open_async(config) as q:
@@ -405,17 +413,17 @@ def test_without_a_server_the_allowance_decides_and_is_repaid(
     port = free_port()
     config = configure(f"redis://127.0.0.1:{port}/0", of_ledger=ALLOWANCE)
     run(away())
-    server = RedisServer(port=port)
+    started = RedisServer(port=port)
     try:
         run(back())
     finally:
-        server.close()
+        started.close()
 
 
 @pytest.mark.usefixtures("real_walls")
 @pytest.mark.parametrize("of_ledger", ["", ALLOWANCE])
 def test_a_silent_server_holds_up_neither_a_decision_nor_the_loop(
-    redis_server: RedisServer, configure: Configure, run: Run, of_ledger: str
+    server: RedisServer, configure: Configure, run: Run, of_ledger: str
 ) -> None:
     async def one(budget: quota.AsyncBudget) -> float:
         began = time.monotonic()
@@ -444,13 +452,13 @@ def test_a_silent_server_holds_up_neither_a_decision_nor_the_loop(
         assert sorted(held_s)[len(held_s) // 2] < 0.35, "the loop goes on"
 
     held_s: list[float] = []
-    with Proxy(redis_server.port) as proxy:
+    with Proxy(server.port) as proxy:
         config = configure(proxy.url, of_ledger=of_ledger)
         run(main())
 
 
 def test_what_was_lost_before_it_left_is_asked_again_as_a_first_try(
-    redis_server: RedisServer, configure: Configure, run: Run
+    server: RedisServer, configure: Configure, run: Run
 ) -> None:
     async def main() -> None:
         async with quota.open_async(config) as q:
@@ -460,8 +468,7 @@ def test_what_was_lost_before_it_left_is_asked_again_as_a_first_try(
             decisions = await asyncio.gather(*(budget.charge("forecast.get") for _ in range(100)))
             assert all(one.admitted for one in decisions)
 
-    with redis.Redis(port=redis_server.port, decode_responses=True) as client, Proxy(redis_server.port) as proxy:
-        client.flushall()
+    with redis.Redis(port=server.port, decode_responses=True) as client, Proxy(server.port) as proxy:
         config = configure(proxy.url)
         run(main())
         assert 0 < len(list(client.hscan_iter("quota:{main}:state", "retried:*"))) <= 64
@@ -483,7 +490,7 @@ def attack(proxy: Proxy, r: random.Random, over: threading.Event) -> None:
 
 
 def test_no_call_is_charged_twice_and_none_that_was_confirmed_is_missing(
-    redis_server: RedisServer, configure: Configure, run: Run
+    server: RedisServer, configure: Configure, run: Run
 ) -> None:
     """A fifth of the tasks are cancelled while connections are cut."""
     r, over = random.Random(7), threading.Event()
@@ -514,9 +521,7 @@ def test_no_call_is_charged_twice_and_none_that_was_confirmed_is_missing(
         async with quota.open_async(config) as q:
             await asyncio.gather(*(work(q.budget()) for _ in range(64)))
 
-    with redis.Redis(port=redis_server.port) as client:
-        client.flushall()
-    with Proxy(redis_server.port) as proxy:
+    with Proxy(server.port) as proxy:
         config = configure(proxy.url, 10_000_000)
         attacking = threading.Thread(target=attack, args=(proxy, r, over))
         attacking.start()

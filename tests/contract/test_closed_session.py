@@ -36,6 +36,7 @@ OF_A_SESSION: dict[str, Callable[[Any], Any]] = {
 }
 OF_A_BUDGET: dict[str, Callable[[Any], Any]] = {
     "charge": lambda budget: budget.charge("videos.list"),
+    "charge_many": lambda budget: budget.charge_many(["videos.list"]),
     "peek": lambda budget: budget.peek("videos.list"),
     "refund": lambda budget: budget.refund("1795233255077-0"),
     "settle": lambda budget: budget.settle("allowance-1", 5),
