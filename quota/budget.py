@@ -1018,7 +1018,7 @@ class _Closed:
         raise UsageError(SESSION_CLOSED)
 
 
-SESSION_CLOSED = "this session is closed; open another one with quota.open()"
+SESSION_CLOSED = "this session is closed; open another one with quota.open() or quota.open_async()"
 
 
 # -- a charge around a block or a function -----------------------------------------------------------------------------

@@ -99,9 +99,10 @@ class RepairRefused(QuotaError):
 
 
 class Refused(QuotaError):
-    """The budget has no room for this charge now. Nothing was charged and nothing left the machine.
+    """The call was not admitted, and nothing left the machine. Nothing was charged, unless `decision.reason` is
+    "ledger-unavailable": a ledger whose answer was lost may count the call as spent.
 
-    Stop, keep what you have, and come back at `decision.retry_at` (None: the upstream gives this project nothing).
+    Stop, keep what you have, and come back at `decision.retry_at` (None: nobody can say when).
     """
 
     exit_status = 75

@@ -38,19 +38,18 @@ class HostGate:
 
     def charge(self, verb: str, url: str) -> Attempt | None:
         """The charged attempt; None for a host that is not metered. Raises Refused."""
-        method = self._metered(verb, url)
-        return None if method is None else self._meter.attempt(method, verb)
+        return self._meter.attempt(self._name(verb, url), verb) if self._is_metered(url) else None
 
     def charging(self, verb: str, url: str) -> Steps[Attempt | None]:
         """`charge`, for whoever does the steps."""
-        method = self._metered(verb, url)
-        return None if method is None else (yield from self._meter.attempting(method, verb))
+        return (yield from self._meter.attempting(self._name(verb, url), verb)) if self._is_metered(url) else None
 
-    def _metered(self, verb: str, url: str) -> str | None:
+    def _is_metered(self, url: str) -> bool:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
-        if (parts.hostname or "", port) not in self._hosts:
-            return None
+        return (parts.hostname or "", port) in self._hosts
+
+    def _name(self, verb: str, url: str) -> str:
         return self._method if isinstance(self._method, str) else self._method(verb, url)
 
 
@@ -63,10 +62,10 @@ class AsyncHostGate:
         self._own: Awaiter | None = None
         if isinstance(budget, AsyncBudget):
             blocking, self._awaiter = parts_of(budget)
+            self._gate = HostGate(blocking, method, hosts)
         else:
-            blocking = budget
+            self._gate = HostGate(budget, method, hosts)
             self._own = self._awaiter = Awaiter(budget.ledger)
-        self._gate = HostGate(blocking, method, hosts)
 
     def close(self) -> None:
         """Close what was made for this client alone."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from quota.arguments import text, texts
 from quota.attribution import current_attribution, machine_name
-from quota.budget import charge_attempt, charge_attempts, charging_attempt
+from quota.budget import Budget, charge_attempt, charge_attempts, charging_attempt
 from quota.clients.upstream_errors import UpstreamError, classify
 from quota.common.clock import NEVER, rfc3339
 from quota.common.log import line
@@ -30,7 +30,6 @@ from quota.limits import Calendar
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from quota.budget import Budget
     from quota.common.steps import Steps
     from quota.costs import CostBook
     from quota.decision import Decision
@@ -45,6 +44,8 @@ class Meter:
     """Charges attempts to one budget. Safe to share between threads."""
 
     def __init__(self, budget: Budget) -> None:
+        if not isinstance(budget, Budget):
+            raise UsageError(f"a client that is not awaited needs a budget of quota.open(), not {show(budget)}")
         self.budget = budget
 
     def attempt(self, method: str, verb: str) -> Attempt:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from quota.async_budget import AsyncBudget, Awaiter
 from quota.budget import Budget
 from quota.clients.httpx import httpx_async_transport, httpx_transport
 from quota.clients.metering import Hosts, Meter
@@ -154,6 +155,13 @@ def test_hosts_that_would_meter_nothing_are_an_error(
 def test_a_method_of_a_client_is_a_name_or_a_function(ledger: SqliteLedger, gate: Callable[..., Any]) -> None:
     with pytest.raises(UsageError, match="method"):
         gate(make_budget(ledger), ["videos.list"], hosts="localhost")
+
+
+@pytest.mark.parametrize("gate", [requests_adapter, httpx_transport])
+def test_a_client_that_is_not_awaited_takes_no_budget_that_is(ledger: SqliteLedger, gate: Callable[..., Any]) -> None:
+    budget = AsyncBudget(make_budget(ledger), Awaiter(ledger))
+    with pytest.raises(UsageError, match=r"needs a budget of quota\.open\(\)"):
+        gate(budget, "videos.list", hosts="localhost")
 
 
 @pytest.mark.parametrize("names", [None, 5, [5], [None], [""], "", [b"x"]])

@@ -26,7 +26,7 @@ from quota.clients.gate import MAX_PEEK_BYTES
 from quota.clients.httpx import httpx_async_transport, httpx_transport
 from quota.clients.requests import requests_adapter
 from quota.common.clock import NEVER
-from quota.errors import Refused
+from quota.errors import Refused, UsageError
 from quota.ledger.contract import Ledger
 from quota.ledger.entry import Entry
 from quota.ledger.sqlite_ledger import SqliteLedger
@@ -263,6 +263,14 @@ def test_a_redirect_is_charged_hop_by_hop(connect: Connect, server: PlainServer,
     assert connect(server).get(f"{server.address}/moved")[0] == 200
     assert charged(ledger) == {"videos.list": 2}
     assert len(server.arrived) == 2
+
+
+def test_a_request_that_gets_no_name_does_not_leave(connect: Connect, server: PlainServer, ledger: Ledger) -> None:
+    """It would be free."""
+    with pytest.raises(UsageError, match="method None"):
+        connect(server, method=lambda verb, url: None).get(f"{server.address}/ok")
+    assert not server.arrived
+    assert not entries(ledger)
 
 
 def test_other_hosts_are_free(connect: Connect, server: PlainServer, ledger: Ledger) -> None:
