@@ -536,13 +536,12 @@ def test_two_ledgers_whose_newest_entries_have_one_id_are_two(tmp_path: Path) ->
     moves.close()
 
 
-@pytest.mark.parametrize("commit", [True, False])
-def test_a_carry_that_a_copy_lacks_is_told_again(tmp_path: Path, commit: bool) -> None:
-    """The copy was made before the ledger was told, and has every charge: only its answer shows what it lacks."""
-    moves = Moves(random.Random(0), tmp_path, None, ticks=True)
-    moves.places = [SqliteStorage(tmp_path / "a"), SqliteStorage(tmp_path / "b")]
+def with_a_copy_that_lacks_a_carry(folder: Path) -> tuple[Moves, str]:
+    """A machine on a ledger whose copy was put back. The copy was made before the ledger was told of a carry."""
+    moves = Moves(random.Random(0), folder, None, ticks=True)
+    moves.places = [SqliteStorage(folder / "a"), SqliteStorage(folder / "b")]
     for name in "ab":
-        (tmp_path / name).mkdir()
+        (folder / name).mkdir()
     moves.known, (name, *_) = [set(), set()], moves.machines
     moves.at[name] = 1
     moves.ask(name, moves.budget(name), 2, commit=True)
@@ -552,6 +551,13 @@ def test_a_carry_that_a_copy_lacks_is_told_again(tmp_path: Path, commit: bool) -
     moves.at[name] = 1
     moves.ask(name, moves.budget(name), 1, commit=False)
     moves.places[1].restore(copy)
+    return moves, name
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_carry_that_a_copy_lacks_is_told_again(tmp_path: Path, commit: bool) -> None:
+    """The copy was made before the ledger was told, and has every charge: only its answer shows what it lacks."""
+    moves, name = with_a_copy_that_lacks_a_carry(tmp_path)
     for units in (3, 4):
         moves.ask(name, moves.budget(name), units, commit=commit)
     moves.close()
@@ -559,19 +565,7 @@ def test_a_carry_that_a_copy_lacks_is_told_again(tmp_path: Path, commit: bool) -
 
 def test_several_charged_together_without_a_carry_are_given_back_and_charged_again(tmp_path: Path) -> None:
     """As one is: only the answer shows what the copy lacks."""
-    moves = Moves(random.Random(0), tmp_path, None, ticks=True)
-    moves.places = [SqliteStorage(tmp_path / "a"), SqliteStorage(tmp_path / "b")]
-    for name in "ab":
-        (tmp_path / name).mkdir()
-    moves.known, (name, *_) = [set(), set()], moves.machines
-    moves.at[name] = 1
-    moves.ask(name, moves.budget(name), 2, commit=True)
-    copy = moves.places[1].copy()
-    moves.at[name] = 0
-    moves.ask(name, moves.budget(name), 5, commit=True)
-    moves.at[name] = 1
-    moves.ask(name, moves.budget(name), 1, commit=False)
-    moves.places[1].restore(copy)
+    moves, name = with_a_copy_that_lacks_a_carry(tmp_path)
     budget = moves.budget(name)
     decisions = budget.charge_many([("videos.list", 3)] * 3)
     assert decisions[0].limits[0].used_units == 2 + 5 + 9
