@@ -31,7 +31,7 @@ def whole(value: object, what: str, minimum: int, maximum: int) -> int:
         with suppress(TypeError):
             number = index(value)  # type: ignore[arg-type]  # raises if it is not an integer
     if number is None or not minimum <= number <= maximum:
-        raise UsageError(f"{show(value)} {what} is a whole number from {minimum} to {maximum}")
+        raise UsageError(f"{show(value)} {what} is a whole number from {minimum:,} to {maximum:,}")
     return number
 
 
@@ -42,7 +42,7 @@ def seconds(value: object, what: str) -> float:
         with suppress(TypeError, ValueError, OverflowError):
             number = float(value)  # type: ignore[arg-type]  # raises if it is not a number
     if not 0 < number <= MAX_SECONDS:
-        raise UsageError(f"{what} {show(value)} is not a number of seconds above 0, up to {MAX_SECONDS}")
+        raise UsageError(f"{what} {show(value)} is not a number of seconds above 0, up to {MAX_SECONDS:,}")
     return number
 
 

@@ -24,6 +24,7 @@ The module quota.retry_at computes `retry_at`.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import ContextDecorator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -59,7 +60,7 @@ from quota.recovery.observations import SeenAheadError
 from quota.retry_at import Clocks, Standing, retry_at, room_at
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from quota.common.steps import Steps
     from quota.costs import CostBook
@@ -252,8 +253,9 @@ class Budget:
     ) -> list[Decision]:
         """Charge 1 to 100 calls in one step before they leave: all of them if every limit has room for all, else none.
 
-        Each call is a method, or a method with its units. The decisions come in the order of the calls, each with an id
-        of its own; `limits`, `retry_at` and the rest are those of all calls together. Raises as `charge` does, also
+        Each call is a method, or a method with its units. They come in a list or another iterable with an order; a
+        mapping or a set is refused with UsageError. The decisions come in the order of the calls, each with an id of
+        its own; `limits`, `retry_at` and the rest are those of all calls together. Raises as `charge` does, also
         CostExceedsLimit for calls that can never fit together. Then, too, nothing is charged.
         """
         return run(deciding_many(self, calls, job=job, region=region))
@@ -473,7 +475,7 @@ class Budget:
         labelled = current_attribution()
         job = text(labelled[0] if job is None else job, "job")
         region = text(labelled[1] if region is None else region, "region")
-        _check_name("region", region)
+        check_name("region", region)
         keys = tuple([(method, units, bucket, job) for method, units, bucket in calls])
         plan, charges = self._together(keys, region, commit=True)
         decision, charges, ids = yield from self._concluding(keys, plan, charges, commit=True)
@@ -518,7 +520,7 @@ class Budget:
             method, job, region = text(method, "method"), text(job, "job"), text(region, "region")
         key = (method, units, bucket, job)
         plan = self._plans.get(key) or self._make_plan(key)
-        _check_name("region", region)
+        check_name("region", region)
         idempotency_key = self._attempt_keys.next() if commit else ""
         return key, plan, _new(Charge, (plan.units, plan.bucket, plan.method, job, region, idempotency_key))
 
@@ -689,13 +691,13 @@ class Budget:
 
     def _make_plan(self, key: _Key) -> _Plan:
         method, units, bucket, job = key
-        _check_name("job", job)
+        check_name("job", job)
         priced = (0, NEVER)
         if units is None:
             price, priced = self.book.price_at(method, self._clock())
             units, bucket = whole(price.units, _A_CHARGE, 1, MAX_UNITS), price.bucket
         method = self.book.canonical(method)
-        _check_name("method", method, least=1)
+        check_name("method", method, least=1)
         if bucket is None and method in self.book.methods:
             price, priced = self.book.price_at(method, self._clock())
             bucket = price.bucket
@@ -907,6 +909,12 @@ def deciding_many(
 ) -> Steps[list[Decision]]:
     """`Budget.charge_many`, for whoever does the steps."""
     return (yield from budget._deciding_all(_calls(calls), job, region))
+
+
+def check_call(budget: Budget, call: str | tuple[str, int], job: str) -> None:
+    """Raises UsageError for a call that can never succeed, as `charge_many` does. Asks nobody."""
+    method, units = (call, None) if isinstance(call, str) else call
+    budget._call(method, units, None, job, "", commit=False)
 
 
 def charge_attempt(budget: Budget, method: str, verb: str) -> Decision:
@@ -1221,9 +1229,12 @@ def _edges(view: View, now_ms: int) -> Edges | None:
 
 
 def _calls(calls: Any) -> list[_Call]:
-    """The argument of `charge_many`, checked. A lone call is one."""
+    """The argument of `charge_many`, checked. A lone call is one. A mapping would lose its values, and a set has no
+    order; bytes hold numbers."""
     lone = isinstance(calls, str) or (isinstance(calls, tuple) and len(calls) == 2 and type(calls[1]) is int)
     try:
+        if isinstance(calls, (Mapping, set, frozenset, bytes, bytearray, memoryview)):
+            raise TypeError
         several = [calls] if lone else list(islice(calls, MAX_CHARGES + 1))
     except TypeError:
         raise UsageError(f"calls {show(calls)}: give a list of methods, or of (method, units)") from None
@@ -1241,7 +1252,8 @@ def _calls(calls: Any) -> list[_Call]:
     return checked
 
 
-def _check_name(what: str, name: str, least: int = 0) -> None:
+def check_name(what: str, name: str, least: int = 0) -> None:
+    """Raises UsageError for a name that no charge may have."""
     if not least <= len(name) <= 64 or not name.isprintable():
         raise UsageError(f"{what} {name[:80]!r}: a name has 1 to 64 printable characters")
 

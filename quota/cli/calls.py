@@ -2,40 +2,86 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import codecs
+import os
+from typing import TYPE_CHECKING, NamedTuple
 
+from quota.budget import MAX_UNITS, check_call, check_name
 from quota.common.text import show
 from quota.errors import UsageError
 from quota.ledger.contract import MAX_CHARGES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from quota.budget import Budget
+
+MAX_FILE_BYTES = 65_536
+"""100 calls with comments need less. `/dev/zero` has more."""
 
 
-def read_calls(path: str) -> list[str | tuple[str, int]]:
-    """The calls in a file, `-` for stdin, as `Budget.charge_many` takes them: `METHOD [UNITS]` on a line, `#` begins a
-    comment. Raises UsageError; reads no further than one call too many."""
+class Line(NamedTuple):
+    """A call as `Budget.charge_many` takes it, and the file and line that it stands in, for messages."""
+
+    call: str | tuple[str, int]
+    place: str
+
+
+def read_calls(path: str) -> list[Line]:
+    """The calls in a file, `-` for stdin: `METHOD [UNITS]` on a line, `#` begins a comment. Raises UsageError."""
+    name = "calls from stdin" if path == "-" else f"calls {show(path)}"
     try:
-        with open(0 if path == "-" else path, encoding="utf-8-sig", closefd=path != "-") as file:
-            calls = _calls(path, file)
+        data = _read(path)
     except OSError as error:
-        raise UsageError(f"calls {show(path)}: {error.strerror}") from None
+        raise UsageError(
+            f"{name}: cannot be read: {error.strerror}; name a file with METHOD [UNITS] on each line, or - for stdin"
+        ) from None
+    if len(data) > MAX_FILE_BYTES:
+        raise UsageError(f"{name}: larger than {MAX_FILE_BYTES >> 10} KiB, so this is no list of calls")
+    if path == "-" and not data:
+        raise UsageError(f"{name}: stdin is closed or empty; pipe METHOD [UNITS] into it, a call on a line")
+    lines: list[Line] = []
+    for number, line in enumerate(data.removeprefix(codecs.BOM_UTF8).splitlines(), 1):
+        place = f"{name}, line {number}"
+        call = _call(line, place)
+        if call is not None and len(lines) == MAX_CHARGES:
+            raise UsageError(f"{place}: one call more than the {MAX_CHARGES} that are charged together; make two files")
+        if call is not None:
+            lines.append(Line(call, place))
+    if not lines:
+        raise UsageError(f"{name}: no call in it; write METHOD [UNITS] on a line")
+    return lines
+
+
+def check_calls(budget: Budget, lines: list[Line], job: str) -> None:
+    """Raises UsageError, with its line, for a call that can never succeed."""
+    check_name("job", job)
+    for call, place in lines:
+        try:
+            check_call(budget, call, job)
+        except UsageError as error:
+            raise type(error)(f"{place}: {error}") from None
+
+
+def _read(path: str) -> bytes:
+    """What a file holds, up to one byte more than it may. Raises OSError, also where a read would block: the rest of
+    the calls is yet to come."""
+    data = b""
+    with open(0 if path == "-" else path, "rb", buffering=0, closefd=path != "-") as file:
+        while more := os.read(file.fileno(), MAX_FILE_BYTES + 1 - len(data)):
+            data += more
+    return data
+
+
+def _call(line: bytes, place: str) -> str | tuple[str, int] | None:
+    """The call on a line; None where there is none."""
+    try:
+        method, *units = line.decode().partition("#")[0].split() or [""]
     except UnicodeDecodeError:
-        raise UsageError(f"calls {show(path)}: not text in UTF-8") from None
-    if not calls:
-        raise UsageError(f"calls {show(path)}: no call in it; write METHOD [UNITS] on a line")
-    return calls
-
-
-def _calls(path: str, lines: Iterable[str]) -> list[str | tuple[str, int]]:
-    calls: list[str | tuple[str, int]] = []
-    for number, line in enumerate(lines, 1):
-        method, *units = line.partition("#")[0].split() or [""]
-        if not method:
-            continue
-        if len(units) > 1 or not all(word.isascii() and word.isdigit() and len(word) <= 15 for word in units):
-            raise UsageError(f"calls {show(path)}, line {number}: {show(line.strip())} is not METHOD [UNITS]")
-        calls.append((method, int(units[0])) if units else method)
-        if len(calls) > MAX_CHARGES:
-            break
-    return calls
+        raise UsageError(f"{place}: not UTF-8 text; save the file as UTF-8") from None
+    if not units:
+        return method or None
+    if len(units) > 1:
+        raise UsageError(f"{place}: {show(' '.join([method, *units]))} is not METHOD [UNITS]")
+    digits = units[0].lstrip("0")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 10 and int(digits) <= MAX_UNITS):
+        raise UsageError(f"{place}: UNITS {show(units[0])} is not a whole number from 1 to {MAX_UNITS:,}")
+    return method, int(digits)

@@ -153,6 +153,7 @@ def charge(config: str | None, as_json: bool, file: str | None, **call: Any) -> 
     """Charge one call of METHOD before it leaves. Exit 75 when refused.
 
     With --file up to 100 calls are charged in one step, all or none. Each line is METHOD [UNITS]; `#` begins a comment.
+    A METHOD with its units may have any name. The units left are those after all calls.
 
     \b
     Example:
@@ -160,11 +161,15 @@ def charge(config: str | None, as_json: bool, file: str | None, **call: Any) -> 
       quota charge videos.list --json
       printf 'search.list\\nvideos.list 3\\n' | quota charge --file -
     """
-    if (file is None) == (call["method"] is None) or (file is not None and call["units"] is not None):
-        raise click.UsageError("say what to charge: METHOD, with --units if need be, or --file CALLS alone")
     if file is None:
+        if call["method"] is None:
+            raise click.UsageError("say what to charge: METHOD, or --file CALLS for several calls")
         _decide(config, as_json, call, commit=True)
     else:
+        if call["method"] is not None:
+            raise click.UsageError("METHOD and --file are two ways to say what to charge; leave one out")
+        if call["units"] is not None:
+            raise click.UsageError("with --file, units go into the file, behind the method: METHOD UNITS")
         _charge_together(config, as_json, file, call)
 
 
@@ -203,20 +208,25 @@ def _decide(config: str | None, as_json: bool, call: dict[str, Any], *, commit: 
 
 def _charge_together(config: str | None, as_json: bool, file: str, call: dict[str, Any]) -> None:
     import quota
-    from quota.cli.calls import read_calls
+    from quota.cli.calls import check_calls, read_calls
 
-    calls = read_calls(file)
+    lines = read_calls(file)
     with quota.open(config) as session:
         _say_built_in(session, err=as_json)
         budget = session.budget(call["credential"])
         with units_instead("METHOD UNITS"):
-            decisions = budget.charge_many(calls, job=call["job"], region=call["region"])
+            check_calls(budget, lines, call["job"])
+            decisions = budget.charge_many([line.call for line in lines], job=call["job"], region=call["region"])
         first = decisions[0]
         if as_json:
             print_json([decision.as_json() for decision in decisions])
         elif first.admitted:
             for decision in decisions:
                 say(f"{decision.sentence()}; id {decision.id}")
+            if len(decisions) > 1:
+                units = many(sum(decision.cost_units for decision in decisions), "unit")
+                left = many(first.remaining_units, "unit")
+                say(f"{many(len(decisions), 'call')}, {units} charged together; {left} left after all of them")
         else:
             fail(first.sentence())
         unprinted(f"the charges stand, their ids are {first.id} to {decisions[-1].id}" if first.id else "")

@@ -8,7 +8,9 @@ import random
 import signal
 import threading
 import time
+from collections import Counter
 from contextlib import closing
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -90,7 +92,7 @@ def test_a_hundred_are_charged_and_each_can_be_given_back(setup: Setup) -> None:
     assert budget.usage()[0].used_units == MAX_CHARGES // 2
 
 
-@pytest.mark.parametrize("calls", ["videos.list", ("videos.list", 1), ["videos.list"], {"videos.list"}])
+@pytest.mark.parametrize("calls", ["videos.list", ("videos.list", 1), ["videos.list"], {"videos.list": 7}.keys()])
 def test_a_lone_call_is_one_and_is_charged_as_charge_does(setup: Setup, calls: Any) -> None:
     budget = setup.budget()
     (one,) = budget.charge_many(calls)
@@ -160,6 +162,15 @@ def test_a_bucket_that_upstream_closed_for_one_of_them_refuses_all(setup: Setup)
         (("videos.list" for _ in iter(int, 1)), UsageError, "here are more than 100"),
         (None, UsageError, "calls None: give a list"),
         (7, UsageError, "calls 7: give a list"),
+        ({"videos.list": 5}, UsageError, "calls {'videos.list': 5}: give a list of methods, or of .method, units."),
+        (MappingProxyType({"videos.list": 5}), UsageError, "give a list"),
+        (Counter(["videos.list"]), UsageError, "give a list"),
+        ({"videos.list"}, UsageError, "calls {'videos.list'}: give a list"),
+        (frozenset({"videos.list"}), UsageError, "give a list"),
+        (b"videos.list", UsageError, "calls b'videos.list': give a list"),
+        (bytearray(b"videos.list"), UsageError, "give a list"),
+        (memoryview(b"videos.list"), UsageError, "give a list"),
+        ("", UsageError, "method ''"),
         ([7], UsageError, "call 7 is not a method"),
         ([["videos.list", 1]], UsageError, "is not a method"),
         ([("videos.list", 1, 2)], UsageError, "is not a method"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
-from support.commands import Quota, one_line
+from support.commands import QUOTA, Quota, one_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +51,8 @@ def charged(quota: Quota) -> list[tuple[str, int, str, str]]:
 def test_all_are_charged_and_each_has_its_line_and_its_id(quota: Quota) -> None:
     done = quota("charge", "--file", "calls.txt", "--job", "backfill", "--region", "DE")
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    *lines, total = done.stdout.splitlines()
+    assert total == "3 calls, 203 units charged together; 2 units left after all of them"
     ids = [line.rpartition("; id ")[2] for line in lines]
     assert [line.partition(" on ")[0] for line in lines] == [
         "admitted search.list (100 units)",
@@ -96,40 +99,109 @@ def test_a_dash_reads_stdin(quota: Quota, text: str) -> None:
         ("", "no call in it"),
         ("# nothing\n\n", "no call in it"),
         ("videos.list 1 2", "line 1: 'videos.list 1 2' is not METHOD [UNITS]"),
-        ("videos.list\nvideos.list x", "line 2: 'videos.list x' is not METHOD [UNITS]"),
-        ("videos.list -1", "line 1:"),
-        ("videos.list 0", "whole number from 1"),
-        ("videos.list ²", "line 1:"),
-        ("videos.list 9999999999", "whole number from 1"),
-        ("videos.list\n" * 101, "1 to 100 calls"),
-        ("videos.list\nvideo.list", "did you mean 'videos.list'"),
+        *(
+            (f"videos.list\nvideos.list {units}", f"line 2: UNITS {said} is not a whole number from 1 to 1,000,000,000")
+            for units, said in [
+                ("x", "'x'"),
+                ("0", "'0'"),
+                ("-1", "'-1'"),
+                ("+3", "'+3'"),
+                ("1.5", "'1.5'"),
+                ("1_000", "'1_000'"),
+                ("²", "'²'"),
+                ("1000000001", "'1000000001'"),
+                ("9" * 20, f"'{'9' * 20}'"),
+                ("9" * 5_000, f"'{'9' * 56}..."),
+            ]
+        ),
+        ("videos.list\n" * 100 + "# one more\nvideos.list", "line 102: one call more than the 100 that are charged"),
+        ("videos.list\nvideo.list", "line 2: cost book 'youtube-v3' has no method 'video.list'; did you mean"),
         ("videos.list\nvideo.list", "Or give its units: METHOD UNITS"),
-        ("videos.list 206", "can never fit"),
+        ("videos.list\n" + "x" * 65 + " 1", "line 2: method 'xxx"),
+        ("videos.list\nvideos.list 206", "line 2: videos.list costs 206 units and limit 'day'"),
         ("videos.list 103\n" * 2, "can never fit"),
+        ("videos.list\n" + "#" * 65_536, "larger than 64 KiB"),
     ],
 )
 def test_what_cannot_be_charged_is_one_line_and_nothing_is_charged(quota: Quota, text: str, word: str) -> None:
     (quota.folder / "these.txt").write_text(text, encoding="utf-8")
-    assert word in one_line(quota("charge", "--file", "these.txt"), 2)
+    said = one_line(quota("charge", "--file", "these.txt"), 2)
+    assert said.startswith("calls 'these.txt'") or "2 calls together" in said
+    assert word in said
+    assert charged(quota) == []
+
+
+def test_a_wrong_job_is_no_fault_of_a_line(quota: Quota) -> None:
+    assert one_line(quota("charge", "--file", "calls.txt", "--job", "x" * 65), 2).startswith("job 'xxx")
+
+
+def test_a_file_of_64_kib_is_read(quota: Quota) -> None:
+    (quota.folder / "these.txt").write_bytes(b"videos.list 0000000000000002\n".ljust(65_536, b"#"))
+    assert quota("charge", "--file", "these.txt").returncode == 0
+    assert [line[1] for line in charged(quota)] == [2]
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "- </dev/zero", "- < <(yes '# nothing')"])
+def test_what_never_ends_is_read_no_further_than_64_kib(quota: Quota, name: str) -> None:
+    done = quota.shell(f"ulimit -v 2000000; quota charge --file {name}")
+    assert "larger than 64 KiB, so this is no list of calls" in one_line(done, 2)
+
+
+CANNOT_BE_READ = "cannot be read: {}; name a file with METHOD [UNITS] on each line, or - for stdin"
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("nowhere.txt", CANNOT_BE_READ.format("No such file or directory")),
+        (".", CANNOT_BE_READ.format("Is a directory")),
+        ("latin.txt", "line 2: not UTF-8 text; save the file as UTF-8"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_line(quota: Quota, tmp_path: Path, name: str, word: str) -> None:
+    (tmp_path / "latin.txt").write_bytes(b"videos.list\nvideos.list # caf\xe9")
+    assert word in one_line(quota("charge", "--file", name), 2)
+
+
+@pytest.mark.parametrize("source", ["<&-", "</dev/null"])
+def test_a_closed_stdin_has_no_calls(quota: Quota, source: str) -> None:
+    said = one_line(quota.shell(f"quota charge --file - {source}"), 2)
+    assert said == "calls from stdin: stdin is closed or empty; pipe METHOD [UNITS] into it, a call on a line"
+
+
+def test_a_stdin_that_would_block_is_an_error_and_half_of_the_calls_are_not_charged(quota: Quota) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.write(writer, b"videos.list\n")
+    done = subprocess.run(
+        [*QUOTA, "charge", "--file", "-"],
+        cwd=quota.folder,
+        env=quota.env,
+        stdin=reader,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    os.close(reader)
+    os.close(writer)
+    assert "calls from stdin: cannot be read: Resource temporarily unavailable" in one_line(done, 2)
     assert charged(quota) == []
 
 
 @pytest.mark.parametrize(
-    ("name", "word"), [("nowhere.txt", "No such file"), (".", "Is a directory"), ("latin.txt", "not text in UTF-8")]
+    ("words", "remedy"),
+    [
+        ([], "say what to charge: METHOD, or --file CALLS for several calls"),
+        (["--units", "3"], "say what to charge: METHOD, or --file CALLS for several calls"),
+        (["videos.list", "--file", "calls.txt"], "METHOD and --file are two ways to say what to charge; leave one out"),
+        (["--file", "calls.txt", "--units", "3"], "with --file, units go into the file, behind the method"),
+    ],
 )
-def test_a_file_that_cannot_be_read_is_one_line(quota: Quota, tmp_path: Path, name: str, word: str) -> None:
-    (tmp_path / "latin.txt").write_bytes(b"videos.list # caf\xe9")
-    assert word in one_line(quota("charge", "--file", name), 2)
+def test_a_method_or_a_file(quota: Quota, words: list[str], remedy: str) -> None:
+    assert remedy in one_line(quota("charge", *words), 2)
 
 
-def test_a_closed_stdin_has_no_calls(quota: Quota) -> None:
-    assert "no call in it" in one_line(quota.shell("quota charge --file - <&-"), 2)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [[], ["--units", "3"], ["videos.list", "--file", "calls.txt"], ["--file", "calls.txt", "--units", "3"]],
-)
-def test_a_method_or_a_file(quota: Quota, words: list[str]) -> None:
-    said = one_line(quota("charge", *words), 2)
-    assert "METHOD, with --units if need be, or --file CALLS alone" in said
+def test_a_method_with_units_may_have_any_name(quota: Quota) -> None:
+    (quota.folder / "these.txt").write_text("my.own 5\n", encoding="utf-8")
+    assert quota("charge", "--file", "these.txt").stdout.count("\n") == 1, "a lone call needs no total"
+    assert [line[1] for line in charged(quota)] == [5]
