@@ -955,19 +955,44 @@ class Asked(NamedTuple):
     granted: Mapping[str, int]
 
 
-def ask(budget: Budget, method: str, units: int, job: str) -> Asked:
+class Together(NamedTuple):
+    """What is known of several calls that were decided together, beside the first one's method and the units of all:
+    what they cost in each limit that counted any of them, by name, and a bucket that was closed to one of them."""
+
+    calls: int
+    costs: Mapping[str, int]
+    closed: str | None
+
+
+def ask(budget: Budget, method: str, units: int, job: str, together: Together | None = None) -> Asked:
     """As `peek`, by the ledger alone. Raises LedgerError, and UsageError for a call that can never be admitted."""
     try:
-        plan = budget._make_plan((method, whole(units, _A_CHARGE, 1, MAX_UNITS), None, job))
+        units = whole(units, _A_CHARGE, 1, MAX_UNITS)
+        if together is None:
+            plan = budget._make_plan((method, units, None, job))
+        else:
+            plan = _plan_together(budget, method, units, job, together)
         charge = Charge(plan.units, plan.bucket, plan.method, job, "", "")
         plan, request, result = budget._ask_ledger(plan, charge, commit=False)
     except _PriceChanged:  # it changed just now
-        return ask(budget, method, units, job)
+        return ask(budget, method, units, job, together)
     decision = budget._decision(plan, request, result, budget._entries, commit=False)
     if result.outcome in ("clock", "counting"):
         return Asked(decision, (), Clocks(result.now_ms, request.caller_ms, result.last[0]), plan.grants.units)
     standings, clocks = _standings(plan, request, result)
     return Asked(decision, tuple(standings), clocks, plan.grants.units)
+
+
+def _plan_together(budget: Budget, method: str, units: int, job: str, together: Together) -> _Plan:
+    """One plan for all. A limit that `together` does not tell of counts them as one call of the first method."""
+    first = budget._make_plan((method, 1, None, job))
+    costs = {limit.name: limit.view.selector.cost(units) for limit in first.limits} | dict(together.costs)
+    limits = tuple(limit for limit in budget.limits if limit.name in costs)
+    plan = budget._plan(first.method, units, first.bucket, limits, tuple(costs[x.name] for x in limits), job)
+    if together.closed is not None:
+        plan.closed_by = tuple(dict.fromkeys([*plan.closed_by, together.closed]))
+    budget._check_fits(plan, f"{many(together.calls, 'call')} together cost", "make fewer calls at once")
+    return plan
 
 
 def leaves_of(budget: Budget, job: str) -> Mapping[str, int]:

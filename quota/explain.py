@@ -16,7 +16,7 @@ from heapq import merge
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from quota.attribution import machine_name
-from quota.budget import ask, cap, draw_of, drawn_units, leaves_of
+from quota.budget import Together, ask, cap, draw_of, drawn_units, leaves_of
 from quota.common.clock import NEVER, rfc3339
 from quota.common.text import one_line
 from quota.errors import UnknownCharge, UsageError
@@ -141,6 +141,12 @@ class RefusalExplained:
         """Whether upstream had closed a bucket; else a limit refused, or nothing could be decided."""
         return _closed_by_upstream(self.kept)
 
+    @property
+    def same_asked(self) -> bool:
+        """Whether `now` is of the same call or calls. Of several calls whose limits the refusal does not tell, it is of
+        one call that costs as much."""
+        return self.kept.calls == 1 or _tells_costs(self.kept)
+
     def limit(self, name: str | None) -> LimitThenAndNow | None:
         return next((one for one in self.limits if one.name == name), None)
 
@@ -247,7 +253,7 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
     asked: Asked | None = None
     never = ""
     try:
-        asked = ask(budget, kept.method, kept.cost_units, kept.job)
+        asked = ask(budget, kept.method, kept.cost_units, kept.job, _together(kept))
     except UsageError as error:
         never = str(error)
     now_ms = ledger.now_ms() if asked is None else asked.clocks.now_ms
@@ -337,6 +343,19 @@ def _closed_by_upstream(kept: KeptRefusal) -> bool:
     return kept.reason == "exhausted" or (kept.reason == "closed" and not too_little)
 
 
+def _together(kept: KeptRefusal) -> Together | None:
+    """Several calls, as far as the refusal tells of them."""
+    if kept.calls == 1 or not _tells_costs(kept):
+        return None
+    closed = kept.refused_by if _closed_by_upstream(kept) else None
+    return Together(kept.calls, {one.name: one.cost_units for one in kept.limits}, closed)
+
+
+def _tells_costs(kept: KeptRefusal) -> bool:
+    """Whether a refusal has each limit that counted it, and so what it cost there."""
+    return bool(kept.limits) and not kept.limits_left_out
+
+
 def _exhaustion(session: Session, kept: KeptRefusal) -> Exhaustion | None:
     """The record of the exhaustion that refused, as long as no newer one has taken its place."""
     if not _closed_by_upstream(kept):
@@ -393,15 +412,18 @@ def _expiries(standing: Standing, clocks: Clocks, read: Callable[[int, int], Ite
         )
         found = merge(leaving, lost, key=lambda one: one.at_ms)
     shown: list[Expiry] = []
-    last: Expiry | None = None
+    fits: Expiry | None = None
+    lacking_units = standing.used_units + standing.cost_units - standing.cap_units
     for one in found:
         if room_ms is not None and one.at_ms > room_ms:
-            shown, room_ms = _marked(shown, last, room_ms), None
+            shown, room_ms = _marked(shown, fits), None
         if len(shown) >= EXPIRIES and room_ms is None:
             return tuple(shown)
+        if one.at_ms == room_ms and (fits is None or lacking_units > 0 or standing.limit.paced):
+            fits = one
         shown += [one] if len(shown) < EXPIRIES else []
-        last = one
-    return tuple(_marked(shown, last, room_ms))
+        lacking_units -= one.units
+    return tuple(shown if room_ms is None else _marked(shown, fits))
 
 
 def _room_at(standing: Standing, clocks: Clocks, read: Callable[[int, int], Iterable[Entry]]) -> int | None:
@@ -411,28 +433,34 @@ def _room_at(standing: Standing, clocks: Clocks, read: Callable[[int, int], Iter
     return room_at(standing, clocks, read, clocks.now_ms)
 
 
-def _marked(shown: list[Expiry], last: Expiry | None, room_ms: int | None) -> list[Expiry]:
-    """With the last expiry at `room_ms`, which is the last one shown or one after them, as the one that makes room."""
-    if last is None or last.at_ms != room_ms:
+def _marked(shown: list[Expiry], fits: Expiry | None) -> list[Expiry]:
+    """With the expiry that makes room marked. It is one of those shown, or comes after them."""
+    if fits is None:
         return shown
-    return [*(shown[:-1] if shown[-1] == last else shown), last._replace(makes_room=True)]
+    marked, at = fits._replace(makes_room=True), shown.index(fits) if fits in shown else len(shown)
+    return [*shown[:at], marked, *shown[at + 1 :]]
 
 
 # -- what would have admitted it ---------------------------------------------------------------------------------------
 
 
 class _Counted(NamedTuple):
-    """A limit that counted a refused call: what was used, and what its job left to others."""
+    """A limit that counted a refused call: what the call cost there, what was used, and what its job left to others."""
 
     limit: Limit
+    cost_units: int
     leave_units: int
     used_units: int
     granted: Mapping[str, int]
 
-    def fits(self, cost_units: int, at_ms: int) -> bool:
-        """Whether a call fits, as a decision compares it (L9)."""
-        cost = self.limit.view.selector.cost(cost_units)
+    def fits(self, at_ms: int) -> bool:
+        """Whether the call fits, as a decision compares it (L9)."""
+        cost = self.cost_units
         return self.used_units + cost <= cap(self.limit, self.leave_units, cost, at_ms, self.granted)
+
+    def costing(self, units: int) -> _Counted:
+        """The same for a call of so many units."""
+        return self._replace(cost_units=self.limit.view.selector.cost(units))
 
 
 def _admits(
@@ -447,16 +475,18 @@ def _admits(
         return _allowances(session, budget, kept), False
     if kept.reason in ("clock", "counting") or kept.limits_left_out:
         return (), False
-    leaves, then_ms, cost = leaves_of(budget, kept.job), kept.at_ms, kept.cost_units
+    leaves, then_ms = leaves_of(budget, kept.job), kept.at_ms
     known = {limit.name: limit for limit in budget.limits}
     if not _closed_by_upstream(kept) and kept.refused_by not in known:
         return (), True
     each = [
-        _Counted(known[one.name], leaves.get(one.name, 0), one.used_units, granted)
+        _Counted(known[one.name], one.cost_units, leaves.get(one.name, 0), one.used_units, granted)
         for one in kept.limits
         if one.name in known
     ]
-    full = [one for one in each if not one.fits(cost, then_ms)]
+    if kept.calls == 1:
+        each = [one.costing(kept.cost_units) for one in each]
+    full = [one for one in each if not one.fits(then_ms)]
     reopen: Change = ()
     if _closed_by_upstream(kept):
         reopen = (Setting("reopen", kept.refused_by or "", 0, 0),)
@@ -464,21 +494,22 @@ def _admits(
             return (reopen,), False
     elif not full:
         return (), True
-    found = [_numbers(budget.book, full, cost, then_ms), _less_left(full, cost, then_ms), _unpaced(full, cost, then_ms)]
-    found.append(_cheaper(each, kept.method, cost, then_ms))
+    found = [_numbers(budget.book, full, then_ms), _less_left(full, then_ms), _unpaced(full, then_ms)]
+    if kept.calls == 1:  # of several the prices are not known
+        found.append(_cheaper(each, kept.method, kept.cost_units, then_ms))
     return tuple((*reopen, *change) for change in found if change), False
 
 
-def _numbers(book: CostBook, full: Sequence[_Counted], cost: int, at_ms: int) -> Change:
+def _numbers(book: CostBook, full: Sequence[_Counted], at_ms: int) -> Change:
     """The least number of each full limit."""
     change: list[Setting] = []
     for one in full:
 
         def enough(units: int, one: _Counted = one) -> bool:
-            return one._replace(limit=replace(one.limit, limit_units=units)).fits(cost, at_ms)
+            return one._replace(limit=replace(one.limit, limit_units=units)).fits(at_ms)
 
         low = one.limit.limit_units
-        needed = _least(enough, low, min(MAX_UNITS, 16 * (one.used_units + cost + one.leave_units + low)))
+        needed = _least(enough, low, min(MAX_UNITS, 16 * (one.used_units + one.cost_units + one.leave_units + low)))
         if needed is None:
             return ()
         change.append(Setting("limit", one.limit.name, needed, low, _granted(book, one.limit)))
@@ -495,13 +526,13 @@ def _granted(book: CostBook, limit: Limit) -> int:
     return sum(one.quota_units for one in buckets)
 
 
-def _less_left(full: Sequence[_Counted], cost: int, at_ms: int) -> Change:
+def _less_left(full: Sequence[_Counted], at_ms: int) -> Change:
     """The most that the job may leave of each full limit to others."""
     change: list[Setting] = []
     for one in full:
 
         def enough(less: int, one: _Counted = one) -> bool:
-            return one._replace(leave_units=one.leave_units - less).fits(cost, at_ms)
+            return one._replace(leave_units=one.leave_units - less).fits(at_ms)
 
         less = _least(enough, 0, one.leave_units)
         if less is None:
@@ -510,16 +541,16 @@ def _less_left(full: Sequence[_Counted], cost: int, at_ms: int) -> Change:
     return tuple(change)
 
 
-def _unpaced(full: Sequence[_Counted], cost: int, at_ms: int) -> Change:
+def _unpaced(full: Sequence[_Counted], at_ms: int) -> Change:
     """Without their pace, if that is enough."""
-    if all(one.limit.paced and one._replace(limit=replace(one.limit, paced=False)).fits(cost, at_ms) for one in full):
+    if all(one.limit.paced and one._replace(limit=replace(one.limit, paced=False)).fits(at_ms) for one in full):
         return tuple(Setting("pace", one.limit.name, 0, 1) for one in full)
     return ()
 
 
 def _cheaper(each: Sequence[_Counted], method: str, cost: int, at_ms: int) -> Change:
     """The highest price that every limit has room for."""
-    less = _least(lambda n: all(one.fits(cost - n, at_ms) for one in each), 0, cost - 1)
+    less = _least(lambda n: all(one.costing(cost - n).fits(at_ms) for one in each), 0, cost - 1)
     return () if less is None else (Setting("price", method, cost - less, cost),)
 
 
@@ -543,6 +574,8 @@ def _allowances(session: Session, budget: Budget, kept: KeptRefusal) -> tuple[Ch
     needed = drawn_units(budget, kept.at_ms) + kept.cost_units
     settings = []
     if most < kept.cost_units:
+        if kept.calls > 1:
+            return ()  # what the dearest of them cost is not known
         settings.append(Setting("max_cost", "", kept.cost_units, most))
     if allowance < needed:
         settings.append(Setting("allowance", "", needed, allowance))

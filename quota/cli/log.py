@@ -78,7 +78,7 @@ def print_refusals(
     refusals.sort(key=lambda one: one.at_ms)
     if as_json:
         for one in refusals:
-            print_json(one.data, indent=None)
+            print_json({**one.data, "calls": one.calls}, indent=None)
     elif refusals:
         print_rich(render_refusals(refusals))
     else:

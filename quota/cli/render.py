@@ -146,12 +146,15 @@ def render_charges(charges: Sequence[tuple[str, Entry]], *, projects: bool) -> R
 
 
 def render_refusals(refusals: Sequence[KeptRefusal]) -> RenderableType:
-    """Render refusals, one a row."""
-    columns = list(map(Column, ["time", "method", "job", "region", "refused by", "reason", "next"]))
+    """Render refusals, one a row. Of several calls together it has the first one's method, how many more they are, and
+    the units of all."""
+    columns = [Column("time"), Column("method"), Column("units", number=True)]
+    columns += map(Column, ["job", "region", "refused by", "reason", "next"])
     rows = [
         [
             second(one.at_ms),
-            one.method,
+            one.method if one.calls == 1 else f"{one.method} +{one.calls - 1:,}",
+            f"{one.cost_units:,}",
             one.job or "-",
             one.region or "-",
             one.refused_by or "-",
@@ -160,7 +163,7 @@ def render_refusals(refusals: Sequence[KeptRefusal]) -> RenderableType:
         ]
         for one in refusals
     ]
-    return FirstThatFits(tables(columns, rows, without=[5]))
+    return FirstThatFits(tables(columns, rows, without=[6, 2]))
 
 
 def _short_hour(rfc3339_text: str) -> str:

@@ -62,7 +62,9 @@ def _cause(x: RefusalExplained) -> str:
         left += f" left beyond what {f'job {kept.job}' if kept.job else 'this job'} leaves to others"
     else:
         left += f" left of {then.limit_units:,}"
-    needs = f"{kept.method} needs" if kept.calls == 1 else f"{many(kept.calls, 'call')} together need"
+    needs = f"{kept.method} needs"
+    if kept.calls > 1:
+        needs = f"{many(kept.calls, 'call')} together, {kept.method} and {kept.calls - 1:,} more, need"
     return f"limit {row.name!r} had {left}{pace}; {needs} {then.cost_units:,}"
 
 
@@ -117,7 +119,9 @@ def _now(x: RefusalExplained) -> str:
     if x.now is None:
         return f"Now, {ago} later, it could never be admitted: {x.never}"
     now = x.now.decision
-    same = "the same call" if x.kept.calls == 1 else "one call of that cost"
+    same = "the same call" if x.kept.calls == 1 else f"the same {many(x.kept.calls, 'call')} together"
+    if not x.same_asked:
+        same = f"a single {x.kept.method} of {many(x.kept.cost_units, 'unit')}"
     if now.admitted:
         return f"Now, {ago} later, {same} would be admitted"
     until = "" if now.retry_at_ms is None else f" until {moment(now.retry_at_ms, x.asked_ms)}"
@@ -210,11 +214,10 @@ def _differences(x: RefusalExplained) -> Iterator[str]:
 
 def _expiries(x: RefusalExplained) -> Iterator[Part]:
     yield Line(f"What leaves limit {x.expiring!r} next:")
+    fits = "the call fits" if x.kept.calls == 1 else "the calls fit"
     rows = []
     for one in x.expiries:
-        rows.append(
-            (_moment_to_the_second(one), f"{one.units:,}", _what(one), one.job or "-", "the call fits" * one.makes_room)
-        )
+        rows.append((_moment_to_the_second(one), f"{one.units:,}", _what(one), one.job or "-", fits * one.makes_room))
     yield Table(("at", "units", "of", "job", ""), rows, frozenset((1,)), without=(3,))
 
 
@@ -264,6 +267,8 @@ def _why_nothing(x: RefusalExplained) -> str:
     if kept.limits_left_out:
         left_out = f"{many(kept.limits_left_out, 'limit')}"
         return f"What would have admitted it is not known: the refusal was kept without {left_out}."
+    if kept.reason == "ledger-unavailable" and kept.calls > 1:
+        return "What allowance would have admitted them is not known: the refusal does not say what each call cost."
     if kept.reason == "ledger-unavailable":
         return f"What an allowance would have admitted is known on its machine only: {kept.machine or 'unknown'}."
     return "Nothing in the configuration would have admitted it."

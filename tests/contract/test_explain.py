@@ -668,7 +668,80 @@ def test_several_calls_that_were_refused_together_are_one_refusal_with_their_sum
     assert row.then is not None
     assert (row.then.used_units, row.then.cost_units) == (1_890, 16)
     told = " ".join(" ".join(shown_lines(render_refusal(explained))).split())
-    assert told.startswith("REFUSED: limit 'pacific' had 10 units left of 1,900; 12 calls together need 16")
-    assert "one call of that cost would be refused until" in told
-    (change, *_) = explained.admits
-    assert change[0].units == 1_906
+    assert told.startswith(
+        "REFUSED: limit 'pacific' had 10 units left of 1,900; 12 calls together, videos.list and 11 more, need 16"
+    )
+    assert "the same 12 calls together would be refused until" in told
+    assert "the calls fit" in told
+    assert [[(one.kind, one.units) for one in change] for change in explained.admits] == [[("limit", 1_906)]]
+
+
+def refuse_together(world: World, calls: list[str]) -> Decision:
+    """Several calls that are refused together, and kept."""
+    (decision, *_) = world.budget.charge_many(calls)
+    recorder = world.budget._recorder
+    assert recorder is not None
+    recorder.close()
+    assert not decision.admitted
+    return decision
+
+
+def test_calls_refused_together_are_asked_again_with_what_each_limit_counts_of_them(world: World) -> None:
+    """A limit that counts calls, and none of the first method."""
+    for _ in range(7):
+        assert world.charge("search.list").admitted
+    calls = ["videos.list", "search.list", "search.list", "search.list"]
+    assert refuse_together(world, calls).refused_by == "searches"
+    x = world.explain()
+    assert x.now is not None
+    assert (x.now.decision.admitted, x.now.decision.refused_by) == (False, "searches")
+    assert [[(one.kind, one.units) for one in change] for change in x.admits] == [[("limit", 10)]]
+    (limit,) = [one for one in x.limits if one.name == "searches"]
+    assert limit.now is not None
+    assert (limit.now.cost_units, limit.now.used_units) == (3, 7)
+    world.now_ms += HOUR_MS
+    assert "the same 4 calls together would be admitted" in " ".join(shown_lines(render_refusal(world.explain())))
+    text = world.path.read_text(encoding="utf-8").replace("units = 9", "units = 2")
+    world.path.write_text(text, encoding="utf-8")
+    with closing(Session(load_settings(world.path), clock=lambda: world.now_ms)) as session:
+        never = explain_refusal(session)
+    assert never is not None
+    assert never.never.startswith("4 calls together cost 3 units and limit 'searches' of credential 'main' holds 2")
+
+
+def test_calls_refused_together_by_a_bucket_closed_to_one_of_them(world: World) -> None:
+    """The first of them may go there still."""
+    closed = Exhaustion("search", world.now_ms, world.now_ms + HOUR_MS, "quotaExceeded", "host")
+    world.session.ledger.exhaust(world.budget.project, closed)
+    assert refuse_together(world, ["videos.list", "search.list"]).reason == "exhausted"
+    told = " ".join(" ".join(shown_lines(render_refusal(world.explain()))).split())
+    assert "the same 2 calls together would be refused until" in told
+    world.session.ledger.reopen(world.budget.project, "search", "asked them")
+    told = " ".join(" ".join(shown_lines(render_refusal(world.explain()))).split())
+    assert "the same 2 calls together would be admitted" in told
+
+
+def test_calls_refused_together_of_which_no_limit_tells_are_asked_as_one(world: World) -> None:
+    ledger = world.session.ledger
+
+    def away(*_: object, **__: object) -> None:
+        raise LedgerError("it does not answer")
+
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(ledger, "decide", away)
+        (decision, _) = world.budget.charge_many(["videos.list", "search.list"])
+    assert decision.reason == "ledger-unavailable"
+    assert world.charge("videos.list").admitted  # it answers again
+    x = world.explain()
+    assert (x.admits, x.kept.calls, x.kept.cost_units) == ((), 2, 101)
+    told = " ".join(" ".join(shown_lines(render_refusal(x))).split())
+    assert "a single videos.list of 101 units would be admitted" in told
+    assert "What allowance would have admitted them is not known" in told
+
+
+@pytest.mark.parametrize(("units", "marked"), [(300, 0), (900, 1), (1_500, 2)])
+def test_the_first_expiry_of_an_instant_that_suffices_is_marked(world: World, units: int, marked: int) -> None:
+    for region in ("A", "B", "C"):
+        assert world.charge("videos.list", units=600, job="trending", region=region).admitted
+    assert world.charge("videos.list", units=units, job="trending").refused_by == "day"
+    assert [one.makes_room for one in world.explain().expiries] == [n == marked for n in range(3)]

@@ -74,6 +74,17 @@ def test_none_is_charged_where_not_all_fit_and_one_line_says_so(quota: Quota) ->
     assert "limit 'day' has 3 of 205 units used, and these 3 calls need 203 together; next at " in said
     assert len(charged(quota)) == 1
     assert [one["calls"] for one in quota.json("spend")["refused"]] == [3]
+    assert quota("charge", "videos.list", "--units", "203").returncode == 75
+    kept = [json.loads(line) for line in quota("log", "--refused", "--json").stdout.splitlines()]
+    assert [(one["method"], one["calls"], one["cost_units"]) for one in kept] == [
+        ("search.list", 3, 203),
+        ("videos.list", 1, 203),
+    ]
+    lines = quota("log", "--refused").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = [" ".join(line.split()) for line in lines]
+    assert " search.list +2 203 - " in rows[-2]
+    assert " videos.list 203 - " in rows[-1]
 
 
 def test_json_is_a_list_of_decisions(quota: Quota) -> None:
