@@ -7,6 +7,7 @@ import signal
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import hypothesis
 import pytest
@@ -89,6 +90,17 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(dir=DISK, prefix="quota-") as folder:
         yield Path(folder).resolve()
+
+
+@pytest.fixture(scope="session")
+def _states(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("states")
+
+
+@pytest.fixture(autouse=True)
+def _no_state_of_the_user(_states: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that names no state folder gets one of its own, never that of whoever runs the tests."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(_states / uuid4().hex))
 
 
 @pytest.fixture(scope="session")
