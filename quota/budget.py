@@ -504,7 +504,7 @@ class Budget:
         priced = max(plan.priced[0] for plan in kinds), min(plan.priced[1] for plan in kinds)
         sums = self._plan(plans[0].method, units, "", limits, tuple([costs[id(x)] for x in limits]), job, priced)
         sums.closed_by = tuple(dict.fromkeys([name for plan in kinds for name in plan.closed_by]))
-        self._check_fits(sums, f"{many(len(plans), 'call')} together cost", "make fewer calls at once")
+        self._check_fit_together(sums, len(plans))
         return sums
 
     def _call(
@@ -709,6 +709,9 @@ class Budget:
         if len(self._plans) < 1_000:
             self._plans[key] = plan
         return plan
+
+    def _check_fit_together(self, plan: _Plan, calls: int) -> None:
+        self._check_fits(plan, f"{many(calls, 'call')} together cost", "make fewer calls at once")
 
     def _check_fits(self, plan: _Plan, what: str, remedy: str) -> None:
         for limit, cap_units, cost_units in zip(plan.limits, plan.caps, plan.costs, strict=True):
@@ -991,7 +994,7 @@ def _plan_together(budget: Budget, method: str, units: int, job: str, together: 
     plan = budget._plan(first.method, units, first.bucket, limits, tuple(costs[x.name] for x in limits), job)
     if together.closed is not None:
         plan.closed_by = tuple(dict.fromkeys([*plan.closed_by, together.closed]))
-    budget._check_fits(plan, f"{many(together.calls, 'call')} together cost", "make fewer calls at once")
+    budget._check_fit_together(plan, together.calls)
     return plan
 
 

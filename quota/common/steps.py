@@ -1,9 +1,9 @@
 """Work that can be done blocking or awaited: a generator yields what must be waited for, and is sent the answer.
 
-A *step* is a callable without arguments. To call it does it, and blocks. `run` calls each of them; whoever must not
-block runs them elsewhere, or does better with steps that it knows; a step that is a bare method changes nothing for its
-caller, and may be done once for several. What a step raises is thrown into the generator. It
-holds no lock while it waits for an answer, so it may be given up there.
+A *step* is a callable without arguments: to call it does the step, and blocks. `run` calls each of them. Whoever must
+not block calls them in a thread, or does better with the kinds of steps that it knows. A step that is a bare method
+changes nothing for its caller, and may be done once for several. What a step raises is thrown into the generator. The
+generator holds no lock while it waits for an answer, so it may be given up there.
 """
 
 from __future__ import annotations

@@ -32,6 +32,14 @@ def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
+def server(redis_server: RedisServer) -> RedisServer:
+    """The shared server, empty."""
+    with redis.Redis(port=redis_server.port) as client:
+        client.flushall()
+    return redis_server
+
+
+@pytest.fixture
 def setup(ledger_url: str) -> Iterator[Setup]:
     setup = Setup.open(ledger_url)
     yield setup

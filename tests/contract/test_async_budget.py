@@ -61,14 +61,6 @@ Configure = Callable[..., Path]
 
 
 @pytest.fixture
-def server(redis_server: RedisServer) -> RedisServer:
-    """The shared server, empty."""
-    with redis.Redis(port=redis_server.port) as client:
-        client.flushall()
-    return redis_server
-
-
-@pytest.fixture
 def configure(state_dir: Path, tmp_path: Path) -> Configure:
     """Writes a configuration of one credential."""
 

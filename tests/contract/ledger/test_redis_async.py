@@ -42,13 +42,6 @@ NAME, PASSWORD = "one-for-a-loop", "secret"
 FAULTS = int(os.environ.get("QUOTA_TEST_FAULTS", "30"))
 
 
-@pytest.fixture
-def server(redis_server: RedisServer) -> RedisServer:
-    with redis.Redis(port=redis_server.port) as client:
-        client.flushall()
-    return redis_server
-
-
 @contextmanager
 def connected(port: int, timeout_s: float = TIMEOUT_S, name: str = NAME) -> Iterator[AsyncConnections]:
     server = Server(timeout_s, timeout_s, "127.0.0.1", port, client_name=name)

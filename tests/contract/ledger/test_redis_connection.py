@@ -41,13 +41,6 @@ NAME = "without-a-pool"
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
 
 
-@pytest.fixture
-def server(redis_server: RedisServer) -> RedisServer:
-    with redis.Redis(port=redis_server.port) as client:
-        client.flushall()
-    return redis_server
-
-
 @contextmanager
 def connected(port: int, timeout_s: float = TIMEOUT_S, name: str = NAME) -> Iterator[Connections]:
     server = Server(timeout_s, timeout_s, "127.0.0.1", port, client_name=name)
