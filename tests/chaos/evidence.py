@@ -119,7 +119,7 @@ class Evidence:
 def gather(scene: Scene, course: Course) -> Evidence:
     wire = [Arrival(**json.loads(line)) for line in scene.wire.read_text().splitlines()] if scene.wire.exists() else []
     lives = [_life(path, course.killed) for path in sorted(scene.journals.iterdir())]
-    draws = [draw for machine in MACHINES for draw in _draws(machine, scene.machine(machine) / "state")]
+    draws = [draw for machine in MACHINES for draw in drawn(machine, scene.machine(machine) / "state")]
     stores = {machine: _stored(scene.machine(machine) / "videos.db") for machine in MACHINES}
     return _put_together(scene, course, wire, lives, draws, stores)
 
@@ -168,7 +168,8 @@ def _attempts(lives: list[Life], entries: dict[str, Entry], draws: list[Draw], w
     return found
 
 
-def _draws(machine: str, state: Path) -> list[Draw]:
+def drawn(machine: str, state: Path) -> list[Draw]:
+    """The journal of a machine's allowance, in its state folder."""
     if not (state / "allowance.db").exists():
         return []
     with closing(sqlite3.connect(state / "allowance.db")) as db:

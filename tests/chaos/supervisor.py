@@ -22,6 +22,7 @@ from chaos.journal import now_ms
 from chaos.plan import CLOCK_WRONG, MOVES, make_plan
 from chaos.scene import AHEAD_MS, FETCH, HEAL_S, MACHINES, SHARED, WORKERS, Scene
 from chaos.server import ChaosServer, Entry
+from support.clocks import FAKETIME, wrong_clock
 from support.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ TESTS = Path(__file__).resolve().parent.parent
 START_S = 60
 MOVE_S = 60
 POLL_S = 0.02
-FAKETIME = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), None)
 WRONG_S = (2 * 3_600, 72 * 3_600)
 """By so much a wrong clock is wrong: more than the hour that a ledger puts up with."""
 
@@ -121,12 +121,7 @@ class Worker:
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("QUOTA_", "YOUTUBE_"))}
         environment["QUOTA_STATE_DIR"] = str(self.scene.machine(self.machine) / "state")
         if ahead_ms:
-            environment |= {
-                "LD_PRELOAD": str(FAKETIME),
-                "FAKETIME": f"{ahead_ms // 1_000:+d}s",
-                AHEAD_MS: str(ahead_ms),
-            }
-            environment["FAKETIME_DISABLE_SHM"] = "1"
+            environment |= {**wrong_clock(ahead_ms // 1_000), AHEAD_MS: str(ahead_ms)}
         command = [sys.executable, "-m", "chaos.worker", str(self.scene.folder), self.machine, self.kind, self.life]
         with (self.scene.folder / f"{self.life}.err").open("wb") as errors:
             self.process = subprocess.Popen(
