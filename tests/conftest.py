@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 
 from support import memory
+from support.certificates import Certificates
 from support.patience import REAL, WALLS, be_patient
 from support.servers import RedisServer
 
@@ -109,6 +110,11 @@ def redis_server() -> Iterator[RedisServer]:
     server = RedisServer()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="session")

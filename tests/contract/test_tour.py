@@ -13,6 +13,8 @@ from support.setup import limit
 if TYPE_CHECKING:
     from support.setup import Setup
 
+pytestmark = pytest.mark.topology
+
 
 def test_a_search_costs_a_hundred_units_and_a_video_list_one(setup: Setup) -> None:
     budget = setup.budget(limit(500))

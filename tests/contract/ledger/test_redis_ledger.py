@@ -865,7 +865,7 @@ def test_over_sentinels_of_which_one_is_dead(sentinel: int, own_server: RedisSer
 # -- both servers ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("executable", executables(), ids=lambda path: Path(path).parts[-3] + "/" + Path(path).name)
+@pytest.mark.parametrize("executable", executables().values(), ids=executables())
 def test_every_server_at_hand_decides_alike(executable: str) -> None:
     own = RedisServer(executable=executable)
     try:

