@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import quota
 from quota.common.findings import Finding, finding_of
 from quota.common.storage import examine_folder
-from quota.jobs.job import load_fetch
+from quota.jobs.job import NotImported, fetch_to_look_at
 from quota.jobs.store.store import Store, StoreError, is_made
 
 if TYPE_CHECKING:
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from quota.settings.model import Settings
 
 
-def fetches(settings: Settings) -> Iterator[tuple[str, str]]:
+def fetches(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
     """Each job whose fetch function cannot be used: its place in the configuration and what `quota run` would say."""
-    folder = None if settings.path is None else settings.path.absolute().parent
     for job in settings.jobs.values():
         try:
-            load_fetch(job.fetch, job.options, folder)
+            fetch_to_look_at(settings, job)
+        except NotImported as error:
+            yield finding_of("warning", f"jobs.{job.name}.fetch", str(error).removeprefix("fetch = "))
         except quota.ConfigError as error:
             message = str(error).removeprefix("fetch = ")
             remedy = "" if "; " in message else "; no run of this job can begin: correct it"

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import quota
 from quota.common.clock import rfc3339, utc
-from quota.common.text import describe, many, nearest, show, spell
+from quota.common.text import describe, many, nearest, one_line, show, spell
 from quota.limits import DAY_MS
 from quota.settings.model import BUILT_IN_FETCHES
 
@@ -34,6 +34,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from quota.decision import Decision
+    from quota.settings.model import JobSettings, Settings
+
+
+class NotImported(quota.ConfigError):
+    """A fetch function was not imported, because others could have written the configuration that names it."""
+
 
 MAX_ID_LENGTH = 128
 """Upstream's own ids have up to 34 characters. One URL carries 50 of them."""
@@ -280,6 +286,33 @@ def load_fetch(name: str, options: Mapping[str, Any] | None = None, folder: Path
         raise quota.ConfigError(f"fetch = {name!r:.100}: {function:.100} is not a function but {type(fetch).__name__}")
     _check_signature(fetch, name, dict(options or {}))
     return fetch  # type: ignore[no-any-return]
+
+
+def fetch_to_look_at(settings: Settings, job: JobSettings) -> Fetch:
+    """The fetch function of a job, for a command that only looks at a configuration: `check`, `plan`, the page.
+
+    Whoever names a file to such a command has not decided yet to run its code. So that is imported only from a
+    configuration that nobody else could have written. Raises ConfigError as `load_fetch` does, and where it is not.
+    """
+    folder = None
+    if settings.path is not None:
+        folder = settings.path.absolute().parent
+        if job.fetch not in BUILT_IN_FETCHES:
+            why = _doubt_of(settings.path)
+            if why:
+                raise NotImported(
+                    f"fetch = {job.fetch!r:.100} is not imported here, because {why}; change that, or only run the job"
+                )
+    return load_fetch(job.fetch, job.options, folder)
+
+
+def _doubt_of(path: Path) -> str:
+    from quota.common.owners import doubt_of_path
+
+    try:
+        return doubt_of_path(path)
+    except OSError as error:  # a pipe, for one
+        return f"nobody can say who wrote {one_line(path)} ({error.strerror or error})"
 
 
 def wants_store(fetch: Fetch) -> bool:

@@ -17,7 +17,7 @@ from quota.cli.tables import Column, FirstThatFits, tables
 from quota.common.clock import rfc3339, utc
 from quota.common.text import many
 from quota.errors import UsageError
-from quota.jobs.job import attempt_of, load_fetch
+from quota.jobs.job import attempt_of, fetch_to_look_at
 from quota.jobs.plan.simulation import EMPTY, SLOT_MS, Refusal, Simulated, Spent, State, simulate
 from quota.jobs.plan.suggestions import Change, smallest_changes
 from quota.jobs.schedule.ticks import ticks
@@ -176,8 +176,7 @@ def make_plan(
     until_ms = start_ms if calendar.edges(start_ms)[0] == start_ms else calendar.edges(start_ms)[1]
     for _ in range(days):
         until_ms = calendar.edges(until_ms)[1]
-    folder = None if settings.path is None else settings.path.absolute().parent
-    fetches = {job.name: load_fetch(job.fetch, job.options, folder) for job in settings.jobs.values()}
+    fetches = {job.name: fetch_to_look_at(settings, job) for job in settings.jobs.values()}
     coming = ticks(settings.jobs.values(), start_ms, until_ms)
     outcome = simulate(settings, coming, start_ms, until_ms, state=state, fetches=fetches)
     fits = all(refusal.job in may_be_refused for refusal in outcome.refusals)

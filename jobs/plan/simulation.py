@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from quota.budget import Budget, unlogged_usage
 from quota.common.clock import NEVER
 from quota.jobs.fetches.channels import PAGE_ITEMS as CHANNELS_A_CALL
-from quota.jobs.job import attempt_of, load_fetch
+from quota.jobs.job import attempt_of, fetch_to_look_at
 from quota.jobs.plan.memory_ledger import MemoryLedger
 from quota.jobs.rotation import by_rotation
 from quota.ledger.contract import MIN_RETENTION_MS, read_entries
@@ -330,10 +330,9 @@ class _Simulation:
         self.start_ms, self.until_ms = start_ms, until_ms
         ledgers = self._replay(settings, state)
         budgets = {c.name: self._budget(settings, c, ledgers[c.project]) for c in settings.credentials.values()}
-        folder = None if settings.path is None else settings.path.absolute().parent
         self.jobs: dict[str, list[_Job]] = {}  # one for each machine that runs the whole job
         for job in settings.jobs.values():
-            fetch = (fetches or {}).get(job.name) or load_fetch(job.fetch, job.options, folder)
+            fetch = (fetches or {}).get(job.name) or fetch_to_look_at(settings, job)
             checkpoints = {checkpoint.region: checkpoint for checkpoint in state.checkpoints.get(job.name, ())}
             budget = budgets[job.credential]
             ledger = ledgers[budget.project]

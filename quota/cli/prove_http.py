@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,8 @@ def prove_http() -> HttpProof:
 def _proved(window_ms: int) -> tuple[HttpRow, ...] | None:
     with tempfile.TemporaryDirectory(prefix="quota-prove-") as folder:
         file = str(Path(folder) / "inbound.db")
-        command = [sys.executable, "-m", "quota.cli.prove_http", file, str(window_ms)]
+        # -P: else a module in the current folder, whoever made it, would be imported instead of ours.
+        command = [sys.executable, "-P", "-m", "quota.cli.prove_http", file, str(window_ms)]
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # noqa: S603
         try:
             assert server.stdout is not None  # noqa: S101  # it is a pipe
@@ -88,7 +90,11 @@ def _proved(window_ms: int) -> tuple[HttpRow, ...] | None:
 
 def _bursts(host: str, port: int, window_s: float) -> tuple[HttpRow, ...] | None:
     """What was admitted of the bursts; None if they took too long to say anything."""
-    connection = http.client.HTTPConnection(host, port, timeout=10)
+    with closing(http.client.HTTPConnection(host, port, timeout=10)) as connection:
+        return _sent(connection, window_s)
+
+
+def _sent(connection: http.client.HTTPConnection, window_s: float) -> tuple[HttpRow, ...] | None:
     for path in _PATHS.values():  # outside of what is measured: connections, files and scripts are made
         _status(connection, f"{path}/warm-up")
     edge_s = (time.time() // window_s + 2) * window_s
@@ -103,7 +109,6 @@ def _bursts(host: str, port: int, window_s: float) -> tuple[HttpRow, ...] | None
             admitted_at[kind].append([at for at, status in sent if status == 200])
         if time.time() > start_s + window_s / 5:
             return None
-    connection.close()
     return tuple(
         HttpRow(kind, len(first), len(second), _most([*first, *second], window_s))
         for kind, (first, second) in admitted_at.items()

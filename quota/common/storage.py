@@ -8,6 +8,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from quota.common.findings import Finding
+from quota.common.owners import user_name
 from quota.common.text import one_line
 
 if TYPE_CHECKING:
@@ -70,18 +71,9 @@ def _owner(location: str, there: str, name: str) -> Iterator[Finding]:
     elif not os.access(there, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
         yield Finding("error", location, f"this user may not write to {one_line(there)}", f"chown or chmod {name}")
     elif there == os.path.realpath(name) and os.name == "posix" and os.stat(there).st_uid != os.geteuid():
-        owner, user = _user(os.stat(there).st_uid), _user(os.geteuid())
+        owner, user = user_name(os.stat(there).st_uid), user_name(os.geteuid())
         message = f"{name} belongs to {owner}, and this is {user}: what one makes there the other may not open"
         yield Finding("warning", location, message, f"run as {owner}")
-
-
-def _user(uid: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
 
 
 def _file_system(location: str, there: str, name: str, holds: str, mounts: str) -> Iterator[Finding]:

@@ -450,11 +450,16 @@ def _on_each_machine(settings: Settings) -> Iterator[Finding]:
 def _checks(settings: Settings) -> Iterator[Finding]:
     """Findings from other packages: a package that adds commands knows what they need from a configuration.
 
-    An entry point of the group `quota.checks` is a function `(settings) -> iterable of (location, message)`. Each pair
-    is an error that would stop a command; the message says what is wrong and, after a semicolon, what to do.
+    An entry point of the group `quota.checks` is a function `(settings) -> iterable`. A pair (location, message) is an
+    error that would stop a command; the message says what is wrong and, after a semicolon, what to do. A Finding is
+    itself.
     """
     from importlib.metadata import entry_points
 
     for point in entry_points(group="quota.checks"):
-        for location, message in point.load()(settings):
-            yield finding_of("error", location, message, "correct it")
+        for found in point.load()(settings):
+            if isinstance(found, Finding):
+                yield found
+            else:
+                location, message = found
+                yield finding_of("error", location, message, "correct it")

@@ -7,7 +7,8 @@
     StoreSettings          where jobs keep what they fetched
 
 The file is `--config`, else QUOTA_CONFIG, else ./quota.toml, else quota.toml in the user's configuration folder. If
-there is none, the settings come from `config/default.toml`. `quota.settings.lint` warns of valid but unwise settings.
+there is none, the settings come from `config/default.toml`. A file that nobody named is read only if nobody else could
+have written it. `quota.settings.lint` warns of valid but unwise settings.
 """
 
 from __future__ import annotations
@@ -84,12 +85,31 @@ def load_settings(config: str | Path | None = None) -> Settings:
     Raises ConfigError, one line naming file and key, for anything that cannot be used.
     """
     path = find_config(config)
+    if path is not None and not (config or os.environ.get("QUOTA_CONFIG")):
+        _check_found(path)
     if path is None:
         from quota.common.resources import read_text
 
         data = parse_toml(read_text("quota.config", "default.toml"), BUILT_IN)
         return _settings(data, None, BUILT_IN, state_folder())
     return _settings(read_toml(path), path, one_line(path), path.absolute().parent)
+
+
+def _check_found(path: Path) -> None:
+    """Whoever wrote a configuration may run code, and send any variable of the environment anywhere. Who names one
+    trusts it; one that is read only because it stands there must be this user's or root's, and nobody else's to change.
+    """
+    from quota.common.owners import doubt_of_path  # late: a file that is named is not checked
+
+    try:
+        why = doubt_of_path(path)
+    except OSError as error:
+        raise ConfigError(f"{one_line(path)}: cannot be read: {error.strerror or error}") from error
+    if why:
+        raise ConfigError(
+            f"{one_line(path)}: not read, because {why}; nobody named it, so if you trust it, "
+            f"use --config {one_line(path)}, or QUOTA_CONFIG"
+        )
 
 
 # -- from tables to values ---------------------------------------------------------------------------------------------

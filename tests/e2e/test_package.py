@@ -83,6 +83,7 @@ def test_the_sdist_holds_what_builds_tests_and_explains_it(built: Path) -> None:
         "LICENSE",
         "README.md",
         "FAULTS.md",
+        "SECURITY.md",
         "Makefile",
         ".ci/run",
         "config/deploy/crontab",

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pickle
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+T = TypeVar("T")
+
+NOBODY = 65534
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to other users")
 
 _VERSION_3 = 0x20080522
+_READS_ALL = 1 << 2
 _OVERRIDES = 1 << 1 | 1 << 2 | 1 << 3
 """CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH and CAP_FOWNER: what lets root pass by the modes of files."""
 
@@ -30,6 +40,32 @@ def not_root() -> Iterator[None]:
     finally:
         if rights is not None:
             _set_rights(rights)
+
+
+def as_user(uid: int, gid: int, groups: Sequence[int], work: Callable[[], T]) -> T:
+    """What `work` returns or raises in a forked process of this user and these groups. It may import what it likes."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups(groups)
+            os.setegid(gid)
+            os.seteuid(uid)
+            if uid != 0:
+                _set_rights([_READS_ALL, *_rights()[1:]])
+            answer: tuple[bool, object] = (True, work())
+        except BaseException as error:
+            answer = (False, error)
+        with open(writer, "wb") as file:
+            pickle.dump(answer, file)
+        os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as file:
+        done, result = pickle.load(file)  # noqa: S301  # our own child's
+    os.waitpid(child, 0)
+    if not done:
+        raise result
+    return result  # type: ignore[no-any-return]
 
 
 def _rights() -> list[int]:

@@ -1,0 +1,197 @@
+"""A quota.toml that is read only because it stands there is the user's own or root's, and its code is run only then."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import pytest
+
+import quota
+from quota.cli.commands import cli
+from quota.cli.prove_http import _proved
+from quota.inbound.configured import load_rules
+from quota.jobs.dashboard import forecast
+from support.commands import Quota, one_line
+from support.users import NOBODY, needs_root
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = needs_root
+
+CONFIGURATION = """\
+[credentials.main]
+api = "youtube-v3"
+
+[jobs.own]
+fetch = "their_code:fetch"
+schedule = "*/30 * * * *"
+
+[inbound]
+url = "sqlite:///inbound.db"
+
+[inbound.default]
+limit = 600
+window = "60s"
+"""
+
+THEIR_CODE = """\
+open("ran", "w").close()
+
+def fetch(client, region, cursor):
+    raise NotImplementedError
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder, which belongs to somebody else, with a configuration and a module of theirs."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "quota.toml").write_text(CONFIGURATION)
+    (theirs / "their_code.py").write_text(THEIR_CODE)
+    for path in (theirs, theirs / "quota.toml", theirs / "their_code.py"):
+        os.chown(path, NOBODY, NOBODY)
+    monkeypatch.setenv("QUOTA_STATE_DIR", str(state_dir))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(theirs)
+    path = list(sys.path)
+    yield theirs
+    sys.path[:] = path
+    sys.modules.pop("their_code", None)
+
+
+def make_ours(folder: Path) -> None:
+    for path in (folder, *folder.iterdir()):
+        os.chown(path, 0, 0)
+
+
+def commands(group: click.Group, *names: str) -> Iterator[tuple[str, ...]]:
+    """Every command that reads a configuration, with an argument for each that it needs."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from commands(command, *names, name)
+        elif command is not None and any(param.name == "config" for param in command.params):
+            of_exec = ("--", "true") if name == "exec" else ()
+            yield *names, name, *_needed(command), *of_exec
+
+
+def _needed(command: click.Command) -> Iterator[str]:
+    for param in command.params:
+        if isinstance(param, click.Option) and param.required:
+            yield from (param.opts[0], "x")
+    for param in command.params:
+        if isinstance(param, click.Argument):
+            text = "7" if isinstance(param.type, click.types.IntParamType) else "videos.list"
+            yield from ["--", text] if param.nargs == -1 else [text]
+
+
+COMMANDS = tuple(commands(cli))
+
+
+def test_no_command_reads_a_configuration_that_others_could_have_written(folder: Path) -> None:
+    assert {("check",), ("serve",), ("dashboard",), ("schedule",), ("inbound", "status")} <= set(COMMANDS)
+    assert len(COMMANDS) > 20
+    for command in COMMANDS:
+        with pytest.raises(quota.ConfigError) as caught:
+            cli.main([*command], prog_name="quota", standalone_mode=False)
+        assert str(caught.value) == (
+            f"quota.toml: not read, because {folder} belongs to nobody, and this is root; nobody named it, so if you "
+            "trust it, use --config quota.toml, or QUOTA_CONFIG"
+        ), command
+    assert not (folder / "ran").exists()
+
+
+async def _opened() -> None:
+    async with quota.open_async():
+        pass
+
+
+@pytest.mark.parametrize("read", [quota.open, lambda: asyncio.run(_opened()), load_rules])
+def test_neither_does_a_program(folder: Path, read: Callable[[], Any]) -> None:
+    with pytest.raises(quota.ConfigError, match=r"quota\.toml: not read, because .* belongs to nobody"):
+        read()
+
+
+def test_the_error_is_one_line(folder: Path) -> None:
+    line = one_line(Quota(folder)("charge", "videos.list"), 78)
+    assert line.endswith("if you trust it, use --config quota.toml, or QUOTA_CONFIG")
+
+
+def test_a_file_that_is_named_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quota.open("quota.toml").close()
+    monkeypatch.setenv("QUOTA_CONFIG", "quota.toml")
+    quota.open().close()
+    monkeypatch.delenv("QUOTA_CONFIG")
+    make_ours(folder)
+    quota.open().close()
+
+
+def test_the_users_own_folder_of_configurations_is_no_exception(folder: Path, tmp_path: Path) -> None:
+    """As for `sudo`, where it may still be that of whoever called it."""
+    users = tmp_path / "config" / "quota-ledger"
+    users.mkdir(parents=True)
+    (folder / "quota.toml").rename(users / "quota.toml")
+    with pytest.raises(quota.ConfigError, match=r"quota\.toml belongs to nobody"):
+        quota.open()
+
+
+def test_what_is_no_file_is_not_waited_for(folder: Path) -> None:
+    os.chown(folder, 0, 0)
+    (folder / "quota.toml").unlink()
+    os.mkfifo(folder / "quota.toml")
+    with pytest.raises(quota.ConfigError, match=r"quota\.toml is neither a file nor a folder"):
+        quota.open()
+    (folder / "quota.toml").unlink()
+    (folder / "quota.toml").symlink_to("nothing")
+    with pytest.raises(quota.ConfigError, match=r"quota\.toml: cannot be read: No such file"):
+        quota.open()
+
+
+def test_who_names_a_file_to_look_at_it_runs_no_code_of_others(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli.main(["check", "--config", "quota.toml"], standalone_mode=False)
+    assert "warning: jobs.own.fetch: 'their_code:fetch' is not imported here, because " in capsys.readouterr().out
+    for read in (lambda: cli.main(["plan", "--config", "quota.toml"], standalone_mode=False), see_forecast):
+        with pytest.raises(quota.ConfigError) as caught:
+            read()
+        assert str(caught.value) == (
+            f"fetch = 'their_code:fetch' is not imported here, because {folder} belongs to nobody, and this is root; "
+            "change that, or only run the job"
+        )
+    assert not (folder / "ran").exists()
+    make_ours(folder)
+    cli.main(["check"], standalone_mode=False)
+    assert (folder / "ran").exists()
+
+
+def see_forecast() -> None:
+    with quota.open("quota.toml") as session:
+        forecast(session)
+
+
+def test_a_configuration_from_a_pipe_runs_no_code_when_it_is_looked_at(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in `quota check --config <(...)`."""
+    reader, writer = os.pipe()
+    os.write(writer, CONFIGURATION.encode())
+    os.close(writer)
+    cli.main(["check", "--config", f"/dev/fd/{reader}"], standalone_mode=False)
+    os.close(reader)
+    printed = capsys.readouterr().out
+    assert f"'their_code:fetch' is not imported here, because nobody can say who wrote /dev/fd/{reader}" in printed
+
+
+def test_a_server_of_ours_imports_nothing_of_the_current_folder(folder: Path) -> None:
+    (folder / "uvicorn.py").write_text(THEIR_CODE)
+    _proved(1000)
+    assert not (folder / "ran").exists()
