@@ -55,7 +55,7 @@ from quota.ledger.contract import (
 from quota.ledger.entry import Charge
 from quota.ledger.grants import read_grants
 from quota.ledger.unlogged import UPSTREAM
-from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, paced_units
+from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Sliding, paced_units
 from quota.recovery.observations import SeenAheadError
 from quota.retry_at import Clocks, Standing, retry_at, room_at
 
@@ -437,23 +437,19 @@ class Budget:
         """The ordinary decision needs none of the rules of `_asking`: the ledger is asked at once, and its answer said.
         All else is left to the steps, with what was answered."""
         key, plan, charge = self._call(method, units, bucket, job, region, commit)
-        allowance, high_water_mark = self._allowance, self._high_water_mark
-        expected = NOTHING_EXPECTED if high_water_mark is None else high_water_mark.known()
         asked: _Asked | LedgerError | None = None
-        if expected is not None and (allowance is None or not allowance.may_owe(self._identity)):
-            try:
-                plan, request = self._request(plan, charge, expected)
-                result = self.ledger.decide(request, commit=commit)
-                asked = plan, request, result
-                if self._is_ordinary(request, result):
-                    decision = self._decision(plan, request, result, _unread, commit=commit)
-                    if commit and not decision.admitted:
-                        note_refusal(self, decision, charge.job, charge.region)
+        try:
+            ready = self._ready(plan, charge)
+            if ready is not None:
+                plan, request = ready
+                asked = plan, request, self.ledger.decide(request, commit=commit)
+                decision = self._at_once(asked, charge, commit)
+                if decision is not None:
                     return decision
-            except LedgerError as error:
-                asked = error
-            except (_PriceChanged, _LogNeededError):
-                pass
+        except LedgerError as error:
+            asked = error
+        except _PriceChanged:
+            pass
         return run(self._concluding((key,), plan, (charge,), commit, asked))[0]
 
     def _deciding(
@@ -466,9 +462,44 @@ class Budget:
         *,
         commit: bool,
     ) -> Steps[Decision]:
-        """A decision, for whoever does its steps. What may take long is a step; the rest is quick, and in memory."""
+        """A decision, for whoever does its steps. What may take long is a step; the rest is quick, and in memory. It
+        goes as in `_decide`."""
         key, plan, charge = self._call(method, units, bucket, job, region, commit)
-        return (yield from self._concluding((key,), plan, (charge,), commit))[0]
+        asked: _Asked | LedgerError | None = None
+        try:
+            ready = self._ready(plan, charge)
+            if ready is not None:
+                plan, request = ready
+                asked = plan, request, (yield Question(self.ledger, request, commit))
+                decision = self._at_once(asked, charge, commit)
+                if decision is not None:
+                    return decision
+        except LedgerError as error:
+            asked = error
+        except _PriceChanged:
+            pass
+        return (yield from self._concluding((key,), plan, (charge,), commit, asked))[0]
+
+    def _ready(self, plan: _Plan, charge: Charge) -> tuple[_Plan, ChargeRequest] | None:
+        """What the ledger may be asked at once; None where something must be looked up or repaid before."""
+        allowance, high_water_mark = self._allowance, self._high_water_mark
+        expected = NOTHING_EXPECTED if high_water_mark is None else high_water_mark.known()
+        if expected is None or (allowance is not None and allowance.may_owe(self._identity)):
+            return None
+        return self._request(plan, charge, expected)
+
+    def _at_once(self, asked: _Asked, charge: Charge, commit: bool) -> Decision | None:
+        """What an ordinary answer says; None where there is more to be done before."""
+        plan, request, result = asked
+        if not self._is_ordinary(request, result):
+            return None
+        try:
+            decision = self._decision(plan, request, result, _unread, commit=commit)
+        except _LogNeededError:
+            return None
+        if commit and not decision.admitted:
+            note_refusal(self, decision, charge.job, charge.region)
+        return decision
 
     def _deciding_all(self, calls: Sequence[_Call], job: str | None, region: str | None) -> Steps[list[Decision]]:
         """The decisions about calls that are charged together."""
@@ -748,8 +779,10 @@ class Budget:
         *,
         commit: bool,
     ) -> Decision:
-        if result.outcome == "admitted" and not result.unlogged:
-            return self._admitted(plan, request, result, commit=commit)
+        if not result.unlogged:
+            refused = _room_at_once(plan, request, result) if result.outcome == "refused" else None
+            if refused is not None or result.outcome == "admitted":
+                return self._ordinary(plan, request, result, refused, commit=commit)
         states = _states(plan, request, result)
         admitted = result.outcome == "admitted"
         reason: Reason = "ok"
@@ -794,8 +827,17 @@ class Budget:
             ),
         )
 
-    def _admitted(self, plan: _Plan, request: ChargeRequest, result: ChargeResult, *, commit: bool) -> Decision:
-        """The decision of nearly every call, in one go. What it says is what `_decision` would say."""
+    def _ordinary(
+        self,
+        plan: _Plan,
+        request: ChargeRequest,
+        result: ChargeResult,
+        refused: tuple[str, int] | None,
+        *,
+        commit: bool,
+    ) -> Decision:
+        """The decision of nearly every call, in one go. What it says is what `_decision` would say. `refused`: by which
+        limit, and until when."""
         states, fewest, remaining = [], NEVER, 0
         for limit, check, used in zip(plan.limits, request.checks, result.used_units, strict=False):
             _, cap_units, cost_units, _ = check
@@ -803,21 +845,23 @@ class Budget:
             states.append(_new(LimitState, (limit.name, cost_units, used, cap_units, left, 0, 0, 0, 0)))
             if left // (cost_units or 1) < fewest:
                 fewest, remaining = left // (cost_units or 1), left
+        admitted = refused is None
+        refused_by, retry_at_ms = refused or (None, None)
         return _new(
             Decision,
             (
-                True,
+                admitted,
                 result.id,
-                "ledger" if commit else None,
+                "ledger" if commit and admitted else None,
                 self.credential,
                 self.project,
                 plan.method,
                 plan.units,
-                "ok",
-                None,
+                "ok" if admitted else "limit",
+                refused_by,
                 remaining,
                 result.now_ms,
-                None,
+                retry_at_ms,
                 tuple(states),
                 "",
                 _ahead_ms(result),
@@ -1205,6 +1249,32 @@ def _unread(_since_ms: int, _until_ms: int) -> Iterable[Entry]:
 def _selects(limit: Limit, bucket: str) -> bool:
     """Whether a limit counts calls of a bucket."""
     return not limit.view.selector.buckets or bucket in limit.view.selector.buckets
+
+
+def _room_at_once(plan: _Plan, request: ChargeRequest, result: ChargeResult) -> tuple[str, int] | None:
+    """Which limit delays a refused call longest, and until when: what `_refusal` would say. None where that takes
+    more than the ledger's answer."""
+    if plan.paced or request.also or not result.leaving_ms:
+        return None
+    now_ms, newest_ms, latest_ms, name = result.now_ms, result.last[0], -1, ""
+    each = zip(plan.limits, plan.leaves, request.checks, result.used_units, result.leaving_ms, strict=True)
+    for limit, leave_units, check, used, leaving_ms in each:
+        view, cap_units, cost_units, edges = check
+        if used + cost_units <= cap_units:
+            continue
+        if leave_units or cost_units > cap_units:
+            return None
+        if edges is not None:  # a calendar window frees everything at its edge
+            room_ms = edges[1]
+            if not (edges[0] <= now_ms < room_ms and newest_ms < room_ms):
+                return None
+        elif leaving_ms is not None and isinstance(view.window, Sliding):
+            room_ms = max(now_ms, leaving_ms + view.window.window_ms)
+        else:
+            return None
+        if room_ms > latest_ms:
+            latest_ms, name = room_ms, limit.name
+    return (name, latest_ms) if name else None
 
 
 def _standings(

@@ -913,8 +913,10 @@ def _used_units(request: ChargeRequest, outcome: str, words: Sequence[str]) -> t
         if not 0 <= units < NEVER:
             raise ValueError("less than nothing is used, or more than can be counted")
     if outcome == "REFUSED":
-        together = zip(used_units, request.checks, strict=True)
-        if not any(units + check.cost_units > check.cap_units for units, check in together):
+        for units, check in zip(used_units, request.checks, strict=True):
+            if units + check.cost_units > check.cap_units:
+                break
+        else:
             raise ValueError("a refusal of what fits")
     return used_units
 

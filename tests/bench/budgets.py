@@ -96,8 +96,9 @@ def refusing(ledger: Ledger, project: str, *, walked: int) -> Callable[[], Decis
 
 def refusing_when_full(ledger: Ledger, project: str, limits: int, charges: int, units: int) -> Callable[[], Decision]:
     """A charge that is refused by so many limits, each of them full of charges of 1."""
-    fill(ledger, project, charges, DEAR)
     full = budget(ledger, project, three(charges)[:limits])
+    full.charge(DEAR, units=1, **LABELS)  # a ledger has an epoch once somebody was admitted
+    fill(ledger, project, charges - 1, DEAR)
     full.charge(DEAR, units=2, **LABELS)  # the totals are known then, and when another call fits
 
     def call() -> Decision:
