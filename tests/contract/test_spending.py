@@ -9,7 +9,6 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
-import redis
 
 from quota.common.clock import NEVER
 from quota.ledger.contract import MIN_RETENTION_MS, ChargeRequest, entries_between
@@ -22,6 +21,7 @@ from quota.settings.load import load_settings
 from quota.spending import read_spending
 from quota.status import read_status
 from support.commands import Quota
+from support.losses import LedgerStorage, RedisStorage
 from support.setup import limit
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def test_a_log_that_let_go_of_nothing_answers_for_all_that_was_asked(setup: Setu
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_log_is_added_up_as_it_is_read(setup: Setup, seed: int) -> None:
+def test_a_log_is_added_up_as_it_is_read(setup: Setup, ledger_place: LedgerStorage, seed: int) -> None:
     dice, ledger = random.Random(seed), setup.ledger
     for _ in range(dice.choice((3, 40, 1_500))):
         names = dice.choice(("videos.list", "search.list")), dice.choice(("trending", "")), dice.choice(("US", "日本"))
@@ -67,8 +67,8 @@ def test_a_log_is_added_up_as_it_is_read(setup: Setup, seed: int) -> None:
     for after, through in [((0, 0), (NEVER, NEVER)), *(sorted(dice.choices(ids, k=2)) for _ in range(5))]:
         entries = list(entries_between(ledger, setup.project, after, through))
         assert added(ledger.add_up(setup.project, after, through)) == added(hours_of(entries))
-    if "redis" in ledger.label and seed:  # some of the corrections may be gone
-        with redis.Redis.from_url(f"redis://{ledger.label.removeprefix('redis://')}") as client:
+    if isinstance(ledger_place, RedisStorage) and seed:  # some of the corrections may be gone
+        with ledger_place.open() as client:
             client.hset(f"quota:{{{setup.project}}}:state", "trimmed_through_ms", ids[-1][0])
         log = added(ledger.add_up(setup.project, (0, 0), (NEVER, NEVER)))
         assert log == added(hours_of(entries_between(ledger, setup.project, (0, 0), (NEVER, NEVER))))
@@ -99,13 +99,13 @@ def test_several_projects_are_summed_over_the_same_time(setup: Setup) -> None:
     assert both.total_units == read_spending(setup.ledger, projects[:1], [], setup.now_ms - 7 * DAY_MS).total_units
 
 
-def test_the_command_says_so_in_one_line(ledger_url: str, tmp_path: Path) -> None:
+def test_the_command_says_so_in_one_line(ledger_place: LedgerStorage, tmp_path: Path) -> None:
     quota = Quota(tmp_path)
-    quota.configure(f'[ledger]\nurl = "{ledger_url}"\n[credentials.main]\napi = "youtube-v3"\n')
+    quota.configure(f'[ledger]\nurl = "{ledger_place.url}"\n[credentials.main]\napi = "youtube-v3"\n')
     end_ms = time.time_ns() // 1_000_000
     now_ms = end_ms - 100 * HOUR_MS
 
-    with closing(open_ledger(ledger_url, clock=lambda: now_ms)) as ledger:
+    with closing(open_ledger(ledger_place.url, clock=lambda: now_ms)) as ledger:
         session = Session(load_settings(tmp_path / "quota.toml"), clock=lambda: now_ms)
         session._ledger = ledger
         while now_ms < end_ms:
@@ -115,7 +115,7 @@ def test_the_command_says_so_in_one_line(ledger_url: str, tmp_path: Path) -> Non
     assert quota.json("spend", "--since", "7d", "--by", "day")["total_units"] in (100, 101)
     by_run = quota("spend", "--since", "7d", "--by", "run")
     assert by_run.stdout.splitlines()[-1].endswith(", not 7d: the history does not keep runs")
-    forget_history(ledger_url, tmp_path / "ledger.db")
+    forget_history(ledger_place, tmp_path / "ledger.db")
     asked = quota("spend", "--since", "7d")
     assert asked.returncode == 0, asked.stderr
     assert ", not 7d: the ledger has dropped older charges" in asked.stdout.splitlines()[-1]
@@ -141,9 +141,9 @@ def test_a_refusal_says_why_the_number_is_below_the_limits_own(setup: Setup) -> 
     assert budget.charge("videos.list").sentence() == "admitted videos.list (1 unit) on main; 0 units left"
 
 
-def forget_history(url: str, path: Path) -> None:
-    if url.startswith("redis"):
-        with redis.Redis.from_url(url) as client:
+def forget_history(place: LedgerStorage, path: Path) -> None:
+    if isinstance(place, RedisStorage):
+        with place.open() as client:
             client.delete(*client.keys("*:history"))
     else:
         with closing(sqlite3.connect(path)) as db, db:

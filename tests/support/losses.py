@@ -79,6 +79,11 @@ class RedisStorage:
         """Of the only server, or the first."""
         return self.clients[0]
 
+    def open(self, **options: Any) -> Any:
+        """A client that finds every key."""
+        port = self.client.get_connection_kwargs()["port"]
+        return (redis.Redis if len(self.clients) == 1 else redis.RedisCluster)(host="127.0.0.1", port=port, **options)
+
     def empty(self) -> None:
         for client in self.clients:
             client.flushall()

@@ -22,6 +22,7 @@ from quota.inbound import redis_storage
 from quota.inbound.contract import AT_ONCE_S, WALL_S, Decision, Limit, Policy
 from quota.inbound.storage import open_storage
 from support.inbound import policy
+from support.losses import SqliteStorage
 from support.processes import Children
 from support.proxy import Proxy
 from support.servers import free_port
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from quota.inbound.contract import Storage
     from support.inbound import Clock
+    from support.losses import LedgerStorage
     from support.proxy import Kind
     from support.servers import RedisServer
 
@@ -48,23 +50,12 @@ def admitted_ms(workers: list[subprocess.Popen[str]]) -> list[int]:
     return sorted(int(line) for one in workers for line in one.communicate(timeout=300)[0].splitlines())
 
 
-@pytest.fixture(params=["sqlite", "redis"])
-def one_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where the version of the server makes no difference."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'inbound.db'}"
-    server: RedisServer = request.getfixturevalue("redis_server")
-    with redis.Redis(port=server.port) as client:
-        client.flushall()
-    return server.url
-
-
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_log_is_exact_in_any_window_under_several_processes(one_url: str) -> None:
+def test_a_log_is_exact_in_any_window_under_several_processes(url: str) -> None:
     """One of them has a clock that is an hour ahead, and one is killed."""
-    times = [worker(one_url, "log", 20, 1_000, 2.5, ahead_ms) for ahead_ms in (0, 3_600_000, 0)]
+    times = [worker(url, "log", 20, 1_000, 2.5, ahead_ms) for ahead_ms in (0, 3_600_000, 0)]
     times[2].send_signal(signal.SIGSTOP)
     times[2].send_signal(signal.SIGCONT)
     threading.Timer(1.2, times[2].kill).start()
@@ -74,14 +65,14 @@ def test_a_log_is_exact_in_any_window_under_several_processes(one_url: str) -> N
     assert len(found) >= 40, "and it does not hold up who may go"
 
 
-def test_who_is_killed_in_the_middle_of_a_decision_leaves_the_storage_usable(one_url: str) -> None:
+def test_who_is_killed_in_the_middle_of_a_decision_leaves_the_storage_usable(url: str) -> None:
     for _ in range(3):
-        one = worker(one_url, "counter", 1_000_000, MINUTE_MS, 20)
+        one = worker(url, "counter", 1_000_000, MINUTE_MS, 20)
         assert one.stdout is not None
         one.stdout.readline()
         one.kill()
         one.communicate(timeout=300)
-    storage = open_storage(one_url)
+    storage = open_storage(url)
     assert storage.decide(policy("counter", 1_000_000), "ann").admitted
     storage.close()
 
@@ -226,22 +217,22 @@ def test_all_keys_of_an_identity_lie_in_one_slot_and_the_slots_are_many(redis_se
 
 
 def test_a_log_has_no_more_entries_than_its_limit_however_many_are_rejected(
-    storage: Storage, url: str, clock: Clock
+    storage: Storage, ledger_place: LedgerStorage, clock: Clock
 ) -> None:
     """I6."""
     one = Policy("a", (Limit(7, 10_000),), "log", count_rejected=True)
     for _ in range(60):
         storage.decide(one, "ann")
         clock.ms += 350
-        if url.startswith("sqlite"):
-            with sqlite3.connect(url.removeprefix("sqlite:///")) as db:
+        if isinstance(ledger_place, SqliteStorage):
+            with sqlite3.connect(ledger_place.path) as db:
                 sizes = [
                     len(state) // 6
                     for (state,) in db.execute("SELECT state FROM states WHERE expires_ms > ?", (clock.ms,))
                 ]
             db.close()
         else:
-            with redis.Redis.from_url(url) as client:
+            with ledger_place.open() as client:
                 sizes = [client.llen(key) for key in client.keys("quota:inbound:*:r10000:*")]
         assert max(sizes) <= 7
 

@@ -6,33 +6,34 @@ import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
-import redis
 
 from quota.inbound.contract import Policy
 from quota.inbound.names import ROTATION_LEAD_MS
 from quota.inbound.storage import open_storage
 from support.inbound import policy
+from support.losses import RedisStorage, SqliteStorage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from quota.inbound.contract import Storage
     from support.inbound import Clock
+    from support.losses import LedgerStorage
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 ALGORITHMS = ("counter", "gcra", "log")
 
 
-def everything(url: str) -> Iterator[bytes]:
+def everything(place: LedgerStorage) -> Iterator[bytes]:
     """All that a storage holds: every key, field and value."""
-    if url.startswith("sqlite"):
-        with sqlite3.connect(url.removeprefix("sqlite:///")) as db:
+    if isinstance(place, SqliteStorage):
+        with sqlite3.connect(place.path) as db:
             for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
                 for row in db.execute(f"SELECT * FROM {table}"):  # noqa: S608  # of our own schema
                     yield repr(row).encode()
         db.close()
         return
-    with redis.Redis.from_url(url) as client:
+    with place.open() as client:
         for key in client.keys("*"):
             kind = client.type(key)
             found = {
@@ -43,13 +44,13 @@ def everything(url: str) -> Iterator[bytes]:
             yield key + repr(found).encode()
 
 
-def salts(url: str) -> set[str]:
-    if url.startswith("sqlite"):
-        with sqlite3.connect(url.removeprefix("sqlite:///")) as db:
+def salts(place: LedgerStorage) -> set[str]:
+    if isinstance(place, SqliteStorage):
+        with sqlite3.connect(place.path) as db:
             found = {name for (name,) in db.execute("SELECT name FROM salts")}
         db.close()
         return found
-    with redis.Redis.from_url(url, decode_responses=True) as client:
+    with place.open(decode_responses=True) as client:
         days = {key.removeprefix("quota:inbound:{salts}:") for key in client.keys("quota:inbound:{salts}:*")} - {
             "fixed"
         }
@@ -57,12 +58,12 @@ def salts(url: str) -> set[str]:
 
 
 @pytest.mark.parametrize("identity", ["203.0.113.7", "k" * 10_000, "ключ", "\udcff\udc80", "", "a\0b", "2001:db8::/64"])
-def test_no_identity_is_stored(storage: Storage, url: str, identity: str) -> None:
+def test_no_identity_is_stored(storage: Storage, ledger_place: LedgerStorage, identity: str) -> None:
     for algorithm in ALGORITHMS:
         assert storage.decide(policy(algorithm), identity).limits[0].remaining == 2
         assert storage.decide(policy(algorithm), identity).limits[0].remaining == 1
         assert storage.decide(policy(algorithm), identity + "x").limits[0].remaining == 2
-    stored = list(everything(url))
+    stored = list(everything(ledger_place))
     assert len(stored) >= 8
     clear = identity.encode("utf-8", "surrogatepass")
     for text in {clear, clear[:64], repr(identity).strip("'").encode("utf-8", "backslashreplace")} - {b"", b"a"}:
@@ -100,21 +101,23 @@ def test_the_names_of_two_days_have_nothing_in_common(storage: Storage, clock: C
     assert len(names) == 3
 
 
-def test_a_days_salt_goes_when_its_windows_have_ended(storage: Storage, clock: Clock, url: str) -> None:
+def test_a_days_salt_goes_when_its_windows_have_ended(
+    storage: Storage, clock: Clock, ledger_place: LedgerStorage
+) -> None:
     clock.ms = 20_833 * DAY_MS + HOUR_MS
     storage.decide(policy("counter"), "ann")
-    assert salts(url) == {"shard", "0", "60000:20833"}
-    if url.startswith("redis"):
-        with redis.Redis.from_url(url) as client:
+    assert salts(ledger_place) == {"shard", "0", "60000:20833"}
+    if isinstance(ledger_place, RedisStorage):
+        with ledger_place.open() as client:
             left_ms = client.pttl("quota:inbound:{salts}:60000:20833")
             assert 23 * HOUR_MS < left_ms <= 23 * HOUR_MS + 2 * MINUTE_MS
         return
     clock.ms = 20_834 * DAY_MS + MINUTE_MS
     storage.decide(policy("counter"), "ann")
-    assert salts(url) == {"shard", "0", "60000:20833", "60000:20834"}
+    assert salts(ledger_place) == {"shard", "0", "60000:20833", "60000:20834"}
     clock.ms = 20_834 * DAY_MS + 2 * MINUTE_MS
     storage.decide(policy("counter"), "ann")
-    assert salts(url) == {"shard", "0", "60000:20834"}
+    assert salts(ledger_place) == {"shard", "0", "60000:20834"}
 
 
 @pytest.mark.parametrize("algorithm", ["gcra", "log"])

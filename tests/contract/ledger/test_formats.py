@@ -20,12 +20,15 @@ from quota.ledger.sqlite_ledger import SCHEMA_VERSION
 from quota.ledger.unlogged import UnloggedUsage
 from quota.limits import DAY_MS
 from support.claims import claim_of
+from support.losses import SqliteStorage
+from support.setup import Setup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from support.setup import Setup
+    from support.losses import LedgerStorage
+    from support.servers import RedisServer
 
 __all__ = ["scripts"]  # a fixture
 
@@ -78,12 +81,12 @@ def test_everything_that_asks_for_a_project_is_tried_here() -> None:
 @pytest.mark.parametrize("age", OTHER_FORMATS)
 @pytest.mark.parametrize("work", WORK)
 def test_another_format_is_one_line_and_nothing_is_touched(
-    setup: Setup, ledger_url: str, work: str, age: str, tmp_path: Path
+    setup: Setup, ledger_place: LedgerStorage, work: str, age: str, tmp_path: Path
 ) -> None:
     decide(setup)
     setup.ledger.exhaust(setup.project, Exhaustion("search", 1, NEVER, "said so", "test"))
     setup.ledger.close()
-    if ledger_url.startswith("sqlite"):
+    if isinstance(ledger_place, SqliteStorage):
         found = SCHEMA_VERSION + (1 if age == "newer" else -1)
         with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
             db.execute(f"PRAGMA user_version = {found}")
@@ -91,7 +94,7 @@ def test_another_format_is_one_line_and_nothing_is_touched(
         expected = OTHER_FORMATS[age].format(what="version", found=found, ours=SCHEMA_VERSION)
     else:
         found = int(FORMAT) + 1 if age == "newer" else 0
-        with redis.Redis.from_url(ledger_url) as client:
+        with ledger_place.open() as client:
             state = f"quota:{{{setup.project}}}:state"
             if age == "older":
                 client.hdel(state, "format")  # as the ledgers before the mark
@@ -108,27 +111,34 @@ def test_another_format_is_one_line_and_nothing_is_touched(
     assert decision.sentence().endswith(decision.detail), "the ledger says what to do, and it is not to run again"
     if age == "older":
         assert "move it away" in str(raised.value) or "delete its keys quota:{...}" in str(raised.value)
-    if ledger_url.startswith("sqlite"):
+    if isinstance(ledger_place, SqliteStorage):
         with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
             assert list(db.iterdump()) == before
     else:
-        with redis.Redis.from_url(ledger_url) as client:
+        with ledger_place.open() as client:
             assert {key: client.dump(key) for key in client.keys("*")} == before
 
 
-@pytest.mark.parametrize("ledger_url", ["redis"], indirect=True)
+@pytest.fixture
+def on_redis(server: RedisServer) -> Iterator[Setup]:
+    setup = Setup.open(server.url)
+    yield setup
+    setup.ledger.close()
+
+
 @pytest.mark.parametrize("work", ["decide", "repay", "add_unlogged", "exhaust"])
-def test_whatever_begins_a_state_in_redis_marks_it(setup: Setup, ledger_url: str, work: str) -> None:
+def test_whatever_begins_a_state_in_redis_marks_it(on_redis: Setup, server: RedisServer, work: str) -> None:
+    setup = on_redis
     WORK[work](setup)
-    with redis.Redis.from_url(ledger_url, decode_responses=True) as client:
+    with redis.Redis(port=server.port, decode_responses=True) as client:
         assert client.hget(f"quota:{{{setup.project}}}:state", "format") == FORMAT
     assert decide(setup).outcome in ("admitted", "exhausted")
 
 
-@pytest.mark.parametrize("ledger_url", ["redis"], indirect=True)
-def test_a_state_that_was_evicted_is_no_older_format(setup: Setup, ledger_url: str) -> None:
+def test_a_state_that_was_evicted_is_no_older_format(on_redis: Setup, server: RedisServer) -> None:
+    setup = on_redis
     decide(setup)
-    with redis.Redis.from_url(ledger_url) as client:
+    with redis.Redis(port=server.port) as client:
         client.delete(f"quota:{{{setup.project}}}:state")
     assert len(setup.ledger.read(setup.project, (0, 0), NEVER, 10)) == 1
     assert decide(setup).outcome == "admitted"

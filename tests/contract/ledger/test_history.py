@@ -33,6 +33,7 @@ from quota.ledger.history import (
 from quota.ledger.move import carry_out, plan_move
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from quota.spending import read_spending
+from support.losses import RedisStorage
 from support.processes import Children
 from support.proxy import Proxy
 from support.setup import Setup
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
     from quota.ledger.entry import Entry, Id
     from quota.ledger.history import History
+    from support.losses import LedgerStorage
     from support.servers import RedisServer
 
 METHODS = ("videos.list", "search.list", "odd|name%, with\u2028spaces")
@@ -291,11 +293,11 @@ SEEDS = int(os.environ.get("QUOTA_TEST_HISTORIES", "2"))
 
 
 @pytest.mark.parametrize("seed", range(1, SEEDS + 1))
-def test_the_history_is_the_sum_of_what_was_charged(setup: Setup, seed: int) -> None:
+def test_the_history_is_the_sum_of_what_was_charged(setup: Setup, ledger_place: LedgerStorage, seed: int) -> None:
     """L29. Charges, repayments, corrections, clocks that step, trims; in Redis each key is lost now and then."""
     client = None
-    if setup.ledger.shared:
-        client = redis.Redis.from_url(setup.ledger.label, decode_responses=True)
+    if isinstance(ledger_place, RedisStorage):
+        client = ledger_place.open(decode_responses=True)
     months = Months(setup, seed, client)
     months.run()
     assert months.counts["charge"] > 300

@@ -31,12 +31,14 @@ from quota.recovery.allowance import Allowance
 from quota.status import exact_from
 from support.books import BOOK
 from support.commands import Quota
+from support.losses import RedisStorage
 from support.setup import limit
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from quota.limits import Window
+    from support.losses import LedgerStorage
     from support.servers import RedisServer
     from support.setup import Setup
 
@@ -181,11 +183,11 @@ DOORS = {
 
 
 @pytest.mark.parametrize("write", DOORS, ids=lambda write: write.__name__.strip("_"))
-def test_whatever_is_written_names_the_longest_window(setup: Setup, write: Any, ledger_url: str) -> None:
+def test_whatever_is_written_names_the_longest_window(setup: Setup, write: Any, ledger_place: LedgerStorage) -> None:
     """L12. Then a month of another configuration's cheap calls, after which all that the month counts is there."""
     write(setup)
-    if ledger_url.startswith("redis"):
-        with redis.Redis.from_url(ledger_url) as client:
+    if isinstance(ledger_place, RedisStorage):
+        with ledger_place.open() as client:
             names = ("log", "state", "corrections")
             log, state, corrections = (client.pttl(f"quota:{{{setup.project}}}:{name}") for name in names)
             assert state > MONTH_MS + DAY_MS

@@ -271,21 +271,10 @@ def test_the_allowance_is_counted_over_all_configurations_of_an_upstream_project
 # -- L17: carries in a ledger ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["sqlite", "redis"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LedgerStorage]:
-    if request.param == "sqlite":
-        yield SqliteStorage(tmp_path)
-    else:
-        made = RedisStorage(request.getfixturevalue("redis_server").url)
-        made.empty()
-        yield made
-        made.client.close()
-
-
-def test_a_carry_begins_no_epoch_and_the_larger_counts_at_every_moment(storage: LedgerStorage) -> None:
+def test_a_carry_begins_no_epoch_and_the_larger_counts_at_every_moment(ledger_place: LedgerStorage) -> None:
     """L17, L18."""
     now_ms = NOW
-    ledger, view = open_ledger(storage.url, clock=lambda: now_ms), DAY.view.name
+    ledger, view = open_ledger(ledger_place.url, clock=lambda: now_ms), DAY.view.name
     at = (NOW, 0)
 
     def tell(epoch: str, expiries: tuple[tuple[int, int], ...], new: str, **more: int) -> str:
@@ -496,24 +485,24 @@ def test_what_the_slot_of_a_process_held_of_another_ledger_is_not_forgotten(tmp_
 
 
 def test_what_a_ledger_was_told_of_a_log_is_missed_when_a_copy_of_it_is_put_back(
-    storage: LedgerStorage, tmp_path: Path
+    ledger_place: LedgerStorage, tmp_path: Path
 ) -> None:
     """One machine saw more of the lost log than the other, which learned of it from the ledger that came after."""
     now_ms = NOW
-    first, second = (Machine(name, tmp_path, storage.url, lambda: now_ms) for name in "ab")
+    first, second = (Machine(name, tmp_path, ledger_place.url, lambda: now_ms) for name in "ab")
 
     def charged(machine: Machine, units: int) -> int:
         return machine.budget(DAY).charge("videos.list", units=units).limits[0].used_units
 
     charged(first, 3)
-    copy = storage.copy()
+    copy = ledger_place.copy()
     now_ms += 1
     assert charged(second, 9) == 12
-    storage.empty()
+    ledger_place.empty()
     now_ms += 1
     assert charged(second, 1) == 13
     assert charged(first, 1) == 14
-    storage.restore(copy)
+    ledger_place.restore(copy)
     now_ms += 1
     assert charged(first, 1) == 15
     for machine in (first, second):

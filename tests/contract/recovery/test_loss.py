@@ -28,7 +28,7 @@ from quota.recovery.watermark_file import SLOT_BYTES, WatermarkFile
 from quota.recovery.watermark_folder import watermark_path
 from support.books import BOOK
 from support.interrupts import Interrupted, at_place
-from support.losses import Machine, RedisStorage, SqliteStorage
+from support.losses import Machine
 from support.processes import Children
 from support.servers import RedisServer
 from support.setup import limit
@@ -68,22 +68,12 @@ class Site:
         self.now_ms += 1
 
 
-@pytest.fixture(params=["sqlite", "redis"])
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    storage: LedgerStorage
-    if request.param == "sqlite":
-        storage = SqliteStorage(tmp_path)
-    else:
-        storage = RedisStorage(request.getfixturevalue("redis_server").url)
-        storage.empty()
-    made = Site(storage, tmp_path)
+@pytest.fixture
+def site(ledger_place: LedgerStorage, tmp_path: Path) -> Iterator[Site]:
+    made = Site(ledger_place, tmp_path)
     yield made
     for machine in made.machines:
         machine.stop()
-    if isinstance(storage, RedisStorage):
-        immortal = [key for key in storage.client.keys("*") if storage.client.pttl(key) < 0]
-        storage.client.close()
-        assert immortal == [], "keys without a lifetime"
 
 
 def charge(budget: Budget, times: int = 1, units: int = 1) -> int:

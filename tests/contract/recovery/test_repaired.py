@@ -8,14 +8,14 @@ import pytest
 
 from quota.ledger.contract import repaired_ms_of
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
-from support.losses import Machine, RedisStorage, SqliteStorage
+from support.losses import Machine
 from support.setup import NOW_MS, limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from support.servers import RedisServer
+    from support.losses import LedgerStorage
 
 YEAR_MS = 365 * DAY_MS
 DAY = limit(9_500)
@@ -50,15 +50,9 @@ class Scene:
             machine.start()
 
 
-@pytest.fixture(params=["sqlite", "redis"])
-def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
-    if request.param == "sqlite":
-        storage: Any = SqliteStorage(tmp_path)
-    else:
-        server: RedisServer = request.getfixturevalue("redis_server")
-        storage = RedisStorage(server.url)
-        storage.empty()
-    scene = Scene(storage, tmp_path)
+@pytest.fixture
+def scene(ledger_place: LedgerStorage, tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(ledger_place, tmp_path)
     yield scene
     scene.a.stop()
     scene.b.stop()
