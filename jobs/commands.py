@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ import click
 from quota.cli.options import config_option, json_option
 from quota.cli.output import REFUSED_STATUS, fail, log_to_stderr, print_json, print_rich, say, unprinted
 from quota.common.text import many, printable
+from quota.common.values import replace
 from quota.errors import QuotaError
 from quota.jobs.interruption import exits, interruptible
 from quota.jobs.progress import named, watching

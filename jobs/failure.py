@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from quota.common.text import describe
+from quota.common.values import Value
 from quota.errors import BadAnswer
 
 if TYPE_CHECKING:
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 Kind = Literal["exhausted", "transient", "answer", "config", "cursor", "region"]
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Value):
     """One failed step, classified. `message` is one line without secrets.
 
     exhausted   upstream's own quota has run out, in `bucket`: no further call of this run can succeed

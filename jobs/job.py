@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import quota
 from quota.common.clock import rfc3339, utc
 from quota.common.text import describe, many, nearest, one_line, show, spell
+from quota.common.values import Value, field
 from quota.limits import DAY_MS
 from quota.settings.model import BUILT_IN_FETCHES
 
@@ -51,8 +51,7 @@ Fetch = Callable[..., "Page"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(Value):
     """What one step fetched. `videos` and `channels` are the API's own resources, as it sent them.
 
     `ranked`: the order of the videos matters (a chart). Their ranks continue those of the page before.
@@ -108,8 +107,7 @@ RegionOutcome = Literal["done", "partial", "skipped", "failed"]
 RunOutcome = Literal["done", "stopped", "failed", "overlap", "elsewhere"]
 
 
-@dataclass(frozen=True, slots=True)
-class Away:
+class Away(Value):
     """Where a region is that a run did not get: on `runs_on`, heard of at `heard_ms` by the ledger's clock, which is
     `now_ms`. It is free at `until_ms` if nothing more is heard.
 
@@ -136,8 +134,7 @@ class Away:
         return f"runs on {self.runs_on} {heard}; taken over if silent until {until}"
 
 
-@dataclass(frozen=True, slots=True)
-class RegionReport:
+class RegionReport(Value):
     """How one region ended in one run. `items`, `pages` and `units` are what this run added.
 
     done      the pass is complete
@@ -155,8 +152,7 @@ class RegionReport:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RunReport:
+class RunReport(Value):
     """How one run ended. `regions` are those that the run covered: after an earlier stop, only the ones left over.
 
     `attempts` counts the HTTP attempts that were charged, and `units` is their cost. `why` is one line for people.
@@ -179,7 +175,7 @@ class RunReport:
     next_step: str = field(default="", compare=False)
     away: Away | None = None
     waits: bool = field(default=False, compare=False)
-    refusal: Decision | None = field(default=None, compare=False, repr=False)
+    refusal: Decision | None = field(default=None, compare=False)
 
     def as_json(self) -> dict[str, object]:
         """The report as `quota run --json` prints it."""

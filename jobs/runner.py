@@ -28,7 +28,6 @@ import os
 import re
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -38,6 +37,7 @@ from quota.attribution import attempt_number
 from quota.budget import note_refusal
 from quota.common.clock import host_clock
 from quota.common.log import line
+from quota.common.values import Value, replace
 from quota.jobs.failure import Failure, classify_failure
 from quota.jobs.hold import Hold, lock_name
 from quota.jobs.job import Page, RegionReport, RunReport, attempt_of, load_fetch, wants_store
@@ -241,8 +241,7 @@ def _refused_report(session: Session, job: JobSettings, decision: Decision) -> R
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
+class _End(Value):
     """Why a run ends here."""
 
     outcome: RunOutcome

@@ -26,11 +26,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ContextDecorator
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quota.arguments import MAX_NUMBER, text, whole, whole_clock
 from quota.attribution import AttemptKeys, current_attribution
@@ -38,6 +37,7 @@ from quota.common.clock import NEVER, host_clock, rfc3339
 from quota.common.log import warn
 from quota.common.steps import run
 from quota.common.text import many, show
+from quota.common.values import NamedTuple, Value, replace
 from quota.decision import COUNTING, REPAIR, SET_THE_CLOCK, Decision, LimitState
 from quota.errors import CostExceedsLimit, LedgerError, Refused, UnknownCharge, UnusableLedger, UsageError
 from quota.ledger.contract import (
@@ -113,8 +113,7 @@ _Key = tuple[str, "int | None", "str | None", str]
 _DECIDED = ("admitted", "refused", "exhausted")
 
 
-@dataclass(slots=True)
-class _Plan:
+class _Plan(Value, frozen=False):
     """What the ledger must check for one kind of call: computed once, reused for every decision."""
 
     method: str

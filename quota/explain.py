@@ -11,14 +11,15 @@ A refusal is explained from three sources, which are kept apart:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import merge
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from quota.attribution import machine_name
 from quota.budget import Together, ask, cap, draw_of, drawn_units, leaves_of
 from quota.common.clock import NEVER, rfc3339
 from quota.common.text import one_line
+from quota.common.values import NamedTuple, replace
 from quota.errors import UnknownCharge, UsageError
 from quota.ledger.contract import CLOCK_SLACK_MS, RETENTION_SLACK_MS, read_entries
 from quota.ledger.history import RUN_CHARS

@@ -7,10 +7,10 @@ limit's own name or number. Callers with different or changed configurations the
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from quota.arguments import MAX_NUMBER, texts, whole
+from quota.common.values import Value, field
 from quota.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,8 +55,7 @@ def format_duration(duration_ms: int) -> str:
     return f"{duration_ms}ms"
 
 
-@dataclass(frozen=True, slots=True)
-class Sliding:
+class Sliding(Value):
     """The last `window_ms` milliseconds, exactly: a charge at t counts in (t, t + window) and is free at t + window."""
 
     window_ms: int
@@ -73,8 +72,7 @@ class Sliding:
         return self.window_ms
 
 
-@dataclass(frozen=True, slots=True)
-class Calendar:
+class Calendar(Value):
     """The current hour, day or month in a named zone. Upstream itself counts by such periods.
 
     Days have 23, 24 or 25 hours; the edges come from the time zone database.
@@ -169,8 +167,7 @@ def _period_start(calendar: Calendar, at_ms: int, *, later: int = 0) -> int:
     return int(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp()) * 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Selector:
+class Selector(Value):
     """Selects the charges that a limit counts, by their units or as one per call. An empty field selects all names, a
     lone str that one.
     """
@@ -197,8 +194,7 @@ class Selector:
         return min(units, 1) if self.count == "calls" else units
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(Value):
     """One running total in the ledger: the charges that it counts, and its window."""
 
     selector: Selector
@@ -246,8 +242,7 @@ def _names(names: Collection[str]) -> str:
     return ",".join(sorted(re.sub(r"[%,|*]", lambda m: f"%{ord(m[0]):02X}", name) for name in names))
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(Value):
     """A name, an enforced number, and the view that is compared with that number.
 
     `limit_units` is the enforced number, `quota_units` is upstream's grant, and `headroom_units` is the part of the

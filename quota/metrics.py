@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from quota.common.clock import NEVER
+from quota.common.values import NamedTuple
 from quota.limits import Calendar
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 from hashlib import blake2b
 from secrets import token_hex
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from quota.common.clock import host_clock, rfc3339
@@ -32,6 +32,7 @@ from quota.common.folders import first_within, make_folder
 from quota.common.log import warn
 from quota.common.redact import redact, register
 from quota.common.text import describe, one_line
+from quota.common.values import NamedTuple
 from quota.errors import ConfigError, LedgerError
 from quota.ledger.claims import MAX_TICK_MS, Claim
 from quota.limits import MINUTE_MS

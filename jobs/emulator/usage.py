@@ -4,12 +4,16 @@ This module repeats the prices on purpose. The emulator plays the provider, so i
 disagree with the cost book of the client that it tests.
 """
 
+from __future__ import annotations
+
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from zoneinfo import ZoneInfo
+
+from quota.common.values import NamedTuple
 
 Allocation = Literal["pool", "buckets"]
 

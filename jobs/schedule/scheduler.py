@@ -31,7 +31,6 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +42,7 @@ import quota
 from quota.common.clock import host_clock, rfc3339, utc
 from quota.common.log import line
 from quota.common.text import describe
+from quota.common.values import replace
 from quota.jobs import runner
 from quota.jobs.afterwards import follow_up
 from quota.jobs.job import attempt_of, load_fetch

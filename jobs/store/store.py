@@ -16,7 +16,6 @@ import json
 import os
 import shutil
 import sqlite3
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import quota
 from quota.common.clock import host_clock, rfc3339
 from quota.common.sqlite_file import SqliteFile, Wording
+from quota.common.values import Value
 from quota.jobs.rotation import by_rotation
 from quota.jobs.store.fulltext import query
 from quota.jobs.store.rows import (
@@ -73,8 +73,7 @@ class StoreError(quota.QuotaError):
     exit_status: ClassVar[int] = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Value):
     """Where one job stands in one region. `pages` and `items` count the current pass; see the table `checkpoints`.
 
     `work` is the job's project and fetch function: jobs of one name that do different work have checkpoints of their
@@ -99,8 +98,7 @@ class Checkpoint:
         return self.started_at_ms is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Elsewhere:
+class Elsewhere(Value):
     """A job that another machine ran when this one last asked, at `asked_ms`: on `runs_on`, which the ledger had last
     heard of at `heard_ms`. Another machine takes over if nothing more is heard of it until `until_ms`. `fetched_ms` is
     when this store last got something of the job; None if it has nothing."""
@@ -123,8 +121,7 @@ class Elsewhere:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Ranking:
+class Ranking(Value):
     """The newest rank of a video in one region's ranking of one job."""
 
     job: str
@@ -133,8 +130,7 @@ class Ranking:
     taken_at_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Value):
     """One search result and its rankings. Texts and counts are None where upstream left them out."""
 
     video_id: str

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import codecs
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from quota.budget import MAX_UNITS, check_call, check_name
 from quota.common.text import show
+from quota.common.values import NamedTuple
 from quota.errors import UsageError
 from quota.ledger.contract import MAX_CHARGES
 

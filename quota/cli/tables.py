@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from quota.common.text import printable
+from quota.common.values import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

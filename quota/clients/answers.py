@@ -18,12 +18,13 @@ import time
 import zlib
 from contextlib import contextmanager
 from http.client import HTTPResponse, IncompleteRead
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from googleapiclient.model import JsonModel
 
 from quota.arguments import seconds, whole
 from quota.common.text import spaced
+from quota.common.values import NamedTuple
 from quota.errors import BadAnswer
 
 if TYPE_CHECKING:

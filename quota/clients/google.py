@@ -26,7 +26,7 @@ from contextvars import ContextVar
 from email.parser import BytesParser
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, RemoteDisconnected, ResponseNotReady
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import google_auth_httplib2
@@ -43,6 +43,7 @@ from quota.clients.answers import AnswerLimits, LimitedResponse, Watch, checked,
 from quota.clients.metering import Hosts, Meter, is_loopback
 from quota.common.fork import start_over_in_child
 from quota.common.redact import redact, register
+from quota.common.values import NamedTuple
 from quota.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:

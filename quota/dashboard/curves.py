@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from quota.common.values import NamedTuple
 from quota.limits import DAY_MS, HOUR_MS, Calendar
 
 if TYPE_CHECKING:

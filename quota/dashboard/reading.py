@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from quota.budget import ask, unlogged_usage
 from quota.common.clock import NEVER
+from quota.common.values import NamedTuple
 from quota.dashboard.curves import Event, curve, since
 from quota.errors import UsageError
 from quota.ledger.contract import read_entries

@@ -20,9 +20,10 @@ this module does not know it. So it takes the reading that hides least:
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from quota.common.text import show
+from quota.common.values import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -19,10 +19,11 @@ view's total until it would have expired.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from quota.arguments import whole
 from quota.common.clock import LATEST_MS, NEVER
+from quota.common.values import NamedTuple
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, longest_ms_of
 
 if TYPE_CHECKING:

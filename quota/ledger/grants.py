@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from quota.common.clock import LATEST_MS
+from quota.common.values import NamedTuple
 from quota.limits import DAY_MS
 
 if TYPE_CHECKING:

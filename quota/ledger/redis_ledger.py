@@ -12,13 +12,14 @@ import threading
 from bisect import bisect_left
 from collections import Counter
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quota.arguments import MAX_NUMBER, text, whole, whole_clock
 from quota.common.clock import LATEST_MS, NEVER, elapsed_s
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
 from quota.common.steps import run
+from quota.common.values import NamedTuple
 from quota.errors import ConfigError, LedgerError, UnusableLedger, UsageError
 from quota.ledger.compared import compared_text, read_compared
 from quota.ledger.contract import (

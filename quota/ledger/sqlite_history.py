@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from quota.common.clock import LATEST_MS, NEVER
 from quota.common.sqlite_file import checked_row
+from quota.common.values import NamedTuple
 from quota.ledger.history import (
     HISTORY_MS,
     MAX_CELLS,

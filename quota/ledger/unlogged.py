@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from quota.common.clock import LATEST_MS, NEVER
+from quota.common.values import NamedTuple
 
 if TYPE_CHECKING:
     from quota.ledger.entry import Id

@@ -19,7 +19,7 @@ import time
 from datetime import datetime
 from functools import partial
 from http.client import HTTPException
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import google.auth
@@ -39,6 +39,7 @@ from quota.clients.metering import is_loopback
 from quota.common.clock import rfc3339
 from quota.common.redact import install, redact, register
 from quota.common.text import one_line, shorten, show, spaced
+from quota.common.values import NamedTuple
 from quota.errors import BadAnswer, ConfigError
 
 if TYPE_CHECKING:

@@ -42,12 +42,13 @@ import contextlib
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from quota.common.clock import NEVER, rfc3339
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
 from quota.common.text import one_line, quoted
+from quota.common.values import NamedTuple
 from quota.errors import LedgerError
 from quota.ledger.contract import (
     NOTHING_EXPECTED,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from quota.common.text import one_line
+from quota.common.values import NamedTuple, Value
 from quota.limits import DAY_MS, MINUTE_MS, Limit
 
 if TYPE_CHECKING:
@@ -52,8 +52,7 @@ class LedgerSettings(NamedTuple):
     identity: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CredentialSettings:
+class CredentialSettings(Value):
     """One credential. `key_ref` says where the secret is (`env:NAME`, `file:/path`); None for the emulator's demo.
 
     `endpoint` is None for the API's own address. Credentials of one project have the same limits. `cloud_project` is
@@ -72,8 +71,7 @@ class CredentialSettings:
     auth_ref: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class JobSettings:
+class JobSettings(Value):
     """One job. `leave` is in units by limit name; `options` are keyword arguments for the fetch function.
 
     Without `regions` the job makes one pass without a region. `schedule` is a cron line on the wall clock of
@@ -124,8 +122,7 @@ class NotifySettings(NamedTuple):
     stale_ms: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Value):
     """A whole configuration. `path` is its file; None for the built-in one. `textfile` is the folder for metrics.
 
     `inbound` is the table of that name as it stands in the file: `quota.inbound` reads it.

@@ -20,11 +20,11 @@ last asked. At all other times the tests compare the two.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from quota.common.text import show
+from quota.common.values import Value
 from quota.limits import DAY_MS, MINUTE_MS, SECOND_MS, parse_duration
 
 if TYPE_CHECKING:
@@ -38,8 +38,7 @@ MAX_PAUSE_DAYS = 8 * 366 + 1
 """The longest pause of a cron line that fires at all: 29 February, across a century year without a leap day."""
 
 
-@dataclass(frozen=True, slots=True)
-class Every:
+class Every(Value):
     """Fires at each multiple of `interval_ms` since 1970, whatever the clock changes."""
 
     interval_ms: int
@@ -55,8 +54,7 @@ class Every:
         return iter(range(first_ms, until_ms, self.interval_ms))
 
 
-@dataclass(frozen=True, slots=True)
-class Cron:
+class Cron(Value):
     """A cron line in a zone. `weekdays` count from Sunday = 0. With `either` a day must match the day of the month or
     the weekday, otherwise both.
     """
