@@ -133,6 +133,36 @@ local function counter(view)
 end
 -- <<< what a view counts
 
+-- >>> rights
+-- L22. Of the commands of all these scripts, those that this user of the server may not run. Each is tried where it changes
+-- nothing: Redis takes nothing back when a script fails.
+local function missing_rights()
+  local none, missing = KEYS[2] .. ':none', {}
+  for _, words in ipairs({
+    { 'DEL', none }, { 'EXISTS', none }, { 'HDEL', none, 'f' }, { 'HGET', none, 'f' }, { 'HGETALL', none },
+    { 'HMGET', none, 'f' }, { 'HSCAN', none, '0' }, { 'HSET', none, 'f', 'v', 'without a value' }, { 'PEXPIRE', none, '1' },
+    { 'PTTL', none }, { 'RENAME', none, none }, { 'SET', none, 'v', 'XX' }, { 'TIME' },
+    { 'XADD', none, 'NOMKSTREAM', '*', 'f', 'v' }, { 'XLEN', none }, { 'XRANGE', none, '-', '+' },
+    { 'XREVRANGE', none, '+', '-' }, { 'XTRIM', none, 'MAXLEN', '0' },
+  }) do
+    local reply = redis.pcall(unpack(words))
+    local failed = type(reply) == 'table' and reply.err
+    if failed and (string.find(failed, "user executing the script can't", 1, true) or string.find(failed, '[Nn]o permission'))
+    then
+      missing[#missing + 1] = words[1]
+    end
+  end
+  return missing
+end
+-- <<< rights
+-- An error where this user lacks any right, or the server memory. The latter is asked first: what follows other writes gets it.
+local function refused_first()
+  local tried = redis.pcall('HSET', KEYS[2] .. ':none', 'f', 'v', 'without a value')
+  if string.find(tried.err, 'OOM', 1, true) then return tried end
+  local missing = missing_rights()
+  return #missing > 0 and redis.error_reply('NOPERM this user may not run ' .. table.concat(missing, ', ')) or nil
+end
+
 -- What the fast path has answered, where housekeeping is to follow.
 local answered
 
@@ -312,6 +342,8 @@ repeat
       and retention_ms <= kept_ms)
     if due then
       if not (kept_ms and kept_ms >= 0 and kept_ms <= LATEST_MS) then break end
+      local refused = refused_first()
+      if refused then return refused end
       if kept_ms < retention_ms then
         kept_ms = retention_ms
         call('HSET', state, 'retention_ms', string.format('%.0f', kept_ms))
@@ -750,6 +782,8 @@ end
 local live_ms = math.max(stored_retention_ms, HISTORY_MS) -- L12
 local another_minute = math.floor(number(known[10]) / MAINTENANCE_EVERY_MS) ~= math.floor(clock_ms / MAINTENANCE_EVERY_MS)
 local due = another_minute or retention_ms > stored_retention_ms or not known[1]
+local refused = due and refused_first()
+if refused then return refused end
 
 local function put(view, total, head)
   local text = int(total) .. ' ' .. view.tail .. ' ' .. head .. ' ' .. int(view.dropped_through_ms)
@@ -764,9 +798,6 @@ local function flush()
     stored_retention_ms = math.max(stored_retention_ms, retention_ms)
     redis.call('HSET', state, 'format', FORMAT, 'retention_ms', int(stored_retention_ms))
     live_ms = math.max(stored_retention_ms, HISTORY_MS, unlogged_until_ms + RETENTION_SLACK_MS - now_ms)
-    -- No key is made that would live for ever.
-    local lives = redis.pcall('PEXPIRE', state, int(live_ms))
-    if type(lives) == 'table' and not known[8] then redis.pcall('HDEL', state, 'format', 'retention_ms') end
     for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, int(live_ms)) end
   end
   redis.call('HSET', state, unpack(dirty))

@@ -1,41 +1,43 @@
 -- examine.lua: what an operator should know of the server and of this project's keys. For `quota doctor`.
 --
--- Guarantee: nothing that counts is changed. One scratch key is set for a second.
+-- Guarantee: nothing is changed.
 --
 -- KEYS  1 log, 2 state, 3 corrections (see charge.lua), 4 history (see roll_up.lua)
---       5 scratch   quota:{PROJECT}:scratch, which nothing else uses
--- ARGV  names of commands, in capitals: those that the scripts need
--- Reply { info, lifetimes, forbidden }
+-- Reply { info, lifetimes, missing }
 --       info        the server's INFO; empty where this user may not see it
---       lifetimes   for each of the first four keys its lifetime in ms; -2 where it is missing, -1 where it has none
---       forbidden   those of the commands that this user may not run, or that the script does not know how to try
+--       lifetimes   for each key its lifetime in ms; -2 where it is missing, -1 where it has none
+--       missing     the commands that the scripts need, and this user may not run
 
-local scratch, missing = KEYS[5], KEYS[5] .. ':none'
-
--- Each command so that it changes nothing: on a key that is not there, or of another type.
-local harmless = {
-  DEL = { missing }, EXISTS = { missing }, GET = { missing }, HDEL = { missing, 'f' }, HGET = { missing, 'f' },
-  HGETALL = { missing }, HMGET = { missing, 'f' }, HSCAN = { missing, '0' }, HSET = { scratch, 'f', 'v' }, INFO = {},
-  PEXPIRE = { missing, '1' }, PTTL = { missing }, SET = { scratch, '1', 'PX', '1000' }, TIME = {},
-  XADD = { missing, 'NOMKSTREAM', '*', 'f', 'v' }, XRANGE = { missing, '-', '+', 'COUNT', '1' },
-  XREVRANGE = { missing, '+', '-', 'COUNT', '1' }, XTRIM = { missing, 'MAXLEN', '0' },
-}
+-- >>> rights
+-- L22. Of the commands of all these scripts, those that this user of the server may not run. Each is tried where it changes
+-- nothing: Redis takes nothing back when a script fails.
+local function missing_rights()
+  local none, missing = KEYS[2] .. ':none', {}
+  for _, words in ipairs({
+    { 'DEL', none }, { 'EXISTS', none }, { 'HDEL', none, 'f' }, { 'HGET', none, 'f' }, { 'HGETALL', none },
+    { 'HMGET', none, 'f' }, { 'HSCAN', none, '0' }, { 'HSET', none, 'f', 'v', 'without a value' }, { 'PEXPIRE', none, '1' },
+    { 'PTTL', none }, { 'RENAME', none, none }, { 'SET', none, 'v', 'XX' }, { 'TIME' },
+    { 'XADD', none, 'NOMKSTREAM', '*', 'f', 'v' }, { 'XLEN', none }, { 'XRANGE', none, '-', '+' },
+    { 'XREVRANGE', none, '+', '-' }, { 'XTRIM', none, 'MAXLEN', '0' },
+  }) do
+    local reply = redis.pcall(unpack(words))
+    local failed = type(reply) == 'table' and reply.err
+    if failed and (string.find(failed, "user executing the script can't", 1, true) or string.find(failed, '[Nn]o permission'))
+    then
+      missing[#missing + 1] = words[1]
+    end
+  end
+  return missing
+end
+-- <<< rights
 
 -- What a command failed with; nil where it did not.
 local function failure(reply) return type(reply) == 'table' and reply.err or nil end
 
-redis.pcall('SET', scratch, '1', 'PX', '1000')
-local forbidden = {}
-for _, command in ipairs(ARGV) do
-  local arguments = harmless[command]
-  local failed = not arguments or failure(redis.pcall(command, unpack(arguments)))
-  if failed and not (arguments and string.find(failed, 'WRONGTYPE', 1, true)) then forbidden[#forbidden + 1] = command end
-end
-
 local lifetimes = {}
-for n = 1, 4 do
-  local lifetime_ms = redis.pcall('PTTL', KEYS[n])
+for n, key in ipairs(KEYS) do
+  local lifetime_ms = redis.pcall('PTTL', key)
   lifetimes[n] = failure(lifetime_ms) and -2 or lifetime_ms
 end
 local info = redis.pcall('INFO')
-return { failure(info) and '' or info, lifetimes, forbidden }
+return { failure(info) and '' or info, lifetimes, missing_rights() }

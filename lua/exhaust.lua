@@ -59,6 +59,7 @@ end
 local short = redis.call('PTTL', state) < retention_ms
 -- Tried before anything is written, where it does no harm: Redis takes nothing back when a script fails.
 if short then redis.call('PEXPIRE', state, retention_ms) end
+redis.call('HDEL', state, '')
 redis.call('HSET', state, 'format', FORMAT, field, record)
 if reopened then redis.call('HDEL', state, reopened_field) end
 if short then redis.call('PEXPIRE', state, retention_ms) end

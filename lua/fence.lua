@@ -90,6 +90,7 @@ local function keep_alive()
   end
 end
 keep_alive()
+redis.call('HDEL', state, '')
 
 if role == 'fenced' then
   local kept = is[3] ~= '' and is[3] or epoch
@@ -98,8 +99,8 @@ elseif role == 'sealed' then
   redis.call('HSET', state, 'epoch', '!' .. peer, 'fence', role)
   redis.call('HDEL', state, 'filled')
 elseif role == 'filling' then
-  redis.call('HDEL', state, 'filled')
   redis.call('HSET', state, 'format', FORMAT, 'epoch', '!<' .. peer, 'fenced_epoch', epoch, 'fence', role, 'move', move)
+  redis.call('HDEL', state, 'filled')
 elseif role == 'open' then
   local any_corrections = redis.call('EXISTS', corrections) == 1 and '1' or '0'
   redis.call('HSET', state, 'epoch', is[3], 'move', move, 'has_corrections', any_corrections)

@@ -71,7 +71,9 @@ local function live_on()
     if redis.call('PTTL', key) < retention_ms then redis.call('PEXPIRE', key, retention_ms) end
   end
 end
-redis.call('PEXPIRE', log, retention_ms) -- L22. Tried where it does no harm
+-- L22. Tried where it does no harm
+live_on()
+redis.call('HSET', state, 'fence', known[2])
 for at = FIRST_ENTRY, first_field - 1, ENTRY_SIZE do
   local id, corrected = ARGV[at], ARGV[at + 6]
   if before(last, id) then -- else a script that failed in the middle has put it here

@@ -45,8 +45,9 @@ if granted == '' and not known[2] and not compared then return granted end
 local short = redis.call('PTTL', state) < retention_ms
 -- Tried before anything is written, where it does no harm: Redis takes nothing back when a script fails.
 if short then redis.call('PEXPIRE', state, retention_ms) end
-if granted == '' and known[2] then redis.call('HDEL', state, 'granted') end
+redis.call('HDEL', state, '')
 if granted ~= '' then redis.call('HSET', state, 'format', FORMAT, 'granted', granted) end
 if compared then redis.call('HSET', state, 'format', FORMAT, 'compared', compared) end
+if granted == '' and known[2] then redis.call('HDEL', state, 'granted') end
 if short then redis.call('PEXPIRE', state, retention_ms) end
 return granted

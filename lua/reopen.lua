@@ -53,6 +53,7 @@ local known = redis.call('HMGET', state, 'closed:' .. bucket, 'format', 'epoch')
 local closed, unknown_format = known[1], other_format(known[2], known[3])
 if unknown_format then return unknown_format end
 if not closed then return nil end
+redis.call('HDEL', state, '') -- L22. Tried where it does no harm
 redis.call('HSET', state, 'reopened:' .. bucket, int(now_ms) .. ' ' .. because .. '\n' .. closed)
 redis.call('HDEL', state, 'closed:' .. bucket)
 return 1

@@ -147,6 +147,29 @@ local function text_of(cells)
 end
 -- <<< cells
 
+-- >>> rights
+-- L22. Of the commands of all these scripts, those that this user of the server may not run. Each is tried where it changes
+-- nothing: Redis takes nothing back when a script fails.
+local function missing_rights()
+  local none, missing = KEYS[2] .. ':none', {}
+  for _, words in ipairs({
+    { 'DEL', none }, { 'EXISTS', none }, { 'HDEL', none, 'f' }, { 'HGET', none, 'f' }, { 'HGETALL', none },
+    { 'HMGET', none, 'f' }, { 'HSCAN', none, '0' }, { 'HSET', none, 'f', 'v', 'without a value' }, { 'PEXPIRE', none, '1' },
+    { 'PTTL', none }, { 'RENAME', none, none }, { 'SET', none, 'v', 'XX' }, { 'TIME' },
+    { 'XADD', none, 'NOMKSTREAM', '*', 'f', 'v' }, { 'XLEN', none }, { 'XRANGE', none, '-', '+' },
+    { 'XREVRANGE', none, '+', '-' }, { 'XTRIM', none, 'MAXLEN', '0' },
+  }) do
+    local reply = redis.pcall(unpack(words))
+    local failed = type(reply) == 'table' and reply.err
+    if failed and (string.find(failed, "user executing the script can't", 1, true) or string.find(failed, '[Nn]o permission'))
+    then
+      missing[#missing + 1] = words[1]
+    end
+  end
+  return missing
+end
+-- <<< rights
+
 if #KEYS ~= 6 or not (given_ms and caller_ms and string.find(name, '^[^%s@/]+$')) then
   return redis.error_reply(
     'ERR repair.lua: 6 keys are needed, now_ms and caller_ms are numbers, and epoch a name without spaces, @ or /')
@@ -173,11 +196,8 @@ if lost_corrections or (known[1] and not newest) then -- L14
 end
 local live_ms = math.max(tonumber(known[5]) or 0, MIN_RETENTION_MS)
 
--- L22. What may fail is tried before anything is written, where it does no harm.
-redis.call('PEXPIRE', state, int(math.max(live_ms, redis.call('PTTL', state))))
-redis.call('HDEL', state, 'repairing:none')
-redis.call('HSCAN', state, '0', 'COUNT', 1)
-if redis.call('EXISTS', log_aside) == 1 then redis.call('RENAME', log_aside, log_aside) end
+local missing = missing_rights()
+if #missing > 0 then return redis.error_reply('NOPERM this user may not run ' .. table.concat(missing, ', ')) end
 
 -- -- the copy, a piece in each call -----------------------------------------------------------------------------------
 

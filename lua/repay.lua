@@ -111,6 +111,7 @@ local function set_lifetimes()
   end
 end
 redis.call('PEXPIRE', corrections, int(math.max(live_ms, redis.call('PTTL', corrections))))
+redis.call('XADD', log .. ':none', 'NOMKSTREAM', '*', 'u', '0')
 redis.call('HSET', state, 'format', FORMAT, 'retention_ms', stored_retention_ms)
 set_lifetimes()
 

@@ -225,13 +225,14 @@ end
 
 -- L22. What may fail is tried where it does no harm.
 redis.call('PEXPIRE', history, HISTORY_MS)
-if #old > 0 then redis.call('HDEL', history, unpack(old)) end
+redis.call('HDEL', history, '')
 if int(sweep_to) ~= fields[6] then set('swept_hour', int(sweep_to)) end
 if #old > 0 and (sweep_to + 1) * HOUR_MS > whole_after_ms then
   whole_after_ms = (sweep_to + 1) * HOUR_MS - 1
   set('whole_after_ms', int(whole_after_ms))
 end
 if #dirty > 0 then redis.call('HSET', history, unpack(dirty)) end
+if #old > 0 then redis.call('HDEL', history, unpack(old)) end
 redis.call('PEXPIRE', history, HISTORY_MS)
 if rolled ~= known[3] then redis.call('HSET', state, 'rolled_up', rolled) end
 return { #ids, (#ids < #entries or #entries == CHUNK or sweep_to < last_old) and 1 or 0 }

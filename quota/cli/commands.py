@@ -801,19 +801,34 @@ def check_(as_json: bool, config: str | None) -> None:
 
 @cli.command()
 @click.option("--call", is_flag=True, help="Also try each key with one call, of a unit or so.")
+@click.option("--acl", is_flag=True, help="Only print the least rights on a Redis server. Nothing is contacted.")
+@click.option("--project", "projects", metavar="P", multiple=True, help="With --acl: of this project alone.")
+@click.option("--cluster", is_flag=True, help="With --acl: on a cluster, whatever the configuration says.")
 @json_option
 @config_option
-def doctor(call: bool, as_json: bool, config: str | None) -> None:
+def doctor(call: bool, acl: bool, projects: tuple[str, ...], cluster: bool, as_json: bool, config: str | None) -> None:
     """Examine the ledger, this machine and the keys. Errors exit with 1.
 
     Each line says what was found and, where something is wrong, what to do. `quota check` examines the
     configuration.
 
+    With --acl, stdout has the least rights of the user that the ledger's url names, else of `quota`: a command for
+    redis-cli, with PASSWORD for you to replace. Further lines are for the users of its sentinels and of the inbound
+    storage, where there are such.
+
     \b
     Example:
       quota doctor
+      quota doctor --acl --project research
       quota doctor --call --json | jq '.findings[] | select(.level != "ok")'
     """
+    if acl and call:
+        raise click.UsageError("--acl and --call cannot be combined: --acl contacts nothing")
+    if acl:
+        _print_rights(projects, cluster, as_json, config)
+        return
+    if projects or cluster:
+        raise click.UsageError("--project and --cluster belong to --acl; add it")
     import quota
     from quota.cli.doctor import examine
     from quota.cli.render import render_findings
@@ -827,6 +842,20 @@ def doctor(call: bool, as_json: bool, config: str | None) -> None:
         print_rich(render_findings(findings))
     if any(finding.level == "error" for finding in findings):
         click.get_current_context().exit(1)
+
+
+def _print_rights(projects: tuple[str, ...], cluster: bool, as_json: bool, config: str | None) -> None:
+    from quota.cli.rights import acl_lines
+    from quota.settings.load import load_settings
+
+    lines = acl_lines(load_settings(config), projects, cluster=cluster)
+    if as_json:
+        print_json({"acl": lines})
+        return
+    for line in lines:
+        say(line)
+    say("In a users.acl, write `user` for `ACL SETUSER`. For `quota ledger move --all`, add +scan.", err=True)
+    say("With +info, the ledger also sees the server's version, persistence and maxmemory-policy.", err=True)
 
 
 @cli.command("prove")

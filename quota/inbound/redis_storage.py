@@ -45,7 +45,7 @@ from quota.inbound.names import (
 from quota.ledger.redis_connection import Connections
 from quota.ledger.redis_errors import ErrorReply, Failed, explained
 from quota.ledger.redis_scripts import script
-from quota.ledger.redis_url import client_maker, label_of
+from quota.ledger.redis_url import client_maker, label_of, user_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -65,6 +65,15 @@ MAX_ASKED = 5
 """A decision is asked for so many times, each time that the server's clock was in another window."""
 
 PREFIX = "quota:inbound:"
+
+KEYS = PREFIX + "*"
+COMMANDS = (
+    *("eval", "evalsha", "time", "mget", "set", "exists", "del", "pexpire", "type"),
+    *("hget", "hset", "hsetnx", "hincrby", "hmget", "hgetall", "hdel", "hscan"),
+    *("lindex", "lrange", "ltrim", "rpush", "scan"),
+)
+"""What a user of the server must be allowed to run, on these keys."""
+
 """Of every key. Who changes what is stored under it changes the prefix."""
 
 SALTS = PREFIX + "{salts}:"
@@ -373,7 +382,7 @@ class RedisStorage:
         return client
 
     def _away(self, error: Failed) -> StorageAway:
-        return StorageAway(explained(error, f"inbound storage {self.label}", WALL_S))
+        return StorageAway(explained(error, f"inbound storage {self.label}", WALL_S, user_of(self._url)))
 
     def _damaged(self, key: str) -> StorageAway:
         return StorageAway(

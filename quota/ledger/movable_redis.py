@@ -54,12 +54,12 @@ class MovableRedisLedger(RedisLedger):
         named = (re.fullmatch(r"quota:\{(.*)\}:(?:log|state|corrections)", key) for key in found)
         return sorted({match[1] for match in named if match is not None})
 
-    def _error(self, error: Failed) -> LedgerError:
+    def _error(self, error: Failed, project: str = "") -> LedgerError:
         overtaken = "another move has begun, or this one has ended" in str(error)
         return (
             OvertakenError(f"ledger {self.label}: another move has begun, or this one has ended")
             if overtaken
-            else (super()._error(error))
+            else (super()._error(error, project))
         )
 
     def _client(self) -> Any:

@@ -256,8 +256,17 @@ _CODES: dict[type[Exception], str] = {
 """redis-py removes these words, with which the server's errors begin."""
 
 
+def _refusal_behind(error: BaseException | None) -> NoPermissionError | None:
+    """redis-py says of a user who may not ask for a cluster's slots that this is no cluster."""
+    while error is not None and not isinstance(error, NoPermissionError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 def translated(error: Exception) -> Failed:
     """What redis-py raised, as this package calls it."""
+    if isinstance(error, RedisClusterException):
+        error = _refusal_behind(error) or error
     said = str(error)
     for kind, code in _CODES.items():
         if isinstance(error, kind):

@@ -59,8 +59,21 @@ def error_of(said: str) -> Failed:
     return Lost(said) if said == _TOO_MANY_CLIENTS else ErrorReply(said, code)
 
 
-def explained(error: Failed, where: str, timeout_s: float) -> str:
-    """What went wrong at `where`, and what to do, without words that could quote the url."""
+def is_denied(said: str) -> bool:
+    """Whether an error says that this user lacks a right: servers of different versions word it differently."""
+    return re.search(_DENIED, said) is not None
+
+
+MAY_NOT_RUN = "this user may not run"
+"""So our scripts name all that is missing (L22)."""
+
+_DENIED = f"^NOPERM|user executing the script can't|[Nn]o permission|{MAY_NOT_RUN}"
+_DENIED_KEYS = "at least one of the keys|access (?:one of the keys|a key)"
+_DENIED_COMMANDS = rf"{MAY_NOT_RUN} ([A-Z, ]+)|permissions? to run the '([a-z|]+)'"
+
+
+def explained(error: Failed, where: str, timeout_s: float, user: str) -> str:
+    """What went wrong at `where`, and what to do, without words that could quote the url. `user` is who has asked."""
     said = (str(error).splitlines() or [""])[0][:200]
     if isinstance(error, NoAnswer):
         waited = f"{timeout_s:g} s"
@@ -75,10 +88,17 @@ def explained(error: Failed, where: str, timeout_s: float) -> str:
         return f"{where} is no cluster; write redis:// for a single server"
     if not isinstance(error, ErrorReply):
         return f"{where} cannot be reached; see whether the server is running there"
-    return _said_to_mean(error, said, where)
+    return _said_to_mean(error, said, where, user)
 
 
-def _said_to_mean(error: ErrorReply, said: str, where: str) -> str:
+def _what_is_denied(said: str) -> str:
+    if re.search(_DENIED_KEYS, said):
+        return "use the keys of this project"
+    named = re.search(_DENIED_COMMANDS, said)
+    return "run a command that it needs" if named is None else f"run {(named[1] or named[2]).upper().replace('|', ' ')}"
+
+
+def _said_to_mean(error: ErrorReply, said: str, where: str, user: str) -> str:
     code = error.code
     if error.asks_for_password:
         return f"{where} refused the password; check the url"
@@ -95,8 +115,9 @@ def _said_to_mean(error: ErrorReply, said: str, where: str) -> str:
         return f"{where} cannot save its data and takes no charge until it can; see the server's log"
     if code == "BUSY" or "-BUSY " in said:
         return f"{where} is busy with another program's script; it goes on after that, or after SCRIPT KILL"
-    if code == "NOPERM" or "can't run this command" in said:
-        return f"{where} does not let this user run a command that the scripts need; see `Rights` in lua/README.md"
+    if code == "NOPERM" or is_denied(said):
+        who = "its sentinels' user" if "'sentinel" in said else f"user {user}"
+        return f"{where}: {who} may not {_what_is_denied(said)}; give it the rights that `quota doctor --acl` prints"
     if code in ("TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN"):
         return f"{where} is moving its data or choosing a primary; run again in a moment"
     if code == "WRONGTYPE" or "WRONGTYPE " in said:

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import re
-from functools import cache
 from typing import TYPE_CHECKING
 
 from quota.common.findings import Finding
-from quota.ledger.redis_scripts import script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-SCRIPTS = (
-    *("charge", "settle", "read", "exhaust", "reopen", "add_unlogged", "repay", "claim", "grant", "roll_up"),
-    "add_refusals",
-)
-
-TIDYING = frozenset(("DEL", "HDEL", "HSCAN", "INFO", "XTRIM"))
-"""Without these a charge is still made, but the keys grow, or nothing is said about the server (L23)."""
 
 OLDEST = (6, 2)
 """The oldest Redis whose commands the scripts know."""
@@ -26,17 +16,10 @@ OLDEST = (6, 2)
 NO_LIFETIME = -1
 
 
-@cache
-def commands_needed() -> tuple[str, ...]:
-    """Every command that the scripts call, in capitals."""
-    found = {name for one in SCRIPTS for name in re.findall(r"redis\.p?call\('(\w+)'", script(one)[0])}
-    return tuple(sorted(found))
-
-
-def findings(info: str, lifetimes: Sequence[int], forbidden: Sequence[str], keys: Sequence[str]) -> Iterator[Finding]:
+def findings(info: str, lifetimes: Sequence[int], missing: Sequence[str], keys: Sequence[str]) -> Iterator[Finding]:
     """The findings about a server that answered, from the reply of `lua/examine.lua`."""
     facts = dict(re.findall(r"^(\w+):([^\r\n]*)\r?$", info, re.MULTILINE))
-    yield from _rights(forbidden)
+    yield _rights(missing)
     if not facts:
         yield Finding(
             "warning", "server", "what it is and how it keeps its data could not be seen", "let this user run INFO"
@@ -48,16 +31,11 @@ def findings(info: str, lifetimes: Sequence[int], forbidden: Sequence[str], keys
     yield from _lifetimes(lifetimes, keys)
 
 
-def _rights(forbidden: Sequence[str]) -> Iterator[Finding]:
-    remedy = "see `Rights` in lua/README.md for what to grant"
-    needed, tidying = [c for c in forbidden if c not in TIDYING], [c for c in forbidden if c in TIDYING]
-    if needed:
-        yield Finding("error", "server rights", f"this user may not run {', '.join(needed)}: calls are refused", remedy)
-    if tidying:
-        message = f"this user may not run {', '.join(tidying)}: calls are charged, but nothing is tidied up"
-        yield Finding("warning", "server rights", message, remedy)
-    if not forbidden:
-        yield Finding("ok", "server rights", "this user may run every command of the scripts")
+def _rights(missing: Sequence[str]) -> Finding:
+    if missing:
+        message = f"this user may not run {', '.join(missing)}: calls are refused"
+        return Finding("error", "server rights", message, "give it the rights that `quota doctor --acl` prints")
+    return Finding("ok", "server rights", "this user may run every command of the scripts")
 
 
 def _version(facts: dict[str, str]) -> Finding:

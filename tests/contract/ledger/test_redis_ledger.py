@@ -22,6 +22,7 @@ from quota.budget import Budget
 from quota.common.clock import NEVER
 from quota.common.redact import redact
 from quota.errors import ConfigError, LedgerError, UnknownCharge
+from quota.ledger import redis_rights
 from quota.ledger.contract import ChargeRequest, ChargeResult, Exhaustion, LimitCheck
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
@@ -778,6 +779,22 @@ def test_over_a_cluster(cluster: RedisServer) -> None:
     round_trip(f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{cluster.port}")
 
 
+def test_over_a_cluster_with_the_least_rights(cluster: RedisServer) -> None:
+    """And each of those that a cluster needs is named where it is missing."""
+    url = f"redis+cluster://some:{redis_rights.PASSWORD}@127.0.0.1:{cluster.port}"
+    with redis.Redis(port=cluster.port) as client:
+        for missing in ("", *redis_rights.OF_A_CLUSTER):
+            client.flushall()
+            commands = {*redis_rights.COMMANDS, *redis_rights.OF_A_CLUSTER} - {missing}
+            line = redis_rights.acl_line("some", [redis_rights.pattern_of("*")], sorted(commands))
+            client.execute_command(*line.split())
+            if missing:
+                assert f"user some may not run {missing.upper().replace('|', ' ')}; give it the rights" in refusal(url)
+            else:
+                round_trip(url)
+        client.acl_deluser("some")
+
+
 def test_a_ledger_follows_its_slot_to_another_node_of_a_cluster(cluster: RedisServer) -> None:
     """The fixture only says whether this server can be told its cluster port."""
     bus = free_port()
@@ -860,6 +877,16 @@ def test_over_sentinels_of_which_one_is_dead(sentinel: int, own_server: RedisSer
     round_trip(url)
     assert open_ledger(url).label == url.replace(":p%40ss%3Aword@", "")
     assert "cannot be reached" in refusal(f"redis+sentinel://127.0.0.1:{sentinel}/unknown")
+
+
+def test_what_sentinels_must_allow(sentinel: int) -> None:
+    url = f"redis+sentinel://127.0.0.1:{sentinel}/main/0"
+    with redis.Redis(port=sentinel) as client:
+        rights = redis_rights.rights([], redis_rights.OF_A_SENTINEL)
+        client.execute_command("ACL", "SETUSER", "default", *rights, "+acl")
+        round_trip(url)
+        client.execute_command("ACL", "SETUSER", "default", "-sentinel")
+    assert ": its sentinels' user may not run SENTINEL" in refusal(url)
 
 
 # -- both servers ------------------------------------------------------------------------------------------------------
@@ -955,8 +982,8 @@ def test_a_server_that_may_drop_our_keys_is_said_once_a_day(
         with opened(own_server.url) as (budget, _):
             budget.charge("search.list")
         asked = {name for name in client.info("commandstats") if "client" not in name and "hello" not in name}
-        assert not asked & {"cmdstat_info|memory", "cmdstat_set", "cmdstat_config|get"}
-        client.delete("quota:claim:eviction")
+        assert not asked & {"cmdstat_info", "cmdstat_config|get"}
+        client.delete("quota:{claim}:eviction")
         client.hset("quota:{p}:state", "eviction_checked_ms", time.time_ns() // 1_000_000 - DAY_MS)
         client.hset("quota:{p}:state", "maintained_ms", "0")  # or housekeeping waits for the next minute
         with opened(own_server.url) as (budget, _):

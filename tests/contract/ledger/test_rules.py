@@ -81,6 +81,7 @@ def test_a_fenced_block_is_the_same_in_every_script_that_has_it() -> None:
         "what a view counts",
         "cells",
         "limits",
+        "rights",
     }
     for name, blocks in copies.items():
         assert len(blocks) > 1, f"{name} is fenced, and nobody shares it"
