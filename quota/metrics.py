@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from quota.common.clock import NEVER
+from quota.common.text import printable
 from quota.common.values import NamedTuple
 from quota.limits import Calendar
 
@@ -90,7 +91,8 @@ def exposition(samples: Iterable[Sample], known: Mapping[str, tuple[str, str]] =
 
 
 def _escaped(value: str) -> str:
-    value = value.encode("utf-8", "backslashreplace").decode()  # bytes that are no text, as a foreign caller may charge
+    """A name as a label, without control characters: whoever wrote into the ledger may have charged under any name."""
+    value = printable(value.encode("utf-8", "backslashreplace").decode())
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 

@@ -34,6 +34,10 @@ them 2 ms, because the relevance of a word depends on how many have it. Words th
 views decide."""
 
 
+MAX_RANK = 2**31
+"""No page of any upstream has so many. A damaged file may."""
+
+
 class Chart(NamedTuple):
     """Ranks of one ranking. `rows` have the rank and the columns of VIDEO, those that the store lacks as None.
 
@@ -172,7 +176,7 @@ class Reader:
 
         def work(db: sqlite3.Connection) -> Chart | None:
             sql = "SELECT job, max(completed_at_ms) FROM checkpoints WHERE region = ? GROUP BY job ORDER BY job"
-            completed = {job: ms for job, ms in db.execute(sql, (region,)) if is_time(ms)}
+            completed = {job: ms for job, ms in db.execute(sql, (region,)) if is_time(ms) and isinstance(job, str)}
             for job in dict.fromkeys([*jobs, *completed]):
                 if job in completed and (found := _chart(db, job, region, completed[job], after, count)):
                     return found
@@ -240,7 +244,8 @@ def _chart(db: sqlite3.Connection, job: str, region: str, completed_ms: int, aft
     (total,) = db.execute(f"SELECT count(*) FROM rankings WHERE {its}", values).fetchone()  # noqa: S608  # constants
     rows = db.execute(
         f"SELECT r.rank, r.video_id, {_VIDEO} FROM rankings r LEFT JOIN videos v ON v.video_id = r.video_id"  # noqa: S608  # constants
-        f" WHERE {its} AND rank > :after ORDER BY rank LIMIT :count",
+        f" WHERE {its} AND rank > :after AND rank <= {MAX_RANK} AND typeof(rank) = 'integer'"
+        " ORDER BY rank LIMIT :count",
         values,
     ).fetchall()
     version = f"{_id(db)} {taken_ms} {job}"

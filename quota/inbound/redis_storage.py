@@ -12,7 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from quota.arguments import whole, whole_clock
+from quota.arguments import MAX_NUMBER, whole, whole_clock
 from quota.common.clock import host_clock
 from quota.common.fork import start_over_in_child
 from quota.errors import StorageAway
@@ -247,7 +247,7 @@ class RedisStorage:
 
     def totals(self) -> Mapping[str, int]:
         try:
-            return {name: int(number) for name, number in _pairs(self._ask("HGETALL", TOTALS)).items()}
+            return {name: _count(number) for name, number in _pairs(self._ask("HGETALL", TOTALS)).items()}
         except ValueError as error:
             raise self._damaged(TOTALS) from error
 
@@ -256,7 +256,7 @@ class RedisStorage:
         number = (self._now_ms() - MET_LAG_MS) // window_ms
         keys = [f"{MET}{policy.rule}:{window_ms}:{n}" for n in (number - 1, number)]
         try:
-            counts = [[int(count or 0) for count in self._ask("HMGET", key, "new", "again")] for key in keys]
+            counts = [[_count(count or "0") for count in self._ask("HMGET", key, "new", "again")] for key in keys]
         except ValueError as error:
             raise self._damaged(MET + "*") from error
         return sum(counts[0]) + counts[1][0]
@@ -280,7 +280,7 @@ class RedisStorage:
             while True:
                 cursor, *found = self._script("inbound_top", [key], [cursor, packed])
                 try:
-                    yield from zip(found[::2], map(int, found[1::2]), strict=True)
+                    yield from zip(found[::2], map(_count, found[1::2]), strict=True)
                 except ValueError as error:
                     raise self._damaged(key) from error
                 if cursor == "0":
@@ -292,7 +292,7 @@ class RedisStorage:
             _, *found = self._script("inbound_top", [key], ["0", "0"])
             try:
                 if found:
-                    yield key.rpartition(":")[2], int(found[1])
+                    yield key.rpartition(":")[2], _count(found[1])
             except (ValueError, IndexError) as error:
                 raise self._damaged(key) from error
 
@@ -490,6 +490,14 @@ class _Plan:
             words += numbers
             words += (name, previous_name)
         return keys + words
+
+
+def _count(text: str) -> int:
+    """A number that was counted. Raises ValueError for what none of our programs counts to."""
+    number = int(text)
+    if not 0 <= number <= MAX_NUMBER:
+        raise ValueError("less than nothing, or more than can be counted")
+    return number
 
 
 def _pairs(reply: Any) -> dict[str, str]:

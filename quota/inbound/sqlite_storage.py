@@ -12,7 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from quota.arguments import whole, whole_clock
+from quota.arguments import MAX_NUMBER, whole, whole_clock
 from quota.common.clock import host_clock
 from quota.common.fork import start_over_in_child
 from quota.common.sqlite_file import SqliteFile, checked_row
@@ -366,7 +366,7 @@ class SqliteStorage:
                 " WHERE expires_ms = ? AND rule = ? AND kind = ? AND window_ms = ?",
                 wanted,
             )
-            return nlargest(count, ((used(state), name) for name, state in rows))
+            return nlargest(count, ((used(state), checked_name(name)) for name, state in rows))
 
         largest = self._transact(self._patient, work, WALL_S, write=False)
         return [Consumer((name % 2**64).to_bytes(NAME_BYTES, "big").hex(), units, limit) for units, name in largest]
@@ -388,7 +388,7 @@ class SqliteStorage:
 
     def _read(self, sql: str, *values: object, integers: int) -> list[Any]:
         def work(db: sqlite3.Connection) -> list[Any]:
-            return [checked_row(row, integers=integers, below=2**63) for row in db.execute(sql, values)]
+            return [checked_row(row, integers=integers) for row in db.execute(sql, values)]
 
         return self._transact(self._patient, work, WALL_S, write=False)
 
@@ -431,8 +431,15 @@ def _number_of(name: bytes) -> int:
 
 def counted(state: Any) -> int | None:
     """The state of `counter` or `gcra`. Raises UnreadableError for what is none."""
-    if state is None or (type(state) is int and state >= 0):
+    if state is None or (type(state) is int and 0 <= state <= MAX_NUMBER):
         return state
+    raise UnreadableError
+
+
+def checked_name(name: Any) -> int:
+    """The name of an identity. Raises UnreadableError for what is none."""
+    if type(name) is int:
+        return name
     raise UnreadableError
 
 

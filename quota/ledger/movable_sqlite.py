@@ -55,7 +55,11 @@ class MovableSqliteLedger(SqliteLedger):
         if not os.path.exists(self._file.path):
             return []
         sql = " UNION ".join(f"SELECT project FROM {table}" for table in TABLES)  # noqa: S608  # constants
-        return sorted(row[0] for row in self._file.transact(lambda db: db.execute(sql).fetchall(), write=False))
+
+        def work(db: sqlite3.Connection) -> list[str]:
+            return sorted(checked_row(row, integers=0)[0] for row in db.execute(sql))
+
+        return self._file.transact(work, write=False)
 
     def standing(self, project: str) -> Standing:
         if not os.path.exists(self._file.path):
@@ -248,32 +252,33 @@ def _put(db: sqlite3.Connection, project: str, name: str, value: str) -> None:
 def _fields(db: sqlite3.Connection, project: str) -> Iterator[Field]:
     """The rows of a project as fields of the state, the inverse of `_put`."""
 
-    def rows(columns: str, table: str) -> Iterable[Any]:
-        return db.execute(f"SELECT {columns} FROM {table} WHERE project = ? ORDER BY 1", (project,))  # noqa: S608
+    def rows(columns: str, table: str, integers: int = 0) -> Iterable[Any]:
+        sql = f"SELECT {columns} FROM {table} WHERE project = ? ORDER BY 1"  # noqa: S608  # constants
+        return [checked_row(row, integers=integers) for row in db.execute(sql, (project,))]
 
-    for row in rows(", ".join(_OF_PROJECT), "projects"):
+    for row in rows(", ".join(_OF_PROJECT), "projects", len(_OF_PROJECT)):
         yield from zip(_OF_PROJECT, map(str, row), strict=True)
     last = _standing(db, project, count=False).last
     if last != (0, 0):
         yield "last", id_text(last)
     for column in ("granted", "compared"):
         yield from ((column, text) for (text,) in rows(column, "projects") if text)
-    views = rows("name, total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms", "views")
-    for name, total, t_ms, t_seq, h_ms, h_seq, dropped_through_ms in views:
+    views = rows("total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms, name", "views", 6)
+    for total, t_ms, t_seq, h_ms, h_seq, dropped_through_ms, name in views:
         yield f"view:{name}", f"{total} {t_ms}-{t_seq} {h_ms}-{h_seq} {dropped_through_ms}"
     for exhaustion in exhaustions_of(db, project).values():
         kind = "reopened" if exhaustion.reopened_ms else "closed"
         yield f"{kind}:{exhaustion.bucket}", exhaustion_text(exhaustion)
     for view, usages in groupby(usages_of(db, project), key=lambda usage: usage.view):
         yield f"unlogged:{view}", usages_text(list(usages))
-    for machine, number, at_ms in rows("machine, number, at_ms", "repaid"):
+    for number, at_ms, machine in rows("number, at_ms, machine", "repaid", 2):
         yield f"repaid:{machine}", str(number)
         if at_ms:
             yield f"repaid_at:{machine}", str(at_ms)
-    marks = rows("at_ms, newest_ms, newest_seq, begun_ms, through_ms, through_seq", "repairs")
+    marks = rows("at_ms, newest_ms, newest_seq, begun_ms, through_ms, through_seq", "repairs", 6)
     lines = [f"{n_ms}-{n_seq} {begun_ms} {at_ms} {t_ms}-{t_seq}" for at_ms, n_ms, n_seq, begun_ms, t_ms, t_seq in marks]
     if lines:
         yield "repaired", "\n".join(reversed(lines))
-    for name, until_ms, record in rows("name, until_ms, record", "claims"):
+    for until_ms, name, record in rows("until_ms, name, record", "claims", 1):
         yield f"claim:{name}", f"{until_ms} {record}"
     yield from sqlite_history.fields(db, project)

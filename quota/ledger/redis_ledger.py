@@ -1019,8 +1019,8 @@ def _bucket_and_units(u: str) -> tuple[str, int]:
 
 def _counted(text: str) -> int:
     units = int(text)
-    if units < 0:
-        raise ValueError("a charge of less than nothing")
+    if not 0 <= units <= NEVER:
+        raise ValueError("a charge of less than nothing, or of more than can be counted")
     return units
 
 

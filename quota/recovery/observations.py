@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from quota.common.clock import NEVER
 from quota.common.values import NamedTuple
 from quota.ledger.contract import root_of
-from quota.ledger.state_fields import read_id
+from quota.ledger.state_fields import read_id, read_ms
 from quota.ledger.unlogged import CARRIED, UnloggedUsage, expiries_text, is_carry, newest_expiries, read_expiries
 from quota.limits import Edges, Sliding, longest_ms_of, selector_of
 
@@ -142,9 +142,10 @@ class Watermark(NamedTuple):
         """The watermark that was written as this head and text; None for what was never written so."""
         first, *lines = text.removesuffix("\n").split("\n")
         observations, usages, sliced = [], [], {}
-        numbers = iter(head.numbers)
+        numbers = map(_counted, head.numbers)
         try:
             read_id(f"{head.newest[0]}-{head.newest[1]}")
+            read_ms(str(head.at_ms))
             _, epoch, label, configuration = first.split("\t")
             for line in lines:
                 kind, view, *fields = line.split("\t")
@@ -158,7 +159,7 @@ class Watermark(NamedTuple):
                     usages.append(UnloggedUsage.from_fields(view, *fields))
                 else:
                     ms, seq, expiries = fields
-                    sliced[view] = SlicedUsage((int(ms), int(seq)), _expiries_from(expiries))
+                    sliced[view] = SlicedUsage(read_id(f"{ms}-{seq}"), _expiries_from(expiries))
         except (ValueError, TypeError, IndexError, StopIteration):
             return None
         return cls(epoch, head.at_ms, tuple(observations), tuple(usages), sliced, label, configuration)
@@ -173,7 +174,16 @@ def _observation_from(
     view: str, epoch: str, units: str, since_ms: str, last_ms: str, last_seq: str, until_ms: str, slices: str
 ) -> ViewObservation:
     last = read_id(f"{last_ms}-{last_seq}")
-    return ViewObservation(view, epoch, int(units), int(since_ms), last, int(until_ms), _expiries_from(slices))
+    since, until = int(since_ms), read_ms(until_ms)
+    if since > until:
+        raise ValueError("it begins after all of it has expired")
+    return ViewObservation(view, epoch, _counted(int(units)), since, last, until, _expiries_from(slices))
+
+
+def _counted(units: int) -> int:
+    if not 0 <= units <= NEVER:
+        raise ValueError("less than nothing, or more than can be counted")
+    return units
 
 
 def _span_text(span: Span) -> str:
@@ -181,7 +191,9 @@ def _span_text(span: Span) -> str:
 
 
 def _span_from(text: str) -> Span:
-    edges = tuple(map(int, text.split(" ")))
+    edges = tuple(map(read_ms, text.split(" ")))
+    if len(edges) not in (1, 3) or list(edges) != sorted(edges):
+        raise ValueError("no window, or edges that do not follow each other")
     return edges[0] if len(edges) == 1 else (edges[0], edges[1], edges[2])
 
 

@@ -41,6 +41,8 @@ PERCENT = {
     "journal": 1,
     "store": 1,
     "redis": 2,
+    "neighbours-of-files": 0.5,
+    "neighbours-of-keys": 0.5,
 }
 """How the inputs are shared out."""
 
@@ -56,7 +58,7 @@ def every(target: str, part: int, attempt: Callable[[Input], None]) -> None:
     if ONLY is not None:
         numbers = [int(ONLY)] if int(ONLY) % PARTS == part else []
     else:
-        numbers = list(range(part, INPUTS * PERCENT[target] // 100, PARTS))
+        numbers = list(range(part, int(INPUTS * PERCENT[target]) // 100, PARTS))
     failed: list[BaseException] = []
     for number in numbers:
         made = Input(f"{SEED} {target} {number}")

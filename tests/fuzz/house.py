@@ -1,0 +1,461 @@
+"""A whole installation with something in each of its rows and keys, and all that people and programs read of it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import re
+import sqlite3
+import struct
+import sys
+import threading
+import zlib
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import redis
+
+import quota
+from fuzz.generate import damaged, mutated, text
+from fuzz.inputs import Input, check_line
+from quota.cli.commands import _main
+from quota.common.clock import host_clock
+from quota.dashboard.app import make_app as make_page
+from quota.errors import LedgerError, UnknownCharge
+from quota.inbound.configured import load_rules
+from quota.inbound.opening import opened
+from quota.jobs.api.app import make_app as make_api
+from quota.jobs.runner import run_job
+from quota.ledger.compared import Compared
+from quota.ledger.contract import Exhaustion
+from quota.ledger.grants import Grant
+from quota.ledger.unlogged import UnloggedUsage
+from quota.limits import DAY_MS, HOUR_MS
+from support.claims import claim_of
+
+if TYPE_CHECKING:
+    import pytest
+
+STATUSES = (0, 1, 2, 69, 75, 78)
+SCRIPT = "<script>alert(1)</script>"
+"""What a neighbour would like to run in the browser of whoever looks at the page."""
+
+CONFIG = """
+textfile = "metrics"
+[ledger]
+url = "{ledger}"
+unavailable = {{ max_cost = 1, allowance = 50, machines = 1 }}
+[store]
+url = "sqlite:///videos.db"
+[credentials.main]
+api = "youtube-v3"
+project = "main"
+key = "file:key"
+endpoint = "{endpoint}"
+limits = [
+  {{ name = "day", units = 2000, window = "24h" }},
+  {{ name = "pacific-day", units = 2500, window = {{ calendar = "day", zone = "America/Los_Angeles" }} }},
+  {{ name = "searches", units = 3, methods = ["search.list"], count = "calls", window = "24h" }},
+]
+[jobs.trending]
+fetch = "trending"
+regions = ["US", "DE"]
+pages = 1
+schedule = "0 */6 * * *"
+[inbound]
+url = "{inbound}"
+[inbound.counted]
+path = "/counted"
+limit = 5
+window = "1h"
+[inbound.paced]
+path = "/paced"
+algorithm = "gcra"
+burst = 5
+limit = 5
+window = "1h"
+[inbound.logged]
+algorithm = "log"
+limit = 5
+window = "1h"
+"""
+COMMANDS = (
+    "charge videos.list --job trending",
+    "charge search.list --json",
+    "charge --file calls",
+    "peek videos.list",
+    "peek search.list --json",
+    "refund ID",
+    "settle ID 5",
+    "settle allowance-1 5",
+    "exec videos.list -- /no/such/program",
+    "status",
+    "status --json",
+    "status --check",
+    "spend --by job,region",
+    "spend --by hour --json --since 30d",
+    "spend --by run",
+    "log",
+    "log --json --since 30d",
+    "log --refused",
+    "log --refused --json",
+    "explain",
+    "explain --json",
+    "explain ID",
+    "explain ID --json",
+    "reopen uploads --because so",
+    "check",
+    "check --json",
+    "doctor",
+    "doctor --json",
+    "plan --days 1",
+    "plan --days 1 --json",
+    "run trending",
+    "run trending --json --here",
+    "runs",
+    "runs --json",
+    "search live",
+    "search live --json",
+    "inbound status",
+    "inbound status --json",
+    "inbound status --textfile inbound.prom",
+    "inbound top counted",
+    "inbound top logged --json",
+    "inbound top paced",
+    "inbound rotate",
+    "ledger repair",
+    "ledger repair --yes",
+    "ledger repair --json",
+    "ledger move OLD sqlite:///elsewhere.db",
+    "ledger move OLD sqlite:///elsewhere.db --json --all",
+    "reconcile --dry-run",
+)
+PAGES = ("/", "/metrics", "/healthz", "/refusals/x", "/runs/x")
+ANSWERS = (
+    "/",
+    "/healthz",
+    "/api/v1/videos/trending?region=US",
+    "/api/v1/search?q=live",
+    "/api/v1/search?q=live+v*&region=DE",
+    "/api/v1/channels/c1",
+)
+
+
+class House:
+    """An installation in the working folder. What it has is put back before each input."""
+
+    def __init__(self, ledger: str, inbound: str, upstream: str) -> None:
+        self.ledger = ledger
+        Path("quota.toml").write_text(CONFIG.format(ledger=ledger, inbound=inbound, endpoint=upstream))
+        Path("key").write_text("a-key-of-the-tests")
+        Path("key").chmod(0o600)
+        Path("calls").write_text("videos.list\nsearch.list\n")
+        now_ms = host_clock()
+        clock_ms = now_ms - 3 * HOUR_MS
+        with quota.open("quota.toml", clock=lambda: clock_ms) as session:
+            budget = session.budget()
+            for _ in range(2):
+                charge = budget.charge("search.list", job="trending", region="US")
+            budget.charge("videos.list", job="other", region="DE")
+            budget.settle(str(charge.id), 7)
+            self.charge_id = str(charge.id)
+            ledger_ = session.ledger
+            ledger_.exhaust("main", Exhaustion("uploads", now_ms, now_ms + DAY_MS, "said so", "host:1"))
+            ledger_.exhaust("main", Exhaustion("old", clock_ms, now_ms + DAY_MS, "said so", "host:1"))
+            ledger_.reopen("main", "old", "because")
+            ledger_.claim("main", claim_of("a", tick="t", regions=("FR",)))
+            grants = [Grant("units", 10_000, clock_ms, now_ms + DAY_MS)]
+            ledger_.grant("main", grants, [Compared("units", 300, 200, 100, 0, clock_ms, clock_ms, clock_ms)])
+            view = budget.limits[0].view.name
+            lost = UnloggedUsage(view, "other/*", ((50, now_ms + HOUR_MS), (9, now_ms + DAY_MS)), (clock_ms, 0))
+            ledger_.add_unlogged("main", "epoch", [lost])
+            ledger_.repair("main", "mended", clock_ms)
+            clock_ms = now_ms
+            while ledger_.roll_up("main", now_ms, present_hour=True):
+                pass
+            for _ in range(3):
+                budget.charge("search.list", job="trending")  # the last ones are refused
+        with quota.open("quota.toml") as session:
+            assert run_job(session, "trending").outcome == "done"
+        rules, storage = opened(load_rules("quota.toml"))
+        for rule in rules.rules:
+            storage.decide(rule.policy, "ann")
+        storage.add_totals({"requests|counted|admitted": 5, "took|0": 5, "took_us": 77})
+        storage.close()
+        self._away()
+        for name in ("videos.db", "ledger.db", "inbound.db", "state/allowance.db"):
+            if Path(name).exists():
+                with closing(sqlite3.connect(name)) as db:
+                    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self.files = {path: path.read_bytes() for path in sorted(Path().rglob("*")) if path.is_file()}
+
+    def _away(self) -> None:
+        """Draw from the allowance: the journal has something then."""
+        here = Path("quota.toml").read_text()
+        Path("quota.toml").write_text(here.replace(self.ledger, "redis://127.0.0.1:1/0"))
+        with quota.open("quota.toml") as session:
+            assert session.budget().charge("videos.list").source == "allowance"
+        Path("quota.toml").write_text(here)
+
+    def put_back(self) -> None:
+        for path in Path().rglob("*"):
+            if path.is_file() and (path.suffix == ".db" or path not in self.files):
+                path.unlink()  # a file of its own for each input: SQLite keeps locks of those that are still open
+        for path, data in self.files.items():
+            if not path.exists() or path.read_bytes() != data:
+                path.write_bytes(data)
+
+
+# -- what a neighbour writes -------------------------------------------------------------------------------------------
+
+ESCAPES = ("\x1b[31mred", "\x1b]0;title\x07", "\x9b2J", "\u202egnp.exe", "a\r\nb", SCRIPT)
+NUMBERS = (-5, 0, 7, 10**6, 10**14, 10**14 - 1, 2**53 - 1, 2**53, 2**63 - 1, -(2**63))
+TEXTS = (
+    *("", "x", *ESCAPES, "-1", "0", "nan", "1e400", "{}", "[]", "null", "*|*|*|24h"),
+    *("9" * 20, f"{2**53}", f"{10**14}-0", f"{2**53}-{2**53}", "units=1:2:3", f"units={10**14}:1:{10**14 - 1}"),
+    *("[" * 5_000, '{"a":' * 2_000, "5" * 5_000, "x" * 5_000, '{"runs": 5}', '{"ticks": {"t": 1e999}}'),
+)
+
+
+def put(r: Input, before: object) -> object:
+    """Something else than what was there: another kind, or the same with damage."""
+    kind = r.random()
+    if kind < 0.25:
+        return r.choice(NUMBERS)
+    if kind < 0.45:
+        return r.choice(TEXTS)
+    if kind < 0.55:
+        return r.choice((text(r), r.randbytes(9), 1.5, 1e300, None, b"\xff"))
+    if isinstance(before, int):
+        return r.choice((before + 1, -before, before * 1000, before // 1000, str(before), before + 10**9))
+    data = before.encode() if isinstance(before, str) else bytes(before) if isinstance(before, bytes) else b""
+    with suppress(ValueError, RecursionError):
+        found = json.loads(data)
+        if isinstance(found, dict | list) and r.random() < 0.8:
+            return json.dumps(mutated(r, found))
+    if r.random() < 0.5:
+        numbers = list(re.finditer(rb"\d+", data))
+        if numbers:
+            one = r.choice(numbers)
+            number = r.choice((b"0", b"-1", b"9" * 20, b"%d" % (2**53 - 1), b"%d" % (10**14), b"", b"\x1b[31m", b"1e3"))
+            return data[: one.start()] + number + data[one.end() :]
+    return damaged(r, data, 2)
+
+
+def damage_rows(r: Input, name: str) -> tuple[object, ...]:
+    """One field of one row of a file."""
+    with closing(sqlite3.connect(name, isolation_level=None)) as db:
+        kinds = "type = 'table' AND sql NOT LIKE '%VIRTUAL%'"
+        tables = [row[0] for row in db.execute(f"SELECT name FROM sqlite_master WHERE {kinds}")]  # noqa: S608
+        filled = [table for table in tables if db.execute(f"SELECT EXISTS (SELECT * FROM {table})").fetchone()[0]]  # noqa: S608
+        table = r.choice(filled)
+        column = r.choice([row[1] for row in db.execute(f"PRAGMA table_info({table})")])
+        db.text_factory = bytes  # it may be damaged already
+        rows = [row[0] for row in db.execute(f'SELECT "{column}" FROM {table} LIMIT 20')]  # noqa: S608
+        before = r.choice(rows)
+        now = put(r, before)
+        if isinstance(now, str):
+            now = now.encode("utf-8", "surrogatepass")
+        as_text = "CAST(? AS TEXT)" if isinstance(now, bytes) and r.random() < 0.8 else "?"
+        where = f'WHERE "{column}" IS ?' if r.random() < 0.6 else ""
+        with suppress(sqlite3.Error, OverflowError):  # not even SQLite would take it
+            values = (now, before) if where else (now,)
+            db.execute(f'UPDATE OR IGNORE {table} SET "{column}" = {as_text} {where}', values)  # noqa: S608
+        return name, table, column, before, now
+
+
+def damage_file(r: Input, path: Path) -> tuple[object, ...]:
+    """Bytes of a file. What a watermark file says is also changed with checksums that fit."""
+    data = path.read_bytes()
+    if path.parent.name == "watermarks" and r.random() < 0.8:
+        head, after = _slot(data)
+        if after is None:
+            return (path, "empty")
+        changed = bytearray(head)
+        if r.random() < 0.4:
+            at = 16 + 8 * r.randrange((len(head) - 16) // 8)
+            changed[at : at + 8] = struct.pack("<Q", r.choice((0, 1, 10**14, 2**53, 2**63, 2**64 - 1, 2000, 10**9)))
+            lines = after
+        else:
+            lines = put(r, after) if r.random() < 0.2 else _with_line(r, after)
+            lines = lines if isinstance(lines, bytes) else str(lines).encode("utf-8", "surrogatepass")
+        struct.pack_into("<II", changed, 8, zlib.crc32(lines), len(lines))
+        path.write_bytes(bytes(changed) + struct.pack("<I", zlib.crc32(changed)) + lines)
+        return path, bytes(changed), lines
+    path.write_bytes(damaged(r, data) if r.random() < 0.9 else r.randbytes(100))
+    return path, "bytes"
+
+
+def _slot(data: bytes) -> tuple[bytes, bytes | None]:
+    if len(data) < 48:
+        return b"", None
+    _, count, _, size = struct.unpack_from("<IIII", data)
+    end = 48 + 8 * count
+    return data[:end], data[end + 4 : end + 4 + size]
+
+
+def _with_line(r: Input, lines: bytes) -> bytes:
+    several = lines.split(b"\n")
+    n = r.randrange(len(several))
+    words = several[n].split(b"\t")
+    m = r.randrange(len(words))
+    now = put(r, words[m])
+    words[m] = now if isinstance(now, bytes) else str(now).encode("utf-8", "surrogatepass")
+    several[n] = b"\t".join(words)
+    return b"\n".join(several)
+
+
+def damage_key(r: Input, client: redis.Redis) -> tuple[object, ...]:
+    """One field of one of our keys in Redis, or a whole key."""
+    key = r.choice(sorted(client.keys("quota:*")))
+    kind = client.type(key).decode()
+    with suppress(redis.ResponseError):
+        if r.random() < 0.1:
+            now = as_bytes(put(r, b""))
+            client.delete(key)
+            if r.random() < 0.5:
+                client.set(key, now)
+                return key, "SET", now
+            return key, "DEL"
+        if kind == "hash":
+            fields = sorted(client.hkeys(key))
+            field = r.choice(fields) if r.random() < 0.85 else as_bytes(put(r, r.choice(fields)))
+            now = as_bytes(put(r, client.hget(key, field) or b""))
+            client.hset(key, field, now)
+            return key, field, now
+        if kind == "stream":
+            entry = {name: as_bytes(put(r, b"5")) for name in r.choice(("umjgk", "umjgk", "u", "kgj"))}
+            at = r.choice(
+                ("*", f"{host_clock() - 5}-0", f"{host_clock() + HOUR_MS}-0", f"{10**14}-0", f"{2**64 - 1}-5")
+            )
+            client.xadd(key, entry, id=at)
+            return key, at, entry
+        if kind == "string":
+            now = as_bytes(put(r, client.get(key)))
+            client.set(key, now, keepttl=True)
+            return key, now
+        if kind == "list":
+            now = as_bytes(put(r, client.lindex(key, 0)))
+            client.lset(key, 0, now)
+            return key, now
+        if kind == "zset":
+            now = as_bytes(put(r, client.zrange(key, 0, 0)[0]))
+            score = r.choice((0, -1, 1e300, float("inf"), 2**53, host_clock()))
+            client.zadd(key, {now: score})
+            return key, now, score
+        raise AssertionError(f"what is a {kind}?")
+    return ()
+
+
+def as_bytes(value: object) -> bytes:
+    made = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
+    return made[:6_000]
+
+
+# -- who reads it ------------------------------------------------------------------------------------------------------
+
+
+def use(r: Input, house: House, patch: pytest.MonkeyPatch) -> None:
+    """Some commands, the page, the API and a budget on an event loop."""
+    for command in r.sample(COMMANDS, 6):
+        args = command.replace("ID", house.charge_id).replace("OLD", house.ledger).split()
+        try:
+            check_command(args, *run_quota(patch, args))
+        except AssertionError as error:
+            raise AssertionError(f"quota {command}: {error}") from error
+    asyncio.run(_serve(r))
+
+
+def run_quota(patch: pytest.MonkeyPatch, args: list[str]) -> tuple[int, str, str]:
+    """What `quota ARGS` exits with and prints, on streams as a process has them."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace", write_through=True)
+    with patch.context() as within:
+        within.setattr(sys, "argv", ["quota", *args])
+        within.setattr(sys, "stdout", out)
+        within.setattr(sys, "stderr", err)
+        status = _main()
+    return status, out.detach().getvalue().decode(), err.detach().getvalue().decode()  # type: ignore[attr-defined]
+
+
+def check_command(args: list[str], status: int, out: str, err: str) -> None:
+    assert status in STATUSES or (args[0] == "exec" and status in (126, 127)), (status, err)
+    for line in err.splitlines():
+        check_line(line)
+    assert out or err or args[0] == "run", "nothing is said"
+    check_text(out)
+    if "--json" in args and out:
+        several = out.splitlines() if args[0] == "log" else [out]
+        for one in several:
+            check_numbers(json.loads(one, parse_constant=_no_number))
+
+
+def check_text(text_: str) -> None:
+    for line in text_.split("\n"):
+        assert line.isprintable(), f"control characters: {line!r:.500}"
+        assert "Traceback" not in line
+
+
+def _no_number(name: str) -> object:
+    raise AssertionError(f"{name} is no number of JSON")
+
+
+def check_numbers(found: object) -> None:
+    if isinstance(found, dict):
+        for one in found.values():
+            check_numbers(one)
+    elif isinstance(found, list):
+        for one in found:
+            check_numbers(one)
+    elif isinstance(found, int | float):
+        assert -1 <= found < 2**53, f"an absurd number: {found}"
+
+
+async def _serve(r: Input) -> None:
+    with quota.open("quota.toml") as session:
+        page = make_page(session, None)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(page), base_url="http://localhost") as client:  # type: ignore[arg-type]
+            for path in PAGES:
+                check_answer(path, answer := await client.get(path))
+                if path == "/":
+                    links = re.findall(r'href="(/(?:refusals|runs)/[^"]+)"', answer.text)
+                    for link in r.sample(links, min(2, len(links))):
+                        check_answer(link, await client.get(link))
+        api = make_api(session)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://localhost") as client:  # type: ignore[arg-type]
+            for path in ANSWERS:
+                check_answer(path, await client.get(path))
+        for thread in threading.enumerate():
+            if thread.name == "quota-dashboard":
+                thread.join(60)
+    async with quota.open_async("quota.toml") as several:
+        budget = several.budget()
+        for ask in (budget.peek, budget.charge):
+            decision = await ask("videos.list", job="trending")
+            check_line(decision.sentence())
+            check_numbers(decision.as_json())
+            if decision.admitted and decision.id:
+                with suppress(LedgerError, UnknownCharge):
+                    await budget.settle(decision.id, 0)
+        with suppress(LedgerError):
+            check_numbers([state._asdict() for state in await budget.usage()])
+
+
+def check_answer(path: str, answer: httpx.Response) -> None:
+    said = f"{path}: {answer.status_code} {answer.text[:500]}"
+    assert answer.status_code in (200, 304, 400, 404, 503), said
+    assert "please report" not in answer.text, said
+    assert not re.search(r"(Type|Value|Key|Attribute|Overflow|Index|Assertion|Recursion)Error", answer.text), said
+    assert SCRIPT not in answer.text or "html" not in answer.headers["content-type"], said
+    for line in answer.text.split("\n"):
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", line), f"{path}: {line!r:.500}"
+    if path == "/metrics":
+        for line in answer.text.removesuffix("\n").split("\n"):
+            assert line.isprintable(), repr(line)
+            if not line.startswith("#"):
+                assert -1 <= float(line.rpartition(" ")[2]) < 2**53, line
+    elif "json" in answer.headers["content-type"]:
+        check_numbers(json.loads(answer.text, parse_constant=_no_number))
