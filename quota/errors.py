@@ -74,7 +74,7 @@ class StorageAway(QuotaError):
 class BadAnswer(QuotaError):
     """Upstream's answer is too large, too slow, or not what the API promises. The attempt stays charged.
 
-    Raised only by a client that was given limits: those of jobs are, see `quota.clients.google.service`.
+    A client without limits raises it only for redirects that lead nowhere: see `quota.clients.google.service`.
     """
 
     exit_status = 1

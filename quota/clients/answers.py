@@ -6,6 +6,8 @@ a page of 400,000 items, or HTML instead of JSON. Each of these raises `BadAnswe
     AnswerLimits      the limits; None: no limit
     Watch             the limits of one client, and the deadline of each thread's request
     LimitedResponse   an answer that is read within the limits
+    check_redirect    refuses to be sent to anything but HTTP
+    digestible        an error's body, if the client can parse it
     checked           checks the shape of a body before the client parses it
 """
 
@@ -19,11 +21,14 @@ import zlib
 from contextlib import contextmanager
 from http.client import HTTPResponse, IncompleteRead
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
+from googleapiclient.errors import HttpError
 from googleapiclient.model import JsonModel
 
 from quota.arguments import seconds, whole
-from quota.common.text import spaced
+from quota.common.redact import redact
+from quota.common.text import show, spaced
 from quota.common.values import NamedTuple
 from quota.errors import BadAnswer
 
@@ -156,13 +161,19 @@ class LimitedResponse(HTTPResponse):
         if self.length is not None and self.length > most:
             raise self._limits.too_large()
         content = bytearray()
-        while piece := super().read(READ_BYTES):
+        while piece := self._piece():
             content += piece
             if len(content) > most:
                 raise self._limits.too_large()
         if self.length:  # http.client accepts a body that is shorter than announced
             raise IncompleteRead(bytes(content), self.length)
         return bytes(content)
+
+    def _piece(self) -> bytes:
+        try:
+            return super().read(READ_BYTES)
+        except ValueError as error:  # a chunk of less than nothing
+            raise no_http() from error
 
     def _unpacked(self, content: bytes, most: int) -> bytes:
         packing = (self.headers.get("content-encoding") or "").strip().lower()
@@ -184,6 +195,35 @@ class LimitedResponse(HTTPResponse):
 
 def no_http() -> BadAnswer:
     return BadAnswer("upstream's answer is no HTTP; check endpoint and proxies")
+
+
+def check_redirect(uri: str) -> None:
+    """Raise BadAnswer for a redirect to anything but an address of HTTP: a file, another protocol, a user's name."""
+    try:
+        parts = urlsplit(uri)
+        sound = (
+            parts.scheme in ("http", "https") and parts.username is None and bool(parts.hostname) and parts.port != 0
+        )
+    except ValueError:
+        sound = False
+    if not sound or not uri.isprintable() or " " in uri:
+        raise BadAnswer(
+            f"upstream redirects to {show(redact(uri))}, which is no http address; check endpoint and proxies"
+        )
+
+
+def digestible(response: Any, content: bytes) -> bytes:
+    """The body of an answer, or b"" for an error answer whose body the client cannot parse.
+
+    The client looks for a message in the body of an error. If the message is not text, or the JSON is nested too deep,
+    the client fails with one of Python's own exceptions, and the caller never learns the status.
+    """
+    if int(response.status) >= 300:
+        try:
+            HttpError(response, content)
+        except Exception:
+            return b""
+    return content
 
 
 # -- its shape ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from quota.clients.metering import Attempt, Hosts, Meter
 from quota.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from quota.async_budget import AsyncBudget
     from quota.budget import Budget
@@ -22,7 +22,30 @@ MethodOf = str | Callable[[str, str], str]
 """An API method's name, or a function that gives it for (verb, url), for example ("GET", "https://...")."""
 
 MAX_PEEK_BYTES = 64 * 1024
-"""How much of an error body is read to classify it. The client still gets all of it."""
+"""How much of an error body is read to classify it, packed and unpacked. The client still gets all of it."""
+
+UNPACKED_AT_ONCE = 16
+"""It is unpacked in pieces of so many bytes. Of gzip such a piece holds up to 16 kB, of brotli 16 MB. All that is
+read of a body may hold more than there is memory."""
+
+
+def unpacked(packing: str, head: bytes, unpack: Callable[[Iterator[bytes]], Iterable[bytes]]) -> bytes:
+    """The beginning of a body from its packed beginning. `unpack` is the client's own way, piece by piece.
+
+    b"" for what is packed several times, which multiplies, or otherwise than `packing` says: then the status is all
+    there is to go by.
+    """
+    if "," in packing:
+        return b""
+    text = b""
+    try:
+        for piece in unpack(head[at : at + UNPACKED_AT_ONCE] for at in range(0, len(head), UNPACKED_AT_ONCE)):
+            text += piece[:MAX_PEEK_BYTES]
+            if len(text) >= MAX_PEEK_BYTES:
+                break
+    except Exception:
+        return b""
+    return text
 
 
 class HostGate:

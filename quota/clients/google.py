@@ -39,12 +39,12 @@ from googleapiclient.errors import HttpError
 from googleapiclient.http import BatchHttpRequest, HttpRequest
 
 from quota.arguments import seconds
-from quota.clients.answers import AnswerLimits, LimitedResponse, Watch, checked, no_http
+from quota.clients.answers import AnswerLimits, LimitedResponse, Watch, check_redirect, checked, digestible, no_http
 from quota.clients.metering import Hosts, Meter, is_loopback
 from quota.common.fork import start_over_in_child
 from quota.common.redact import redact, register
 from quota.common.values import NamedTuple
-from quota.errors import ConfigError, UsageError
+from quota.errors import BadAnswer, ConfigError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -91,6 +91,7 @@ def service(
     If any of them is set, the service raises quota.BadAnswer for an answer that exceeds a limit, or that is not the
     JSON that the API promises, and sends no request again by itself when a connection dies. The service calls `waiting`
     several times a second while it waits for an answer; an exception from `waiting` ends the request.
+    A redirect to what is no HTTP is a BadAnswer with and without limits. The key goes to the API's host and port alone.
     Raises ConfigError if the installed client does not describe the API, or if `endpoint` is not a usable URL.
     """
     timeout_s = seconds(timeout_s, "timeout_s")
@@ -289,6 +290,7 @@ class _Gate:
         self._hosts = Hosts([root.netloc if is_loopback(host) and root.port else host])
         self._also = Hosts([_SHARED_HOST] if host.endswith(".googleapis.com") else [])
         self._secure = root.scheme == "https"
+        self._port = root.port or _default_port(root.scheme)
         self._routes = _Routes(document)
         self._meter = meter
         self._waiting = threading.local()
@@ -300,8 +302,11 @@ class _Gate:
         return place in self._hosts or place in self._also
 
     def keeps_key(self, uri: str) -> bool:
-        """Whether `uri` may receive the API key: only the API may, and never over plain HTTP if the API uses HTTPS."""
-        return self.serves(uri) and (uri[:6].lower() == "https:" or not self._secure)
+        """Whether `uri` may receive the API key: only the API may, on its own port, and never over plain HTTP if the
+        API uses HTTPS."""
+        parts = urlsplit(uri)
+        own_port = (parts.port or _default_port(parts.scheme)) == self._port
+        return own_port and self.serves(uri) and (parts.scheme == "https" or not self._secure)
 
     def charge(self, place: tuple[str, int], verb: str, url: str, headers: Mapping[str, Any], body: Any) -> list[_Sent]:
         """Charge one request that is about to leave. Returns [] if it does not call this API. Raises Refused."""
@@ -552,7 +557,10 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
         redirections: int = httplib2.DEFAULT_MAX_REDIRECTS,
         connection_type: Any = None,
     ) -> tuple[Any, bytes]:
-        """Like httplib2's own, which also calls this for every redirect. Ignores `connection_type`. Raises Refused."""
+        """Like httplib2's own, which also calls this for every redirect. Ignores `connection_type`. Raises Refused, and
+        BadAnswer for a redirect to what is no HTTP."""
+        if redirections < httplib2.DEFAULT_MAX_REDIRECTS:
+            check_redirect(uri)
         if headers and not self._gate.keeps_key(uri):
             headers = {name: value for name, value in headers.items() if name.lower() != _KEY_HEADER}
         self._gate.forget()
@@ -560,12 +568,14 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
         try:
             with contextlib.nullcontext() if self.watch is None else self.watch.request():
                 response, content = super().request(uri, method, body, headers, redirections, metered)
+        except (httplib2.RedirectLimit, httplib2.RedirectMissingLocation) as error:
+            raise BadAnswer("upstream redirects in circles, or nowhere; check endpoint and proxies") from error
         finally:
             pool = self.connections
             for name in [name for name, connection in pool.items() if connection.spoiled or connection.unread]:
                 pool.pop(name).hang_up()
         self._gate.answered(response, content)
-        return response, _digestible(response, content)
+        return response, digestible(response, content)
 
     def meters(self, uri: str) -> bool:
         """Whether this Http charges requests to `uri`."""
@@ -613,20 +623,6 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
         _close_all(pools)
         self.certificates.clear()
         self.clear_credentials()
-
-
-def _digestible(response: Any, content: bytes) -> bytes:
-    """The body of an answer, or b"" for an error answer whose body the client cannot parse.
-
-    The client looks for a message in the body of an error. If the message is not text, or the JSON is nested too deep,
-    the client fails with one of Python's own exceptions, and the caller never learns the status.
-    """
-    if int(response.status) >= 300:
-        try:
-            HttpError(response, content)
-        except Exception:
-            return b""
-    return content
 
 
 def _close_all(pools: list[tuple[threading.Thread, dict[str, _Connection]]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from quota.clients.gate import MAX_PEEK_BYTES, AsyncHostGate, HostGate, MethodOf
+from quota.clients.gate import MAX_PEEK_BYTES, AsyncHostGate, HostGate, MethodOf, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
@@ -157,11 +157,11 @@ def _unsent(library: Any) -> tuple[type[Exception], ...]:
 
 
 def _decoded(library: Any, response: httpx.Response, raw: bytes) -> bytes:
-    try:
-        content: bytes = library.Response(response.status_code, headers=response.headers, content=raw).content
-    except Exception:
-        return b""  # not what its headers say; its status is all there is to go by
-    return content
+    def unpack(pieces: Iterator[bytes]) -> Iterator[bytes]:
+        within: httpx.Response = library.Response(response.status_code, headers=response.headers, content=pieces)
+        return within.iter_bytes()
+
+    return unpacked(response.headers.get("content-encoding", ""), raw, unpack)
 
 
 def _with_stream(library: Any, response: httpx.Response, stream: Any) -> httpx.Response:

@@ -17,10 +17,10 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
-from quota.clients.gate import MAX_PEEK_BYTES, HostGate, MethodOf
+from quota.clients.gate import MAX_PEEK_BYTES, HostGate, MethodOf, unpacked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     import requests
     from requests.adapters import HTTPAdapter
@@ -88,11 +88,13 @@ def _note_response(attempt: Attempt, response: requests.Response) -> None:
     raw = response.raw
     body = _PeekedBody(raw)
     given = {"headers": raw.headers, "status": raw.status, "reason": raw.reason, "version": raw.version}
-    try:
-        text = HTTPResponse(body=io.BytesIO(body.head), preload_content=False, **given).read(decode_content=True)
-    except Exception:
-        text = b""  # it does not match its headers; classify it by its status
-    attempt.answered(response.status_code, text)
+
+    def unpack(pieces: Iterator[bytes]) -> Iterator[bytes]:
+        return HTTPResponse(body=_Pieces(pieces), preload_content=False, enforce_content_length=False, **given).stream(
+            MAX_PEEK_BYTES
+        )
+
+    attempt.answered(response.status_code, unpacked(raw.headers.get("content-encoding", ""), body.head, unpack))
     response.raw = HTTPResponse(
         body=body,
         preload_content=False,
@@ -100,6 +102,21 @@ def _note_response(attempt: Attempt, response: requests.Response) -> None:
         original_response=getattr(raw, "_original_response", None),  # requests looks for cookies there
         **given,
     )
+
+
+class _Pieces(io.RawIOBase):
+    """A body that is read in these pieces, however much is asked for."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        piece = next(self._pieces, b"")
+        buffer[: len(piece)] = piece
+        return len(piece)
 
 
 class _PeekedBody(io.RawIOBase):

@@ -34,7 +34,7 @@ from googleapiclient.errors import Error as ClientError
 from googleapiclient.errors import HttpError
 from googleapiclient.http import HttpRequest
 
-from quota.clients.answers import AnswerLimits, LimitedResponse, Watch, checked
+from quota.clients.answers import AnswerLimits, LimitedResponse, Watch, checked, digestible
 from quota.clients.metering import is_loopback
 from quota.common.clock import rfc3339
 from quota.common.redact import install, redact, register
@@ -327,7 +327,7 @@ class _Http(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no types
             finally:  # one that was not read to its end would keep the socket open
                 while self._answers:
                     self._answers.pop().close()
-            return response
+            return response[0], digestible(*response)
 
 
 def _service(credential: CredentialSettings) -> Any:

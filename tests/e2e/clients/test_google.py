@@ -599,6 +599,42 @@ def test_the_key_travels_in_a_header_and_not_to_strangers(ledger: Ledger, connec
     assert not ledger.exhaustions("p")
 
 
+@pytest.mark.parametrize("status", [301, 302, 303, 307])
+def test_a_token_goes_nowhere_else_either(ledger: Ledger, connect: Connect, status: int) -> None:
+    """Another port of this machine, which is another server."""
+    token = Credentials("a-token-of-the-tests")  # type: ignore[no-untyped-call]
+    with PlainServer(lambda request: Answer(200)) as stranger:
+        moved = Answer(status, headers={"Location": f"{stranger.address}/youtube/v3/videos"})
+        with PlainServer(lambda request: moved) as api:
+            youtube = connect(api.address, credentials=token)
+            popular(youtube).execute()
+            youtube.close()
+            assert "authorization" in api.arrived[0].headers
+        (request,) = stranger.arrived
+        assert "a-token-of-the-tests" not in f"{request.headers} {request.target}"
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        "http://169.254.169.254/computeMetadata/v1/",
+        "https://169.254.169.254/",
+        "https://metadata.google.internal/",
+        "https://youtube.googleapis.com.example/youtube/v3/videos",
+        "https://youtube.googleapis.com@192.0.2.1/youtube/v3/videos",
+        "https://example.com\\@192.0.2.1/",
+        "https://storage.googleapis.com/",
+        "https://youtube.googleapis.com:22/",
+        "HTTP://youtube.googleapis.com/",
+        "//youtube.googleapis.com/",
+        "ftp://youtube.googleapis.com/",
+    ],
+)
+def test_no_address_but_the_apis_own_is_shown_the_key(ledger: Ledger, elsewhere: str) -> None:
+    document = json.loads(get_static_doc("youtube", "v3"))
+    assert not MeteredHttp(Meter(make_budget(ledger)), document)._gate.keeps_key(elsewhere)
+
+
 def test_a_refreshed_token_costs_the_second_attempt_and_not_the_refresh(
     upstream: Emulator, ledger: Ledger, connect: Connect
 ) -> None:
@@ -657,7 +693,7 @@ def test_no_secret_is_printed(
     ("host", "target", "metered", "keeps_key"),
     [
         ("youtube.googleapis.com:443", "/youtube/v3/videos", True, True),
-        ("YouTube.googleapis.com.:8443", "/youtube/v3/videos", True, True),
+        ("YouTube.googleapis.com.:8443", "/youtube/v3/videos", True, False),
         ("youtube.googleapis.com:443", "/batch/youtube/v3", True, True),
         # Google's shared host serves this API, others, and tokens.
         ("www.googleapis.com:443", "/youtube/v3/videos", True, True),

@@ -1,0 +1,156 @@
+"""An upstream that means harm, over real sockets, with every client and little memory to spare (RLIMIT_AS)."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterable
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import brotli
+import pytest
+
+from support.raw_http import RawServer, head, whole
+
+MB = 1_000_000
+MOST_BYTES = 48 * MB
+"""Cloud Monitoring's answers may have 16 MB, and are in memory twice while they are unpacked."""
+
+CONFIG = """
+[ledger]
+url = "sqlite:///ledger.db"
+[credentials.main]
+api = "youtube-v3"
+project = "main"
+cloud_project = "my-project-123456"
+key = "file:key"
+endpoint = "{}"
+limits = [{{ name = "day", units = 1_000_000, window = "24h" }}]
+"""
+PIECE = b"x" * 65_536
+SPENT = json.dumps({"error": {"code": 403, "errors": [{"reason": "quotaExceeded"}]}}).encode()
+
+
+def packed(window_bits: int) -> bytes:
+    """100 MB, packed without holding them."""
+    packing = zlib.compressobj(6, zlib.DEFLATED, window_bits)
+    return b"".join([*(packing.compress(bytes(MB)) for _ in range(100)), packing.flush()])
+
+
+def squeezed() -> bytes:
+    packing = brotli.Compressor(quality=1)
+    return b"".join([*(packing.process(bytes(MB)) for _ in range(100)), packing.finish()])
+
+
+GZIP, DEFLATE, BROTLI = packed(31), packed(15), squeezed()
+
+
+def attacks(status: str) -> dict[str, Iterable[bytes]]:
+    code = status[:3]
+    chunked = head("Transfer-Encoding: chunked", status=status) + b"\r\n"
+    told = {"error": {"code": 403, "message": "\x1b[31mred\x07\u202e\x9b2J\r\nX", "errors": [{"reason": "\x1b]0;t"}]}}
+    return {
+        f"{code}-gzip": [whole(GZIP, "Content-Encoding: gzip", status=status)],
+        f"{code}-gzip-twice": [whole(gzip.compress(GZIP), "Content-Encoding: gzip, gzip", status=status)],
+        f"{code}-brotli": [whole(BROTLI, "Content-Encoding: br", status=status)],
+        f"{code}-brotli-twice": [whole(brotli.compress(BROTLI), "Content-Encoding: br, br", status=status)],
+        f"{code}-deflate": [whole(DEFLATE, "Content-Encoding: deflate", status=status)],
+        f"{code}-http-1.0": [f"HTTP/1.0 {status}\r\n\r\n".encode(), *repeat(PIECE, 400)],
+        f"{code}-chunk-beyond-all": [chunked + b"ffffffffffffffff\r\n", *repeat(PIECE, 400)],
+        f"{code}-chunk-of-no-number": [chunked + b"zz\r\n{}\r\n"],
+        f"{code}-chunk-below-nothing": [chunked + b"-5\r\n{}\r\n0\r\n\r\n"],
+        f"{code}-trailers": [chunked + b"2\r\n{}\r\n0\r\n", *repeat(b"x: " + b"y" * 60_000 + b"\r\n", 300)],
+        f"{code}-headers": [head(status=status), *repeat(b"x: " + b"y" * 60_000 + b"\r\n", 400)],
+        f"{code}-a-header": [head(status=status) + b"x: ", *repeat(PIECE, 400)],
+        f"{code}-large": [head("Content-Length: 100000000", status=status) + b"\r\n", *repeat(PIECE, 400)],
+        f"{code}-escapes": [whole(json.dumps(told).encode(), status=status)],
+        f"{code}-no-text": [whole(b"\x1b[31m\x9b\xff\xfe", status=status)],
+        f"{code}-deep": [whole(b'{"error":' + b"[" * 100_000, status=status)],
+        f"{code}-digits": [whole(b'{"error":{"code":' + b"9" * 100_000 + b"}}", status=status)],
+        f"{code}-nan": [
+            whole(b'{"error":{"code":NaN,"message":Infinity},"items":[],"timeSeries":[NaN]}', status=status)
+        ],
+        f"{code}-reason": [head(status=f"{code} \x1b[31mred") + b"Content-Length: 2\r\n\r\n{}"],
+    }
+
+
+REDIRECTS = (
+    "file:///etc/passwd",
+    "gopher://127.0.0.1:9/",
+    "ftp://127.0.0.1/",
+    "javascript:x",
+    "data:,x",
+    "http://[",
+    "",
+    "//",
+)
+REDIRECTS += ("http://u:p@127.0.0.1:9/", "http://a\x01b/", "http://127.0.0.1:0/", "https:///x")
+ANSWERS: dict[str, Iterable[bytes]] = {
+    **attacks("200 OK"),
+    **attacks("403 No"),
+    **{f"to-{n}": [whole(b"", f"Location: {to}", status="302 Found")] for n, to in enumerate(REDIRECTS)},
+    "to-nowhere": [whole(b"", status="302 Found")],
+    "spent": [whole(SPENT, status="403 No")],
+    "spent-gzip": [whole(gzip.compress(SPENT), "Content-Encoding: gzip", status="403 No")],
+    "spent-brotli": [whole(brotli.compress(SPENT), "Content-Encoding: br", status="403 No")],
+}
+
+
+def asked(kind: str, folder: Path) -> dict[str, Any]:
+    """What a client made of each answer, in a process of its own."""
+
+    def answer(target: str) -> Iterable[bytes]:
+        parts = urlsplit(target)
+        if parts.path.startswith("/v3/projects"):
+            return ANSWERS.get((folder / "target").read_text(), [whole(b"{}")])
+        names = parse_qs(parts.query).get("id", [parts.path.strip("/")])
+        return ANSWERS.get(names[0], [whole(b"{}")])
+
+    with RawServer(answer) as server:
+        (folder / "quota.toml").write_text(CONFIG.format(server.address))
+        (folder / "key").write_text("a-key-of-the-tests")
+        done = subprocess.run(
+            [sys.executable, "-m", "support.bounded_client", kind, server.address],
+            input="\n".join(["fine", "spare", *ANSWERS]) + "\n",
+            cwd=folder,
+            env={"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "QUOTA_STATE_DIR": str(folder / "state")},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    found = dict(zip(["fine", *ANSWERS], map(json.loads, done.stdout.splitlines()), strict=True))
+    assert "raised" not in found.pop("fine")
+    for name, ended in found.items():
+        assert ended["memory"] < MOST_BYTES, (name, ended)
+        assert ended["seconds"] < 60, (name, ended)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["google", "monitoring", "notify"])
+def test_our_own_clients_stay_within_their_memory_and_say_it_in_one_plain_line(kind: str, tmp_path: Path) -> None:
+    """An error answer is the Google client's HttpError, as ever; a broken chunk is a connection that broke."""
+    plain = {"google": ("BadAnswer", "HttpError"), "monitoring": ("BadAnswer",), "notify": ("ValueError",)}[kind]
+    found = asked(kind, tmp_path)
+    for name, ended in found.items():
+        if "raised" in ended:
+            assert ended["raised"] in (*plain, "IncompleteRead" if name.endswith("of-no-number") else ""), (name, ended)
+            assert ended["said"].isprintable() or ended["raised"] == "HttpError", (name, ended)
+    for name in [name for name in found if name.startswith("to-")]:
+        assert "redirect" in found[name]["said"] or "302" in found[name]["said"], (name, found[name])
+
+
+@pytest.mark.parametrize("kind", ["requests", "httpx", "async httpx", "aiohttp"])
+def test_a_packed_error_is_understood_without_unpacking_all_of_it(kind: str, tmp_path: Path) -> None:
+    """64 kB of gzip may hold 64 MB, of brotli any number; what is packed several times is known by its status alone."""
+    found = asked(kind, tmp_path)
+    closing = {name for name, ended in found.items() if ended["closed"]}
+    assert closing == {"spent", "spent-gzip", "spent-brotli"}
