@@ -50,6 +50,7 @@ def log(ledger: Ledger, project: str) -> list[Entry]:
 # -- admitted ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.topology
 def test_each_call_has_its_own_charge_in_the_order_given(setup: Setup) -> None:
     budget = setup.budget(limit(500), SEARCHES)
     with quota.labels(job="nightly", region="DE"):
@@ -83,6 +84,7 @@ def test_the_job_and_the_region_may_be_said_for_all(setup: Setup) -> None:
         budget.charge_many([("videos.list", 26)] * 2, job="a")
 
 
+@pytest.mark.topology
 def test_a_hundred_are_charged_and_each_can_be_given_back(setup: Setup) -> None:
     budget = setup.budget(limit(500))
     decisions = budget.charge_many(["videos.list"] * MAX_CHARGES)
@@ -106,6 +108,7 @@ def test_a_lone_call_is_one_and_is_charged_as_charge_does(setup: Setup, calls: A
 # -- refused -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.topology
 def test_if_one_limit_refuses_all_are_refused_for_the_sum(setup: Setup) -> None:
     budget = setup.budget(limit(500), SEARCHES)
     for n in range(3):

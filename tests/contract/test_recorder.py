@@ -59,6 +59,7 @@ def test_refusals_are_kept_and_handed_over_with_an_answer_ten_seconds_later(setu
     assert len(setup.ledger.refusals(setup.project)) == 3, "once"
 
 
+@pytest.mark.topology
 def test_at_the_end_of_the_process_the_rest_is_handed_over_and_the_hour_rolled_up(setup: Setup) -> None:
     budget, recorder = recorded(setup, limit(1))
     budget.charge("videos.list")

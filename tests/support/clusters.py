@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 
 SLOTS = 16_384
 NODE_TIMEOUT_MS = 500
-"""How long a node is silent before the others take it for dead."""
 
 
 class Nodes:
     """`servers` are three primaries, then the replica of each.
 
     With certificates, all listen with TLS at `tls_ports` too, and clients that come with TLS are told these; `port` of
-    each stays plain.
+    each stays plain. A node that is silent for `node_timeout_ms` is taken for dead.
     """
 
     def __init__(
@@ -34,9 +33,11 @@ class Nodes:
         executable: str | None = None,
         certificates: Certificates | None = None,
         password: str = "",
+        node_timeout_ms: int = NODE_TIMEOUT_MS,
         options: Sequence[str] = (),
     ) -> None:
         self._executable, self._certificates, self._password = executable, certificates, password
+        self.node_timeout_ms = node_timeout_ms
         self._stack = ExitStack()
         self.servers: list[RedisServer] = []
         self.tls_ports: dict[int, int] = {}  # by port
@@ -47,7 +48,7 @@ class Nodes:
             raise
 
     def _start(self, options: Sequence[str]) -> None:
-        told = ["--cluster-enabled", "yes", "--cluster-node-timeout", str(NODE_TIMEOUT_MS)]
+        told = ["--cluster-enabled", "yes", "--cluster-node-timeout", str(self.node_timeout_ms)]
         told += ["--cluster-replica-validity-factor", "0", "--repl-diskless-sync-delay", "0", *options]
         if self._password:
             told += ["--requirepass", self._password, "--masterauth", self._password]

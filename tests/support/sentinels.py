@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 SERVICE = "main"
 DOWN_AFTER_MS = 400
-"""How long a primary is silent before a sentinel takes it for dead."""
 
 
 class SentinelServer(Server):
@@ -38,7 +37,8 @@ class Sentinels:
     """`servers` are the primary and its replicas, as they were at the start; `sentinels` watch them.
 
     `password` is that of the servers, `sentinel_password` the sentinels' own. With certificates, everybody also listens
-    with TLS at `tls_ports`, and names these to the others; `port` of each stays plain.
+    with TLS at `tls_ports`, and names these to the others; `port` of each stays plain. A primary that is silent for
+    `down_after_ms` is taken for dead.
     """
 
     def __init__(
@@ -48,10 +48,12 @@ class Sentinels:
         certificates: Certificates | None = None,
         password: str = "",
         sentinel_password: str = "",
+        down_after_ms: int = DOWN_AFTER_MS,
         options: Sequence[str] = (),
     ) -> None:
         self.executable, self._certificates = executable or redis_executable(), certificates
         self._password, self._sentinel_password = password, sentinel_password
+        self.down_after_ms = down_after_ms
         self._stack = ExitStack()
         self.servers: list[RedisServer] = []
         self.sentinels: list[SentinelServer] = []
@@ -76,7 +78,7 @@ class Sentinels:
         for port in ports:
             lines = [f"sentinel myid {_id(port)}"]
             lines += [f"sentinel monitor {SERVICE} 127.0.0.1 {self._seen(self.servers[0].port)} 2"]
-            lines += [f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}"]
+            lines += [f"sentinel down-after-milliseconds {SERVICE} {self.down_after_ms}"]
             lines += [f"sentinel failover-timeout {SERVICE} 2000", f"sentinel parallel-syncs {SERVICE} 2"]
             if self._password:
                 lines += [f"sentinel auth-pass {SERVICE} {self._password}"]

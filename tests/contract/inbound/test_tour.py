@@ -21,6 +21,7 @@ def finished(answer: Decision | Pending) -> Decision:
     return answer if isinstance(answer, Decision) else answer.finish()
 
 
+@pytest.mark.topology
 def test_a_limit_admits_its_number_and_says_when_the_next_one_fits(storage: Storage, clock: Clock) -> None:
     first_ms = clock.ms
     for remaining in (2, 1, 0):
@@ -58,6 +59,7 @@ def test_gcra_lets_a_burst_through_and_then_spaces(storage: Storage, clock: Cloc
 
 
 @pytest.mark.parametrize("algorithm", ["counter", "gcra", "log"])
+@pytest.mark.topology
 def test_identities_rules_and_costs_are_counted_apart(storage: Storage, algorithm: str) -> None:
     policy, other = (Policy(rule, (Limit(5, MINUTE_MS, 5 * (algorithm == "gcra")),), algorithm) for rule in "ab")  # type: ignore[arg-type]
     assert storage.decide(policy, "ann", 4).limits[0].remaining == 1
@@ -102,6 +104,7 @@ def test_a_cost_that_can_never_fit_is_a_mistake_of_the_caller(storage: Storage) 
     assert storage.decide(LOGIN, "ann", 3).admitted
 
 
+@pytest.mark.topology
 def test_an_event_loop_is_answered_at_once_after_the_first_time(storage: Storage) -> None:
     first = storage.attempt(LOGIN, "ann")
     assert not isinstance(first, Decision), "it would have to connect"
@@ -114,6 +117,7 @@ def test_an_event_loop_is_answered_at_once_after_the_first_time(storage: Storage
 # -- what all workers count --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.topology
 def test_totals_of_all_workers_add_up(storage: Storage) -> None:
     """I8."""
     assert storage.totals() == {}

@@ -82,6 +82,7 @@ def test_a_store_has_its_regions_at_its_next_run(setup: Setup) -> None:
     assert lost(setup, claim_of("a", "next", machine="another machine")) == []
 
 
+@pytest.mark.topology
 def test_two_hosts_with_one_store_never_run_at_once(setup: Setup) -> None:
     """The same name or a copied file."""
     asked(setup, claim_of("a"))
@@ -176,6 +177,7 @@ def test_a_claim_costs_nothing(setup: Setup) -> None:
 # -- ticks -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.topology
 def test_a_tick_is_run_once(setup: Setup) -> None:
     a, b = (claim_of("a", run, tick="tick:1", machine=f"machine {run}") for run in ("1", "2"))
     assert asked(setup, a).tick == ""

@@ -31,6 +31,7 @@ def said(setup: Setup, units: int, *, believed_ms: int = DAY_MS, bucket: str = "
     return Grant(bucket, units, setup.now_ms, setup.now_ms + believed_ms)
 
 
+@pytest.mark.topology
 def test_a_smaller_grant_lowers_a_limit_for_everybody_at_once(setup: Setup) -> None:
     """Also for a process that has decided before, and for one that begins: neither admits a call too many."""
     one = setup.budget(day())

@@ -334,6 +334,7 @@ def read(setup: Setup) -> History:
     return setup.ledger.history(setup.project, 0, setup.now_ms)
 
 
+@pytest.mark.topology
 def test_a_hundred_charges_are_rolled_up_at_once_once_their_hour_is_over(setup: Setup) -> None:
     charge(setup, 250)
     assert roll_up(setup) == 1
@@ -603,6 +604,7 @@ def test_the_history_moves_with_its_ledger(tmp_path: Path, redis_server: RedisSe
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.topology
 def test_refusals_are_counted_by_hour_and_the_last_hundred_are_kept(setup: Setup) -> None:
     """L30."""
     hour_ms = setup.now_ms // HOUR_MS * HOUR_MS

@@ -229,6 +229,7 @@ def test_a_charge_settled_above_the_limit_is_not_refused(setup: Setup) -> None:
         budget.settle(charge_id, -1)
 
 
+@pytest.mark.topology
 def test_a_correction_reaches_limits_that_its_caller_does_not_know(setup: Setup) -> None:
     """L15."""
     one, other = setup.budget(limit(500)), setup.budget(limit(400, HOUR_MS))
@@ -347,6 +348,7 @@ def exhaustion(setup: Setup, bucket: str = "units", until_ms: int | None = None)
     return Exhaustion(bucket, setup.now_ms, until_ms, "quotaExceeded", "a test")
 
 
+@pytest.mark.topology
 def test_an_exhausted_bucket_closes_for_everybody_and_only_it(setup: Setup) -> None:
     """L9, L20."""
     setup.ledger.exhaust(setup.project, exhaustion(setup))

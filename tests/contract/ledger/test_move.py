@@ -13,7 +13,6 @@ import pytest
 import redis
 
 from contract.ledger.test_formats import WORK
-from contract.ledger.test_redis_ledger import cluster, own_server, sentinel
 from contract.ledger.test_rights import MOVING, commands_of
 from quota.common.clock import NEVER
 from quota.errors import LedgerError, MoveRefused
@@ -43,9 +42,8 @@ if TYPE_CHECKING:
 
     from quota.ledger.contract import ChargeResult
     from quota.ledger.fence import Movable
+    from support.losses import LedgerStorage
     from support.servers import RedisServer
-
-__all__ = ["cluster", "own_server", "sentinel"]  # fixtures
 
 ROOT = Path(__file__).parents[3]
 DAY = View(Selector(buckets=("units",)), Sliding(DAY_MS))
@@ -626,27 +624,12 @@ def test_a_move_that_lacks_a_right_goes_on_with_it(places: Places, redis_server:
 # -- every kind of server ----------------------------------------------------------------------------------------------
 
 
-def test_through_a_cluster_a_socket_and_a_sentinel(
-    places: Places, cluster: RedisServer, redis_server: RedisServer
-) -> None:
-    old = places.new("sqlite")
+@pytest.mark.topology
+def test_a_ledger_moves_to_every_kind_of_server_and_back(places: Places, ledger_place: LedgerStorage) -> None:
+    old, new = places.new("sqlite"), places.open(ledger_place.url)
     used_up(places, old)
     held = Content.of(old)
-    with redis.Redis(port=cluster.port) as client:
-        client.flushall()
-    ledgers = [old, places.open(f"redis+cluster://127.0.0.1:{cluster.port}"), places.new("redis"), places.new("sqlite")]
-    for here, there in itertools.pairwise(ledgers):
+    for here, there in ((old, new), (new, old), (old, new)):
         assert moves(here, there) == ["move"]
         assert Content.of(there) == held
         assert there.projects() == ["p"]
-    assert moves(ledgers[3], ledgers[1]) == ["move"]
-    assert Content.of(ledgers[1]) == held
-
-
-def test_over_sentinels(places: Places, sentinel: int, own_server: RedisServer) -> None:
-    old, new = places.new("sqlite"), places.open(f"redis+sentinel://127.0.0.1:{sentinel}/main/0")
-    used_up(places, old)
-    held = Content.of(old)
-    assert moves(old, new) == ["move"]
-    assert Content.of(new) == held
-    assert new.projects() == ["p"]

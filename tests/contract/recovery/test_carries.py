@@ -271,6 +271,7 @@ def test_the_allowance_is_counted_over_all_configurations_of_an_upstream_project
 # -- L17: carries in a ledger ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.topology
 def test_a_carry_begins_no_epoch_and_the_larger_counts_at_every_moment(ledger_place: LedgerStorage) -> None:
     """L17, L18."""
     now_ms = NOW

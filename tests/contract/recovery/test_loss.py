@@ -113,6 +113,7 @@ def finished(steps: Steps[Decision], answer: object) -> Decision:
         return ended.value  # type: ignore[no-any-return]
 
 
+@pytest.mark.topology
 def test_an_emptied_ledger_counts_what_this_machine_saw(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     budget = site.machine().budget(limit(10))
     charge(budget, 8)
@@ -126,6 +127,7 @@ def test_an_emptied_ledger_counts_what_this_machine_saw(site: Site, caplog: pyte
     assert "lost_units=8 " in told[0]
 
 
+@pytest.mark.topology
 def test_several_calls_together_restore_what_was_lost_as_one_does(site: Site) -> None:
     machine = site.machine()
     budget = machine.budget(limit(20))
@@ -901,6 +903,7 @@ def test_eight_processes_of_one_machine_write_side_by_side(site: Site) -> None:
     ledger.close()
 
 
+@pytest.mark.topology
 def test_a_process_notices_what_only_another_of_its_machine_has_seen(site: Site) -> None:
     """An old copy that has all that this process saw, but not what its neighbour saw later."""
     path = str(site.folder / "state" / "watermarks" / "p")

@@ -64,6 +64,7 @@ def test_one_charge_a_year_ahead(setup: Setup) -> None:
     assert repaired_ms_of(epoch) == NOW_MS + HOUR_MS
 
 
+@pytest.mark.topology
 def test_only_what_is_ahead_gets_another_id_and_keeps_its_order_and_its_correction(setup: Setup) -> None:
     before = spend(setup, 1, 2)
     setup.now_ms += 1_000
