@@ -46,7 +46,7 @@ def read_compared(text: str) -> tuple[Compared, ...]:
     """The comparisons in a text, each bucket once."""
     found: dict[str, Compared] = {}
     for part in text.split(";")[:MAX_COMPARED]:
-        match = _COMPARED.fullmatch(part)
+        match = re.fullmatch(_COMPARED, part, re.ASCII)
         if match is not None:
             one = Compared(match[1], *map(int, match[2].split(":")))
             if max(one[5:]) < LATEST_MS:
@@ -54,4 +54,4 @@ def read_compared(text: str) -> tuple[Compared, ...]:
     return tuple(found.values())
 
 
-_COMPARED = re.compile(r"([A-Za-z0-9._:-]{1,64})=(\d{1,15}(?::\d{1,15}){6})", re.ASCII)
+_COMPARED = r"([A-Za-z0-9._:-]{1,64})=(\d{1,15}(?::\d{1,15}){6})"

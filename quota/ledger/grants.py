@@ -39,11 +39,11 @@ def read_grants(text: str) -> tuple[Grant, ...]:
     """The grants in a text. Raises ValueError for one that `grants_text` never makes."""
     grants = []
     for part in text.split(";") if text else ():
-        found = _GRANT.fullmatch(part)
+        found = re.fullmatch(_GRANT, part, re.ASCII)
         if found is None or not int(found[3]) < int(found[4]) < LATEST_MS:
             raise ValueError(f"{part!r:.100} is no grant")
         grants.append(Grant(found[1], *map(int, found.groups()[1:])))
     return tuple(grants)
 
 
-_GRANT = re.compile(r"([A-Za-z0-9._:-]{1,64})=(\d{1,15}):(\d{1,15}):(\d{1,15})", re.ASCII)
+_GRANT = r"([A-Za-z0-9._:-]{1,64})=(\d{1,15}):(\d{1,15}):(\d{1,15})"

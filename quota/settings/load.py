@@ -35,7 +35,7 @@ from quota.limits import (
     format_duration,
 )
 from quota.settings.books import load_book, parse_span, parse_window
-from quota.settings.folders import state_folder
+from quota.settings.folders import state_folder, user_folder
 from quota.settings.model import (
     BUILT_IN,
     BUILT_IN_FETCHES,
@@ -73,9 +73,7 @@ def find_config(named: str | Path | None = None) -> Path | None:
     here = Path("quota.toml")
     if os.path.lexists(here):
         return here
-    from platformdirs import user_config_path
-
-    users = user_config_path("quota-ledger") / "quota.toml"
+    users = user_folder("config") / "quota.toml"
     return users if os.path.lexists(users) else None
 
 
@@ -216,7 +214,7 @@ def _url(table: TomlTable, folder: Path, default: str, schemes: tuple[str, ...])
     scheme, colon, rest = url.partition("://")
     if not colon or scheme not in schemes:
         # The message shows a valid scheme and nothing else: the rest may hold a password.
-        shown = f" {scheme}://" if colon and _SCHEME.fullmatch(scheme) else ""
+        shown = f" {scheme}://" if colon and re.fullmatch(_SCHEME, scheme) else ""
         kind = f"unsupported URL scheme{shown}"
         known = ", ".join(f"{name}://" for name in schemes)
         raise table.error(f"{kind}; use one of {known}", "url")
@@ -240,12 +238,12 @@ def _url(table: TomlTable, folder: Path, default: str, schemes: tuple[str, ...])
 
 # -- credentials -------------------------------------------------------------------------------------------------------
 
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,19}")
-_ENDPOINT = re.compile(r"https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~%/-]*)?")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_SCHEME = r"[a-z][a-z0-9+.-]{0,19}"
+_ENDPOINT = r"https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~%/-]*)?"
+_VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 A_CREDENTIAL = 'add [credentials.main] with api = "youtube-v3"'
 _CREDENTIAL_KEYS = ("api", "project", "key", "endpoint", "cloud_project", "auth", "limits")
-_CLOUD_PROJECT = re.compile(r"[a-z][a-z0-9.:-]{4,62}[a-z0-9]|[0-9]{1,20}")
+_CLOUD_PROJECT = r"[a-z][a-z0-9.:-]{4,62}[a-z0-9]|[0-9]{1,20}"
 _AUTHS = ("adc", "service-account", "authorized-user")
 
 
@@ -318,7 +316,7 @@ def _cloud_project(row: TomlTable) -> str:
         name = str(name)
     elif not isinstance(name, str):
         name = row.text("cloud_project")
-    if not _CLOUD_PROJECT.fullmatch(name):
+    if not re.fullmatch(_CLOUD_PROJECT, name):
         # The message does not show it: people have put the key here.
         raise row.error(
             'not a project id such as "my-project-123456" or its number; the Google Cloud console shows both',
@@ -348,7 +346,7 @@ def _is_address(endpoint: str) -> bool:
 
     try:
         parts = urlsplit(endpoint)
-        return bool(_ENDPOINT.fullmatch(endpoint) and parts.hostname and parts.port != 0)
+        return bool(re.fullmatch(_ENDPOINT, endpoint) and parts.hostname and parts.port != 0)
     except ValueError:  # a port out of range, an unmatched bracket
         return False
 
@@ -357,7 +355,7 @@ def _key_ref(row: TomlTable, folder: Path, key: str = "key") -> str:
     """Where a secret is: `env:VARIABLE` or `file:/path`, made absolute."""
     ref = row.text(key)
     kind, colon, rest = ref.partition(":")
-    if kind == "env" and colon and _VARIABLE.fullmatch(rest) and not (rest.startswith("AIza") and len(rest) > 30):
+    if kind == "env" and colon and re.fullmatch(_VARIABLE, rest) and not (rest.startswith("AIza") and len(rest) > 30):
         return ref
     if kind == "file" and colon and rest and rest.isprintable():
         try:
@@ -492,7 +490,7 @@ _JOB_KEYS = (
     "machines",
     "ping",
 )
-_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_FUNCTION = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 
 
 def _jobs(table: TomlTable, credentials: Mapping[str, CredentialSettings], folder: Path) -> dict[str, JobSettings]:
@@ -514,7 +512,7 @@ def _job(
     if credential not in credentials:
         raise row.error(f"there is no credential {show(credential)}; {nearest(credential, credentials)}", "credential")
     fetch = row.text("fetch")
-    if fetch not in BUILT_IN_FETCHES and not _FUNCTION.fullmatch(fetch):
+    if fetch not in BUILT_IN_FETCHES and not re.fullmatch(_FUNCTION, fetch):
         own = 'not a built-in job; write your own as "package.module:function"'
         raise row.error(f"{own}; {nearest(fetch, BUILT_IN_FETCHES)}", "fetch")
     job = JobSettings(
