@@ -855,7 +855,7 @@ def _print_rights(projects: tuple[str, ...], cluster: bool, as_json: bool, confi
     for line in lines:
         say(line)
     say("In a users.acl, write `user` for `ACL SETUSER`. For `quota ledger move --all`, add +scan.", err=True)
-    say("With +info, the ledger also sees the server's version, persistence and maxmemory-policy.", err=True)
+    say("+info may be left out: then nobody sees whether the server's maxmemory-policy is noeviction.", err=True)
 
 
 @cli.command("prove")

@@ -11,8 +11,10 @@ COMMANDS = (
     *("eval", "evalsha", "time", "set", "exists", "del", "rename", "pttl", "pexpire"),
     *("hget", "hmget", "hset", "hdel", "hgetall", "hscan"),
     *("xadd", "xlen", "xrange", "xrevrange", "xtrim"),
+    "info",
 )
-"""Those of the ledger's scripts, which try them all (L22), and of `quota` itself."""
+"""Those of the ledger's scripts, which try them all (L22), and of `quota` itself. Without `info` nothing is refused: it
+shows whether the server may drop our keys."""
 
 OF_A_CLUSTER = ("cluster|slots", "command")
 """What a client asks to find out which node has a key."""
