@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from itertools import islice
 from typing import TYPE_CHECKING
 
 import quota
+from quota.attribution import machine_name
 from quota.common.log import line
 from quota.jobs.job import Away
 from quota.ledger.claims import MAX_HOLD_MS, MAX_REGIONS, Claim
@@ -73,7 +73,7 @@ class Hold:
             owner=self._owner,
             run=session.run,
             machine=machine,
-            host=socket.gethostname(),
+            host=machine_name(),
             regions=(),
             hold_ms=hold_ms(job, now_ms, gap_ms),
             lease_ms=min(MAX_HOLD_MS, step_ms + LEASE_SLACK_MS),
@@ -173,5 +173,5 @@ def lock_name(descriptor: int) -> str:
     except OSError:  # not Linux
         boot = ""
     file_status = os.fstat(descriptor)
-    text = f"{boot}\n{socket.gethostname()}\n{file_status.st_dev}\n{file_status.st_ino}"
+    text = f"{boot}\n{machine_name()}\n{file_status.st_dev}\n{file_status.st_ino}"
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()

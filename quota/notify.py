@@ -17,7 +17,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -27,6 +26,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from quota.attribution import machine_name
 from quota.common.clock import host_clock, rfc3339
 from quota.common.folders import first_within, make_folder
 from quota.common.log import warn
@@ -74,7 +74,7 @@ class Notice(NamedTuple):
             "subject": self.subject,
             "message": self.message,
             "at": rfc3339(host_clock()),
-            "host": socket.gethostname(),
+            "host": machine_name(),
             **self.facts,
         }
 
@@ -119,7 +119,7 @@ def _claim(session: Session, notice: Notice, way: str) -> _Claimed | None:
         owner=CLAIM,
         run=run,
         machine=run,
-        host=socket.gethostname(),
+        host=machine_name(),
         regions=(),
         hold_ms=MINUTE_MS,
         lease_ms=MINUTE_MS,  # of a process that dies meanwhile

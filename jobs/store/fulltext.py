@@ -24,7 +24,7 @@ MAX_WORDS = 32
 MAX_CHARACTERS = 500
 """The maximum in one search. A longer phrase costs more: 400 took 5 s over a store that repeats its characters."""
 
-_UNSPACED = re.compile(
+_UNSPACED = (
     "["
     "\u0e00-\u0eff"  # Thai, Lao
     "\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f"  # Myanmar
@@ -39,7 +39,7 @@ _UNSPACED = re.compile(
 )
 """Matches text in a script that does not mark where a word ends."""
 
-_ACCENTS = re.compile(
+_ACCENTS = (
     "["
     "\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f"  # any script's
     "\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"  # Hebrew points
@@ -49,9 +49,9 @@ _ACCENTS = re.compile(
 )
 """Marks that a writer may omit without changing the word. The vowel signs of Hindi or Thai are not among them."""
 
-_ONE_WORD = re.compile(r" ?[^\W_]+ ?")
+_ONE_WORD = r" ?[^\W_]+ ?"
 
-_THIRTY_MARKS = re.compile(r"[^\w\s\x00-\x7f]{30}")
+_THIRTY_MARKS = r"[^\w\s\x00-\x7f]{30}"
 
 
 def indexed(text: str) -> str:
@@ -59,7 +59,7 @@ def indexed(text: str) -> str:
     text = text[:MAX_INDEXED]
     if text.isascii():
         return text
-    return _UNSPACED.sub(lambda run: f" {' '.join(run[0])} ", _ACCENTS.sub("", _compatible(text)))
+    return re.sub(_UNSPACED, lambda run: f" {' '.join(run[0])} ", re.sub(_ACCENTS, "", _compatible(text)))
 
 
 def query(words: str) -> str:
@@ -78,7 +78,7 @@ def query(words: str) -> str:
 
 def is_one_word(words: str) -> bool:
     """Whether these words are a single word of the index, which is found at once; no phrase and no beginning of one."""
-    return _ONE_WORD.fullmatch(indexed(_compatible(words.strip()))) is not None
+    return re.fullmatch(_ONE_WORD, indexed(_compatible(words.strip()))) is not None
 
 
 def _phrase(term: str) -> str:
@@ -89,4 +89,4 @@ def _phrase(term: str) -> str:
 def _compatible(text: str) -> str:
     """The text in normal form NFKC. NFKC sorts the marks of one letter in quadratic time, and upstream may send a
     million of them. Unicode's stream-safe form therefore splits them with a mark that counts as an accent here."""
-    return unicodedata.normalize("NFKC", _THIRTY_MARKS.sub("\\g<0>\u034f", text))
+    return unicodedata.normalize("NFKC", re.sub(_THIRTY_MARKS, "\\g<0>\u034f", text))

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sqlite3
 from functools import partial
 from pathlib import Path
@@ -301,10 +300,11 @@ class Store:
     def check_space(self) -> None:
         """Raise StoreError if the disk cannot hold another page: the page would be paid for and lost."""
         try:
-            disk = shutil.disk_usage(Path(self.path).parent)
+            disk = os.statvfs(Path(self.path).parent)
         except OSError:
             return  # storing the page will say more
-        if disk.free < MIN_FREE_BYTES and disk.total:  # some network file systems do not know their size
+        known = disk.f_blocks > 0  # some network file systems do not know their size
+        if known and disk.f_bavail * disk.f_frsize < MIN_FREE_BYTES:
             raise StoreError(f"store {self.path}: {_NO_SPACE}; nothing was fetched")
 
     def save_page(self, checkpoint: Checkpoint, page: Page, *, started_at_ms: int, finished: bool) -> Checkpoint:

@@ -21,20 +21,18 @@ _HIDDEN = r"[^\s\"'\\&,;<>\[\]{}()]+"
 
 _SHAPES = (
     # A parameter of a URL or a form, under the names that Google and others use.
-    re.compile(
-        rf"(?i)([?&](?:key|api[_-]?key)=|\b(?:api[_-]?key|access_token|refresh_token|id_token|client_secret)=){_HIDDEN}"
-    ),
+    rf"(?i)([?&](?:key|api[_-]?key)=|\b(?:api[_-]?key|access_token|refresh_token|id_token|client_secret)=){_HIDDEN}",
     # Outside a URL, `key=` may mean anything, so the value must look like a key.
-    re.compile(r"(?i)(\bkey=)[A-Za-z0-9_\-]{16,}"),
+    r"(?i)(\bkey=)[A-Za-z0-9_\-]{16,}",
     # A header, as text, as a dict's repr, or as JSON. `?+` keeps a matched scheme from being taken for the token.
-    re.compile(rf"(?i)(x-goog-api-key(?:\\?[\"'])?\s*[:=,]\s*b?(?:\\?[\"'])?){_HIDDEN}"),
-    re.compile(rf"(?i)(authorization(?:\\?[\"'])?\s*[:=,]\s*b?(?:\\?[\"'])?(?:[a-z]+ +)?+){_HIDDEN}"),
-    re.compile(r"(?i)(\bbearer +)[A-Za-z0-9._~+/=\-]{8,}"),
+    rf"(?i)(x-goog-api-key(?:\\?[\"'])?\s*[:=,]\s*b?(?:\\?[\"'])?){_HIDDEN}",
+    rf"(?i)(authorization(?:\\?[\"'])?\s*[:=,]\s*b?(?:\\?[\"'])?(?:[a-z]+ +)?+){_HIDDEN}",
+    r"(?i)(\bbearer +)[A-Za-z0-9._~+/=\-]{8,}",
     # A password inside a URL. Without a bound on the scheme, a text like "a.a.a.a" would take quadratic time.
-    re.compile(r"(\b[a-z][a-z0-9+.\-]{0,39}://[^\s/:@\"']*:)[^\s/@\"']+(?=@)"),
+    r"(\b[a-z][a-z0-9+.\-]{0,39}://[^\s/:@\"']*:)[^\s/@\"']+(?=@)",
     # The prefixes of Google's API keys and access tokens.
-    re.compile(r"()\bAIza[A-Za-z0-9_\-]{20,}"),
-    re.compile(r"()\bya29\.[A-Za-z0-9_.\-]{8,}"),
+    r"()\bAIza[A-Za-z0-9_\-]{20,}",
+    r"()\bya29\.[A-Za-z0-9_.\-]{8,}",
 )
 
 _secrets: tuple[str, ...] = ()
@@ -58,7 +56,7 @@ def redact(text: str) -> str:
         if secret in text:
             text = text.replace(secret, REDACTED)
     for shape in _SHAPES:
-        text = shape.sub(rf"\g<1>{REDACTED}", text)
+        text = re.sub(shape, rf"\g<1>{REDACTED}", text)
     return text
 
 

@@ -687,7 +687,8 @@ def test_a_refused_charge_loads_nothing_it_does_not_need(quota: Quota) -> None:
     modules = set(json.loads(done.stderr.splitlines()[-1]))
     heavy = ("redis", "googleapiclient", "httplib2", "google.auth", "apscheduler", "tenacity", "rich", "logging.config")
     assert not {name for name in modules if name.startswith(heavy)}
-    assert not {"importlib.metadata", "asyncio", "ssl", "jobs"} & modules
+    light = {"dataclasses", "platformdirs", "shutil", "socket", "tempfile"}
+    assert not {"importlib.metadata", "asyncio", "ssl", "jobs", *light} & modules
 
 
 # -- without a configuration file --------------------------------------------------------------------------------------

@@ -213,7 +213,8 @@ def test_a_refused_tick_loads_no_client_scheduler_or_driver(bench: Bench) -> Non
 import sys
 from quota.cli.commands import cli
 cli.main(["run", "t"], standalone_mode=False)
-heavy = ("googleapiclient", "httplib2", "google.auth", "apscheduler", "redis", "requests", "httpx", "rich", "tenacity")
+heavy = ("googleapiclient", "httplib2", "google.auth", "apscheduler", "redis", "requests", "httpx", "rich", "tenacity",
+    "dataclasses", "importlib.metadata", "platformdirs", "shutil", "socket", "tempfile")
 print([name for name in sys.modules if name in heavy or name.startswith(("googleapiclient.", "redis."))])
 """
     env = bench.quota.env
