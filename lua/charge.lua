@@ -319,10 +319,14 @@ repeat
     local room = cap - cost
     if cost ~= 0 and total > room and room >= 0 and tonumber(ARGV[at + 3]) then
       local _, to = string.find(rooms, '\n' .. name .. ' ' .. string.format('%.0f', room) .. ' ', 1, true)
-      local through, found, found_ms, left = match(rooms, '^(%d+%-%d+) ((%d+)%-%d+) (%d+)', (to or #rooms) + 1)
+      local through, found, found_ms, found_seq, left =
+        match(rooms, '^(%d+%-%d+) ((%d+)%-(%d+)) (%d+)', (to or #rooms) + 1)
+      local tail_time, tail_seq = match(tail, '^(%d+)%-(%d+)$')
       sure = through == last and tonumber(left) <= room and not string.find(name, '%c')
-        and (found == tail or tonumber(found_ms) > tonumber(match(tail, '^%d+')))
-        and (found == last or tonumber(found_ms) < last_ms)
+        and (found == tail or tonumber(found_ms) > tonumber(tail_time)
+          or (found_ms == tail_time and tonumber(found_seq) > tonumber(tail_seq)))
+        and (found == last or tonumber(found_ms) < last_ms
+          or (found_ms == last_time and tonumber(found_seq) < tonumber(last_seq)))
       if not sure then break end
       word = found_ms
     end

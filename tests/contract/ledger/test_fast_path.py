@@ -49,6 +49,16 @@ def test_in_production_all_decisions_take_it(scripts: Scripts) -> None:
     assert reply[7:] == [str(len(there))] * 2
 
 
+def test_a_refusal_takes_it_where_all_came_in_one_millisecond(scripts: Scripts) -> None:
+    """As charges do that are made together."""
+    for _ in range(5):
+        scripts.charge((ALL, 5, 1, DAY_MS))
+    for cost in range(1, 6):
+        first, again = (scripts.charge((ALL, 5, cost, DAY_MS), commit="1t", u=cost) for _ in range(2))
+        assert as_list(first, commit=True)[:5] == ["REFUSED", "", str(NOW), f"{NOW}-4", str(NOW)]
+        assert again == f"REFUSED {NOW} {NOW}-4 {first[5]} 5 {NOW}"
+
+
 def test_a_longer_window_lengthens_all_lives_at_once(scripts: Scripts) -> None:
     limit, retention_ms = (ALL, 10**6, 1, HOUR_MS), 40 * DAY_MS
     for _ in range(2):
