@@ -97,7 +97,7 @@ def _started(session: Session, job: str) -> Ping | None:
         return None
     from quota.notify import Ping
 
-    ping = Ping(settings.ping_ref, job)
+    ping = Ping(settings.ping_ref, job, insecure=settings.insecure_endpoint)
     ping.start()
     return ping
 

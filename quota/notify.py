@@ -29,6 +29,7 @@ from urllib.parse import urlsplit
 from quota.attribution import machine_name
 from quota.common.clock import host_clock, rfc3339
 from quota.common.folders import first_within, make_folder
+from quota.common.hosts import is_readable_on_the_way
 from quota.common.log import warn
 from quota.common.redact import redact, register
 from quota.common.text import describe, one_line
@@ -174,7 +175,11 @@ def _deliver(settings: NotifySettings, way: str, notice: Notice, until_s: float)
             _run(settings.command, body, until_s - time.monotonic())
         else:
             assert settings.url_ref is not None  # noqa: S101  # see `_ways`
-            _send(read_address(settings.url_ref, "url"), body.encode(), until_s - time.monotonic())
+            _send(
+                read_address(settings.url_ref, "url", insecure=settings.insecure_endpoint),
+                body.encode(),
+                until_s - time.monotonic(),
+            )
     except (OSError, ValueError, ConfigError, subprocess.SubprocessError) as error:
         warn("notify_failed event=%s subject=%s: %s", notice.event, one_line(notice.subject), _why(error))
         return False
@@ -201,10 +206,11 @@ def _run(command: Sequence[str], body: str, timeout_s: float) -> None:
         raise ValueError(f"{one_line(command[0])} ended with {process.returncode}")
 
 
-def read_address(ref: str, setting: str) -> str:
+def read_address(ref: str, setting: str, *, insecure: bool) -> str:
     """The address that `env:NAME` or `file:PATH` names. Raises ConfigError, which never shows it.
 
-    `setting` is the key of the configuration that holds the reference.
+    `setting` is the key of the configuration that holds the reference. An address holds a secret, so it is an `https://`
+    one, or one of this machine, unless the configuration allows what is `insecure`.
     """
     url = read_key(ref, "address", setting)
     register(url)
@@ -215,6 +221,11 @@ def read_address(ref: str, setting: str) -> str:
         sound = False
     if not sound:
         raise ConfigError(f"{one_line(ref)} holds no https:// address; store one in it")
+    if not insecure and is_readable_on_the_way(url):
+        raise ConfigError(
+            f"{one_line(ref)} holds an http:// address on another machine, which would get it in plain text; store an "
+            f"https:// one, or set insecure_endpoint = true beside {setting}"
+        )
     return url
 
 
@@ -266,9 +277,10 @@ def _exchange(url: str, body: bytes | None, timeout_s: float) -> None:
 class Ping:
     """Says to a health-check service that a job begins, and how it ended: `ADDRESS/start`, then `ADDRESS/STATUS`."""
 
-    def __init__(self, ref: str | None, job: str) -> None:
+    def __init__(self, ref: str | None, job: str, *, insecure: bool) -> None:
         self._ref = ref
         self._job = job
+        self._insecure = insecure
         self._starting: threading.Thread | None = None
 
     def start(self) -> None:
@@ -289,7 +301,7 @@ class Ping:
     def _say(self, word: str, timeout_s: float) -> None:
         assert self._ref is not None  # noqa: S101  # asked by the callers
         try:
-            address, _, query = read_address(self._ref, "ping").partition("?")
+            address, _, query = read_address(self._ref, "ping", insecure=self._insecure).partition("?")
             _send(f"{address.rstrip('/')}/{word}" + (f"?{query}" if query else ""), None, timeout_s)
         except (OSError, ValueError, ConfigError) as error:
             warn("ping_failed job=%s ping=%s: %s", one_line(self._job), word, _why(error))

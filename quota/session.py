@@ -192,7 +192,9 @@ class Session:
         from quota.clients.google import service
 
         chosen = self.credential(credential)
-        options.setdefault("endpoint", chosen.endpoint)
+        if "endpoint" not in options:
+            options["endpoint"] = chosen.endpoint
+            options.setdefault("insecure_endpoint", chosen.insecure_endpoint)
         made = service(self.budget(chosen.name), api, version, key=self._key(chosen.name), **options)
         self._services.append(made)
         return made

@@ -7,13 +7,14 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 import quota
+from quota.common.hosts import is_loopback
 from quota.common.text import show
 from quota.errors import UsageError
 from quota.inbound.configured import rules_of
 from quota.inbound.on_asgi import asgi
 from quota.jobs.api.app import make_app
 from quota.web.lifecycle import address_of, listen, serve
-from quota.web.protection import is_loopback, names_of, protected
+from quota.web.protection import names_of, protected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -240,7 +240,7 @@ class _JobQueue:
             _say("tick_skipped", tick, reason="late", late_ms=late_ms)
             return
         started_s = None
-        ping = Ping(self.job.ping_ref, self.job.name)
+        ping = Ping(self.job.ping_ref, self.job.name, insecure=self.job.insecure_endpoint)
 
         def refusal() -> Decision | None:
             nonlocal started_s

@@ -36,8 +36,9 @@ def dashboard(host: str, port: int, config: str | None) -> None:
       ssh -L 8770:127.0.0.1:8770 the-server            to read it from elsewhere
     """
     import quota
+    from quota.common.hosts import is_loopback
     from quota.web.lifecycle import address_of, listen, require_web, serve
-    from quota.web.protection import is_loopback, names_of
+    from quota.web.protection import names_of
 
     if not is_loopback(host):
         raise click.UsageError(

@@ -266,17 +266,17 @@ def _told(settings: Settings) -> Iterator[Finding]:
         else:
             yield Finding("ok", "notify command", program)
     if notify is not None and notify.url_ref is not None:
-        yield _address("notify url", notify.url_ref, "url")
+        yield _address("notify url", notify.url_ref, "url", insecure=notify.insecure_endpoint)
     for job in settings.jobs.values():
         if job.ping_ref is not None:
-            yield _address(f"ping of {job.name}", job.ping_ref, "ping")
+            yield _address(f"ping of {job.name}", job.ping_ref, "ping", insecure=job.insecure_endpoint)
 
 
-def _address(location: str, ref: str, setting: str) -> Finding:
+def _address(location: str, ref: str, setting: str, *, insecure: bool) -> Finding:
     from quota.notify import read_address
 
     try:
-        read_address(ref, setting)
+        read_address(ref, setting, insecure=insecure)
     except ConfigError as error:
         return finding_of("error", location, error, "nobody is told until it can")
     return Finding("ok", location, "there")

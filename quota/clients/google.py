@@ -40,8 +40,9 @@ from googleapiclient.http import BatchHttpRequest, HttpRequest
 
 from quota.arguments import seconds
 from quota.clients.answers import AnswerLimits, LimitedResponse, Watch, check_redirect, checked, digestible, no_http
-from quota.clients.metering import Hosts, Meter, is_loopback
+from quota.clients.metering import Hosts, Meter
 from quota.common.fork import start_over_in_child
+from quota.common.hosts import is_loopback, is_readable_on_the_way
 from quota.common.redact import redact, register
 from quota.common.values import NamedTuple
 from quota.errors import BadAnswer, ConfigError, UsageError
@@ -70,6 +71,7 @@ def service(
     *,
     key: str | None = None,
     endpoint: str | None = None,
+    insecure_endpoint: bool = False,
     credentials: Any = None,
     timeout_s: float = TIMEOUT_S,
     max_body_mb: int | None = None,
@@ -79,8 +81,9 @@ def service(
 ) -> Resource:
     """Build a googleapiclient service that charges every HTTP attempt to `budget`.
 
-    `endpoint` replaces the API's own root URL, for calls, batches and uploads alike. `credentials` (google-auth)
-    replace `key`. Any number of threads may share one service. Close it, or use it in a `with` block.
+    `endpoint` replaces the API's own root URL, for calls, batches and uploads alike. A secret goes to an `http://` one
+    on another machine only with `insecure_endpoint`. `credentials` (google-auth) replace `key`. Any number of threads
+    may share one service. Close it, or use it in a `with` block.
 
     Three options limit what upstream may send; None means no limit:
 
@@ -101,6 +104,11 @@ def service(
     document = json.loads(text)
     if endpoint is not None:
         document["rootUrl"] = document["mtlsRootUrl"] = _root(endpoint)
+        if (key is not None or credentials is not None) and not insecure_endpoint and is_readable_on_the_way(endpoint):
+            raise ConfigError(
+                f"endpoint {redact(endpoint)!r} would get the secret in plain text; give an https:// address, or "
+                "insecure_endpoint = true"
+            )
     root: str = document["rootUrl"]
     limits = AnswerLimits(max_body_mb, max_answer_s, max_items).validated()
     watch = Watch(limits, waiting) if any(limits) or waiting is not None else None

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from typing import TYPE_CHECKING, Any
 
 from quota.arguments import text, texts
@@ -21,6 +20,7 @@ from quota.attribution import current_attribution, machine_name
 from quota.budget import Budget, charge_attempt, charge_attempts, charging_attempt
 from quota.clients.upstream_errors import UpstreamError, classify
 from quota.common.clock import NEVER, rfc3339
+from quota.common.hosts import is_loopback
 from quota.common.log import line
 from quota.common.text import show, spaced
 from quota.errors import QuotaError, Refused, UsageError
@@ -216,11 +216,6 @@ class Hosts:
     def __contains__(self, host_port: tuple[str, int | None]) -> bool:
         host, port = _host(host_port[0]), host_port[1]
         return (host, port) in self._known or (host, None) in self._known
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name always means this machine."""
-    return host.lower() in ("localhost", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None
 
 
 def _host(name: str) -> str:

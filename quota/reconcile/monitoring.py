@@ -35,8 +35,8 @@ from googleapiclient.errors import HttpError
 from googleapiclient.http import HttpRequest
 
 from quota.clients.answers import AnswerLimits, LimitedResponse, Watch, checked, digestible
-from quota.clients.metering import is_loopback
 from quota.common.clock import rfc3339
+from quota.common.hosts import is_loopback, is_readable_on_the_way
 from quota.common.redact import install, redact, register
 from quota.common.text import one_line, shorten, show, spaced
 from quota.common.values import NamedTuple
@@ -339,9 +339,10 @@ def _service(credential: CredentialSettings) -> Any:
         document["rootUrl"] = document["mtlsRootUrl"] = f"{credential.endpoint}/"
     root = urlsplit(document["rootUrl"])
     loopback = is_loopback(root.hostname or "")
-    if root.scheme != "https" and not loopback:
+    if not credential.insecure_endpoint and is_readable_on_the_way(document["rootUrl"]):
         raise ConfigError(
-            f"credential {credential.name!r}: its endpoint would get a token in plain text; give it an https:// address"
+            f"credential {credential.name!r}: its endpoint would get a token in plain text; give it an https:// "
+            "address, or set insecure_endpoint = true"
         )
     install()
     credentials = _credentials(credential, loopback=loopback)

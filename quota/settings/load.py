@@ -126,7 +126,9 @@ def _settings(data: dict[str, Any], path: Path | None, source: str, folder: Path
         jobs=_jobs(root.table("jobs", default={}), credentials, folder),
         store=_store(root.table("store", ("url", "retention", "name"), default={}), folder, ledger),
         textfile=_folder(root, "textfile", folder) if "textfile" in root else None,
-        notify=_notify(root.table("notify", ("command", "url", "stale")), folder) if "notify" in root else None,
+        notify=_notify(root.table("notify", ("command", "url", "stale", "insecure_endpoint")), folder)
+        if "notify" in root
+        else None,
         inbound=_inbound(root) if "inbound" in root else None,
     )
 
@@ -144,7 +146,8 @@ def _notify(table: TomlTable, folder: Path) -> NotifySettings:
     url_ref = _key_ref(table, folder, "url") if "url" in table else None
     if not command and url_ref is None:
         raise table.error('nobody is told; add command = ["program", "argument"] or url = "env:VARIABLE"', "command")
-    return NotifySettings(command, url_ref, parse_span(table, "stale") if "stale" in table else None)
+    stale_ms = parse_span(table, "stale") if "stale" in table else None
+    return NotifySettings(command, url_ref, stale_ms, table.flag("insecure_endpoint", False))
 
 
 def _folder(table: TomlTable, key: str, folder: Path) -> str:
@@ -242,7 +245,7 @@ _SCHEME = r"[a-z][a-z0-9+.-]{0,19}"
 _ENDPOINT = r"https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~%/-]*)?"
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 A_CREDENTIAL = 'add [credentials.main] with api = "youtube-v3"'
-_CREDENTIAL_KEYS = ("api", "project", "key", "endpoint", "cloud_project", "auth", "limits")
+_CREDENTIAL_KEYS = ("api", "project", "key", "endpoint", "insecure_endpoint", "cloud_project", "auth", "limits")
 _CLOUD_PROJECT = r"[a-z][a-z0-9.:-]{4,62}[a-z0-9]|[0-9]{1,20}"
 _AUTHS = ("adc", "service-account", "authorized-user")
 
@@ -297,6 +300,12 @@ def _credential(
     if endpoint is not None and not _is_address(endpoint):
         # The message does not show it: people have put `?key=...` into it.
         raise row.error("not an address such as http://127.0.0.1:8765, without user, query or fragment", "endpoint")
+    insecure_endpoint = row.flag("insecure_endpoint", False)
+    if endpoint is not None and "key" in row and not insecure_endpoint and _is_readable(endpoint):
+        raise row.error(
+            "the key would go there in plain text; give an https:// address, or set insecure_endpoint = true",
+            "endpoint",
+        )
     return CredentialSettings(
         name=name,
         api=api,
@@ -307,6 +316,7 @@ def _credential(
         limits=_limits(row, book) if "limits" in row else its_limits,
         cloud_project=_cloud_project(row) if "cloud_project" in row else None,
         auth_ref=_auth_ref(row, folder) if "auth" in row else None,
+        insecure_endpoint=insecure_endpoint,
     )
 
 
@@ -339,6 +349,12 @@ def _auth_ref(row: TomlTable, folder: Path) -> str:
     hint = nearest(kind, _AUTHS)
     near = f"; {hint}" if hint.startswith("did") else ""
     raise row.error(f'write "adc", "service-account:PATH" or "authorized-user:PATH"{near}', "auth")
+
+
+def _is_readable(endpoint: str) -> bool:
+    from quota.common.hosts import is_readable_on_the_way  # late: few credentials have an endpoint
+
+    return is_readable_on_the_way(endpoint)
 
 
 def _is_address(endpoint: str) -> bool:
@@ -489,6 +505,7 @@ _JOB_KEYS = (
     *_ANSWER_KEYS,
     "machines",
     "ping",
+    "insecure_endpoint",
 )
 _FUNCTION = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 
@@ -530,6 +547,7 @@ def _job(
         max_items=row.whole("max_items", DEFAULT_MAX_ITEMS, maximum=1_000_000),
         on_each_machine=row.text("machines", "one", choices=("one", "each")) == "each",
         ping_ref=_key_ref(row, folder, "ping") if "ping" in row else None,
+        insecure_endpoint=row.flag("insecure_endpoint", False),
     )
     return _scheduled(job, row)
 

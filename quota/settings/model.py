@@ -58,6 +58,7 @@ class CredentialSettings(Value):
     `endpoint` is None for the API's own address. Credentials of one project have the same limits. `cloud_project` is
     what upstream calls the project, by id or number, and `auth_ref` says who may read its figures (`adc`,
     `service-account:PATH`, `authorized-user:PATH`): both only for `quota reconcile`, both None where not given.
+    `insecure_endpoint`: secrets may go to an `http://` endpoint on another machine.
     """
 
     name: str
@@ -69,6 +70,7 @@ class CredentialSettings(Value):
     limits: tuple[Limit, ...]
     cloud_project: str | None = None
     auth_ref: str | None = None
+    insecure_endpoint: bool = False
 
 
 class JobSettings(Value):
@@ -79,7 +81,8 @@ class JobSettings(Value):
     `stagger_ms` after the one before; 0: all in one tick. Up to `jitter_ms` is added to each start, and a tick that
     cannot start within `misfire_grace_ms` is not run. `max_body_mb`, `max_answer_s` and `max_items` limit an answer,
     see `quota.clients.google.service`; `max_items` also limits a page that a fetch function of your own returns.
-    `ping_ref` says where the address of a health check is. `on_each_machine`: every machine runs the whole job into
+    `ping_ref` says where the address of a health check is, and `insecure_endpoint` that it may be an `http://` one on
+    another machine. `on_each_machine`: every machine runs the whole job into
     its own store; otherwise they share its regions.
     """
 
@@ -100,6 +103,7 @@ class JobSettings(Value):
     max_items: int = DEFAULT_MAX_ITEMS
     on_each_machine: bool = False
     ping_ref: str | None = None
+    insecure_endpoint: bool = False
 
 
 class StoreSettings(NamedTuple):
@@ -114,12 +118,14 @@ class StoreSettings(NamedTuple):
 class NotifySettings(NamedTuple):
     """Who is told what happens: a command with its arguments (empty: none), and where an address is.
 
-    A region is stale if its last complete pass ended `stale_ms` ago; None: no region is.
+    A region is stale if its last complete pass ended `stale_ms` ago; None: no region is. `insecure_endpoint`: the
+    address may be an `http://` one on another machine.
     """
 
     command: tuple[str, ...]
     url_ref: str | None
     stale_ms: int | None
+    insecure_endpoint: bool = False
 
 
 class Settings(Value):

@@ -1,7 +1,6 @@
 """What stands in front of an application: the check of the Host, header fields that browsers obey, and the last resort.
 
     names_of        the names by which an address of this machine is called
-    is_loopback     whether only this machine reaches an address
     protected       an application behind all three
 
 A page of another site may make a browser ask a server on loopback, under a name that it points there (DNS rebinding).
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 from quota.common.log import line
@@ -37,18 +35,6 @@ _FIELDS = (
 )
 
 logger = logging.getLogger("quota.web")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`, an address or a name."""
-    if host.lower().rstrip(".") == "localhost":
-        return True
-    try:
-        address = ip_address(host.strip("[]").partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)
 
 
 def names_of(host: str) -> tuple[str, ...]:

@@ -117,6 +117,26 @@ def test_an_error_that_the_client_cannot_read_keeps_its_status(ledger: Ledger, c
 # -- the ledger equals the wire ----------------------------------------------------------------------------------------
 
 
+def test_no_client_sends_a_secret_to_another_machine_in_plain_text(connect: Connect, tmp_path: Path) -> None:
+    elsewhere = "http://upstream.invalid"
+    for secret in ({"key": KEY}, {"credentials": Credentials("a-token")}):
+        with pytest.raises(ConfigError, match="would get the secret in plain text") as caught:
+            connect(elsewhere, **secret)
+        assert KEY not in str(caught.value)
+        connect(elsewhere, **secret, insecure_endpoint=True)
+    connect(elsewhere, key=None)
+    config = tmp_path / "quota.toml"
+    config.write_text(
+        '[credentials.main]\napi = "youtube-v3"\nkey = "file:key"\n'
+        f'endpoint = "{elsewhere}"\ninsecure_endpoint = true\n'
+    )
+    (tmp_path / "key").write_text(KEY)
+    with quota.open(config) as session:
+        session.google()
+        with pytest.raises(ConfigError, match="would get the secret in plain text"):
+            session.google(endpoint="http://another.invalid")
+
+
 def test_the_ledger_equals_the_wire(upstream: Emulator, ledger: Ledger, connect: Connect) -> None:
     """Whatever happens on the way, what was charged is what arrived: by method, by number and by units."""
     youtube = connect(upstream.address)
@@ -234,7 +254,7 @@ def test_what_cannot_connect_is_not_charged(ledger: Ledger, connect: Connect) ->
         with pytest.raises(ConnectionRefusedError):
             popular(youtube).execute(num_retries=2)
     with pytest.raises(httplib2.ServerNotFoundError):
-        popular(connect("http://no-such-host.invalid")).execute()
+        popular(connect("https://no-such-host.invalid")).execute()
     assert entries(ledger) == []
 
 

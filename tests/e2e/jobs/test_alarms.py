@@ -14,7 +14,7 @@ import quota
 from quota.jobs.emulator import Emulator
 from quota.ledger.unlogged import UnloggedUsage
 from quota.limits import DAY_MS, HOUR_MS, Selector, Sliding, View
-from quota.notify import DEADLINE_S, RETRY_MS, Notice, notify
+from quota.notify import DEADLINE_S, RETRY_MS, Notice, Ping, notify, read_address
 from support.commands import Quota, one_line
 from support.plain_http import Answer, PlainServer
 from support.servers import RedisServer, free_port
@@ -270,6 +270,24 @@ def test_an_address_that_refuses_is_one_line_and_stays_secret(
     assert said in done.stderr
     assert "a-secret-path" not in done.stderr + done.stdout
     assert len(server.arrived) == 1, "a redirect is not followed"
+
+
+def test_an_address_of_another_machine_is_not_asked_in_plain_text(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HOOK", "http://hooks.invalid/a-secret-path")
+    for setting in ("url", "ping"):
+        with pytest.raises(quota.ConfigError) as caught:
+            read_address("env:HOOK", setting, insecure=False)
+        assert str(caught.value) == (
+            "env:HOOK holds an http:// address on another machine, which would get it in plain text; store an https:// "
+            f"one, or set insecure_endpoint = true beside {setting}"
+        )
+        assert read_address("env:HOOK", setting, insecure=True) == "http://hooks.invalid/a-secret-path"
+    Ping("env:HOOK", "trending", insecure=False).end(0)
+    assert "ping_failed job=trending ping=0: env:HOOK holds an http:// address" in caplog.text
+    Ping("env:HOOK", "trending", insecure=True).end(0)
+    assert "a-secret-path" not in caplog.text
 
 
 def test_an_address_that_is_not_set_or_is_none(tmp_path: Path, upstream: Emulator) -> None:

@@ -276,7 +276,6 @@ BAD_AUTH = [
     ('auth = "service-account:user.json"', "user.json is no service-account file", None),
     ('auth = "authorized-user:empty.json"', "empty.json is no authorized-user file", None),
     ('auth = "authorized-user:list.json"', "list.json is no authorized-user file", None),
-    ('auth = "authorized-user:user.json"', "its endpoint would get a token in plain text", "http://monitoring.example"),
 ]
 
 
@@ -293,6 +292,19 @@ def test_an_auth_that_cannot_be_used_is_one_line_about_the_configuration(
         site.reconcile()
     assert said in str(error.value)
     assert TOKEN not in str(error.value)
+
+
+def test_a_token_goes_to_no_other_machine_in_plain_text(site: Site) -> None:
+    site.more = 'auth = "authorized-user:user.json"\n'
+    config = site.configure("http://monitoring.invalid")
+    lines = [line for line in config.read_text().splitlines(keepends=True) if not line.startswith("key =")]
+    config.write_text("".join(lines))
+    with pytest.raises(ConfigError, match="credential 'main': its endpoint would get a token in plain text"):
+        site.reconcile()
+    config.write_text("".join([*lines, "insecure_endpoint = true\n"]))
+    with pytest.raises(QuotaError) as error:
+        site.reconcile()
+    assert "plain text" not in str(error.value)
 
 
 def test_a_token_that_is_renewed_is_asked_for_where_the_file_says_and_never_shown(site: Site) -> None:

@@ -674,6 +674,25 @@ def test_no_message_shows_what_may_be_a_secret(write: Any) -> None:
             assert "secret" not in message(write(FULL.replace(text, instead, 1))).lower()
 
 
+@pytest.mark.parametrize("host", ["emulator:8765", "192.0.2.1", "0.0.0.0:8765", "localhost.example", "[2001:db8::1]"])
+def test_a_key_goes_to_no_other_machine_in_plain_text(write: Any, host: str) -> None:
+    endpoint = f'endpoint = "http://{host}"\n'
+    text = f'[credentials.main]\napi = "youtube-v3"\n{endpoint}'
+    assert message(write(f'{text}key = "env:KEY"\n')) == (
+        "credentials.main.endpoint: the key would go there in plain text; give an https:// address, or set "
+        "insecure_endpoint = true"
+    )
+    for more in ('key = "env:KEY"\ninsecure_endpoint = true\n', ""):
+        assert load_settings(write(text + more)).credentials["main"].endpoint == f"http://{host}"
+    assert load_settings(write(f'{text}key = "env:KEY"\n'.replace("http:", "https:")))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8765", "127.9.9.9", "localhost", "[::1]:8765"])
+def test_loopback_may_get_a_key_in_plain_text(write: Any, host: str) -> None:
+    text = f'[credentials.main]\napi = "youtube-v3"\nkey = "env:KEY"\nendpoint = "http://{host}"\n'
+    assert not load_settings(write(text)).credentials["main"].insecure_endpoint
+
+
 @pytest.mark.parametrize(
     ("second", "said"),
     [
