@@ -37,6 +37,8 @@ def store(settings: Settings) -> Iterator[tuple[str, str]]:
             Store(settings.store.url, retention_ms=settings.store.retention_ms, create=False).close()
     except OSError:
         return
+    except quota.ConfigError as error:
+        yield "store.url", str(error)
     except StoreError as error:
         message, _, remedy = str(error).rpartition(": ")
         yield "store.url", str(error) if "; " in str(error) else f"{message}; {remedy}"

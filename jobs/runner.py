@@ -36,6 +36,7 @@ from quota.arguments import texts
 from quota.attribution import attempt_number
 from quota.budget import note_refusal
 from quota.common.clock import host_clock
+from quota.common.folders import NotAloneError, open_alone
 from quota.common.log import line
 from quota.common.values import Value, replace
 from quota.jobs.failure import Failure, classify_failure
@@ -711,22 +712,28 @@ def _lock_file(store_url: str, job: str) -> int:
     name = f"run-{readable}-{digest}.lock"
     try:
         return _opened(make_state_folder() / name)
-    except quota.ConfigError as error:
+    except NotAloneError as error:
+        raise quota.ConfigError(f"{error.filename}: {error.strerror}; delete it") from None
+    except (quota.ConfigError, OSError) as error:
+        why = error if isinstance(error, quota.ConfigError) else _no_lock(error)
         try:
             descriptor = _opened(Path(store_url.partition(":///")[2]).parent / name)
-        except quota.ConfigError:
-            raise error from None
-        log.warning("%s: %s", line("lock_beside_store", job=job), error)
+        except OSError:
+            raise why from None
+        log.warning("%s: %s", line("lock_beside_store", job=job), why)
         return descriptor
 
 
 def _opened(path: Path) -> int:
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        try:
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # an existing file can be locked without writing to it
-        except OSError:
-            raise quota.ConfigError(
-                f"{path}: {error.strerror}; set QUOTA_STATE_DIR to a folder that you can write to"
-            ) from error
+        return open_alone(path, os.O_RDWR | os.O_CREAT)
+    except NotAloneError:
+        raise
+    except OSError:
+        return open_alone(path, os.O_RDONLY)  # an existing file can be locked without writing to it
+
+
+def _no_lock(error: OSError) -> quota.ConfigError:
+    return quota.ConfigError(
+        f"{error.filename}: {error.strerror}; set QUOTA_STATE_DIR to a folder that you can write to"
+    )

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from quota.common.clock import NEVER
+from quota.common.folders import open_alone
 from quota.common.text import printable
 from quota.common.values import NamedTuple
 from quota.limits import Calendar
@@ -124,7 +125,7 @@ def _encoded(name: str) -> str:
 def write_file(folder: str, name: str, text: str) -> None:
     """Write a file that everybody may read, beside the old one, and then in its place. Raises OSError."""
     beside = os.path.join(folder, f".{name}.{os.getpid()}")  # the collector reads only *.prom
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    fd = open_alone(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
         with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
             os.fchmod(fd, 0o644)  # whatever the umask: the collector is another user

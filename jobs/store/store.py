@@ -36,6 +36,7 @@ from quota.jobs.store.rows import (
     video_row,
 )
 from quota.jobs.store.runs import RunHistory
+from quota.ledger.file_errors import refuse_others
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -175,6 +176,7 @@ class Store:
         self._clock = clock or host_clock
         if not create and not os.path.exists(self.path):
             raise StoreError(f"there is no store at {self.path} yet: `quota run JOB` creates it")
+        refuse_others(self.path, "store")
         self._file = SqliteFile(
             self.path,
             schema=("quota.jobs.store", "schema.sql"),

@@ -253,7 +253,7 @@ def _textfile(folder: str | None) -> Iterator[Finding]:
     if folder is not None and not os.path.isdir(folder):
         yield Finding("error", "textfile folder", f"{one_line(folder)} is no folder", "make it, or correct the path")
     elif folder is not None:
-        yield from examine_folder("textfile folder", folder, "the metrics")
+        yield from examine_folder("textfile folder", folder, "the metrics", alone=False)
 
 
 def _told(settings: Settings) -> Iterator[Finding]:

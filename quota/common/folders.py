@@ -1,10 +1,30 @@
-"""Folders that only this user may read, and files that only this user may write, whatever the umask."""
+"""Files and folders that this package makes: nobody else reads or writes them, whatever the umask.
+
+    make_folder           a folder, with its missing parents
+    open_alone            a file of our own: made safely, or refused where others could have made or changed it
+    doubt_at              why others could change a file or folder that is there
+    doubt_of_database     the same for an SQLite file, with its folder and the files beside it
+
+Where others may write, somebody may have put a link, a pipe or a file of theirs at a path that we are about to use.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import time
+
+_SAFELY = sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK"))
+"""Follow no link, and wait for nobody at the other end of a pipe."""
+
+_BESIDE = ("", "-journal", "-wal", "-shm")
+"""An SQLite file, and those that SQLite makes and believes beside it."""
+
+
+class NotAloneError(OSError):
+    """Others could have made or changed the file. Its `strerror` says why, in words that follow the file's name."""
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
@@ -24,25 +44,112 @@ def make_folder(path: str | os.PathLike[str]) -> None:
                 raise
 
 
+def open_alone(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> int:
+    """As `os.open`, for a file of our own. What the umask takes off `mode` is off.
+
+    A new file is made with O_EXCL. Raises NotAloneError for a link, a pipe, a file of another user, or one that others
+    may write; OSError for anything else.
+    """
+    makes = flags & os.O_CREAT
+    flags = flags & ~os.O_CREAT | _SAFELY
+    while True:
+        try:
+            fd = os.open(path, flags & ~os.O_TRUNC)
+            break
+        except FileNotFoundError:
+            if not makes:
+                raise
+        except OSError as error:
+            why = {errno.ELOOP: "is a symbolic link", errno.ENXIO: "is neither a file nor a folder"}.get(
+                error.errno or 0
+            )
+            if why is None:
+                raise
+            raise NotAloneError(errno.EPERM, why, os.fspath(path)) from None
+        with contextlib.suppress(FileExistsError):  # another process made it first
+            return os.open(path, flags | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        why = _doubt(os.fstat(fd), fd)
+        if why or flags & os.O_EXCL:
+            raise (
+                NotAloneError(errno.EPERM, why, os.fspath(path))
+                if why
+                else FileExistsError(errno.EEXIST, "File exists")
+            )
+        if flags & os.O_TRUNC:
+            os.ftruncate(fd, 0)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def doubt_at(path: str | os.PathLike[str]) -> str:
+    """Why others could change the file or folder at `path`, in words that follow its name; "" if they could not, or if
+    there is nothing to be seen."""
+    try:
+        found = os.lstat(path)
+        if stat.S_ISLNK(found.st_mode):
+            from quota.common.owners import doubt_of_link  # late: few paths are links
+
+            return doubt_of_link(found) or _doubt(os.stat(path), path)
+        return _doubt(found, path)
+    except OSError:
+        return ""
+
+
+def doubt_of_database(path: str) -> str:
+    """Why others could change the SQLite file at `path`, in words; "" if they could not.
+
+    Who may write to its folder could put a journal there, which SQLite would play into the file.
+    """
+    for link in (path, os.path.realpath(path)) if os.path.islink(path) else (path,):
+        folder = os.path.dirname(link) or "."
+        why = doubt_at(folder)
+        if why:
+            return f"its folder {folder} {why}"
+        for end in _BESIDE:
+            why = doubt_at(link + end)
+            if why:
+                return f"{os.path.basename(link)}{end} {why}"
+    return ""
+
+
+def _doubt(found: os.stat_result, path: int | str | os.PathLike[str]) -> str:
+    is_folder = stat.S_ISDIR(found.st_mode)
+    is_ours = os.name != "posix" or found.st_uid == os.geteuid() or (is_folder and found.st_uid == 0)
+    if is_ours and (is_folder or stat.S_ISREG(found.st_mode)) and not found.st_mode & 0o022:
+        return ""
+    from quota.common.owners import doubt  # late: next to nothing is doubtful
+
+    return doubt(found, path)
+
+
 def first_within(path: str | os.PathLike[str], ms: int) -> bool:
     """Whether nobody called this for `ms`, with a file at `path` to note it: for what one machine says now and then.
 
     A file of the future, by a clock that was wrong, notes nothing. Raises OSError.
     """
     now_ms = time.time_ns() // 1_000_000
-    with contextlib.suppress(FileNotFoundError):
-        if 0 <= now_ms - os.stat(path).st_mtime_ns // 1_000_000 < ms:
+    try:
+        fd = open_alone(path, os.O_WRONLY)
+    except FileNotFoundError:
+        os.close(open_alone(path, os.O_WRONLY | os.O_CREAT))
+        return True
+    try:
+        if 0 <= now_ms - os.fstat(fd).st_mtime_ns // 1_000_000 < ms:
             return False
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    os.utime(path)
-    return True
+        os.utime(fd)
+        return True
+    finally:
+        os.close(fd)
 
 
 def private(path: str, flags: int) -> int:
     """Opens a file that only this user may read and write: an `opener` for `open`."""
-    return os.open(path, flags, 0o600)
+    return open_alone(path, flags, 0o600)
 
 
 def readable(path: str, flags: int) -> int:
     """Opens a file that others may read, as the umask allows: an `opener` for `open`."""
-    return os.open(path, flags, 0o644)
+    return open_alone(path, flags, 0o644)

@@ -22,7 +22,7 @@ MAX_LINKS = 40
 _ACL = "system.posix_acl_access"
 
 
-def doubt(found: os.stat_result, path: str | int, *, roots: bool = False) -> str:
+def doubt(found: os.stat_result, path: int | str | os.PathLike[str], *, roots: bool = False) -> str:
     """Why others could change `found` at `path` (or an open file), in words that follow its name; "" if they could not.
 
     A folder may belong to root; a file only with `roots`. Nothing else than a file or a folder is sound.
@@ -33,6 +33,11 @@ def doubt(found: os.stat_result, path: str | int, *, roots: bool = False) -> str
         return ""
     roots = roots or stat.S_ISDIR(found.st_mode)
     return _owned_by_another(found, roots=roots) or _writable_by_others(found, path)
+
+
+def doubt_of_link(found: os.stat_result) -> str:
+    """The same for a symbolic link, which is its owner's to change."""
+    return f"is a link that {why}" if (why := _owned_by_another(found, roots=True)) else ""
 
 
 def doubt_of_path(path: str | os.PathLike[str]) -> str:
@@ -83,7 +88,7 @@ def _owned_by_another(found: os.stat_result, *, roots: bool) -> str:
     return f"belongs to {user_name(found.st_uid)}, and this is {user_name(me)}"
 
 
-def _writable_by_others(found: os.stat_result, path: str | int) -> str:
+def _writable_by_others(found: os.stat_result, path: int | str | os.PathLike[str]) -> str:
     why = ""
     if found.st_mode & stat.S_IWOTH:
         why = "can be written by every user"
@@ -114,7 +119,7 @@ def _is_own_group(gid: int) -> bool:
     return gid == primary or all(one.pw_uid in (me, 0) for one in pwd.getpwall() if one.pw_gid == gid)
 
 
-def _has_acl(path: str | int) -> bool:
+def _has_acl(path: int | str | os.PathLike[str]) -> bool:
     """Whether the group's bits are the mask of a list with further users and groups."""
     try:
         return bool(os.getxattr(path, _ACL))
@@ -127,9 +132,9 @@ def _is_unmapped(uid: int) -> bool:
     if uid in (0, os.geteuid()):
         return False
     try:
-        with open("/proc/self/uid_map", encoding="ascii") as file:
+        with open("/proc/self/uid_map", encoding="utf-8") as file:
             known = [[int(field) for field in line.split()] for line in file]
-        with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
+        with open("/proc/sys/kernel/overflowuid", encoding="utf-8") as file:
             shown = int(file.read())
     except (OSError, ValueError):
         return False

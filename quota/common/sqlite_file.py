@@ -8,6 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
 
+from quota.common.folders import doubt_of_database, make_folder, open_alone
 from quota.common.fork import hold_over_fork
 from quota.common.values import NamedTuple
 
@@ -227,8 +228,11 @@ class SqliteFile:
             # The file was deleted or replaced, and no other process would see what we write to the old one. Or a
             # transaction is open: a signal handler interrupted it, and has called us.
             self._let_go()
-        if self.path and not self._read_only:
-            _make(self.path, private=self._private)
+        if self.path:
+            self._check()
+            if not self._read_only and not os.path.exists(self.path):
+                _make(self.path, private=self._private)
+                self._check()
         inode = _inode(self.path)
         self._inode = _UNPREPARED
         self._db = db = self._connect()
@@ -241,6 +245,11 @@ class SqliteFile:
             raise
         self._inode = inode
         return db
+
+    def _check(self) -> None:
+        why = doubt_of_database(self.path)
+        if why:
+            raise self._unusable(self._wording.other.replace("{reason}", why))
 
     def _connect(self) -> sqlite3.Connection:
         target = self.path or ":memory:"
@@ -358,11 +367,8 @@ def _make(path: str, *, private: bool) -> None:
     """
     folder = os.path.dirname(path)
     if private and folder and not os.path.isdir(folder):
-        from quota.common.folders import make_folder  # imported late: a machine needs it once
-
         make_folder(folder)
-    if not os.path.exists(path):
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600 if private else 0o644))
+    os.close(open_alone(path, os.O_RDWR | os.O_CREAT, 0o600 if private else 0o644))
 
 
 def _decoded(text: bytes) -> str:

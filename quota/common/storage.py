@@ -8,7 +8,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from quota.common.findings import Finding
-from quota.common.owners import user_name
+from quota.common.folders import doubt_at
 from quota.common.text import one_line
 
 if TYPE_CHECKING:
@@ -46,12 +46,15 @@ LITTLE_BYTES, TOO_LITTLE_BYTES = 100_000_000, 10_000_000
 
 
 def examine_folder(
-    location: str, folder: str | os.PathLike[str], holds: str, mounts: str = MOUNTS
+    location: str, folder: str | os.PathLike[str], holds: str, mounts: str = MOUNTS, *, alone: bool = True
 ) -> Iterator[Finding]:
-    """The findings about a folder that `holds` something, or about the one where it would be made: at least one."""
+    """The findings about a folder that `holds` something, or about the one where it would be made: at least one.
+
+    `alone`: others may not write there.
+    """
     there = _existing(folder)
     name = one_line(folder)
-    findings = [*_owner(location, there, name), *_file_system(location, there, name, holds, mounts)]
+    findings = [*_owner(location, there, name, alone=alone), *_file_system(location, there, name, holds, mounts)]
     free_bytes = shutil.disk_usage(there).free
     if free_bytes < LITTLE_BYTES:
         findings.append(
@@ -65,15 +68,14 @@ def examine_folder(
     yield from findings or [Finding("ok", location, f"{name}, {free_bytes / 1e9:,.1f} GB free")]
 
 
-def _owner(location: str, there: str, name: str) -> Iterator[Finding]:
+def _owner(location: str, there: str, name: str, *, alone: bool) -> Iterator[Finding]:
     if not os.path.isdir(there):
         yield Finding("error", location, f"{one_line(there)} is no folder", "correct the path")
     elif not os.access(there, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
         yield Finding("error", location, f"this user may not write to {one_line(there)}", f"chown or chmod {name}")
-    elif there == os.path.realpath(name) and os.name == "posix" and os.stat(there).st_uid != os.geteuid():
-        owner, user = user_name(os.stat(there).st_uid), user_name(os.geteuid())
-        message = f"{name} belongs to {owner}, and this is {user}: what one makes there the other may not open"
-        yield Finding("warning", location, message, f"run as {owner}")
+    elif alone and there == os.path.realpath(name) and (why := doubt_at(there)):
+        remedy = "make it this user's alone (chown, chmod), or name another folder"
+        yield Finding("error", location, f"{name} {why}: nothing in it is used", remedy)
 
 
 def _file_system(location: str, there: str, name: str, holds: str, mounts: str) -> Iterator[Finding]:

@@ -43,7 +43,7 @@ from quota.inbound.names import (
     plan,
     salt_names,
 )
-from quota.ledger.file_errors import file_wording
+from quota.ledger.file_errors import file_wording, refuse_others
 
 if TYPE_CHECKING:
     import sqlite3
@@ -101,6 +101,7 @@ class SqliteStorage:
     def __init__(self, url: str, *, clock: Callable[[], int] | None = None) -> None:
         path = url.removeprefix("sqlite://").removeprefix("/")
         self.label = f"sqlite:///{path}" if path else "sqlite:// (in memory)"
+        refuse_others(path, "inbound storage")
         wording = file_wording(
             path,
             "inbound storage",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from quota.common.folders import doubt_of_database
 from quota.common.sqlite_file import DEADLINE_S, Wording
+from quota.common.text import one_line
+from quota.errors import ConfigError
 
 
 def file_wording(path: str, what: str, *, version: int, lost_then: str, remedy: str = "move it away") -> Wording:
@@ -24,3 +27,10 @@ def file_wording(path: str, what: str, *, version: int, lost_then: str, remedy: 
         disk_fails=f"{file}: reading or writing it failed; check the disk and its space",
         other=f"{file}: {{reason}}",
     )
+
+
+def refuse_others(path: str, what: str) -> None:
+    """Raises ConfigError for a file that others could change. So it is not opened, and no allowance takes its place."""
+    why = doubt_of_database(path) if path else ""
+    if why:
+        raise ConfigError(f"{what} {one_line(path)}: {one_line(why)}; make both this user's alone (chown, chmod)")

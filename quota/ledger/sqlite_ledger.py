@@ -41,7 +41,7 @@ from quota.ledger.contract import (
 )
 from quota.ledger.entry import Entry
 from quota.ledger.fence import FENCE, fenced_error
-from quota.ledger.file_errors import file_wording
+from quota.ledger.file_errors import file_wording, refuse_others
 from quota.ledger.grants import grants_text, read_grants
 from quota.ledger.history import HISTORY_MS, RUN_CHARS, HourOfLog
 from quota.ledger.sqlite_memory import UNUSED_AFTER_OTHERS, Facts, Memory
@@ -143,6 +143,7 @@ class SqliteLedger:
     def __init__(self, url: str, *, clock: Callable[[], int] | None = None) -> None:
         path = url.removeprefix("sqlite://").removeprefix("/")
         self.label = f"sqlite:///{path}" if path else "sqlite:// (in memory)"
+        refuse_others(path, "ledger")
         self._file = SqliteFile(
             path,
             schema=("quota.ledger", "schema.sql"),

@@ -23,6 +23,7 @@ import threading
 import zlib
 from functools import lru_cache
 
+from quota.common.folders import open_alone
 from quota.common.values import NamedTuple
 
 if sys.platform != "win32":
@@ -147,7 +148,7 @@ class WatermarkFile(SlotReader):
     def __init__(self, path: str) -> None:
         if sys.platform == "win32":
             raise OSError(0, "this platform has no locks on parts of a file")
-        super().__init__(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        super().__init__(open_alone(path, os.O_RDWR | os.O_CREAT))
         try:
             data = os.pread(self._fd, _CHECKSUM.size, 0)
             if any(data) and _CHECKSUM.unpack(data) != (FORMAT,):
@@ -237,7 +238,7 @@ def read_slots(path: str) -> list[SlotContent]:
     with _opening, contextlib.suppress(OSError):
         if path in _in_use:  # to close another descriptor of this file would end our lock
             return _in_use[path].read_all()
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_alone(path, os.O_RDONLY)
         try:
             return SlotReader(fd).read_all()
         finally:

@@ -14,6 +14,7 @@ import re
 import time
 from typing import TYPE_CHECKING
 
+from quota.common.folders import first_within, make_folder
 from quota.common.log import warn
 from quota.limits import DAY_MS
 
@@ -58,8 +59,6 @@ def siblings_of(path: str) -> list[str]:
 
 def first_today(path: str) -> bool:
     """Whether nobody on this machine has said for a day that this project has two ledgers. Then somebody has now."""
-    from quota.common.folders import first_within  # late: few machines have two
-
     try:
         return first_within(f"{path.rpartition('-')[0]}-told", DAY_MS)
     except OSError:  # else it would be said with every tick
@@ -75,8 +74,6 @@ def make_room(path: str) -> None:
         return
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
-        from quota.common.folders import make_folder  # late: a machine needs it once
-
         make_folder(folder)
         former = os.path.join(os.path.dirname(folder), FORMER_FOLDER)
         if os.path.isdir(former):

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quota.common.folders import doubt_at, make_folder
 from quota.common.text import one_line
 from quota.errors import ConfigError
 
@@ -15,11 +16,16 @@ if TYPE_CHECKING:
 
 
 def state_folder() -> Path:
-    """The folder for what must survive a reboot: QUOTA_STATE_DIR, else the platform's. This does not create it."""
+    """The folder for what must survive a reboot: QUOTA_STATE_DIR, else the platform's. This does not create it.
+
+    Raises ConfigError for one that others could change.
+    """
     named = os.environ.get("QUOTA_STATE_DIR")
-    if named:
-        return Path(named).absolute()
-    return user_folder("state")
+    folder = Path(named).absolute() if named else user_folder("state")
+    why = doubt_at(folder)
+    if why:
+        raise ConfigError(f"state folder {one_line(folder)} {why}; set QUOTA_STATE_DIR to a folder of your own")
+    return folder
 
 
 def user_folder(kind: Literal["config", "state"]) -> Path:
@@ -42,8 +48,6 @@ def make_state_folder() -> Path:
     folder = state_folder()
     if os.path.isdir(folder):
         return folder
-    from quota.common.folders import make_folder  # late: needed once per machine
-
     try:
         make_folder(folder)
     except OSError as error:
@@ -51,4 +55,4 @@ def make_state_folder() -> Path:
         raise ConfigError(
             f"state folder {one_line(folder)} cannot be made: {reason}; set QUOTA_STATE_DIR to another folder"
         ) from error
-    return folder
+    return state_folder()  # somebody else may have made it meanwhile

@@ -52,7 +52,9 @@ def small_disk(folder: Path, kilobytes: int) -> Iterator[None]:
     """A file system of this size at `folder`. Only root may mount one."""
     folder.mkdir(exist_ok=True)
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(folder)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k,mode=755", "tmpfs", str(folder)],
+        capture_output=True,
+        check=False,
     )
     if done.returncode:
         pytest.skip("no file system of one's own can be mounted here")
@@ -238,8 +240,8 @@ def test_a_state_folder_that_may_not_be_written_stops_no_call_and_admits_none(up
     # Once as the owner: it leaves a debt, and has loaded everything that somebody else may not be able to read.
     assert work() == ["ledger", 1, "ledger", 2, "ok", False, "stopped"]
     machine.allow("state", 0o555, 0o444)
-    machine.allow("ledger", 0o777, 0o666)
-    machine.allow("store", 0o777, 0o666)
+    machine.allow("ledger", 0o755, 0o644)
+    machine.allow("store", 0o755, 0o644)
     said = machine.as_nobody(work)
     # Whether the debt can be read there is up to SQLite; if so, it is sent each time, and counted once.
     assert said in (["ledger", n, "ledger", n + 1, "ledger-unavailable", True, "stopped"] for n in (3, 4))
@@ -270,8 +272,8 @@ def test_without_a_state_folder_that_may_be_written_runs_of_a_job_are_still_kept
     if lock == "none":
         next((machine.folder / "state").glob("run-t-*.lock")).unlink()
     machine.allow("state", 0o555, 0o000 if lock == "private" else 0o444)
-    machine.allow("ledger", 0o777, 0o666)
-    machine.allow("store", 0o777, 0o666)
+    machine.allow("ledger", 0o755, 0o644)
+    machine.allow("store", 0o755, 0o644)
     assert machine.as_nobody(work) == ["stopped", "overlap"]
     assert len(list((machine.folder / "store").glob("*.lock"))) == (lock != "readable")
 

@@ -163,16 +163,16 @@ def test_a_network_file_system_and_mounts_over_each_other(tmp_path: Path) -> Non
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a folder away")
 def test_a_folder_of_another_owner(command: Quota) -> None:
-    command.configure(MAIN)
-    state = command.folder / "state"
-    state.mkdir()
-    os.chown(state, 1, 1)
-    finding = found(command, "state folder")
-    assert finding["level"] == "warning"
-    assert "belongs to daemon, and this is root" in finding["message"]
-    assert finding["remedy"] == "run as daemon"
-    os.chown(state, 0, 0)
-    assert found(command, "state folder")["level"] == "ok"
+    command.configure(MAIN + '[store]\nurl = "sqlite:///stored/videos.db"\n')
+    stored = command.folder / "stored"
+    stored.mkdir()
+    os.chown(stored, 1, 1)
+    finding = found(command, "store", status=1)
+    assert finding["level"] == "error"
+    assert "belongs to daemon, and this is root: nothing in it is used" in finding["message"]
+    assert finding["remedy"] == "make it this user's alone (chown, chmod), or name another folder"
+    os.chown(stored, 0, 0)
+    assert found(command, "store")["level"] == "ok"
 
 
 def test_a_file_where_a_folder_should_be(command: Quota) -> None:
