@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from quota.inbound.contract import Limit, Policy
+    from quota.ledger.redis_cluster import Cluster
     from quota.ledger.redis_connection import Call
-    from quota.ledger.redis_driver import Cluster
 
     Words = Sequence[str | bytes]
     # Yields a command, is sent its reply or thrown its error, and returns the decision.
@@ -359,10 +359,14 @@ class RedisStorage:
             if not isinstance(client, Connections):
                 return client.execute_command(*words)
             call = client.begin(*words)
-            if call is None:
-                client.connect()
+            if call is not None:
+                return call.reply(deadline - time.monotonic())
+            client.connect()
+            try:
                 call = client.begin(*words)
-            return client.execute_command(*words) if call is None else call.reply(deadline - time.monotonic())
+                return client.execute_command(*words) if call is None else call.reply(deadline - time.monotonic())
+            except Failed as error:  # the first that came of a new connection
+                raise client.why(error) from error
         except Failed:
             raise
         except BaseException:

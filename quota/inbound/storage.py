@@ -5,28 +5,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quota.errors import ConfigError
+from quota.ledger.factory import REDIS_SCHEMES, canonical, check_file_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quota.inbound.contract import Storage
 
-SCHEMES = ("sqlite", "redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
-
 
 def open_storage(url: str, *, clock: Callable[[], int] | None = None) -> Storage:
-    """The storage at a URL: `sqlite:///path`, or `redis://`, `rediss://`, `unix://`, `redis+sentinel://`,
-    `redis+cluster://`.
+    """The storage at a URL: `sqlite:///path`, or a url of Redis as for a ledger.
 
     Nothing is contacted before the first use. `clock` (ms since 1970) replaces the storage's own clock, for tests and
     simulation only. Raises ConfigError for any other scheme.
     """
+    url = canonical(url)
     scheme, slashes, _ = url.partition("://")
     if scheme == "sqlite" and slashes:
         from quota.inbound.sqlite_storage import SqliteStorage
 
+        check_file_url(url, "inbound storage")
         return SqliteStorage(url, clock=clock)
-    if scheme in SCHEMES and slashes:
+    if scheme in REDIS_SCHEMES and slashes:
         from quota.inbound.redis_storage import RedisStorage
 
         return RedisStorage(url, clock=clock)

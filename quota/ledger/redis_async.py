@@ -120,6 +120,8 @@ class LoopLine:
         self._rest = memoryview(b"")
         """What the server was too slow to take."""
         self._spoke = False
+        self._unheard: Failed | None = None
+        """How a connection ended on which nothing was ever heard."""
         self._heard_s = 0.0
         """When the server last answered, or was asked after it had answered all."""
         self._part_bytes = 0
@@ -254,7 +256,10 @@ class LoopLine:
 
     def _connect(self) -> None:
         made: Line | Exception
+        unheard, self._unheard = self._unheard, None
         try:
+            if unheard is not None and (why := self._connections.why(unheard)) is not unheard:
+                raise why
             made = self._connections.new_line()
         except Exception as error:
             made = error
@@ -294,7 +299,9 @@ class LoopLine:
                 self._loop.remove_reader(line.fileno())
                 self._loop.remove_writer(line.fileno())
             line.close()
-        if self._spoke and not isinstance(error, Lost):
+        if not self._spoke:
+            self._unheard = error
+        elif not isinstance(error, Lost):
             error = Lost(str(error))  # it is Redis, and something between us is broken
         for future, _, _ in awaited:
             if not future.done():

@@ -2,8 +2,8 @@
 
 A decision is one short round trip. redis-py's client, its pool and its connections take several times as long, with
 locks, events, and callbacks for each reply; to import it takes longer than all else that a short process does. So a
-connection is a bare socket here. `Server` makes one, ready for use, where a server is reached directly;
-`quota.ledger.redis_driver` does that elsewhere.
+connection is a bare socket here. `Server` makes one, ready for use; `quota.ledger.redis_sentinel` and
+`quota.ledger.redis_cluster` find out which server that is, and `quota.ledger.redis_tls` encrypts it.
 
 There are as many connections as calls under way at once. A call has a connection to itself until it has read its reply
 to the end. After anything else (a timeout, half a reply, more than a reply, an interrupt) the connection is closed and
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from quota.common.fork import start_over_in_child
 from quota.common.values import NamedTuple
-from quota.ledger.redis_errors import Failed, Lost, NoAnswer, NotRedis, error_of
+from quota.ledger.redis_errors import ErrorReply, Failed, Lost, NoAnswer, NotRedis, error_of
 from quota.ledger.resp import INCOMPLETE, MAX_REPLY_BYTES, RawError, new_replies, pack
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Line:
 
     def _send_failed(self, error: OSError) -> None:
         """A server that closes a new connection may have said why."""
-        _raise_if_not_the_systems(error)
+        raise_if_not_the_systems(error)
         try:
             reply = self.reply(0)
         except Failed:
@@ -136,7 +136,7 @@ class Line:
         except BlockingIOError:
             return 0
         except OSError as error:
-            _raise_if_not_the_systems(error)
+            raise_if_not_the_systems(error)
             raise Lost(str(error)) from error
 
     def receive_some(self) -> tuple[list[Any], int, bool]:
@@ -155,7 +155,7 @@ class Line:
         except BlockingIOError:
             return b""
         except OSError as error:
-            _raise_if_not_the_systems(error)
+            raise_if_not_the_systems(error)
             raise Lost(str(error)) from error
         if not data:
             raise Lost("closed by the server")
@@ -168,13 +168,21 @@ class Line:
 class Connections:
     """The connections to a server; `connect` makes one. Safe to use from several threads and after a fork.
 
-    `timeout_s` is how long an answer may take. `may_move`: another server may become the primary, and whoever connects
-    finds out which one.
+    `timeout_s` is how long an answer may take. `why` finds out what is behind a new connection that ended before its
+    first answer. `may_move`: another server may become the primary, and whoever connects finds out which one.
     """
 
-    def __init__(self, connect: Callable[[], Line], timeout_s: float, *, may_move: bool = False) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Line],
+        timeout_s: float,
+        *,
+        why: Callable[[Failed], Failed] | None = None,
+        may_move: bool = False,
+    ) -> None:
         self.new_line = connect
         self.timeout_s = timeout_s
+        self.why = why or _as_it_is
         self._may_move = may_move
         self._idle: list[Line] = []  # threads share it without a lock: append and pop are atomic
         start_over_in_child(self)
@@ -190,6 +198,7 @@ class Connections:
         """The same for a command that is packed already."""
         idle = self._idle
         line = _pop(idle)
+        is_new = line is None
         if line is None:
             if within_s is not None:
                 raise NoAnswer("no connection is open")
@@ -200,6 +209,10 @@ class Connections:
             if type(reply) is RawError:
                 self.check_primary(reply)
             answered = True
+        except Failed as error:
+            if is_new:
+                raise self.why(error) from error
+            raise
         finally:
             self._end(line, idle, answered=answered)
         if type(reply) is RawError:
@@ -326,17 +339,25 @@ def _writable(connected: _socket.socket, within_s: float) -> object:
     return writable or failed
 
 
-def _raise_if_not_the_systems(error: OSError) -> None:
+def raise_if_not_the_systems(error: OSError) -> None:
     """The TimeoutError of a signal handler is an OSError, and none of the connection's."""
     if error.errno is None:
         raise error
 
 
-# -- servers that are reached directly ---------------------------------------------------------------------------------
+def _as_it_is(error: Failed) -> Failed:
+    return error
+
+
+# -- a server ----------------------------------------------------------------------------------------------------------
 
 
 class Server(NamedTuple):
-    """Where a server is, a host and a port or the path of a unix socket, and what it is told first."""
+    """Where a server is, a host and a port or the path of a unix socket, and what it is told first.
+
+    `secured` makes the connection where it is encrypted. `explain` finds out what is behind a server that ended a
+    connection before it said anything.
+    """
 
     timeout_s: float
     connect_timeout_s: float
@@ -348,19 +369,36 @@ class Server(NamedTuple):
     password: str = ""
     client_name: str = ""
     keepalive: bool = False
+    secured: Callable[[Socket, Server], Line] | None = None
+    explain: Callable[[Server, Failed], Failed] | None = None
+
+    def __repr__(self) -> str:
+        """Without the password: it must not be seen where somebody shows the values of variables."""
+        return f"<Server {self.path or f'{self.host}:{self.port}'}>"
 
     def connect(self) -> Line:
         """A connection that is ready for commands. Raises Failed."""
-        connected = self._connected()
+        connected = self.connected()
+        line = None
         try:
-            line = Line(connected)
+            line = Line(connected) if self.secured is None else self.secured(connected, self)
             self._introduce(line)
-        except BaseException:
-            connected.close()
+        except BaseException as error:
+            (line or connected).close()
+            if line is not None and isinstance(error, Failed):
+                raise self.why(error) from error
             raise
         return line
 
-    def _connected(self) -> Socket:
+    def why(self, error: Failed) -> Failed:
+        """What is behind this error, the first thing that came of a new connection."""
+        return error if self.explain is None or isinstance(error, (ErrorReply, NoAnswer)) else self.explain(self, error)
+
+    def connections(self) -> Connections:
+        return Connections(self.connect, self.timeout_s, why=self.why)
+
+    def connected(self) -> Socket:
+        """A bare connection."""
         if self.path:
             return self._connected_to(_socket.AF_UNIX, 0, self.path)
         host = self.host.encode() if self.host.isascii() else self.host  # else two modules are imported for it
@@ -425,5 +463,5 @@ _UNDER_WAY = (errno.EINPROGRESS, errno.EALREADY, errno.EWOULDBLOCK, getattr(errn
 
 def _lost(error: OSError | ValueError) -> Lost:
     if isinstance(error, OSError):
-        _raise_if_not_the_systems(error)
+        raise_if_not_the_systems(error)
     return Lost(str(error))

@@ -3,6 +3,7 @@
 Failed          everything below
 Lost            there is no answer: the connection could not be made, or ended, or was silent for too long
 NotRedis        what answers does not speak Redis' protocol
+Misconfigured   the server cannot be used in the way that was configured
 ErrorReply      the server answered with an error
 """
 
@@ -29,6 +30,10 @@ class NoAnswer(Lost):
 
 class NotRedis(Failed):
     """The server does not speak the protocol."""
+
+
+class Misconfigured(Failed):
+    """Somebody has to change something. The text says what is wrong, and what to do."""
 
 
 class ErrorReply(Failed):
@@ -73,22 +78,28 @@ _DENIED_COMMANDS = rf"{MAY_NOT_RUN} ([A-Z, ]+)|permissions? to run the '([a-z|]+
 
 
 def explained(error: Failed, where: str, timeout_s: float, user: str) -> str:
-    """What went wrong at `where`, and what to do, without words that could quote the url. `user` is who has asked."""
+    """What went wrong at `where`, a name and a url's label, and what to do, without words that could quote the url.
+    `user` is who has asked."""
     said = (str(error).splitlines() or [""])[0][:200]
+    secure = "s" if " rediss" in where else ""
+    if isinstance(error, Misconfigured):
+        return f"{where}: {said}"
     if isinstance(error, NoAnswer):
         waited = f"{timeout_s:g} s"
         return f"{where} did not answer within {waited}; see whether the server is busy or the network slow"
     if "Authentication required" in said or "authenticated" in said:
-        return f"{where} wants a password; put it into the url"
+        return f'{where} wants a password; add password = "env:NAME" or "file:PATH"'
     if isinstance(error, NotRedis):
         return f"{where} is something else than Redis; check the url"
     if isinstance(error, Lost) and "number of clients" in said:
         return f"{where} has too many clients; raise its maxclients"
     if isinstance(error, Lost) and ("not enabled" in said or "support disabled" in said):
-        return f"{where} is no cluster; write redis:// for a single server"
+        return f"{where} is no cluster; write redis{secure}:// for a single server"
+    if isinstance(error, Lost) and "see no primary" in said:
+        return f"{where} has no primary now, as its sentinels see it; run again in a moment"
     if not isinstance(error, ErrorReply):
         return f"{where} cannot be reached; see whether the server is running there"
-    return _said_to_mean(error, said, where, user)
+    return _said_to_mean(error, said, where, user, secure)
 
 
 def _what_is_denied(said: str) -> str:
@@ -98,15 +109,23 @@ def _what_is_denied(said: str) -> str:
     return "run a command that it needs" if named is None else f"run {(named[1] or named[2]).upper().replace('|', ' ')}"
 
 
-def _said_to_mean(error: ErrorReply, said: str, where: str, user: str) -> str:
+def _said_to_mean(error: ErrorReply, said: str, where: str, user: str, secure: str) -> str:
     code = error.code
     if error.asks_for_password:
-        return f"{where} refused the password; check the url"
+        return f"{where} refused the password; check username and password"
+    if code in ("MOVED", "ASK") or "not allowed in cluster mode" in said:
+        numbers = ", which has no database numbers" if "SELECT" in said else ""
+        return f"{where} is a node of a cluster{numbers}; write redis{secure}+cluster://HOST:PORT"
     if code == "LOADING":
         return f"{where} is loading its data; run again in a moment"
     # Redis 6 wraps what stopped a script into a text of its own.
     if code == "READONLY" or "-READONLY " in said:
         return f"{where} is a replica, which cannot be written to; name the primary"
+    if code == "NOREPLICAS" or "-NOREPLICAS " in said:
+        return (
+            f"{where} has fewer replicas in reach than its min-replicas-to-write, and takes no charge until they are "
+            "back; see its replicas"
+        )
     if code == "OOM" or "-OOM " in said:
         return f"{where} is out of memory; raise its maxmemory"
     if "DB index is out of range" in said or "invalid DB index" in said:
@@ -127,7 +146,11 @@ def _said_to_mean(error: ErrorReply, said: str, where: str, user: str) -> str:
             "its own"
         )
     if "unknown command" in said and "SENTINEL" in said:
-        return f"{where} is no sentinel; name the sentinels' own addresses, or write redis:// for a single server"
+        single = f"redis{secure}:// for a single server"
+        return f"{where} is no sentinel; name the sentinels' own addresses, or write {single}"
+    if re.search("unknown command [`'][^Xx]", said):  # all others that we send are as old as Redis 2
+        sentinel = f"redis{secure}+sentinel://HOST:PORT/SERVICE"
+        return f"{where} is a sentinel, or runs no scripts; for sentinels write {sentinel}"
     if "unknown command" in said.lower():
         return f"{where} is older than Redis 6.2; upgrade it"
     return f"{where}: {said}"

@@ -54,7 +54,16 @@ from quota.ledger.history import (
     read_cells,
 )
 from quota.ledger.redis_connection import Connections
-from quota.ledger.redis_errors import MAY_NOT_RUN, ErrorReply, Failed, Lost, NotRedis, explained, is_denied
+from quota.ledger.redis_errors import (
+    MAY_NOT_RUN,
+    ErrorReply,
+    Failed,
+    Lost,
+    Misconfigured,
+    NotRedis,
+    explained,
+    is_denied,
+)
 from quota.ledger.redis_scripts import script
 from quota.ledger.redis_url import client_maker, label_of, user_of
 from quota.ledger.resp import bulk, pack
@@ -79,7 +88,7 @@ if TYPE_CHECKING:
     from quota.ledger.contract import ChargeOutcome, ChargeRequest, LimitCheck
     from quota.ledger.entry import Charge, Id
     from quota.ledger.grants import Grant
-    from quota.ledger.redis_driver import Cluster
+    from quota.ledger.redis_cluster import Cluster
     from quota.ledger.unlogged import UnloggedUsage
     from quota.limits import View
 
@@ -130,7 +139,7 @@ class RedisLedger:
         self.label = label_of(url)
         self._clock = None if clock is None else whole_clock(clock)
         self._url = url
-        self._is_cluster = url.startswith("redis+cluster:")
+        self._is_cluster = url.partition(":")[0].endswith("+cluster")
         self._connect = client_maker(url, self.label, self._timeout_s)
         self._connected: Connections | Cluster | None = None
         self._questions: dict[tuple[int, bool], _Question] = {}
@@ -608,7 +617,7 @@ class RedisLedger:
         """What is raised for it. With the `project` that a script was about, it also finds out what it may not do."""
         if isinstance(error, ErrorReply) and is_denied(str(error)):
             return UnusableLedger(self._explain(self._denied(error, project)))
-        lasts = re.search(_LASTING_WORDS, str(error)) is not None or isinstance(error, NotRedis)
+        lasts = re.search(_LASTING_WORDS, str(error)) is not None or isinstance(error, (NotRedis, Misconfigured))
         if isinstance(error, ErrorReply):
             lasts = lasts or error.asks_for_password
         return (UnusableLedger if lasts else LedgerError)(self._explain(error))

@@ -5,37 +5,43 @@
     user_of         as whom it logs in
     database_of     in which database
 
-The schemes are `redis`, `rediss`, `unix`, `redis+sentinel` and `redis+cluster`. redis-py is imported only for those
-that need it: that alone takes longer than all of `quota charge` without it.
+The schemes are `redis`, `unix`, `redis+sentinel`, `redis+cluster`, and with TLS `rediss`, `rediss+sentinel` and
+`rediss+cluster`. `ssl` is imported only for those with TLS, and redis-py only for a cluster.
 """
 
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from quota.common.text import nearest
+from quota.common.values import NamedTuple
 from quota.errors import ConfigError
 from quota.ledger.redis_connection import Connections, Server
+from quota.ledger.redis_errors import Failed, Misconfigured
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
-    from quota.ledger.redis_driver import Cluster
+    from quota.ledger.redis_cluster import Cluster
+    from quota.ledger.redis_tls import Tls
+
+    Why = Callable[[Server, Failed], Failed]
 
 _TIMEOUTS = ("socket_timeout", "socket_connect_timeout")
-_NEEDLESS = ("health_check_interval", "max_connections", "retry_on_timeout", "retry_on_error")
-"""What redis-py may be told, and a connection of ours has no need of."""
-_OPTIONS = frozenset(
-    (
-        *("db", "username", "password", "client_name", "protocol", "host", "port", "path", "socket_keepalive"),
-        *_TIMEOUTS,
-        *_NEEDLESS,
-    )
+_NEEDLESS = (
+    *("health_check_interval", "max_connections", "retry_on_timeout", "retry_on_error"),
+    *("encoding", "encoding_errors", "decode_responses"),
 )
-"""The options of redis-py that do not need redis-py. A url with any other is left to it."""
+"""What redis-py may be told, and a connection of ours has no need of."""
+_OPTIONS = ("db", "username", "password", "client_name", "protocol", "socket_keepalive", *_TIMEOUTS)
+_OF_TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_cert_reqs", "ssl_check_hostname")
+_OF_SENTINELS = ("sentinel_username", "sentinel_password")
 
 _FALSE = ("0", "F", "FALSE", "N", "NO")
+_LONGEST_S = 1e6
 
 
 def client_maker(
@@ -45,31 +51,12 @@ def client_maker(
 
     Raises ConfigError, with `what` and `label` for the url.
     """
-    databases = _databases(url)
-    if not all(map(_is_database, databases)):  # redis-py would take database 0
+    if not all(map(_is_database, _databases(url))):
         raise ConfigError(f"{what} {label}: its database is no number; end it in /0, or in ?db=0 after a unix socket")
     try:
-        scheme, _, rest = url.partition("://")
-        server = _server(url, timeout_s) if scheme in ("redis", "unix") else None
-        if server is not None:
-            return lambda: Connections(server.connect, server.timeout_s)
-        from quota.ledger import redis_driver
-
-        if scheme == "redis+cluster":
-            nodes, path, options = redis_driver.several(rest, 6379, timeout_s)
-            if options.pop("db", path.strip("0")):
-                raise ConfigError(f"{what} {label}: a cluster has no database numbers")
-            return redis_driver.cluster_maker(nodes, options)
-        if scheme == "redis+sentinel":
-            nodes, path, options = redis_driver.several(rest, 26379, timeout_s)
-            service = path.partition("/")[0]
-            if not service:
-                raise ConfigError(
-                    f"{what} {label}: name the service too: redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB"
-                )
-            options["db"] = database_of(url)
-            return redis_driver.sentinel_maker(nodes, service, options)
-        return redis_driver.server_maker(url, timeout_s)
+        return _maker(_parts(url), timeout_s)
+    except (_WrongError, Misconfigured) as error:
+        raise ConfigError(f"{what} {label}: {error}") from None
     except (ValueError, TypeError):
         # The parser's message quotes what it took for a port or an option, and that may be a piece of a password.
         raise ConfigError(
@@ -78,14 +65,113 @@ def client_maker(
         ) from None
 
 
-def _server(url: str, timeout_s: float) -> Server | None:
-    """The server that a url names, as redis-py reads it; None where it has options that only redis-py knows."""
-    parts = urlsplit(url)
-    given = {name: unquote(values[0]) for name, values in parse_qs(parts.query).items()}
-    is_path = parts.scheme == "unix"
-    elsewhere = ("host", "port", "socket_keepalive") if is_path else ("path",)
-    if not given.keys() <= _OPTIONS or any(name in given for name in elsewhere):
-        return None
+class _WrongError(Exception):
+    """A url that can be read and not be used: the text says why."""
+
+
+class _Parts(NamedTuple):
+    """A url, taken apart. `kind` is what the scheme says of the server: "", "unix", "sentinel" or "cluster"."""
+
+    kind: str
+    is_secure: bool
+    nodes: Sequence[tuple[str, int | None]]
+    path: str
+    db: int
+    options: Mapping[str, str]
+
+    def scheme(self, *, secure: bool) -> str:
+        """The scheme of the same url with TLS, or without."""
+        return f"redis{'s' if secure else ''}{'+' if self.kind else ''}{self.kind}"
+
+
+def _parts(url: str) -> _Parts:
+    scheme, _, rest = url.partition("://")
+    base, _, kind = scheme.partition("+")
+    kind, is_secure = "unix" if base == "unix" else kind, base == "rediss"
+    if kind in ("sentinel", "cluster"):
+        place, _, query = rest.partition("?")
+        authority, _, path = place.partition("/")
+        userinfo, _, hosts = authority.rpartition("@")
+        parts = [urlsplit(f"//{node}") for node in hosts.split(",")]
+        if not all(part.hostname for part in parts):
+            raise ValueError("a host has no name")
+        path = path.strip("/")
+    else:
+        whole = urlsplit(url)
+        parts, path, query = [whole], unquote(whole.path), whole.query
+        userinfo = whole.netloc.rpartition("@")[0]
+    options = _given(query, kind, is_secure=is_secure)
+    username, _, password = userinfo.partition(":")
+    for name, text in (("username", username), ("password", password)):
+        if text:
+            options[name] = unquote(text)
+    return _Parts(
+        kind=kind,
+        is_secure=is_secure,
+        nodes=[(unquote(part.hostname or ""), part.port) for part in parts],
+        path=path,
+        db=database_of(url),
+        options=options,
+    )
+
+
+def _given(query: str, kind: str, *, is_secure: bool) -> dict[str, str]:
+    """The options of a url. Raises _WrongError for one that nobody reads."""
+    elsewhere = {"": ("host", "port"), "unix": ("path",)}.get(kind, ())
+    secure = _OF_TLS if is_secure else ()
+    known = (*_OPTIONS, *elsewhere, *secure, *(_OF_SENTINELS if kind == "sentinel" else ()), *_NEEDLESS)
+    given = {name: values[0] for name, values in parse_qs(query, keep_blank_values=True).items()}
+    for name in given:
+        if name in known:
+            continue
+        if "@" in query or not re.fullmatch("[A-Za-z_][A-Za-z0-9_-]{0,39}", name):
+            raise ValueError("what looks like an option may be a piece of a password")
+        if name in _OF_TLS:
+            remedy = "remove it" if kind == "unix" else f"write rediss{'+' if kind else ''}{kind}://"
+            raise _WrongError(f"{name} is an option of TLS, which this url does not speak; {remedy}")
+        if name in _OF_SENTINELS:
+            raise _WrongError(f"{name} is an option of redis+sentinel:// only; remove it")
+        raise _WrongError(f"it has no option {name!r}; {nearest(name, known)}")
+    return {name: text for name, text in given.items() if text}
+
+
+def _maker(parts: _Parts, timeout_s: float) -> Callable[[], Connections | Cluster]:
+    tls = _tls(parts) if parts.is_secure else None
+    server = _server(parts, timeout_s, tls)
+    if parts.kind in ("", "unix"):
+        return server.connections
+    if parts.kind == "cluster":
+        if parts.db or parts.path.strip("0"):
+            raise _WrongError("a cluster has no database numbers")
+        from quota.ledger import redis_cluster
+
+        nodes = [server._replace(host=host, port=port or 6379) for host, port in parts.nodes]
+        return partial(redis_cluster.Cluster, nodes, tls)
+    from quota.ledger.redis_sentinel import SENTINEL_TIMEOUT_S, Sentinels
+
+    service = parts.path.partition("/")[0]
+    if not service:
+        secure = "s" if parts.is_secure else ""
+        raise _WrongError(f"name the service too: redis{secure}+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB")
+    sentinels = [
+        Server(
+            SENTINEL_TIMEOUT_S,
+            SENTINEL_TIMEOUT_S,
+            host=host,
+            port=port or 26379,
+            username=parts.options.get("sentinel_username", ""),
+            password=parts.options.get("sentinel_password", ""),
+            secured=server.secured,
+            explain=server.explain,
+        )
+        for host, port in parts.nodes
+    ]
+    return Sentinels(sentinels, service, server).connections
+
+
+def _server(parts: _Parts, timeout_s: float, tls: Tls | None) -> Server:
+    """The server that a url names, or what is the same for all the servers that it may mean."""
+    given = parts.options
     if given.get("protocol", "2") not in ("2", "3") or not all(
         given.get(name, "0").isdecimal() for name in ("health_check_interval", "max_connections")
     ):
@@ -93,22 +179,53 @@ def _server(url: str, timeout_s: float) -> Server | None:
     answer_s, connect_s = (float(given.get(name, timeout_s)) for name in _TIMEOUTS)
     if not (0 < answer_s <= _LONGEST_S and 0 < connect_s <= _LONGEST_S):
         raise ValueError("no time to wait")
-    keepalive = given.get("socket_keepalive", "0")
+    host, port = parts.nodes[0]
     return Server(
         answer_s,
         connect_s,
-        host=unquote(parts.hostname or given.get("host", "localhost")),
-        port=parts.port or int(given.get("port", "6379")),
-        path=unquote(parts.path) if is_path else "",
-        db=int(given.get("db") or ("" if is_path else unquote(parts.path).replace("/", "")) or 0),
-        username=unquote(parts.username or "") or given.get("username", ""),
-        password=unquote(parts.password or "") or given.get("password", ""),
+        host=host or given.get("host", "localhost"),
+        port=port or int(given.get("port", "6379")),
+        path=parts.path or given.get("path", "") if parts.kind == "unix" else "",
+        db=parts.db,
+        username=given.get("username", ""),
+        password=given.get("password", ""),
         client_name=given.get("client_name", ""),
-        keepalive=keepalive.upper() not in _FALSE,
+        keepalive=given.get("socket_keepalive", "0").upper() not in _FALSE,
+        secured=None if tls is None else tls.line,
+        explain=None if parts.kind == "unix" else _why(parts),
     )
 
 
-_LONGEST_S = 1e6
+def _tls(parts: _Parts) -> Tls:
+    from quota.ledger.redis_tls import Tls
+
+    given = parts.options
+    if given.get("ssl_cert_reqs", "required") not in ("required", "optional", "none"):
+        raise _WrongError("ssl_cert_reqs is required (by default) or none")
+    if "ssl_keyfile" in given and "ssl_certfile" not in given:
+        raise _WrongError("ssl_keyfile has no effect without ssl_certfile; name the certificate too")
+    tls = Tls(
+        ca_certs=given.get("ssl_ca_certs", ""),
+        certfile=given.get("ssl_certfile", ""),
+        keyfile=given.get("ssl_keyfile", ""),
+        key_password=given.get("ssl_password", ""),
+        verify=given.get("ssl_cert_reqs", "required") != "none",
+        check_hostname=given.get("ssl_check_hostname", "1").upper() not in _FALSE,
+        plain_scheme=parts.scheme(secure=False),
+    )
+    tls.context()
+    return tls
+
+
+def _why(parts: _Parts) -> Why:
+    secure_scheme = parts.scheme(secure=True)
+
+    def why(server: Server, error: Failed) -> Failed:
+        from quota.ledger.redis_tls import why_plain, why_secured
+
+        return why_plain(server, error, secure_scheme) if server.secured is None else why_secured(server, error)
+
+    return why
 
 
 def _databases(url: str) -> tuple[str, str]:
@@ -116,9 +233,9 @@ def _databases(url: str) -> tuple[str, str]:
     scheme, _, rest = url.partition("://")
     place, _, query = rest.partition("#")[0].partition("?")
     path = place.partition("/")[2].strip("/")
-    if scheme == "redis+sentinel":
+    if scheme.endswith("+sentinel"):
         path = path.partition("/")[2]
-    elif scheme in ("unix", "redis+cluster"):  # a socket's path; a cluster's url has none
+    elif scheme == "unix" or scheme.endswith("+cluster"):  # a socket's path; a cluster's url has none
         path = ""
     return path, parse_qs(query).get("db", [""])[0]
 
@@ -141,7 +258,7 @@ def label_of(url: str) -> str:
         return shown
     if scheme == "unix":
         return f"{shown}?db={db}"
-    named = place.split("/")[: 2 if scheme == "redis+sentinel" else 1]
+    named = place.split("/")[: 2 if scheme.endswith("+sentinel") else 1]
     return f"{scheme}://{'/'.join([*named, db])}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -22,24 +23,29 @@ class Certificates:
     stranger      another authority, which signed none of these
     server        for localhost and 127.0.0.1
     other_host    for other.example
+    expired       for localhost, until yesterday
     client        for a client
+    foreign       for a client, signed by the stranger
     """
 
     def __init__(self, folder: Path) -> None:
         import trustme  # not above: most test runs need none
 
         folder.mkdir(parents=True, exist_ok=True)
-        authority = trustme.CA()
+        authority, stranger = trustme.CA(), trustme.CA()
         self.folder = folder
         self.ca, self.stranger = folder / "ca.pem", folder / "stranger.pem"
         authority.cert_pem.write_to_path(self.ca)
-        trustme.CA().cert_pem.write_to_path(self.stranger)
+        stranger.cert_pem.write_to_path(self.stranger)
         self.server = self._issue(authority, "server", "localhost", "127.0.0.1")
         self.other_host = self._issue(authority, "other_host", "other.example")
+        yesterday = datetime.now(UTC) - timedelta(days=1)
+        self.expired = self._issue(authority, "expired", "localhost", until=yesterday)
         self.client = self._issue(authority, "client", "client.example")
+        self.foreign = self._issue(stranger, "foreign", "client.example")
 
-    def _issue(self, authority: trustme.CA, name: str, *hosts: str) -> Pair:
-        issued = authority.issue_cert(*hosts)
+    def _issue(self, authority: trustme.CA, name: str, *hosts: str, until: datetime | None = None) -> Pair:
+        issued = authority.issue_cert(*hosts, not_after=until)
         pair = Pair(self.folder / f"{name}.pem", self.folder / f"{name}.key")
         for number, part in enumerate(issued.cert_chain_pems):
             part.write_to_path(pair.certificate, append=number > 0)

