@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from quota.ledger.contract import Ahead
     from quota.ledger.fence import Movable
     from quota.ledger.move import Moved, Step
+    from quota.settings.model import Settings
 
 SAY_EVERY_S = 2
 """How often a long copy says how far it is."""
@@ -57,17 +58,20 @@ def move(old: str, new: str, all_projects: bool, as_json: bool, config: str | No
     way back is a move too. An interrupted move goes on when it is run again; until it is done, `quota ledger move NEW
     OLD` takes it back. Exit status 1: it cannot be done, and nothing was changed.
 
+    A url may be "env:NAME" or "file:PATH" here too: its password does not show in the list of processes then. That of
+    this configuration's ledger is known.
+
     \b
     Example:
       quota ledger move sqlite:///ledger.db redis://ledger.internal:6379/0
-      quota ledger move redis://a/0 redis://b/0 --all
+      quota ledger move redis://a/0 env:NEW_LEDGER --all
     """
     import quota
     from quota.ledger.move import plan_move
 
     with quota.open(config) as session:
         settings = session.settings
-    source, target = _movable("OLD", old), _movable("NEW", new)
+    source, target = _movable("OLD", old, settings), _movable("NEW", new, settings)
     try:
         projects = list(dict.fromkeys(x.project for x in settings.credentials.values()))
         if all_projects:
@@ -117,10 +121,11 @@ def _told(source: Movable, target: Movable, moved: Moved) -> str:
     return f"{project} {many(moved.charges, 'charge')} moved to {target.label}"
 
 
-def _movable(name: str, url: str) -> Movable:
+def _movable(name: str, url: str, settings: Settings) -> Movable:
     """The ledger at a url of the command line. Raises UsageError."""
     from quota.ledger.factory import open_movable
 
+    url = _with_secrets(name, url, settings)
     scheme, _, rest = url.partition("://")
     if scheme == "sqlite":
         if rest in ("", "/", "/:memory:") or not rest.startswith("/"):
@@ -133,6 +138,22 @@ def _movable(name: str, url: str) -> Movable:
         return open_movable(url)
     except ConfigError as error:
         raise UsageError(f"{name}: {error}") from None
+
+
+def _with_secrets(name: str, url: str, settings: Settings) -> str:
+    """A url as it is meant: where it stands, or that of the configuration if it names the same ledger. Other users of
+    the machine see the command line, so a password should not stand there."""
+    from quota.settings.address import is_reference
+    from quota.settings.keys import read_secret
+
+    if is_reference(url):
+        kind, _, place = url.partition(":")
+        try:
+            return read_secret(f"{kind}:{os.path.expanduser(place)}", "url", name)
+        except ConfigError as error:
+            raise UsageError(f"{name}: {error}") from None
+    ours = settings.ledger.url
+    return ours if not ours.startswith("sqlite:") and url == _label(ours) else url
 
 
 def _label(url: str) -> str:

@@ -11,21 +11,21 @@ window = "60s"
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quota.errors import ConfigError
 from quota.inbound.contract import Limit
 from quota.inbound.identity import X_FORWARDED_FOR, digest
 from quota.inbound.rules import Rule, Rules
+from quota.settings.address import address_of
 from quota.settings.books import parse_span
 from quota.settings.inbound import LIMIT_KEYS, RULE_KEYS
-from quota.settings.keys import read_key
 from quota.settings.load import find_config, load_settings
 from quota.settings.toml import TomlTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from quota.settings.model import Settings
 
@@ -73,18 +73,15 @@ def rules_of(
     known = keys
     if known is None and "keys" in table:
         known = _known_keys(table, settings)
+    given: dict[str, Any] = {
+        "url": _url(table, settings),
+        "exempt": (*table.texts("exempt"), *exempt),
+        "trusted_proxies": table.texts("trusted_proxies"),
+        "forwarded": table.text("forwarded", X_FORWARDED_FOR).lower(),
+        "x_fields": table.flag("x_fields", False),
+    }
     try:
-        return Rules(
-            rules,
-            url=_url(table, settings),
-            exempt=(*table.texts("exempt"), *exempt),
-            trusted_proxies=table.texts("trusted_proxies"),
-            forwarded=table.text("forwarded", X_FORWARDED_FOR).lower(),
-            key_field=key_field,
-            keys=known,
-            user=user,
-            x_fields=table.flag("x_fields", False),
-        )
+        return Rules(rules, key_field=key_field, keys=known, user=user, **given)
     except ConfigError as error:
         raise _at(table, error) from None
 
@@ -139,22 +136,19 @@ def _at(table: TomlTable, error: ConfigError, prefix: str = "") -> ConfigError:
 
 
 def _url(table: TomlTable, settings: Settings) -> str | None:
-    """The storage: a url as it stands there, or where one stands, because it may hold a password."""
-    url = table.text("url", None)
-    if url is None:
+    """The storage."""
+    folder = Path() if settings.path is None else settings.path.absolute().parent
+    address = address_of(table, folder)
+    if address is None:
         return None
-    if url.startswith(("env:", "file:")):
-        return read_key(url, "url")
-    if url.startswith("sqlite:///") and settings.path is not None:
-        file = url.removeprefix("sqlite:///")
-        return f"sqlite:///{settings.path.absolute().parent / file}"
-    return str(url)
+    if address.url.startswith("sqlite:///"):
+        file = address.url.removeprefix("sqlite:///")
+        return f"sqlite:///{folder / file}"
+    return address.url
 
 
 def _known_keys(table: TomlTable, settings: Settings) -> Callable[[str], bool]:
     """Whether a text is one of the keys in a file, one on each line. Only hashes stay in memory."""
-    from pathlib import Path
-
     ref = table.text("keys")
     kind, _, name = ref.partition(":")
     if kind != "file" or not name:

@@ -19,7 +19,7 @@ shows whether the server may drop our keys."""
 OF_A_CLUSTER = ("cluster|slots", "command")
 """What a client asks to find out which node has a key."""
 
-OF_A_SENTINEL = ("sentinel|masters",)
+OF_A_SENTINEL = ("sentinel|master",)
 """What a client asks sentinels, as a user of theirs."""
 
 PASSWORD = "PASSWORD"  # noqa: S105  # whoever pastes it writes their own

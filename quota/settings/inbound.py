@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from quota.settings.address import KEYS as ADDRESS_KEYS
 from quota.settings.toml import TomlTable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-KEYS = ("url", "exempt", "trusted_proxies", "forwarded", "key_field", "keys", "x_fields")
+KEYS = (*ADDRESS_KEYS, "exempt", "trusted_proxies", "forwarded", "key_field", "keys", "x_fields")
 """What applies to all rules. Every table in `[inbound]` is a rule."""
 
 RULE_KEYS = (

@@ -1,4 +1,4 @@
-"""Reading the secret that a key reference points to."""
+"""Reading the secret that a reference points to."""
 
 from __future__ import annotations
 
@@ -9,39 +9,57 @@ from quota.errors import ConfigError
 
 
 def read_key(ref: str, what: str = "key", setting: str = "") -> str:
+    """The secret that a reference points to, as `read_secret` reads it, for a header.
+
+    Raises ConfigError for a character that a header cannot have, too.
+    """
+    key = read_secret(ref, what, setting)
+    # Any other character would fail later, inside a client that prints the value.
+    if not all(" " < c <= "~" for c in key):
+        raise ConfigError(
+            f"{_where(ref, what)} holds a space, a line break or another character that no {what} has; store only the "
+            f"{what} in it"
+        )
+    return key
+
+
+def read_secret(ref: str, what: str, setting: str = "") -> str:
     """The secret that a reference points to, without a trailing line break.
 
     `what` it is and the `setting` that names it (as `what` by default) are for messages.
 
     Raises ConfigError, which names the variable or file and never the value.
     """
+    where = _where(ref, what)
     kind, _, name = ref.partition(":")
     if kind == "env":
-        where = f"environment variable {name}"
         text = os.environ.get(name)
         if text is None:
             raise ConfigError(f'{where} is not set; put the {what} into it, or use {setting or what} = "file:/path"')
     else:
-        where = f"{what} file {one_line(name)}"
         try:
             with open(name, "rb") as file:
-                text = file.read(_MAX_KEY_CHARS + 1).decode("latin-1")
+                text = file.read(_MAX_CHARS + 1).decode("utf-8", "surrogateescape")
         except OSError as error:
             raise ConfigError(f"{where} cannot be read: {error.strerror or error}") from None
-    key = text.rstrip("\r\n")
-    if not key:
+    secret = text.rstrip("\r\n")
+    if not secret:
         raise ConfigError(f"{where} is empty; put the {what} into it")
-    if len(key) > _MAX_KEY_CHARS:
-        raise ConfigError(f"{where} holds more than {_MAX_KEY_CHARS} characters, so this is not {_a(what)}")
-    # The key travels in a header: any other character would fail later, inside a client that prints the value.
-    if not all(" " < c <= "~" for c in key):
+    if len(secret) > _MAX_CHARS:
+        raise ConfigError(f"{where} holds more than {_MAX_CHARS} characters, so this is not {_a(what)}")
+    if not secret.isprintable():
         raise ConfigError(
-            f"{where} holds a space, a line break or another character that no {what} has; store only the {what} in it"
+            f"{where} holds a line break or another character that no {what} has; store only the {what} in it"
         )
-    return key
+    return secret
 
 
-_MAX_KEY_CHARS = 8_192
+_MAX_CHARS = 8_192
+
+
+def _where(ref: str, what: str) -> str:
+    kind, _, name = ref.partition(":")
+    return f"environment variable {name}" if kind == "env" else f"{what} file {one_line(name)}"
 
 
 def _a(what: str) -> str:

@@ -21,9 +21,10 @@ from quota.errors import ConfigError
 from quota.limits import DAY_MS, Calendar
 from quota.settings.folders import state_folder
 from quota.settings.keys import read_key
+from quota.settings.toml import TomlTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from quota.costs import Bucket, CostBook
     from quota.limits import Limit
@@ -37,7 +38,7 @@ def lint(settings: Settings) -> list[Finding]:
     settings = replace(
         settings, credentials={name: replace(c, book=today[id(c.book)]) for name, c in settings.credentials.items()}
     )
-    findings = [*_opening(settings.ledger.url), *_ledger(settings), *_store(settings)]
+    findings = [*_opening(settings.ledger.url), *_ledger(settings), *_server(settings), *_store(settings)]
     jobs: dict[str, dict[str, None]] = {}
     for job in settings.jobs.values():
         jobs.setdefault(job.credential, {})[job.name] = None
@@ -105,6 +106,69 @@ def _ledger(settings: Settings) -> Iterator[Finding]:
                 f"limit {limit.name!r} of credential {credential.name!r} leaves {headroom:,} of the quota unspent",
                 f"{lower}raise that limit's headroom to {together}",
             )
+
+
+def _server(settings: Settings) -> Iterator[Finding]:
+    """Findings about the way to a server: of the ledger, and of the storage of inbound limits."""
+    yield from _trust("ledger", settings.ledger.url, settings.ledger.secrets, settings.path)
+    if settings.inbound is None or settings.path is None:
+        return
+    from quota.settings.address import address_of
+
+    try:
+        address = address_of(TomlTable(settings.inbound, settings.source, "inbound"), settings.path.absolute().parent)
+    except ConfigError:  # the check of `[inbound]` reports it
+        return
+    if address is not None:
+        yield from _trust("inbound", address.url, address.secrets, settings.path)
+
+
+def _trust(place: str, url: str, secrets: Sequence[tuple[str, str]], config: Path | None) -> Iterator[Finding]:
+    """Who may read the password of a server, or pretend to be it."""
+    for key, ref in secrets:
+        location = f"{place}.{key}"
+        kind, _, path = ref.partition(":")
+        if not ref and config is not None and _everybody_reads(config):
+            yield Finding(
+                "warning",
+                location,
+                "a password stands here, and every user of this machine can read this file",
+                f'write {key} = "env:NAME" or "file:PATH", or chmod 600 this file',
+            )
+        elif kind == "file" and _everybody_reads(path):
+            message = f"every user of this machine can read {one_line(path)}, which holds a password"
+            yield Finding("warning", location, message, "chmod 600 the file")
+    if "ssl_" not in url:
+        return
+    from urllib.parse import parse_qs
+
+    options = {name: values[0] for name, values in parse_qs(url.partition("?")[2]).items()}
+    if options.get("ssl_cert_reqs") == "none":
+        yield Finding(
+            "warning",
+            f"{place}.ssl_cert_reqs",
+            "the server's certificate is not checked: whoever is in between can read the password and change the "
+            "answers",
+            'remove it, and name your CA: ssl_ca_certs = "PATH"',
+        )
+    elif options.get("ssl_check_hostname", "true").upper() in ("FALSE", "F", "NO", "N", "0"):
+        yield Finding(
+            "warning",
+            f"{place}.ssl_check_hostname",
+            "any certificate of a trusted CA is taken for the server's",
+            "remove it, and call the server as its certificate does",
+        )
+    if "ssl_keyfile" in options and _everybody_reads(options["ssl_keyfile"]):
+        path = one_line(options["ssl_keyfile"])
+        message = f"every user of this machine can read the private key {path}"
+        yield Finding("warning", f"{place}.ssl_keyfile", message, "chmod 600 the file")
+
+
+def _everybody_reads(path: str | Path) -> bool:
+    try:
+        return os.name == "posix" and bool(os.stat(path).st_mode & 0o004)
+    except OSError:  # who reads it reports that
+        return False
 
 
 def _headroom(limit: Limit, book: CostBook) -> int:
@@ -298,7 +362,7 @@ def _key(credential: CredentialSettings) -> Iterator[Finding]:
         yield finding_of("warning", location, error, "make it readable")
         return
     path = ref.removeprefix("file:")
-    if path != ref and os.name == "posix" and os.stat(path).st_mode & 0o004:
+    if path != ref and _everybody_reads(path):
         yield Finding("warning", location, "every user of this machine can read the key file", "chmod 600 the file")
 
 

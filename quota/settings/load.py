@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from quota.common.text import listed, many, nearest, one_line, show
 from quota.common.values import replace
 from quota.errors import ConfigError
-from quota.ledger.factory import LEDGER_SCHEMES
+from quota.ledger.factory import LEDGER_SCHEMES, check_file_url
 from quota.limits import (
     DAY_MS,
     HOUR_MS,
@@ -34,6 +34,8 @@ from quota.limits import (
     Window,
     format_duration,
 )
+from quota.settings.address import KEYS as ADDRESS_KEYS
+from quota.settings.address import Address, address_of, reference
 from quota.settings.books import load_book, parse_span, parse_window
 from quota.settings.folders import state_folder, user_folder
 from quota.settings.model import (
@@ -118,7 +120,7 @@ def _settings(data: dict[str, Any], path: Path | None, source: str, folder: Path
     if "credentials" not in root and ("inbound" not in root or "jobs" in root):
         raise root.error(f"missing; {A_CREDENTIAL}", "credentials")
     credentials = _credentials(root.table("credentials"), folder) if "credentials" in root else {}
-    ledger = _ledger(root.table("ledger", ("url", "name", "unavailable"), default={}), folder, path)
+    ledger = _ledger(root.table("ledger", (*ADDRESS_KEYS, "name", "unavailable"), default={}), folder, path)
     return Settings(
         path=path,
         ledger=ledger,
@@ -143,7 +145,7 @@ def _notify(table: TomlTable, folder: Path) -> NotifySettings:
     command = table.list_of_texts("command")
     if command and "/" in command[0]:  # without one it is looked up in PATH
         command = (str(folder / Path(command[0]).expanduser()), *command[1:])
-    url_ref = _key_ref(table, folder, "url") if "url" in table else None
+    url_ref = reference(table, folder, "url") if "url" in table else None
     if not command and url_ref is None:
         raise table.error('nobody is told; add command = ["program", "argument"] or url = "env:VARIABLE"', "command")
     stale_ms = parse_span(table, "stale") if "stale" in table else None
@@ -174,7 +176,8 @@ def _ledger(table: TomlTable, folder: Path, path: Path | None) -> LedgerSettings
             )
     name = table.check_name(table.text("name"), "name") if "name" in table else None
     identity = f"name {name}" if name is not None else _identity(path)
-    return LedgerSettings(_url(table, folder, "ledger.db", LEDGER_SCHEMES), unavailable, name, identity)
+    url, secrets = _address(table, address_of(table, folder), folder, "ledger.db", LEDGER_SCHEMES)
+    return LedgerSettings(url, unavailable, name, identity, secrets)
 
 
 def _identity(path: Path | None) -> str:
@@ -194,7 +197,8 @@ def _identity(path: Path | None) -> str:
 
 def _store(table: TomlTable, folder: Path, ledger: LedgerSettings) -> StoreSettings:
     retention_ms = parse_span(table, "retention") if "retention" in table else DEFAULT_RETENTION_MS
-    url = _url(table, folder, "videos.db", ("sqlite",))
+    given = Address(table.text("url")) if "url" in table else None
+    url, _ = _address(table, given, folder, "videos.db", ("sqlite",))
     if _file(url) == _file(ledger.url):
         raise table.error("the ledger uses this file already; give the store a file of its own", "url")
     name = table.check_label(table.text("name"), "name") if "name" in table else ""
@@ -206,14 +210,14 @@ def _file(url: str) -> str:
     return os.path.realpath(url.removeprefix("sqlite:///")) if url.startswith("sqlite:") else url
 
 
-def _url(table: TomlTable, folder: Path, default: str, schemes: tuple[str, ...]) -> str:
-    """The URL in a table, an SQLite path made absolute. The default is a file in the state folder.
+def _address(table: TomlTable, given: Address | None, folder: Path, default: str, schemes: tuple[str, ...]) -> Address:
+    """The address in a table, checked, an SQLite path made absolute. The default is a file in the state folder.
 
     No message shows the URL: it may hold a password.
     """
-    if "url" not in table:
-        return f"sqlite:///{state_folder() / default}"
-    url = table.text("url")
+    if given is None:
+        return Address(f"sqlite:///{state_folder() / default}")
+    url = given.url
     scheme, colon, rest = url.partition("://")
     if not colon or scheme not in schemes:
         # The message shows a valid scheme and nothing else: the rest may hold a password.
@@ -224,26 +228,29 @@ def _url(table: TomlTable, folder: Path, default: str, schemes: tuple[str, ...])
     if not url.isprintable():
         raise table.error("a URL has no control characters", "url")
     if scheme != "sqlite":
-        return url
+        return given
     a_file = "a file is sqlite:///relative/path or sqlite:////absolute/path"
     if rest in ("", "/", "/:memory:"):
         raise table.error(f"a database in memory is lost when the command ends; {a_file}", "url")
     if not rest.startswith("/"):
         raise table.error(a_file, "url")
     try:
+        check_file_url(url, "SQLite url")
+    except ConfigError as error:
+        raise table.error(str(error), "url") from None
+    try:
         path = folder / Path(rest[1:]).expanduser()
     except RuntimeError as error:  # ~nobody
         raise table.error(one_line(error), "url") from None
     if os.path.isdir(path):
         raise table.error("this is a folder; name a file in it", "url")
-    return f"sqlite:///{path}"
+    return Address(f"sqlite:///{path}")
 
 
 # -- credentials -------------------------------------------------------------------------------------------------------
 
 _SCHEME = r"[a-z][a-z0-9+.-]{0,19}"
 _ENDPOINT = r"https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~%/-]*)?"
-_VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 A_CREDENTIAL = 'add [credentials.main] with api = "youtube-v3"'
 _CREDENTIAL_KEYS = ("api", "project", "key", "endpoint", "insecure_endpoint", "cloud_project", "auth", "limits")
 _CLOUD_PROJECT = r"[a-z][a-z0-9.:-]{4,62}[a-z0-9]|[0-9]{1,20}"
@@ -311,7 +318,7 @@ def _credential(
         api=api,
         book=book,
         project=project,
-        key_ref=_key_ref(row, folder) if "key" in row else None,
+        key_ref=reference(row, folder) if "key" in row else None,
         endpoint=None if endpoint is None else endpoint.rstrip("/"),
         limits=_limits(row, book) if "limits" in row else its_limits,
         cloud_project=_cloud_project(row) if "cloud_project" in row else None,
@@ -365,21 +372,6 @@ def _is_address(endpoint: str) -> bool:
         return bool(re.fullmatch(_ENDPOINT, endpoint) and parts.hostname and parts.port != 0)
     except ValueError:  # a port out of range, an unmatched bracket
         return False
-
-
-def _key_ref(row: TomlTable, folder: Path, key: str = "key") -> str:
-    """Where a secret is: `env:VARIABLE` or `file:/path`, made absolute."""
-    ref = row.text(key)
-    kind, colon, rest = ref.partition(":")
-    if kind == "env" and colon and re.fullmatch(_VARIABLE, rest) and not (rest.startswith("AIza") and len(rest) > 30):
-        return ref
-    if kind == "file" and colon and rest and rest.isprintable():
-        try:
-            return f"file:{folder / Path(rest).expanduser()}"
-        except RuntimeError as error:
-            raise row.error(one_line(error), key) from None
-    # The message does not show the value: it may be the secret itself.
-    raise row.error(f'do not write the {key} itself here; write "env:VARIABLE" or "file:/path"', key)
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
@@ -546,7 +538,7 @@ def _job(
         max_answer_s=row.whole("max_answer_s", DEFAULT_MAX_ANSWER_S, maximum=3_600),
         max_items=row.whole("max_items", DEFAULT_MAX_ITEMS, maximum=1_000_000),
         on_each_machine=row.text("machines", "one", choices=("one", "each")) == "each",
-        ping_ref=_key_ref(row, folder, "ping") if "ping" in row else None,
+        ping_ref=reference(row, folder, "ping") if "ping" in row else None,
         insecure_endpoint=row.flag("insecure_endpoint", False),
     )
     return _scheduled(job, row)

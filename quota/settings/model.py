@@ -43,13 +43,19 @@ class LedgerSettings(NamedTuple):
     """`url` has absolute paths. `unavailable` is None if nothing may be spent without the ledger.
 
     `identity` says which ledger the configuration means, whatever its url: the `name` that the owner gave it, else the
-    configuration's path. Empty where neither lasts, as for a pipe: then it is the ledger's label.
+    configuration's path. Empty where neither lasts, as for a pipe: then it is the ledger's label. `secrets` says where
+    the passwords in `url` came from, see `quota.settings.address.Address`.
     """
 
     url: str
     unavailable: Unavailable | None
     name: str | None = None
     identity: str = ""
+    secrets: tuple[tuple[str, str], ...] = ()
+
+    def __repr__(self) -> str:
+        """Without the url: it may hold a password."""
+        return f"<LedgerSettings {self.url.partition(':')[0]} {self.identity}>"
 
 
 class CredentialSettings(Value):
@@ -142,6 +148,10 @@ class Settings(Value):
     textfile: str | None = None
     notify: NotifySettings | None = None
     inbound: Mapping[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        """Without the table `[inbound]`: it may hold a password."""
+        return f"<Settings {self.source}>"
 
     def machines_of(self, job: JobSettings) -> int:
         """How many machines run the whole job: one, unless each does. `unavailable` says how many there are."""

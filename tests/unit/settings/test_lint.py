@@ -113,6 +113,7 @@ def findings(tmp_path: Path, text: str) -> list[Finding]:
 def _written(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "quota.toml"
     path.write_text(text)
+    path.chmod(0o600)
     return path
 
 
@@ -234,8 +235,12 @@ FINDINGS = [
             ("redis://h:99999/0", "redis://h:99999/0"),
             ("redis://:s3cret@h:abc/0", "redis://h:abc/0"),
             ("redis://[::1", "redis://[::1"),
-            ("redis://h/0?foo=bar", "redis://h/0"),
         )
+    ),
+    (
+        "redis://127.0.0.1:6379/0",
+        "redis://h/0?sock_timeout=1",
+        "error: ledger.url: redis://h/0: it has no option 'sock_timeout'; did you mean 'socket_timeout'?",
     ),
     (
         "redis://127.0.0.1:6379/0",

@@ -1,0 +1,137 @@
+"""Where a ledger or a storage is, and what its server is told: the keys that `[ledger]` and `[inbound]` share.
+
+Each key beside `url` is an option of the url, under the name that redis-py has for it. A secret is `env:NAME`,
+`file:PATH`, or stands there itself.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quota.common.text import one_line
+from quota.common.values import NamedTuple
+from quota.ledger.factory import canonical
+from quota.settings.keys import read_secret
+
+if TYPE_CHECKING:
+    from quota.settings.toml import TomlTable
+
+SECRETS = {
+    "username": "user name",
+    "password": "password",
+    "sentinel_username": "user name",
+    "sentinel_password": "password",
+    "ssl_password": "password",
+}
+FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+KEYS = ("url", *SECRETS, *FILES, "ssl_cert_reqs", "ssl_check_hostname")
+
+_VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
+_PASSWORD = r"://[^/?#]*:[^/?#@]+@|[?&](sentinel_|ssl_)?password=[^&]"
+_FILE = rf"(?<=[?&])({'|'.join(FILES)})=([^&#]*)"
+
+
+class Address(NamedTuple):
+    """A url with all of its options, its paths absolute. `secrets` says where each password came from: the key, and
+    its reference, or "" if it stands in the configuration itself."""
+
+    url: str
+    secrets: tuple[tuple[str, str], ...] = ()
+
+    def __repr__(self) -> str:
+        """Without the url: it may hold a password."""
+        return f"<Address {self.url.partition(':')[0]}>"
+
+
+def is_reference(text: str) -> bool:
+    return text.startswith(("env:", "file:"))
+
+
+def address_of(table: TomlTable, folder: Path) -> Address | None:
+    """What a table says; None without `url`. Raises ConfigError, which shows no secret."""
+    keys = [key for key in KEYS[1:] if key in table]
+    if "url" not in table:
+        if keys:
+            raise table.error("has no effect without a url of Redis; add one, or remove this key", keys[0])
+        return None
+    url, ref = _secret(table, folder, "url", "url")
+    url = canonical(url)
+    secrets = [("url", ref)] if re.search(_PASSWORD, url) else []
+    options = {}
+    for key in keys:
+        if url.startswith("sqlite:"):
+            raise table.error("an embedded ledger has no server; remove this key", key)
+        if _stands_in(url, key):
+            raise table.error("the url has one too; keep one of them", key)
+        if key in SECRETS:
+            options[key], ref = _secret(table, folder, key, SECRETS[key])
+            if SECRETS[key] == "password":
+                secrets.append((key, ref))
+        elif key == "ssl_check_hostname":
+            options[key] = str(table.flag(key, True)).lower()
+        elif key == "ssl_cert_reqs":
+            options[key] = table.text(key, choices=("required", "none"))
+        else:
+            options[key] = _path(table, folder, key, table.text(key))
+    return Address(_with_options(url, options, folder), tuple(secrets))
+
+
+def _secret(table: TomlTable, folder: Path, key: str, what: str) -> tuple[str, str]:
+    """A text, and where it came from."""
+    from quota.errors import ConfigError
+
+    text = table.text(key)
+    if not is_reference(text):
+        if not text.isprintable():
+            raise table.error(f"a {what} has no control characters", key)
+        return text, ""
+    ref = reference(table, folder, key)
+    try:
+        return read_secret(ref, what, key), ref
+    except ConfigError as error:
+        raise table.error(str(error), key) from None
+
+
+def reference(table: TomlTable, folder: Path, key: str = "key") -> str:
+    """Where a secret is: `env:VARIABLE` or `file:/path`, made absolute."""
+    ref = table.text(key)
+    kind, colon, rest = ref.partition(":")
+    if kind == "env" and colon and re.fullmatch(_VARIABLE, rest) and not (rest.startswith("AIza") and len(rest) > 30):
+        return ref
+    if kind == "file" and colon and rest and rest.isprintable():
+        return f"file:{_path(table, folder, key, rest)}"
+    # The message does not show the value: it may be the secret itself.
+    raise table.error(f'do not write the {key} itself here; write "env:VARIABLE" or "file:/path"', key)
+
+
+def _path(table: TomlTable, folder: Path, key: str, text: str) -> str:
+    if not text.isprintable():
+        raise table.error("a path has no control characters", key)
+    try:
+        return str(folder / Path(text).expanduser())
+    except RuntimeError as error:  # ~nobody
+        raise table.error(one_line(error), key) from None
+
+
+def _stands_in(url: str, key: str) -> bool:
+    userinfo, at, _ = url.partition("://")[2].partition("?")[0].rpartition("@")
+    if at and key in ("username", "password"):
+        name, _, password = userinfo.partition(":")
+        return bool(name if key == "username" else password)
+    return re.search(rf"[?&]{key}=", url) is not None
+
+
+def _with_options(url: str, options: dict[str, str], folder: Path) -> str:
+    if not options and "ssl_" not in url:
+        return url
+    from urllib.parse import quote, unquote_plus
+
+    def absolute(found: re.Match[str]) -> str:
+        return f"{found[1]}={quote(str(folder / Path(unquote_plus(found[2])).expanduser()), safe='/')}"
+
+    url = re.sub(_FILE, absolute, url)
+    for name, text in options.items():
+        url += f"{'&' if '?' in url else '?'}{name}={quote(text, safe='')}"
+    return url
