@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from quota.common.text import one_line
 from quota.common.values import NamedTuple
 from quota.ledger.factory import canonical
-from quota.settings.keys import read_secret
 
 if TYPE_CHECKING:
     from quota.settings.toml import TomlTable
@@ -29,7 +28,7 @@ FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 KEYS = ("url", *SECRETS, *FILES, "ssl_cert_reqs", "ssl_check_hostname")
 
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
-_PASSWORD = r"://[^/?#]*:[^/?#@]+@|[?&](sentinel_|ssl_)?password=[^&]"
+_LOGIN = r"://[^/?#]*:[^/?#@]+@|[?&](sentinel_|ssl_)?password=[^&]"
 _FILE = rf"(?<=[?&])({'|'.join(FILES)})=([^&#]*)"
 
 
@@ -58,7 +57,7 @@ def address_of(table: TomlTable, folder: Path) -> Address | None:
         return None
     url, ref = _secret(table, folder, "url", "url")
     url = canonical(url)
-    secrets = [("url", ref)] if re.search(_PASSWORD, url) else []
+    secrets = [("url", ref)] if re.search(_LOGIN, url) else []
     options = {}
     for key in keys:
         if url.startswith("sqlite:"):
@@ -80,13 +79,14 @@ def address_of(table: TomlTable, folder: Path) -> Address | None:
 
 def _secret(table: TomlTable, folder: Path, key: str, what: str) -> tuple[str, str]:
     """A text, and where it came from."""
-    from quota.errors import ConfigError
-
     text = table.text(key)
     if not is_reference(text):
         if not text.isprintable():
             raise table.error(f"a {what} has no control characters", key)
         return text, ""
+    from quota.errors import ConfigError
+    from quota.settings.keys import read_secret
+
     ref = reference(table, folder, key)
     try:
         return read_secret(ref, what, key), ref

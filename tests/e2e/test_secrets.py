@@ -1,4 +1,4 @@
-"""The key is in no output, log, error, ledger, store or file name, whatever goes well or wrong."""
+"""A key or a password is in no output, log, error, ledger, store or file name, whatever goes well or wrong."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import pytest
+import redis
 
 from quota.jobs.emulator import Emulator
 from support.commands import Quota
+from support.servers import RedisServer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,3 +72,67 @@ def test_the_key_is_seen_nowhere(
     assert key not in everything
     assert quote(key, safe="") not in everything
     assert len(everything) > 1_000
+
+
+@pytest.mark.parametrize("where", ["env:LEDGER_PASSWORD", "file:the-key", "clear", "url"])
+def test_a_ledgers_password_is_seen_nowhere(tmp_path: Path, where: str) -> None:
+    """Right or wrong, also where a ledger is moved: then in no list of processes either."""
+    secret = "the-ledgers/p@ss:word"  # noqa: S105  # what is looked for in every output
+    (tmp_path / "the-key").write_text(f"{secret}\n")
+    quota = Quota(tmp_path)
+    with RedisServer("--requirepass", secret) as server:
+        label = f"redis://127.0.0.1:{server.port}/0"
+        full = label.replace("://", f"://:{quote(secret, safe='')}@")
+        url = f'url = "{full}"' if where == "url" else f'url = "{label}"'
+        password = {"url": "", "clear": f'password = "{secret}"'}.get(where, f'password = "{where}"')
+        config = '[ledger]\n{}\n{}\n[credentials.main]\napi = "youtube-v3"\n'
+        quota.configure(config.format(url, password))
+        right = {"LEDGER_PASSWORD": secret, "OTHER": full.replace("/0", "/1"), "QUOTA_LOG": "debug"}
+        runs = [
+            quota(*words, **right)
+            for words in (
+                ("charge", "search.list"),
+                ("status", "--json"),
+                ("check",),
+                ("doctor", "--json"),
+                ("ledger", "move", label, "env:OTHER"),
+                ("charge", "search.list"),
+                ("ledger", "move", "env:OTHER", label),
+                ("charge", "search.list"),
+            )
+        ]
+        assert [run.returncode for run in runs if run is not runs[3]] == [0, 0, 0, 0, 69, 0, 0], runs
+        quota.configure(config.format(f'url = "{label}"', 'password = "the-ledgers/wrong"'))
+        wrong = quota("charge", "search.list", QUOTA_LOG="debug")
+        assert "refused the password; check username and password" in wrong.stderr
+        (tmp_path / "quota.toml").unlink()
+    everything = _everything(quota, *(run.stdout + run.stderr for run in [*runs, wrong]))
+    assert "the-ledgers" not in everything
+    assert len(everything) > 1_000
+
+
+def test_a_ledger_is_no_other_one_when_its_password_moves_or_changes(tmp_path: Path) -> None:
+    quota = Quota(tmp_path)
+    spellings = [
+        ("", "redis://", ""),
+        ("", "valkey://", ""),
+        ("first", "redis://:first@", ""),
+        ("first", "redis://", 'password = "first"'),
+        ("second", "redis://", 'password = "env:SECOND"'),
+        ("second", "valkey://", 'username = "default"\npassword = "env:SECOND"'),
+    ]
+    runs = []
+    with RedisServer() as server:
+        before = ""
+        for password, scheme, lines in spellings:
+            with redis.Redis(port=server.port, password=before or None) as client:
+                client.config_set("requirepass", password)
+            before = password
+            ledger = f'[ledger]\nurl = "{scheme}127.0.0.1:{server.port}/0"\n{lines}\n'
+            quota.configure(f'{ledger}[credentials.main]\napi = "youtube-v3"\n')
+            runs.append(quota("charge", "search.list", SECOND="second"))
+    assert [run.returncode for run in runs] == [0] * 6, runs
+    assert "8,900 units left" in runs[-1].stdout
+    said = "".join(run.stderr for run in runs)
+    assert "ledger_moved" not in said
+    assert "two_ledgers" not in said

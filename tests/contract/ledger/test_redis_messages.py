@@ -16,7 +16,7 @@ from support.books import BOOK
 from support.clusters import Nodes
 from support.resp import RespServer
 from support.sentinels import SERVICE, Sentinels
-from support.servers import RedisServer
+from support.servers import RedisServer, executables
 from support.setup import limit
 
 if TYPE_CHECKING:
@@ -145,8 +145,9 @@ def test_a_primary_that_no_sentinel_sees(ask: Ask) -> None:
 
 
 @BOTH
-def test_too_few_replicas(ask: Ask) -> None:
-    with RedisServer("--min-replicas-to-write", "1") as server:
+@pytest.mark.parametrize("executable", executables().values(), ids=executables())
+def test_too_few_replicas(ask: Ask, executable: str) -> None:
+    with RedisServer("--min-replicas-to-write", "1", executable=executable) as server:
         line = ask(server.url)
     assert line.endswith(
         "has fewer replicas in reach than its min-replicas-to-write, and takes no charge until they are back; see its "
