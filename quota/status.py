@@ -168,11 +168,17 @@ def read_status(session: Session, credential: str | None = None) -> Status:
     ledger = session.ledger
     at_ms = ledger.now_ms()
     credentials = session.settings.credentials
+    sharing: dict[str, list[str]] = {}
+    for name, settings in credentials.items():
+        sharing.setdefault(settings.project, []).append(name)
+    fetches: dict[str, list[str]] = {}
+    for job in session.settings.jobs.values():
+        if job.fetch in BUILT_IN_FETCHES:
+            fetches.setdefault(job.credential, []).append(BUILT_IN_FETCHES[job.fetch])
     rows = []
     for name in credentials if credential is None else [credential]:
         settings, budget = credentials[name], session.budget(name)
-        jobs = [job for job in session.settings.jobs.values() if job.credential == name]
-        outlook = budget.outlook([BUILT_IN_FETCHES[job.fetch] for job in jobs if job.fetch in BUILT_IN_FETCHES])
+        outlook = budget.outlook(fetches.get(name, []))
         # On each machine a closed bucket opens a little later than upstream's reset. The status uses that time too.
         exhausted = [x for x in ledger.exhaustions(settings.project) if _ends(x) + machine_jitter_ms() > at_ms]
         limits = tuple(_limit_rows(budget, outlook, exhausted, at_ms))
@@ -181,7 +187,7 @@ def read_status(session: Session, credential: str | None = None) -> Status:
                 outlook,
                 settings.book.main_bucket.name,
                 tuple(settings.book.buckets),
-                tuple(other for other, x in credentials.items() if other != name and x.project == settings.project),
+                tuple(other for other in sharing[settings.project] if other != name),
                 name,
                 settings.project,
                 settings.api,
