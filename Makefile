@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 LINKED := build/linked
 
-.PHONY: run test lint bench soak chaos clean
+.PHONY: audit constraints locked sbom run test lint bench soak chaos clean
 
 run: .venv/installed
 	@$(BIN)/quota demo
@@ -65,6 +65,36 @@ chaos: .venv/installed-test
 	@echo "installing what $* needs ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
 	@touch $@
+
+# What CI installs: the versions in .ci/constraints.txt, each file held to its hash, and nothing else.
+locked: .ci/constraints.txt
+	@$(PYTHON) -m venv .venv
+	@echo "installing what .ci/constraints.txt says into .venv ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r .ci/constraints.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch .venv/installed
+	@touch $(addprefix .venv/installed-,test lint browser bench)
+
+# The newest versions that pyproject.toml allows, with the hashes of their files for every platform. Review what changed.
+constraints: build/tools
+	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' >build/build.in
+	@build/tools/bin/uv pip compile --quiet --upgrade --all-extras --universal --python-version 3.11 --generate-hashes --no-annotate \
+		--no-emit-index-url --no-emit-find-links --custom-compile-command "make constraints" --output-file .ci/constraints.txt pyproject.toml build/build.in
+
+# What is in a release, for those who get it. It names the places that files came from, so it is never committed.
+sbom: build/tools .venv/installed
+	@build/tools/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file build/sbom.json $(BIN)/python
+	@echo "wrote build/sbom.json"
+
+# Known vulnerabilities of what is installed. Where the database cannot be asked, it says so and counts as skipped.
+audit: build/tools .venv/installed
+	@build/tools/bin/pip-audit --progress-spinner off --format json --output build/audit.json \
+		--path "$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')" >build/audit.log 2>&1 || true
+	@$(BIN)/python .ci/audited.py build/audit.json
+
+build/tools:
+	@$(PYTHON) -m venv build/tools
+	@build/tools/bin/pip install --quiet --disable-pip-version-check cyclonedx-bom pip-audit uv
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,74 @@
+"""What CI installs is what pyproject.toml asks for, held to hashes; and an audit of nothing is no audit."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCKED = (ROOT / ".ci" / "constraints.txt").read_text(encoding="utf-8")
+ENTRIES = [entry for entry in re.split(r"^(?=[a-z0-9])", LOCKED, flags=re.MULTILINE) if "==" in entry]
+PINS = [Requirement(entry.partition("\\")[0]) for entry in ENTRIES]
+
+
+def asked_for() -> list[Requirement]:
+    """All that pyproject.toml names, but for its own extras."""
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project = data["project"]
+    several = [data["build-system"]["requires"], project["dependencies"], *project["optional-dependencies"].values()]
+    found = [Requirement(text) for texts in several for text in texts]
+    return [one for one in found if one.name != project["name"]]
+
+
+@pytest.mark.parametrize("asked", asked_for(), ids=str)
+def test_what_the_project_needs_is_pinned_to_a_version_that_it_allows(asked: Requirement) -> None:
+    """If not: `make constraints`."""
+    versions = [
+        next(iter(pin.specifier)).version
+        for pin in PINS
+        if canonicalize_name(pin.name) == canonicalize_name(asked.name)
+    ]
+    assert versions, f"{asked} is not in .ci/constraints.txt: make constraints"
+    assert all(asked.specifier.contains(version) for version in versions), (asked, versions)
+
+
+def test_every_pin_has_hashes_and_names_no_host() -> None:
+    assert len(PINS) > 80
+    for entry in ENTRIES:
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}", entry), entry
+    assert "://" not in LOCKED
+    assert not re.search(r"^--", LOCKED, flags=re.MULTILINE)
+
+
+SOUND = {"name": "a", "version": "1", "vulns": []}
+SKIPPED = {"name": "b", "skip_reason": "not found"}
+HURT = {"name": "c", "version": "2", "vulns": [{"id": "X-1", "fix_versions": ["3"]}]}
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "said"),
+    [
+        ([SKIPPED], 0, "audit: skipped: the database knows none of 1 packages, so nothing was audited"),
+        ([], 0, "audit: skipped: the database knows none of 0 packages, so nothing was audited"),
+        (None, 0, "audit: skipped: nothing was audited"),
+        ([SOUND, SKIPPED], 0, "audit: 1 of 2 packages audited, 0 vulnerable"),
+        ([SOUND, HURT], 1, "audit: c 2: X-1, mended in ['3']\naudit: 2 of 2 packages audited, 1 vulnerable"),
+    ],
+)
+def test_an_audit_says_what_it_audited(found: object, status: int, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "audit.json"
+    if found is not None:
+        path.write_text(json.dumps({"dependencies": found}))
+    done = subprocess.run(
+        [sys.executable, ROOT / ".ci" / "audited.py", path], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert (done.returncode, done.stderr) == (status, "")
+    assert done.stdout.startswith(said)
