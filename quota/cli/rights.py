@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from quota.errors import UsageError
 from quota.ledger.redis_rights import COMMANDS, OF_A_CLUSTER, OF_A_SENTINEL, acl_line, pattern_of
-from quota.ledger.redis_url import database_of, user_of
+from quota.ledger.redis_url import database_of, sentinels_user_of, user_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ def acl_lines(settings: Settings, projects: Sequence[str], *, cluster: bool) -> 
             keys, commands = [*keys, INBOUND_KEYS], [*dict.fromkeys((*commands, *its_commands))]
         else:
             beside.append(acl_line(its_user, [INBOUND_KEYS], its_commands))
-    sentinels = [acl_line(SENTINEL_USER, [], OF_A_SENTINEL)] if "+sentinel:" in url else []
+    sentinels = [acl_line(sentinels_user_of(url) or SENTINEL_USER, [], OF_A_SENTINEL)] if "+sentinel:" in url else []
     return [acl_line(user, keys, commands), *sentinels, *beside]
 
 

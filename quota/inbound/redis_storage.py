@@ -65,6 +65,7 @@ MAX_ASKED = 5
 """A decision is asked for so many times, each time that the server's clock was in another window."""
 
 PREFIX = "quota:inbound:"
+"""Of every key. Who changes what is stored under it changes the prefix."""
 
 KEYS = PREFIX + "*"
 COMMANDS = (
@@ -73,8 +74,6 @@ COMMANDS = (
     *("lindex", "lrange", "ltrim", "rpush", "scan"),
 )
 """What a user of the server must be allowed to run, on these keys."""
-
-"""Of every key. Who changes what is stored under it changes the prefix."""
 
 SALTS = PREFIX + "{salts}:"
 FIXED = SALTS + "fixed"

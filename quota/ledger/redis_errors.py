@@ -112,7 +112,8 @@ def _what_is_denied(said: str) -> str:
 def _said_to_mean(error: ErrorReply, said: str, where: str, user: str, secure: str) -> str:
     code = error.code
     if error.asks_for_password:
-        return f"{where} refused the password; check username and password"
+        known = "check username and password, or make that user: `quota doctor --acl` prints how"
+        return f"{where} refused the password; {known}"
     if code in ("MOVED", "ASK") or "not allowed in cluster mode" in said:
         numbers = ", which has no database numbers" if "SELECT" in said else ""
         return f"{where} is a node of a cluster{numbers}; write redis{secure}+cluster://HOST:PORT"

@@ -269,6 +269,11 @@ def user_of(url: str) -> str:
     return named or parse_qs(query).get("username", ["default"])[0]
 
 
+def sentinels_user_of(url: str) -> str:
+    """As whom a url logs in to its sentinels; "" where it names nobody."""
+    return parse_qs(url.partition("?")[2]).get("sentinel_username", [""])[0]
+
+
 def _without_secrets(url: str) -> str:
     """The url up to its host and path: no user, no password, no options.
 

@@ -109,7 +109,7 @@ def test_what_the_primary_says_is_not_said_of_the_sentinels(
     sentinels: Sentinels, ask: Ask, user: str, said: str
 ) -> None:
     line = ask(at_sentinels(sentinels, query=f"?sentinel_password={OF_SENTINELS}", user=user))
-    assert line.endswith(f"/{SERVICE}/0 {said}"), line
+    assert f"/{SERVICE}/0 {said}" in line
 
 
 @BOTH

@@ -319,6 +319,11 @@ def test_the_rights_that_it_prints_are_those_that_a_user_needs(command: Quota, s
         ("redis://default:s3cret@h:1", (), [("quota", ["quota:{*}:*"], [])]),
         ("redis://s3cret@h:1", (), [("quota", ["quota:{*}:*"], [])]),
         ("redis+sentinel://a:1/main/0", (), [("quota", ["quota:{*}:*"], []), ("quota", [], None)]),
+        (
+            "redis+sentinel://a:1/main/0?sentinel_username=watch&sentinel_password=s3cret",
+            (),
+            [("quota", ["quota:{*}:*"], []), ("watch", [], None)],
+        ),
     ],
 )
 def test_the_rights_go_by_the_url(
