@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 LINKED := build/linked
 
-.PHONY: audit constraints locked sbom run test lint bench soak chaos clean
+.PHONY: audit constraints locked sbom run test lint bench soak chaos topologies clean
 
 run: .venv/installed
 	@$(BIN)/quota demo
@@ -53,6 +53,14 @@ soak: .venv/installed-test
 # QUOTA_TEST_SEED repeats one.
 chaos: .venv/installed-test
 	@cd tests && ../$(BIN)/python -m chaos
+
+# Every topology of Redis, with each server at hand: the contract over it, what a decision costs, failover, a slot that moves,
+# a network that parts; then many machines, and a project of a million charges a day. Root, and half an hour. The table is
+# in build/topologies.md; PARTS="cost failover" runs these parts of it.
+topologies: .venv/installed-test
+	@cd tests && ../$(BIN)/python -m topologies $(PARTS)
+	@cd tests && ../$(BIN)/python -m topologies.machines
+	@cd tests && ../$(BIN)/python -m topologies.busy_project
 
 .venv/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'

@@ -1,0 +1,145 @@
+"""Every topology with every server at hand, and a table of what was found: `python -m topologies` in `tests`.
+
+    contract    every contract test with a ledger, over each (QUOTA_TEST_MARKED=1: only those of `make test`)
+    cost        a decision beside one on a plain server
+    failover    a primary dies under load: see failover.py
+    reshard     a slot moves under load
+    partition   the primary is cut off with one machine, in network namespaces (root)
+
+Names of parts as arguments run these alone. The table is written to build/topologies.md; the status is 1 if anything
+was not as it has to be.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from functools import partial
+from typing import TYPE_CHECKING
+
+from support.servers import executables, version
+from support.topologies import PLACES, missing
+from topologies import contract, cost, failover, partition, reshard
+from topologies.contract import ROOT
+from topologies.network import why_not
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PARTS = ("contract", "cost", "failover", "reshard", "partition")
+COLUMNS = ("topology", "server", "contract passed", "cost", "back after", "lost", "counted on", "overspent")
+ALL = ("plain@redis", *PLACES)
+
+
+class Table:
+    """One row a topology and server; what was not measured stays empty."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str], dict[str, str]] = {}
+        self.wrong: list[str] = []
+
+    def fill(self, name: str, server: str, **cells: str) -> None:
+        row = self._rows.setdefault((name, server), {})
+        row.update({column.replace("_", " "): text for column, text in cells.items()})
+
+    def attempt(self, what: str, part: Callable[[], None]) -> None:
+        """A part that breaks is a finding, and the others go on."""
+        print(f"{what} ...", flush=True)
+        try:
+            part()
+        except Exception:
+            self.wrong.append(f"{what}: {traceback.format_exc()}")
+
+    def found(self, what: str, outcome: failover.Outcome) -> None:
+        self.wrong += [f"{what}: {one}" for one in outcome.wrong]
+
+    def lines(self) -> list[str]:
+        rows = [
+            (name, version(executables()[server]), *(row.get(column, "") for column in COLUMNS[2:]))
+            for (name, server), row in self._rows.items()
+        ]
+        return [f"| {' | '.join(cells)} |" for cells in (COLUMNS, ["---"] * len(COLUMNS), *rows)]
+
+
+def run(parts: set[str]) -> Table:
+    table = Table()
+    for place in ALL:
+        if reason := missing(place):
+            print(f"left out: {place}: {reason}")
+            continue
+        if "contract" in parts:
+            table.attempt(f"contract {place}", partial(_contract, table, place))
+        if "cost" in parts:
+            table.attempt(f"cost {place}", partial(_cost, table, place))
+        name, _, server = place.partition("@")
+        if "failover" in parts and name in ("sentinel", "cluster"):
+            table.attempt(f"failover {place}", partial(_failover, table, place))
+        if "reshard" in parts and name == "cluster":
+            table.attempt(f"reshard {place}", partial(_reshard, table, server))
+    if "partition" in parts and (reason := why_not()):
+        print(f"left out: partition: {reason}")
+    elif "partition" in parts:
+        for replicas in (0, 1):
+            table.attempt(f"partition {replicas}", partial(_partition, table, replicas))
+    return table
+
+
+def _contract(table: Table, place: str) -> None:
+    passed, wrong, said = contract.run(place, marked_only=os.environ.get("QUOTA_TEST_MARKED") == "1")
+    table.fill(*place.split("@"), contract_passed=f"{passed:,} of {passed + wrong:,}")
+    if wrong or not passed:
+        table.wrong.append(f"contract {place}: {said[-3_000:]}")
+
+
+def _cost(table: Table, place: str) -> None:
+    here_ms, plain_ms = cost.run(place)
+    table.fill(*place.split("@"), cost=f"{here_ms / plain_ms:.2f} x ({here_ms:.2f} ms)")
+
+
+def _failover(table: Table, place: str) -> None:
+    name, _, server = place.partition("@")
+    found = failover.run(name, server)
+    table.found(f"failover {place}", found)
+    table.fill(
+        name,
+        server,
+        back_after=f"{found.back_s:.1f} s",
+        lost=f"{found.lost}",
+        counted_on=f"{found.counted_on}",
+        overspent=f"{found.overspent}; {found.cold_overspent} if a machine that saw nothing asks first",
+    )
+
+
+def _reshard(table: Table, server: str) -> None:
+    found = reshard.run(server)
+    table.found(f"reshard {server}", found)
+    table.fill("cluster, a slot moves", server, lost=f"{found.lost}", counted_on=f"{found.counted_on}", overspent="0")
+
+
+def _partition(table: Table, replicas: int) -> None:
+    found = partition.run("redis", min_replicas=replicas)
+    table.found(f"partition, min-replicas-to-write {replicas}", found)
+    table.fill(
+        f"sentinel, cut off for {partition.CUT_S:.0f} s, `min-replicas-to-write {replicas}`",
+        "redis",
+        back_after=f"{found.back_s:.1f} s",
+        lost=f"{found.lost}",
+        counted_on=f"{found.counted_on}",
+        overspent=f"{found.overspent}",
+    )
+
+
+def main() -> int:
+    table = run(set(sys.argv[1:]) or set(PARTS))
+    text = "\n".join(table.lines())
+    (ROOT / "build").mkdir(exist_ok=True)
+    (ROOT / "build" / "topologies.md").write_text(text + "\n")
+    print(text)
+    for one in table.wrong:
+        print(f"WRONG: {one}")
+    return 1 if table.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

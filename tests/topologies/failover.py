@@ -1,0 +1,170 @@
+"""A primary dies under load, while its replicas lag: by sentinels, and in a cluster.
+
+Four machines charge. The replicas are held off for a while, then the primary is killed: what was charged meanwhile is
+lost, and only the machine that charged it has seen it. Two runs, and what they have to show:
+
+    as it comes     all four go on at once. Every lost charge is counted on, and nothing is overspent
+    a cold one      the budget is used up, and the first to ask is a machine that has seen nothing: it may be granted
+                    what was lost, until the others ask
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from redis.exceptions import RedisError
+
+from support.clusters import Nodes
+from support.sentinels import Sentinels
+from support.servers import executables, until
+from topologies.charging import PROJECT, Crew, found_at
+
+if TYPE_CHECKING:
+    import redis
+
+    from support.servers import RedisServer
+
+MACHINES = ("a", "b", "c", "d")
+BEFORE_S, LAG_S = 1.5, 0.7
+BACK_WITHIN_S = 2.0
+"""After the servers have noticed."""
+
+LONGEST_S = 1.0
+KEY = f"quota:{{{PROJECT}}}:log"
+
+
+@dataclass
+class Outcome:
+    """The figures of a run, and what was wrong."""
+
+    lost: int = 0
+    counted_on: int = 0
+    overspent: int = 0
+    cold_overspent: int = 0
+    back_s: float = 0.0
+    longest_s: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+    def check(self, holds: bool, what: str) -> None:
+        if not holds:
+            self.wrong.append(what)
+
+
+class Group:
+    """Servers with replicas, of either kind, seen alike."""
+
+    def __init__(self, name: str, server: str) -> None:
+        executable = executables()[server]
+        self._of: Sentinels | Nodes = (
+            Sentinels(executable=executable) if name == "sentinel" else Nodes(executable=executable)
+        )
+        self.url = self._of.url
+        self.detection_s = (
+            self._of.down_after_ms if isinstance(self._of, Sentinels) else self._of.node_timeout_ms
+        ) / 1_000
+
+    def primary(self) -> RedisServer:
+        return self._of.primary() if isinstance(self._of, Sentinels) else self._of.owner(KEY)
+
+    def client(self, server: RedisServer) -> redis.Redis:
+        return self._of.client(server)
+
+    def hold_replicas_off(self, primary: RedisServer) -> None:
+        """They lose the connection and cannot come back: its clients have theirs already."""
+        with self.client(primary) as client:
+            client.config_set("requirepass", "nobody knows it")
+            client.execute_command("CLIENT", "KILL", "TYPE", "replica")
+
+    def kill(self, primary: RedisServer) -> float:
+        """When."""
+        at_s = time.time()
+        primary.kill()
+        return at_s
+
+    def until_another(self, primary: RedisServer) -> None:
+        def another() -> bool:
+            try:
+                return self.primary() is not primary
+            except (RedisError, StopIteration):
+                return False
+
+        until(another, "nobody takes over")
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._of.close()
+
+
+def run(name: str, server: str) -> Outcome:
+    outcome = Outcome()
+    as_it_comes(name, server, outcome)
+    a_cold_one(name, server, outcome)
+    return outcome
+
+
+def as_it_comes(name: str, server: str, outcome: Outcome) -> None:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        group = stack.enter_context(Group(name, server))
+        crew = stack.enter_context(Crew(group.url, folder, 1_500))
+        crew.start(*MACHINES)
+        until(lambda: {one.name for one in crew.told()} == set(MACHINES), "not all began")
+        time.sleep(BEFORE_S)
+        primary = group.primary()
+        group.hold_replicas_off(primary)
+        time.sleep(LAG_S)
+        killed_s = group.kill(primary)
+        group.until_another(primary)
+        time.sleep(3)
+        crew.start("cold")
+        until(lambda: any(one.reason == "limit" for one in crew.told()), "the budget is never used up")
+        time.sleep(1)
+        crew.__exit__()
+        told = crew.told()
+        admitted = [one.id for one in told if one.id is not None]
+        found = found_at(group.url, folder, crew.units)
+        outcome.back_s = min(one.at_s + one.took_s for one in told if one.id and one.at_s > killed_s) - killed_s
+        outcome.longest_s = max(one.took_s for one in told)
+        outcome.lost = len(set(admitted) - set(found.ids))
+        outcome.counted_on = found.used_units - len(found.ids)
+        outcome.overspent = max(0, len(admitted) - crew.units)
+        outcome.wrong += crew.died
+        outcome.check(outcome.lost > 0, "the replicas did not lag")
+        outcome.check(outcome.counted_on >= outcome.lost, "what was lost is not counted on")
+        outcome.check(outcome.overspent == 0, "overspent, though all had seen what was lost")
+        outcome.check(outcome.back_s < group.detection_s + BACK_WITHIN_S, f"back after {outcome.back_s:.1f} s")
+        outcome.check(outcome.longest_s < LONGEST_S, f"a decision took {outcome.longest_s:.2f} s")
+
+
+def a_cold_one(name: str, server: str, outcome: Outcome) -> None:
+    """All four rest when the cold one asks first."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        group = stack.enter_context(Group(name, server))
+        crew = stack.enter_context(Crew(group.url, folder, 400))
+        crew.start(*MACHINES)
+        until(lambda: crew.admitted() > 200, "nothing is charged")
+        primary = group.primary()
+        group.hold_replicas_off(primary)
+        until(lambda: any(one.reason == "limit" for one in crew.told()), "the budget is never used up")
+        crew.rest(*MACHINES)
+        used = crew.admitted()
+        group.kill(primary)
+        group.until_another(primary)
+        crew.start("cold")
+        until(lambda: any(one.name == "cold" and one.reason == "limit" for one in crew.told()), "the cold one goes on")
+        crew.go_on(*MACHINES)
+        time.sleep(1)
+        crew.__exit__()
+        outcome.cold_overspent = crew.admitted() - crew.units
+        lost = used - (len(found_at(group.url, folder, crew.units).ids) - (crew.admitted() - used))
+        outcome.wrong += crew.died
+        outcome.check(used == crew.units, f"{used} units of {crew.units} were granted before the loss")
+        outcome.check(outcome.cold_overspent <= lost, f"{outcome.cold_overspent} overspent, of {lost} lost")

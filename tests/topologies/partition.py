@@ -1,0 +1,99 @@
+"""The network parts: the primary is cut off with one machine, which goes on charging it; the others promote another.
+
+Three machines in network namespaces, each with a server, a sentinel and a process that charges. When the network is
+whole again the old primary becomes a replica and its charges of that time are lost; the machine that made them tells.
+What was granted on both sides beyond the limit is stated, with and without `min-replicas-to-write 1`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from support.servers import executables, until
+from topologies.charging import Crew, found_at
+from topologies.failover import Outcome
+from topologies.network import Network
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MACHINES = ("a", "b", "c")
+PORT, SENTINEL_PORT = 7_000, 7_100
+DOWN_AFTER_MS = 1_000
+CUT_S = 6.0
+UNITS = 600
+
+
+def run(server: str, *, min_replicas: int) -> Outcome:
+    outcome = Outcome()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        network = stack.enter_context(Network(MACHINES))
+        first = network.address("a")
+        for machine in MACHINES:
+            options = ["--min-replicas-to-write", str(min_replicas), "--min-replicas-max-lag", "1"]
+            options += [] if machine == "a" else ["--replicaof", first, str(PORT)]
+            start(stack, network, machine, folder, [executables()[server], *server_options(folder, machine), *options])
+        for machine in MACHINES:
+            config = folder / f"sentinel-{machine}.conf"
+            config.write_text(
+                f"port {SENTINEL_PORT}\nbind 0.0.0.0\nprotected-mode no\ndir {folder / machine}\n"
+                f"sentinel monitor main {first} {PORT} 2\nsentinel down-after-milliseconds main {DOWN_AFTER_MS}\n"
+                "sentinel failover-timeout main 3000\n"
+            )
+            start(stack, network, machine, folder, [executables()[server], str(config), "--sentinel"])
+        until(
+            lambda: ask(network, "b", SENTINEL_PORT, "SENTINEL", "CKQUORUM", "main").startswith("OK 3"),
+            "the sentinels do not find each other",
+        )
+        until(lambda: "slave0" in (said := ask(network, "a", PORT, "INFO", "replication")) and "slave1" in said, "")
+        hosts = ",".join(f"{network.address(machine)}:{SENTINEL_PORT}" for machine in MACHINES)
+        crew = stack.enter_context(Crew(f"redis+sentinel://{hosts}/main/0", folder, UNITS))
+        for machine in MACHINES:
+            crew.start(machine, prefix=network.command(machine, []))
+        until(lambda: {one.name for one in crew.told() if one.id} == set(MACHINES), "not all began")
+        time.sleep(1)
+        network.cut("a")
+        cut_s = time.time()
+        time.sleep(CUT_S)
+        network.join("a")
+        until(lambda: "role:slave" in ask(network, "a", PORT, "INFO", "replication"), "it stays a primary")
+        joined_s = time.time()
+        until(lambda: {one.name for one in crew.told() if one.at_s > joined_s + 1} == set(MACHINES), "not all are back")
+        crew.__exit__()
+        told = crew.told()
+        back = [one.at_s + one.took_s for one in told if one.id and one.name != "a" and one.at_s > cut_s + 0.5]
+        outcome.back_s = min(back, default=cut_s) - cut_s
+        outcome.overspent = max(0, crew.admitted() - UNITS)
+        outcome.longest_s = max(one.took_s for one in told)
+        outcome.wrong += crew.died
+        found = found_at(crew.url, folder, UNITS, network.command("b", []))
+        outcome.lost = len({one.id for one in told if one.id} - set(found.ids))
+        outcome.counted_on = found.used_units - len(found.ids)
+    return outcome
+
+
+def server_options(folder: Path, machine: str) -> list[str]:
+    (folder / machine).mkdir()
+    options = ["--port", str(PORT), "--bind", "0.0.0.0", "--protected-mode", "no", "--save", ""]  # noqa: S104
+    options += ["--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"]
+    options += ["--dir", str(folder / machine)]
+    return options
+
+
+def start(stack: ExitStack, network: Network, machine: str, folder: Path, command: Sequence[str]) -> None:
+    with (folder / f"{machine}.server.log").open("ab") as log:
+        process = subprocess.Popen(network.command(machine, command), stdout=log, stderr=log)
+    stack.callback(process.wait)
+    stack.callback(process.kill)
+
+
+def ask(network: Network, machine: str, port: int, *command: str) -> str:
+    """What a server of a machine says, asked there."""
+    tool = ["redis-cli", "-p", str(port), *command]
+    return subprocess.run(network.command(machine, tool), capture_output=True, text=True, check=False).stdout
