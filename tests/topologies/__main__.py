@@ -6,7 +6,7 @@
     reshard     a slot moves under load
     partition   the primary is cut off with one machine, in network namespaces (root)
 
-Names of parts as arguments run these alone. The table is written to build/topologies.md; the status is 1 if anything
+Names of parts, and of topologies as `cluster@redis`, as arguments run these alone. The table is written to build/topologies.md; the status is 1 if anything
 was not as it has to be.
 """
 
@@ -62,9 +62,11 @@ class Table:
         return [f"| {' | '.join(cells)} |" for cells in (COLUMNS, ["---"] * len(COLUMNS), *rows)]
 
 
-def run(parts: set[str]) -> Table:
+def run(parts: set[str], places: set[str]) -> Table:
     table = Table()
     for place in ALL:
+        if place not in places:
+            continue
         if reason := missing(place):
             print(f"left out: {place}: {reason}")
             continue
@@ -73,7 +75,7 @@ def run(parts: set[str]) -> Table:
         if "cost" in parts:
             table.attempt(f"cost {place}", partial(_cost, table, place))
         name, _, server = place.partition("@")
-        if "failover" in parts and name in ("sentinel", "cluster"):
+        if "failover" in parts and name.endswith(("sentinel", "cluster")):
             table.attempt(f"failover {place}", partial(_failover, table, place))
         if "reshard" in parts and name == "cluster":
             table.attempt(f"reshard {place}", partial(_reshard, table, server))
@@ -131,7 +133,11 @@ def _partition(table: Table, replicas: int) -> None:
 
 
 def main() -> int:
-    table = run(set(sys.argv[1:]) or set(PARTS))
+    asked = set(sys.argv[1:])
+    if unknown := asked - {*PARTS, *ALL}:
+        print(f"neither a part nor a topology: {', '.join(sorted(unknown))}")
+        return 2
+    table = run(asked & set(PARTS) or set(PARTS), asked & set(ALL) or set(ALL))
     text = "\n".join(table.lines())
     (ROOT / "build").mkdir(exist_ok=True)
     (ROOT / "build" / "topologies.md").write_text(text + "\n")

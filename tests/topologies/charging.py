@@ -2,7 +2,7 @@
 
 `python -m topologies.charging URL FOLDER NAME UNITS` is one. Each decision is a line of JSON in FOLDER/NAME.jsonl: when
 it was asked for, how long it took, its id if it was admitted, else why not. It rests while FOLDER/rest-NAME is there,
-and ends once FOLDER/finish is. The NAME `reader` only tells what the ledger holds.
+and ends once FOLDER/finish is. With `read` behind all that, it only tells what the ledger holds now.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from quota.ledger.contract import read_entries
 from quota.ledger.factory import open_ledger
 from quota.recovery.high_water_mark import HighWaterMark
 from support.books import BOOK
+from support.patience import be_patient
 from support.setup import limit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 TESTS = Path(__file__).resolve().parents[1]
-PROJECT, READER = "p", "reader"
+PROJECT = "p"
 REST_S = 0.008
 
 
@@ -125,22 +126,20 @@ class Found:
 
 
 def found_at(url: str, folder: Path, units: int, prefix: Sequence[str] = ()) -> Found:
-    """Asked by a process of its own, elsewhere with a `prefix`."""
-    command = [*prefix, sys.executable, "-m", "topologies.charging", url, str(folder), READER, str(units)]
+    """Asked by the machine `a`, in a process of its own, elsewhere with a `prefix`."""
+    command = [*prefix, sys.executable, "-m", "topologies.charging", url, str(folder), "a", str(units), "read"]
     asked = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, check=False)
     assert asked.returncode == 0, asked.stderr
     return Found(*json.loads(asked.stdout))
 
 
-def read(url: str, folder: Path, units: int) -> None:
-    budget = budget_of(url, folder, READER, units)
+def read(url: str, folder: Path, name: str, units: int) -> None:
+    be_patient()
+    budget = budget_of(url, folder, name, units)
     used_units = budget.usage()[0].used_units
     print(json.dumps(([str(entry.id) for entry in read_entries(budget.ledger, PROJECT, 0, NEVER)], used_units)))
 
 
 if __name__ == "__main__":
-    url, folder, name, units = sys.argv[1:]
-    if name == READER:
-        read(url, Path(folder), int(units))
-    else:
-        work(url, Path(folder), name, int(units))
+    url, folder, name, units = sys.argv[1:5]
+    (read if sys.argv[5:] else work)(url, Path(folder), name, int(units))

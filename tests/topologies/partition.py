@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,11 +48,7 @@ def run(server: str, *, min_replicas: int) -> Outcome:
                 "sentinel failover-timeout main 3000\n"
             )
             start(stack, network, machine, folder, [executables()[server], str(config), "--sentinel"])
-        until(
-            lambda: ask(network, "b", SENTINEL_PORT, "SENTINEL", "CKQUORUM", "main").startswith("OK 3"),
-            "the sentinels do not find each other",
-        )
-        until(lambda: "slave0" in (said := ask(network, "a", PORT, "INFO", "replication")) and "slave1" in said, "")
+        until(partial(all_know, network), "the sentinels do not know each other, or the replicas do not follow")
         hosts = ",".join(f"{network.address(machine)}:{SENTINEL_PORT}" for machine in MACHINES)
         crew = stack.enter_context(Crew(f"redis+sentinel://{hosts}/main/0", folder, UNITS))
         for machine in MACHINES:
@@ -76,6 +73,11 @@ def run(server: str, *, min_replicas: int) -> Outcome:
         outcome.lost = len({one.id for one in told if one.id} - set(found.ids))
         outcome.counted_on = found.used_units - len(found.ids)
     return outcome
+
+
+def all_know(network: Network) -> bool:
+    known = ask(network, "b", SENTINEL_PORT, "SENTINEL", "CKQUORUM", "main").startswith("OK 3")
+    return known and "slave1" in ask(network, "a", PORT, "INFO", "replication")
 
 
 def server_options(folder: Path, machine: str) -> list[str]:
