@@ -159,7 +159,8 @@ class Watermark(NamedTuple):
                     usages.append(UnloggedUsage.from_fields(view, *fields))
                 else:
                     ms, seq, expiries = fields
-                    sliced[view] = SlicedUsage(read_id(f"{ms}-{seq}"), _expiries_from(expiries))
+                    through = read_id(f"{max(0, int(ms))}-{seq}")  # of an empty log, the slice before 1970
+                    sliced[view] = SlicedUsage(through, _expiries_from(expiries))
         except (ValueError, TypeError, IndexError, StopIteration):
             return None
         return cls(epoch, head.at_ms, tuple(observations), tuple(usages), sliced, label, configuration)
