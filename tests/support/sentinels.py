@@ -73,7 +73,9 @@ class Sentinels:
             following = ["--replicaof", "127.0.0.1", str(self._seen(self.servers[0].port))] if self.servers else []
             one = RedisServer(*told, *self._tls(port), *following, executable=self.executable, port=port)
             self.servers.append(self._stack.enter_context(one))
-        ports = [free_port() for _ in range(3)]
+        ports: set[int] = set()
+        while len(ports) < 3:
+            ports.add(free_port())
         tls = {port: self._tls(port) for port in ports}
         for port in ports:
             lines = [f"sentinel myid {_id(port)}"]

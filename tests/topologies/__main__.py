@@ -126,7 +126,7 @@ def _partition(table: Table, replicas: int) -> None:
     found = partition.run("redis", min_replicas=replicas)
     table.found(f"partition, min-replicas-to-write {replicas}", found)
     table.fill(
-        f"sentinel, cut off for {partition.CUT_S:.0f} s, `min-replicas-to-write {replicas}`",
+        f"sentinel, a parted network, `min-replicas-to-write {replicas}`",
         "redis",
         back_after=f"{found.back_s:.1f} s",
         lost=f"{found.lost}",

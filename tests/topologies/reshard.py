@@ -13,6 +13,7 @@ from redis.crc import key_slot
 
 from support.clusters import Nodes
 from support.servers import executables, until
+from support.topologies import PATIENT_MS
 from topologies.charging import PROJECT, Crew, found_at
 from topologies.failover import LONGEST_S, MACHINES, Outcome
 
@@ -28,7 +29,7 @@ def run(server: str) -> Outcome:
     outcome = Outcome()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        nodes = stack.enter_context(Nodes(executable=executables()[server]))
+        nodes = stack.enter_context(Nodes(executable=executables()[server], node_timeout_ms=PATIENT_MS))
         crew = stack.enter_context(Crew(nodes.url, folder, 1_000_000))
         crew.start(*MACHINES)
         until(lambda: {one.name for one in crew.told()} == set(MACHINES), "not all began")
