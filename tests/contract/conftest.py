@@ -10,6 +10,7 @@ import redis
 
 from support.loops import KINDS, Run, runner
 from support.losses import RedisStorage, SqliteStorage
+from support.servers import RedisServer
 from support.setup import Setup
 from support.topologies import PLACES, Pool, missing
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from support.losses import LedgerStorage
-    from support.servers import RedisServer
 
 
 PLACE = os.environ.get("QUOTA_TEST_TOPOLOGY")
@@ -87,6 +87,13 @@ def server(redis_server: RedisServer) -> RedisServer:
     with redis.Redis(port=redis_server.port) as client:
         client.flushall()
     return redis_server
+
+
+@pytest.fixture
+def own_server() -> Iterator[RedisServer]:
+    """A server that a test may ruin."""
+    with RedisServer() as own:
+        yield own
 
 
 @pytest.fixture

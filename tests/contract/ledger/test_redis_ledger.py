@@ -61,14 +61,6 @@ def server(redis_server: RedisServer) -> Iterator[RedisServer]:
         assert [key for key in client.keys("*") if client.pttl(key) < 0] == [], "keys without a lifetime"
 
 
-@pytest.fixture
-def own_server() -> Iterator[RedisServer]:
-    """A server that a test may ruin."""
-    own = RedisServer()
-    yield own
-    own.close()
-
-
 @contextmanager
 def opened(url: str, units: int = 500) -> Iterator[tuple[Budget, Ledger]]:
     ledger = open_ledger(url)
