@@ -73,7 +73,7 @@ def address_of(table: TomlTable, folder: Path) -> Address | None:
         elif key == "ssl_cert_reqs":
             options[key] = table.text(key, choices=("required", "none"))
         else:
-            options[key] = _path(table, folder, key, table.text(key))
+            options[key] = path_at(table, folder, key, table.text(key))
     return Address(_with_options(url, options, folder), tuple(secrets))
 
 
@@ -101,12 +101,13 @@ def reference(table: TomlTable, folder: Path, key: str = "key") -> str:
     if kind == "env" and colon and re.fullmatch(_VARIABLE, rest) and not (rest.startswith("AIza") and len(rest) > 30):
         return ref
     if kind == "file" and colon and rest and rest.isprintable():
-        return f"file:{_path(table, folder, key, rest)}"
+        return f"file:{path_at(table, folder, key, rest)}"
     # The message does not show the value: it may be the secret itself.
     raise table.error(f'do not write the {key} itself here; write "env:VARIABLE" or "file:/path"', key)
 
 
-def _path(table: TomlTable, folder: Path, key: str, text: str) -> str:
+def path_at(table: TomlTable, folder: Path, key: str, text: str) -> str:
+    """What a key names, made absolute."""
     if not text.isprintable():
         raise table.error("a path has no control characters", key)
     try:

@@ -35,7 +35,7 @@ from quota.limits import (
     format_duration,
 )
 from quota.settings.address import KEYS as ADDRESS_KEYS
-from quota.settings.address import Address, address_of, reference
+from quota.settings.address import Address, address_of, path_at, reference
 from quota.settings.books import load_book, parse_span, parse_window
 from quota.settings.folders import state_folder, user_folder
 from quota.settings.model import (
@@ -127,7 +127,7 @@ def _settings(data: dict[str, Any], path: Path | None, source: str, folder: Path
         credentials=credentials,
         jobs=_jobs(root.table("jobs", default={}), credentials, folder),
         store=_store(root.table("store", ("url", "retention", "name"), default={}), folder, ledger),
-        textfile=_folder(root, "textfile", folder) if "textfile" in root else None,
+        textfile=path_at(root, folder, "textfile", root.text("textfile")) if "textfile" in root else None,
         notify=_notify(root.table("notify", ("command", "url", "stale", "insecure_endpoint")), folder)
         if "notify" in root
         else None,
@@ -150,17 +150,6 @@ def _notify(table: TomlTable, folder: Path) -> NotifySettings:
         raise table.error('nobody is told; add command = ["program", "argument"] or url = "env:VARIABLE"', "command")
     stale_ms = parse_span(table, "stale") if "stale" in table else None
     return NotifySettings(command, url_ref, stale_ms, table.flag("insecure_endpoint", False))
-
-
-def _folder(table: TomlTable, key: str, folder: Path) -> str:
-    """The folder at a key, made absolute."""
-    text = table.text(key)
-    if not text.isprintable():
-        raise table.error("a path has no control characters", key)
-    try:
-        return str(folder / Path(text).expanduser())
-    except RuntimeError as error:  # ~nobody
-        raise table.error(one_line(error), key) from None
 
 
 def _ledger(table: TomlTable, folder: Path, path: Path | None) -> LedgerSettings:
