@@ -85,7 +85,9 @@ class _Parts(NamedTuple):
 
 
 def _parts(url: str) -> _Parts:
-    scheme, _, rest = url.partition("://")
+    scheme, slashes, rest = url.partition("://")
+    if not slashes:
+        raise ValueError("nobody can say which of its parts is the host")
     base, _, kind = scheme.partition("+")
     kind, is_secure = "unix" if base == "unix" else kind, base == "rediss"
     if kind in ("sentinel", "cluster"):

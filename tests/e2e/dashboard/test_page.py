@@ -175,7 +175,7 @@ def test_a_ledger_that_never_answered_is_said_and_ends_with_the_process(tmp_path
         house.env["KEY"] = "a-key"
         port = silent.getsockname()[1]
         house.configure(
-            HOUSE.replace("sqlite:///ledger.db", f"redis://127.0.0.1:{port}").replace("ENDPOINT", "http://x")
+            HOUSE.replace("sqlite:///ledger.db", f"redis://127.0.0.1:{port}").replace("ENDPOINT", "https://x")
         )
         with serve(house) as served:
             text = get(served).text

@@ -57,7 +57,8 @@ def mounts(new: Path, state: Path, config: Path) -> list[str]:
     for needed in (Path(sys.base_prefix), Path(sys.prefix), ROOT):
         # Another user may pass through none of root's own folders: an empty one in its place leads there.
         for above in [*reversed(needed.parents)][1:]:
-            if str(above) not in hidden and not above.stat().st_mode & 0o001:
+            is_hidden = any(above.is_relative_to(folder) for folder in hidden)
+            if not is_hidden and not above.stat().st_mode & 0o001:
                 lines.append(f"mount -t tmpfs -o mode=755 above {new}{above}")
                 hidden.add(str(above))
         if any(needed.is_relative_to(folder) for folder in hidden):

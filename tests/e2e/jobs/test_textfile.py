@@ -284,7 +284,7 @@ def test_every_family_has_its_help_once_and_nothing_has_a_timestamp() -> None:
     assert text.endswith("\n")
     for name, (kind, words) in FAMILIES.items():
         assert re.fullmatch(r"[A-Z0-9].*\.", words)
-        head = f'# HELP {name} {words}\n# TYPE {name} {kind}\n{name}{{project="a\\"\\\\\\n"}} 0.5\n'
+        head = f'# HELP {name} {words}\n# TYPE {name} {kind}\n{name}{{project="a\\"\\\\\\\\n"}} 0.5\n'
         assert text.count(head) == 1
         assert name.endswith("_total") == (kind == "counter")
 
