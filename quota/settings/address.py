@@ -74,7 +74,7 @@ def address_of(table: TomlTable, folder: Path) -> Address | None:
             options[key] = table.text(key, choices=("required", "none"))
         else:
             options[key] = path_at(table, folder, key, table.text(key))
-    return Address(_with_options(url, options, folder), tuple(secrets))
+    return Address(_with_options(url, options, table, folder), tuple(secrets))
 
 
 def _secret(table: TomlTable, folder: Path, key: str, what: str) -> tuple[str, str]:
@@ -124,13 +124,13 @@ def _stands_in(url: str, key: str) -> bool:
     return re.search(rf"[?&]{key}=", url) is not None
 
 
-def _with_options(url: str, options: dict[str, str], folder: Path) -> str:
+def _with_options(url: str, options: dict[str, str], table: TomlTable, folder: Path) -> str:
     if not options and "ssl_" not in url:
         return url
     from urllib.parse import quote, unquote_plus
 
     def absolute(found: re.Match[str]) -> str:
-        return f"{found[1]}={quote(str(folder / Path(unquote_plus(found[2])).expanduser()), safe='/')}"
+        return f"{found[1]}={quote(path_at(table, folder, 'url', unquote_plus(found[2])), safe='/')}"
 
     url = re.sub(_FILE, absolute, url)
     for name, text in options.items():

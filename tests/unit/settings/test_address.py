@@ -113,6 +113,7 @@ MISTAKES = [
     (('url = "redis://h"', 'password = "file:none"'), "password: password file {}/none cannot be read: No such"),
     (('url = "redis://h"', 'username = "file:none"'), "username: user name file {}/none cannot be read: No such"),
     (('url = "redis://h"', 'password = "file:~nobody-is-called-so/x"'), "password: Could not determine home dir"),
+    (('url = "rediss://h?ssl_ca_certs=~nobody-is-called-so/x"',), "url: Could not determine home dir"),
     (('url = "redis://h"', "password = 5"), "password: a number where a non-empty string is needed"),
     (('url = "redis://h"', 'password = ""'), "password: an empty string where a non-empty string is needed"),
     (('url = "redis://h"', 'password = "s3cret\\n"'), "password: a password has no control characters"),
