@@ -70,12 +70,10 @@ def open_alone(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> i
             return os.open(path, flags | os.O_CREAT | os.O_EXCL, mode)
     try:
         why = _doubt(os.fstat(fd), fd)
-        if why or flags & os.O_EXCL:
-            raise (
-                NotAloneError(errno.EPERM, why, os.fspath(path))
-                if why
-                else FileExistsError(errno.EEXIST, "File exists")
-            )
+        if why:
+            raise NotAloneError(errno.EPERM, why, os.fspath(path))
+        if flags & os.O_EXCL:
+            raise FileExistsError(errno.EEXIST, "File exists")
         if flags & os.O_TRUNC:
             os.ftruncate(fd, 0)
     except BaseException:

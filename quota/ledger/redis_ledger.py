@@ -68,6 +68,7 @@ from quota.ledger.redis_scripts import script
 from quota.ledger.redis_url import client_maker, label_of, user_of
 from quota.ledger.resp import bulk, pack
 from quota.ledger.state_fields import (
+    checked_count,
     exhaustion_text,
     id_text,
     read_epoch,
@@ -1006,7 +1007,7 @@ def _entry(row: Sequence[str]) -> Entry:
     charge_id, u, method, job, region, idempotency_key, corrected = row
     ms, seq = read_id(charge_id)
     bucket, charged = _bucket_and_units(u)
-    counted = _counted(corrected) if corrected else charged
+    counted = checked_count(int(corrected)) if corrected else charged
     return Entry(
         ms=ms,
         seq=seq,
@@ -1023,14 +1024,7 @@ def _entry(row: Sequence[str]) -> Entry:
 def _bucket_and_units(u: str) -> tuple[str, int]:
     """What the field `u` of an entry says."""
     bucket, equals, units = u.rpartition("=")
-    return bucket if equals else DEFAULT_BUCKET, _counted(units)
-
-
-def _counted(text: str) -> int:
-    units = int(text)
-    if not 0 <= units <= NEVER:
-        raise ValueError("a charge of less than nothing, or of more than can be counted")
-    return units
+    return bucket if equals else DEFAULT_BUCKET, checked_count(int(units))
 
 
 def _from(after: Id) -> str:
@@ -1053,7 +1047,7 @@ def _added_up(rows: Sequence[tuple[str, Sequence[str]]], corrected: Sequence[str
         more = dict.fromkeys(said, 0)
         for what, now in zip(said, corrected[begin:end], strict=False):  # empty where there are none
             if now is not None:
-                more[what] += _counted(now) - _bucket_and_units(what[0])[1]
+                more[what] += checked_count(int(now)) - _bucket_and_units(what[0])[1]
         for what, charges in Counter(said).items():
             u, method, job, region, run = what
             bucket, units = _bucket_and_units(u)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from quota.ledger.redis_connection import Connections
@@ -53,13 +52,13 @@ class Sentinels:
         raise failed
 
     def _ask(self, sentinel: Server) -> tuple[str, int]:
-        connections = sentinel.connections()
+        connections, name = sentinel.connections(), f"sentinel {sentinel.host}:{sentinel.port}"
         try:
             reply = connections.execute_command("SENTINEL", "MASTER", self._service)
         except Misconfigured as error:
-            raise Misconfigured(f"sentinel {sentinel.host}:{sentinel.port}: {error}") from error
+            raise Misconfigured(f"{name}: {error}") from error
         except ErrorReply as error:
-            raise self._told(error, f"sentinel {sentinel.host}:{sentinel.port}") from error
+            raise self._told(error, name) from error
         finally:
             connections.close()
         return _place_in(reply)
@@ -76,7 +75,7 @@ class Sentinels:
 
 def _place_in(reply: Any) -> tuple[str, int]:
     known = dict(zip(reply[::2], reply[1::2], strict=False)) if isinstance(reply, list) else {}
-    flags = re.split(",", str(known.get("flags", "")))
+    flags = str(known.get("flags", "")).split(",")
     if "master" not in flags or "s_down" in flags or "o_down" in flags:
         raise Lost("its sentinels see no primary")
     try:

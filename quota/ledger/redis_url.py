@@ -40,7 +40,7 @@ _OPTIONS = ("db", "username", "password", "client_name", "protocol", "socket_kee
 _OF_TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_cert_reqs", "ssl_check_hostname")
 _OF_SENTINELS = ("sentinel_username", "sentinel_password")
 
-_FALSE = ("0", "F", "FALSE", "N", "NO")
+FALSE = ("0", "F", "FALSE", "N", "NO")
 _LONGEST_S = 1e6
 
 
@@ -192,7 +192,7 @@ def _server(parts: _Parts, timeout_s: float, tls: Tls | None) -> Server:
         username=given.get("username", ""),
         password=given.get("password", ""),
         client_name=given.get("client_name", ""),
-        keepalive=given.get("socket_keepalive", "0").upper() not in _FALSE,
+        keepalive=given.get("socket_keepalive", "0").upper() not in FALSE,
         secured=None if tls is None else tls.line,
         explain=None if parts.kind == "unix" else _why(parts),
     )
@@ -212,7 +212,7 @@ def _tls(parts: _Parts) -> Tls:
         keyfile=given.get("ssl_keyfile", ""),
         key_password=given.get("ssl_password", ""),
         verify=given.get("ssl_cert_reqs", "required") != "none",
-        check_hostname=given.get("ssl_check_hostname", "1").upper() not in _FALSE,
+        check_hostname=given.get("ssl_check_hostname", "1").upper() not in FALSE,
         plain_scheme=parts.scheme(secure=False),
     )
     tls.context()

@@ -34,6 +34,13 @@ def read_ms(text: str) -> int:
     return ms
 
 
+def checked_count(units: int) -> int:
+    """A number of units or calls. Raises ValueError for what none of our programs counts to."""
+    if not 0 <= units <= NEVER:
+        raise ValueError("less than nothing, or more than can be counted")
+    return units
+
+
 def read_epoch(name: str) -> str:
     """The name of an epoch, checked. Raises ValueError."""
     if len(name) > 200 or not name.isprintable() or " " in name:

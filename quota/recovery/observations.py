@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from quota.common.clock import NEVER
 from quota.common.values import NamedTuple
 from quota.ledger.contract import root_of
-from quota.ledger.state_fields import read_id, read_ms
+from quota.ledger.state_fields import checked_count, read_id, read_ms
 from quota.ledger.unlogged import CARRIED, UnloggedUsage, expiries_text, is_carry, newest_expiries, read_expiries
 from quota.limits import Edges, Sliding, longest_ms_of, selector_of
 
@@ -142,7 +142,7 @@ class Watermark(NamedTuple):
         """The watermark that was written as this head and text; None for what was never written so."""
         first, *lines = text.removesuffix("\n").split("\n")
         observations, usages, sliced = [], [], {}
-        numbers = map(_counted, head.numbers)
+        numbers = map(checked_count, head.numbers)
         try:
             read_id(f"{head.newest[0]}-{head.newest[1]}")
             read_ms(str(head.at_ms))
@@ -178,13 +178,7 @@ def _observation_from(
     since, until = int(since_ms), read_ms(until_ms)
     if since > until:
         raise ValueError("it begins after all of it has expired")
-    return ViewObservation(view, epoch, _counted(int(units)), since, last, until, _expiries_from(slices))
-
-
-def _counted(units: int) -> int:
-    if not 0 <= units <= NEVER:
-        raise ValueError("less than nothing, or more than can be counted")
-    return units
+    return ViewObservation(view, epoch, checked_count(int(units)), since, last, until, _expiries_from(slices))
 
 
 def _span_text(span: Span) -> str:

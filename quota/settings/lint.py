@@ -142,6 +142,8 @@ def _trust(place: str, url: str, secrets: Sequence[tuple[str, str]], config: Pat
         return
     from urllib.parse import parse_qs
 
+    from quota.ledger.redis_url import FALSE
+
     options = {name: values[0] for name, values in parse_qs(url.partition("?")[2]).items()}
     if options.get("ssl_cert_reqs") == "none":
         yield Finding(
@@ -151,7 +153,7 @@ def _trust(place: str, url: str, secrets: Sequence[tuple[str, str]], config: Pat
             "answers",
             'remove it, and name your CA: ssl_ca_certs = "PATH"',
         )
-    elif options.get("ssl_check_hostname", "true").upper() in ("FALSE", "F", "NO", "N", "0"):
+    elif options.get("ssl_check_hostname", "true").upper() in FALSE:
         yield Finding(
             "warning",
             f"{place}.ssl_check_hostname",
