@@ -15,7 +15,7 @@ from functools import partial, wraps
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from quota.budget import ASYNC_KINDS, SESSION_CLOSED, deciding, deciding_many, spendable
+from quota.budget import SESSION_CLOSED, deciding, deciding_many
 from quota.common.clock import elapsed_s
 from quota.common.fork import start_over_in_child
 from quota.errors import LedgerError, Refused, UsageError
@@ -146,6 +146,8 @@ class AsyncSpend:
     def __call__(self, func: F) -> F:
         """`func` with a charge at each call. Raises UsageError for anything but a coroutine or async generator
         function."""
+        from quota.spend import ASYNC_KINDS, spendable  # late: few processes use the decorator
+
         kind, name = spendable(func)
         if kind not in ASYNC_KINDS:
             raise UsageError(

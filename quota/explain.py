@@ -16,7 +16,8 @@ from heapq import merge
 from typing import TYPE_CHECKING, Literal
 
 from quota.attribution import machine_name
-from quota.budget import Together, ask, cap, draw_of, drawn_units, leaves_of
+from quota.budget import ask, draw_of, drawn_units, leaves_of
+from quota.checklist import Together, cap
 from quota.common.clock import NEVER, rfc3339
 from quota.common.text import one_line
 from quota.common.values import NamedTuple, replace

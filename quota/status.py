@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quota.budget import cap
+from quota.checklist import cap
 from quota.common.clock import NEVER, rfc3339
 from quota.errors import Refused
 from quota.ledger.contract import ChargeRequest, LimitCheck, read_entries, retention_of

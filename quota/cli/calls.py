@@ -6,7 +6,8 @@ import codecs
 import os
 from typing import TYPE_CHECKING
 
-from quota.budget import MAX_UNITS, check_call, check_name
+from quota.budget import check_call
+from quota.checklist import MAX_CHARGE_UNITS, check_name
 from quota.common.text import show
 from quota.common.values import NamedTuple
 from quota.errors import UsageError
@@ -83,6 +84,6 @@ def _call(line: bytes, place: str) -> str | tuple[str, int] | None:
     if len(units) > 1:
         raise UsageError(f"{place}: {show(' '.join([method, *units]))} is not METHOD [UNITS]")
     digits = units[0].lstrip("0")
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 10 and int(digits) <= MAX_UNITS):
-        raise UsageError(f"{place}: UNITS {show(units[0])} is not a whole number from 1 to {MAX_UNITS:,}")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 10 and int(digits) <= MAX_CHARGE_UNITS):
+        raise UsageError(f"{place}: UNITS {show(units[0])} is not a whole number from 1 to {MAX_CHARGE_UNITS:,}")
     return method, int(digits)

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quota.attribution import AttemptKeys
-from quota.budget import granted_units, unlogged_usage
+from quota.budget import unlogged_usage
+from quota.checklist import granted_units
 from quota.common.clock import NEVER, rfc3339
 from quota.common.values import NamedTuple
 from quota.errors import ConfigError, LedgerError, UsageError

@@ -118,12 +118,9 @@ VIEW = View(Selector(buckets=("units",)), Sliding(DAY_MS))
 
 
 def priced(setup: Setup, units: Any) -> Budget:
-    budget = setup.budget()
     price = BOOK.methods["videos.list"][0]._replace(units=units)
-    budget.book = BOOK._replace(
-        methods={**BOOK.methods, "videos.list": (price,)}, default_get=Price(units, "units", price.since)
-    )
-    return budget
+    methods = {**BOOK.methods, "videos.list": (price,)}
+    return setup.budget(book=BOOK._replace(methods=methods, default_get=Price(units, "units", price.since)))
 
 
 def settle_unknown(budget: Budget, units: Any) -> None:

@@ -19,6 +19,7 @@ from quota.recovery.allowance import Allowance
 from quota.settings.books import parse_book
 from quota.settings.lint import lint
 from quota.settings.load import load_settings
+from support.books import BOOK
 from support.setup import limit
 
 if TYPE_CHECKING:
@@ -90,8 +91,7 @@ def test_it_changes_at_midnight_of_the_books_own_zone(setup: Setup, zone: str) -
         """,
         "zoned",
     )
-    budget = setup.budget(limit(500, buckets=()))
-    budget.book = book
+    budget = setup.budget(limit(500, buckets=()), book=book)
     found = []
     for day in ("2026-03-08", "2026-03-09"):
         for setup.now_ms in (at(day, zone) - 1, at(day, zone)):
@@ -153,10 +153,9 @@ def test_the_allowance_goes_by_the_price_of_the_day_too(setup: Setup, tmp_path: 
 def test_a_price_that_stands_costs_nothing_to_look_up(setup: Setup) -> None:
     """What one kind of call asks is made once, however often it is asked, and once more when its price changes."""
     setup.now_ms = CHANGE_MS - 10
-    budget = setup.budget(limit(50_000))
-    asked = []
-    whole = budget.book.price_at
-    budget.book = _Counting(budget.book, asked)
+    asked: list[str] = []
+    whole = BOOK.price_at
+    budget = setup.budget(limit(50_000), book=_Counting(BOOK, asked))  # type: ignore[arg-type]
     for setup.now_ms in range(CHANGE_MS - 10, CHANGE_MS + 10):
         budget.peek(UPLOAD)
     assert len(asked) == 2
@@ -196,8 +195,7 @@ def test_an_exhaustion_closes_the_bucket_that_was_charged(setup: Setup) -> None:
         """,
         "later",
     )
-    budget = setup.budget(limit(500, buckets=()))
-    budget.book = book
+    budget = setup.budget(limit(500, buckets=()), book=book)
     body = b'{"error": {"message": "Spent.", "errors": [{"reason": "quotaExceeded"}]}}'
     Meter(budget).attempt("a.add", "POST").answered(403, body)
     assert [closed.bucket for closed in setup.ledger.exhaustions(setup.project)] == ["units"]

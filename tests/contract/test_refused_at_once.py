@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from quota.budget import _further_calls, _room_at_once, _states
+from quota.answer import _further_calls, _room_at_once, states_of
 from quota.ledger.entry import Charge
 from quota.limits import HOUR_MS, Calendar, Limit, Selector, View
 from support.setup import limit
@@ -33,17 +33,17 @@ def test_it_says_what_the_general_way_says(setup: Setup) -> None:
         for number in range(150):
             setup.now_ms += chance.choice((0, 1, 20_000, HOUR_MS if number % 50 == 0 else 1_000))
             method, job = chance.choice(tuple(COSTS)), chance.choice(("nightly", "trending"))
-            plan = budget._make_plan((method, None, None, job))
-            charge = Charge(plan.units, plan.bucket, plan.method, job, "US", f"k{seed}.{number}")
-            asked = budget._ask_ledger(plan, charge, commit=True)
-            decision = budget._decision(*asked, budget._entries, commit=True)
-            states = _states(*asked)
+            checklist = budget._checklists.make((method, None, None, job))
+            charge = Charge(checklist.units, checklist.bucket, checklist.method, job, "US", f"k{seed}.{number}")
+            asked = budget._ask_ledger(checklist, charge, commit=True)
+            decision = budget._answers.decision(*asked, budget._entries, commit=True)
+            states = states_of(*asked)
             assert decision.limits == states
             assert decision.remaining_units == min(states, key=_further_calls).remaining_units
             if asked[2].outcome != "refused":
                 assert (decision.admitted, decision.reason, decision.retry_at_ms) == (True, "ok", None)
                 continue
-            refusal = budget._refusal(*asked, budget._entries)
+            refusal = budget._answers._refusal(*asked, budget._entries)
             assert (decision.refused_by, decision.reason, decision.retry_at_ms, decision.detail) == refusal
             at_once = _room_at_once(*asked)
             assert at_once is None or (at_once[0], "limit", at_once[1], "") == refusal

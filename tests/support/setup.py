@@ -6,6 +6,7 @@ import uuid
 from dataclasses import dataclass, field
 
 from quota.budget import Budget
+from quota.costs import CostBook
 from quota.ledger.contract import Ledger
 from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, Limit, Selector, Sliding, View
@@ -29,12 +30,12 @@ class Setup:
         setup = cls(ledger, now_ms)
         return setup
 
-    def budget(self, *limits: Limit, **more: object) -> Budget:
+    def budget(self, *limits: Limit, book: CostBook = BOOK, **more: object) -> Budget:
         limits = limits or (limit(500),)
         return Budget(
             credential="main",
             project=self.project,
-            book=BOOK,
+            book=book,
             limits=limits,
             ledger=self.ledger,
             clock=lambda: self.now_ms,

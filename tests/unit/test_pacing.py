@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.budget import Budget, cap
+from quota.budget import Budget
+from quota.checklist import cap
 from quota.errors import ConfigError, CostExceedsLimit, UsageError
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View, paced_units, paced_until
 from quota.session import Session
@@ -150,8 +151,8 @@ def test_calls_without_a_paced_limit_reckon_nothing_per_decision() -> None:
     limit = Limit("day", 500, View(Selector(buckets=("units",)), PACIFIC), 500, 0)
     _, budget = start(limit)
     budget.charge("videos.list")
-    (plan,) = budget._plans.values()
-    assert plan.caps_at(MIDNIGHT) is plan.caps
+    (checklist,) = budget._checklists.values()
+    assert checklist.caps_at(MIDNIGHT) is checklist.caps
 
 
 # -- configuration and status ------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from quota.budget import granted_units
+from quota.checklist import granted_units
 from quota.errors import CostExceedsLimit, UsageError
 from quota.ledger.compared import MAX_COMPARED, Compared, compared_text, read_compared
 from quota.ledger.contract import ChargeRequest, LimitCheck

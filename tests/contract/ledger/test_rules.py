@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from quota.budget import MAX_UNITS
+from quota.checklist import MAX_CHARGE_UNITS
 from quota.common.clock import LATEST_MS, NEVER
 from quota.ledger import claims, contract, history, redis_ledger
 from quota.ledger.contract import ChargeRequest, LimitCheck
@@ -125,7 +125,7 @@ IN_PYTHON: dict[str, int | str] = {
     "RETENTION_SLACK_MS": contract.RETENTION_SLACK_MS,
     "MAX_SEQ": NEVER,
     "LATEST_MS": LATEST_MS,
-    "MAX_UNITS": MAX_UNITS,
+    "MAX_UNITS": MAX_CHARGE_UNITS,
     "MIN_RETENTION_MS": contract.MIN_RETENTION_MS,
     "MAX_CHARGES": REPAID_AT_ONCE,
     "LONGEST_CLAIM_MS": contract.LONGEST_CLAIM_MS,

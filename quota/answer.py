@@ -1,0 +1,280 @@
+"""The decision that follows from a ledger's result: what the caller of a budget is told.
+
+    Answers       makes the decisions of one budget
+    states_of     each limit, as a result shows it
+    standings_of  the same with all that `quota.retry_at` needs
+
+Nearly every answer follows from the result alone. When a refused call fits again may have to be read from the log; who
+must not wait for that gives `unread` in its place, and learns by LogNeededError that it must.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quota.checklist import cap
+from quota.common.clock import NEVER, rfc3339
+from quota.common.log import warn
+from quota.common.text import many
+from quota.common.values import NamedTuple
+from quota.decision import COUNTING, REPAIR, Decision, LimitState
+from quota.errors import LedgerError
+from quota.ledger.contract import COUNT_AGAIN_MS, RETENTION_SLACK_MS
+from quota.ledger.unlogged import UPSTREAM
+from quota.limits import Calendar, Sliding
+from quota.retry_at import Clocks, Standing, retry_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from quota.checklist import Checklist, Grants
+    from quota.decision import Reason
+    from quota.ledger.contract import ChargeRequest, ChargeResult
+    from quota.ledger.entry import Entry
+    from quota.limits import Limit
+    from quota.retry_at import ReadEntries
+
+
+_new = tuple.__new__
+"""Makes a named tuple of all its fields, in half the time that its class takes."""
+
+
+class LogNeededError(Exception):
+    """The time at which a call fits cannot be said without reading the log."""
+
+
+def unread(_since_ms: int, _until_ms: int) -> Iterable[Entry]:
+    """The log's entries, for who must not wait for them."""
+    raise LogNeededError
+
+
+class Answers(NamedTuple):
+    """Makes decisions. `jitter_ms` is added to the end of an exhaustion, as the ledger does."""
+
+    credential: str
+    project: str
+    jitter_ms: int
+
+    def decision(
+        self,
+        checklist: Checklist,
+        request: ChargeRequest,
+        result: ChargeResult,
+        read: ReadEntries,
+        *,
+        commit: bool,
+    ) -> Decision:
+        """The decision about a call. `read` reads the ledger's log."""
+        if not result.unlogged:
+            refused = _room_at_once(checklist, request, result) if result.outcome == "refused" else None
+            if refused is not None or result.outcome == "admitted":
+                return self._ordinary(checklist, request, result, refused, commit=commit)
+        states = states_of(checklist, request, result)
+        admitted = result.outcome == "admitted"
+        reason: Reason = "ok"
+        refused_by: str | None = None
+        retry_at_ms: int | None = None
+        detail = ""
+        if result.outcome == "clock":
+            reason, detail = "clock", clocks_of(request, result)
+        elif result.outcome == "counting":
+            reason, detail, retry_at_ms = "counting", COUNTING, result.now_ms + COUNT_AGAIN_MS
+        elif result.exhaustion is not None:
+            exhaustion = result.exhaustion
+            refused_by, detail = exhaustion.bucket, exhaustion.evidence
+            reason = "closed" if exhaustion.until_ms == NEVER else "exhausted"
+            if reason == "exhausted":
+                retry_at_ms = exhaustion.until_ms + self.jitter_ms
+        elif not admitted:
+            refused_by, reason, retry_at_ms, detail = self._refusal(checklist, request, result, read)
+        if len(states) == 1:
+            tightest: LimitState | None = states[0]
+        else:
+            tightest = min(states, key=_further_calls, default=None)
+        return _new(
+            Decision,
+            (
+                admitted,
+                result.id,
+                "ledger" if admitted and commit else None,
+                self.credential,
+                self.project,
+                checklist.method,
+                checklist.units,
+                reason,
+                refused_by,
+                tightest.remaining_units if tightest else 0,
+                result.now_ms,
+                retry_at_ms,
+                states,
+                detail,
+                ahead_ms(result),
+                False,
+            ),
+        )
+
+    def _ordinary(
+        self,
+        checklist: Checklist,
+        request: ChargeRequest,
+        result: ChargeResult,
+        refused: tuple[str, int] | None,
+        *,
+        commit: bool,
+    ) -> Decision:
+        """The decision of nearly every call, in one go. What it says is what `decision` would say. `refused`: by which
+        limit, and until when."""
+        states, fewest, remaining = [], NEVER, 0
+        for limit, check, used in zip(checklist.limits, request.checks, result.used_units, strict=False):
+            _, cap_units, cost_units, _ = check
+            left = cap_units - used if cap_units > used else 0
+            states.append(_new(LimitState, (limit.name, cost_units, used, cap_units, left, 0, 0, 0, 0)))
+            if left // (cost_units or 1) < fewest:
+                fewest, remaining = left // (cost_units or 1), left
+        admitted = refused is None
+        refused_by, retry_at_ms = refused or (None, None)
+        return _new(
+            Decision,
+            (
+                admitted,
+                result.id,
+                "ledger" if commit and admitted else None,
+                self.credential,
+                self.project,
+                checklist.method,
+                checklist.units,
+                "ok" if admitted else "limit",
+                refused_by,
+                remaining,
+                result.now_ms,
+                retry_at_ms,
+                tuple(states),
+                "",
+                ahead_ms(result),
+                False,
+            ),
+        )
+
+    def _refusal(
+        self, checklist: Checklist, request: ChargeRequest, result: ChargeResult, read: ReadEntries
+    ) -> tuple[str, Reason, int | None, str]:
+        """The limit that delays a refused call longest, the reason, the time when all limits have room, and details.
+
+        The time is None where the log can no longer be read. The ledger has refused, so the allowance is not asked.
+        """
+        standings, clocks = standings_of(checklist, request, result, of_all=checklist.paced)
+        for one in standings:
+            if one.cost_units > one.cap_units:  # by the configuration it fits: see `Checklists.make`
+                return one.limit.name, "closed", None, _too_little(one.limit, checklist.grants)
+        retry_at_ms: int | None
+        try:
+            retry_at_ms, i = retry_at(standings, clocks, read)
+            limit = standings[i].limit
+        except LedgerError as error:
+            retry_at_ms, limit = None, next(one.limit for one in standings if one.full)
+            warn("retry_at_unknown project=%s limit=%s: %s", self.project, limit.name, error)
+        n = checklist.limits.index(limit)
+        check, leave_units = request.checks[n], checklist.leaves[n]
+        most = checklist.caps[n]
+        details = [f"of {most:,} by the end of the {_period(limit)}"] if check.cap_units < most else []
+        details += [f"this job leaves {leave_units:,} to others"] if leave_units else []
+        if request.also:
+            details.append(f"and these {many(1 + len(request.also), 'call')} need {check.cost_units:,} together")
+        if not leave_units:
+            return limit.name, "limit", retry_at_ms, ", ".join(details)
+        alone = cap(limit, 0, check.cost_units, request.caller_ms, checklist.grants.units)
+        reason: Reason = "limit" if result.used_units[n] + check.cost_units > alone else "leave"
+        return limit.name, reason, retry_at_ms, ", ".join(details)
+
+
+# -- parts of a decision -----------------------------------------------------------------------------------------------
+
+
+def _room_at_once(checklist: Checklist, request: ChargeRequest, result: ChargeResult) -> tuple[str, int] | None:
+    """Which limit delays a refused call longest, and until when: what `_refusal` would say. None where that takes
+    more than the ledger's answer."""
+    if checklist.paced or request.also or not result.leaving_ms:
+        return None
+    now_ms, newest_ms, latest_ms, name = result.now_ms, result.last[0], -1, ""
+    each = zip(checklist.limits, checklist.leaves, request.checks, result.used_units, result.leaving_ms, strict=True)
+    for limit, leave_units, check, used, leaving_ms in each:
+        view, cap_units, cost_units, edges = check
+        if used + cost_units <= cap_units:
+            continue
+        if leave_units or cost_units > cap_units:
+            return None
+        if edges is not None:  # a calendar window frees everything at its edge
+            room_ms = edges[1]
+            if not (edges[0] <= now_ms < room_ms and newest_ms < room_ms):
+                return None
+        elif leaving_ms is not None and isinstance(view.window, Sliding):
+            room_ms = max(now_ms, leaving_ms + view.window.window_ms)
+        else:
+            return None
+        if room_ms > latest_ms:
+            latest_ms, name = room_ms, limit.name
+    return (name, latest_ms) if name else None
+
+
+def standings_of(
+    checklist: Checklist, request: ChargeRequest, result: ChargeResult, *, of_all: bool = True
+) -> tuple[list[Standing], Clocks]:
+    """The state of each limit at a decision, with the clocks, for `retry_at`. Not `of_all`: of those that refused."""
+    standings = []
+    each = zip(checklist.limits, checklist.caps, checklist.costs, request.checks, result.used_units, strict=True)
+    for n, (limit, cap_units, cost_units, check, used) in enumerate(each):
+        full = used + check.cost_units > check.cap_units
+        if full or of_all:
+            unlogged = result.unlogged[n] if result.unlogged else ()
+            leaving_ms = result.leaving_ms[n] if result.leaving_ms else None
+            standings.append(Standing(limit, cap_units, cost_units, used, unlogged, full, leaving_ms))
+    return standings, Clocks(result.now_ms, request.caller_ms, result.last[0])
+
+
+def _further_calls(state: LimitState) -> int:
+    return state.remaining_units // state.cost_units
+
+
+def states_of(checklist: Checklist, request: ChargeRequest, result: ChargeResult) -> tuple[LimitState, ...]:
+    """Each limit as a result shows it, with what it counts of charges that the ledger has lost."""
+    states = []
+    for limit, check, used in zip(checklist.limits, request.checks, result.used_units, strict=False):
+        _, cap_units, cost_units, _ = check
+        left = cap_units - used if cap_units > used else 0
+        states.append(_new(LimitState, (limit.name, cost_units, used, cap_units, left, 0, 0, 0, 0)))
+    for n, usages in enumerate(result.unlogged):
+        live = [part for usage in usages for part in usage.expiries if part[1] > result.now_ms]
+        if live:
+            untils_ms = [until_ms for _, until_ms in live]
+            states[n] = states[n]._replace(
+                unlogged_units=sum(units for units, _ in live),
+                unlogged_next_ms=min(untils_ms),
+                unlogged_until_ms=max(untils_ms),
+                upstream_units=sum(u.units_at(result.now_ms) for u in usages if u.epoch.startswith(UPSTREAM)),
+            )
+    return tuple(states)
+
+
+def _period(limit: Limit) -> str:
+    return limit.view.window.period if isinstance(limit.view.window, Calendar) else limit.view.window.name
+
+
+def _too_little(limit: Limit, grants: Grants) -> str:
+    unspent = f", of which {limit.headroom_units} stay unspent" if limit.headroom_units else ""
+    return f"{grants.units[limit.view.selector.buckets[0]]}{unspent}"
+
+
+def ahead_ms(result: ChargeResult) -> int:
+    """The time of the newest charge, where it is dated further ahead of now than a clock may go back; else 0."""
+    newest_ms = result.last[0]
+    return newest_ms if newest_ms > result.now_ms + RETENTION_SLACK_MS else 0
+
+
+def clocks_of(request: ChargeRequest, result: ChargeResult) -> str:
+    """What both clocks read, for people."""
+    if result.seen_ahead_ms:
+        return (
+            f"the clocks read {rfc3339(result.now_ms)}, and this machine saw charges dated "
+            f"{rfc3339(result.seen_ahead_ms)}, which the ledger lacks (`{REPAIR}`, if the clocks are right now)"
+        )
+    return f"this machine's clock reads {rfc3339(request.caller_ms)}, the ledger's {rfc3339(result.now_ms)}"

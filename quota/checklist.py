@@ -1,0 +1,297 @@
+"""What the ledger must check before a call may leave: its price, the limits that count it, and what each may hold.
+
+Checklist    for one kind of call: a method, its units where they are not the book's, and a job
+Checklists   makes the checklists of a budget, and keeps them
+cap          the number that a limit enforces for one call. Only this function lowers a limit
+Grants       what upstream says it grants, by which caps are lowered
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from quota.arguments import MAX_NUMBER, whole
+from quota.common.clock import NEVER
+from quota.common.text import many
+from quota.common.values import NamedTuple, Value, replace
+from quota.errors import CostExceedsLimit, UsageError
+from quota.ledger.contract import LimitCheck
+from quota.ledger.grants import read_grants
+from quota.limits import HOUR_MS, Calendar, paced_units
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from quota.costs import CostBook
+    from quota.limits import Limit
+
+MAX_CHARGE_UNITS = 10**9
+"""The largest single charge. The sum of a whole log of them stays exact in Lua's and JSON's 53-bit integers."""
+
+MAX_KEPT = 1_000
+"""So many checklists are kept: a caller may give each call other units."""
+
+Key = tuple[str, "int | None", "str | None", str]
+"""A kind of call: its method, its units and bucket where they are not the book's, and its job."""
+
+
+class PriceChangedError(Exception):
+    """The price of a call has changed since its checklist was made: it is made again."""
+
+
+# -- what upstream grants ----------------------------------------------------------------------------------------------
+
+
+class Grants(NamedTuple):
+    """Upstream's grants as this process knows them: the ledger's text of them, those that are believed, and until
+    when these are all of them."""
+
+    text: str = ""
+    units: Mapping[str, int] = MappingProxyType({})
+    until_ms: int = NEVER
+
+
+NO_GRANTS = Grants()
+
+
+def believed(text: str, now_ms: int) -> Grants:
+    """The grants in the ledger's text of them, without those that are too old to be believed, and those that a clock
+    which stood ahead has dated."""
+    live = [grant for grant in read_grants(text) if grant.believed_at(now_ms)]
+    until_ms = min((grant.until_ms for grant in live), default=NEVER)
+    return Grants(text, {grant.bucket: grant.quota_units for grant in live}, until_ms)
+
+
+def granted_units(limit: Limit, granted: Mapping[str, int]) -> int | None:
+    """The number that a limit may enforce where upstream grants so many units by bucket: its grant less the limit's
+    headroom, 0 or more. None where the grants say nothing about it: it counts another bucket, several, or calls, or in
+    a longer window than a day, the longest period that upstream's grant may stand for."""
+    selector = limit.view.selector
+    if selector.count == "calls" or len(selector.buckets) != 1 or limit.view.window.longest_ms > _LONG_DAY_MS:
+        return None
+    units = granted.get(selector.buckets[0])
+    return None if units is None else max(0, units - limit.headroom_units)
+
+
+_LONG_DAY_MS = 25 * HOUR_MS
+
+
+def cap(
+    limit: Limit, leave_units: int, cost_units: int, now_ms: int | None, granted: Mapping[str, int] | None = None
+) -> int:
+    """The number enforced for one call: the limit's own, lowered to what upstream grants (see `granted_units`), by the
+    units that the job leaves to others, and by the limit's pace at `now_ms`. With `now_ms` None the pace does not
+    count: the result is the most that it will ever be.
+
+    The ledger sees only the result. Each job is paced by the total that it may spend, so a job that leaves half to
+    others spends its own half evenly too. Pace delays a call but never forbids it: an unused window always has room for
+    one.
+    """
+    most = granted_units(limit, granted) if granted else None
+    units = max(0, (limit.limit_units if most is None else min(limit.limit_units, most)) - leave_units)
+    window = limit.view.window
+    if now_ms is None or not limit.paced or not isinstance(window, Calendar):
+        return units
+    paced = paced_units(units, window.edges(now_ms), now_ms)
+    return min(units, max(cost_units, 1, paced))
+
+
+# -- the checklists ----------------------------------------------------------------------------------------------------
+
+
+class Checklist(Value, frozen=False):
+    """What the ledger must check for one kind of call: computed once, used for every decision about it."""
+
+    method: str
+    units: int
+    bucket: str
+    closed_by: tuple[str, ...]
+    """The buckets and pools whose exhaustion closes the call."""
+    limits: tuple[Limit, ...]
+    leaves: tuple[int, ...]
+    caps: tuple[int, ...]
+    costs: tuple[int, ...]
+    paced: bool
+    priced: tuple[int, int]
+    """The times in ms from and until which the call has that price."""
+    grants: Grants
+    """What upstream grants, as `caps` go by it."""
+    cached_checks: tuple[int, int, tuple[LimitCheck, ...]] = (0, 0, ())
+    """The latest checks, after the times in ms from and until which they are valid."""
+
+    def checks_at(self, now_ms: int) -> tuple[LimitCheck, ...]:
+        """The check of each limit at `now_ms`. It holds until the next calendar edge, unless the limit is paced.
+
+        Raises PriceChangedError when the call has another price at that time.
+        """
+        since_ms, until_ms, checks = self.cached_checks
+        if not since_ms <= now_ms < until_ms:
+            self.check_price(now_ms)
+            each = zip(self.limits, self.caps_at(now_ms), self.costs, strict=True)
+            checks = tuple([_check(limit, cap_units, cost, now_ms) for limit, cap_units, cost in each])
+            if not self.paced:
+                edges = [check.edges for check in checks if check.edges is not None]
+                since_ms = max([self.priced[0], *(edge[0] for edge in edges)])
+                until_ms = min([self.priced[1], *(edge[1] for edge in edges)])
+                self.cached_checks = (since_ms, until_ms, checks)  # one assignment: threads share the checklist
+        return checks
+
+    def check_price(self, now_ms: int) -> None:
+        if not self.priced[0] <= now_ms < self.priced[1]:
+            raise PriceChangedError
+
+    def caps_at(self, now_ms: int) -> tuple[int, ...]:
+        """Each limit's enforced number at `now_ms`. `caps` holds it without pacing; most calls need no more."""
+        if not self.paced:
+            return self.caps
+        together = zip(self.limits, self.leaves, self.costs, strict=True)
+        return tuple(cap(limit, leave, cost, now_ms, self.grants.units) for limit, leave, cost in together)
+
+
+def _check(limit: Limit, cap_units: int, cost_units: int, now_ms: int) -> LimitCheck:
+    window = limit.view.window
+    return LimitCheck(limit.view, cap_units, cost_units, window.edges(now_ms) if isinstance(window, Calendar) else None)
+
+
+class Together(NamedTuple):
+    """What is known of several calls that were decided together, beside the first one's method and the units of all:
+    what they cost in each limit that counted any of them, by name, and a bucket that was closed to one of them."""
+
+    calls: int
+    costs: Mapping[str, int]
+    closed: str | None
+
+
+class Checklists(dict[Key, Checklist]):
+    """The checklists of a budget, by kind of call; one that is not there yet is made.
+
+    `leave` holds the units that each job leaves to others, by limit. Raises UsageError for a call that can never be
+    admitted, CostExceedsLimit among them.
+    """
+
+    def __init__(
+        self,
+        credential: str,
+        book: CostBook,
+        limits: tuple[Limit, ...],
+        leave: Mapping[str, Mapping[str, int]],
+        clock: Callable[[], int],
+    ) -> None:
+        super().__init__()
+        self._credential = credential
+        self._book = book
+        self._limits = limits
+        self._leave = leave
+        self._clock = clock
+
+    def __missing__(self, kind: Key) -> Checklist:
+        made = self.make(kind)
+        if len(self) < MAX_KEPT:
+            self[kind] = made
+        return made
+
+    def make(self, kind: Key) -> Checklist:
+        """A new one, by the price of now."""
+        method, units, bucket, job = kind
+        check_name("job", job)
+        book, priced = self._book, (0, NEVER)
+        if units is None:
+            price, priced = book.price_at(method, self._clock())
+            units, bucket = charge_units(price.units), price.bucket
+        method = book.canonical(method)
+        check_name("method", method, least=1)
+        if bucket is None and method in book.methods:
+            price, priced = book.price_at(method, self._clock())
+            bucket = price.bucket
+        bucket = bucket or book.main_bucket.name
+        limits = tuple(x for x in self._limits if x.view.selector.counts(bucket, method, job))
+        costs = tuple(limit.view.selector.cost(units) for limit in limits)
+        made = self.of(method, units, bucket, limits, costs, job, priced)
+        self._check_fits(made, f"{method} costs", "make a cheaper call")
+        return made
+
+    def of(
+        self,
+        method: str,
+        units: int,
+        bucket: str,
+        limits: tuple[Limit, ...],
+        costs: tuple[int, ...],
+        job: str,
+        priced: tuple[int, int] = (0, NEVER),
+    ) -> Checklist:
+        """A checklist of these limits, whatever the book says."""
+        leave = self._leave.get(job, {})
+        leaves = tuple(whole(leave.get(limit.name, 0), "units: what a job leaves", 0, MAX_NUMBER) for limit in limits)
+        caps = tuple(cap(limit, left, cost, None) for limit, left, cost in zip(limits, leaves, costs, strict=True))
+        closed_by = self._book.closed_by(method, bucket) if bucket else ()
+        paced = any(x.paced for x in limits)
+        return Checklist(method, units, bucket, closed_by, limits, leaves, caps, costs, paced, priced, NO_GRANTS)
+
+    def sum_of(self, checklists: Sequence[Checklist], job: str) -> Checklist:
+        """One checklist for calls that are decided together: each limit that counts any of them, with what it counts of
+        all."""
+        calls, costs, units = Counter(map(id, checklists)), Counter[int](), 0
+        kinds = {id(one): one for one in checklists}.values()
+        for one in kinds:
+            times = calls[id(one)]
+            units += times * one.units
+            for limit, cost_units in zip(one.limits, one.costs, strict=True):
+                costs[id(limit)] += times * cost_units
+        limits = tuple([limit for limit in self._limits if id(limit) in costs])
+        priced = max(one.priced[0] for one in kinds), min(one.priced[1] for one in kinds)
+        made = self.of(checklists[0].method, units, "", limits, tuple([costs[id(x)] for x in limits]), job, priced)
+        made.closed_by = tuple(dict.fromkeys([name for one in kinds for name in one.closed_by]))
+        self._check_fit_together(made, len(checklists))
+        return made
+
+    def of_former(self, method: str, units: int, job: str, together: Together) -> Checklist:
+        """One checklist for calls that were decided together before. A limit that `together` does not tell of counts
+        them as one call of the first method."""
+        first = self.make((method, 1, None, job))
+        costs = {limit.name: limit.view.selector.cost(units) for limit in first.limits} | dict(together.costs)
+        limits = tuple(limit for limit in self._limits if limit.name in costs)
+        made = self.of(first.method, units, first.bucket, limits, tuple(costs[x.name] for x in limits), job)
+        if together.closed is not None:
+            made.closed_by = tuple(dict.fromkeys([*made.closed_by, together.closed]))
+        self._check_fit_together(made, together.calls)
+        return made
+
+    def with_grants(self, checklist: Checklist, grants: Grants) -> Checklist:
+        """The same with the caps that follow from these grants. It is kept in the place of the other one."""
+        together = zip(checklist.limits, checklist.leaves, checklist.costs, strict=True)
+        caps = tuple(cap(limit, leave, cost, None, grants.units) for limit, leave, cost in together)
+        new = replace(checklist, caps=caps, grants=grants, cached_checks=(0, 0, ()))
+        for kind in [kind for kind, known in self.copy().items() if known is checklist]:
+            self[kind] = new
+        return new
+
+    def leaves_of(self, job: str) -> Mapping[str, int]:
+        """The units that a job leaves to others, by limit."""
+        return self._leave.get(job, {})
+
+    def _check_fit_together(self, checklist: Checklist, calls: int) -> None:
+        self._check_fits(checklist, f"{many(calls, 'call')} together cost", "make fewer calls at once")
+
+    def _check_fits(self, checklist: Checklist, what: str, remedy: str) -> None:
+        each = zip(checklist.limits, checklist.caps, checklist.costs, strict=True)
+        for limit, cap_units, cost_units in each:
+            if cost_units > cap_units:
+                left = f" after leaving {limit.limit_units - cap_units:,}" if cap_units < limit.limit_units else ""
+                raise CostExceedsLimit(
+                    f"{what} {many(cost_units, 'unit')} and limit {limit.name!r} of credential {self._credential!r} "
+                    f"holds {cap_units:,}{left}: it can never fit; raise the limit or {remedy}"
+                )
+
+
+def charge_units(units: object) -> int:
+    """The units of a charge, checked. Raises UsageError."""
+    return whole(units, "units: a charge", 1, MAX_CHARGE_UNITS)
+
+
+def check_name(what: str, name: str, least: int = 0) -> None:
+    """Raises UsageError for a name that no charge may have."""
+    if not least <= len(name) <= 64 or not name.isprintable():
+        raise UsageError(f"{what} {name[:80]!r}: a name has 1 to 64 printable characters")

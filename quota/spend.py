@@ -1,0 +1,78 @@
+"""A charge around a block or a function, for clients that have no hook for charging: `Budget.spend`.
+
+`spendable` says what a function is that somebody wants to decorate: `AsyncBudget.spend` asks it too.
+"""
+
+from __future__ import annotations
+
+from contextlib import ContextDecorator
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from quota.errors import Refused, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quota.decision import Decision
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+ASYNC_KINDS = ("coroutine", "async generator")
+
+
+class Spend(ContextDecorator):
+    """Charges on every entry, and raises Refused before the body runs. The charge stays whatever the body does.
+
+    Entering yields the decision, whose `id` can be settled once the true cost is known. As a decorator it accepts a
+    function that runs when it is called; raises UsageError for anything else.
+    """
+
+    def __init__(self, charge: Callable[[], Decision]) -> None:
+        self._charge = charge
+
+    def __call__(self, func: F) -> F:
+        """`func` with a charge at each call. Raises UsageError for a coroutine or generator function."""
+        kind, name = spendable(func)
+        if kind in ASYNC_KINDS:
+            raise UsageError(
+                f"{name} is async, and to charge for it here would block its event loop; use a budget of "
+                "`async with quota.open_async() as q:`"
+            )
+        if kind == "generator":
+            raise UsageError(
+                f"{name} runs later than it is called, and would be charged for without being run; write "
+                "`with budget.spend(...):` inside it"
+            )
+        return super().__call__(func)
+
+    def __enter__(self) -> Decision:
+        decision = self._charge()
+        if not decision.admitted:
+            raise Refused(decision)
+        return decision
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+
+def spendable(func: Any) -> tuple[str, str]:
+    """What a call of a function makes, a "coroutine", a "generator", an "async generator" or "" for its result; and the
+    function's name. Raises UsageError for what no spend can decorate."""
+    import inspect  # imported late: few processes use the decorator
+
+    name = str(getattr(func, "__qualname__", type(func).__name__))[:80]
+    if isinstance(func, (staticmethod, classmethod)):
+        raise UsageError(f"{name}: write the spend below @{type(func).__name__}, next to the function")
+    if isinstance(func, type) or not callable(func):
+        raise UsageError(f"spend decorates functions, and {name} is none")
+    while isinstance(func, partial):
+        func = func.func
+    if not inspect.isroutine(func):
+        func = type(func).__call__
+    kinds = {
+        "coroutine": inspect.iscoroutinefunction,
+        "generator": inspect.isgeneratorfunction,
+        "async generator": inspect.isasyncgenfunction,
+    }
+    return next((kind for kind, is_one in kinds.items() if is_one(func)), ""), name
