@@ -174,7 +174,8 @@ class Session:
         chosen = self.credential(credential)
         if chosen.key_ref is None:
             return None
-        from quota.common.redact import install, register
+        from quota.common.log_filter import install
+        from quota.common.redact import register
         from quota.settings.keys import read_key
 
         secret = read_key(chosen.key_ref)

@@ -350,7 +350,7 @@ def _say(event: str, tick: Tick | None = None, *, level: int = logging.INFO, **f
 def log_schedule() -> None:
     """Log to stderr, each line with the time in UTC and without secrets. With QUOTA_LOG=debug, log everything."""
     from quota.cli.output import json_formatter, quiet_libraries
-    from quota.common.redact import LineFormatter, install
+    from quota.common.log_filter import LineFormatter, install
 
     handler = logging.StreamHandler()
     formatter = LineFormatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")

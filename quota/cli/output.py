@@ -79,7 +79,7 @@ def log_to_stderr() -> None:
     """
     import logging
 
-    from quota.common.redact import LineFormatter, install
+    from quota.common.log_filter import LineFormatter, install
 
     level = _chosen("QUOTA_LOG", LOG_LEVELS)
     handler = logging.StreamHandler()

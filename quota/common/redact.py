@@ -1,16 +1,10 @@
-"""Keeps secrets out of logs and messages: `redact(text)` for a string, `RedactingFilter` for a logging handler.
+"""Keeps secrets out of messages: `redact(text)`. `quota.common.log_filter` does it for logs.
 
 It finds secrets in two ways, because neither is enough alone. It replaces the literal values of the secrets that this
 process was given, wherever they appear. For other secrets, it recognizes the usual forms of keys and tokens.
 """
 
 from __future__ import annotations
-
-import logging
-import re
-from urllib.parse import quote
-
-from quota.common.text import printable
 
 REDACTED = "[redacted]"
 
@@ -35,6 +29,10 @@ _SHAPES = (
     r"()\bya29\.[A-Za-z0-9_.\-]{8,}",
 )
 
+_MARKS = ("key", "token", "secret", "authorization", "bearer", "://", "aiza", "ya29.")
+"""Without any of these, in small letters, no shape is in a text of ASCII. Most lines have none, and to compile the
+shapes is a tenth of a cold start."""
+
 _secrets: tuple[str, ...] = ()
 
 
@@ -45,6 +43,8 @@ def register(secret: str | None) -> None:
     """
     global _secrets
     if secret is not None and len(secret) >= MIN_SECRET_LENGTH:
+        from urllib.parse import quote  # a process that prints a refusal needs none
+
         # Sort the longest first, because one secret may contain another. Readers of a new tuple need no lock.
         known = {*_secrets, secret, quote(secret, safe=""), quote(secret)}
         _secrets = tuple(sorted(known, key=lambda value: (-len(value), value)))
@@ -55,60 +55,11 @@ def redact(text: str) -> str:
     for secret in _secrets:
         if secret in text:
             text = text.replace(secret, REDACTED)
+    lowered = text.lower()
+    if text.isascii() and not any(mark in lowered for mark in _MARKS):
+        return text
+    import re
+
     for shape in _SHAPES:
         text = re.sub(shape, rf"\g<1>{REDACTED}", text)
     return text
-
-
-class RedactingFilter(logging.Filter):
-    """Passes every record, but removes secrets from its message, arguments, extra fields and traceback.
-
-    Add it to handlers, not loggers: a logger's own filters do not see the records of the loggers below it.
-    """
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Redact `record` in place. A record without secrets stays as it is, and keeps its arguments."""
-        try:
-            message = record.getMessage()
-        except Exception:
-            # The message does not fit its arguments. `logging` would report that, and print both.
-            message = f"{record.msg} {record.args!r}"
-            record.msg, record.args = message, ()
-        clean = redact(message)
-        if clean != message:
-            record.msg, record.args = clean, ()
-        if record.exc_info and not record.exc_text:
-            trace = _FORMATTER.formatException(record.exc_info)
-            clean = redact(trace)
-            if clean != trace:
-                record.exc_text = clean  # formatters print this instead of formatting the exception again
-        for name, value in list(record.__dict__.items()):
-            if isinstance(value, str) and name not in _PLAIN_FIELDS:
-                record.__dict__[name] = redact(value)
-        return True
-
-
-class LineFormatter(logging.Formatter):
-    """Writes a record on one line without control sequences. A traceback keeps its own lines."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        traced = record.exc_text or record.stack_info
-        return "\n".join(map(printable, text.split("\n"))) if traced else printable(text)
-
-
-_FORMATTER = logging.Formatter()
-_PLAIN_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) - {"exc_text", "stack_info"} | {"message", "asctime"}
-
-
-def install(*handlers: logging.Handler) -> None:
-    """Add the filter to these handlers. The default is the root logger's handlers and logging's last resort.
-
-    Call it again after adding handlers: no handler gets the filter twice.
-    """
-    targets = list(handlers) or [*logging.getLogger().handlers]
-    if not handlers and logging.lastResort is not None:
-        targets.append(logging.lastResort)
-    for handler in targets:
-        if not any(isinstance(known, RedactingFilter) for known in handler.filters):
-            handler.addFilter(RedactingFilter())

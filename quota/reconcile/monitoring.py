@@ -37,7 +37,8 @@ from googleapiclient.http import HttpRequest
 from quota.clients.answers import AnswerLimits, LimitedResponse, Watch, checked, digestible
 from quota.common.clock import rfc3339
 from quota.common.hosts import is_loopback, is_readable_on_the_way
-from quota.common.redact import install, redact, register
+from quota.common.log_filter import install
+from quota.common.redact import redact, register
 from quota.common.text import one_line, shorten, show, spaced
 from quota.common.values import NamedTuple
 from quota.errors import BadAnswer, ConfigError

@@ -17,7 +17,8 @@ from fuzz.generate import ODD_TEXT, damaged, mutated, nested, text, value
 from fuzz.inputs import PARTS, Input, check_line, every
 from quota.clients.google import _batched_answers
 from quota.clients.upstream_errors import MAX_MESSAGE_LENGTH, Kind, classify
-from quota.common.redact import RedactingFilter, redact, register
+from quota.common.log_filter import RedactingFilter
+from quota.common.redact import redact, register
 from quota.common.text import printable
 from quota.jobs.failure import _classify_answer
 from quota.jobs.runner import ATTEMPTS, run_job

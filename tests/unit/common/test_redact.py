@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from quota.common import redact as redact_module
-from quota.common.redact import REDACTED, LineFormatter, RedactingFilter, install, redact, register
+from quota.common.log_filter import LineFormatter, RedactingFilter, install
+from quota.common.redact import REDACTED, redact, register
 
 
 @pytest.fixture(autouse=True)
@@ -52,11 +53,21 @@ def log() -> Iterator[tuple[logging.Logger, io.StringIO]]:
         ("token ya29.a0AfH6SMB_x-y", f"token {REDACTED}"),
         ("redis://user:s3cret@host/0", f"redis://user:{REDACTED}@host/0"),
         ("redis://:s3cret@host/0", f"redis://:{REDACTED}@host/0"),
+        # With nothing else in the line.
+        ("AIzaSyA0123456789012345678901234567890", REDACTED),
+        ("ya29.a0AfH6SMB_x-y", REDACTED),
+        ("BEARER s3cret-1", f"BEARER {REDACTED}"),
+        ("refresh_Token=s3cret", f"refresh_Token={REDACTED}"),
+        ("client_secret=s3cret", f"client_secret={REDACTED}"),
         # What only looks similar.
         ("min(rows, key=len)", "min(rows, key=len)"),
         ("monkey=1 turnkey=2", "monkey=1 turnkey=2"),
         ("http://host:80/path@x", "http://host:80/path@x"),
         ("a bearer of news", "a bearer of news"),
+        # Letters outside of ASCII that stand for one of it where case does not matter.
+        ("author\u0131zation: s3cret", f"author\u0131zation: {REDACTED}"),
+        ("client_\u017fecret=s3cret", f"client_\u017fecret={REDACTED}"),
+        ("ACCESS_TO\u212aEN=s3cret", f"ACCESS_TO\u212aEN={REDACTED}"),
     ],
 )
 def test_what_looks_like_a_secret_is_replaced_once(text: str, clean: str) -> None:
