@@ -1,14 +1,12 @@
 """The commands of `quota` that this package adds: run, runs, schedule, plan, search, serve, demo, emulate.
 
-The work is elsewhere. Every tick loads this module, even one that is refused: only what all of them need is imported
-at the top.
+The work is elsewhere.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,20 +14,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quota.cli.options import config_option, json_option
-from quota.cli.output import REFUSED_STATUS, fail, log_to_stderr, print_json, print_rich, say, unprinted
+from quota.cli.output import REFUSED_STATUS, log_to_stderr, print_json, print_rich, say
 from quota.common.text import many, printable
-from quota.common.values import replace
-from quota.errors import QuotaError
+from quota.jobs import tick
 from quota.jobs.interruption import exits, interruptible
-from quota.jobs.progress import named, watching
+from quota.jobs.progress import watching
+from quota.jobs.tick import configured, print_report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from quota.jobs.job import RunReport
     from quota.jobs.store.store import Elsewhere, Found
-    from quota.notify import Ping
-    from quota.session import Session
 
 
 textfile_option = click.option(
@@ -46,16 +41,7 @@ textfile_option = click.option(
 @textfile_option
 @json_option
 @config_option
-def run(
-    job: str,
-    regions: tuple[str, ...],
-    fail_on_refusal: bool,
-    here: bool,
-    quiet: bool,
-    textfile: str | None,
-    as_json: bool,
-    config: str | None,
-) -> None:
+def run(**options: Any) -> int:
     """Run one tick of JOB: fetch its regions until it is done or the budget refuses a call.
 
     When the budget is spent, a run exits at once with status 0 and prints where and when it will resume. Progress is
@@ -70,86 +56,7 @@ def run(
       quota run trending --quiet    # for cron, which mails all output
       quota run trending --here     # and not where it ran until now
     """
-    from quota.jobs.runner import run_job
-
-    log_to_stderr()
-    says = not quiet or sys.stderr.isatty()
-    with interruptible(says=says) as stop, _configured(config, textfile) as session:
-        ping = _started(session, job)
-        try:
-            with watching(job, quiet) as watcher:
-                report = run_job(session, job, regions=regions, here=here, stop=stop, watcher=watcher)
-        except QuotaError as error:
-            _ended(session, job, ping, error.exit_status, None)
-            raise
-        status = report.exit_status
-        if fail_on_refusal and report.refused and not status:
-            status = REFUSED_STATUS
-        _print_report(report, as_json, quiet)
-        _ended(session, job, ping, status, report)
-    click.get_current_context().exit(status)
-
-
-def _started(session: Session, job: str) -> Ping | None:
-    """Say that the job begins, where its configuration names a health check."""
-    settings = session.settings.jobs.get(job)
-    if settings is None or settings.ping_ref is None:
-        return None
-    from quota.notify import Ping
-
-    ping = Ping(settings.ping_ref, job, insecure=settings.insecure_endpoint)
-    ping.start()
-    return ping
-
-
-def _ended(session: Session, job: str, ping: Ping | None, exit_status: int, report: RunReport | None) -> None:
-    """Do what the configuration asks for after a run. The imports are for those who ask."""
-    settings = session.settings
-    if job in settings.jobs and (settings.textfile is not None or settings.notify is not None):
-        from quota.jobs.afterwards import follow_up
-
-        follow_up(session, job, exit_status, report)
-    if ping is not None:
-        ping.end(exit_status)
-
-
-@contextmanager
-def _configured(config: str | None, textfile: str | None = None) -> Iterator[Session]:
-    """A session over a configuration file, perhaps with another folder for metrics.
-
-    The built-in configuration has no key to call the API with.
-    """
-    import quota
-    from quota.settings.model import NO_FILE
-
-    with quota.open(config) as session:
-        if session.settings.path is None:
-            raise quota.ConfigError(f"{NO_FILE}; run `quota init`, or name a file with --config")
-        if textfile is not None:
-            session.settings = replace(session.settings, textfile=os.path.abspath(textfile))
-        yield session
-
-
-def _print_report(report: RunReport, as_json: bool, quiet: bool = False) -> None:
-    """With `quiet`, print nothing if the run is done or elsewhere, its errors if it failed, and otherwise why it
-    stopped."""
-    from quota.common.clock import host_clock
-    from quota.errors import LedgerError
-
-    for region in report.regions:
-        if region.error is not None and region.error != report.why:
-            fail(f"{named(report.job, region.region)}: {printable(region.error)}")
-    said = report.outcome == "failed" or report.exit_status == LedgerError.exit_status
-    if said:
-        fail(f"{report.job}: {printable(report.why)}")
-    if quiet and (report.outcome in ("done", "elsewhere") or (said and not as_json)):
-        return
-    sentence = printable(report.sentence(host_clock()))
-    if as_json:
-        print_json(report.as_json())
-    else:
-        say(sentence)
-    unprinted(sentence)
+    return tick.run(**options)
 
 
 @click.command("runs")
@@ -180,7 +87,7 @@ def runs(job: str | None, since: str, limit: int, as_json: bool, config: str | N
         since_ms = parse_duration(since)
     except ValueError as error:
         raise click.UsageError(f"--since {error}") from None
-    with _configured(config) as session:
+    with configured(config) as session:
         settings = session.settings.store
         with Store(settings.url, retention_ms=settings.retention_ms, create=False) as store:
             found = store.runs.read(job, max(0, host_clock() - since_ms), limit)
@@ -209,7 +116,7 @@ def schedule(textfile: str | None, config: str | None) -> None:
     from quota.jobs.schedule.scheduler import log_schedule, run_schedule
 
     # SIGTERM from a supervisor is the regular way to end it. Ctrl-C exits with the same status as everywhere else.
-    with interruptible({signal.SIGTERM: 0}, says=False) as stop, _configured(config, textfile) as session:
+    with interruptible({signal.SIGTERM: 0}, says=False) as stop, configured(config, textfile) as session:
         log_schedule()
         run_schedule(session, stop=stop)
     click.get_current_context().exit(128 + signal.SIGINT if stop() == signal.SIGINT else 0)
@@ -247,7 +154,7 @@ def plan(
         raise quota.UsageError(f"--start {start!r}: write a date, for example 2026-11-01") from None
     if first_day is not None and not 1970 < first_day.year < 9999:  # a plan looks ahead, and dates end with 9999
         raise quota.UsageError(f"--start {start!r}: the year must be from 1971 to 9998")
-    with _configured(config) as session:
+    with configured(config) as session:
         state = EMPTY if from_empty or first_day else read_state(session)
         answer = make_plan(
             session.settings,
@@ -430,7 +337,7 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
             with quota.open(config) as session:
                 with watching("trending") as watcher:
                     report = run_job(session, "trending", stop=stop, watcher=watcher)
-                _print_report(report, as_json)
+                print_report(report, as_json)
                 if not as_json:
                     from quota.cli.render import render_status
                     from quota.status import read_status

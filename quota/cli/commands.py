@@ -1,19 +1,19 @@
 """The `quota` command. Each command opens a session, calls one public function and prints the result.
 
-Imports inside the commands keep a cold `quota charge` cheap. Commands of other packages come from the entry-point group
-`quota.commands`, which is read only for an unknown command and for `--help`.
+The commands that scripts start all day come here only with arguments that `quota.cli.plain` does not read. Commands of
+other packages come from the entry-point group `quota.commands`, which is read only for an unknown command and for
+`--help`.
 """
 
 from __future__ import annotations
 
-import io
-import os
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from quota.cli import deciding
 from quota.cli.options import (
     Group,
     call_options,
@@ -21,26 +21,14 @@ from quota.cli.options import (
     credential_option,
     json_option,
     since_option,
-    units_instead,
 )
-from quota.cli.output import (
-    decision_status,
-    fail,
-    guard_streams,
-    log_to_stderr,
-    output_lost,
-    print_json,
-    print_rich,
-    say,
-    unprinted,
-)
+from quota.cli.output import fail, output_lost, print_json, print_rich, say
 from quota.common.text import many, show
 from quota.errors import ConfigError, QuotaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quota.session import Session
 WATCH_S = 2
 
 NEIGHBOURS = {
@@ -149,7 +137,7 @@ def _reads_config(command: click.Command) -> bool:
 @partial(call_options, method="[METHOD | --file CALLS]", required=False)
 @json_option
 @config_option
-def charge(config: str | None, as_json: bool, file: str | None, **call: Any) -> None:
+def charge(file: str | None, **call: Any) -> int:
     """Charge one call of METHOD before it leaves. Exit 75 when refused.
 
     With --file up to 100 calls are charged in one step, all or none. Each line is METHOD [UNITS]; `#` begins a comment.
@@ -164,81 +152,25 @@ def charge(config: str | None, as_json: bool, file: str | None, **call: Any) -> 
     if file is None:
         if call["method"] is None:
             raise click.UsageError("say what to charge: METHOD, or --file CALLS for several calls")
-        _decide(config, as_json, call, commit=True)
-    else:
-        if call["method"] is not None:
-            raise click.UsageError("METHOD and --file are two ways to say what to charge; leave one out")
-        if call["units"] is not None:
-            raise click.UsageError("with --file, units go into the file, behind the method: METHOD UNITS")
-        _charge_together(config, as_json, file, call)
+    elif call["method"] is not None:
+        raise click.UsageError("METHOD and --file are two ways to say what to charge; leave one out")
+    elif call["units"] is not None:
+        raise click.UsageError("with --file, units go into the file, behind the method: METHOD UNITS")
+    return deciding.charge(file=file, **call)
 
 
 @cli.command()
 @call_options
 @json_option
 @config_option
-def peek(config: str | None, as_json: bool, **call: Any) -> None:
+def peek(**call: Any) -> int:
     """Say what `charge` would decide now. Charges nothing.
 
     \b
     Example:
       quota peek search.list || exit 0
     """
-    _decide(config, as_json, call, commit=False)
-
-
-def _decide(config: str | None, as_json: bool, call: dict[str, Any], *, commit: bool) -> None:
-    import quota
-
-    with quota.open(config) as session:
-        _say_built_in(session, err=as_json)
-        budget = session.budget(call.pop("credential"))
-        with units_instead():
-            decision = (budget.charge if commit else budget.peek)(**call)
-        # Before the session ends: it then tells the ledger of a refusal, and that may wait for the ledger.
-        if as_json:
-            print_json(decision.as_json())
-        elif decision.admitted:
-            say(decision.sentence() + (f"; id {decision.id}" if decision.id else ""))
-        else:
-            fail(decision.sentence())
-        unprinted(f"the charge stands, its id is {decision.id}" if decision.id else "")
-    click.get_current_context().exit(decision_status(decision))
-
-
-def _charge_together(config: str | None, as_json: bool, file: str, call: dict[str, Any]) -> None:
-    import quota
-    from quota.cli.calls import check_calls, read_calls
-
-    lines = read_calls(file)
-    with quota.open(config) as session:
-        _say_built_in(session, err=as_json)
-        budget = session.budget(call["credential"])
-        with units_instead("METHOD UNITS"):
-            check_calls(budget, lines, call["job"])
-            decisions = budget.charge_many([line.call for line in lines], job=call["job"], region=call["region"])
-        first = decisions[0]
-        if as_json:
-            print_json([decision.as_json() for decision in decisions])
-        elif first.admitted:
-            for decision in decisions:
-                say(f"{decision.sentence()}; id {decision.id}")
-            if len(decisions) > 1:
-                units = many(sum(decision.cost_units for decision in decisions), "unit")
-                left = many(first.remaining_units, "unit")
-                say(f"{many(len(decisions), 'call')}, {units} charged together; {left} left after all of them")
-        else:
-            fail(first.sentence())
-        unprinted(f"the charges stand, their ids are {first.id} to {decisions[-1].id}" if first.id else "")
-    click.get_current_context().exit(decision_status(first))
-
-
-def _say_built_in(session: Session, *, err: bool) -> None:
-    """Say that no configuration was found: the user may think of another budget than the one that is charged."""
-    from quota.settings.model import BUILT_IN_NOTICE
-
-    if session.settings.path is None:
-        say(f"quota: {BUILT_IN_NOTICE}" if err else BUILT_IN_NOTICE, err=err)
+    return deciding.peek(**call)
 
 
 @cli.command()
@@ -302,7 +234,7 @@ class BeforeCommand(click.Command):
 @click.option("--region", metavar="R", default="", help="Region that the charge belongs to.")
 @config_option
 @click.argument("method")
-def exec_(method: str, command: list[str], config: str | None, credential: str | None, **call: Any) -> None:
+def exec_(command: list[str], **call: Any) -> int:
     """Charge METHOD, then run COMMAND.
 
     If the charge is refused, COMMAND does not run and the exit status is 75. Options for quota come before the first
@@ -313,43 +245,9 @@ def exec_(method: str, command: list[str], config: str | None, credential: str |
       quota exec search.list -- ./search.sh DE
       quota exec search.list --job nightly -- ./search.sh --region DE
     """
-    import quota
-
     if not command or not command[0]:
         raise click.UsageError("no command to run; write: quota exec METHOD -- COMMAND...")
-    with quota.open(config) as session:
-        _say_built_in(session, err=True)
-        budget = session.budget(credential)
-        with units_instead():
-            decision = budget.charge(method, **call)
-        if not decision.admitted:
-            fail(decision.sentence())
-            click.get_current_context().exit(decision_status(decision))
-    try:
-        _become(command)
-    except OSError as error:
-        with quota.open(config) as session:  # the command did not start, so no call left
-            session.budget(credential).refund(str(decision.id))
-        fail(f"{command[0]}: {error.strerror}; the charge was refunded")
-        click.get_current_context().exit(127 if isinstance(error, FileNotFoundError) else 126)
-
-
-def _become(command: list[str]) -> None:
-    """Replace this process by another program, with default signal handling. Python ignores SIGPIPE and SIGXFSZ, and
-    the program would inherit that: `yes | head` would not end.
-    """
-    import signal
-
-    before = {
-        number: signal.signal(number, signal.SIG_DFL)
-        for number in (getattr(signal, name, None) for name in ("SIGPIPE", "SIGXFSZ"))
-        if number is not None
-    }
-    try:
-        os.execvp(command[0], command)  # noqa: S606  # running the caller's command is the purpose
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return deciding.charge_and_become(command=command, **call)
 
 
 # -- what is used ------------------------------------------------------------------------------------------------------
@@ -381,7 +279,7 @@ def status(watch: bool, checks: bool, as_json: bool, config: str | None) -> None
         raise click.UsageError("--check and --watch cannot be combined: --watch never ends")
     with quota.open(config) as session:
         if as_json:
-            _say_built_in(session, err=True)
+            deciding.say_built_in(session, err=True)
         if watch and as_json:
             _repeat(lambda: print_json(read_status(session).as_json(), indent=None))
             return
@@ -571,7 +469,7 @@ def explain(
             "a CHARGE-ID and --last or --job cannot be combined: one is a charge, the other a refusal"
         )
     with quota.open(config) as session:
-        _say_built_in(session, err=as_json)
+        deciding.say_built_in(session, err=as_json)
         if charge_id is not None:
             charge = explain_charge(session, charge_id, credential)
             data, text = charge.as_json(), render_charge(charge)
@@ -912,35 +810,16 @@ def _prove_over_http(as_json: bool) -> None:
     print_rich(FirstThatFits(tables(columns, shown)))
 
 
-def main() -> None:
-    """Run the command line. Every failure is one line on stderr and an exit status."""
-    guard_streams()
-    sys.exit(_main())
-
-
-def _main() -> int:
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # An argument that the locale cannot decode contains lone surrogates, which could not be printed.
-        sys.stdout.reconfigure(errors="backslashreplace")
+def run_click() -> int:
+    """Run the command that `sys.argv` names, with the arguments as click reads them, and return its exit status."""
     try:
-        if os.environ.get("QUOTA_LOG") or os.environ.get("QUOTA_LOG_FORMAT"):
-            log_to_stderr()
         result = cli.main(prog_name="quota", standalone_mode=False)
-    except QuotaError as error:
-        fail(str(error))
-        return error.exit_status
     except click.ClickException as error:
         fail(_usage(error))
         return 2
-    except (KeyboardInterrupt, click.Abort):
+    except click.Abort:
         return 130
-    except Exception as error:
-        if os.environ.get("QUOTA_DEBUG"):
-            raise
-        fail(f"unexpected {type(error).__name__}: {error}; QUOTA_DEBUG=1 shows where, please report it")
-        return 1
-    status = result if isinstance(result, int) else 0
-    return 1 if unprinted() and not status else status
+    return result if isinstance(result, int) else 0
 
 
 def _usage(error: click.ClickException) -> str:

@@ -19,7 +19,7 @@ def main() -> None:
     catches = before is signal.default_int_handler  # a script starts background jobs with SIGINT ignored; keep that
     if catches:
         signal.signal(signal.SIGINT, _end)
-    from quota.cli.commands import main
+    from quota.cli.program import main
 
     if catches:
         signal.signal(signal.SIGINT, before)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from quota.common.text import show
-from quota.errors import UnknownMethod
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from types import TracebackType
 
 
@@ -71,7 +69,7 @@ since_option = click.option("--since", default="24h", metavar="DURATION", help="
 
 
 def call_options(command: Callable[..., Any], method: str = "METHOD", *, required: bool = True) -> Callable[..., Any]:
-    """What describes one call: METHOD, --units, --credential, --job, --region. See `units_instead`."""
+    """What describes one call: METHOD, --units, --credential, --job, --region."""
     for option in (
         click.option("--region", metavar="R", default="", help="Region that the charge belongs to."),
         click.option(
@@ -83,12 +81,3 @@ def call_options(command: Callable[..., Any], method: str = "METHOD", *, require
     ):
         command = option(command)
     return command
-
-
-@contextmanager
-def units_instead(units: str = "--units N") -> Iterator[None]:
-    """Adds to an UnknownMethod error what else the command can do."""
-    try:
-        yield
-    except UnknownMethod as error:
-        raise UnknownMethod(f"{error} Or give its units: {units}") from None

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import io
 import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from quota.common.text import printable, show
-from quota.errors import LedgerError, Refused
+from quota.errors import LedgerError, Refused, UsageError
 
 if TYPE_CHECKING:
     import logging
@@ -34,6 +33,18 @@ def decision_status(decision: Decision) -> int:
 # -- printing and failing ----------------------------------------------------------------------------------------------
 
 
+def echo(text: str, *, err: bool = False) -> None:
+    """Print a text without control sequences as `click.echo` does, which takes long to import."""
+    stream = sys.stderr if err else sys.stdout
+    if codecs.lookup(stream.encoding or "ascii").name == "ascii":  # click prints UTF-8 there
+        import click
+
+        click.echo(text, err=err)
+        return
+    stream.write(f"{text}\n")
+    stream.flush()
+
+
 def print_json(data: object, indent: int | None = 2) -> None:
     """One JSON document on stdout; without `indent` on one line.
 
@@ -45,7 +56,7 @@ def print_json(data: object, indent: int | None = 2) -> None:
     text = json.dumps(data, indent=indent, ensure_ascii=plain)
     if not text.isprintable():
         text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
-    click.echo(text)
+    echo(text)
 
 
 def print_rich(renderable: Any) -> None:
@@ -57,7 +68,7 @@ def print_rich(renderable: Any) -> None:
 
 def say(line: str, *, err: bool = False) -> None:
     """One line for people, without control characters."""
-    click.echo(printable(line), err=err)
+    echo(printable(line), err=err)
 
 
 def fail(message: str) -> None:
@@ -67,7 +78,7 @@ def fail(message: str) -> None:
     line = printable(" ".join(redact(message).splitlines()))
     if len(line) > MAX_LINE:
         line = f"{line[: MAX_LINE - 200]}...{line[-197:]}"
-    click.echo(f"quota: {line}", err=True)
+    echo(f"quota: {line}", err=True)
 
 
 def log_to_stderr() -> None:
@@ -103,7 +114,7 @@ def _chosen(variable: str, choices: tuple[str, ...]) -> str:
     """The value of an environment variable, in small letters; "" if it is not set. Raises UsageError."""
     value = os.environ.get(variable, "").lower()
     if value not in ("", *choices):
-        raise click.UsageError(f"{variable}={show(value)}: choose from {', '.join(choices)}")
+        raise UsageError(f"{variable}={show(value)}: choose from {', '.join(choices)}; see `quota --help`")
     return value
 
 

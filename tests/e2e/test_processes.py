@@ -151,7 +151,7 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path, state_dir: Path) -> 
 
 KILLED = """
 import os, sys
-from quota.cli.commands import main
+from quota.cli.program import main
 event, where, nth, then = sys.argv[1:5]
 nth, seen = int(nth), 0
 (module, function), (then_module, then_function) = where.split(":"), then.split(":")
@@ -235,8 +235,8 @@ STEPS = [
         4,
         "quota.ledger.contract:read_entries",
     ),
-    Step("before the report is printed", "call", "quota.jobs.commands:_print_report", 1, 4, 4),
-    Step("after the report", "return", "quota.jobs.commands:_print_report", 1, 4, 4),
+    Step("before the report is printed", "call", "quota.jobs.tick:print_report", 1, 4, 4),
+    Step("after the report", "return", "quota.jobs.tick:print_report", 1, 4, 4),
 ]
 IN_SQLITE = [
     Step("with a new ledger half made", "return", "quota.common.sqlite_file:statements", 2, 0, 0),
@@ -346,7 +346,7 @@ def test_a_repayment_killed_before_its_note_is_not_made_twice(machine: Machine) 
 # Everything is imported before the starting shot, so that the processes meet where they open their files.
 WAITING = """
 import sys
-import quota, quota.cli.commands, quota.budget, quota.limits, quota.recovery.allowance, quota.session
+import quota, quota.cli.program, quota.cli.deciding, quota.budget, quota.limits, quota.recovery.allowance, quota.session
 import quota.settings.load, quota.common.sqlite_file, quota.ledger.sqlite_ledger, quota.ledger.redis_ledger
 import quota.clients.upstream_errors
 print("ready", flush=True)
@@ -358,7 +358,7 @@ PATIENT = """
 quota.ledger.sqlite_ledger.SqliteLedger._deadline_s = quota.ledger.redis_ledger.RedisLedger._timeout_s = 60.0
 quota.ledger.redis_ledger.RETRY_WITHIN_S = 60.0
 """
-BY_COMMAND = WAITING + PATIENT + "quota.cli.commands.main()"
+BY_COMMAND = WAITING + PATIENT + "quota.cli.program.main()"
 IN_PYTHON = """
 import json
 times = int(sys.argv[1])

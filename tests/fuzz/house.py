@@ -21,7 +21,7 @@ import redis
 import quota
 from fuzz.generate import damaged, mutated, text
 from fuzz.inputs import Input, check_line
-from quota.cli.commands import _main
+from quota.cli.program import run
 from quota.common.clock import host_clock
 from quota.dashboard.app import make_app as make_page
 from quota.errors import LedgerError, UnknownCharge
@@ -377,7 +377,7 @@ def run_quota(patch: pytest.MonkeyPatch, args: list[str]) -> tuple[int, str, str
         within.setattr(sys, "argv", ["quota", *args])
         within.setattr(sys, "stdout", out)
         within.setattr(sys, "stderr", err)
-        status = _main()
+        status = run()
     return status, out.detach().getvalue().decode(), err.detach().getvalue().decode()  # type: ignore[attr-defined]
 
 

@@ -13,7 +13,8 @@ import pytest
 import quota
 from fuzz.generate import ODD_TEXT, text
 from fuzz.inputs import PARTS, Input, check_line, every
-from quota.cli.commands import _main, cli
+from quota.cli.commands import cli
+from quota.cli.program import run
 from quota.jobs.job import Page
 from quota.jobs.store.store import Store
 from quota.limits import DAY_MS
@@ -210,7 +211,7 @@ def _quota(monkeypatch: pytest.MonkeyPatch, args: list[str]) -> tuple[int, bytes
         patch.setattr(sys, "argv", ["quota", *args])
         patch.setattr(sys, "stdout", out)
         patch.setattr(sys, "stderr", err)
-        status = _main()
+        status = run()
     return status, out.detach().getvalue(), err.detach().getvalue()  # type: ignore[attr-defined]
 
 

@@ -14,6 +14,7 @@ from quota.cli.commands import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(path for wing in ("quota", "jobs") for path in (ROOT / wing).rglob("*.py"))
+SOURCES.remove(ROOT / "quota" / "cli" / "plain.py")  # declares options, and says nothing
 COUNTED = (
     "units|calls|charges|pages|items|regions|ticks|jobs|days|hours|errors|warnings|limits|attempts|requests|entries"
 )
@@ -74,7 +75,7 @@ SAID_BY = {
     "jobs/api/serving.py": ["serve"],
     "jobs/plan/plan.py": ["plan"],
     "jobs/store/store.py": ["search"],
-    "quota/cli/options.py": ["charge", "peek", "exec"],
+    "quota/cli/deciding.py": ["charge", "peek", "exec"],
 }
 """The commands whose users see a file's messages. Those of any other file may reach the users of all commands."""
 

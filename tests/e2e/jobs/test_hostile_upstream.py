@@ -47,12 +47,12 @@ url = "sqlite:///videos.db"
 """
 
 MEASURED = """
-import atexit, quota.cli.commands
+import atexit, quota.cli.program
 def measure():
     (peak,) = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
     open("memory_kb", "w").write(peak)
 atexit.register(measure)
-quota.cli.commands.main()
+quota.cli.program.main()
 """
 
 Answer = Callable[[str], Iterable[bytes]]

@@ -211,10 +211,11 @@ def test_a_refused_tick_loads_no_client_scheduler_or_driver(bench: Bench) -> Non
     bench.charge("videos.list")
     script = """
 import sys
-from quota.cli.commands import cli
-cli.main(["run", "t"], standalone_mode=False)
+from quota.cli.program import run
+sys.argv[1:] = ["run", "t"]
+run()
 heavy = ("googleapiclient", "httplib2", "google.auth", "apscheduler", "redis", "requests", "httpx", "rich", "tenacity",
-    "dataclasses", "importlib.metadata", "platformdirs", "shutil", "socket", "tempfile")
+    "click", "dataclasses", "importlib.metadata", "platformdirs", "shutil", "socket", "tempfile")
 print([name for name in sys.modules if name in heavy or name.startswith(("googleapiclient.", "redis."))])
 """
     env = bench.quota.env
@@ -787,7 +788,7 @@ def test_a_disk_that_fills_up_fails_the_run_and_keeps_its_checkpoint(bench: Benc
     script = """
 import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
-from quota.cli.commands import main
+from quota.cli.program import main
 main()
 """
     done = subprocess.run(

@@ -389,7 +389,7 @@ def test_a_page_that_does_not_end_is_abandoned(tmp_path: Path, upstream: Emulato
     machine = Machine(tmp_path / "one")
     machine.configure(upstream.address, SLOW % 60)
     code = (
-        "import quota.jobs.runner, quota.cli.commands; quota.jobs.runner.STOP_WITHIN_S = 0.5; quota.cli.commands.main()"
+        "import quota.jobs.runner, quota.cli.program; quota.jobs.runner.STOP_WITHIN_S = 0.5; quota.cli.program.main()"
     )
     scheduler = start(machine, "-c", code)
     scheduler.until("tick_started")
@@ -454,10 +454,10 @@ def test_a_refused_tick_imports_no_client(tmp_path: Path, upstream: Emulator, st
     machine.configure(upstream.address, '[jobs.t]\nfetch = "trending"\nschedule = "every 1s"', units=1)
     machine.quota.json("charge", "videos.list")
     code = (
-        "import atexit, sys, quota.cli.commands\n"
+        "import atexit, sys, quota.cli.program\n"
         "heavy = {'googleapiclient', 'httplib2', 'google.auth', 'tenacity', 'redis', 'rich'}\n"
         "atexit.register(lambda: open('loaded', 'w').write(' '.join(sorted(heavy & set(sys.modules)))))\n"
-        "quota.cli.commands.main()"
+        "quota.cli.program.main()"
     )
     scheduler = start(machine, "-c", code)
     scheduler.until("tick_refused", 2)

@@ -1,0 +1,119 @@
+"""What `quota run` does, with the values of its options, without click: one run of a job, and what its configuration
+asks for around it. Every tick loads this module, even one that is refused: only what all of them need is imported at
+the top.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from quota.cli.output import REFUSED_STATUS, fail, log_to_stderr, print_json, say, unprinted
+from quota.common.text import printable
+from quota.common.values import replace
+from quota.errors import QuotaError
+from quota.jobs.interruption import interruptible
+from quota.jobs.progress import named, watching
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from quota.jobs.job import RunReport
+    from quota.notify import Ping
+    from quota.session import Session
+
+
+def run(
+    *,
+    job: str,
+    regions: Sequence[str],
+    fail_on_refusal: bool,
+    here: bool,
+    quiet: bool,
+    textfile: str | None,
+    as_json: bool,
+    config: str | None,
+) -> int:
+    """`quota run`: returns the exit status."""
+    from quota.jobs.runner import run_job
+
+    log_to_stderr()
+    says = not quiet or sys.stderr.isatty()
+    with interruptible(says=says) as stop, configured(config, textfile) as session:
+        ping = _started(session, job)
+        try:
+            with watching(job, quiet) as watcher:
+                report = run_job(session, job, regions=regions, here=here, stop=stop, watcher=watcher)
+        except QuotaError as error:
+            _ended(session, job, ping, error.exit_status, None)
+            raise
+        status = report.exit_status
+        if fail_on_refusal and report.refused and not status:
+            status = REFUSED_STATUS
+        print_report(report, as_json, quiet)
+        _ended(session, job, ping, status, report)
+    return status
+
+
+def _started(session: Session, job: str) -> Ping | None:
+    """Say that the job begins, where its configuration names a health check."""
+    settings = session.settings.jobs.get(job)
+    if settings is None or settings.ping_ref is None:
+        return None
+    from quota.notify import Ping
+
+    ping = Ping(settings.ping_ref, job, insecure=settings.insecure_endpoint)
+    ping.start()
+    return ping
+
+
+def _ended(session: Session, job: str, ping: Ping | None, exit_status: int, report: RunReport | None) -> None:
+    """Do what the configuration asks for after a run. The imports are for those who ask."""
+    settings = session.settings
+    if job in settings.jobs and (settings.textfile is not None or settings.notify is not None):
+        from quota.jobs.afterwards import follow_up
+
+        follow_up(session, job, exit_status, report)
+    if ping is not None:
+        ping.end(exit_status)
+
+
+@contextmanager
+def configured(config: str | None, textfile: str | None = None) -> Iterator[Session]:
+    """A session over a configuration file, perhaps with another folder for metrics.
+
+    The built-in configuration has no key to call the API with.
+    """
+    import quota
+    from quota.settings.model import NO_FILE
+
+    with quota.open(config) as session:
+        if session.settings.path is None:
+            raise quota.ConfigError(f"{NO_FILE}; run `quota init`, or name a file with --config")
+        if textfile is not None:
+            session.settings = replace(session.settings, textfile=os.path.abspath(textfile))
+        yield session
+
+
+def print_report(report: RunReport, as_json: bool, quiet: bool = False) -> None:
+    """Print how a run ended. With `quiet` nothing if it is done or elsewhere, its errors if it failed, and otherwise
+    why it stopped."""
+    from quota.common.clock import host_clock
+    from quota.errors import LedgerError
+
+    for region in report.regions:
+        if region.error is not None and region.error != report.why:
+            fail(f"{named(report.job, region.region)}: {printable(region.error)}")
+    said = report.outcome == "failed" or report.exit_status == LedgerError.exit_status
+    if said:
+        fail(f"{report.job}: {printable(report.why)}")
+    if quiet and (report.outcome in ("done", "elsewhere") or (said and not as_json)):
+        return
+    sentence = printable(report.sentence(host_clock()))
+    if as_json:
+        print_json(report.as_json())
+    else:
+        say(sentence)
+    unprinted(sentence)

@@ -1,0 +1,55 @@
+"""The program `quota`: its arguments, its streams and its exit status. Every failure is one line on stderr."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+from quota.cli.output import echo, fail, guard_streams, log_to_stderr, unprinted
+from quota.cli.plain import read
+from quota.errors import QuotaError
+
+
+def main() -> None:
+    """Run the command line on this process's arguments, and exit."""
+    guard_streams()
+    sys.exit(run())
+
+
+def run() -> int:
+    """Run the command that `sys.argv` names, and return its exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # An argument that the locale cannot decode contains lone surrogates, which could not be printed.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        if os.environ.get("QUOTA_LOG") or os.environ.get("QUOTA_LOG_FORMAT"):
+            log_to_stderr()
+        status = _command(sys.argv[1:])
+    except QuotaError as error:
+        fail(str(error))
+        return error.exit_status
+    except KeyboardInterrupt:
+        echo("", err=True)  # ends the line in which the terminal shows ^C
+        return 130
+    except Exception as error:
+        if os.environ.get("QUOTA_DEBUG"):
+            raise
+        fail(f"unexpected {type(error).__name__}: {error}; QUOTA_DEBUG=1 shows where, please report it")
+        return 1
+    return 1 if unprinted() and not status else status
+
+
+def _command(arguments: list[str]) -> int:
+    plain = read(arguments)
+    if plain is None:
+        from quota.cli.commands import run_click
+
+        return run_click()
+    from importlib import import_module
+
+    function, values = plain
+    module, name = function.split(":")
+    status = getattr(import_module(module), name)(**values)
+    assert isinstance(status, int)  # noqa: S101  # our own
+    return status
