@@ -2,7 +2,6 @@
 
     Hold            one run's hold on its regions, and on its tick
     hold_ms         how long that lasts after the run
-    lock_name       what names a lock, so that the ledger can tell a dead run from one on another machine
 
 What a store fetched is what its own `search` reads, so a round must not be split over the stores of several machines. A
 run asks for all of its regions at once, renews its hold with every page, and says when it ends. If the ledger does not
@@ -15,7 +14,6 @@ A ledger on one machine is asked for ticks only: the lock on the machine keeps r
 from __future__ import annotations
 
 import logging
-import os
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -158,20 +156,3 @@ def hold_ms(job: JobSettings, now_ms: int, gap_ms: int | None) -> int:
             return MAX_HOLD_MS
         gap_ms = max(following[0] - now_ms, following[1] - following[0])
     return min(MAX_HOLD_MS, max(MIN_HOLD_MS, 2 * (gap_ms or UNKNOWN_GAP_MS)))
-
-
-def lock_name(descriptor: int) -> str:
-    """Names the lock on this open file: it is the same only for a lock that excludes this one.
-
-    The kernel's boot, the host and the file: another machine, even a copy of this one, has another boot.
-    """
-    import hashlib
-
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()
-    except OSError:  # not Linux
-        boot = ""
-    file_status = os.fstat(descriptor)
-    text = f"{boot}\n{machine_name()}\n{file_status.st_dev}\n{file_status.st_ino}"
-    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()

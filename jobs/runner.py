@@ -24,11 +24,8 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
-import re
 import time
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import quota
@@ -36,12 +33,12 @@ from quota.arguments import texts
 from quota.attribution import attempt_number
 from quota.budget import note_refusal
 from quota.common.clock import host_clock
-from quota.common.folders import NotAloneError, open_alone
 from quota.common.log import line
 from quota.common.values import Value, replace
 from quota.jobs.failure import Failure, classify_failure
-from quota.jobs.hold import Hold, lock_name
+from quota.jobs.hold import Hold
 from quota.jobs.job import Page, RegionReport, RunReport, attempt_of, load_fetch, wants_store
+from quota.jobs.lock import lock_name, only_one, store_id_of
 from quota.jobs.store.store import Checkpoint, Store, StoreError
 from quota.ledger.contract import CLOCK_SLACK_MS
 from quota.limits import HOUR_MS
@@ -131,7 +128,7 @@ def run_job(
     path = session.settings.path
     folder = None if path is None else path.absolute().parent
     fetch = load_fetch(job.fetch, job.options, folder)
-    with _only_one(session.settings.store.url, job.name) as lock:
+    with only_one(session.settings.store.url, job.name) as lock:
         if lock is None:
             return RunReport(session.run, job.name, "overlap", why="already running on this machine; nothing done")
         store_settings = session.settings.store
@@ -172,7 +169,7 @@ def run_job(
 
 
 def _hold(session: Session, job: JobSettings, store: Store, lock: int, now_ms: int, tick: str, tick_ms: int) -> Hold:
-    store_id = _store_id(store, lock)
+    store_id = store_id_of(store, lock)
     gap_ms = store.start_run(job.name, work_of(session, job))
     step_ms, machine = longest_step_ms(job), lock_name(lock)
     return Hold(session, job, store_id, machine, gap_ms, step_ms, now_ms, tick=tick, tick_ms=tick_ms)
@@ -664,76 +661,3 @@ def _regions(job: JobSettings, wanted: Sequence[str]) -> tuple[str, ...]:
     if wanted:
         return tuple(region for region in job.regions if region in wanted)
     return job.regions or ("",)
-
-
-@contextmanager
-def _only_one(store_url: str, job: str) -> Iterator[int | None]:
-    """Lock this job and this store on this machine for the block. Yields the locked file; None if another run has it.
-
-    It is a lock on a file, so that the kernel releases it however the process ends.
-    """
-    import fcntl
-
-    descriptor = _lock_file(store_url, job)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
-            return
-        # The file stays. If this run removed it, a third run could lock a new one while a second holds the old one.
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _store_id(store: Store, lock: int) -> str:
-    """The store's id. The locked file keeps it too: a store that was moved away, or lost, is followed by one that holds
-    the same regions."""
-    kept = os.pread(lock, 33, 0).decode("ascii", "replace")
-    if store.is_new() and re.fullmatch(r"[0-9a-f]{32}", kept):
-        store.take_id(kept)
-    store_id = store.id()
-    if kept != store_id:
-        with suppress(OSError):  # some may only read the file
-            os.pwrite(lock, store_id.encode(), 0)
-    return store_id
-
-
-def _lock_file(store_url: str, job: str) -> int:
-    """Open the file to lock. It is in the state folder or, if no file can be created there, beside the store: every
-    run of this job must be able to write there."""
-    import hashlib
-
-    from quota.settings.folders import make_state_folder
-
-    digest = hashlib.blake2b(f"{store_url}\n{job}".encode(), digest_size=6).hexdigest()
-    readable = re.sub(r"[^A-Za-z0-9._-]", "_", job)[:64]
-    name = f"run-{readable}-{digest}.lock"
-    try:
-        return _opened(make_state_folder() / name)
-    except NotAloneError as error:
-        raise quota.ConfigError(f"{error.filename}: {error.strerror}; delete it") from None
-    except (quota.ConfigError, OSError) as error:
-        why = error if isinstance(error, quota.ConfigError) else _no_lock(error)
-        try:
-            descriptor = _opened(Path(store_url.partition(":///")[2]).parent / name)
-        except OSError:
-            raise why from None
-        log.warning("%s: %s", line("lock_beside_store", job=job), why)
-        return descriptor
-
-
-def _opened(path: Path) -> int:
-    try:
-        return open_alone(path, os.O_RDWR | os.O_CREAT)
-    except NotAloneError:
-        raise
-    except OSError:
-        return open_alone(path, os.O_RDONLY)  # an existing file can be locked without writing to it
-
-
-def _no_lock(error: OSError) -> quota.ConfigError:
-    return quota.ConfigError(
-        f"{error.filename}: {error.strerror}; set QUOTA_STATE_DIR to a folder that you can write to"
-    )

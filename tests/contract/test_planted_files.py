@@ -16,7 +16,7 @@ from quota.common.clock import host_clock
 from quota.common.folders import NotAloneError, first_within, open_alone
 from quota.inbound.contract import Limit, Policy
 from quota.inbound.storage import open_storage
-from quota.jobs.runner import _lock_file
+from quota.jobs.lock import lock_file
 from quota.jobs.store.reader import Reader
 from quota.jobs.store.store import Store
 from quota.ledger.contract import Identity
@@ -303,11 +303,11 @@ def test_a_ledger_that_becomes_anothers_is_used_no_longer(tmp_path: Path) -> Non
 
 @needs_root
 def test_the_lock_of_a_run_is_its_users_alone(tmp_path: Path, state_dir: Path) -> None:
-    os.close(_lock_file(f"sqlite:///{tmp_path}/videos.db", "trending"))
+    os.close(lock_file(f"sqlite:///{tmp_path}/videos.db", "trending"))
     (lock,) = state_dir.iterdir()
     os.chown(lock, NOBODY, NOBODY)
     with pytest.raises(quota.ConfigError, match="belongs to nobody"):
-        _lock_file(f"sqlite:///{tmp_path}/videos.db", "trending")
+        lock_file(f"sqlite:///{tmp_path}/videos.db", "trending")
     assert not (tmp_path / lock.name).exists(), "nor is there a second lock"
 
 

@@ -1,0 +1,117 @@
+"""One run of a job and a store at a time on a machine: a lock on a file, which ends with the process that has it.
+
+only_one      takes the lock for a block
+lock_name     names it, so that the ledger can tell a dead run from one on another machine
+store_id_of   the id of the store, which the locked file keeps too
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import quota
+from quota.attribution import machine_name
+from quota.common.folders import NotAloneError, open_alone
+from quota.common.log import line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from quota.jobs.store.store import Store
+
+log = logging.getLogger("quota.jobs")
+
+
+@contextmanager
+def only_one(store_url: str, job: str) -> Iterator[int | None]:
+    """Lock this job and this store on this machine for the block. Yields the locked file; None if another run has it.
+
+    It is a lock on a file, so that the kernel releases it however the process ends.
+    """
+    import fcntl
+
+    descriptor = lock_file(store_url, job)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+            return
+        # The file stays. If this run removed it, a third run could lock a new one while a second holds the old one.
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def lock_name(descriptor: int) -> str:
+    """Names the lock on this open file: it is the same only for a lock that excludes this one.
+
+    The kernel's boot, the host and the file: another machine, even a copy of this one, has another boot.
+    """
+    import hashlib
+
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+    except OSError:  # not Linux
+        boot = ""
+    file_status = os.fstat(descriptor)
+    text = f"{boot}\n{machine_name()}\n{file_status.st_dev}\n{file_status.st_ino}"
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def store_id_of(store: Store, lock: int) -> str:
+    """The store's id. The locked file keeps it too: a store that was moved away, or lost, is followed by one that holds
+    the same regions."""
+    kept = os.pread(lock, 33, 0).decode("ascii", "replace")
+    if store.is_new() and re.fullmatch(r"[0-9a-f]{32}", kept):
+        store.take_id(kept)
+    store_id = store.id()
+    if kept != store_id:
+        with suppress(OSError):  # some may only read the file
+            os.pwrite(lock, store_id.encode(), 0)
+    return store_id
+
+
+def lock_file(store_url: str, job: str) -> int:
+    """Open the file to lock. It is in the state folder or, if no file can be created there, beside the store: every
+    run of this job must be able to write there."""
+    import hashlib
+
+    from quota.settings.folders import make_state_folder
+
+    digest = hashlib.blake2b(f"{store_url}\n{job}".encode(), digest_size=6).hexdigest()
+    readable = re.sub(r"[^A-Za-z0-9._-]", "_", job)[:64]
+    name = f"run-{readable}-{digest}.lock"
+    try:
+        return _opened(make_state_folder() / name)
+    except NotAloneError as error:
+        raise quota.ConfigError(f"{error.filename}: {error.strerror}; delete it") from None
+    except (quota.ConfigError, OSError) as error:
+        why = error if isinstance(error, quota.ConfigError) else _no_lock(error)
+        try:
+            descriptor = _opened(Path(store_url.partition(":///")[2]).parent / name)
+        except OSError:
+            raise why from None
+        log.warning("%s: %s", line("lock_beside_store", job=job), why)
+        return descriptor
+
+
+def _opened(path: Path) -> int:
+    try:
+        return open_alone(path, os.O_RDWR | os.O_CREAT)
+    except NotAloneError:
+        raise
+    except OSError:
+        return open_alone(path, os.O_RDONLY)  # an existing file can be locked without writing to it
+
+
+def _no_lock(error: OSError) -> quota.ConfigError:
+    return quota.ConfigError(
+        f"{error.filename}: {error.strerror}; set QUOTA_STATE_DIR to a folder that you can write to"
+    )
