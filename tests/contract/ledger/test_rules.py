@@ -58,7 +58,7 @@ def blocks_of(text: str) -> list[tuple[str, str]]:
     fences = re.findall(r"^-- (>>>|<<<) (.*)$", text, re.MULTILINE)
     opened, closed = [name for kind, name in fences if kind == ">>>"], [name for kind, name in fences if kind == "<<<"]
     assert opened == closed
-    blocks = re.findall(r"^-- >>> (.*)\n(.*?)^-- <<< \1$", text, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^-- >>> ([^\n]*)\n(.*?)^-- <<< \1$", text, re.MULTILINE | re.DOTALL)
     assert [name for name, _ in blocks] == opened
     return blocks
 
@@ -92,7 +92,7 @@ def test_what_two_scripts_share_is_fenced() -> None:
     """A function of one name in two scripts is a copy, and copies drift apart."""
     found: dict[str, list[str]] = {}
     for script, text in SCRIPTS.items():
-        unfenced = re.sub(r"^-- >>> (.*)\n.*?^-- <<< \1$", "", text, flags=re.MULTILINE | re.DOTALL)
+        unfenced = re.sub(r"^-- >>> ([^\n]*)\n.*?^-- <<< \1$", "", text, flags=re.MULTILINE | re.DOTALL)
         for function in re.findall(r"^\s*local function (\w+)", unfenced, re.MULTILINE):
             found.setdefault(function, []).append(script)
     assert len(found) > 5
