@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import subprocess
@@ -43,24 +44,21 @@ def packed(window_bits: int) -> bytes:
     return b"".join([*(packing.compress(bytes(MB)) for _ in range(100)), packing.flush()])
 
 
-def squeezed() -> bytes:
+def packed_by_brotli() -> bytes:
     packing = brotli.Compressor(quality=1)
     return b"".join([*(packing.process(bytes(MB)) for _ in range(100)), packing.finish()])
 
 
-GZIP, DEFLATE, BROTLI = packed(31), packed(15), squeezed()
-
-
-def attacks(status: str) -> dict[str, Iterable[bytes]]:
+def attacks(status: str, zipped: bytes, deflated: bytes, squeezed: bytes) -> dict[str, Iterable[bytes]]:
     code = status[:3]
     chunked = head("Transfer-Encoding: chunked", status=status) + b"\r\n"
     told = {"error": {"code": 403, "message": "\x1b[31mred\x07\u202e\x9b2J\r\nX", "errors": [{"reason": "\x1b]0;t"}]}}
     return {
-        f"{code}-gzip": [whole(GZIP, "Content-Encoding: gzip", status=status)],
-        f"{code}-gzip-twice": [whole(gzip.compress(GZIP), "Content-Encoding: gzip, gzip", status=status)],
-        f"{code}-brotli": [whole(BROTLI, "Content-Encoding: br", status=status)],
-        f"{code}-brotli-twice": [whole(brotli.compress(BROTLI), "Content-Encoding: br, br", status=status)],
-        f"{code}-deflate": [whole(DEFLATE, "Content-Encoding: deflate", status=status)],
+        f"{code}-gzip": [whole(zipped, "Content-Encoding: gzip", status=status)],
+        f"{code}-gzip-twice": [whole(gzip.compress(zipped), "Content-Encoding: gzip, gzip", status=status)],
+        f"{code}-brotli": [whole(squeezed, "Content-Encoding: br", status=status)],
+        f"{code}-brotli-twice": [whole(brotli.compress(squeezed), "Content-Encoding: br, br", status=status)],
+        f"{code}-deflate": [whole(deflated, "Content-Encoding: deflate", status=status)],
         f"{code}-http-1.0": [f"HTTP/1.0 {status}\r\n\r\n".encode(), *repeat(PIECE, 400)],
         f"{code}-chunk-beyond-all": [chunked + b"ffffffffffffffff\r\n", *repeat(PIECE, 400)],
         f"{code}-chunk-of-no-number": [chunked + b"zz\r\n{}\r\n"],
@@ -91,15 +89,21 @@ REDIRECTS = (
     "//",
 )
 REDIRECTS += ("http://u:p@127.0.0.1:9/", "http://a\x01b/", "http://127.0.0.1:0/", "https:///x")
-ANSWERS: dict[str, Iterable[bytes]] = {
-    **attacks("200 OK"),
-    **attacks("403 No"),
-    **{f"to-{n}": [whole(b"", f"Location: {to}", status="302 Found")] for n, to in enumerate(REDIRECTS)},
-    "to-nowhere": [whole(b"", status="302 Found")],
-    "spent": [whole(SPENT, status="403 No")],
-    "spent-gzip": [whole(gzip.compress(SPENT), "Content-Encoding: gzip", status="403 No")],
-    "spent-brotli": [whole(brotli.compress(SPENT), "Content-Encoding: br", status="403 No")],
-}
+
+
+@functools.cache
+def answers() -> dict[str, Iterable[bytes]]:
+    """Packed where they are sent: every process of a run of the tests imports this."""
+    large = packed(31), packed(15), packed_by_brotli()
+    return {
+        **attacks("200 OK", *large),
+        **attacks("403 No", *large),
+        **{f"to-{n}": [whole(b"", f"Location: {to}", status="302 Found")] for n, to in enumerate(REDIRECTS)},
+        "to-nowhere": [whole(b"", status="302 Found")],
+        "spent": [whole(SPENT, status="403 No")],
+        "spent-gzip": [whole(gzip.compress(SPENT), "Content-Encoding: gzip", status="403 No")],
+        "spent-brotli": [whole(brotli.compress(SPENT), "Content-Encoding: br", status="403 No")],
+    }
 
 
 def asked(kind: str, folder: Path) -> dict[str, Any]:
@@ -108,16 +112,16 @@ def asked(kind: str, folder: Path) -> dict[str, Any]:
     def answer(target: str) -> Iterable[bytes]:
         parts = urlsplit(target)
         if parts.path.startswith("/v3/projects"):
-            return ANSWERS.get((folder / "target").read_text(), [whole(b"{}")])
+            return answers().get((folder / "target").read_text(), [whole(b"{}")])
         names = parse_qs(parts.query).get("id", [parts.path.strip("/")])
-        return ANSWERS.get(names[0], [whole(b"{}")])
+        return answers().get(names[0], [whole(b"{}")])
 
     with RawServer(answer) as server:
         (folder / "quota.toml").write_text(CONFIG.format(server.address))
         (folder / "key").write_text("a-key-of-the-tests")
         done = subprocess.run(
             [sys.executable, "-m", "support.bounded_client", kind, server.address],
-            input="\n".join(["fine", "spare", *ANSWERS]) + "\n",
+            input="\n".join(["fine", "spare", *answers()]) + "\n",
             cwd=folder,
             env={"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "QUOTA_STATE_DIR": str(folder / "state")},
             capture_output=True,
@@ -127,7 +131,7 @@ def asked(kind: str, folder: Path) -> dict[str, Any]:
         )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
-    found = dict(zip(["fine", *ANSWERS], map(json.loads, done.stdout.splitlines()), strict=True))
+    found = dict(zip(["fine", *answers()], map(json.loads, done.stdout.splitlines()), strict=True))
     assert "raised" not in found.pop("fine")
     for name, ended in found.items():
         assert ended["memory"] < MOST_BYTES, (name, ended)

@@ -136,22 +136,24 @@ def bomb(megabytes: int) -> bytes:
 
 
 PIECE = b"x" * 65_536
-TOO_LARGE: dict[str, Iterable[bytes]] = {
-    "without an end": [head() + b"\r\n", *repeat(PIECE, 20_000)],
-    "in chunks": [head("Transfer-Encoding: chunked") + b"\r\n", *repeat(b"10000\r\n%s\r\n" % PIECE, 20_000)],
-    "in tiny chunks": [head("Transfer-Encoding: chunked") + b"\r\n", *repeat(b"2\r\nxx\r\n" * 8_000, 20_000)],
-    "of a size it says": [head("Content-Length: 5800000000") + b"\r\n", *repeat(PIECE, 20_000)],
-    "an error": [head("Content-Length: 99999999999", status="503 No") + b"\r\n", *repeat(PIECE, 20_000)],
-    "packed": [whole(bomb(600), "Content-Encoding: gzip")],
-    "packed by zlib": [whole(zlib.compress(bytes(50 * MB)), "Content-Encoding: deflate")],
+TOO_LARGE: dict[str, Callable[[], Iterable[bytes]]] = {
+    "without an end": lambda: [head() + b"\r\n", *repeat(PIECE, 20_000)],
+    "in chunks": lambda: [head("Transfer-Encoding: chunked") + b"\r\n", *repeat(b"10000\r\n%s\r\n" % PIECE, 20_000)],
+    "in tiny chunks": lambda: [head("Transfer-Encoding: chunked") + b"\r\n", *repeat(b"2\r\nxx\r\n" * 8_000, 20_000)],
+    "of a size it says": lambda: [head("Content-Length: 5800000000") + b"\r\n", *repeat(PIECE, 20_000)],
+    "an error": lambda: [head("Content-Length: 99999999999", status="503 No") + b"\r\n", *repeat(PIECE, 20_000)],
+    "packed": lambda: [whole(bomb(600), "Content-Encoding: gzip")],
+    "packed by zlib": lambda: [whole(zlib.compress(bytes(50 * MB)), "Content-Encoding: deflate")],
 }
+"""Each is made by the test that sends it: every process of a run of the tests imports this."""
 
 
 @pytest.mark.parametrize("kind", TOO_LARGE)
 def test_a_body_beyond_its_bound_fails_the_region_in_bounded_memory(site: Site, kind: str) -> None:
     bound = 2 if "tiny" in kind else 16
     site.configure(f"max_body_mb = {bound}" if bound != 16 else "")
-    site.answer = lambda _: TOO_LARGE[kind]
+    sent = TOO_LARGE[kind]()
+    site.answer = lambda _: sent
     report, memory_kb = site.measured()
     assert memory_kb < MEMORY_KB
     assert (report["attempts"], len(site.server.targets)) == (1, 1)
@@ -167,23 +169,24 @@ def filled(start: str, piece: str, end: str) -> bytes:
     return (start + piece * (FULL // len(piece.encode()) - 1) + end).encode()
 
 
-MUCH = {
-    "objects": filled('{"items":[', '{"a":0},', "{}]}"),
-    "objects as many as may be": filled('{"items":[{"id":"v1","snippet":{"tags":[', '{"a":0},' + " " * 24, "0]}}]}"),
-    "arrays": filled('{"items":[{"id":"v1","snippet":{"tags":[', "[0],", "0]}}]}"),
-    "numbers": filled('{"items":[{"id":"v1","snippet":{"tags":[', "1234,", "0]}}]}"),
-    "long names": filled('{"items":[{"id":"v1","snippet":{"tags":["', "x" * 15 + '","', '"]}}]}'),
-    "objects of fifty": filled('{"items":[', '{"id":"v12345678901234567890123456789012345678"},', '{"id":"v"}]}'),
-    "a wide title": filled('{"items":[{"id":"v1","snippet":{"title":"\U0001f600', "xyz ", '"}}]}'),
-    "an escaped title": filled('{"items":[{"id":"v1","snippet":{"title":"', "\\u6771", '"}}]}'),
-    "a title": filled('{"items":[{"id":"v1","snippet":{"title":"', "xyz ", '"}}]}'),
+MUCH = {  # what it starts with, the piece that fills it, and how it ends
+    "objects": ('{"items":[', '{"a":0},', "{}]}"),
+    "objects as many as may be": ('{"items":[{"id":"v1","snippet":{"tags":[', '{"a":0},' + " " * 24, "0]}}]}"),
+    "arrays": ('{"items":[{"id":"v1","snippet":{"tags":[', "[0],", "0]}}]}"),
+    "numbers": ('{"items":[{"id":"v1","snippet":{"tags":[', "1234,", "0]}}]}"),
+    "long names": ('{"items":[{"id":"v1","snippet":{"tags":["', "x" * 15 + '","', '"]}}]}'),
+    "objects of fifty": ('{"items":[', '{"id":"v12345678901234567890123456789012345678"},', '{"id":"v"}]}'),
+    "a wide title": ('{"items":[{"id":"v1","snippet":{"title":"\U0001f600', "xyz ", '"}}]}'),
+    "an escaped title": ('{"items":[{"id":"v1","snippet":{"title":"', "\\u6771", '"}}]}'),
+    "a title": ('{"items":[{"id":"v1","snippet":{"title":"', "xyz ", '"}}]}'),
 }
 
 
 @pytest.mark.parametrize("kind", MUCH)
 def test_a_body_within_its_bound_takes_bounded_memory_whatever_it_holds(site: Site, kind: str) -> None:
     """What parses into most: small values, escapes, one character that makes a text four times as wide."""
-    site.answer = lambda _: [whole(MUCH[kind])]
+    sent = whole(filled(*MUCH[kind]))
+    site.answer = lambda _: [sent]
     report, memory_kb = site.measured()
     assert memory_kb < MEMORY_KB
     assert report["attempts"] == 1
