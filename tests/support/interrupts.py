@@ -73,9 +73,10 @@ def at_place(
 
 
 def at_every_place(
-    handler: Callable[[], object], work: Callable[[], object], within: tuple[str, ...] = OURS
+    handler: Callable[[], object], work: Callable[[], object], within: tuple[str, ...] = OURS, step: int = 1
 ) -> Iterator[Exception | None]:
-    """Do `work` again and again, each time with `handler` at the next place, and give what came out of it."""
+    """Do `work` again and again, each time with `handler` at the next place, or so many further, and give what came out
+    of it."""
     number = 0
     while True:
         error = None
@@ -85,7 +86,7 @@ def at_every_place(
         except Exception as raised:
             error = raised
         yield error
-        number += 1
+        number += step
 
 
 @lru_cache

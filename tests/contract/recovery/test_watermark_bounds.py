@@ -85,7 +85,7 @@ def test_every_limit_is_remembered_however_many_there_are(scene: Scene, count: i
         budget = scene.budget(*limits)
     scene.empty()
     assert [state.used_units for state in budget.usage()] == [10] * count
-    for one in limits:
+    for one in (*limits[:: 1 + count // 50], limits[-1]):
         assert not scene.budget(one).charge("videos.list").admitted, one.name
 
 
