@@ -80,8 +80,17 @@ def of_a_command(folder: Path) -> None:
 
 
 def of_the_demo(folder: Path) -> None:
+    """No file of it can be written by others, and only the store be read: it holds what upstream shows to everybody.
+    What others wrote there would be fetched by."""
     done = Quota(folder.parents[1])("demo", "--keep", str(folder))
     assert done.returncode == 0, done.stderr
+    files = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*") if path.is_file()}
+    umask = os.umask(0)
+    os.umask(umask)
+    assert files.pop("videos.db") == 0o644 & ~umask
+    assert files.pop("quota.toml") == 0o644 & ~umask
+    assert {"demo.key", "ledger.db"} <= files.keys()
+    assert set(files.values()) == {0o600}, files
 
 
 MADE_BY = (
@@ -123,15 +132,3 @@ def test_relative_paths_and_such_with_slashes_at_their_end(tmp_path: Path, monke
 def test_a_configuration_can_be_written_by_its_owner_alone(tmp_path: Path) -> None:
     assert Quota(tmp_path)("init").returncode == 0
     assert stat.S_IMODE((tmp_path / "quota.toml").stat().st_mode) & 0o022 == 0
-
-
-def test_no_file_can_be_written_by_others_and_only_the_store_be_read(tmp_path: Path) -> None:
-    """The store holds what upstream shows to everybody. What others wrote there would be fetched by."""
-    of_the_demo(tmp_path / "made")
-    files = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "made").rglob("*") if path.is_file()}
-    umask = os.umask(0)
-    os.umask(umask)
-    assert files.pop("videos.db") == 0o644 & ~umask
-    assert files.pop("quota.toml") == 0o644 & ~umask
-    assert {"demo.key", "ledger.db"} <= files.keys()
-    assert set(files.values()) == {0o600}, files
