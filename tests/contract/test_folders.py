@@ -51,7 +51,7 @@ def of_a_journal(folder: Path) -> None:
 
 
 def of_a_memory(folder: Path) -> None:
-    with closing(HighWaterMark(f"{folder}/watermarks/p-1", "p")) as high_water_mark:
+    with closing(HighWaterMark(f"{folder}/marks/p/1", "p")) as high_water_mark:
         high_water_mark.expected()
 
 

@@ -270,7 +270,7 @@ def damage_rows(r: Input, name: str) -> tuple[object, ...]:
 def damage_file(r: Input, path: Path) -> tuple[object, ...]:
     """Bytes of a file. What a watermark file says is also changed with checksums that fit."""
     data = path.read_bytes()
-    if path.parent.name == "watermarks" and r.random() < 0.8:
+    if path.parent.parent.name == "marks" and r.random() < 0.8:
         head, after = _slot(data)
         if after is None:
             return (path, "empty")

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -819,7 +818,7 @@ def test_identities_are_remembered_apart(tmp_path: Path) -> None:
         for endpoint in ("", "http://127.0.0.1:8765")
     }
     assert len(paths) == 16
-    assert all(path.startswith(f"{tmp_path}/watermarks/p") or "_" in path for path in paths)
+    assert all(path.startswith(f"{tmp_path}/marks/p") or "_" in path for path in paths)
 
 
 def test_a_process_has_one_high_water_mark_for_each_file(tmp_path: Path) -> None:
@@ -857,16 +856,6 @@ def test_a_watermark_is_bounded(site: Site) -> None:
     assert len(watermark.observations) + len(watermark.usages) == 1, "what has expired is forgotten"
 
 
-def test_a_watermark_file_that_nobody_used_for_a_year_is_removed(site: Site) -> None:
-    folder = site.folder / "a" / "watermarks"
-    folder.mkdir(parents=True)
-    for name, days in (("old", 401), ("recent", 399)):
-        (folder / name).touch()
-        os.utime(folder / name, (time.time() - days * 86_400,) * 2)
-    charge(site.machine("a").budget(limit(10)))
-    assert sorted(path.name for path in folder.iterdir()) == ["p", "recent"]
-
-
 def _is_open(fd: str) -> bool:
     return os.path.lexists(f"/proc/self/fd/{fd}")
 
@@ -887,7 +876,7 @@ def _charge_some(url: str, path: str, times: int) -> Iterator[int]:
 
 
 def test_eight_processes_of_one_machine_write_side_by_side(site: Site) -> None:
-    path = str(site.folder / "state" / "watermarks" / "p")
+    path = str(site.folder / "state" / "marks" / "p" / "1")
     workers = Children(_charge_some, *[(site.storage.url, path, 50)] * 8)
     assert max(workers.answers()) == 400
     site.storage.empty()
@@ -907,7 +896,7 @@ def test_eight_processes_of_one_machine_write_side_by_side(site: Site) -> None:
 @pytest.mark.topology
 def test_a_process_notices_what_only_another_of_its_machine_has_seen(site: Site) -> None:
     """An old copy that has all that this process saw, but not what its neighbour saw later."""
-    path = str(site.folder / "state" / "watermarks" / "p")
+    path = str(site.folder / "state" / "marks" / "p" / "1")
     ledger, high_water_mark = open_ledger(site.storage.url), HighWaterMark(path, "p")
     budget = Budget(
         credential="main", project="p", book=BOOK, limits=(limit(100),), ledger=ledger, high_water_mark=high_water_mark
@@ -924,7 +913,7 @@ def test_a_process_notices_what_only_another_of_its_machine_has_seen(site: Site)
 
 def test_a_process_that_rested_notices_what_others_saw_after_a_loss(site: Site) -> None:
     """It saw only what an old copy has; meanwhile the ledger was emptied, spent from, and restored from that copy."""
-    path = str(site.folder / "state" / "watermarks" / "p")
+    path = str(site.folder / "state" / "marks" / "p" / "1")
     ledger, high_water_mark = open_ledger(site.storage.url), HighWaterMark(path, "p")
     budget = Budget(
         credential="main", project="p", book=BOOK, limits=(limit(100),), ledger=ledger, high_water_mark=high_water_mark
@@ -966,7 +955,7 @@ def test_a_clock_set_back_makes_nobody_compare_for_ever(site: Site, monkeypatch:
 def test_a_real_server_that_loses_its_data(tmp_path: Path, loss: str) -> None:
     server = RedisServer()
     try:
-        ledger, high_water_mark = open_ledger(server.url), HighWaterMark(str(tmp_path / "watermarks" / "p"), "p")
+        ledger, high_water_mark = open_ledger(server.url), HighWaterMark(str(tmp_path / "marks" / "p" / "1"), "p")
         budget = Budget(
             credential="main",
             project="p",
@@ -998,7 +987,7 @@ def test_a_real_server_that_loses_its_data(tmp_path: Path, loss: str) -> None:
 def test_a_replica_that_lagged_takes_over(tmp_path: Path) -> None:
     primary, replica = RedisServer(), RedisServer()
     try:
-        ledger, high_water_mark = open_ledger(primary.url), HighWaterMark(str(tmp_path / "watermarks" / "p"), "p")
+        ledger, high_water_mark = open_ledger(primary.url), HighWaterMark(str(tmp_path / "marks" / "p" / "1"), "p")
         budget = Budget(
             credential="main",
             project="p",

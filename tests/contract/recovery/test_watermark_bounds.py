@@ -33,7 +33,7 @@ class Scene:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.path = str(folder / "watermarks" / "p")
+        self.path = str(folder / "marks" / "p" / "1")
         self.now_ms = NOW
         self.opened: list[HighWaterMark] = []
 
@@ -163,14 +163,16 @@ def test_a_file_of_another_version_is_said_and_left_alone(scene: Scene, caplog: 
         assert file.read() == b"\x01" * 200
 
 
-def test_the_folder_of_an_older_version_is_said_once(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    folder = os.path.dirname(os.path.dirname(scene.path))
-    os.makedirs(f"{folder}/seen")
+@pytest.mark.parametrize("former", ["seen", "watermarks"])
+def test_the_folder_of_an_older_version_is_said_once(
+    scene: Scene, caplog: pytest.LogCaptureFixture, former: str
+) -> None:
+    os.makedirs(scene.folder / former)
     for _ in range(2):
         assert scene.budget(limit(10)).charge("videos.list").admitted
         scene.another_process()
     (said,) = [r.getMessage() for r in caplog.records]
-    assert said.startswith(f"memory_unusable path={folder}/seen: an older quota-ledger wrote it")
+    assert said.startswith(f"memory_unusable path={scene.folder}/{former}: an older quota-ledger wrote it")
     assert said.endswith("delete it")
 
 

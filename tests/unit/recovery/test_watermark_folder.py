@@ -3,78 +3,93 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import time
+from pathlib import Path
 
 import pytest
 
-from quota.recovery.watermark_folder import make_room, siblings_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from quota.ledger.contract import Identity
+from quota.recovery.watermark_folder import FORGET_AFTER_DAYS, make_room, siblings_of, watermark_path
 
 PROJECTS = 300
-HOUR_NS = 3_600_000_000_000
 
 
-def name(project: int, identity: int = 0) -> str:
-    return f"p{project}-{project:016x}-{identity:032x}"
+def path_of(folder: Path, project: int, identity: int = 0) -> Path:
+    return Path(watermark_path(folder, Identity(f"ledger {identity}", f"p{project}")))
+
+
+def make(path: Path) -> Path:
+    make_room(str(path))
+    path.touch()
+    return path
+
+
+def age(path: Path, days: int) -> None:
+    """As if it had changed so long ago last."""
+    at_s = time.time() - days * 86_400
+    os.utime(path, (at_s, at_s))
 
 
 @pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The folders that were read, as often as they were."""
+def entries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was found in all folders that were read for siblings."""
     found: list[str] = []
-    scandir = os.scandir
+    listdir = os.listdir
 
-    def scan(path: str) -> object:
-        found.append(path)
-        return scandir(path)
+    def read(folder: str) -> list[str]:
+        names = listdir(folder)
+        found.extend(names)
+        return names
 
-    monkeypatch.setattr(os, "scandir", scan)
+    monkeypatch.setattr(os, "listdir", read)
     return found
 
 
-def settle(folder: Path, hours: int) -> None:
-    """As if it had changed so long ago last."""
-    at_ns = folder.stat().st_mtime_ns - hours * HOUR_NS
-    os.utime(folder, ns=(at_ns, at_ns))
-
-
-def test_a_folder_is_read_once_for_the_siblings_of_many_projects(tmp_path: Path, reads: list[str]) -> None:
+def test_the_siblings_of_one_project_are_found_among_its_own_files(tmp_path: Path, entries: list[str]) -> None:
+    """Also while the files of all of them are made, as by the first look at many projects."""
     for project in range(PROJECTS):
-        for identity in range(2):
-            (tmp_path / name(project, identity)).touch()
-    settle(tmp_path, 2)
-    for project in range(PROJECTS):
-        assert siblings_of(str(tmp_path / name(project))) == [str(tmp_path / name(project, 1))]
-    assert reads == [str(tmp_path)]
+        first = make(path_of(tmp_path, project))
+        assert siblings_of(str(first)) == []
+        assert siblings_of(str(make(path_of(tmp_path, project, 1)))) == [str(first)]
+    assert len(entries) == 3 * PROJECTS
 
 
 def test_a_sibling_that_comes_or_goes_is_seen_at_once(tmp_path: Path) -> None:
-    (tmp_path / name(1)).touch()
-    settle(tmp_path, 2)
-    assert siblings_of(str(tmp_path / name(1))) == []
+    own = str(make(path_of(tmp_path, 1)))
     for identity in range(1, 4):
-        (tmp_path / name(1, identity)).touch()
-        assert len(siblings_of(str(tmp_path / name(1)))) == identity
-    settle(tmp_path, 1)
-    assert len(siblings_of(str(tmp_path / name(1)))) == 3
-    (tmp_path / name(1, 1)).unlink()
-    assert len(siblings_of(str(tmp_path / name(1)))) == 2
+        make(path_of(tmp_path, 1, identity))
+        assert len(siblings_of(own)) == identity
+    path_of(tmp_path, 1, 1).unlink()
+    assert len(siblings_of(own)) == 2
 
 
 def test_what_has_no_siblings(tmp_path: Path) -> None:
-    (tmp_path / f"{name(1)}-told").touch()
-    for hours in (0, 2):
-        settle(tmp_path, hours)
-        for one in ("", "x", name(1), name(2), f"{name(1)}x"):
-            assert siblings_of(str(tmp_path / one)) == []
-    assert siblings_of(str(tmp_path / "none" / name(1))) == []
+    own = make(path_of(tmp_path, 1))
+    make(path_of(tmp_path, 2))
+    (own.parent / "told").touch()
+    assert siblings_of(str(own)) == []
+    assert siblings_of(str(path_of(tmp_path / "none", 1))) == []
+    assert siblings_of("") == []
 
 
-def test_a_folder_is_swept_once_for_many_new_files(tmp_path: Path, reads: list[str]) -> None:
+def test_a_folder_is_swept_once_for_many_new_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    swept: list[str] = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: swept.append(path) or scandir(path))
     for project in range(PROJECTS):
-        path = tmp_path / name(project)
-        make_room(str(path))
+        make(path_of(tmp_path, project))
+    assert swept.count(str(path_of(tmp_path, 1).parent.parent)) == 1
+
+
+def test_what_nobody_used_for_a_year_is_removed_with_its_folder(tmp_path: Path) -> None:
+    old, recent, empty = (path_of(tmp_path, project) for project in range(3))
+    for path in (old, recent, empty):
+        path.parent.mkdir(parents=True)
+    for path, days in ((old, 1), (recent, -1)):
         path.touch()
-    assert reads == [str(tmp_path)]
+        age(path, FORGET_AFTER_DAYS + days)
+    for path in (recent, empty):
+        age(path.parent, FORGET_AFTER_DAYS + 1)
+    new = make(path_of(tmp_path, 3))
+    left = sorted(path for path in new.parent.parent.rglob("*"))
+    assert left == sorted([old.parent, recent.parent, recent, new.parent, new])
