@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quota.answer import Answers, LogNeededError, ahead_ms, clocks_of, standings_of, states_of, unread
 from quota.arguments import MAX_NUMBER, text, whole, whole_clock
@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from quota.recorder import Recorder
     from quota.recovery.allowance import Allowance, Draw, Repaid
     from quota.recovery.high_water_mark import HighWaterMark
+    from quota.retry_at import ReadEntries
     from quota.spend import Spend
 
 MAX_LOSSES = 5
@@ -87,6 +88,8 @@ MAX_COUNTING = 50
 
 ALLOWANCE_ID = "allowance-"
 """The prefix of the id of a charge that the local allowance admitted."""
+
+T = TypeVar("T")
 
 _Call = tuple[str, "int | None", "str | None"]
 """A method, and its units and bucket where they are not the book's."""
@@ -264,14 +267,16 @@ class Budget:
 
         Raises LedgerError, also when this machine's clock and the ledger's disagree.
         """
+        return run(looking(self, methods))
+
+    def _looking(self, methods: Iterable[str]) -> Steps[Outlook]:
         book, main = self.book.at(self._clock()), self.book.main_bucket.name
         # `quota check` reports a limit below the price of the cheapest call as an error; here it is full when used up.
         costs = tuple(min(book.least_units(limit.view.selector), limit.limit_units) for limit in self.limits)
         checklist = self._checklists.of("", book.cheapest_units(main), main, self.limits, costs, "")
-        checklist, request, result = self._counted(checklist, Charge(0, main, "", "", "", ""))
-        standings, clocks = standings_of(checklist, request, result)
-        room_ms = tuple(room_at(one, clocks, self._entries, clocks.now_ms) if one.full else None for one in standings)
-        full = self._full(checklist, request, result)
+        checklist, request, result = yield from self._counting(checklist, Charge(0, main, "", "", "", ""))
+        room_ms = yield from self._with_log(partial(_room_of_each, *standings_of(checklist, request, result)))
+        full = yield from self._with_log(partial(self._full, checklist, request, result))
         closed, next_ms = result.exhaustion, full.retry_at_ms if full is not None else None
         if closed is not None:
             next_ms = None if closed.until_ms == NEVER else max(next_ms or 0, closed.until_ms + self._jitter_ms)
@@ -280,7 +285,7 @@ class Budget:
             known = [method for method in methods if book.canonical(method) in book.methods]
             prices = {method: book.price(method) for method in known}
             by_share = sorted(prices, key=lambda m: prices[m].units / book.buckets[prices[m].bucket].quota_units)
-            dearest = self._would_be_told(by_share[-1]) if by_share else None
+            dearest = (yield from self._would_be_told(by_share[-1])) if by_share else None
         return Outlook(
             result.now_ms,
             states_of(checklist, request, result),
@@ -292,7 +297,16 @@ class Budget:
             ahead_ms(result),
         )
 
-    def _full(self, checklist: Checklist, request: ChargeRequest, result: ChargeResult) -> Decision | None:
+    def _with_log(self, say: Callable[[ReadEntries], T]) -> Steps[T]:
+        """What can mostly be said without the log. Where it must be read, that is a step."""
+        try:
+            return say(unread)
+        except LogNeededError:
+            return (yield partial(say, self._entries))  # type: ignore[no-any-return]
+
+    def _full(
+        self, checklist: Checklist, request: ChargeRequest, result: ChargeResult, read: ReadEntries
+    ) -> Decision | None:
         """The refusal of a call by the limits that count every call of its bucket; None where these admit it."""
         bucket = checklist.bucket
         counting_all = [n for n, one in enumerate(checklist.limits) if not one.narrow and _selects(one, bucket)]
@@ -313,31 +327,30 @@ class Budget:
                 unlogged=tuple(result.unlogged[n] for n in counting_all) if result.unlogged else (),
                 leaving_ms=tuple(result.leaving_ms[n] for n in counting_all) if result.leaving_ms else (),
             ),
-            self._entries,
+            read,
             commit=False,
         )
 
-    def _would_be_told(self, method: str) -> Decision | None:
+    def _would_be_told(self, method: str) -> Steps[Decision | None]:
         """The decision of `peek` for a method by the ledger alone; None for a call that can never be admitted."""
         try:
             checklist = self._checklists.make((method, None, None, ""))
-            checklist, request, result = self._ask_ledger(
-                checklist, Charge(checklist.units, checklist.bucket, checklist.method, "", "", ""), commit=False
-            )
+            charge = Charge(checklist.units, checklist.bucket, checklist.method, "", "", "")
+            checklist, request, result = yield from self._asking(checklist, (charge,), False, looks=True)
         except UsageError:
             return None
         except PriceChangedError:  # it changed just now
-            return self._would_be_told(method)
-        return self._answers.decision(checklist, request, result, self._entries, commit=False)
+            return (yield from self._would_be_told(method))
+        return (yield from self._with_log(partial(self._answers.decision, checklist, request, result, commit=False)))
 
     def _look(self, job: str) -> tuple[Checklist, ChargeRequest, ChargeResult]:
         checklist = self._checklists.of("", 0, "", self.limits, (0,) * len(self.limits), job)
-        return self._counted(checklist, Charge(0, "", "", "", "", ""))
+        return run(self._counting(checklist, Charge(0, "", "", "", "", "")))
 
-    def _counted(self, checklist: Checklist, charge: Charge) -> tuple[Checklist, ChargeRequest, ChargeResult]:
+    def _counting(self, checklist: Checklist, charge: Charge) -> Steps[_Asked]:
         """What the ledger counts, for people: they wait for one that has a long log to count first."""
         for _ in range(MAX_COUNTING):
-            checklist, request, result = self._ask_ledger(checklist, charge, commit=False)
+            checklist, request, result = yield from self._asking(checklist, (charge,), False, looks=True)
             if result.outcome == "clock":
                 raise LedgerError(f"ledger {self.ledger.label}: {clocks_of(request, result)}; {SET_THE_CLOCK}")
             if result.outcome != "counting":
@@ -533,11 +546,18 @@ class Budget:
         return run(self._asking(checklist, (charge,), commit))
 
     def _asking(
-        self, checklist: Checklist, charges: tuple[Charge, ...], commit: bool, asked: _Asked | None = None
+        self,
+        checklist: Checklist,
+        charges: tuple[Charge, ...],
+        commit: bool,
+        asked: _Asked | None = None,
+        *,
+        looks: bool = False,
     ) -> Steps[_Asked]:
         """Send one request to the ledger; return it with the result, and with the checklist that it follows. The budget
         sends it again with a fresh time if this machine's clock proved wrong, with lower caps if upstream grants less
-        than this process knew, and after it has restored data that the ledger lost. `asked`: it was sent once."""
+        than this process knew, and after it has restored data that the ledger lost. `asked`: it was sent once. `looks`:
+        somebody looks at the numbers; of that, the ledger's history is told nothing."""
         high_water_mark = self._high_water_mark
         clock_tries = behind_tries = grant_tries = 0
         while True:
@@ -569,14 +589,14 @@ class Budget:
                     return checklist, request, result._replace(outcome="clock", seen_ahead_ms=seen.seen_ms)
                 if commit:  # the lost request may still arrive; it must not be mistaken for this one
                     charges = self._anew(charges)
-            elif result.outcome in ("clock", "counting") or self._is_ordinary(request, result):
+            elif result.outcome in ("clock", "counting") or self._is_ordinary(request, result, looks=looks):
                 return checklist, request, result
             else:
                 if self._said_ahead or ahead_ms(result):
                     self._say_ahead(result)
                 if high_water_mark is not None and (yield partial(high_water_mark.record, request.checks, result)):
                     new_key, retention_ms = self._attempt_keys.next(), self._retention_ms
-                    lacked = yield partial(high_water_mark.follow_up, self.ledger, result, new_key, retention_ms)
+                    lacked = yield high_water_mark.to_follow_up(self.ledger, result, new_key, retention_ms)
                     if lacked and behind_tries < MAX_LOSSES:
                         behind_tries += 1
                         for charge_id in result.ids:  # the call has not left
@@ -585,7 +605,7 @@ class Budget:
                         charges = self._anew(charges) if result.ids else charges
                         continue
                 recorder = self._recorder
-                if recorder is not None and recorder.is_due(result.now_ms):
+                if not looks and recorder is not None and recorder.is_due(result.now_ms):
                     newest_before_ms = max(request.expected.ids, default=(0, 0))[0]
                     yield partial(recorder.answered, result.now_ms, newest_before_ms)
                 return checklist, request, result
@@ -619,13 +639,13 @@ class Budget:
             ),
         )
 
-    def _is_ordinary(self, request: ChargeRequest, result: ChargeResult) -> bool:
+    def _is_ordinary(self, request: ChargeRequest, result: ChargeResult, *, looks: bool = False) -> bool:
         """Whether a decision needs nothing more but to be said. What it showed is recorded then, or is once more."""
         recorder, high_water_mark = self._recorder, self._high_water_mark
         return (
             result.outcome in _DECIDED
             and not (self._said_ahead or ahead_ms(result))
-            and (recorder is None or not recorder.is_due(result.now_ms))
+            and (looks or recorder is None or not recorder.is_due(result.now_ms))
             and (high_water_mark is None or high_water_mark.record_at_once(request.checks, result) is False)
         )
 
@@ -694,6 +714,11 @@ def deciding(
 ) -> Steps[Decision]:
     """`Budget.charge`, or without `commit` `Budget.peek`, for whoever does the steps: see `quota.common.steps`."""
     return budget._deciding(method, units, None, job, region, commit=commit)
+
+
+def looking(budget: Budget, methods: Iterable[str] = ()) -> Steps[Outlook]:
+    """`Budget.outlook`, for whoever does the steps."""
+    return budget._looking(methods)
 
 
 def deciding_many(
@@ -826,6 +851,11 @@ SESSION_CLOSED = "this session is closed; open another one with quota.open() or 
 
 
 # -- parts of the budget -----------------------------------------------------------------------------------------------
+
+
+def _room_of_each(standings: Sequence[Standing], clocks: Clocks, read: ReadEntries) -> tuple[int | None, ...]:
+    """When each limit that refused has room; None for the others."""
+    return tuple(room_at(one, clocks, read, clocks.now_ms) if one.full else None for one in standings)
 
 
 def _selects(limit: Limit, bucket: str) -> bool:

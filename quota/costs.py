@@ -152,7 +152,16 @@ class CostBook(NamedTuple):
 
     def at(self, at_ms: int) -> CostBook:
         """This book with only the prices valid at `at_ms`, without past and future ones."""
-        return self._replace(methods={method: (self.price_at(method, at_ms)[0],) for method in self.methods})
+        valid = _valid.get(id(self))
+        if valid is None or valid.of is not self or not valid.since_ms <= at_ms < valid.until_ms:
+            prices = {method: self.price_at(method, at_ms) for method in self.methods}
+            since_ms = max((since for _, (since, _) in prices.values()), default=0)
+            until_ms = min((until for _, (_, until) in prices.values()), default=NEVER)
+            book = self._replace(methods={method: (price,) for method, (price, _) in prices.items()})
+            if len(_valid) >= MAX_VALID:
+                _valid.clear()
+            valid = _valid[id(self)] = _Valid(self, since_ms, until_ms, book)
+        return valid.book
 
     @property
     def zone(self) -> str:
@@ -193,3 +202,19 @@ class CostBook(NamedTuple):
         if hint.startswith("known:"):
             hint = f"`quota costs` lists the {len(self.methods)} it has."
         return f"cost book {self.name!r} has no method {show(method)}; {hint}"
+
+
+class _Valid(NamedTuple):
+    """A book with the prices that are valid between two times."""
+
+    of: CostBook
+    since_ms: int
+    until_ms: int
+    book: CostBook
+
+
+MAX_VALID = 100
+"""So many are remembered."""
+
+_valid: dict[int, _Valid] = {}
+"""What `CostBook.at` made last, by the book's address: many credentials have one book."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from quota.attribution import AttemptKeys, attempt_number, machine_name
@@ -60,6 +61,14 @@ class Session:
         those of all later ones. Compare it with `quota.attribution.attempt_number`."""
         return attempt_number(self._attempt_keys.next())
 
+    @cached_property
+    def _jitter_ms(self) -> int:
+        return machine_jitter_ms()
+
+    @cached_property
+    def _state_folder(self) -> Path:
+        return state_folder()
+
     @property
     def ledger(self) -> Ledger:
         """The one ledger of this session, opened on first access."""
@@ -99,7 +108,7 @@ class Session:
                 ledger=self.ledger,
                 leave=self._leaves.get(chosen.name),
                 clock=self._clock,
-                jitter_ms=machine_jitter_ms(),
+                jitter_ms=self._jitter_ms,
                 attempt_keys=self._attempt_keys,
                 allowance=self._open_allowance(),
                 high_water_mark=self._open_high_water_mark(identity),
@@ -121,7 +130,7 @@ class Session:
         if identity not in self._high_water_marks:
             from quota.recovery.high_water_mark import open_high_water_mark
 
-            opened = open_high_water_mark(state_folder(), identity, self.ledger.label)
+            opened = open_high_water_mark(self._state_folder, identity, self.ledger.label)
             self._high_water_marks[identity] = opened
         return self._high_water_marks[identity]
 

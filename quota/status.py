@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+from quota.budget import looking
 from quota.checklist import cap
 from quota.common.clock import NEVER, rfc3339
 from quota.errors import Refused
-from quota.ledger.contract import ChargeRequest, LimitCheck, read_entries, retention_of
+from quota.ledger.contract import ChargeRequest, Inquiry, LimitCheck, Question, read_entries, retention_of
 from quota.ledger.entry import Charge
+from quota.ledger.side_by_side import run_side_by_side
 from quota.limits import DAY_MS, Calendar, Selector, Sliding, paced_until
 from quota.session import machine_jitter_ms
 from quota.settings.model import BUILT_IN_FETCHES
@@ -21,10 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from quota.budget import Budget, Outlook
+    from quota.common.steps import Steps
     from quota.costs import Bucket, CostBook
     from quota.decision import LimitState
     from quota.ledger.compared import Compared
-    from quota.ledger.contract import Exhaustion
+    from quota.ledger.contract import ChargeResult, Exhaustion, Notes
     from quota.ledger.grants import Grant
     from quota.limits import Limit, Window
     from quota.session import Session
@@ -164,7 +168,10 @@ def _compared_json(compared: Compared) -> dict[str, object]:
 
 
 def read_status(session: Session, credential: str | None = None) -> Status:
-    """The status of every credential of a session, or of one. Raises LedgerError."""
+    """The status of every credential of a session, or of one. Raises LedgerError.
+
+    `reading` reads that of one, in steps, and `run_side_by_side` does them for many: their questions share round trips.
+    """
     ledger = session.ledger
     at_ms = ledger.now_ms()
     credentials = session.settings.credentials
@@ -175,30 +182,33 @@ def read_status(session: Session, credential: str | None = None) -> Status:
     for job in session.settings.jobs.values():
         if job.fetch in BUILT_IN_FETCHES:
             fetches.setdefault(job.credential, []).append(BUILT_IN_FETCHES[job.fetch])
-    rows = []
-    for name in credentials if credential is None else [credential]:
+    names = credentials if credential is None else [credential]
+    jitter_ms = machine_jitter_ms()
+
+    def reading(name: str) -> Steps[CredentialRow]:
         settings, budget = credentials[name], session.budget(name)
-        outlook = budget.outlook(fetches.get(name, []))
+        outlook = yield from looking(budget, fetches.get(name, []))
+        notes: Notes = yield Inquiry(ledger, "notes", settings.project)
         # On each machine a closed bucket opens a little later than upstream's reset. The status uses that time too.
-        exhausted = [x for x in ledger.exhaustions(settings.project) if _ends(x) + machine_jitter_ms() > at_ms]
-        limits = tuple(_limit_rows(budget, outlook, exhausted, at_ms))
-        rows.append(
-            CredentialRow(
-                outlook,
-                settings.book.main_bucket.name,
-                tuple(settings.book.buckets),
-                tuple(other for other in sharing[settings.project] if other != name),
-                name,
-                settings.project,
-                settings.api,
-                budget.owed_units(),
-                limits,
-                tuple(exhausted),
-                tuple(_early(settings.book.at(at_ms), limits, exhausted)),
-                tuple(ledger.compared(settings.project)),
-            )
+        exhausted = [x for x in notes.exhaustions if _ends(x) + jitter_ms > at_ms]
+        limits = yield from _limit_rows(budget, outlook, notes, exhausted, at_ms)
+        return CredentialRow(
+            outlook,
+            settings.book.main_bucket.name,
+            tuple(settings.book.buckets),
+            tuple(other for other in sharing[settings.project] if other != name),
+            name,
+            settings.project,
+            settings.api,
+            budget.owed_units(),
+            limits,
+            tuple(exhausted),
+            tuple(_early(settings.book.at(at_ms), limits, exhausted)) if exhausted else (),
+            tuple(notes.compared),
         )
-    return Status(at_ms, ledger.label, ledger.shared, session.settings.path is None, tuple(rows))
+
+    rows = tuple(run_side_by_side(ledger, map(reading, names)))
+    return Status(at_ms, ledger.label, ledger.shared, session.settings.path is None, rows)
 
 
 def _ends(x: Exhaustion) -> int:
@@ -206,12 +216,14 @@ def _ends(x: Exhaustion) -> int:
     return x.reopened_ms + DAY_MS if x.reopened_ms and x.until_ms == NEVER else x.until_ms
 
 
-def _limit_rows(budget: Budget, outlook: Outlook, exhausted: Sequence[Exhaustion], at_ms: int) -> Iterable[LimitRow]:
-    counts_since_ms = budget.ledger.whole_after_ms(budget.project)
-    grants = {grant.bucket: grant for grant in budget.ledger.grants(budget.project) if grant.believed_at(at_ms)}
+def _limit_rows(
+    budget: Budget, outlook: Outlook, notes: Notes, exhausted: Sequence[Exhaustion], at_ms: int
+) -> Steps[tuple[LimitRow, ...]]:
+    counts_since_ms, rows = notes.whole_after_ms, []
+    grants = {grant.bucket: grant for grant in notes.grants if grant.believed_at(at_ms)}
     granted = {bucket: grant.quota_units for bucket, grant in grants.items()}
     closed = {x.bucket: x.until_ms for x in exhausted if not x.reopened_ms}
-    oldest_of = _oldest_of(budget, outlook.states, at_ms)
+    oldest_of = yield from _oldest_of(budget, outlook.states, at_ms)
     for limit, state, room_ms in zip(budget.limits, outlook.states, outlook.room_ms, strict=True):
         window, selector = limit.view.window, limit.view.selector
         upstream = {b.window for name, b in budget.book.buckets.items() if name in (selector.buckets or (name,))}
@@ -225,9 +237,7 @@ def _limit_rows(budget: Budget, outlook: Outlook, exhausted: Sequence[Exhaustion
         else:
             oldest_ms = oldest_of.get(limit.name)
             if oldest_ms is None and state.used_units > state.unlogged_units:
-                entries = read_entries(budget.ledger, budget.project, at_ms - window.window_ms + 1, NEVER)
-                counted = (e for e in entries if e.units and selector.counts(e.bucket, e.method, e.job))
-                oldest_ms = next((e.ms for e in counted), None)
+                oldest_ms = yield partial(_oldest_entry, budget, selector, at_ms - window.window_ms + 1)
             leaves_ms = [] if oldest_ms is None else [oldest_ms + window.window_ms]
             leaves_ms += [state.unlogged_next_ms] if state.unlogged_units else []
             next_ms = min(leaves_ms, default=at_ms)
@@ -240,22 +250,31 @@ def _limit_rows(budget: Budget, outlook: Outlook, exhausted: Sequence[Exhaustion
         if room_ms == NEVER:
             next_ms = room_ms = None
         exact_from_ms = exact_from(window, counts_since_ms, at_ms)
-        yield LimitRow(
-            limit,
-            state,
-            next_ms,
-            resets_ms,
-            zone,
-            counts_since_ms,
-            exact_from_ms,
-            room_ms,
-            opens_ms is not None or not enforced_units,
-            enforced_units,
-            grants[selector.buckets[0]] if enforced_units < limit.limit_units else None,
+        rows.append(
+            LimitRow(
+                limit,
+                state,
+                next_ms,
+                resets_ms,
+                zone,
+                counts_since_ms,
+                exact_from_ms,
+                room_ms,
+                opens_ms is not None or not enforced_units,
+                enforced_units,
+                grants[selector.buckets[0]] if enforced_units < limit.limit_units else None,
+            )
         )
+    return tuple(rows)
 
 
-def _oldest_of(budget: Budget, states: Sequence[LimitState], at_ms: int) -> dict[str, int]:
+def _oldest_entry(budget: Budget, selector: Selector, since_ms: int) -> int | None:
+    """The time of the oldest charge since then that a selector counts, by the log."""
+    entries = read_entries(budget.ledger, budget.project, since_ms, NEVER)
+    return next((e.ms for e in entries if e.units and selector.counts(e.bucket, e.method, e.job)), None)
+
+
+def _oldest_of(budget: Budget, states: Sequence[LimitState], at_ms: int) -> Steps[dict[str, int]]:
     """By sliding limit the time of the oldest charge that it counts, as far as the ledger says it.
 
     That charge must leave before one more unit fits into what is used. Refusals ask the same, so a ledger remembers it.
@@ -271,7 +290,7 @@ def _oldest_of(budget: Budget, states: Sequence[LimitState], at_ms: int) -> dict
     checks = tuple([LimitCheck(limit.view, units, 1, None) for limit, units in used])
     retention_ms = retention_of(limit.view.window for limit in budget.limits)
     request = ChargeRequest(budget.project, nothing, checks, (), at_ms, retention_ms=retention_ms)
-    result = budget.ledger.decide(request, commit=False)
+    result: ChargeResult = yield Question(budget.ledger, request, False)
     if result.outcome != "refused" or not result.leaving_ms:
         return {}
     answers = zip(used, result.used_units, result.leaving_ms, strict=True)

@@ -7,6 +7,7 @@ other packages come from the entry-point group `quota.commands`, which is read o
 
 from __future__ import annotations
 
+import gc
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -812,6 +813,7 @@ def _prove_over_http(as_json: bool) -> None:
 
 def run_click() -> int:
     """Run the command that `sys.argv` names, with the arguments as click reads them, and return its exit status."""
+    gc.set_threshold(50_000, 20, 50)  # what a command reads it needs to its end: to look for garbage in it takes long
     try:
         result = cli.main(prog_name="quota", standalone_mode=False)
     except click.ClickException as error:

@@ -54,7 +54,7 @@ def print_json(data: object, indent: int | None = 2) -> None:
 
     plain = (getattr(sys.stdout, "encoding", None) or "").lower() not in ("utf-8", "utf8")
     text = json.dumps(data, indent=indent, ensure_ascii=plain)
-    if not text.isprintable():
+    if not text.replace("\n", "").isprintable():
         text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
     echo(text)
 

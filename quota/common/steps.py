@@ -9,12 +9,25 @@ generator holds no lock while it waits for an answer, so it may be given up ther
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
 Steps = Generator[Callable[[], Any], Any, T]
 """A generator of steps. It returns T."""
+
+
+class InSteps(Generic[T]):
+    """A step that can be taken apart: called, it does all of `steps`. Who does several things side by side may do these
+    steps instead, each at its own time."""
+
+    __slots__ = ("steps",)
+
+    def __init__(self, steps: Callable[[], Steps[T]]) -> None:
+        self.steps = steps
+
+    def __call__(self) -> T:
+        return run(self.steps())
 
 
 def run(steps: Steps[T]) -> T:

@@ -19,7 +19,7 @@ view's total until it would have expired.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from quota.arguments import whole
 from quota.common.clock import LATEST_MS, NEVER
@@ -238,6 +238,28 @@ class Question:
         return self.ledger.decide(self.request, commit=self.commit)
 
 
+class Inquiry:
+    """A method of a ledger that only reads, on its way: a step, whose answer is what the method returns."""
+
+    __slots__ = ("args", "ledger", "name")
+
+    def __init__(self, ledger: Ledger, name: Literal["notes", "read"], *args: Any) -> None:
+        self.ledger, self.name, self.args = ledger, name, args
+
+    def __call__(self) -> Any:
+        return getattr(self.ledger, self.name)(*self.args)
+
+
+class Notes(NamedTuple):
+    """What a ledger keeps of a project beside its charges: `exhaustions`, `grants`, `compared` and `whole_after_ms`,
+    each as the method of that name returns it."""
+
+    exhaustions: Sequence[Exhaustion]
+    grants: Sequence[Grant]
+    compared: Sequence[Compared]
+    whole_after_ms: int
+
+
 def retention_of(windows: Iterable[Window]) -> int:
     """How long the log must be kept for these windows (L12)."""
     return max(MIN_RETENTION_MS, RETENTION_SLACK_MS + max((window.longest_ms for window in windows), default=0))
@@ -378,6 +400,10 @@ class Ledger(Protocol):
 
     def compared(self, project: str) -> Sequence[Compared]:
         """What `grant` stored last of what upstream counted. What cannot be read is left out."""
+        ...
+
+    def notes(self, project: str) -> Notes:
+        """All of these in one reading."""
         ...
 
     def claim(self, project: str, claim: Claim, *, take_over: bool = False) -> Claimed:

@@ -26,7 +26,7 @@ from quota.ledger.redis_errors import ErrorReply, Failed, Lost, NoAnswer, NotRed
 from quota.ledger.resp import INCOMPLETE, MAX_REPLY_BYTES, RawError, new_replies, pack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 PIECE_BYTES = 65_536
 """So much is received at once, and has as long to come as a whole short reply."""
@@ -101,17 +101,24 @@ class Line:
         reply = self._gets()
         if reply is INCOMPLETE:
             reply = self._rest(len(data), within_s, started_s)
-        if self._has_data():
-            raise NotRedis("more than was asked for")
+        self.check_quiet()
         return reply
 
     def replies(self, count: int, within_s: float) -> list[Any]:
         """The replies to several commands that were sent together."""
         started_s = time.monotonic()
         found = [self._rest(0, within_s, started_s) for _ in range(count)]
+        self.check_quiet()
+        return found
+
+    def next_reply(self, within_s: float) -> Any:
+        """The reply to the first of several commands that was not answered yet. `check_quiet` follows the last one."""
+        return self._rest(0, within_s, time.monotonic())
+
+    def check_quiet(self) -> None:
+        """Raises NotRedis where more has come than was asked for."""
         if self._has_data():
             raise NotRedis("more than was asked for")
-        return found
 
     def _rest(self, size: int, within_s: float, started_s: float) -> Any:
         """The next reply, after `size` bytes of it. A server may take `within_s` for each PIECE_BYTES."""
@@ -218,6 +225,34 @@ class Connections:
         if type(reply) is RawError:
             raise error_of(str(reply))
         return reply
+
+    def ask_all(self, several: Sequence[bytes]) -> list[Any]:
+        """What `ask` gives for each of these packed commands, asked together. A Failed stands where `ask` would raise
+        it. Each reply may take as long after the one before it as if it had been asked alone."""
+        idle, replies = self._idle, list[Any]()
+        line = _pop(idle)
+        is_new = line is None
+        try:
+            line = line or self.new_line()
+        except Failed as error:
+            return [error] * len(several)
+        answered = False
+        try:
+            line.send(b"".join(several), self.timeout_s)
+            while len(replies) < len(several):
+                reply = line.next_reply(self.timeout_s)
+                if type(reply) is RawError:
+                    self.check_primary(reply)
+                    reply = error_of(str(reply))
+                replies.append(reply)
+            line.check_quiet()
+            answered = True
+        except Failed as error:
+            failed = self.why(error) if is_new and not replies else error
+            replies += [failed] * (len(several) - len(replies))
+        finally:
+            self._end(line, idle, answered=answered)
+        return replies
 
     def check_primary(self, reply: RawError) -> None:
         """A primary that was replaced refuses to write: the next connection is made to the new one."""

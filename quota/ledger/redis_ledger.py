@@ -30,6 +30,7 @@ from quota.ledger.contract import (
     Ahead,
     ChargeResult,
     Exhaustion,
+    Notes,
     Repair,
     checked_exhaustion,
     checked_range,
@@ -80,7 +81,7 @@ from quota.ledger.state_fields import (
 from quota.limits import DAY_MS, HOUR_MS, Sliding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from quota.common.findings import Finding
     from quota.common.steps import Steps
@@ -335,9 +336,22 @@ class RedisLedger:
     def read(
         self, project: str, after: tuple[int, int], until_ms: int, count: int, within_s: float | None = None
     ) -> Sequence[Entry]:
-        after, until_ms, count = checked_range(after, until_ms, count)
-        args = [_from(after), str(until_ms), str(count)]
+        args = _of_a_range(after, until_ms, count)
         rows = self._retried(lambda: self._run("read", _keys(project), args, within_s), project)
+        return [self._read(_entry, row) for row in rows]
+
+    def reading(
+        self, project: str, after: tuple[int, int], until_ms: int, count: int, *_: object
+    ) -> Steps[Sequence[Entry]]:
+        """`read`, in steps. It is not asked again where the answer is lost: others are asked for at the same time."""
+        keys, args = _keys(project), _of_a_range(after, until_ms, count)
+        words = pack(("EVALSHA", script("read")[1], str(len(keys)), *keys, *args))
+        try:
+            rows = yield Command(self._ask, project, words)
+        except Failed as error:
+            if not _is_unknown_script(error):
+                raise self._error(error, project) from error
+            rows = yield partial(self._script, "read", project, args)
         return [self._read(_entry, row) for row in rows]
 
     def add_up(self, project: str, after: Id, through: Id) -> Iterator[HourOfLog]:
@@ -376,7 +390,9 @@ class RedisLedger:
         return self._read(read_exhaustion, reply)
 
     def exhaustions(self, project: str) -> Sequence[Exhaustion]:
-        state = self._state(project)
+        return self._exhaustions(self._state(project))
+
+    def _exhaustions(self, state: Mapping[str, str]) -> Sequence[Exhaustion]:
         kinds = [(field.partition(":")[0], record) for field, record in state.items()]
         lifted = [self._read(read_exhaustion, record) for kind, record in kinds if kind == "reopened"]
         closed = [self._read(read_exhaustion, record) for kind, record in kinds if kind == "closed"]
@@ -384,10 +400,32 @@ class RedisLedger:
         return [known[bucket] for bucket in sorted(known)]
 
     def _state(self, project: str) -> dict[str, str]:
-        reply = self._query("HGETALL", _keys(project).state)
+        return self._checked_state(self._query("HGETALL", _keys(project).state))
+
+    def _checked_state(self, reply: Any) -> dict[str, str]:
         state: dict[str, str] = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
         self._check_format(state.get("format"), state.get("epoch"), is_new=not state)
         return state
+
+    def notes(self, project: str) -> Notes:
+        return self._notes(self._state(project))
+
+    def noting(self, project: str) -> Steps[Notes]:
+        """`notes`, in steps."""
+        command = "HGETALL", _keys(project).state
+        try:
+            reply = yield Command(self._ask, project, pack(command))
+        except Failed:
+            reply = yield partial(self._query, *command)
+        return self._notes(self._checked_state(reply))
+
+    def _notes(self, state: Mapping[str, str]) -> Notes:
+        return Notes(
+            exhaustions=self._exhaustions(state),
+            whole_after_ms=self._read(read_ms, state.get("trimmed_through_ms") or "0"),
+            grants=self._read(read_grants, state.get("granted") or ""),
+            compared=read_compared(state.get("compared") or ""),
+        )
 
     def reopen(self, project: str, bucket: str, because: str = "") -> bool:
         return bool(self._script("reopen", project, [self._now(), text(bucket, "bucket"), json.dumps(because)]))
@@ -971,6 +1009,12 @@ def _leaving_ms(request: ChargeRequest, words: list[str]) -> tuple[int | None, .
 def _usages(checks: Sequence[LimitCheck], text: str) -> tuple[tuple[UnloggedUsage, ...], ...]:
     """A line for each limit."""
     return tuple(read_usages(check.view.name, line) for check, line in zip(checks, text.split("\n"), strict=True))
+
+
+def _of_a_range(after: Id, until_ms: int, count: int) -> list[str]:
+    """The arguments of read.lua."""
+    after, until_ms, count = checked_range(after, until_ms, count)
+    return [_from(after), str(until_ms), str(count)]
 
 
 def _leading_ms(text: str) -> int:

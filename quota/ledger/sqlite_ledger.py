@@ -29,6 +29,7 @@ from quota.ledger.contract import (
     Ahead,
     ChargeResult,
     Exhaustion,
+    Notes,
     Repair,
     checked_exhaustion,
     checked_range,
@@ -746,6 +747,17 @@ class SqliteLedger:
         sql = "SELECT compared FROM projects WHERE project = ?"
         row = self._transact(project, lambda db: db.execute(sql, (project,)).fetchone(), write=False)
         return read_compared("" if row is None else str(row[0]))
+
+    def notes(self, project: str) -> Notes:
+        sql = "SELECT granted, compared FROM projects WHERE project = ?"
+
+        def work(db: sqlite3.Connection) -> Notes:
+            exhaustions = list(exhaustions_of(db, project).values())
+            whole_after_ms = self._trimmed_through_ms(db, project)
+            granted, compared = db.execute(sql, (project,)).fetchone() or ("", "")
+            return Notes(exhaustions, _read_granted(granted), read_compared(str(compared)), whole_after_ms)
+
+        return self._transact(project, work, write=False)
 
     def claim(self, project: str, claim: Claim, *, take_over: bool = False) -> Claimed:
         return self._claims(project, claim, lambda record, checked: record.claim(checked, take_over=take_over))

@@ -47,6 +47,7 @@ from typing import TYPE_CHECKING
 from quota.common.clock import NEVER, rfc3339
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
+from quota.common.steps import InSteps, run
 from quota.common.text import one_line, quoted
 from quota.common.values import NamedTuple
 from quota.errors import LedgerError
@@ -54,6 +55,7 @@ from quota.ledger.contract import (
     NOTHING_EXPECTED,
     RETENTION_SLACK_MS,
     Expected,
+    Inquiry,
     root_of,
 )
 from quota.ledger.unlogged import is_carry
@@ -79,6 +81,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from quota.common.steps import Steps
     from quota.ledger.contract import ChargeResult, Identity, Ledger, LimitCheck
     from quota.ledger.entry import Entry, Id
     from quota.ledger.unlogged import UnloggedUsage
@@ -230,10 +233,11 @@ class HighWaterMark:
         return self._expected if time.monotonic() < self._next_look_s else None
 
     def _look_and_set_expected(self) -> None:
-        if not self._started:
+        begins = not self._started
+        if begins:
             self._start()
             self._started = True
-        self._look()
+        self._look(begins=begins)
         self._set_expected()
         self._next_look_s = time.monotonic() + LOOK_EVERY_S
 
@@ -303,12 +307,12 @@ class HighWaterMark:
             if usage.until_ms > since_ms and not is_carry(usage.epoch) and root_of(usage.epoch) != root:
                 merge(self._other_losses, usage, self._decided_ms)
 
-    def _look(self) -> None:
-        """Find out what the other processes of this machine have seen."""
+    def _look(self, *, begins: bool) -> None:
+        """Find out what the other processes of this machine have seen. `begins`: all of it was read just now."""
         if self._file is None:
             return
         try:
-            if not self._epoch:
+            if not (self._epoch or begins):
                 self._recall(None)
             others = self._file.newest_of_others(self._epoch_tag)
         except OSError as error:
@@ -466,6 +470,14 @@ class HighWaterMark:
     # -- the log, slice by slice ---------------------------------------------------------------------------------------
 
     def follow_up(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> bool:
+        """`to_follow_up`, done."""
+        return run(self.following_up(ledger, result, new_epoch, retention_ms))
+
+    def to_follow_up(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> InSteps[bool]:
+        """What is to be done after `record` said so: one step, or several."""
+        return InSteps(partial(self.following_up, ledger, result, new_epoch, retention_ms))
+
+    def following_up(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> Steps[bool]:
         """Hand the ledger a carry that it lacks, or else read on. If it does not answer, try again: the carry with the
         next decision, the log in a minute. The arguments are as in `restore_missing`.
 
@@ -482,7 +494,7 @@ class HighWaterMark:
                     self._change(partial(self._carry_over, ledger, result, new_epoch, retention_ms, watermarks))
                     carried = True
         if not carried:
-            self.read_on(ledger, PIECE)
+            yield from self._reading_on(ledger, PIECE)
         return carried
 
     def _is_too_late(self, result: ChargeResult) -> bool:
@@ -497,9 +509,9 @@ class HighWaterMark:
         """Read a last piece of the log, if the ledger answers in time: this process is about to give it up."""
         if time.monotonic() < self._next_look_s + FRESH_S:
             self._next_read_s = 0.0
-            self.read_on(ledger, LAST_PIECE, END_WITHIN_S)
+            run(self._reading_on(ledger, LAST_PIECE, END_WITHIN_S))
 
-    def read_on(self, ledger: Ledger, count: int, within_s: float | None = None) -> None:
+    def _reading_on(self, ledger: Ledger, count: int, within_s: float | None = None) -> Steps[None]:
         """Read a piece of the slices that are over, for all views of the last decision at once, and keep their sums.
 
         Nobody waits for it: no lock is held meanwhile.
@@ -515,7 +527,8 @@ class HighWaterMark:
         try:
             self._reading = True
             nothing = after >= (until_ms, NEVER)
-            entries = [] if nothing else ledger.read(self._project, after, until_ms, count, within_s)
+            of_the_log = self._project, after, until_ms, count, within_s
+            entries: Sequence[Entry] = [] if nothing else (yield Inquiry(ledger, "read", *of_the_log))
         except LedgerError:
             return
         finally:

@@ -43,7 +43,7 @@ _OF_AN_IDENTITY = re.compile(r"[0-9a-f]{32}")
 def watermark_path(folder: Path, identity: Identity) -> str:
     """Where in a state folder the file of an identity is."""
     spelled = re.sub(r"[^A-Za-z0-9._-]", "_", identity.project)
-    return str(folder / FOLDER / f"{spelled}-{identity.upstream_hash[:16]}" / identity.hash)
+    return os.path.join(folder, FOLDER, f"{spelled}-{identity.upstream_hash[:16]}", identity.hash)
 
 
 def siblings_of(path: str) -> list[str]:

@@ -93,7 +93,8 @@ class RedisStorage:
 
     def restore(self, copy: list[dict[bytes, bytes]]) -> None:
         for client, kept in zip(self.clients, copy, strict=True):
-            with client.pipeline(transaction=True) as pipe:
+            projects = {key.partition(b"}")[0] for key in kept}  # a cluster has no step for several of them
+            with client.pipeline(transaction=len(self.clients) == 1 or len(projects) == 1) as pipe:
                 pipe.flushall()
                 for key, value in kept.items():
                     pipe.restore(key, 180_000_000, value)

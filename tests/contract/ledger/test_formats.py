@@ -56,6 +56,7 @@ WORK: dict[str, Callable[[Setup], Any]] = {
     "whole_after_ms": lambda setup: setup.ledger.whole_after_ms(setup.project),
     "grant": lambda setup: setup.ledger.grant(setup.project, [Grant("units", 9, NOW, NOW + DAY_MS)]),
     "compared": lambda setup: setup.ledger.compared(setup.project),
+    "notes": lambda setup: setup.ledger.notes(setup.project),
     "grants": lambda setup: setup.ledger.grants(setup.project),
     "claim": lambda setup: setup.ledger.claim(setup.project, claim_of("web1")),
     "end_claim": lambda setup: setup.ledger.end_claim(setup.project, claim_of("web1"), "done"),

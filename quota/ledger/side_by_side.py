@@ -1,0 +1,103 @@
+"""Several things that ask one ledger, done side by side: what they ask a Redis server leaves in one piece.
+
+Each of them is a generator of steps (`quota.common.steps`). A BATCH of them goes on until each needs an answer of the
+server; then all questions are sent together, and each generator gets its own reply. So a batch takes as many round
+trips as the one of its generators that asks most, and the server answers each question as a command of its own: nobody
+else waits for a batch. An SQLite file and a cluster, whose nodes each have some of the keys, are asked one by one.
+
+What is raised is what doing one after the other would have raised: the error of the first that fails. Those after it
+are given up.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from quota.common.steps import InSteps, run
+from quota.ledger.contract import Inquiry, Question
+from quota.ledger.redis_errors import Failed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from quota.common.steps import Steps
+    from quota.ledger.contract import Ledger
+    from quota.ledger.redis_connection import Connections
+    from quota.ledger.redis_ledger import Command, RedisLedger
+
+T = TypeVar("T")
+
+BATCH = 100
+"""So many go on side by side: their questions and replies are all that is kept."""
+
+
+def run_side_by_side(ledger: Ledger, all_steps: Iterable[Steps[T]]) -> Iterator[T]:
+    """What each of them leads to, in their order."""
+    connections_of: Callable[[], Connections | None] | None = getattr(
+        ledger, "connections", None
+    )  # Redis alone has any
+    connections = None if connections_of is None else connections_of()
+    if connections is None:
+        yield from map(run, all_steps)
+        return
+    waiting, size = (
+        iter(all_steps),
+        1,
+    )  # the first alone: it loads the scripts, and finds out whether there is an answer
+    while batch := list(islice(waiting, size)):
+        yield from _run_batch(connections, [_commands(steps) for steps in batch])
+        size = BATCH
+
+
+def _run_batch(connections: Connections, batch: list[Steps[T]]) -> list[T]:
+    results: dict[int, T] = {}
+    failed: Exception | None = None
+    replies: list[tuple[int, Any]] = [(n, None) for n in range(len(batch))]
+    while replies:
+        asked: list[tuple[int, Command]] = []
+        for n, reply in replies:
+            try:
+                steps = batch[n]
+                asked.append((n, steps.throw(reply) if isinstance(reply, Failed) else steps.send(reply)))  # type: ignore[arg-type]
+            except StopIteration as ended:
+                results[n] = ended.value
+            except Exception as error:  # nobody after it would have been asked, had they been asked in turn
+                failed = error
+                break
+        answers = connections.ask_all([command.words for _, command in asked]) if asked else []
+        replies = [(n, answer) for (n, _), answer in zip(asked, answers, strict=True)]
+    if failed is not None:
+        raise failed
+    return [results[n] for n in range(len(batch))]
+
+
+def _commands(steps: Steps[T]) -> Steps[T]:
+    """The same, with no steps left but commands for the server: the others are taken apart, or done."""
+    try:
+        step: Any = next(steps)
+        while True:
+            try:
+                apart = _apart(step)
+                if apart is not None:
+                    answer = yield from _commands(apart)
+                else:
+                    answer = (yield step) if hasattr(step, "words") else step()
+            except BaseException as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as ended:
+        return ended.value  # type: ignore[no-any-return]
+
+
+def _apart(step: Any) -> Steps[Any] | None:
+    """The smaller steps of a step; None where it has none."""
+    if isinstance(step, InSteps):
+        return step.steps()
+    if isinstance(step, (Question, Inquiry)):
+        ledger: RedisLedger = step.ledger  # type: ignore[assignment]
+        if isinstance(step, Question):
+            return ledger.deciding(step.request, commit=step.commit)
+        return (ledger.noting if step.name == "notes" else ledger.reading)(*step.args)
+    return None

@@ -1,0 +1,177 @@
+"""The status of many projects: in few round trips, and as if each had been asked for by itself."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+
+from quota.errors import LedgerError
+from quota.ledger import side_by_side
+from quota.ledger.contract import Exhaustion
+from quota.ledger.grants import Grant
+from quota.limits import DAY_MS, HOUR_MS
+from quota.session import Session
+from quota.settings.load import load_settings
+from quota.status import read_status
+from support.losses import SqliteStorage
+from support.proxy import Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from support.losses import LedgerStorage
+    from support.servers import RedisServer
+
+NOW_MS = 1_795_255_200_000
+SEARCH_UNITS = 100
+
+
+class Scene:
+    """A configuration of so many projects, `p0` and on."""
+
+    def __init__(self, url: str, folder: Path, projects: int) -> None:
+        self.folder, self.now_ms = folder, NOW_MS
+        self.names = [f"p{n}" for n in range(projects)]
+        self.place(url)
+
+    def place(self, url: str) -> None:
+        parts = [f'[ledger]\nurl = "{url}"\nname = "tests"\n']
+        parts += [f'[credentials.{name}]\napi = "youtube-v3"\nproject = "{name}"\n' for name in self.names]
+        (self.folder / "quota.toml").write_text("".join(parts), encoding="utf-8")
+
+    def session(self) -> Session:
+        return Session(load_settings(self.folder / "quota.toml"), clock=lambda: self.now_ms)
+
+    def charge(self, every: int = 1, calls: int = 1) -> None:
+        with self.session() as session:
+            for name in self.names[::every]:
+                for _ in range(calls):
+                    assert session.budget(name).charge("search.list").admitted
+
+    def read(self) -> Any:
+        """The status, or what was said instead of it."""
+        with self.session() as session:
+            try:
+                return read_status(session).as_json()["credentials"]
+            except LedgerError as error:
+                return f"{type(error).__name__}: {error}"
+
+
+@pytest.fixture
+def proxied(redis_server: RedisServer) -> Any:
+    with redis.Redis(port=redis_server.port) as client:
+        client.flushall()
+    with Proxy(redis_server.port) as proxy:
+        yield proxy
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first look", "later"])
+def test_round_trips_do_not_grow_with_the_projects(
+    proxied: Proxy, state_dir: Path, tmp_path: Path, first: bool
+) -> None:
+    scene = Scene(proxied.url, tmp_path, 300)
+    scene.charge()
+    scene.now_ms += 3 * HOUR_MS
+    if first:
+        shutil.rmtree(state_dir)
+    before = proxied.trips
+    assert [credential["limits"][0]["used_units"] for credential in scene.read()] == [SEARCH_UNITS] * 300
+    assert proxied.trips - before < 60
+
+
+def closed(scene: Scene, _: LedgerStorage) -> None:
+    with scene.session() as session:
+        for name in scene.names[::2]:
+            session.ledger.exhaust(name, Exhaustion("units", NOW_MS, NOW_MS + DAY_MS, "so it said", "host:1"))
+            session.ledger.grant(name, [Grant("units", 5_000, NOW_MS, NOW_MS + DAY_MS)])
+        for name in scene.names[::4]:
+            session.ledger.reopen(name, "units", "asked")
+
+
+def full(scene: Scene, _: LedgerStorage) -> None:
+    scene.charge(every=3, calls=91)
+
+
+def lost(scene: Scene, place: LedgerStorage) -> None:
+    """The server is restored from a copy of before: this machine saw more, of every other project."""
+    copy = place.copy()
+    scene.now_ms += HOUR_MS
+    scene.charge(every=2, calls=3)
+    place.restore(copy)  # type: ignore[arg-type]
+
+
+def emptied(_: Scene, place: LedgerStorage) -> None:
+    place.empty()
+
+
+def damaged(_: Scene, place: LedgerStorage) -> None:
+    """Of two in one batch the first in the configuration is told of, whatever is asked of it last."""
+    if isinstance(place, SqliteStorage):
+        with closing(sqlite3.connect(place.path)) as db, db:
+            db.execute("UPDATE projects SET granted = 'more than that' WHERE project IN ('p10', 'p12')")
+        return
+    with place.open() as client:
+        client.hset("quota:{p10}:state", "granted", "more than that")
+        client.hset("quota:{p12}:state", "format", "1")
+        client.hset("quota:{p14}:state", "closed:units", "not ours")
+
+
+def missing(_: Scene, place: LedgerStorage) -> None:
+    if isinstance(place, SqliteStorage):
+        with closing(sqlite3.connect(place.path)) as db, db:
+            for table in ("charges", "views", "projects"):
+                db.execute(f"DELETE FROM {table} WHERE project = 'p10'")  # noqa: S608
+        return
+    with place.open() as client:
+        for key in ("log", "state", "corrections", "history"):
+            client.delete(f"quota:{{p10}}:{key}")
+
+
+@pytest.mark.topology
+@pytest.mark.parametrize("what", [closed, full, lost, emptied, damaged, missing])
+def test_side_by_side_says_what_one_by_one_says(
+    ledger_place: LedgerStorage,
+    tmp_path: Path,
+    state_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    what: Callable[[Scene, LedgerStorage], None],
+) -> None:
+    monkeypatch.setattr(side_by_side, "BATCH", 7)
+    scene = Scene(ledger_place.url, tmp_path, 30)
+    scene.charge(every=5)
+    scene.charge(every=2, calls=2)
+    what(scene, ledger_place)
+    scene.now_ms += HOUR_MS
+    copy, answers = ledger_place.copy(), []
+    for way in ("side by side", "one by one"):
+        ledger_place.restore(copy)  # type: ignore[arg-type]
+        monkeypatch.setenv("QUOTA_STATE_DIR", str(shutil.copytree(state_dir, tmp_path / way)))
+        answers.append(scene.read())
+        monkeypatch.setattr("quota.status.run_side_by_side", lambda _, several: map(side_by_side.run, several))
+    assert answers[0] == answers[1]
+    assert (type(answers[0]) is str) == (what is damaged)
+    assert ("unlogged_units" in str(answers[0])) == (what in (lost, emptied, missing))
+
+
+@pytest.mark.parametrize("kind", ["drop-request", "drop-reply"])
+def test_a_server_that_vanishes_half_way_is_one_line(
+    proxied: Proxy, tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    """And after a connection that ended once, the answer is that of a server that stayed."""
+    monkeypatch.setattr(side_by_side, "BATCH", 7)
+    scene = Scene(proxied.url, tmp_path, 30)
+    scene.charge(every=2)
+    expected = scene.read()
+    proxied.fail(kind, match=b"{p17}")
+    assert scene.read() == expected
+    proxied.fail(kind, times=1_000, match=b"{p17}")
+    before = proxied.connections
+    said = scene.read()
+    assert said.startswith("LedgerError: ledger redis://127.0.0.1:")
+    assert proxied.connections - before < 12, "the others of its batch ask no more"
