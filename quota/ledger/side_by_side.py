@@ -1,4 +1,4 @@
-"""Several things that ask one ledger, done side by side: what they ask a Redis server leaves in one piece.
+"""Several looks at one ledger, side by side: what they ask a Redis server leaves in one piece.
 
 Each of them is a generator of steps (`quota.common.steps`). A BATCH of them goes on until each needs an answer of the
 server; then all questions are sent together, and each generator gets its own reply. So a batch takes as many round
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from quota.common.steps import InSteps, run
 from quota.ledger.contract import Inquiry, Question
-from quota.ledger.redis_errors import Failed
+from quota.ledger.redis_errors import Failed, Lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -65,11 +65,24 @@ def _run_batch(connections: Connections, batch: list[Steps[T]]) -> list[T]:
             except Exception as error:  # nobody after it would have been asked, had they been asked in turn
                 failed = error
                 break
-        answers = connections.ask_all([command.words for _, command in asked]) if asked else []
-        replies = [(n, answer) for (n, _), answer in zip(asked, answers, strict=True)]
+        replies = list(
+            zip([n for n, _ in asked], _ask(connections, [command.words for _, command in asked]), strict=True)
+        )
     if failed is not None:
         raise failed
     return [results[n] for n in range(len(batch))]
+
+
+def _ask(connections: Connections, commands: list[bytes]) -> list[Any]:
+    """The replies, each a Failed where there is none. Of what is only looked at, all that is lost is asked once more:
+    some of these generators have waited for the others, and have no time left to do so themselves."""
+    replies = connections.ask_all(commands) if commands else []
+    lost = [n for n, reply in enumerate(replies) if isinstance(reply, Lost)]
+    if lost:
+        again = connections.ask_all([commands[n] for n in lost])
+        for n, reply in zip(lost, again, strict=True):
+            replies[n] = reply
+    return replies
 
 
 def _commands(steps: Steps[T]) -> Steps[T]:
