@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quota.cli.tables import Column, FirstThatFits, tables
+from quota.cli.tables import Column, FirstThatFits, Line, tables
 from quota.common.clock import moment, second, weekday
-from quota.common.text import listed, many, printable, spell
+from quota.common.text import listed, many, spell
 from quota.ledger.history import MAX_CELLS, OTHER, RUN_CHARS
 from quota.settings.model import BUILT_IN_NOTICE
 from quota.wording.of_status import clock, closed, early_of, notes_of
@@ -175,9 +175,7 @@ def _short_hour(rfc3339_text: str) -> str:
 
 
 def line(text: str, style: str = "") -> RenderableType:
-    from rich.text import Text
-
-    return Text(printable(text), style, overflow="fold")
+    return Line(text, style)
 
 
 def told(parts: Iterable[Part]) -> RenderableType:
