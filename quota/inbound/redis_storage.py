@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from quota.arguments import MAX_NUMBER, whole, whole_clock
-from quota.common.clock import host_clock
+from quota.common.clock import elapsed_s, host_clock
 from quota.common.fork import start_over_in_child
 from quota.errors import StorageAway
 from quota.inbound.algorithms import gcra_used
@@ -354,34 +354,26 @@ class RedisStorage:
 
     def _command(self, words: Words, deadline: float) -> Any:
         client = self._connected()
+        ends_s = elapsed_s() + deadline - time.monotonic()
+        if not isinstance(client, Connections):
+            return client.execute_command(*words, ends_s=ends_s)
+        call = client.begin(*words)
+        if call is not None:
+            return call.reply(deadline - time.monotonic())
+        client.connect(ends_s)
         try:
-            if not isinstance(client, Connections):
-                return client.execute_command(*words)
             call = client.begin(*words)
-            if call is not None:
-                return call.reply(deadline - time.monotonic())
-            client.connect()
-            try:
-                call = client.begin(*words)
-                return client.execute_command(*words) if call is None else call.reply(deadline - time.monotonic())
-            except Failed as error:  # the first that came of a new connection
-                raise client.why(error) from error
-        except Failed:
-            raise
-        except BaseException:
-            # Out of a signal handler. A cluster's pools may keep a connection whose answer nobody has read.
-            if not isinstance(client, Connections):
-                self._client = None
-            raise
+            if call is None:
+                return client.execute_command(*words, ends_s=ends_s)
+            return call.reply(deadline - time.monotonic())
+        except Failed as error:  # the first that came of a new connection
+            raise client.why(error) from error
 
     def _connected(self) -> Connections | Cluster:
         client = self._client
         if client is None:
             with self._lock:
-                try:
-                    client = self._client = self._client or self._connect()
-                except Failed as error:
-                    raise self._away(error) from error
+                client = self._client = self._client or self._connect()
         return client
 
     def _away(self, error: Failed) -> StorageAway:
@@ -400,10 +392,8 @@ class RedisStorage:
             client.close()
 
     def start_over_in_child(self) -> None:
-        """Connect anew. What the parent met, the parent hands over."""
-        _left_to_parent.extend((self._client, self._connect))
-        self._client, self._lock, self._met = None, threading.RLock(), Met()
-        self._connect = client_maker(self._url, self.label, TIMEOUT_S, "inbound storage")
+        """What the parent met, the parent hands over. A thread that the child lacks may hold the lock."""
+        self._lock, self._met = threading.RLock(), Met()
 
 
 class _NoScript(Exception):  # noqa: N818  # never leaves this file
@@ -437,10 +427,6 @@ class _Pending:
 
     def finish(self) -> Decision:
         return self._storage._finish(self)
-
-
-_left_to_parent: list[object] = []
-"""Clients inherited over a fork. They are not even closed: a thread that the child lacks may hold their locks."""
 
 
 def _suffix(policy: Policy, limit: Limit, number: int) -> str:
@@ -504,5 +490,5 @@ def _count(text: str) -> int:
 
 
 def _pairs(reply: Any) -> dict[str, str]:
-    """A hash, as a single server answers it, or as the driver of a cluster does."""
-    return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
+    """A hash."""
+    return dict(zip(reply[::2], reply[1::2], strict=True))

@@ -39,7 +39,7 @@ class MovableRedisLedger(RedisLedger):
     def projects(self) -> list[str]:
         pattern = "quota:{*}:*"
         try:
-            client = self._client()
+            client = self._connect_once()
             if not isinstance(client, Connections):
                 found: Any = list(client.scan(pattern))
             else:
@@ -61,11 +61,6 @@ class MovableRedisLedger(RedisLedger):
             if overtaken
             else (super()._error(error, project))
         )
-
-    def _client(self) -> Any:
-        if self._connected is None:
-            self.now_ms()  # connects
-        return self._connected
 
     def standing(self, project: str) -> Standing:
         return self._change(project, "", "open", "", "", "", "")
@@ -127,14 +122,14 @@ class MovableRedisLedger(RedisLedger):
         cursor = "0"
         while True:
             cursor, piece = self._query("HSCAN", keys.state, cursor, "COUNT", SCAN_PIECE)
-            pairs = piece.items() if isinstance(piece, dict) else zip(piece[::2], piece[1::2], strict=True)
+            pairs = zip(piece[::2], piece[1::2], strict=True)
             known = {name for name, _ in lost} | NOT_MOVED
             yield [(str(name), str(value)) for name, value in pairs if name not in known]
             if str(cursor) == "0":
                 break
         while True:
             cursor, piece = self._query("HSCAN", _history_key(project), cursor, "COUNT", SCAN_PIECE)
-            pairs = piece.items() if isinstance(piece, dict) else zip(piece[::2], piece[1::2], strict=True)
+            pairs = zip(piece[::2], piece[1::2], strict=True)
             yield [(f"history:{name}", str(value)) for name, value in pairs if not str(name).startswith("refusal")]
             if str(cursor) == "0":
                 break

@@ -43,10 +43,8 @@ AT_ONCE = 16
 """So many questions leave together, before the turn of the loop ends: the server has something to do meanwhile."""
 
 UNSENT_S = 0.15
-"""A question is given up unsent so long after the time of two answers, which a decision with one retry may take."""
-
-UNANSWERED_S = 0.25
-"""The same for one that was sent. With answers that may take 0.35 s, both end within a second."""
+"""A question is given up unsent so long after the time of two answers, which a decision with one retry may take. One
+that was sent has the wall of the connections."""
 
 TICK_S = 0.02
 LOOK_AGAIN_S = 0.005
@@ -110,6 +108,7 @@ class LoopLine:
     def __init__(self, loop: AbstractEventLoop, connections: Connections) -> None:
         self._loop = loop
         self._connections = connections
+        self._wall_s = connections.wall_s
         self._line: Line | None = None
         self._connecting = self._closed = False
         self._will_flush = self._ticks = False
@@ -330,13 +329,13 @@ class LoopLine:
         return (
             self._is_silent(now_s)
             or any(since_s <= now_s - self._unsent_s for _, _, since_s in self._waiting)
-            or any(since_s <= now_s - self._unanswered_s for future, _, since_s in self._awaited if not future.done())
+            or any(since_s <= now_s - self._wall_s for future, _, since_s in self._awaited if not future.done())
         )
 
     def _give_up(self, at_s: float) -> None:
         """Give up what was late then and still is. The reply to a question that is too old is read in its turn."""
         for future, _, since_s in self._awaited:
-            if since_s <= at_s - self._unanswered_s and not future.done():
+            if since_s <= at_s - self._wall_s and not future.done():
                 future.set_result(NoAnswer("no answer"))
         waiting, self._waiting = self._waiting, deque()
         for question in waiting:
@@ -357,7 +356,3 @@ class LoopLine:
     @property
     def _unsent_s(self) -> float:
         return 2 * self._connections.timeout_s + UNSENT_S
-
-    @property
-    def _unanswered_s(self) -> float:
-        return 2 * self._connections.timeout_s + UNANSWERED_S

@@ -5,6 +5,9 @@ locks, events, and callbacks for each reply; to import it takes longer than all 
 connection is a bare socket here. `Server` makes one, ready for use; `quota.ledger.redis_sentinel` and
 `quota.ledger.redis_cluster` find out which server that is, and `quota.ledger.redis_tls` encrypts it.
 
+A call has an end (`elapsed_s`): whatever it takes to make a connection for it, it fails then. Only the system's look
+into the DNS takes as long as the system lets it.
+
 There are as many connections as calls under way at once. A call has a connection to itself until it has read its reply
 to the end. After anything else (a timeout, half a reply, more than a reply, an interrupt) the connection is closed and
 never used again, so no call can take another call's reply for its own. Nothing is sent twice.
@@ -20,6 +23,7 @@ import select
 import time
 from typing import TYPE_CHECKING, Any
 
+from quota.common.clock import elapsed_s
 from quota.common.fork import start_over_in_child
 from quota.common.values import NamedTuple
 from quota.ledger.redis_errors import ErrorReply, Failed, Lost, NoAnswer, NotRedis, error_of
@@ -27,6 +31,9 @@ from quota.ledger.resp import INCOMPLETE, MAX_REPLY_BYTES, RawError, new_replies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+SPARE_S = 0.25
+"""A call may take this beyond the time of two answers: with answers that may take 0.35 s, it ends within a second."""
 
 PIECE_BYTES = 65_536
 """So much is received at once, and has as long to come as a whole short reply."""
@@ -173,7 +180,8 @@ class Line:
 
 
 class Connections:
-    """The connections to a server; `connect` makes one. Safe to use from several threads and after a fork.
+    """The connections to a server; `connect` makes one by a given end. Safe to use from several threads and after a
+    fork.
 
     `timeout_s` is how long an answer may take. `why` finds out what is behind a new connection that ended before its
     first answer. `may_move`: another server may become the primary, and whoever connects finds out which one.
@@ -181,44 +189,49 @@ class Connections:
 
     def __init__(
         self,
-        connect: Callable[[], Line],
+        connect: Callable[[float], Line],
         timeout_s: float,
         *,
-        why: Callable[[Failed], Failed] | None = None,
+        why: Callable[[Failed, float], Failed] | None = None,
         may_move: bool = False,
     ) -> None:
-        self.new_line = connect
+        self._connect = connect
         self.timeout_s = timeout_s
-        self.why = why or _as_it_is
+        self.wall_s = 2 * timeout_s + SPARE_S
+        """A call that is told no other end has this long."""
+        self._why = why or _as_it_is
         self._may_move = may_move
         self._idle: list[Line] = []  # threads share it without a lock: append and pop are atomic
         start_over_in_child(self)
 
-    def execute_command(self, *command: str | bytes, within_s: float | None = None) -> Any:
+    def execute_command(self, *command: str | bytes, ends_s: float | None = None, within_s: float | None = None) -> Any:
         """The server's reply, unchanged. Raises Failed.
 
-        With `within_s` the reply may take no longer, and no new connection is made for it.
+        `ends_s` is when the call has to end (`elapsed_s`). With `within_s` the reply may take no longer, and no new
+        connection is made for it.
         """
-        return self.ask(pack(command), within_s)
+        return self.ask(pack(command), ends_s, within_s)
 
-    def ask(self, words: bytes, within_s: float | None = None) -> Any:
+    def ask(self, words: bytes, ends_s: float | None = None, within_s: float | None = None) -> Any:
         """The same for a command that is packed already."""
         idle = self._idle
         line = _pop(idle)
         is_new = line is None
+        if ends_s is None:
+            ends_s = elapsed_s() + self.wall_s
         if line is None:
             if within_s is not None:
                 raise NoAnswer("no connection is open")
-            line = self.new_line()
+            line = self._connect(ends_s)
         answered = False
         try:
-            reply = line.ask(words, self.timeout_s if within_s is None else within_s)
+            reply = line.ask(words, left_s(self.timeout_s, ends_s) if within_s is None else within_s)
             if type(reply) is RawError:
                 self.check_primary(reply)
             answered = True
         except Failed as error:
             if is_new:
-                raise self.why(error) from error
+                raise self._why(error, ends_s) from error
             raise
         finally:
             self._end(line, idle, answered=answered)
@@ -280,9 +293,17 @@ class Connections:
         call.send(words)
         return call
 
-    def connect(self) -> None:
+    def connect(self, ends_s: float) -> None:
         """Make an idle connection."""
-        self._idle.append(self.new_line())
+        self._idle.append(self._connect(ends_s))
+
+    def new_line(self) -> Line:
+        """A connection that is nobody else's."""
+        return self._connect(elapsed_s() + self.wall_s)
+
+    def why(self, error: Failed) -> Failed:
+        """What is behind this error, the first thing that came of a new connection."""
+        return self._why(error, elapsed_s() + self.timeout_s)
 
     def close(self) -> None:
         """Close all connections; those in use are closed when their call ends. The next call connects again."""
@@ -380,8 +401,13 @@ def raise_if_not_the_systems(error: OSError) -> None:
         raise error
 
 
-def _as_it_is(error: Failed) -> Failed:
+def _as_it_is(error: Failed, ends_s: float) -> Failed:
     return error
+
+
+def left_s(most_s: float, ends_s: float) -> float:
+    """How long something may take that has this time at most, and an end (`elapsed_s`)."""
+    return max(min(most_s, ends_s - elapsed_s()), 0.0)
 
 
 # -- a server ----------------------------------------------------------------------------------------------------------
@@ -391,7 +417,7 @@ class Server(NamedTuple):
     """Where a server is, a host and a port or the path of a unix socket, and what it is told first.
 
     `secured` makes the connection where it is encrypted. `explain` finds out what is behind a server that ended a
-    connection before it said anything.
+    connection before it said anything. Both go by `ends_s`, when all that is asked here has to end (`elapsed_s`).
     """
 
     timeout_s: float
@@ -406,10 +432,38 @@ class Server(NamedTuple):
     keepalive: bool = False
     secured: Callable[[Socket, Server], Line] | None = None
     explain: Callable[[Server, Failed], Failed] | None = None
+    ends_s: float = float("inf")
 
     def __repr__(self) -> str:
         """Without the password: it must not be seen where somebody shows the values of variables."""
         return f"<Server {self.path or f'{self.host}:{self.port}'}>"
+
+    def connections(self) -> Connections:
+        def connect(ends_s: float) -> Line:
+            return self._replace(ends_s=ends_s).connect()
+
+        def why(error: Failed, ends_s: float) -> Failed:
+            return self._replace(ends_s=ends_s).why(error)
+
+        return Connections(connect, self.timeout_s, why=why)
+
+    def ask(self, *commands: bytes) -> Any:
+        """The reply to the last of these packed commands, on a connection of its own. Raises Failed."""
+        line = self.connect()
+        try:
+            line.send(b"".join(commands), self.left_s(self.timeout_s))
+            replies = line.replies(len(commands), self.left_s(self.timeout_s))
+        except Failed as error:
+            raise self.why(error) from error
+        finally:
+            line.close()
+        for reply in replies:
+            if type(reply) is RawError:
+                raise error_of(str(reply))
+        return replies[-1]
+
+    def left_s(self, most_s: float) -> float:
+        return left_s(most_s, self.ends_s)
 
     def connect(self) -> Line:
         """A connection that is ready for commands. Raises Failed."""
@@ -428,9 +482,6 @@ class Server(NamedTuple):
     def why(self, error: Failed) -> Failed:
         """What is behind this error, the first thing that came of a new connection."""
         return error if self.explain is None or isinstance(error, (ErrorReply, NoAnswer)) else self.explain(self, error)
-
-    def connections(self) -> Connections:
-        return Connections(self.connect, self.timeout_s, why=self.why)
 
     def connected(self) -> Socket:
         """A bare connection."""
@@ -462,7 +513,7 @@ class Server(NamedTuple):
                     connected.setsockopt(_socket.SOL_SOCKET, _socket.SO_KEEPALIVE, 1)
             result = connected.connect_ex(address)
             if result in _UNDER_WAY:
-                if not _writable(connected, self.connect_timeout_s):
+                if not _writable(connected, self.left_s(self.connect_timeout_s)):
                     raise NoAnswer("not connected")
                 result = connected.getsockopt(_socket.SOL_SOCKET, _socket.SO_ERROR)
             if result:
@@ -487,8 +538,8 @@ class Server(NamedTuple):
             commands.append(("SELECT", str(self.db)))
         if not commands:
             return
-        line.send(b"".join(map(pack, commands)), self.timeout_s)
-        for reply in line.replies(len(commands), self.timeout_s):
+        line.send(b"".join(map(pack, commands)), self.left_s(self.timeout_s))
+        for reply in line.replies(len(commands), self.left_s(self.timeout_s)):
             if type(reply) is RawError:
                 raise error_of(str(reply))
 

@@ -93,7 +93,7 @@ def explained(error: Failed, where: str, timeout_s: float, user: str) -> str:
         return f"{where} is something else than Redis; check the url"
     if isinstance(error, Lost) and "number of clients" in said:
         return f"{where} has too many clients; raise its maxclients"
-    if isinstance(error, Lost) and ("not enabled" in said or "support disabled" in said):
+    if "cluster support disabled" in said:
         return f"{where} is no cluster; write redis{secure}:// for a single server"
     if isinstance(error, Lost) and "see no primary" in said:
         return f"{where} has no primary now, as its sentinels see it; run again in a moment"

@@ -141,7 +141,6 @@ class RedisLedger:
         self.label = label_of(url)
         self._clock = None if clock is None else whole_clock(clock)
         self._url = url
-        self._is_cluster = url.partition(":")[0].endswith("+cluster")
         self._connect = client_maker(url, self.label, self._timeout_s)
         self._connected: Connections | Cluster | None = None
         self._questions: dict[tuple[int, bool], _Question] = {}
@@ -152,9 +151,7 @@ class RedisLedger:
     def now_ms(self) -> int:
         if self._clock is not None:
             return self._clock()
-        answer = self._query("TIME")
-        # Of a cluster's nodes, the clock that is furthest behind.
-        seconds, micros = min(answer.values()) if isinstance(answer, dict) else answer
+        seconds, micros = self._query("TIME")
         return int(seconds) * 1000 + int(micros) // 1000
 
     # -- the decision ------------------------------------------------------------------------------------------------
@@ -163,7 +160,7 @@ class RedisLedger:
         started_s = elapsed_s()
         reply: Any
         try:
-            reply = self._ask(request.project, self._packed(request, commit))
+            reply = self._ask(request.project, self._packed(request, commit), started_s)
         except Failed as error:
             reply = error
         if type(reply) is str and "+" not in reply:
@@ -175,7 +172,7 @@ class RedisLedger:
         started_s = elapsed_s()
         reply: Any
         try:
-            reply = yield Command(self._ask, request.project, self._packed(request, commit))
+            reply = yield Command(self._ask, request.project, self._packed(request, commit), started_s)
         except Failed as error:
             reply = error
         if type(reply) is str and "+" not in reply:
@@ -186,7 +183,7 @@ class RedisLedger:
         """What follows from the first reply of a decision that began at `started_s`, or from a Failed in its place."""
         if isinstance(reply, Failed):
             again = _may_retry(reply, started_s)
-            if not again and not _did_nothing(reply):
+            if not again and not _is_unknown_script(reply):
                 raise (yield partial(self._error, reply, request.project)) from reply
             reply = yield from self._charge(request, commit, started_s, retry=_may_be_done(reply), last_try=again)
         elif _says_more(reply):
@@ -209,17 +206,12 @@ class RedisLedger:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._unreadable(reply) from error
 
-    def _ask(self, project: str, words: bytes) -> Any:
+    def _ask(self, project: str, words: bytes, since_s: float) -> Any:
+        """Of a decision that began then: it ends within the second, whatever it waits for."""
         client = self._connected or self._connect_once()
-        try:
-            if isinstance(client, Connections):
-                return client.ask(words)
-            return client.ask_owner(_keys(project).log, words)
-        except Failed:
-            raise
-        except BaseException:
-            self._give_up(client)
-            raise
+        if isinstance(client, Connections):
+            return client.ask(words, since_s + client.wall_s)
+        return client.ask(_keys(project).log, words, since_s + client.wall_s)
 
     def _question(self, request: ChargeRequest, commit: bool) -> _Question:
         """What is the same in all questions about these checks: a budget asks it for hours."""
@@ -249,7 +241,7 @@ class RedisLedger:
             if retry:
                 args[RETRY_AGE_MS] = str(int((elapsed_s() - started_s) * 1000))
             try:
-                reply = yield from self._run_charge(request.project, args)
+                reply = yield from self._run_charge(request.project, args, started_s)
             except Failed as error:
                 if last_try or not _may_retry(error, started_s):
                     raise (yield partial(self._error, error, request.project)) from error
@@ -258,23 +250,21 @@ class RedisLedger:
             if not _says_more(reply) or elapsed_s() - started_s >= COUNT_WITHIN_S:
                 return reply
 
-    def _run_charge(self, project: str, args: list[str]) -> Steps[Any]:
+    def _run_charge(self, project: str, args: list[str], since_s: float) -> Steps[Any]:
         """`_run`, for this script, in steps."""
-        if self._is_cluster:  # its driver finds out which node has the keys now
-            return (yield partial(self._run, "charge", _keys(project), args))
         try:
-            return (yield Command(self._ask, project, _call_of_charge(project, args)))
+            return (yield Command(self._ask, project, _call_of_charge(project, args), since_s))
         except ErrorReply as error:
             if not _is_unknown_script(error):
                 raise
-        return (yield Command(self._ask, project, _call_of_charge(project, args, whole=True)))
+        return (yield Command(self._ask, project, _call_of_charge(project, args, whole=True), since_s))
 
     def _to_the_end(self, request: ChargeRequest, commit: bool, started_s: float, reply: Any) -> Steps[Any]:
         """Ask again until a refusal says when there is room, or while a decision may count (L21). The last answer
         counts. That it was refused stands, whatever fails after it."""
         while True:
             try:
-                reply = yield from self._charge(request, commit, elapsed_s(), retry=True, last_try=True)
+                reply = yield from self._charge(request, commit, started_s, retry=True, last_try=True)
             except LedgerError:
                 return reply
             if not _is_unfinished(request, reply):
@@ -337,7 +327,7 @@ class RedisLedger:
         self, project: str, after: tuple[int, int], until_ms: int, count: int, within_s: float | None = None
     ) -> Sequence[Entry]:
         args = _of_a_range(after, until_ms, count)
-        rows = self._retried(lambda: self._run("read", _keys(project), args, within_s), project)
+        rows = self._retried(lambda ends_s: self._run("read", _keys(project), args, ends_s, within_s), project)
         return [self._read(_entry, row) for row in rows]
 
     def reading(
@@ -347,7 +337,7 @@ class RedisLedger:
         keys, args = _keys(project), _of_a_range(after, until_ms, count)
         words = pack(("EVALSHA", script("read")[1], str(len(keys)), *keys, *args))
         try:
-            rows = yield Command(self._ask, project, words)
+            rows = yield Command(self._ask, project, words, elapsed_s())
         except Failed as error:
             if not _is_unknown_script(error):
                 raise self._error(error, project) from error
@@ -358,9 +348,6 @@ class RedisLedger:
         keys, until = _keys(project), id_text(through)
         found, epoch, last = self._query("HMGET", keys.state, "format", "epoch", "last")
         self._check_format(found, epoch, is_new=last is None)
-        if not isinstance(self._connected, Connections):  # its client makes something else of the reply
-            yield from hours_of(entries_between(self, project, after, through))
-            return
         any_corrections = self._query("EXISTS", keys.corrections)
         while True:
             rows = self._query("XRANGE", keys.log, _from(after), until, "COUNT", str(MAX_READ))
@@ -403,7 +390,7 @@ class RedisLedger:
         return self._checked_state(self._query("HGETALL", _keys(project).state))
 
     def _checked_state(self, reply: Any) -> dict[str, str]:
-        state: dict[str, str] = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
+        state: dict[str, str] = dict(zip(reply[::2], reply[1::2], strict=True))
         self._check_format(state.get("format"), state.get("epoch"), is_new=not state)
         return state
 
@@ -414,7 +401,7 @@ class RedisLedger:
         """`notes`, in steps."""
         command = "HGETALL", _keys(project).state
         try:
-            reply = yield Command(self._ask, project, pack(command))
+            reply = yield Command(self._ask, project, pack(command), elapsed_s())
         except Failed:
             reply = yield partial(self._query, *command)
         return self._notes(self._checked_state(reply))
@@ -534,7 +521,7 @@ class RedisLedger:
         keys = (*_keys(project), _history_key(project))
         args = [self._now(), str(caller_ms), *(["1"] if present_hour else [])]
         try:
-            _, more = self._run("roll_up", keys, args, within_s)
+            _, more = self._run("roll_up", keys, args, within_s=within_s)
         except Failed as error:  # whoever asks next goes on from where it came to
             raise self._error(error, project) from error
         return bool(int(more))
@@ -562,7 +549,7 @@ class RedisLedger:
             args += (str(one.hour_ms // HOUR_MS), one.limit, one.job, one.reason, str(one.calls))
         keys = (*_keys(project), _history_key(project))
         try:
-            self._run("add_refusals", keys, [*args, *refusals], within_s)
+            self._run("add_refusals", keys, [*args, *refusals], within_s=within_s)
         except Failed as error:
             raise self._error(error, project) from error
 
@@ -584,7 +571,7 @@ class RedisLedger:
     def connections(self) -> Connections | None:
         """The connections to its server, for who does the steps of `deciding`; None for a cluster of servers. Contacts
         nothing."""
-        client = None if self._is_cluster else self._connect_once()
+        client = self._connect_once()
         return client if isinstance(client, Connections) else None
 
     def _connect_once(self) -> Connections | Cluster:
@@ -594,31 +581,28 @@ class RedisLedger:
                 client = self._connected = self._connected or self._connect()
         return client
 
-    def _command(self, *command: str, within_s: float | None = None) -> Any:
+    def _command(self, *command: str, ends_s: float | None = None, within_s: float | None = None) -> Any:
         client = self._connect_once()
-        try:
-            if within_s is not None and isinstance(client, Connections):
-                return client.execute_command(*command, within_s=within_s)
-            return client.execute_command(*command)
-        except Failed:
-            raise
-        except BaseException:
-            self._give_up(client)
-            raise
+        if isinstance(client, Connections):
+            return client.execute_command(*command, ends_s=ends_s, within_s=within_s)
+        return client.execute_command(*command, ends_s=ends_s if within_s is None else elapsed_s() + within_s)
 
-    def _give_up(self, client: Connections | Cluster) -> None:
-        """A signal handler raised. A cluster's pools may keep a connection whose answer nobody has read."""
-        if not isinstance(client, Connections):
-            self._connected = None
-
-    def _run(self, name: str, keys: Sequence[str], args: Sequence[str], within_s: float | None = None) -> Any:
+    def _run(
+        self,
+        name: str,
+        keys: Sequence[str],
+        args: Sequence[str],
+        ends_s: float | None = None,
+        within_s: float | None = None,
+    ) -> Any:
         text, sha = script(name)
+        words = (str(len(keys)), *keys, *args)
         try:
-            return self._command("EVALSHA", sha, str(len(keys)), *keys, *args, within_s=within_s)
+            return self._command("EVALSHA", sha, *words, ends_s=ends_s, within_s=within_s)
         except ErrorReply as error:
             if not _is_unknown_script(error):
                 raise
-            return self._command("EVAL", text, str(len(keys)), *keys, *args, within_s=within_s)
+            return self._command("EVAL", text, *words, ends_s=ends_s, within_s=within_s)
 
     def _now(self) -> str:
         """The time that the scripts go by: "0" for the server's own."""
@@ -627,16 +611,18 @@ class RedisLedger:
     def _script(self, name: str, project: str, args: Sequence[str], *, with_history: bool = False) -> Any:
         """Run a script that may run twice: it only reads, or sets absolute values, or goes on from where it came to."""
         keys = (*_keys(project), _history_key(project)) if with_history else _keys(project)
-        return self._retried(lambda: self._run(name, keys, args), project)
+        return self._retried(partial(self._run, name, keys, args), project)
 
     def _query(self, *command: str) -> Any:
-        return self._retried(lambda: self._command(*command))
+        return self._retried(lambda ends_s: self._command(*command, ends_s=ends_s))
 
-    def _retried(self, work: Callable[[], Any], project: str = "") -> Any:
+    def _retried(self, work: Callable[[float], Any], project: str = "") -> Any:
+        """Both tries end by the time that `work` is given (`elapsed_s`)."""
         started = elapsed_s()
+        ends_s = started + self._connect_once().wall_s
         for last in (False, True):
             try:
-                return work()
+                return work(ends_s)
             except Failed as error:
                 if last or not _may_retry(error, started):
                     raise self._error(error, project) from error
@@ -708,15 +694,8 @@ class RedisLedger:
             client.close()
 
     def start_over_in_child(self) -> None:
-        """Connect anew."""
-        _left_to_parent.extend((self._connected, self._connect))
-        self._connected, self._lock = None, threading.RLock()
-        self._connect = client_maker(self._url, self.label, self._timeout_s)
-
-
-_left_to_parent: list[object] = []
-"""Clients inherited over a fork. They are not even closed: a thread that the child lacks may hold their locks, and the
-driver would wait for it."""
+        """A thread that the child lacks may hold the lock. The connections see to themselves."""
+        self._lock = threading.RLock()
 
 
 def _may_retry(error: Failed, started_s: float) -> bool:
@@ -732,11 +711,6 @@ def _may_be_done(error: Failed) -> bool:
 def _says_more(reply: Any) -> bool:
     """Whether the script has more to read, and is to be called again (L21)."""
     return isinstance(reply, list) and reply[:1] == ["MORE"]
-
-
-def _did_nothing(error: Failed) -> bool:
-    """Whether the server only lacks the script, or the keys: they are another node's."""
-    return isinstance(error, ErrorReply) and error.code in ("NOSCRIPT", "MOVED", "ASK")
 
 
 def _is_unknown_script(error: Failed) -> bool:
@@ -843,16 +817,16 @@ class Command:
     """A packed command for the server that has a project's keys: a step, which asks on the ledger's own connections.
 
     Whoever has a connection of its own may ask `words` there instead. It sends the reply back as it came, or throws the
-    Failed that `Connections.ask` would raise.
+    Failed that `Connections.ask` would raise. `since_s` is when the decision began.
     """
 
-    __slots__ = ("_ask", "project", "words")
+    __slots__ = ("_ask", "project", "since_s", "words")
 
-    def __init__(self, ask: Callable[[str, bytes], Any], project: str, words: bytes) -> None:
-        self._ask, self.project, self.words = ask, project, words
+    def __init__(self, ask: Callable[[str, bytes, float], Any], project: str, words: bytes, since_s: float) -> None:
+        self._ask, self.project, self.words, self.since_s = ask, project, words, since_s
 
     def __call__(self) -> Any:
-        return self._ask(self.project, self.words)
+        return self._ask(self.project, self.words, self.since_s)
 
 
 class _Question:

@@ -16,8 +16,8 @@ COMMANDS = (
 """Those of the ledger's scripts, which try them all (L22), and of `quota` itself. Without `info` nothing is refused: it
 shows whether the server may drop our keys."""
 
-OF_A_CLUSTER = ("cluster|slots", "command")
-"""What a client asks to find out which node has a key."""
+OF_A_CLUSTER = ("cluster|slots", "asking")
+"""What a client asks to find out which node has a key, and says to one that gets the key just now."""
 
 OF_A_SENTINEL = ("sentinel|master",)
 """What a client asks sentinels, as a user of theirs."""

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from quota.ledger.redis_connection import Connections
 from quota.ledger.redis_errors import ErrorReply, Failed, Lost, Misconfigured
+from quota.ledger.redis_several import Several
+from quota.ledger.resp import pack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,46 +23,30 @@ class Sentinels:
     """Several sentinels, of which one that answers is enough. `primary` is what else is known of the server."""
 
     def __init__(self, sentinels: Sequence[Server], service: str, primary: Server) -> None:
-        self._sentinels = list(sentinels)
+        self._sentinels = Several(sentinels)
         self._service = service
         self._primary = primary
 
     def connections(self) -> Connections:
         return Connections(self._connect, self._primary.timeout_s, why=self._why, may_move=True)
 
-    def _connect(self) -> Line:
-        host, port = self._address()
-        primary = self._primary = self._primary._replace(host=host, port=port)
-        return primary.connect()
+    def _connect(self, ends_s: float) -> Line:
+        host, port = self._sentinels.first(self._ask, ends_s, self._primary.timeout_s)
+        self._primary = self._primary._replace(host=host, port=port)
+        return self._primary._replace(ends_s=ends_s).connect()
 
-    def _why(self, error: Failed) -> Failed:
-        return self._primary.why(error)
-
-    def _address(self) -> tuple[str, int]:
-        """Where the primary is. Raises the error that says most."""
-        failed: Failed = Lost("no sentinel")
-        for sentinel in list(self._sentinels):
-            try:
-                address = self._ask(sentinel)
-            except Failed as error:
-                if isinstance(failed, Lost):
-                    failed = error
-                continue
-            if sentinel is not self._sentinels[0]:  # the others are asked after it from now on
-                self._sentinels = [sentinel, *(one for one in self._sentinels if one is not sentinel)]
-            return address
-        raise failed
+    def _why(self, error: Failed, ends_s: float) -> Failed:
+        return self._primary._replace(ends_s=ends_s).why(error)
 
     def _ask(self, sentinel: Server) -> tuple[str, int]:
-        connections, name = sentinel.connections(), f"sentinel {sentinel.host}:{sentinel.port}"
+        """Where the primary is, as this one knows."""
+        name = f"sentinel {sentinel.host}:{sentinel.port}"
         try:
-            reply = connections.execute_command("SENTINEL", "MASTER", self._service)
+            reply = sentinel.ask(pack(("SENTINEL", "MASTER", self._service)))
         except Misconfigured as error:
             raise Misconfigured(f"{name}: {error}") from error
         except ErrorReply as error:
             raise self._told(error, name) from error
-        finally:
-            connections.close()
         return _place_in(reply)
 
     def _told(self, error: ErrorReply, name: str) -> Failed:

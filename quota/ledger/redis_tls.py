@@ -94,7 +94,8 @@ class Tls(NamedTuple):
         """An encrypted connection over this one. Raises Failed."""
         made = self._wrapped(connected, server, self.context())
         try:
-            made.settimeout(server.connect_timeout_s)
+            left_s = server.left_s(server.connect_timeout_s + WAIT_S)
+            _wait(made, max(left_s - WAIT_S, left_s / 2))  # the rest is for `_answers_plainly`
             self._shake_hands(made, server)
             return TlsLine(made)
         except BaseException:
@@ -134,13 +135,20 @@ class Tls(NamedTuple):
         try:
             connected = server.connected()
             with self._wrapped(connected, server, self._replace(check_hostname=False).context()) as made:
-                made.settimeout(server.connect_timeout_s)
+                _wait(made, server.left_s(server.connect_timeout_s))
                 made.do_handshake()
                 certificate: Any = made.getpeercert() or {}
         except (OSError, Failed):
             return "another host"
         names = [str(name) for kind, name in certificate.get("subjectAltName", ()) if kind in ("DNS", "IP Address")]
         return one_line(", ".join(names[:3]) + (", ..." if len(names) > 3 else "")) or "no host at all"
+
+
+def _wait(made: ssl.SSLSocket, within_s: float) -> None:
+    """What is done next may take so long. Raises NoAnswer where there is no time for it."""
+    if within_s <= 0:
+        raise NoAnswer("no time for a handshake")
+    made.settimeout(within_s)
 
 
 @lru_cache(maxsize=16)
@@ -215,7 +223,7 @@ def _answers_plainly(server: Server) -> bool:
     except Failed:
         return False
     try:
-        line.ask(pack(("PING",)), WAIT_S)
+        line.ask(pack(("PING",)), server.left_s(WAIT_S))
     except Failed:
         return False
     finally:
@@ -290,7 +298,7 @@ def why_secured(server: Server, error: Failed) -> Failed:
     except Failed as found:
         return found
     try:
-        while line.readable(WAIT_S * 1000):
+        while line.readable(server.left_s(WAIT_S) * 1000):
             line.receive_some()
     except Misconfigured as found:
         return found
@@ -310,8 +318,10 @@ def why_plain(server: Server, error: Failed, secure_scheme: str) -> Failed:
     except Failed:
         return error
     try:
-        made.settimeout(WAIT_S)
+        _wait(made, server.left_s(WAIT_S))
         made.do_handshake()
+    except NoAnswer:
+        return error
     except TimeoutError as found:
         if not str(found).endswith("timed out"):  # a signal handler's
             raise

@@ -6,7 +6,7 @@
     database_of     in which database
 
 The schemes are `redis`, `unix`, `redis+sentinel`, `redis+cluster`, and with TLS `rediss`, `rediss+sentinel` and
-`rediss+cluster`. `ssl` is imported only for those with TLS, and redis-py only for a cluster.
+`rediss+cluster`. `ssl` is imported only for those with TLS.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ def _maker(parts: _Parts, timeout_s: float) -> Callable[[], Connections | Cluste
             raise _WrongError("a cluster has no database numbers")
         from quota.ledger import redis_cluster
 
-        nodes = [server._replace(host=host, port=port or 6379) for host, port in parts.nodes]
-        return partial(redis_cluster.Cluster, nodes, tls)
+        seeds = [server._replace(host=host, port=port or 6379) for host, port in parts.nodes]
+        return partial(redis_cluster.Cluster, seeds)
     from quota.ledger.redis_sentinel import SENTINEL_TIMEOUT_S, Sentinels
 
     service = parts.path.partition("/")[0]

@@ -45,7 +45,7 @@ FAULTS = int(os.environ.get("QUOTA_TEST_FAULTS", "30"))
 @contextmanager
 def connected(port: int, timeout_s: float = TIMEOUT_S, name: str = NAME) -> Iterator[AsyncConnections]:
     server = Server(timeout_s, timeout_s, "127.0.0.1", port, client_name=name)
-    connections = Connections(server.connect, timeout_s)
+    connections = Connections(lambda _: server.connect(), timeout_s)
     lines = AsyncConnections(lambda: connections)
     try:
         yield lines
@@ -242,7 +242,7 @@ def test_a_primary_that_was_replaced_loses_what_it_refused_and_the_new_one_is_as
         assert await again == "again"
 
     server = Server(TIMEOUT_S, TIMEOUT_S, "127.0.0.1", told.port)
-    connections = Connections(server.connect, TIMEOUT_S, may_move=True)
+    connections = Connections(lambda _: server.connect(), TIMEOUT_S, may_move=True)
     with contextlib.closing(AsyncConnections(lambda: connections)) as lines:
         run(main())
 
@@ -444,7 +444,7 @@ def test_a_refused_password_is_the_servers_own_error(server: RedisServer, run: R
         assert raised.value.asks_for_password
 
     wrong = Server(TIMEOUT_S, TIMEOUT_S, "127.0.0.1", server.port, password=PASSWORD[1:])
-    connections = Connections(wrong.connect, TIMEOUT_S)
+    connections = Connections(lambda _: wrong.connect(), TIMEOUT_S)
     with contextlib.closing(AsyncConnections(lambda: connections)) as lines:
         run(main())
 

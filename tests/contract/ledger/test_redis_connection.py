@@ -16,6 +16,7 @@ import pytest
 import redis
 
 from quota.budget import Budget
+from quota.common.clock import elapsed_s
 from quota.ledger import redis_connection
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_connection import Connections, Server
@@ -44,7 +45,7 @@ needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="no such sign
 @contextmanager
 def connected(port: int, timeout_s: float = TIMEOUT_S, name: str = NAME) -> Iterator[Connections]:
     server = Server(timeout_s, timeout_s, "127.0.0.1", port, client_name=name)
-    with closing(Connections(server.connect, timeout_s)) as connections:
+    with closing(Connections(lambda _: server.connect(), timeout_s)) as connections:
         yield connections
 
 
@@ -185,7 +186,7 @@ def test_a_long_command_and_a_long_answer_pass(server: RedisServer) -> None:
 
 def test_why_a_server_closed_a_connection_is_read_although_nothing_can_be_sent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, connected(listener.getsockname()[1], name="") as ours:
-        ours.connect()
+        ours.connect(elapsed_s() + TIMEOUT_S)
         with listener.accept()[0] as accepted:
             accepted.sendall(b"-ERR max number of clients reached\r\n")
         with closing(ours._idle.pop()) as line:
@@ -406,7 +407,7 @@ def test_a_connection_logs_in_and_chooses_its_database_in_one_trip_and_asks_noth
         full = Server(
             TIMEOUT_S, TIMEOUT_S, "127.0.0.1", listener.getsockname()[1], "", 3, "user", "secret", client_name=NAME
         )
-        with closing(Connections(full.connect, TIMEOUT_S)) as connections:
+        with closing(Connections(lambda _: full.connect(), TIMEOUT_S)) as connections:
             assert connections.execute_command("PING") == "PONG"
         thread.join()
     assert [word in heard[0] for word in (b"AUTH", b"SETNAME", b"SELECT", b"PING")] == [True, True, True, False]
@@ -414,7 +415,10 @@ def test_a_connection_logs_in_and_chooses_its_database_in_one_trip_and_asks_noth
 
 def test_nothing_is_done_in_another_database_than_the_chosen_one(server: RedisServer) -> None:
     nowhere = Server(TIMEOUT_S, TIMEOUT_S, "127.0.0.1", server.port, db=99)
-    with closing(Connections(nowhere.connect, TIMEOUT_S)) as connections, redis.Redis(port=server.port) as client:
+    with (
+        closing(Connections(lambda _: nowhere.connect(), TIMEOUT_S)) as connections,
+        redis.Redis(port=server.port) as client,
+    ):
         with pytest.raises(ErrorReply, match="DB index is out of range"):
             connections.execute_command("SET", "x", "y")
         assert client.keys("*") == []

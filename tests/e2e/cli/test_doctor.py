@@ -312,8 +312,8 @@ def test_the_rights_that_it_prints_are_those_that_a_user_needs(command: Quota, s
     [
         ("", (), [("quota", ["quota:{*}:*"], [])]),
         ("", ("--project", "a", "--project", "b"), [("quota", ["quota:{a}:*", "quota:{b}:*"], [])]),
-        ("redis://h:1/0", ("--cluster",), [("quota", ["quota:{*}:*"], ["cluster|slots", "command"])]),
-        ("redis+cluster://app:s3cret@h:1", (), [("app", ["quota:{*}:*"], ["cluster|slots", "command"])]),
+        ("redis://h:1/0", ("--cluster",), [("quota", ["quota:{*}:*"], ["cluster|slots", "asking"])]),
+        ("redis+cluster://app:s3cret@h:1", (), [("app", ["quota:{*}:*"], ["cluster|slots", "asking"])]),
         ("redis://h:1/2?username=app&password=s3cret", (), [("app", ["quota:{*}:*"], ["select"])]),
         ("unix:///run/redis.sock?db=2", (), [("quota", ["quota:{*}:*"], ["select"])]),
         ("redis://default:s3cret@h:1", (), [("quota", ["quota:{*}:*"], [])]),

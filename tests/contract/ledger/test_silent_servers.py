@@ -1,0 +1,212 @@
+"""Sentinels and nodes that are silent: a decision ends all the same, and finds the one that answers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from contextlib import ExitStack, closing, contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from redis.crc import key_slot
+
+from quota.async_budget import AsyncBudget, Awaiter
+from quota.budget import Budget
+from quota.errors import StorageAway
+from quota.inbound.storage import open_storage
+from quota.ledger import redis_rights
+from quota.ledger.factory import open_ledger
+from support.books import BOOK
+from support.clusters import Nodes
+from support.inbound import policy
+from support.sentinels import Sentinels
+from support.servers import until
+from support.setup import limit
+from support.topologies import PATIENT_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from quota.decision import Decision
+    from support.servers import RedisServer
+
+MANY = 60
+"""Silent ones, each of which alone could take a second."""
+
+DEADLINE_S = 10.0
+KEY = "quota:{p}:log"
+
+
+@contextmanager
+def silent() -> Iterator[int]:
+    """The port of somebody who accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=1_000) as listener:
+        yield listener.getsockname()[1]
+
+
+@contextmanager
+def black_hole() -> Iterator[int]:
+    """A port that takes no connection and refuses none."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
+
+
+@contextmanager
+def stopped(*servers: RedisServer) -> Iterator[None]:
+    for server in servers:
+        os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for server in servers:
+            os.kill(server.pid, signal.SIGCONT)
+
+
+def url_of(scheme: str, *ports: int) -> str:
+    hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+    return f"{scheme}://{hosts}{'/main' if scheme.endswith('sentinel') else ''}"
+
+
+@contextmanager
+def opened(url: str) -> Iterator[Budget]:
+    with closing(open_ledger(url)) as ledger:
+        yield Budget(credential="main", project="p", book=BOOK, limits=(limit(500),), ledger=ledger)
+
+
+def charged(budget: Budget) -> Decision:
+    return budget.charge("videos.list")
+
+
+def charged_on_a_loop(budget: Budget) -> Decision:
+    async def charge() -> Decision:
+        with closing(Awaiter(budget.ledger)) as awaiter:
+            return await AsyncBudget(budget, awaiter).charge("videos.list")
+
+    return asyncio.run(charge())
+
+
+WAYS = pytest.mark.parametrize("charge", [charged, charged_on_a_loop])
+SILENT = pytest.mark.parametrize("silence", [silent, black_hole])
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    with Nodes(node_timeout_ms=PATIENT_MS) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def sentinels() -> Iterator[Sentinels]:
+    with Sentinels(down_after_ms=PATIENT_MS) as started:
+        yield started
+
+
+@pytest.mark.usefixtures("real_walls")
+@WAYS
+@SILENT
+@pytest.mark.parametrize("scheme", ["redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"])
+def test_a_decision_ends_although_nobody_answers(
+    scheme: str, silence: Callable[[], Iterator[int]], charge: Callable[[Budget], Decision]
+) -> None:
+    with silence() as port, opened(url_of(scheme, *[port] * MANY)) as budget:  # type: ignore[attr-defined]
+        began_s = time.monotonic()
+        decision = charge(budget)
+        took_s = time.monotonic() - began_s
+    assert decision.reason == "ledger-unavailable"
+    assert decision.detail.endswith(
+        f"{scheme}://{budget.ledger.label.partition('://')[2]} did not answer within 0.35 s; see whether the server is "
+        "busy or the network slow"
+    )
+    assert took_s < DEADLINE_S
+
+
+@pytest.mark.usefixtures("real_walls")
+@SILENT
+@pytest.mark.parametrize("scheme", ["redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"])
+def test_an_inbound_decision_ends_too(scheme: str, silence: Callable[[], Iterator[int]]) -> None:
+    with silence() as port, closing(open_storage(url_of(scheme, *[port] * MANY))) as storage:  # type: ignore[attr-defined]
+        began_s = time.monotonic()
+        with pytest.raises(StorageAway, match="did not answer within"):
+            storage.decide(policy("counter", 1), "ann")
+        assert time.monotonic() - began_s < DEADLINE_S
+
+
+@pytest.mark.usefixtures("real_walls")
+@WAYS
+@SILENT
+@pytest.mark.parametrize("scheme", ["redis+cluster", "redis+sentinel"])
+def test_whoever_answers_is_found_behind_others_that_are_silent(
+    nodes: Nodes,
+    sentinels: Sentinels,
+    scheme: str,
+    silence: Callable[[], Iterator[int]],
+    charge: Callable[[Budget], Decision],
+) -> None:
+    well = (nodes.servers[2] if scheme.endswith("cluster") else sentinels.sentinels[2]).port
+    with silence() as port, opened(url_of(scheme, port, port, well)) as budget:  # type: ignore[attr-defined]
+        until(lambda: charge(budget).admitted, "the one that is well is not found")
+        assert charge(budget).admitted
+
+
+@pytest.mark.usefixtures("real_walls")
+@WAYS
+def test_nodes_that_fall_silent(nodes: Nodes, charge: Callable[[Budget], Decision]) -> None:
+    """All but the one that has the slot, then that one, then all."""
+    owner = nodes.owner(KEY)
+    others = [one for one in nodes.servers if one is not owner]
+    with opened(url_of("redis+cluster", *(one.port for one in (*others, owner)))) as budget:
+        assert charge(budget).admitted
+        for silent_ones, admitted in ((others, True), ([owner], False), (nodes.servers, False)):
+            with stopped(*silent_ones):
+                began_s = time.monotonic()
+                if admitted:
+                    until(lambda: charge(budget).admitted, "it is not asked")
+                else:
+                    assert charge(budget).reason == "ledger-unavailable"
+                    assert time.monotonic() - began_s < DEADLINE_S
+            until(lambda: charge(budget).admitted, "nobody comes back")
+
+
+@pytest.mark.usefixtures("real_walls")
+def test_nodes_without_tls_say_so_at_once(nodes: Nodes) -> None:
+    with opened(url_of("rediss+cluster", *(one.port for one in nodes.servers))) as budget:
+        began_s = time.monotonic()
+        assert budget.charge("videos.list").detail.endswith("it speaks no TLS; write redis+cluster://")
+        assert time.monotonic() - began_s < DEADLINE_S
+
+
+def test_a_user_of_the_least_rights_follows_a_slot_on_its_way(nodes: Nodes) -> None:
+    """All keys have moved, and the nodes have not agreed yet whose the slot is."""
+    owner, slot = nodes.owner(KEY), key_slot(KEY.encode())
+    other = next(one for one in nodes.servers[:3] if one is not owner)
+    commands = (*redis_rights.COMMANDS, *redis_rights.OF_A_CLUSTER)
+    line = redis_rights.acl_line("some", [redis_rights.pattern_of("*")], commands)
+    url = url_of("redis+cluster", owner.port).replace("//", f"//some:{redis_rights.PASSWORD}@")
+    with nodes.client(owner) as here, nodes.client(other) as there:
+        for client in (here, there):
+            client.execute_command(*line.split())
+        ours, theirs = (client.execute_command("CLUSTER MYID") for client in (here, there))
+        with opened(url) as budget:
+            first = budget.charge("videos.list")
+            assert first.id is not None
+            budget.settle(first.id, 0)  # where a key is missing, a node that gets a slot runs no script over it
+            there.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", ours)
+            here.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", theirs)
+            while keys := here.execute_command("CLUSTER GETKEYSINSLOT", slot, 10):
+                here.execute_command("MIGRATE", "127.0.0.1", other.port, "", 0, 5_000, "KEYS", *keys)
+            on_its_way = [budget.charge("videos.list") for _ in range(3)]
+            for client in (there, here):
+                client.execute_command("CLUSTER SETSLOT", slot, "NODE", theirs)
+            assert [one.detail for one in on_its_way if not one.admitted] == []
+            assert budget.charge("videos.list").admitted
+            assert there.xlen(KEY) >= 5
+        for client in (here, there):
+            client.acl_deluser("some")
