@@ -34,17 +34,14 @@ BATCH = 100
 
 def run_side_by_side(ledger: Ledger, all_steps: Iterable[Steps[T]]) -> Iterator[T]:
     """What each of them leads to, in their order."""
-    connections_of: Callable[[], Connections | None] | None = getattr(
-        ledger, "connections", None
-    )  # Redis alone has any
+    # Only Redis has connections, and none that serve for all where it is a cluster.
+    connections_of: Callable[[], Connections | None] | None = getattr(ledger, "connections", None)
     connections = None if connections_of is None else connections_of()
     if connections is None:
         yield from map(run, all_steps)
         return
-    waiting, size = (
-        iter(all_steps),
-        1,
-    )  # the first alone: it loads the scripts, and finds out whether there is an answer
+    waiting = iter(all_steps)
+    size = 1  # the first alone: it loads the scripts, and finds out whether there is an answer
     while batch := list(islice(waiting, size)):
         yield from _run_batch(connections, [_commands(steps) for steps in batch])
         size = BATCH
