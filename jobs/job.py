@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import quota
@@ -313,9 +314,26 @@ def _doubt_of(path: Path) -> str:
 
 def wants_store(fetch: Fetch) -> bool:
     """Whether the function has a parameter called `store`."""
+    plain = _plain_parameters(fetch)
+    if plain is not None:
+        return "store" in plain[0]
     import inspect
 
     return "store" in inspect.signature(fetch).parameters
+
+
+def _plain_parameters(fetch: object) -> tuple[tuple[str, ...], set[str]] | None:
+    """The names of a plain function's parameters, and those behind the first three that it wants; None for any other
+    callable. To import `inspect` is a tenth of a refused tick."""
+    if not isinstance(fetch, FunctionType) or vars(fetch).keys() - {"first_attempt"}:
+        return None
+    code = fetch.__code__
+    if code.co_posonlyargcount or code.co_argcount < 3:
+        return None
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    filled = code.co_argcount - len(fetch.__defaults__ or ())
+    wanted = {*names[3:filled], *names[code.co_argcount :]} - (fetch.__kwdefaults__ or {}).keys()
+    return names, wanted
 
 
 def _import(module_name: str, name: str, folder: Path | None) -> object:
@@ -342,6 +360,12 @@ def _import(module_name: str, name: str, folder: Path | None) -> object:
 
 
 def _check_signature(fetch: Fetch, name: str, options: dict[str, Any]) -> None:
+    plain = _plain_parameters(fetch)
+    if plain is not None and "store" not in options:
+        names, wanted = plain
+        given = {*options} | ({"store"} & {*names})
+        if wanted <= given <= {*names[3:]}:
+            return
     import inspect
 
     try:
@@ -355,12 +379,12 @@ def _check_signature(fetch: Fetch, name: str, options: dict[str, Any]) -> None:
     unknown = next((option for option in options if option not in signature.parameters), None)
     if unknown is not None and not open_ended:
         raise quota.ConfigError(f"fetch = {name!r:.100} has no option {show(unknown)}; {nearest(unknown, known)}")
-    given = options | ({"store": None} if "store" in signature.parameters else {})
+    values = options | ({"store": None} if "store" in signature.parameters else {})
     try:
-        signature.bind(None, "US", None, **given)
+        signature.bind(None, "US", None, **values)
     except TypeError as error:
         raise quota.ConfigError(
             f"fetch = {name!r:.100}: {error}; it is called as fetch(client, region, cursor"
-            + "".join(f", {option}=..." for option in given)
+            + "".join(f", {option}=..." for option in values)
             + ")"
         ) from error

@@ -53,8 +53,6 @@ def lock_name(descriptor: int) -> str:
 
     The kernel's boot, the host and the file: another machine, even a copy of this one, has another boot.
     """
-    import hashlib
-
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
@@ -62,7 +60,16 @@ def lock_name(descriptor: int) -> str:
         boot = ""
     file_status = os.fstat(descriptor)
     text = f"{boot}\n{machine_name()}\n{file_status.st_dev}\n{file_status.st_ino}"
-    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+    return _hash(text, 12)
+
+
+def _hash(text: str, size: int) -> str:
+    try:
+        from _blake2 import blake2b  # hashlib would load all of OpenSSL for it
+    except ImportError:
+        from hashlib import blake2b
+    hashed: str = blake2b(text.encode(), digest_size=size).hexdigest()
+    return hashed
 
 
 def store_id_of(store: Store, lock: int) -> str:
@@ -81,11 +88,9 @@ def store_id_of(store: Store, lock: int) -> str:
 def lock_file(store_url: str, job: str) -> int:
     """Open the file to lock. It is in the state folder or, if no file can be created there, beside the store: every
     run of this job must be able to write there."""
-    import hashlib
-
     from quota.settings.folders import make_state_folder
 
-    digest = hashlib.blake2b(f"{store_url}\n{job}".encode(), digest_size=6).hexdigest()
+    digest = _hash(f"{store_url}\n{job}", 6)
     readable = re.sub(r"[^A-Za-z0-9._-]", "_", job)[:64]
     name = f"run-{readable}-{digest}.lock"
     try:

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+def is_word(text: str, also: str, maximum: int) -> bool:
+    """Whether a text has 1 to `maximum` characters: letters and digits of ASCII, and those in `also`. To compile such a
+    pattern takes longer than what a cold start checks with it."""
+    return 1 <= len(text) <= maximum and text.isascii() and all(one.isalnum() or one in also for one in text)
+
+
 def show(value: object) -> str:
     """A value as Python writes it, in at most 60 characters on one line.
 

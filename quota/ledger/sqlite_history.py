@@ -5,7 +5,6 @@ Each function works in a transaction of `quota.ledger.sqlite_ledger`.
 
 from __future__ import annotations
 
-import json
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -245,6 +244,8 @@ def fields(db: sqlite3.Connection, project: str) -> Iterator[tuple[str, str]]:
         yield "history:refused_sums", cells_text((row[:3], row[3:]) for row in history.refused_sums)
     refusals = read_refusals(db, project)
     if refusals:
+        import json
+
         yield "history:refusals", json.dumps(refusals)
 
 
@@ -266,6 +267,8 @@ def put(db: sqlite3.Connection, project: str, name: str, value: str) -> None:
         for names, numbers in read_cells(value, 3, 1):
             db.execute("REPLACE INTO refused_sums VALUES (?, ?, ?, ?, ?)", (project, *names, *numbers))
     elif kind == "refusals":
+        import json
+
         for n, text in enumerate(json.loads(value), 1):
             db.execute("REPLACE INTO refusals VALUES (?, ?, ?)", (project, n, text))
     elif kind in _HEAD_FIELDS:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from datetime import date
 from typing import TYPE_CHECKING
 
-from quota.common.text import nearest, one_line, show
+from quota.common.text import is_word, nearest, one_line, show
 from quota.costs import Bucket, CostBook, Metric, Monitoring, Pool, Price, Probe
 from quota.errors import ConfigError
 from quota.limits import DAY_MS, Calendar, Sliding, Window, parse_duration
@@ -147,12 +146,9 @@ def _monitoring(root: TomlTable, buckets: Mapping[str, Bucket], pools: Sequence[
 def _word(row: TomlTable, key: str) -> str:
     """A name that becomes part of a filter."""
     word = row.text(key)
-    if not _WORD.fullmatch(word):
+    if not is_word(word, "._/-", 128):
         raise row.error(f"{show(word)}: a name here has 1 to 128 characters out of A-Z a-z 0-9 . _ / -", key)
     return word
-
-
-_WORD = re.compile(r"[A-Za-z0-9._/-]{1,128}")
 
 
 def parse_window(table: TomlTable, key: str) -> Window:

@@ -7,10 +7,9 @@ A message reads `quota.toml: credentials.main.limits[1].windw: unknown key; did 
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, Final
 
-from quota.common.text import nearest, one_line, show
+from quota.common.text import is_word, nearest, one_line, show
 from quota.errors import ConfigError
 from quota.limits import MAX_UNITS
 from quota.settings.plain_toml import read_plain
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 MAX_FILE_BYTES = 1 << 20
 
 _REQUIRED: Final = object()
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
 class TomlTable:
@@ -56,7 +53,7 @@ class TomlTable:
 
     def at(self, key: str) -> str:
         """The dotted path of a key, always short and on one line."""
-        shown = key if _BARE_KEY.fullmatch(key) else show(key)
+        shown = key if is_word(key, "_-", 64) else show(key)
         return f"{self.path}.{shown}" if self.path else shown
 
     # -- values ------------------------------------------------------------------------------------------------------
@@ -131,7 +128,7 @@ class TomlTable:
 
     def check_name(self, name: str, key: str = "") -> str:
         """`name`, checked: it becomes part of a key in the ledger."""
-        if not _NAME.fullmatch(name):
+        if not is_word(name, "._:-", 64):
             shown = f"{show(name)}: " if key else ""
             raise self.error(f"{shown}a name here has 1 to 64 characters out of A-Z a-z 0-9 . _ : -", key)
         return name
