@@ -205,7 +205,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{one_line(path)}: cannot be read: {error}") from error
     if len(data) > MAX_FILE_BYTES:
         raise ConfigError(
-            f"{one_line(path)}: larger than {MAX_FILE_BYTES >> 10} KiB, so this is not a configuration file"
+            f"{one_line(path)}: larger than {MAX_FILE_BYTES >> 10} KiB, the most for a configuration; "
+            "give some of its credentials, with their jobs, a file of their own that names the same ledger"
         )
     try:
         text = data.decode("utf-8-sig")  # some editors add a byte order mark

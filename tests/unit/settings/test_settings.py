@@ -302,7 +302,11 @@ def test_a_byte_order_mark_does_no_harm(write: Any) -> None:
         (b"a = 1\nb = 'caf\xe9'\n", "line 2: not UTF-8 text; save the file as UTF-8"),
         (FULL.encode("utf-16"), "line 1: not UTF-8 text; save the file as UTF-8"),
         (b"\x7fELF\x02\x01\x01\0\0\0", None),
-        (b"\0" * 2_000_000, "larger than 1024 KiB, so this is not a configuration file"),
+        (
+            b"\0" * 2_000_000,
+            "larger than 1024 KiB, the most for a configuration; give some of its credentials, with their jobs, a file "
+            "of their own that names the same ledger",
+        ),
         (b"", 'credentials: missing; add [credentials.main] with api = "youtube-v3"'),
     ],
 )
