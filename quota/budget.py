@@ -343,9 +343,12 @@ class Budget:
             return (yield from self._would_be_told(method))
         return (yield from self._with_log(partial(self._answers.decision, checklist, request, result, commit=False)))
 
-    def _look(self, job: str) -> tuple[Checklist, ChargeRequest, ChargeResult]:
+    def _look(self, job: str) -> _Asked:
+        return run(self._looking_at(job))
+
+    def _looking_at(self, job: str) -> Steps[_Asked]:
         checklist = self._checklists.of("", 0, "", self.limits, (0,) * len(self.limits), job)
-        return run(self._counting(checklist, Charge(0, "", "", "", "", "")))
+        return self._counting(checklist, Charge(0, "", "", "", "", ""))
 
     def _counting(self, checklist: Checklist, charge: Charge) -> Steps[_Asked]:
         """What the ledger counts, for people: they wait for one that has a long log to count first."""
@@ -719,6 +722,11 @@ def deciding(
 def looking(budget: Budget, methods: Iterable[str] = ()) -> Steps[Outlook]:
     """`Budget.outlook`, for whoever does the steps."""
     return budget._looking(methods)
+
+
+def counting(budget: Budget) -> Steps[object]:
+    """What `Budget.usage` asks, for whoever does the steps."""
+    return budget._looking_at("")
 
 
 def deciding_many(

@@ -42,8 +42,9 @@ def ask_ledger(settings: Settings) -> list[Finding]:
     A ledger that every command will refuse, as one of another format, is an error; one that does not answer now is a
     warning. Does not create a missing ledger file.
     """
-    from quota.budget import Budget
+    from quota.budget import Budget, counting
     from quota.ledger.factory import open_ledger
+    from quota.ledger.side_by_side import run_side_by_side
 
     url = settings.ledger.url
     if url.startswith("sqlite:"):
@@ -60,14 +61,12 @@ def ask_ledger(settings: Settings) -> list[Finding]:
     except ConfigError:  # `lint` reports it
         return []
     try:
-        for credential in {c.project: c for c in settings.credentials.values()}.values():
-            Budget(
-                credential=credential.name,
-                project=credential.project,
-                book=credential.book,
-                limits=credential.limits,
-                ledger=ledger,
-            ).usage()
+        budgets = (
+            Budget(credential=one.name, project=one.project, book=one.book, limits=one.limits, ledger=ledger)
+            for one in {c.project: c for c in settings.credentials.values()}.values()
+        )
+        for _ in run_side_by_side(ledger, map(counting, budgets)):
+            pass
     except LedgerError as error:
         level: Level = "error" if isinstance(error, UnusableLedger) else "warning"
         return [finding_of(level, "ledger.url", error, "see `quota doctor`")]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
+from quota.cli.check import ask_ledger
 from quota.errors import LedgerError
 from quota.ledger import side_by_side
 from quota.ledger.contract import Exhaustion
@@ -83,6 +84,15 @@ def test_round_trips_do_not_grow_with_the_projects(
     before = proxied.trips
     assert [credential["limits"][0]["used_units"] for credential in scene.read()] == [SEARCH_UNITS] * 300
     assert proxied.trips - before < 60
+
+
+def test_a_check_asks_for_many_in_few_round_trips_too(proxied: Proxy, tmp_path: Path) -> None:
+    scene = Scene(proxied.url, tmp_path, 300)
+    scene.charge(every=2)
+    before = proxied.trips
+    with scene.session() as session:
+        assert ask_ledger(session.settings) == []
+    assert 3 < proxied.trips - before < 30
 
 
 def closed(scene: Scene, _: LedgerStorage) -> None:
