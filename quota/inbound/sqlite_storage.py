@@ -75,11 +75,11 @@ _PAIR = (
     "SELECT expires_ms, state FROM states WHERE expires_ms = ? AND limit_id = ? AND name = ?"
     " UNION ALL SELECT expires_ms, state FROM states WHERE expires_ms = ? AND limit_id = ? AND name = ?"
 )
-_BEFORE = "(SELECT state FROM states WHERE expires_ms = ?6 AND limit_id = ?2 AND name = ?7)"
+_BEFORE = "(SELECT state FROM states WHERE expires_ms = ? AND limit_id = ? AND name = ?)"
 _COUNT = (
-    f"INSERT INTO states SELECT ?1, ?2, ?3, ?4 WHERE ifnull({_BEFORE}, 0) * ?8 <= ?5 * ?9"
+    f"INSERT INTO states SELECT ?, ?, ?, ? WHERE ifnull({_BEFORE}, 0) * ? <= ? * ?"
     " ON CONFLICT (expires_ms, limit_id, name) DO UPDATE SET state = state + excluded.state"
-    f" WHERE state BETWEEN 0 AND ?5 AND ifnull({_BEFORE}, 0) * ?8 <= (?5 - state) * ?9 RETURNING state, {_BEFORE}"
+    f" WHERE state BETWEEN 0 AND ? AND ifnull({_BEFORE}, 0) * ? <= (? - state) * ? RETURNING state, {_BEFORE}"
 )
 """What `counter` does when it admits, see `Counter.wait_ms`."""
 
@@ -219,9 +219,8 @@ class SqliteStorage:
         at_ms, expires_ms = now_ms - number * window_ms, (number + 2) * window_ms
         old = (expires_ms - window_ms, limit_id, previous_name)
         free = most - cost
-        rows = db.execute(
-            _COUNT, (expires_ms, limit_id, name, cost, free, old[0], previous_name, window_ms - at_ms, window_ms)
-        ).fetchall()
+        fits = (*old, window_ms - at_ms, free, window_ms)
+        rows = db.execute(_COUNT, (expires_ms, limit_id, name, cost, *fits, free, *fits, *old)).fetchall()
         if not rows:
             held = dict(db.execute(_PAIR, (expires_ms, limit_id, name, *old)).fetchall())
             current, previous = counted(held.get(expires_ms)), counted(held.get(old[0]))

@@ -191,10 +191,10 @@ def _clear(db: sqlite3.Connection, table: str, project: str) -> int:
         db.execute(f"DELETE FROM {table} WHERE project = ?", (project,))  # noqa: S608  # a constant
         return 0
     sql = (
-        "DELETE FROM charges WHERE project = ?1 AND (ms, seq) IN"
-        " (SELECT ms, seq FROM charges WHERE project = ?1 ORDER BY ms, seq LIMIT ?2)"
+        "DELETE FROM charges WHERE project = ? AND (ms, seq) IN"
+        " (SELECT ms, seq FROM charges WHERE project = ? ORDER BY ms, seq LIMIT ?)"
     )
-    return db.execute(sql, (project, PIECE)).rowcount
+    return db.execute(sql, (project, project, PIECE)).rowcount
 
 
 def _cleared(db: sqlite3.Connection, project: str) -> None:
@@ -229,10 +229,10 @@ def _put(db: sqlite3.Connection, project: str, name: str, value: str) -> None:
             row = (project, rest, usage.epoch, expiries_text(usage.expiries), usage.until_ms, *usage.last, *usage.kept)
             db.execute("REPLACE INTO unlogged VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
     elif kind == "repaid":
-        sql = "INSERT INTO repaid VALUES (?1, ?2, ?3, 0) ON CONFLICT (project, machine) DO UPDATE SET number = ?3"
+        sql = "INSERT INTO repaid VALUES (?, ?, ?, 0) ON CONFLICT DO UPDATE SET number = excluded.number"
         db.execute(sql, (project, rest, int(value)))
     elif kind == "repaid_at":
-        sql = "INSERT INTO repaid VALUES (?1, ?2, 0, ?3) ON CONFLICT (project, machine) DO UPDATE SET at_ms = ?3"
+        sql = "INSERT INTO repaid VALUES (?, ?, 0, ?) ON CONFLICT DO UPDATE SET at_ms = excluded.at_ms"
         db.execute(sql, (project, rest, int(value)))
     elif kind == "repaired":
         for line in value.splitlines():

@@ -729,14 +729,14 @@ class SqliteLedger:
 
     def grant(self, project: str, grants: Sequence[Grant], compared: Sequence[Compared] | None = None) -> None:
         try:
-            texts = grants_text(grants), None if compared is None else compared_text(compared)
+            granted, seen = grants_text(grants), None if compared is None else compared_text(compared)
         except ValueError as error:
             raise UsageError(f"grants: {error}") from None
         sql = (
-            "INSERT INTO projects VALUES (?1, '', 0, 0, 0, ?2, COALESCE(?3, '')) ON CONFLICT (project) DO UPDATE"
-            " SET granted = excluded.granted, compared = COALESCE(?3, compared)"
+            "INSERT INTO projects VALUES (?, '', 0, 0, 0, ?, COALESCE(?, '')) ON CONFLICT (project) DO UPDATE"
+            " SET granted = excluded.granted, compared = COALESCE(?, compared)"
         )
-        self._transact(project, lambda db: db.execute(sql, (project, *texts)), write=True)
+        self._transact(project, lambda db: db.execute(sql, (project, granted, seen, seen)), write=True)
 
     def grants(self, project: str) -> Sequence[Grant]:
         sql = "SELECT granted FROM projects WHERE project = ?"
