@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 import redis
 
 from quota.jobs.emulator import Emulator
 from support.commands import Quota
+from support.plain_http import Answer, Arrived, PlainServer
 from support.servers import RedisServer
 
 if TYPE_CHECKING:
@@ -72,6 +74,64 @@ def test_the_key_is_seen_nowhere(
     assert key not in everything
     assert quote(key, safe="") not in everything
     assert len(everything) > 1_000
+
+
+OWN_JOB = """
+[jobs.own]
+fetch = "own:fetch"
+regions = ["US"]
+"""
+
+OWN_CODE = """
+import logging
+import os
+
+def fetch(client, region, cursor):
+    key = os.environ["YOUTUBE_API_KEY"]
+    logging.getLogger("own").warning("asking with %s", key)
+    raise ValueError(f"no luck with {key}")
+"""
+
+ECHOED = "not~of.the+usual/shape"
+
+
+def _error(code: int, message: str, reason: str) -> Answer:
+    error = {"code": code, "message": message, "status": message, "errors": [{"reason": reason, "message": message}]}
+    return Answer(code, json.dumps({"error": error}).encode())
+
+
+ECHOES = {
+    "US": _error(400, f"the key {ECHOED} is wrong", "badRequest"),
+    "DE": _error(403, "no", ECHOED),
+    "FR": _error(400, f"{quote(ECHOED)} {quote(ECHOED, safe='')}", "badRequest"),
+    "GB": Answer(200, b"<html>", {"Content-Type": f"text/{ECHOED}"}),
+    "IN": Answer(302, headers={"Location": f"ftp://example.org/{ECHOED}"}),
+}
+"""What upstream answers for each region."""
+
+
+def _echo(request: Arrived) -> Answer:
+    return ECHOES[parse_qs(urlsplit(request.target).query).get("regionCode", ["US"])[0]]
+
+
+@pytest.mark.parametrize("how", [{}, {"QUOTA_LOG": "debug"}, {"QUOTA_LOG": "debug", "QUOTA_LOG_FORMAT": "json"}])
+def test_a_key_that_upstream_or_a_job_says_back_is_seen_nowhere(tmp_path: Path, how: dict[str, str]) -> None:
+    """It has no shape by which one could tell it, and commands that read no key show later what was kept."""
+    quota = Quota(tmp_path)
+    (tmp_path / "own.py").write_text(OWN_CODE)
+    with PlainServer(_echo) as upstream:
+        config = CONFIG.format(key="env:YOUTUBE_API_KEY", address=upstream.address) + OWN_JOB
+        quota.configure(config.replace('["US", "DE"]', json.dumps([*ECHOES])))
+        asking = [
+            quota(*words, YOUTUBE_API_KEY=ECHOED, **how)
+            for words in (("run", "trending"), ("doctor", "--call"), ("run", "own"))
+        ]
+    everything = _everything(quota, *(run.stdout + run.stderr for run in [*asking, quota("runs"), quota("status")]))
+    for run in asking:
+        assert "[redacted]" in run.stdout + run.stderr
+    assert asking[0].stderr.count("[redacted]") >= len(ECHOES)
+    for said in (ECHOED, quote(ECHOED), quote(ECHOED, safe="")):
+        assert said not in everything
 
 
 @pytest.mark.parametrize("where", ["env:LEDGER_PASSWORD", "file:the-key", "clear", "url"])

@@ -646,6 +646,7 @@ def test_a_token_goes_nowhere_else_either(ledger: Ledger, connect: Connect, stat
         "https://storage.googleapis.com/",
         "https://youtube.googleapis.com:22/",
         "HTTP://youtube.googleapis.com/",
+        "http://youtube.googleapis.com:443/",
         "//youtube.googleapis.com/",
         "ftp://youtube.googleapis.com/",
     ],

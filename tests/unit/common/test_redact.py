@@ -78,7 +78,8 @@ def test_what_looks_like_a_secret_is_replaced_once(text: str, clean: str) -> Non
 def test_a_registered_secret_is_replaced_wherever_it_stands() -> None:
     register("pass word/1")
     register("pass word/1 and more")
-    assert redact("<pass word/1> <pass%20word%2F1> <pass word/1 and more>") == f"<{REDACTED}> <{REDACTED}> <{REDACTED}>"
+    for text in ("pass word/1", "pass%20word%2F1", "pass%20word/1", "pass word/1 and more"):
+        assert redact(f"<{text}>") == f"<{REDACTED}>"
 
 
 def test_a_value_too_short_for_a_secret_is_not_hunted_for() -> None:
