@@ -41,9 +41,9 @@ else:
         @classmethod
         def _compile(cls):
             parameters = [f"{name}=defaults[{name!r}]" if name in cls._field_defaults else name for name in cls._fields]
-            scope = {"new": tuple.__new__, "defaults": cls._field_defaults}
+            scope = {"_new": tuple.__new__, "defaults": cls._field_defaults}  # no field begins with _
             values = "".join(f"{name}, " for name in cls._fields)
-            code = f"def __new__({', '.join(['_cls', *parameters])}):\n return new(_cls, ({values}))"
+            code = f"def __new__({', '.join(['_cls', *parameters])}):\n return _new(_cls, ({values}))"
             cls.__new__ = staticmethod(_function(code, "__new__", cls, scope))
 
         @classmethod
@@ -144,11 +144,11 @@ class Value:
         for name in cls._given:
             default = cls._own[name].default
             parameters.append(name if default is _REQUIRED else f"{name}=fields[{name!r}].default")
-            lines.append(f" set(self, {name!r}, {name})")
+            lines.append(f" _set(self, {name!r}, {name})")
         if "__post_init__" in vars(cls):
             lines.append(" self.__post_init__()")
         code = f"def __init__({', '.join(parameters)}):\n" + "\n".join(lines)
-        init = _function(code, "__init__", cls, {"set": object.__setattr__, "fields": cls._own})
+        init = _function(code, "__init__", cls, {"_set": object.__setattr__, "fields": cls._own})
         init.__annotations__ = {name: vars(cls)["__annotations__"][name] for name in cls._given}
         cls.__init__ = init  # type: ignore[method-assign]
 

@@ -115,3 +115,15 @@ def test_a_copy_with_other_fields_is_checked_like_a_new_value() -> None:
     assert replace(Span(1), end=3).length == 2
     with pytest.raises(ValueError, match="0 is before 1"):
         replace(Span(1), end=0)
+
+
+def test_a_field_may_be_called_like_what_makes_the_value() -> None:
+    class Pair(NamedTuple):
+        new: int
+        defaults: int = 2
+
+    class Kept(Value):
+        set: int
+        fields: int = 2
+
+    assert (Pair(1).new, Pair(1).defaults, Kept(1).set, Kept(1).fields) == (1, 2, 1, 2)
