@@ -91,6 +91,9 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 0.05
 """A process looks at most so often at what the others of its machine have seen."""
 
+STEP_MS, MAX_STEPS = 100, 1_024
+"""A process remembers the newest entry as it was so often, and at most so many times."""
+
 NO_EPOCH = "?"
 """No ledger has this epoch, so one that is expected to have it is behind."""
 
@@ -204,6 +207,8 @@ class HighWaterMark:
         self._decided_ms = 0
         self._newest_id: Id = (0, 0)
         self._last_unlogged: tuple[tuple[UnloggedUsage, ...], ...] = ()
+        self._path: list[Id] = []  # the newest entry, time and again
+        self._next_step_ms = 0  # when it is kept next
         # Everything else that is known.
         self._observations: dict[str, ViewObservation] = {}  # of views that the last decision did not check
         self._usages: Usages = {}  # that the ledger counts: what it lost, and carries
@@ -404,6 +409,8 @@ class HighWaterMark:
         try:
             self._changing = True
             self._newest_id, self._logged_units, self._decided_ms = last, units, now_ms
+            if last[0] >= self._next_step_ms:
+                self._step(last)
             self._ids_of_others = ()
             self._expected = tuple.__new__(Expected, (self._epoch, (last,)))
             if self._writable_file is not None:
@@ -413,6 +420,13 @@ class HighWaterMark:
         finally:
             self._changing = False
         return True
+
+    def _step(self, newest: Id) -> None:
+        """Keep this entry on the path. Of a long path the older half loses every other entry: it only gets coarser."""
+        if len(self._path) >= MAX_STEPS:
+            self._path[: MAX_STEPS // 2] = self._path[: MAX_STEPS // 2 : 2]
+        self._path.append(newest)
+        self._next_step_ms = newest[0] + STEP_MS
 
     def _record_all(self, checks: Sequence[LimitCheck], result: ChargeResult) -> None:
         """More has changed than the numbers: write the slot anew."""
@@ -427,6 +441,8 @@ class HighWaterMark:
             self._keep_usages(checks, result)
             self._last_unlogged = result.unlogged
             self._newest_id, self._logged_units = result.last, _without_unlogged(result)
+            if result.last[0] >= self._next_step_ms:
+                self._step(result.last)
             self._decided_ms, self._seen_at = result.now_ms, self._label
             self._write()
         self._ids_of_others = ()
@@ -730,7 +746,14 @@ class HighWaterMark:
         observations = (*more, *self._observations.values(), *self._other_observations)
         usages = (*self._usages.values(), *self._other_losses.values())
         return Watermark(
-            self._epoch, self._decided_ms, observations, usages, self._sliced, self._seen_at, self._configuration
+            self._epoch,
+            self._decided_ms,
+            observations,
+            usages,
+            self._sliced,
+            self._seen_at,
+            self._configuration,
+            tuple(self._path),
         )
 
     def _last_observations(self) -> list[ViewObservation]:

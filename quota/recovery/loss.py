@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quota.common.clock import NEVER
 from quota.common.text import one_line
 from quota.common.values import NamedTuple
 from quota.ledger.contract import RETENTION_SLACK_MS, read_entries, root_of
@@ -97,13 +98,19 @@ def compare(
         is_here = root_of(observation.epoch) == root or renamed(observation)
         (here if is_here else others).add(observation)
     losses, other_losses = _known_losses(watermarks, root, since_ms, now_ms)
-    still_logged = {observation: _still_logged(ledger, project, observation) for observation in here}
+    paths = _paths(watermarks)
+    before = {one: _first_gone(ledger, project, one, paths.get(one._replace(slices=()), ())) for one in here}
+    still_logged = {one: _still_logged(ledger, project, one, before[one]) for one in here}
     for told in _told_of(watermarks, root, since_ms):
         logged = _logged_part(ledger, project, told)
         if logged.last != told.last:
             still_logged[told] = logged
     missing = [
-        missing_usage(observation, logged, _logged_part(ledger, project, still_in_window(observation, now_ms)))
+        missing_usage(
+            observation,
+            logged,
+            _logged_part(ledger, project, still_in_window(observation, now_ms), before.get(observation, _NEVER)),
+        )
         for observation, logged in still_logged.items()
         if logged.units < observation.units
     ]
@@ -269,18 +276,41 @@ def _known_losses(watermarks: Sequence[Watermark], root: str, since_ms: int, now
     return here, others
 
 
-def _still_logged(ledger: Ledger, project: str, observation: ViewObservation) -> ViewObservation:
+def _paths(watermarks: Sequence[Watermark]) -> dict[ViewObservation, tuple[Id, ...]]:
+    """Which entries a process had seen by the time of an observation, where it is still that process."""
+    return {
+        observation._replace(slices=()): watermark.path
+        for watermark in watermarks
+        for observation in watermark.observations
+        if watermark.path and observation.epoch == watermark.epoch
+    }
+
+
+def _first_gone(ledger: Ledger, project: str, observation: ViewObservation, path: Sequence[Id]) -> Id:
+    """The first entry on the path of an observation that the log lacks. What it has after that, others have charged
+    since it parted from what was seen."""
+    seen = [one for one in path if observation.since_ms < one[0] and one < observation.last]
+    if not seen:
+        return _NEVER
+    there = {(entry.ms, entry.seq) for entry in read_entries(ledger, project, seen[0][0], seen[-1][0])}
+    return next((one for one in seen if one not in there), _NEVER)
+
+
+def _still_logged(ledger: Ledger, project: str, observation: ViewObservation, before: Id) -> ViewObservation:
     """What the log still has of an observation: all of it, if it has the last entry that was seen."""
-    logged = _logged_part(ledger, project, observation)
+    logged = _logged_part(ledger, project, observation, before)
     return observation if logged.last == observation.last else logged
 
 
-def _logged_part(ledger: Ledger, project: str, observation: ViewObservation) -> ViewObservation:
-    """What the log has between the bounds of an observation."""
+_NEVER: Id = (NEVER, NEVER)
+
+
+def _logged_part(ledger: Ledger, project: str, observation: ViewObservation, before: Id = _NEVER) -> ViewObservation:
+    """What the log has between the bounds of an observation, and before another entry."""
     selector = selector_of(observation.view)
     units, last = 0, (0, 0)
     for entry in read_entries(ledger, project, observation.since_ms + 1, observation.last[0]):
-        if (entry.ms, entry.seq) <= observation.last:
+        if (entry.ms, entry.seq) <= observation.last and (entry.ms, entry.seq) < before:
             last = (entry.ms, entry.seq)
             if selector.counts(entry.bucket, entry.method, entry.job):
                 units += selector.cost(entry.units)

@@ -103,6 +103,9 @@ class Watermark(NamedTuple):
     sliced: dict[str, SlicedUsage]
     label: str = ""
     configuration: str = ""
+    path: tuple[Id, ...] = ()
+    """Of the log's newest entries as the process saw them one after the other in this epoch, those that it kept. Known
+    to the process itself only."""
 
     @property
     def root(self) -> str:

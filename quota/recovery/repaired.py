@@ -52,6 +52,7 @@ def as_repaired(
     root = root_of(epoch)
     return [
         watermark._replace(
+            path=(),
             observations=tuple(_observation(one, repairs, epoch, last, now_ms) for one in watermark.observations),
             usages=tuple(_usage(one, watermark, repairs, root, now_ms) for one in watermark.usages),
         )

@@ -740,6 +740,39 @@ def test_a_correction_is_no_loss(site: Site) -> None:
     assert charge(budget) == 1
 
 
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("restarted", [False, True])
+def test_of_two_histories_all_that_is_gone_is_counted(site: Site, seed: int, restarted: bool) -> None:
+    """A network parts, both sides charge, and the log of one stays. Machine `a`, on the other side, finds that its
+    first charge of that time is gone: what the log has after that is of others. What it has before that is taken for
+    what `a` saw, so of this, what both sides granted counts once. A process of `a` that begins afterwards knows its
+    newest charge only. It takes more for what it saw, and no unit more than both sides granted.
+    """
+    rng = random.Random(seed)
+    machine = site.machine("a")
+    a, b = (one.budget(limit(1_000)) for one in (machine, site.machine("b")))
+    charge(a, rng.randrange(1, 6))
+    before = charge(b, rng.randrange(1, 6))
+    parted, parted_ms = site.storage.copy(), site.now_ms
+    times = {who: sorted(rng.sample(range(1_001 + who, 9_000, 2), rng.randrange(1, 30))) for who in (0, 1)}
+    for budget, at_ms in ((a, times[0]), (b, times[1])):
+        site.storage.restore(parted)
+        for ms in at_ms:
+            site.now_ms = parted_ms + ms
+            charge(budget)
+    site.now_ms = parted_ms + 10_000
+    of_a, of_b = len(times[0]), len(times[1])
+    if restarted:
+        machine.stop()
+        machine.start()
+        a = machine.budget(limit(1_000))
+    known_ms = times[0][-1] if restarted else times[0][0]
+    taken = min(of_a, sum(ms < known_ms for ms in times[1]))
+    assert b.usage()[0].used_units == before + of_b
+    assert a.usage()[0].used_units == before + of_a + of_b - taken
+    assert b.usage()[0].used_units == before + of_a + of_b - taken, "as all see it from then on"
+
+
 # -- machines and their processes --------------------------------------------------------------------------------------
 
 
