@@ -33,6 +33,13 @@ _WITHOUT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG"
 """How OpenSSL calls an answer that is no TLS, over its versions."""
 
 
+class SecuredSocket(ssl.SSLSocket):
+    """One that is closed without a word where nobody closed it, as `redis_connection.Socket`."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
 FILE_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 
 
@@ -63,6 +70,7 @@ class Tls(NamedTuple):
             raise Misconfigured(f"ssl_ca_certs: {one_line(self.ca_certs)} holds no PEM certificate") from error
         except OSError as error:
             raise _unreadable("ssl_ca_certs", self.ca_certs, error) from error
+        context.sslsocket_class = SecuredSocket
         context.check_hostname = self.verify and self.check_hostname
         context.verify_mode = ssl.CERT_REQUIRED if self.verify else ssl.CERT_NONE
         if self.certfile:

@@ -144,7 +144,7 @@ def test_a_refusal_says_why_the_number_is_below_the_limits_own(setup: Setup) -> 
 def forget_history(place: LedgerStorage, path: Path) -> None:
     if isinstance(place, RedisStorage):
         with place.open() as client:
-            client.delete(*client.keys("*:history"))
+            client.delete(*place.keys("*:history"))
     else:
         with closing(sqlite3.connect(path)) as db, db:
             db.execute("DELETE FROM histories")

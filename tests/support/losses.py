@@ -84,6 +84,10 @@ class RedisStorage:
         port = self.client.get_connection_kwargs()["port"]
         return (redis.Redis if len(self.clients) == 1 else redis.RedisCluster)(host="127.0.0.1", port=port, **options)
 
+    def keys(self, pattern: str) -> list[bytes]:
+        """Of all servers: redis-py asks one node of a cluster only."""
+        return [key for client in self.clients for key in client.keys(pattern)]
+
     def empty(self) -> None:
         for client in self.clients:
             client.flushall()

@@ -233,7 +233,7 @@ def test_a_log_has_no_more_entries_than_its_limit_however_many_are_rejected(
             db.close()
         else:
             with ledger_place.open() as client:
-                sizes = [client.llen(key) for key in client.keys("quota:inbound:*:r10000:*")]
+                sizes = [client.llen(key) for key in ledger_place.keys("quota:inbound:*:r10000:*")]
         assert max(sizes) <= 7
 
 

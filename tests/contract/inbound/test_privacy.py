@@ -34,7 +34,7 @@ def everything(place: LedgerStorage) -> Iterator[bytes]:
         db.close()
         return
     with place.open() as client:
-        for key in client.keys("*"):
+        for key in place.keys("*"):
             kind = client.type(key)
             found = {
                 b"hash": client.hgetall,
@@ -51,9 +51,7 @@ def salts(place: LedgerStorage) -> set[str]:
         db.close()
         return found
     with place.open(decode_responses=True) as client:
-        days = {key.removeprefix("quota:inbound:{salts}:") for key in client.keys("quota:inbound:{salts}:*")} - {
-            "fixed"
-        }
+        days = {key.decode().rpartition("{salts}:")[2] for key in place.keys("quota:inbound:{salts}:*")} - {"fixed"}
         return days | set(client.hgetall("quota:inbound:{salts}:fixed"))
 
 

@@ -101,7 +101,7 @@ def test_another_format_is_one_line_and_nothing_is_touched(
                 client.hdel(state, "format")  # as the ledgers before the mark
             else:
                 client.hset(state, "format", found)
-            before = {key: client.dump(key) for key in client.keys("*")}
+            before = {key: client.dump(key) for key in ledger_place.keys("*")}
         expected = OTHER_FORMATS[age].format(what="format", found=found, ours=FORMAT)
     with pytest.raises(UnusableLedger) as raised:
         WORK[work](setup)
@@ -117,7 +117,7 @@ def test_another_format_is_one_line_and_nothing_is_touched(
             assert list(db.iterdump()) == before
     else:
         with ledger_place.open() as client:
-            assert {key: client.dump(key) for key in client.keys("*")} == before
+            assert {key: client.dump(key) for key in ledger_place.keys("*")} == before
 
 
 @pytest.fixture
