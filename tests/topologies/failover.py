@@ -38,8 +38,8 @@ BACK_WITHIN_S = 2.0
 DOWN_AFTER_MS = 1_000
 """With less, Valkey's sentinels take the new primary for dead as well, before they are connected to it."""
 
-LONGEST_S = 1.4
-"""A decision takes a second at most; a busy machine may add the rest."""
+LONGEST_S = 1.0
+"""A decision takes a second at most."""
 
 KEY = f"quota:{{{PROJECT}}}:log"
 
