@@ -7,12 +7,12 @@ A message reads `quota.toml: credentials.main.limits[1].windw: unknown key; did 
 
 from __future__ import annotations
 
+import tomllib
 from typing import TYPE_CHECKING, Any, Final
 
 from quota.common.text import is_word, nearest, one_line, show
 from quota.errors import ConfigError
 from quota.limits import MAX_UNITS
-from quota.settings.plain_toml import read_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -218,11 +218,6 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def parse_toml(text: str, source: str) -> dict[str, Any]:
     """The tables of a TOML text. Raises ConfigError, on one line, with the number of the broken line."""
-    plain = read_plain(text)
-    if plain is not None:
-        return plain
-    import tomllib
-
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

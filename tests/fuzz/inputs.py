@@ -44,7 +44,6 @@ PERCENT = {
     "neighbours-of-files": 0.5,
     "neighbours-of-keys": 0.5,
     "plain-arguments": 100,
-    "plain-toml": 200,
 }
 """How the inputs are shared out. Those that take no time have as many for themselves."""
 
