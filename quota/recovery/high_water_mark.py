@@ -207,7 +207,7 @@ class HighWaterMark:
         self._decided_ms = 0
         self._newest_id: Id = (0, 0)
         self._last_unlogged: tuple[tuple[UnloggedUsage, ...], ...] = ()
-        self._path: list[Id] = []  # the newest entry, time and again
+        self._trail: list[Id] = []  # the newest entry, time and again
         self._next_step_ms = 0  # when it is kept next
         # Everything else that is known.
         self._observations: dict[str, ViewObservation] = {}  # of views that the last decision did not check
@@ -256,6 +256,7 @@ class HighWaterMark:
             try:
                 make_room(self.path)
                 self._file = WatermarkFile(self.path)
+                _close_others(self)
                 if self._file.writable:
                     self._writable_file = self._file
                 else:
@@ -396,7 +397,8 @@ class HighWaterMark:
         more does."""
         now_ms, last, units = result.now_ms, result.last, result.used_units
         if (
-            result.epoch != self._epoch
+            not self._started  # closed meanwhile
+            or result.epoch != self._epoch
             or result.unlogged != self._last_unlogged
             or now_ms >= self._next_tidy_ms
             or (checks is not self._checks and not _same_views(checks, self._checks))
@@ -422,16 +424,19 @@ class HighWaterMark:
         return True
 
     def _step(self, newest: Id) -> None:
-        """Keep this entry on the path. Of a long path the older half loses every other entry: it only gets coarser."""
-        if len(self._path) >= MAX_STEPS:
-            self._path[: MAX_STEPS // 2] = self._path[: MAX_STEPS // 2 : 2]
-        self._path.append(newest)
+        """Keep this entry on the trail. Of a long one the older half loses every other entry: it only gets coarser."""
+        if len(self._trail) >= MAX_STEPS:
+            self._trail[: MAX_STEPS // 2] = self._trail[: MAX_STEPS // 2 : 2]
+        self._trail.append(newest)
         self._next_step_ms = newest[0] + STEP_MS
 
     def _record_all(self, checks: Sequence[LimitCheck], result: ChargeResult) -> None:
         """More has changed than the numbers: write the slot anew."""
         if not result.epoch:
             return
+        if not self._started:
+            self._start()
+            self._started = True
         if result.epoch != self._epoch:
             if self._checks or self._observations:
                 return  # decided before another thread restored what was missing
@@ -753,7 +758,7 @@ class HighWaterMark:
             self._sliced,
             self._seen_at,
             self._configuration,
-            tuple(self._path),
+            tuple(self._trail),
         )
 
     def _last_observations(self) -> list[ViewObservation]:
@@ -819,6 +824,17 @@ class HighWaterMark:
     def _warn(self, why: object) -> None:
         warn("memory_unusable path=%s: %s; what this process sees of its ledger is lost when it ends", self.path, why)
 
+    def close_if_idle(self) -> bool:
+        """`close`, but not in the middle of what another thread does, or of what a signal handler interrupted."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if not self._changing:
+                self.close()
+            return not self._changing
+        finally:
+            self._lock.release()
+
     def close(self) -> None:
         """Give the slot back; its content stays. A later decision claims one again."""
         with self._lock:
@@ -881,6 +897,26 @@ def _without_unlogged(result: ChargeResult) -> tuple[int, ...]:
 _open: dict[str, tuple[HighWaterMark, int]] = {}
 _open_lock = threading.RLock()  # a signal handler may open a session while its thread does
 
+MAX_FILES = 100
+"""So many of their files are open in a process. It may use thousands of projects; some systems allow it 256 files."""
+
+_with_file: dict[HighWaterMark, None] = {}
+"""The high-water marks whose file is open, in the order in which they were opened."""
+
+
+def _close_others(opened: HighWaterMark) -> None:
+    """Where too many files are open, close those that were opened first, as if their processes had ended. The next
+    decision about their projects opens them again."""
+    with _open_lock:
+        if opened.path not in _open or _open[opened.path][0] is not opened:
+            return
+        _with_file.pop(opened, None)
+        _with_file[opened] = None
+        if len(_with_file) > MAX_FILES:
+            for other in list(_with_file)[:-MAX_FILES]:
+                if other.close_if_idle():
+                    del _with_file[other]
+
 
 def open_high_water_mark(folder: Path, identity: Identity, label: str) -> HighWaterMark:
     """The high-water mark of an identity in a state folder, whose ledger is at `label`. All of this process that ask
@@ -905,4 +941,5 @@ def close_high_water_mark(high_water_mark: HighWaterMark) -> None:
             _open[high_water_mark.path] = high_water_mark, users - 1
             return
         del _open[high_water_mark.path]
+        _with_file.pop(high_water_mark, None)
     high_water_mark.close()
