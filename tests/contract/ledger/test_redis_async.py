@@ -420,7 +420,7 @@ def test_without_a_server_nothing_has_left(run: Run) -> None:
 def test_a_connection_that_takes_too_long_is_not_waited_for(run: Run) -> None:
     """A look into the DNS can take many seconds."""
 
-    def connect() -> Any:
+    def connect(_ends_s: float) -> Any:
         waited.wait(100)
         raise Lost("no address")
 
