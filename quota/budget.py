@@ -599,7 +599,7 @@ class Budget:
                     self._say_ahead(result)
                 if high_water_mark is not None and (yield partial(high_water_mark.record, request.checks, result)):
                     new_key, retention_ms = self._attempt_keys.next(), self._retention_ms
-                    lacked = yield high_water_mark.to_follow_up(self.ledger, result, new_key, retention_ms)
+                    lacked = yield high_water_mark.follow_up(self.ledger, result, new_key, retention_ms)
                     if lacked and behind_tries < MAX_LOSSES:
                         behind_tries += 1
                         for charge_id in result.ids:  # the call has not left

@@ -369,7 +369,7 @@ class HighWaterMark:
     # -- after a decision ----------------------------------------------------------------------------------------------
 
     def record(self, checks: Sequence[LimitCheck], result: ChargeResult) -> bool:
-        """Keep what a decision showed. Returns whether more is to be done: then call `follow_up`."""
+        """Keep what a decision showed. Returns whether more is to be done: then do `follow_up`."""
         with self._lock:
             if self._changing:
                 self._deferred.append((checks, result))
@@ -490,15 +490,11 @@ class HighWaterMark:
 
     # -- the log, slice by slice ---------------------------------------------------------------------------------------
 
-    def follow_up(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> bool:
-        """`to_follow_up`, done."""
-        return run(self.following_up(ledger, result, new_epoch, retention_ms))
-
-    def to_follow_up(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> InSteps[bool]:
+    def follow_up(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> InSteps[bool]:
         """What is to be done after `record` said so: one step, or several."""
-        return InSteps(partial(self.following_up, ledger, result, new_epoch, retention_ms))
+        return InSteps(partial(self._following_up, ledger, result, new_epoch, retention_ms))
 
-    def following_up(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> Steps[bool]:
+    def _following_up(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> Steps[bool]:
         """Hand the ledger a carry that it lacks, or else read on. If it does not answer, try again: the carry with the
         next decision, the log in a minute. The arguments are as in `restore_missing`.
 
