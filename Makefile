@@ -9,7 +9,7 @@ run: .venv/installed
 	@$(BIN)/quota demo
 
 test: .venv/installed-test
-	@$(BIN)/python -m pytest -n auto -q
+	@$(BIN)/python -m pytest -n auto --dist worksteal -q
 
 # Formatting, lint, strict types and import layers. The checkers know nothing of the mapping in pyproject.toml that makes jobs/ the package
 # quota.jobs: they are shown a tree in which it stands there.
