@@ -83,6 +83,7 @@ def steps(work: Callable[[], object]) -> int:
         return step
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # 3.12 tells of opcodes only if a frame asked for them before
     sys.settrace(call)
     try:
         work()
