@@ -52,16 +52,18 @@ class Tls(NamedTuple):
     key_password: str = ""
     verify: bool = True
     check_hostname: bool = True
-    plain_scheme: str = "redis"
-    """The scheme of a url for the same without TLS."""
+    remedy: str = ""
+    """What to do about a server that speaks no TLS."""
 
     def __repr__(self) -> str:
         """Without the password."""
-        return f"<Tls {self.plain_scheme}>"
+        return "<Tls>"
 
     def context(self) -> ssl.SSLContext:
         """Raises Misconfigured for a file that cannot be used."""
-        return _context(self, tuple(_state_of(option, getattr(self, option[4:])) for option in FILE_OPTIONS))
+        return _context(
+            self._replace(remedy=""), tuple(_state_of(option, getattr(self, option[4:])) for option in FILE_OPTIONS)
+        )
 
     def new_context(self) -> ssl.SSLContext:
         try:
@@ -136,7 +138,7 @@ class Tls(NamedTuple):
             raise fault_of(error) or Lost(str(error)) from error
 
     def _without_tls(self) -> Misconfigured:
-        return Misconfigured(f"it speaks no TLS; write {self.plain_scheme}://")
+        return Misconfigured(f"it speaks no TLS; {self.remedy}")
 
     def _names(self, server: Server) -> str:
         """The names in the server's certificate, on a connection of its own."""
@@ -317,7 +319,7 @@ def why_secured(server: Server, error: Failed) -> Failed:
     return error
 
 
-def why_plain(server: Server, error: Failed, secure_scheme: str) -> Failed:
+def why_plain(server: Server, error: Failed, remedy: str) -> Failed:
     """A server that speaks TLS ends a connection that does not."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -340,4 +342,4 @@ def why_plain(server: Server, error: Failed, secure_scheme: str) -> Failed:
             return error
     finally:
         made.close()
-    return Misconfigured(f"it speaks TLS; write {secure_scheme}://")
+    return Misconfigured(f"it speaks TLS; {remedy}")

@@ -6,7 +6,7 @@
     database_of     in which database
 
 The schemes are `redis`, `unix`, `redis+sentinel`, `redis+cluster`, and with TLS `rediss`, `rediss+sentinel` and
-`rediss+cluster`. `ssl` is imported only for those with TLS.
+`rediss+cluster`. `ssl` is imported only for those with TLS, and for sentinels with `sentinel_ssl=true`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from quota.ledger.redis_cluster import Cluster
+    from quota.ledger.redis_connection import Line, Socket
     from quota.ledger.redis_tls import Tls
 
     Why = Callable[[Server, Failed], Failed]
@@ -38,7 +39,7 @@ _NEEDLESS = (
 """What redis-py may be told, and a connection of ours has no need of."""
 _OPTIONS = ("db", "username", "password", "client_name", "protocol", "socket_keepalive", *_TIMEOUTS)
 _OF_TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_cert_reqs", "ssl_check_hostname")
-_OF_SENTINELS = ("sentinel_username", "sentinel_password")
+_OF_SENTINELS = ("sentinel_username", "sentinel_password", "sentinel_ssl")
 
 FALSE = ("0", "F", "FALSE", "N", "NO")
 _LONGEST_S = 1e6
@@ -74,6 +75,7 @@ class _Parts(NamedTuple):
 
     kind: str
     is_secure: bool
+    sentinels_are_secure: bool
     nodes: Sequence[tuple[str, int | None]]
     path: str
     db: int
@@ -82,6 +84,17 @@ class _Parts(NamedTuple):
     def scheme(self, *, secure: bool) -> str:
         """The scheme of the same url with TLS, or without."""
         return f"redis{'s' if secure else ''}{'+' if self.kind else ''}{self.kind}"
+
+    def remedy(self, *, of_sentinels: bool = False) -> str:
+        """What to write where a server, or a sentinel, speaks TLS and the url says that it does not, or the reverse."""
+        scheme = f"write {self.scheme(secure=not self.is_secure)}://"
+        if self.kind != "sentinel":
+            return scheme
+        if self.sentinels_are_secure != self.is_secure:
+            return "remove sentinel_ssl" if of_sentinels else scheme
+        if of_sentinels:
+            return f"{scheme}, or sentinel_ssl = {_flag(not self.is_secure)} where only the sentinels differ"
+        return f"{scheme} and sentinel_ssl = {_flag(self.is_secure)}"
 
 
 def _parts(url: str) -> _Parts:
@@ -103,6 +116,9 @@ def _parts(url: str) -> _Parts:
         parts, path, query = [whole], unquote(whole.path), whole.query
         userinfo = whole.netloc.rpartition("@")[0]
     options = _given(query, kind, is_secure=is_secure)
+    sentinel_ssl = options.get("sentinel_ssl", _flag(is_secure))
+    if sentinel_ssl not in ("true", "false"):
+        raise _WrongError("sentinel_ssl is true or false (by default as the scheme says)")
     username, _, password = userinfo.partition(":")
     for name, text in (("username", username), ("password", password)):
         if text:
@@ -110,6 +126,7 @@ def _parts(url: str) -> _Parts:
     return _Parts(
         kind=kind,
         is_secure=is_secure,
+        sentinels_are_secure=kind == "sentinel" and sentinel_ssl == "true",
         nodes=[(unquote(part.hostname or ""), part.port) for part in parts],
         path=path,
         db=database_of(url),
@@ -120,9 +137,10 @@ def _parts(url: str) -> _Parts:
 def _given(query: str, kind: str, *, is_secure: bool) -> dict[str, str]:
     """The options of a url. Raises _WrongError for one that nobody reads."""
     elsewhere = {"": ("host", "port"), "unix": ("path",)}.get(kind, ())
-    secure = _OF_TLS if is_secure else ()
-    known = (*_OPTIONS, *elsewhere, *secure, *(_OF_SENTINELS if kind == "sentinel" else ()), *_NEEDLESS)
     given = {name: values[0] for name, values in parse_qs(query, keep_blank_values=True).items()}
+    of_sentinels = _OF_SENTINELS if kind == "sentinel" else ()
+    secure = _OF_TLS if is_secure or (of_sentinels and given.get("sentinel_ssl") == "true") else ()
+    known = (*_OPTIONS, *elsewhere, *secure, *of_sentinels, *_NEEDLESS)
     for name in given:
         if name in known:
             continue
@@ -138,7 +156,7 @@ def _given(query: str, kind: str, *, is_secure: bool) -> dict[str, str]:
 
 
 def _maker(parts: _Parts, timeout_s: float) -> Callable[[], Connections | Cluster]:
-    tls = _tls(parts) if parts.is_secure else None
+    tls = _tls(parts) if parts.is_secure or parts.sentinels_are_secure else None
     server = _server(parts, timeout_s, tls)
     if parts.kind in ("", "unix"):
         return server.connections
@@ -163,8 +181,8 @@ def _maker(parts: _Parts, timeout_s: float) -> Callable[[], Connections | Cluste
             port=port or 26379,
             username=parts.options.get("sentinel_username", ""),
             password=parts.options.get("sentinel_password", ""),
-            secured=server.secured,
-            explain=server.explain,
+            secured=_secured(parts, tls, of_sentinels=True),
+            explain=_why(parts.remedy(of_sentinels=True)),
         )
         for host, port in parts.nodes
     ]
@@ -193,8 +211,8 @@ def _server(parts: _Parts, timeout_s: float, tls: Tls | None) -> Server:
         password=given.get("password", ""),
         client_name=given.get("client_name", ""),
         keepalive=given.get("socket_keepalive", "0").upper() not in FALSE,
-        secured=None if tls is None else tls.line,
-        explain=None if parts.kind == "unix" else _why(parts),
+        secured=_secured(parts, tls),
+        explain=None if parts.kind == "unix" else _why(parts.remedy()),
     )
 
 
@@ -213,21 +231,28 @@ def _tls(parts: _Parts) -> Tls:
         key_password=given.get("ssl_password", ""),
         verify=given.get("ssl_cert_reqs", "required") != "none",
         check_hostname=given.get("ssl_check_hostname", "1").upper() not in FALSE,
-        plain_scheme=parts.scheme(secure=False),
     )
     tls.context()
     return tls
 
 
-def _why(parts: _Parts) -> Why:
-    secure_scheme = parts.scheme(secure=True)
+def _secured(parts: _Parts, tls: Tls | None, *, of_sentinels: bool = False) -> Callable[[Socket, Server], Line] | None:
+    if tls is None or not (parts.sentinels_are_secure if of_sentinels else parts.is_secure):
+        return None
+    return tls._replace(remedy=parts.remedy(of_sentinels=of_sentinels)).line
 
+
+def _why(remedy: str) -> Why:
     def why(server: Server, error: Failed) -> Failed:
         from quota.ledger.redis_tls import why_plain, why_secured
 
-        return why_plain(server, error, secure_scheme) if server.secured is None else why_secured(server, error)
+        return why_plain(server, error, remedy) if server.secured is None else why_secured(server, error)
 
     return why
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
 
 
 def _databases(url: str) -> tuple[str, str]:

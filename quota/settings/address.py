@@ -25,7 +25,8 @@ SECRETS = {
     "ssl_password": "password",
 }
 FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-KEYS = ("url", *SECRETS, *FILES, "ssl_cert_reqs", "ssl_check_hostname")
+FLAGS = ("ssl_check_hostname", "sentinel_ssl")
+KEYS = ("url", *SECRETS, *FILES, "ssl_cert_reqs", *FLAGS)
 
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 _LOGIN = r"://[^/?#]*:[^/?#@]+@|[?&](sentinel_|ssl_)?password=[^&]"
@@ -68,7 +69,7 @@ def address_of(table: TomlTable, folder: Path) -> Address | None:
             options[key], ref = _secret(table, folder, key, SECRETS[key])
             if SECRETS[key] == "password":
                 secrets.append((key, ref))
-        elif key == "ssl_check_hostname":
+        elif key in FLAGS:
             options[key] = str(table.flag(key, True)).lower()
         elif key == "ssl_cert_reqs":
             options[key] = table.text(key, choices=("required", "none"))

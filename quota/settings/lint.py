@@ -138,7 +138,7 @@ def _trust(place: str, url: str, secrets: Sequence[tuple[str, str]], config: Pat
         elif kind == "file" and _everybody_reads(path):
             message = f"every user of this machine can read {one_line(path)}, which holds a password"
             yield Finding("warning", location, message, "chmod 600 the file")
-    if "ssl_" not in url:
+    if "ssl" not in url:
         return
     from urllib.parse import parse_qs
 
@@ -159,6 +159,14 @@ def _trust(place: str, url: str, secrets: Sequence[tuple[str, str]], config: Pat
             f"{place}.ssl_check_hostname",
             "any certificate of a trusted CA is taken for the server's",
             "remove it, and call the server as its certificate does",
+        )
+    if url.startswith("rediss") and options.get("sentinel_ssl") == "false":
+        yield Finding(
+            "warning",
+            f"{place}.sentinel_ssl",
+            "the sentinels are asked without TLS: whoever is in between can read their password and say that there is "
+            "no server",
+            "let them speak TLS, and remove it",
         )
     if "ssl_keyfile" in options and _everybody_reads(options["ssl_keyfile"]):
         path = one_line(options["ssl_keyfile"])

@@ -37,8 +37,8 @@ class Sentinels:
     """`servers` are the primary and its replicas, as they were at the start; `sentinels` watch them.
 
     `password` is that of the servers, `sentinel_password` the sentinels' own. With certificates, everybody also listens
-    with TLS at `tls_ports`, and names these to the others; `port` of each stays plain. A primary that is silent for
-    `down_after_ms` is taken for dead.
+    with TLS at `tls_ports`, and names these to the others if `links_are_secure`; `port` of each stays plain. A primary
+    that is silent for `down_after_ms` is taken for dead.
     """
 
     def __init__(
@@ -46,12 +46,14 @@ class Sentinels:
         *,
         executable: str | None = None,
         certificates: Certificates | None = None,
+        links_are_secure: bool = True,
         password: str = "",
         sentinel_password: str = "",
         down_after_ms: int = DOWN_AFTER_MS,
         options: Sequence[str] = (),
     ) -> None:
-        self.executable, self._certificates = executable or redis_executable(), certificates
+        self.executable, self.certificates = executable or redis_executable(), certificates
+        self._links_are_secure = links_are_secure
         self._password, self._sentinel_password = password, sentinel_password
         self.down_after_ms = down_after_ms
         self._stack = ExitStack()
@@ -97,23 +99,27 @@ class Sentinels:
         until(self.is_well, "the replicas do not follow, or the sentinels do not know each other")
 
     def _tls(self, port: int) -> list[str]:
-        if self._certificates is None:
+        if self.certificates is None:
             return []
         self.tls_ports[port] = free_port()
-        return [*self._certificates.options(self.tls_ports[port]), "--tls-replication", "yes"]
+        return [
+            *self.certificates.options(self.tls_ports[port]),
+            "--tls-replication",
+            "yes" if self._links_are_secure else "no",
+        ]
 
     def _seen(self, port: int) -> int:
         """The port at which others see whoever has this one."""
-        return self.tls_ports.get(port, port)
+        return self.tls_ports.get(port, port) if self._links_are_secure else port
 
     @property
     def url(self) -> str:
         scheme, user, more = "redis+sentinel", "", ""
-        if self._certificates is not None:
-            scheme, more = "rediss+sentinel", f"?ssl_ca_certs={self._certificates.ca}"
+        if self.certificates is not None:
+            scheme, more = "rediss+sentinel", f"?ssl_ca_certs={self.certificates.ca}"
         if self._password:
             user = f":{quote(self._password, safe='')}@"
-        hosts = ",".join(f"127.0.0.1:{self._seen(one.port)}" for one in self.sentinels)
+        hosts = ",".join(f"127.0.0.1:{self.tls_ports.get(one.port, one.port)}" for one in self.sentinels)
         return f"{scheme}://{user}{hosts}/{SERVICE}/0{more}"
 
     def client(self, server: RedisServer | None = None) -> redis.Redis:

@@ -19,6 +19,8 @@ from quota.errors import ConfigError, StorageAway
 from quota.inbound.storage import open_storage
 from quota.ledger import redis_tls
 from quota.ledger.factory import open_ledger
+from support.patience import WALLS
+from support.sentinels import Sentinels
 from support.servers import RedisServer, executables, free_port, has_tls, redis_executable
 
 if TYPE_CHECKING:
@@ -147,7 +149,8 @@ def test_a_fault_is_a_line_of_its_own(
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_server_without_tls(servers: Servers, way: str, scheme: str) -> None:
     line = said_by(way, servers.url(scheme, "plain", ssl_ca_certs=str(servers.certificates.ca)))
-    assert line.endswith(f": it speaks no TLS; write {scheme.replace('rediss', 'redis')}://"), line
+    alone = ", or sentinel_ssl = false where only the sentinels differ" if "sentinel" in scheme else ""
+    assert line.endswith(f": it speaks no TLS; write {scheme.replace('rediss', 'redis')}://{alone}"), line
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -156,7 +159,9 @@ def test_a_server_without_tls(servers: Servers, way: str, scheme: str) -> None:
 def test_a_url_without_tls(servers: Servers, way: str, place: str, name: str) -> None:
     """With a database the server is told something while we connect, without one only after that."""
     line = said_by(way, place.format(f"localhost:{servers.ports[name]}"))
-    assert line.endswith(f": it speaks TLS; write {place.partition('://')[0].replace('redis', 'rediss')}://"), line
+    alone = ", or sentinel_ssl = true where only the sentinels differ" if "sentinel" in place else ""
+    scheme = place.partition("://")[0].replace("redis", "rediss")
+    assert line.endswith(f": it speaks TLS; write {scheme}://{alone}"), line
 
 
 # -- what is good ------------------------------------------------------------------------------------------------------
@@ -176,6 +181,72 @@ def test_a_good_url_is_admitted(
     servers: Servers, way: str, name: str, which: dict[str, str], more: dict[str, str]
 ) -> None:
     assert said_by(way, servers.url("rediss", name, **options_of(servers.certificates, which), **more)) == ""
+
+
+# -- sentinels with TLS over servers without, and the other way around -------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["the servers", "the sentinels"])
+def halves(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[tuple[Sentinels, bool]]:
+    """Sentinels that name a server's port with TLS, or its plain one. Each of them can be asked in both ways."""
+    secure = bool(request.param)
+    with Sentinels(executable=executable(), certificates=certificates, links_are_secure=secure) as started:
+        yield started, secure
+
+
+def at(halves: tuple[Sentinels, bool], scheme: str, *, securely: bool, option: str) -> str:
+    """A url of one of the sentinels: its port with TLS, or the plain one."""
+    sentinels, _ = halves
+    port = sentinels.sentinels[0].port
+    place = f"127.0.0.1:{sentinels.tls_ports[port] if securely else port}"
+    query = f"?sentinel_ssl={option}" if option else ""
+    if "rediss" in scheme or option == "true":
+        query += f"{'&' if query else '?'}ssl_ca_certs={sentinels.certificates.ca}"
+    return f"{scheme}://{place}/main/0{query}"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_sentinels_may_speak_tls_where_their_servers_do_not_and_the_other_way_around(
+    halves: tuple[Sentinels, bool], way: str
+) -> None:
+    _, secure = halves
+    scheme, same, other = ("rediss+sentinel", "true", "false") if secure else ("redis+sentinel", "false", "true")
+    assert said_by(way, at(halves, scheme, securely=not secure, option=other)) == ""
+    assert said_by(way, at(halves, scheme, securely=secure, option=same)) == ""
+
+
+def test_who_of_sentinels_and_servers_speaks_tls_is_said(
+    halves: tuple[Sentinels, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for owner, name in WALLS:  # who is asked with TLS and speaks none is silent for half of it
+        monkeypatch.setattr(owner, name, 4.0)
+    _, secure = halves
+    mine, opposite = ("rediss+sentinel", "redis+sentinel") if secure else ("redis+sentinel", "rediss+sentinel")
+    is_so, is_not = ("true", "false") if secure else ("false", "true")
+    speaks, silent = ("it speaks no TLS", "it speaks TLS") if secure else ("it speaks TLS", "it speaks no TLS")
+    for url, said in (
+        # the sentinels differ from the scheme, which is right for the servers
+        (
+            at(halves, mine, securely=not secure, option=""),
+            f"{speaks}; write {opposite}://, or sentinel_ssl = {is_not}",
+        ),
+        (at(halves, mine, securely=secure, option=is_not), f"{silent}; remove sentinel_ssl"),
+        # the scheme is right for the sentinels alone
+        (
+            at(halves, opposite, securely=not secure, option=""),
+            f"{silent}; write {mine}:// and sentinel_ssl = {is_not}",
+        ),
+        (at(halves, opposite, securely=secure, option=is_so), f"{silent}; write {mine}://"),
+    ):
+        line = said_by("blocking", url)
+        assert f": {said}" in f"{line}:", (url, line)
+
+
+def test_the_certificate_of_sentinels_alone_is_checked_too(servers: Servers) -> None:
+    for name, which, said in FAULTS:
+        options = {"sentinel_ssl": "true", **options_of(servers.certificates, which)}
+        url = servers.url("rediss+sentinel", name, **options).replace("rediss", "redis")
+        assert said_by("blocking", url).endswith(f": sentinel localhost:{servers.ports[name]}: {said}")
 
 
 def test_a_certificate_that_is_renewed_in_place_is_used_by_the_next_connection(

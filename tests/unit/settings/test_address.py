@@ -71,6 +71,7 @@ ADDRESSES = [
             'ssl_password = "file:secret"',
             'ssl_cert_reqs = "none"',
             "ssl_check_hostname = false",
+            "sentinel_ssl = false",
         ),
         "rediss+sentinel://a:1,b:2/main",
         {
@@ -82,6 +83,7 @@ ADDRESSES = [
             "ssl_password": SECRET,
             "ssl_cert_reqs": "none",
             "ssl_check_hostname": "false",
+            "sentinel_ssl": "false",
         },
     ),
     # In the url a path belongs to the configuration's folder too.
@@ -125,6 +127,14 @@ MISTAKES = [
     (('url = "rediss://h?ssl_ca_certs=x"', 'ssl_ca_certs = "y"'), "ssl_ca_certs: the url has one too; keep one of"),
     (('url = "rediss://h"', 'ssl_cert_reqs = "no"'), "ssl_cert_reqs: 'no' is not allowed here; "),
     (('url = "rediss://h"', 'ssl_check_hostname = "no"'), "ssl_check_hostname: a string where true or false is needed"),
+    (
+        ('url = "redis+sentinel://h/main"', 'sentinel_ssl = "yes"'),
+        "sentinel_ssl: a string where true or false is needed",
+    ),
+    (
+        ('url = "redis+sentinel://h/main"', "sentinels_ssl = true"),
+        "sentinels_ssl: unknown key; did you mean 'sentinel_ssl'?",
+    ),
     (('url = "sqlite:///l.db"', 'password = "s3cret"'), "password: an embedded ledger has no server; remove this key"),
     (('password = "s3cret"',), "password: has no effect without a url of Redis; add one, or remove this key"),
 ]
@@ -206,6 +216,14 @@ WARNINGS = [
     ),
     (('url = "rediss://h"', "ssl_check_hostname = true"), 0o600, ""),
     (
+        ('url = "rediss+sentinel://h/main"', "sentinel_ssl = false"),
+        0o600,
+        "sentinel_ssl: the sentinels are asked without TLS: whoever is in between can read their password and say that "
+        "there is no server; ",
+    ),
+    (('url = "redis+sentinel://h/main"', "sentinel_ssl = true"), 0o600, ""),
+    (('url = "redis+sentinel://h/main"', "sentinel_ssl = false"), 0o600, ""),
+    (
         ('url = "rediss://h"', 'ssl_certfile = "secret"', 'ssl_keyfile = "secret"'),
         0o600,
         "ssl_keyfile: every user of this machine can read the private key {}/secret; chmod 600 the file",
@@ -253,6 +271,13 @@ def test_an_unknown_option_is_named_with_the_nearest_known(url: str) -> None:
         ("redis+cluster://h?ssl_keyfile=x", "this url does not speak; write rediss+cluster://"),
         ("unix:///s.sock?ssl_cert_reqs=none", "this url does not speak; remove it"),
         ("redis://h/0?sentinel_password=s3cret", "sentinel_password is an option of redis+sentinel:// only; remove it"),
+        ("rediss://h/0?sentinel_ssl=true", "sentinel_ssl is an option of redis+sentinel:// only; remove it"),
+        ("redis+sentinel://h/main?sentinel_ssl=yes", "sentinel_ssl is true or false (by default as the scheme says)"),
+        (
+            "redis+sentinel://h/main?sentinel_ssl=false&ssl_ca_certs=x",
+            "this url does not speak; write rediss+sentinel://",
+        ),
+        ("redis+sentinel://h/main?sentinel_ssl=true&ssl_ca_certs=/none", "ssl_ca_certs: /none cannot be read"),
         ("redis://h/0?nonsense", "it has no option 'nonsense'; "),
         ("rediss://h/0?ssl_ca_cert=x", "it has no option 'ssl_ca_cert'; did you mean 'ssl_ca_certs'?"),
         ("sqlite:///ledger.db?timeout=5", "it has no option 'timeout'; an SQLite url has none, so remove it"),
