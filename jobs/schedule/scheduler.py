@@ -93,7 +93,7 @@ def run_schedule(session: Session, *, stop: Callable[[], int]) -> None:
     with ThreadPoolExecutor(min(WORKERS, len(jobs)), thread_name_prefix="job") as pool:
         queues = {job.name: _JobQueue(session, job, pool, stop) for job in jobs}
         scheduler = BackgroundScheduler(
-            timezone=UTC, executors={"default": _ToQueues(queues)}, job_defaults={"coalesce": True}
+            timezone=UTC, executors={"default": _ToQueues(queues)}, job_defaults={"coalesce": False}
         )
         found = streams(jobs)
         for stream in found:
@@ -163,15 +163,22 @@ class _Fires(BaseTrigger):  # type: ignore[misc]  # apscheduler ships no types
 
 class _ToQueues(BaseExecutor):  # type: ignore[misc]  # apscheduler ships no types
     """Hands due ticks to their queues, each with the time it was due, which APScheduler's own executors do not tell.
-    A queue runs one of its ticks at a time."""
+    A queue runs one of its ticks at a time. Of a stream's ticks that are due at once, because the machine slept, it
+    gets the newest."""
 
     def __init__(self, queues: dict[str, _JobQueue]) -> None:
         super().__init__()
         self._queues = queues
+        self._since_ms = host_clock()
 
     def submit_job(self, job: Any, run_times: Sequence[datetime]) -> None:
         stream: Stream = job.args[0]
-        self._queues[stream.job].put(stream, Tick(_ms(run_times[-1]), stream.job, stream.regions))
+        *older, newest = [Tick(_ms(at), stream.job, stream.regions) for at in run_times]
+        missed = [tick for tick in older if tick.at_ms >= self._since_ms]
+        if missed:
+            why = "newer ticks were due before this machine came to it"
+            _say("tick_skipped", missed[-1], reason="coalesced", ticks=len(missed), why=why)
+        self._queues[stream.job].put(stream, newest)
 
     def _do_submit_job(self, job: Any, run_times: Sequence[datetime]) -> None:
         raise AssertionError("submit_job does not call this")
