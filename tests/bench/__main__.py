@@ -77,7 +77,7 @@ def main() -> None:
                 effort.calls,
             )
             together.measure(report, server.url, folder, growth_rounds)
-            on_loops.measure(report, server, folder, rounds)
+            on_loops.measure(report, server, folder, cold_rounds)
             moments.measure(report, server, folder, effort.full, effort.shorter, effort.repeats)
             textfile.measure(report, folder, server.url, growth_rounds)
             many.measure(report, folder, server.url, effort.projects)
