@@ -6,7 +6,7 @@ import os
 import stat
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -322,8 +322,41 @@ def test_what_a_machine_saw_is_not_read_from_a_file_of_others(tmp_path: Path, ca
     assert "memory_unusable" in caplog.text
     assert "belongs to nobody, and this is root" in caplog.text
     path.unlink()
+    with closing(WatermarkFile(str(path))) as written:
+        written.write((1, 0), 1, 1, (), "seen\n")
+    assert len(read_slots(str(path))) == 1
+    os.chown(path, NOBODY, NOBODY)
+    assert read_slots(str(path)) == []
+    path.unlink()
     os.mkfifo(path)
     assert read_slots(str(path)) == []
+
+
+@needs_root
+@pytest.mark.parametrize("kind", ["a file", "a link"])
+def test_what_others_put_there_while_a_file_is_made_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Between the look, which found nothing, and the making."""
+    path, opened = tmp_path / "file", os.open
+
+    def open_and_plant(*args: Any, **options: Any) -> int:
+        try:
+            return opened(*args, **options)
+        except FileNotFoundError:
+            if kind == "a file":
+                path.write_bytes(b"theirs")
+            else:
+                path.symlink_to(tmp_path / "elsewhere")
+            os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+            raise
+
+    monkeypatch.setattr(os, "open", open_and_plant)
+    with pytest.raises(NotAloneError):
+        open_alone(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    assert not (tmp_path / "elsewhere").exists()
+    if kind == "a file":
+        assert path.read_bytes() == b"theirs"
 
 
 @pytest.fixture

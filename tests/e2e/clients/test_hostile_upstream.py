@@ -45,8 +45,10 @@ def packed(window_bits: int) -> bytes:
 
 
 def packed_by_brotli() -> bytes:
-    packing = brotli.Compressor(quality=1)
-    return b"".join([*(packing.process(bytes(MB)) for _ in range(100)), packing.finish()])
+    """400 MB in pieces that are all the same, so that they can be packed again into some bytes."""
+    packing = brotli.Compressor(quality=5)
+    first, again = (packing.process(bytes(MB)) + packing.flush() for _ in range(2))
+    return first + again * 399 + packing.finish()
 
 
 def attacks(status: str, zipped: bytes, deflated: bytes, squeezed: bytes) -> dict[str, Iterable[bytes]]:
