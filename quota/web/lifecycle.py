@@ -42,6 +42,8 @@ GRACE_S = 3
 HEAD_WITHIN_S = 10.0
 """A client that has not sent the head of a request by then is let go. uvicorn would wait for ever, and a thousand such
 connections are all that a process may have."""
+READ_WITHIN_S = 60.0
+"""The same for a client that takes nothing of its answer for so long: nginx waits as long (`send_timeout`)."""
 
 MAX_FILES = 65_536
 SAID_AGAIN_S = 60.0
@@ -194,22 +196,27 @@ def _serve_here(
 
 
 class _Silent:
-    """Connections between two requests, or before their first one, and since when."""
+    """Connections whose client is to send a request or to take its answer, and since when it has not."""
 
     def __init__(self) -> None:
-        self._since: dict[Any, tuple[object, float]] = {}
+        self._since: dict[Any, tuple[object, int, float]] = {}
 
     def close(self, connections: Iterable[Any]) -> None:
-        """Close those that have been so for HEAD_WITHIN_S. One that waits for its next request ends earlier, unless
-        it has begun to send it."""
+        """Close those that have sent no request for HEAD_WITHIN_S, or taken nothing of an answer for READ_WITHIN_S. One
+        that waits for its next request ends earlier, unless it has begun to send it."""
         now_s = time.monotonic()
-        waiting: dict[Any, tuple[object, float]] = {}
+        waiting: dict[Any, tuple[object, int, float]] = {}
         for one in list(connections):
             last = getattr(one, "cycle", None)  # the last request
-            if last is None or getattr(last, "response_complete", False):
-                before, since_s = self._since.get(one, (last, now_s))
-                waiting[one] = (last, since_s if before is last else now_s)
-                if now_s - waiting[one][1] > HEAD_WITHIN_S:
+            unsent = one.transport.get_write_buffer_size()
+            if unsent or last is None or getattr(last, "response_complete", False):
+                before, before_unsent, since_s = self._since.get(one, (last, unsent, now_s))
+                if before is not last or before_unsent != unsent:
+                    since_s = now_s
+                waiting[one] = (last, unsent, since_s)
+                if unsent and now_s - since_s > READ_WITHIN_S:
+                    one.transport.abort()  # to close it would wait for the client
+                elif not unsent and now_s - since_s > HEAD_WITHIN_S:
                     one.transport.close()
         self._since = waiting
 

@@ -78,6 +78,10 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": b"a", "more_body": True})
             await asyncio.sleep(1_000)
+        case "/large":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": bytes(20_000_000)})
+            return
         case "/fails":
             raise RuntimeError("two\nlines")
     await send_problem(send, Problem(404, f"process {os.getpid()}"))
@@ -92,7 +96,8 @@ def main(workers: int, fault: str = "") -> None:
         return protected(app, hosts=names_of("127.0.0.1"))
 
     if fault == "impatient":
-        lifecycle.HEAD_WITHIN_S, fault = 0.2, ""
+        lifecycle.HEAD_WITHIN_S = lifecycle.READ_WITHIN_S = 0.2
+        fault = ""
     listener = listen("127.0.0.1", 0)
     if fault:
         print(address_of(listener), flush=True)

@@ -6,8 +6,9 @@ import os
 import resource
 import signal
 import socket
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from http.client import HTTPConnection
+from pathlib import Path
 
 import pytest
 
@@ -113,6 +114,32 @@ def test_a_client_that_sends_no_request_is_let_go() -> None:
         assert [one.recv(100) for one in (kept.sock, silent, slow)] == [b"", b"", b""]
         assert served.end(signal.SIGTERM) == (0, "")
         assert waits.getresponse().status == 503  # a request that takes its time is waited for
+
+
+def test_a_client_that_takes_no_answer_is_let_go() -> None:
+    """Neither an answer that is larger than what the system holds for it, nor many that were asked for at once."""
+    with ExitStack() as stack:
+        served = stack.enter_context(hanging(1, "impatient"))
+        opened = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=300)) for _ in range(2)
+        ]
+        for one, requests in zip(opened, (1, 3), strict=True):
+            one.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n" * requests)
+        until(lambda: not any(connections_of(served.process.pid, one) for one in opened))
+
+
+def connections_of(pid: int, client: socket.socket) -> list[str]:
+    """What this process still has open to the client."""
+    port, inodes = client.getsockname()[1], set()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, _, remote, *_, inode = line.split()[:10]
+        if int(remote.partition(":")[2], 16) == port:
+            inodes.add(f"socket:[{inode}]")
+    found = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.append(os.readlink(fd))
+    return [one for one in found if one in inodes]
 
 
 def test_as_many_connections_are_admitted_as_the_user_may_have() -> None:
