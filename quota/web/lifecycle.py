@@ -158,6 +158,7 @@ def _serve_here(
     silent = _Silent()
     config = uvicorn.Config(
         make_app(),
+        http="h11",  # httptools, where it is installed, bounds neither heads nor how many requests wait for their turn
         ws="none",
         log_config=None,
         access_log=False,

@@ -56,15 +56,20 @@ def protected(app: App, *, hosts: Collection[str] | None, policy: str = OF_A_PAG
             await app(scope, receive, send)
             return
         started = False
+        unsent: Exception | None = None
 
         async def sends(message: Message) -> None:
-            nonlocal started
+            nonlocal started, unsent
             if message["type"] == "http.response.start":
                 started = True
                 present = {name.lower() for name, _ in message["headers"]}
                 added = [field for field in fields if field[0] not in present]
                 message = {**message, "headers": [*message["headers"], *added]}
-            await send(message)
+            try:
+                await send(message)
+            except Exception as error:
+                unsent = error
+                raise
 
         if hosts is not None and (wrong := _wrong_host(scope, hosts)) is not None:
             await send_problem(sends, wrong)
@@ -76,6 +81,9 @@ def protected(app: App, *, hosts: Collection[str] | None, policy: str = OF_A_PAG
             if not started:
                 await send_problem(sends, Problem(503, "The server is ending.", retry_after_s=1))
         except Exception as error:
+            if unsent is not None:  # the rest of the request was no HTTP: that is told to whoever sent it
+                logger.debug("%s", line("answer_unsent", path=scope["path"], error=describe(unsent)))
+                return
             logger.error(
                 "%s", line("request_failed", method=scope["method"], path=scope["path"], error=describe(error))
             )

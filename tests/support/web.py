@@ -58,9 +58,9 @@ class Served:
         return self.process.returncode, stderr
 
 
-def hanging(workers: int, *options: str) -> Served:
-    """This module as a program."""
-    env = {**os.environ, "PYTHONPATH": str(TESTS)}
+def hanging(workers: int, *options: str, path: Path | None = None) -> Served:
+    """This module as a program. `path` has further modules."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (TESTS, *([path] if path else ()))))}
     return Served([sys.executable, "-m", "support.web", str(workers), *options], env=env)
 
 

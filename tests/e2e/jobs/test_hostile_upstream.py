@@ -326,6 +326,14 @@ def test_a_call_that_is_never_answered_is_attempted_four_times_in_all(site: Site
     assert "upstream closed the connection without an answer, in 4 attempts" in str(report.regions[0].error)
 
 
+def test_a_body_that_ends_before_its_length_is_not_stored(site: Site) -> None:
+    """Though what came of it is a page: http.client takes it for all."""
+    site.answer = lambda _: [head(f"Content-Length: {len(PAGE) + 1}") + b"\r\n" + PAGE]
+    report = site.run(wait=wait_none())
+    assert (report.outcome, site.stored()) == ("failed", 0)
+    assert report.attempts == len(site.server.targets) == ATTEMPTS
+
+
 @pytest.mark.parametrize("fetch", ["search", "channels"])
 @pytest.mark.parametrize("kind", ["html", "empty", "an array", "items: texts", "a token that is a number"])
 def test_the_other_jobs_say_it_as_plainly(site: Site, fetch: str, kind: str) -> None:

@@ -128,6 +128,29 @@ def test_a_client_that_takes_no_answer_is_let_go() -> None:
         until(lambda: not any(connections_of(served.process.pid, one) for one in opened))
 
 
+def test_what_is_no_request_is_told_to_its_sender_alone() -> None:
+    """Our log says nothing of it: whoever can connect could fill it."""
+    with hanging(1) as served:
+        for rest in (b"zz\r\n", b"0\r\n" + b"x: y\r\n" * 40_000):
+            with closing(socket.create_connection(("127.0.0.1", served.port), timeout=300)) as one:
+                one.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + rest)
+                with suppress(ConnectionError):
+                    assert one.recv(1000).startswith(b"HTTP/1.1 4")
+        assert served.end(signal.SIGTERM) == (0, "")
+
+
+def test_a_head_without_an_end_is_not_waited_for_and_no_other_parser_reads_it(tmp_path: Path) -> None:
+    """uvicorn would take httptools, which holds a head of any size, wherever somebody has installed it."""
+    (tmp_path / "httptools.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w').close()\nraise ImportError\n")
+    with hanging(1, path=tmp_path) as served:
+        for start in (b"GET /", b"GET / HTTP/1.1\r\nx: "):
+            with closing(socket.create_connection(("127.0.0.1", served.port), timeout=300)) as one:
+                one.sendall(start)
+                with pytest.raises(ConnectionError):
+                    one.sendall(b"y" * 100_000_000)
+    assert not (tmp_path / "imported").exists()
+
+
 def connections_of(pid: int, client: socket.socket) -> list[str]:
     """What this process still has open to the client."""
     port, inodes = client.getsockname()[1], set()
