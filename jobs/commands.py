@@ -244,14 +244,14 @@ def serve(host: str, port: int, workers: int, names: tuple[str, ...], unlimited:
 
     It only reads, and never spends quota. It prints its address as soon as it listens; / lists what can be asked.
     SIGTERM and Ctrl-C end it within 5 s, with status 0. The [inbound.NAME] rules of the configuration say who may ask
-    how often. On an address that other machines reach, each path under /api must have one, or say --unlimited. It needs
-    the extra `web`: pip install 'quota-ledger[web]'.
+    how often. On an address that other machines reach, each path under /api must have one, or say --unlimited.
 
     On loopback a request must name the server as localhost or by its address. Behind a proxy that passes on the name
     that clients use, give that as --hostname.
 
     \b
     Example:
+      pip install 'quota-ledger[web]'           # once: it needs the extra `web`
       quota serve
       quota serve --port 0 --workers 2
       quota serve --hostname api.example.org    # behind a proxy on this machine
@@ -268,7 +268,13 @@ def serve(host: str, port: int, workers: int, names: tuple[str, ...], unlimited:
 @click.command("emulate", short_help="Serve the emulated upstream, for development.")
 @click.option("--port", default=8765, show_default=True, metavar="P", help="Port on 127.0.0.1; 0 takes a free one.")
 @click.option("--recorded", metavar="DIR", help="Serve the recorded pages in this folder instead of invented ones.")
-@click.option("--allocation", type=click.Choice(["pool", "buckets"]), default="pool", show_default=True)
+@click.option(
+    "--allocation",
+    type=click.Choice(["pool", "buckets"]),
+    default="pool",
+    show_default=True,
+    help="One pool of units; or searches and uploads in buckets of their own.",
+)
 @click.option("--quota", "quota_units", default=10_000, show_default=True, metavar="N", help="Units granted per day.")
 @click.option(
     "--lag", default="0s", show_default=True, metavar="DURATION", help="Cloud Monitoring learns of calls late."
@@ -319,7 +325,7 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
     \b
     Example:
       quota demo
-      quota demo --units 10 --keep /tmp/demo     # stops after 10; run it again to resume
+      quota demo --units 10 --keep /tmp/demo     # stops after 10 units; a day later it resumes
     """
     import tempfile
 

@@ -107,10 +107,10 @@ def cli(ctx: click.Context, config: str | None) -> None:
 
     \b
     Example:
-      quota demo            try everything on this machine, without a key
-      quota init            write a commented quota.toml
-      quota run trending    one cron tick of a job
-      quota status          what is used and what remains
+      quota demo            # try everything on this machine, without a key
+      quota init            # write a commented quota.toml
+      quota run trending    # one cron tick of a job
+      quota status          # what is used and what remains
 
     Exit status: 0 done; 1 the answer is no, or the work failed; 2 wrong usage; 69 the ledger did not answer;
     75 refused; 78 wrong configuration. Set QUOTA_LOG=info (or debug) to log to stderr,
@@ -165,7 +165,7 @@ def charge(file: str | None, **call: Any) -> int:
 @json_option
 @config_option
 def peek(**call: Any) -> int:
-    """Say what `charge` would decide now. Charges nothing.
+    """Say what `charge` would decide now. Charges nothing. Exit 75 when it would be refused.
 
     \b
     Example:
@@ -270,7 +270,7 @@ def status(watch: bool, checks: bool, as_json: bool, config: str | None) -> None
       quota status
       quota status --check > /dev/null || echo "not now"
       quota status --json | jq '.credentials[].limits[].remaining_units'
-      quota status --watch --json     one line of JSON each time
+      quota status --watch --json     # one line of JSON each time
     """
     import quota
     from quota.cli.render import render_status
@@ -415,8 +415,7 @@ def log(
     """Show single charges with their ids, the newest last.
 
     The ids are for `quota refund`, `quota settle` and `quota explain`. The ledger keeps single charges as long as the
-    longest window
-    needs them, at least 49 hours; `quota spend` sums up 35 days.
+    longest window needs them, at least 49 hours; `quota spend` sums up 35 days.
 
     \b
     Example:
@@ -543,7 +542,7 @@ def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: boo
     Example:
       quota reconcile
       quota reconcile --check || echo "somebody else spends this project"
-      17 * * * *  quota reconcile > /dev/null      a line for cron
+      quota reconcile > /dev/null     # from cron, every hour
     """
     import quota
     from quota.errors import BadAnswer

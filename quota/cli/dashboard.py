@@ -25,15 +25,15 @@ def dashboard(host: str, port: int, config: str | None) -> None:
     """Serve a page that shows whether calls are admitted, what filled each limit, who spent it, and how fresh
     everything is.
 
-    The page is for this machine only: it names jobs and spending. It charges nothing and changes nothing. It needs the
-    extra `web`: pip install 'quota-ledger[web]'. `/metrics` has the metrics for Prometheus, `/healthz` whether the
-    ledger answers. Ends on SIGTERM and Ctrl-C.
+    The page is for this machine only: it names jobs and spending. It charges nothing and changes nothing.
+    `/metrics` has the metrics for Prometheus, `/healthz` whether the ledger answers. Ends on SIGTERM and Ctrl-C.
 
     \b
     Example:
-      quota dashboard                                  then open http://127.0.0.1:8770
+      pip install 'quota-ledger[web]'           # once: it needs the extra `web`
+      quota dashboard                           # then open http://127.0.0.1:8770
       quota dashboard --port 9000 --config /etc/quota.toml
-      ssh -L 8770:127.0.0.1:8770 the-server            to read it from elsewhere
+      ssh -L 8770:127.0.0.1:8770 the-server     # to read it from elsewhere
     """
     import quota
     from quota.common.hosts import is_loopback

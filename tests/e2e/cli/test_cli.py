@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import sqlite3
@@ -64,6 +65,38 @@ def test_every_command_has_help_with_an_example() -> None:
         assert "Example:" in command.help, f"{name} shows no example"
         short = command.get_short_help_str(limit=66)
         assert "..." not in short, f"{name} does not fit its line in the list of commands: {short}"
+
+
+def examples(command: click.Command) -> list[str]:
+    """The lines of its example, as the help shows them."""
+    shown = command.get_help(click.Context(command, info_name="quota", max_content_width=80))
+    return [line.strip() for line in shown.partition("Example:\n")[2].partition("\n\n")[0].splitlines()]
+
+
+def test_an_example_can_be_pasted_into_a_shell() -> None:
+    """What explains it is a comment of the shell, and each `quota` in it has arguments that its command takes."""
+    tried = 0
+    for name, command in {"": cli, **every_command()}.items():
+        for line in examples(command):
+            tokens = shlex.shlex(line, posix=True, punctuation_chars=True)
+            tokens.whitespace_split = True
+            parts: list[list[str]] = [[]]
+            for token in tokens:
+                if set(token) <= set("();<>|&"):
+                    parts.append([])
+                else:
+                    parts[-1].append(token)
+            called = [part[1:] for part in parts if part[:1] == ["quota"]]
+            assert called or parts[0][0] in ("pip", "ssh"), f"{name}: {line}"
+            for arguments in called:
+                inner: click.Command = cli
+                while isinstance(inner, click.Group):
+                    found = inner.get_command(click.Context(inner), arguments.pop(0))
+                    assert found is not None, line
+                    inner = found
+                inner.make_context(name, arguments).close()
+                tried += 1
+    assert tried > 50
 
 
 def test_every_command_takes_a_configuration() -> None:
