@@ -211,6 +211,7 @@ def _settle(charge_id: str, units: int, credential: str | None, config: str | No
     import quota
 
     with quota.open(config) as session:
+        deciding.say_built_in(session, err=False)
         before = session.budget(credential).settle(charge_id, units)
     say(f"{before.method} {charge_id}: now {many(units, 'unit')}, before {before.units:,}")
 
@@ -354,6 +355,7 @@ def spend(by: str, since: str, credential: str | None, as_json: bool, config: st
             raise click.UsageError(f"--by {show(field)}: choose from {', '.join(SPEND_FIELDS)}")
     since_ms = _duration(since)
     with quota.open(config) as session:
+        deciding.say_built_in(session, err=as_json)
         chosen = session.settings.credentials.values() if credential is None else [session.credential(credential)]
         start_ms = max(0, session.ledger.now_ms() - since_ms)
         projects = {c.project: session.budget(c.name) for c in chosen}
@@ -428,6 +430,7 @@ def log(
 
     since_ms = _duration(since)
     with quota.open(config) as session:
+        deciding.say_built_in(session, err=as_json)
         chosen = session.settings.credentials.values() if credential is None else [session.credential(credential)]
         books = {one.project: one.book for one in chosen}
         start_ms = max(0, session.ledger.now_ms() - since_ms)
@@ -512,6 +515,7 @@ def reopen(bucket: str, because: str, credential: str | None, config: str | None
     if not reason:
         raise click.UsageError("--because needs a reason")
     with quota.open(config) as session:
+        deciding.say_built_in(session, err=False)
         project = session.credential(credential).project
         lifted = bucket.isprintable() and session.ledger.reopen(project, bucket, reason)
         known = [x.bucket for x in session.ledger.exhaustions(project) if not x.reopened_ms]
@@ -827,4 +831,6 @@ def _usage(error: click.ClickException) -> str:
     message = error.format_message().rstrip(".")
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "quota"
-    return message if "--help" in message else f"{message}; see `{path} --help`"
+    if "--help" in message:
+        return message
+    return f"{message}{' See' if message.endswith('?') else '; see'} `{path} --help`"

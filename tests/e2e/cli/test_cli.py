@@ -163,7 +163,7 @@ def test_help_fits_eighty_columns(quota: Quota) -> None:
 def test_a_misspelt_command_is_told_the_nearest(quota: Quota) -> None:
     assert "did you mean 'charge'?" in one_line(quota("chrage"), 2)
     told = one_line(quota("ledger", "mvoe"), 2)
-    assert told == "no such command 'mvoe'; did you mean 'move'?; see `quota ledger --help`"
+    assert told == "no such command 'mvoe'; did you mean 'move'? See `quota ledger --help`"
 
 
 # -- charge and peek ---------------------------------------------------------------------------------------------------
@@ -727,7 +727,9 @@ def test_a_refused_charge_loads_nothing_it_does_not_need(quota: Quota) -> None:
 # -- without a configuration file --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("args", [["charge", "videos.list"], ["peek", "videos.list"], ["status"]])
+@pytest.mark.parametrize(
+    "args", [["charge", "videos.list"], ["peek", "videos.list"], ["status"], ["spend"], ["log"], ["log", "--refused"]]
+)
 def test_without_a_configuration_file_the_first_line_says_so(quota: Quota, args: list[str]) -> None:
     notice = "no quota.toml was found: this is the built-in configuration; `quota init` writes one"
     done = quota(*args)
@@ -736,10 +738,16 @@ def test_without_a_configuration_file_the_first_line_says_so(quota: Quota, args:
     assert more
     in_json = quota(*args, "--json")
     assert one_line(in_json, 0) == notice
-    json.loads(in_json.stdout)
+    json.loads(in_json.stdout or "null")
     quota.configure(SMALL)
     assert "quota.toml" not in quota(*args).stdout
     assert quota(*args, "--json").stderr == ""
+
+
+@pytest.mark.parametrize("args", [["refund", "1-0"], ["settle", "1-0", "1"], ["reopen", "units", "--because", "x"]])
+def test_without_a_configuration_file_a_correction_says_so(quota: Quota, args: list[str]) -> None:
+    done = quota(*args)
+    assert (done.returncode, done.stdout.partition(":")[0]) == (1, "no quota.toml was found")
 
 
 def test_without_a_configuration_file_exec_says_so_on_stderr(quota: Quota) -> None:
