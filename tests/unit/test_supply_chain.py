@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -46,6 +47,18 @@ def test_every_pin_has_hashes_and_names_no_host() -> None:
         assert re.search(r"--hash=sha256:[0-9a-f]{64}", entry), entry
     assert "://" not in LOCKED
     assert not re.search(r"^--", LOCKED, flags=re.MULTILINE)
+
+
+def test_ci_installs_what_is_pinned_and_nothing_else() -> None:
+    make = shutil.which("make")
+    assert make is not None
+    done = subprocess.run([make, "-n", "locked"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=100)
+    pinned, ours = [line for line in done.stdout.splitlines() if "pip install" in line]
+    assert pinned.endswith("--require-hashes -r .ci/constraints.txt")
+    assert ours.endswith("--no-deps --no-build-isolation -e .")
+    run = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "pip install" not in run
+    assert re.findall(r"^ *(?:\w+=\S+ )*make (\w+)", run, flags=re.MULTILINE)[0] == "locked"
 
 
 SOUND = {"name": "a", "version": "1", "vulns": []}

@@ -128,6 +128,11 @@ def test_cheap_calls_go_on_and_dear_ones_are_refused(machine: Machine) -> None:
         assert (dear.admitted, dear.source, dear.reason) == (False, None, "ledger-unavailable")
         peeked = budget.peek("videos.list")
         assert (peeked.admitted, peeked.id, peeked.remaining_units) == (True, None, 24)
+        assert not budget.charge("videos.list", units=11).admitted, "too dear, though there is room"
+        assert [budget.charge("videos.list", units=units).admitted for units in (10, 10, 5, 4, 1)] == [
+            *(True, True, False, True, False)  # 25 in all
+        ]
+    assert budget.charge("videos.list").source == "ledger"
 
 
 def test_a_ledger_that_refused_is_not_overruled_when_it_stops_before_it_says_until_when(

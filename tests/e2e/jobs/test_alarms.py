@@ -14,9 +14,10 @@ import quota
 from quota.jobs.emulator import Emulator
 from quota.ledger.unlogged import UnloggedUsage
 from quota.limits import DAY_MS, HOUR_MS, Selector, Sliding, View
-from quota.notify import DEADLINE_S, RETRY_MS, Notice, Ping, notify, read_address
+from quota.notify import DEADLINE_S, RETRY_MS, Notice, Ping, _send, notify, read_address
 from support.commands import Quota, one_line
 from support.plain_http import Answer, PlainServer
+from support.raw_http import RawServer, head
 from support.servers import RedisServer, free_port
 
 if TYPE_CHECKING:
@@ -270,6 +271,20 @@ def test_an_address_that_refuses_is_one_line_and_stays_secret(
     assert said in done.stderr
     assert "a-secret-path" not in done.stderr + done.stdout
     assert len(server.arrived) == 1, "a redirect is not followed"
+
+
+@pytest.mark.parametrize(("start", "piece"), [(b"HTTP/1.1 200 O", b"K"), (head(), b"x: y\r\n"), (b"", b"")])
+def test_an_address_that_drips_is_not_waited_for(start: bytes, piece: bytes) -> None:
+    """Each byte comes in time, and the head has no end."""
+
+    def drips(_: str) -> Iterator[bytes]:
+        yield start
+        while not server.stopping.is_set():
+            server.pause(0.05)
+            yield piece
+
+    with RawServer(drips) as server, pytest.raises(TimeoutError, match="no answer within"):
+        _send(f"{server.address}/hook", b"{}", 0.3)
 
 
 def test_an_address_of_another_machine_is_not_asked_in_plain_text(

@@ -228,6 +228,9 @@ def _dripping(server: RawServer) -> Iterator[bytes]:
 @pytest.mark.parametrize("how", SILENT)
 def test_silence_is_not_waited_for(site: Site, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     monkeypatch.setattr(monitoring, "SILENCE_S", 0.3)
+    allowed_s = monitoring._LIMITS.max_answer_s
+    assert allowed_s is not None
+    assert allowed_s <= 30, "then it is said"
     monkeypatch.setattr(monitoring, "_LIMITS", monitoring._LIMITS._replace(max_answer_s=0.8))
     server: RawServer
     with RawServer(lambda _: SILENT[how](server)) as server:
