@@ -11,6 +11,12 @@ REDACTED = "[redacted]"
 MIN_SECRET_LENGTH = 8
 """Shorter values are not registered: a "key" of two letters would blank out half of every message."""
 
+MIN_PIECE_LENGTH = 4
+"""Where a text was cut, a piece of a secret is told by so many characters."""
+
+_CUT = "..."
+"""What `quota.common.text` writes in place of what it cuts."""
+
 _HIDDEN = r"[^\s\"'\\&,;<>\[\]{}()]+"
 
 _SHAPES = (
@@ -37,7 +43,7 @@ _secrets: tuple[str, ...] = ()
 
 
 def register(secret: str | None) -> None:
-    """Remember a secret for the rest of the process, both as it is and quoted as in a URL.
+    """Remember a secret for the rest of the process: as it is, quoted as in a URL, and escaped as Python and JSON do.
 
     Ignores None and values shorter than MIN_SECRET_LENGTH.
     """
@@ -47,6 +53,10 @@ def register(secret: str | None) -> None:
 
         # Sort the longest first, because one secret may contain another. Readers of a new tuple need no lock.
         known = {*_secrets, secret, quote(secret, safe=""), quote(secret)}
+        if not (secret.isascii() and secret.isprintable()) or set(secret) & set("\\\"'"):
+            import json
+
+            known |= {json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], repr(secret)[1:-1]}
         _secrets = tuple(sorted(known, key=lambda value: (-len(value), value)))
 
 
@@ -55,6 +65,8 @@ def redact(text: str) -> str:
     for secret in _secrets:
         if secret in text:
             text = text.replace(secret, REDACTED)
+    if _CUT in text and _secrets:
+        text = _without_pieces(text)
     lowered = text.lower()
     if text.isascii() and not any(mark in lowered for mark in _MARKS):
         return text
@@ -63,3 +75,17 @@ def redact(text: str) -> str:
     for shape in _SHAPES:
         text = re.sub(shape, rf"\g<1>{REDACTED}", text)
     return text
+
+
+def _without_pieces(text: str) -> str:
+    """Who cut a text may have cut a secret: its beginning stands before the dots, or its end behind them."""
+    parts = text.split(_CUT)
+    for at, part in enumerate(parts):
+        for secret in _secrets:
+            lengths = range(min(len(secret) - 1, len(part)), MIN_PIECE_LENGTH - 1, -1)
+            if at < len(parts) - 1 and (found := next((n for n in lengths if part.endswith(secret[:n])), 0)):
+                part = part[:-found] + REDACTED
+            if at and (found := next((n for n in lengths if part.startswith(secret[-n:])), 0)):
+                part = REDACTED + part[found:]
+        parts[at] = part
+    return _CUT.join(parts)

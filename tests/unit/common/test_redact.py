@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ import pytest
 
 from quota.common import redact as redact_module
 from quota.common.log_filter import LineFormatter, RedactingFilter, install
-from quota.common.redact import REDACTED, redact, register
+from quota.common.redact import MIN_PIECE_LENGTH, REDACTED, redact, register
+from quota.common.text import describe, one_line, shorten, show
 
 
 @pytest.fixture(autouse=True)
@@ -145,3 +147,22 @@ def test_a_log_line_is_one_line_and_a_traceback_keeps_its_own() -> None:
     lines = LineFormatter().format(record).split("\n")
     assert "Traceback (most recent call last):" in lines
     assert lines[-1] == r"ValueError: \x1b[31m"
+
+
+def test_a_secret_that_was_cut_is_none_either() -> None:
+    """Messages are cut before they are shown, and a cut may go through a secret."""
+    hidden = "n0t-of~the+usual/shape"
+    register(hidden)
+    for before in range(420):
+        text = f"{'-' * before}{hidden}{'-' * 420}"
+        for cut in (shorten(text, 300), one_line(text), show(text), describe(ValueError(text))):
+            for at in range(len(hidden) - MIN_PIECE_LENGTH + 1):
+                assert hidden[at : at + MIN_PIECE_LENGTH] not in redact(cut), (before, cut)
+    assert redact("this and... that") == "this and... that"
+
+
+@pytest.mark.parametrize("secret", ['p"ss-word', "p\\ss-word", "p'ss-\"word", "pässwörd", "p\U0001f600ss-word"])
+def test_a_secret_that_was_escaped_is_none_either(secret: str) -> None:
+    register(secret)
+    for text in (json.dumps(secret), json.dumps(secret, ensure_ascii=False), repr(secret), repr([secret])):
+        assert "ss" not in redact(text), text
