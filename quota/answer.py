@@ -84,7 +84,8 @@ class Answers(NamedTuple):
             refused_by, detail = exhaustion.bucket, exhaustion.evidence
             reason = "closed" if exhaustion.until_ms == NEVER else "exhausted"
             if reason == "exhausted":
-                retry_at_ms = exhaustion.until_ms + self.jitter_ms
+                opens_ms = exhaustion.until_ms + self.jitter_ms
+                retry_at_ms = _room_from(opens_ms, checklist, request, result, read)
         elif not admitted:
             refused_by, reason, retry_at_ms, detail = self._refusal(checklist, request, result, read)
         if len(states) == 1:
@@ -168,7 +169,7 @@ class Answers(NamedTuple):
                 return one.limit.name, "closed", None, _too_little(one.limit, checklist.grants)
         retry_at_ms: int | None
         try:
-            retry_at_ms, i = retry_at(standings, clocks, read)
+            retry_at_ms, i = retry_at(standings, clocks, read, clocks.now_ms)
             limit = standings[i].limit
         except LedgerError as error:
             retry_at_ms, limit = None, next(one.limit for one in standings if one.full)
@@ -214,6 +215,21 @@ def _room_at_once(checklist: Checklist, request: ChargeRequest, result: ChargeRe
         if room_ms > latest_ms:
             latest_ms, name = room_ms, limit.name
     return (name, latest_ms) if name else None
+
+
+def _room_from(
+    opens_ms: int, checklist: Checklist, request: ChargeRequest, result: ChargeResult, read: ReadEntries
+) -> int:
+    """When a call fits whose bucket upstream closed until `opens_ms`: limits of ours may be full for longer than that.
+    Where they cannot say when they have room, `opens_ms`."""
+    standings, clocks = standings_of(checklist, request, result, of_all=checklist.paced)
+    if not any(one.full or one.limit.paced for one in standings):
+        return opens_ms
+    try:
+        at_ms, _ = retry_at(standings, clocks, read, opens_ms)
+    except LedgerError:
+        return opens_ms
+    return at_ms if at_ms != NEVER else opens_ms
 
 
 def standings_of(

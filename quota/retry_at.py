@@ -54,11 +54,12 @@ class Clocks(NamedTuple):
     newest_ms: int
 
 
-def retry_at(standings: Sequence[Standing], clocks: Clocks, read: ReadEntries) -> tuple[int, int]:
-    """(when every limit has room, which limit holds the call back longest). At least one of them is full."""
-    times = [room_at(one, clocks, read, clocks.now_ms) if one.full else -1 for one in standings]
-    at_ms = max(times)
-    longest = times.index(at_ms)
+def retry_at(standings: Sequence[Standing], clocks: Clocks, read: ReadEntries, from_ms: int) -> tuple[int, int]:
+    """(when every limit has room, `from_ms` or later; which of them holds the call back longest). At least one of them
+    is full or paced."""
+    times = [room_at(one, clocks, read, from_ms) if one.full else -1 for one in standings]
+    at_ms = max(from_ms, *times)
+    longest = times.index(max(times))
     # Room once there stays, except in a paced limit, which has less after its edge than before it: whether it refuses
     # now or not, it must have room when the others have.
     paced = [one for one in standings if one.limit.paced]

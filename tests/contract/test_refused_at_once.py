@@ -7,8 +7,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from quota.answer import _further_calls, _room_at_once, states_of
+from quota.ledger.contract import Exhaustion
 from quota.ledger.entry import Charge
-from quota.limits import HOUR_MS, Calendar, Limit, Selector, View
+from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
 from support.setup import limit
 
 if TYPE_CHECKING:
@@ -49,3 +50,17 @@ def test_it_says_what_the_general_way_says(setup: Setup) -> None:
             assert at_once is None or (at_once[0], "limit", at_once[1], "") == refusal
             found[refusal[0] if at_once else "generally"] += 1
     assert all(found[name] > 10 for name in ("day", "by-hour", "narrow", "generally")), found
+
+
+def test_a_call_that_upstream_closed_is_told_when_our_limits_have_room_too(setup: Setup) -> None:
+    budget = setup.budget(limit(150))
+    assert budget.charge("search.list").admitted
+    setup.ledger.exhaust(setup.project, Exhaustion("units", setup.now_ms, setup.now_ms + 9_000, "said so", "a test"))
+    told = {method: budget.peek(method) for method in COSTS}
+    assert {(one.reason, one.refused_by) for one in told.values()} == {("exhausted", "units")}
+    assert told["videos.list"].retry_at_ms == setup.now_ms + 9_000
+    assert told["search.list"].retry_at_ms == setup.now_ms + DAY_MS
+    setup.now_ms += DAY_MS - 1
+    assert not budget.peek("search.list").admitted
+    setup.now_ms += 1
+    assert budget.peek("search.list").admitted

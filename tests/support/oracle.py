@@ -120,9 +120,11 @@ class Oracle:
         closed = [self.closed[name] for name in closed_by if self.closed.get(name, 0) > now_ms]
         if closed:
             latest = max(closed)
-            return Answer("exhausted", [], used, None if latest == NEVER else latest)
+            ahead_ms = now_ms - caller_ms
+            again_ms = None if latest == NEVER else self._retry_at(limits, spends, now_ms, ahead_ms, latest)
+            return Answer("exhausted", [], used, again_ms)
         if not self._fits(limits, spends, now_ms, caller_ms):
-            return Answer("refused", [], used, self._retry_at(limits, spends, now_ms, now_ms - caller_ms))
+            return Answer("refused", [], used, self._retry_at(limits, spends, now_ms, now_ms - caller_ms, now_ms))
         if commit:
             for spend in spends:
                 self.append(spend, ledger_ms)
@@ -151,10 +153,10 @@ class Oracle:
         )
 
     def _retry_at(
-        self, limits: Sequence[tuple[Limit, int]], spends: Sequence[Spent], now_ms: int, ahead_ms: int
+        self, limits: Sequence[tuple[Limit, int]], spends: Sequence[Spent], now_ms: int, ahead_ms: int, from_ms: int
     ) -> int:
-        """The first moment from now on at which everything fits, both clocks going on as they are."""
-        latest = now_ms
+        """The first moment from `from_ms` on at which everything fits, both clocks going on as they are."""
+        latest = from_ms
         for limit, cap in limits:
             if limit.paced:
                 continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -38,9 +39,8 @@ def the_slow_way(budget: Budget, method: str, units: int, job: str) -> int | Non
     if asked.decision.reason not in ("limit", "leave"):
         return None
     standings = [standing._replace(leaving_ms=None) for standing in asked.standings]
-    return retry_at(
-        standings, asked.clocks, lambda since, until: read_entries(budget.ledger, budget.project, since, until)
-    )[0]
+    log = partial(read_entries, budget.ledger, budget.project)
+    return retry_at(standings, asked.clocks, log, asked.clocks.now_ms)[0]
 
 
 def random_limits(rng: random.Random) -> list[Limit]:
