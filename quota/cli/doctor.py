@@ -51,7 +51,7 @@ def examine(session: Session, *, call: bool = False) -> list[Finding]:
         findings += _project(credential)
         findings += _key(session, credential, call=call)
     findings += [finding for book in _books(session) for finding in _cost_book(book)]
-    findings += examine_folder("state folder", state_folder(), "what this machine saw, and what it owes")
+    findings += _state_folder()
     findings += _journal(session)
     findings += _textfile(session.settings.textfile)
     findings += _told(session.settings)
@@ -99,6 +99,19 @@ def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
             yield from _young_windows(session, session.credential(name))
     except LedgerError as error:
         yield finding_of("error", "ledger", error, "no call is admitted until it answers")
+
+
+def _state_folder() -> Iterator[Finding]:
+    named, folder = os.environ.get("QUOTA_STATE_DIR", ""), state_folder()
+    if named and not os.path.isabs(named):
+        yield Finding(
+            "warning",
+            "state folder",
+            f"QUOTA_STATE_DIR={one_line(named)} is relative: a command that starts in another folder has another state "
+            "folder, and does not know what was seen or is owed here",
+            f"QUOTA_STATE_DIR={one_line(folder)}",
+        )
+    yield from examine_folder("state folder", folder, "what this machine saw, and what it owes")
 
 
 def _journal(session: Session) -> Iterator[Finding]:

@@ -140,6 +140,14 @@ def test_a_state_folder_in_memory(command: Quota) -> None:
         assert "is on tmpfs: a restart forgets what this machine saw" in finding["message"]
 
 
+def test_a_relative_state_folder(command: Quota) -> None:
+    command.configure(MAIN)
+    finding = found(command, "state folder", QUOTA_STATE_DIR="here")
+    assert finding["level"] == "warning"
+    assert finding["message"].startswith("QUOTA_STATE_DIR=here is relative: a command that starts in another folder")
+    assert finding["remedy"] == f"QUOTA_STATE_DIR={command.folder / 'here'}"
+
+
 def test_a_network_file_system_and_mounts_over_each_other(tmp_path: Path) -> None:
     mounts = tmp_path / "mountinfo"
     folder = tmp_path / "a folder"

@@ -33,9 +33,6 @@ def crontab(text: str = "") -> tuple[dict[str, str], list[tuple[str, str]]]:
             continue
         if match := re.fullmatch(r"([A-Z_]+)=(.*)", line):
             settings[match[1]] = match[2]
-        elif line.startswith("@"):
-            when, command = line.split(None, 1)
-            lines.append((when, command))
         else:
             *when, command = line.split(None, 5)
             lines.append((" ".join(when), command))
@@ -57,10 +54,9 @@ def test_the_crontab_lines_are_times_and_commands_that_run(tmp_path: Path) -> No
     assert [command for _, command in lines] == [
         "quota run trending --quiet",
         "quota run concerts --region DE --region FR --quiet",
-        "quota schedule",
-    ]
+    ], "the scheduler is a comment: with both, every job would run twice"
     for when, _ in lines:
-        assert when == "@reboot" or parse_schedule(when)
+        assert parse_schedule(when)
     assert Path(INSTALLED).parent.as_posix() in settings["PATH"].split(":")
     with Emulator() as upstream:
         quota = Quota(tmp_path)
@@ -76,7 +72,7 @@ def test_the_crontab_lines_are_times_and_commands_that_run(tmp_path: Path) -> No
         (bin_folder / "quota").chmod(0o755)
         env = {**quota.env, "KEY": "a-key-for-tests", "PATH": f"{bin_folder}:/usr/bin:/bin"}
         env["QUOTA_CONFIG"] = str(tmp_path / "quota.toml")
-        for _, command in lines[:2]:
+        for _, command in lines:
             # As cron starts it: by sh, in another folder.
             done = subprocess.run(
                 ["/bin/sh", "-c", command], cwd="/", env=env, capture_output=True, timeout=300, check=True
