@@ -786,15 +786,16 @@ def prove_(over_http: bool, as_json: bool) -> None:
         return
     limit = many(proof.limit_units, "unit")
     click.echo(f"Searches of 100 units around midnight, against a limit of {limit} in 24 hours:\n")
-    click.echo(f"{'time':>12}  {'asked':>6}  {'fixed window':>13}  {'sliding window':>14}")
+    click.echo(f"{'time':>16}  {'asked':>6}  {'fixed window':>13}  {'sliding window':>14}")
     for row in proof.rows:
         clock_ms = (row.at_ms - MIDNIGHT_MS) % DAY_MS
         minutes, millis = divmod(clock_ms, 60_000)
-        at = f"{minutes // 60:02}:{minutes % 60:02}:{millis // 1000:02}.{millis % 1000:03}"
-        click.echo(f"{at:>12}  {row.asked_units:>6}  {row.fixed_units:>13}  {row.sliding_units:>14}")
+        day = "Mon" if row.at_ms < MIDNIGHT_MS else "Tue"
+        at = f"{day} {minutes // 60:02}:{minutes % 60:02}:{millis // 1000:02}.{millis % 1000:03}"
+        click.echo(f"{at:>16}  {row.asked_units:>6}  {row.fixed_units:>13}  {row.sliding_units:>14}")
     click.echo(
-        f"\nMost in any 24 hours: fixed {proof.fixed_peak_units}, sliding {proof.sliding_peak_units}; "
-        f"the limit is {proof.limit_units}."
+        f"\nMost in any 24 hours: fixed {proof.fixed_peak_units:,}, sliding {proof.sliding_peak_units:,}; "
+        f"the limit is {proof.limit_units:,}."
     )
 
 

@@ -138,6 +138,14 @@ def test_quota_alone_prints_its_help(quota: Quota) -> None:
     assert "More:" not in listed, "and in its section"
 
 
+def test_prove_names_the_day_of_each_burst(quota: Quota) -> None:
+    lines = quota("prove").stdout.splitlines()
+    times = [match[0] for line in lines if (match := re.search(r"(Mon|Tue) \d\d:\d\d:\d\d\.\d{3}", line))]
+    assert len(times) == len(quota.json("prove")["rows"])
+    assert times == sorted(times), "in their order, over midnight"
+    assert lines[-1] == "Most in any 24 hours: fixed 1,000, sliding 500; the limit is 500."
+
+
 def test_a_configuration_named_before_the_command_is_the_commands(quota: Quota) -> None:
     (quota.folder / "small.toml").write_text(SMALL, encoding="utf-8")
     (quota.folder / "two.toml").write_text(TWO, encoding="utf-8")
