@@ -24,7 +24,7 @@ from quota.errors import LedgerError
 from quota.limits import HOUR_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from quota.decision import Decision
     from quota.ledger.contract import Ledger
@@ -34,6 +34,9 @@ ATTEND_EVERY_MS = 10_000
 
 END_WITHIN_S = 0.05
 """At its end a process spends so much time on both."""
+
+ALL_END_WITHIN_S = 1.0
+"""So much on those of all its projects together."""
 
 KEPT = 1_000
 """So many refusals wait to be counted; of older ones only the counts wait."""
@@ -92,10 +95,10 @@ class Recorder:
         if attends:
             self._attend(END_WITHIN_S, pieces=1)
 
-    def close(self) -> None:
-        """Hand over what is left, within END_WITHIN_S, if the ledger answers. It may be called twice."""
-        if self._answers:
-            self._attend(END_WITHIN_S, pieces=1_000)
+    def close(self, within_s: float = END_WITHIN_S) -> None:
+        """Hand over what is left, within so many seconds, if the ledger answers. It may be called twice."""
+        if self._answers and within_s > 0:
+            self._attend(within_s, pieces=1_000)
         self._answers, self._roll_up_due, self._hour_ends_ms = False, False, 0
         self._seen_ms, self._due_ms = 0, 0
 
@@ -178,8 +181,15 @@ def refusal_text(decision: Decision, job: str, region: str, run: str, calls: int
 _recorders: WeakSet[Recorder] = WeakSet()
 
 
+def close_all(recorders: Iterable[Recorder]) -> None:
+    """Close them, each within END_WITHIN_S and all within ALL_END_WITHIN_S. What is not handed over by then is lost, as
+    where the ledger does not answer: counts for people, which no decision reads."""
+    ends_s = time.monotonic() + ALL_END_WITHIN_S
+    for recorder in recorders:
+        recorder.close(min(END_WITHIN_S, ends_s - time.monotonic()))
+
+
 @atexit.register
 def _at_exit() -> None:
-    for recorder in list(_recorders):
-        with suppress(Exception):  # the process ends
-            recorder.close()
+    with suppress(Exception):  # the process ends
+        close_all(list(_recorders))

@@ -210,18 +210,26 @@ class Session:
         return made
 
     def close(self) -> None:
-        """Close the ledger and the connections, for good. It may be called twice."""
+        """Close the ledger and the connections, for good. It may be called twice.
+
+        What this process still has to tell and to read, of all projects together, it does within a second, mostly at
+        once. What it has not read by then is read after a later decision.
+        """
         self._closed = True
         while self._services:
             self._services.pop().close()
         if self._allowance is not None:
             self._allowance.close()
-        while self._recorders:
-            self._recorders.popitem()[1].close()
+        recorders, self._recorders = self._recorders, {}
+        if recorders:
+            from quota.recorder import close_all
+
+            close_all(recorders.values())
         ledger, self._ledger = self._ledger, None
-        if ledger is not None:
-            for high_water_mark in self._high_water_marks.values():
-                high_water_mark.end(ledger)
+        if ledger is not None and self._high_water_marks:
+            from quota.recovery.high_water_mark import end_all
+
+            end_all(self._high_water_marks.values(), ledger)
         while self._budgets:
             close_budget(self._budgets.popitem()[1])
         while self._high_water_marks:

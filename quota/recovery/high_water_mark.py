@@ -78,7 +78,7 @@ from quota.recovery.watermark_file import SLOTS, WatermarkFile, epoch_tag, read_
 from quota.recovery.watermark_folder import first_today, make_room, siblings_of, watermark_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from quota.common.steps import Steps
@@ -113,7 +113,7 @@ READ_AGAIN_S = 60.0
 """A ledger that could not be read is asked so much later."""
 
 END_WITHIN_S = 0.05
-"""So long it waits for these."""
+"""So long it waits for these, of all its projects together."""
 
 FRESH_S = 5.0
 """The log is read only so shortly after a decision: later another log may lie in its place."""
@@ -522,11 +522,11 @@ class HighWaterMark:
         """Whether a slice is over that was not read yet, and it is time to do so."""
         return self._newest_id[0] >= self._next_slice_end_ms and time.monotonic() >= self._next_read_s
 
-    def end(self, ledger: Ledger) -> None:
+    def end(self, ledger: Ledger, within_s: float = END_WITHIN_S) -> None:
         """Read a last piece of the log, if the ledger answers in time: this process is about to give it up."""
         if time.monotonic() < self._next_look_s + FRESH_S:
             self._next_read_s = 0.0
-            run(self._reading_on(ledger, LAST_PIECE, END_WITHIN_S))
+            run(self._reading_on(ledger, LAST_PIECE, within_s))
 
     def _reading_on(self, ledger: Ledger, count: int, within_s: float | None = None) -> Steps[None]:
         """Read a piece of the slices that are over, for all views of the last decision at once, and keep their sums.
@@ -925,6 +925,17 @@ def open_high_water_mark(folder: Path, identity: Identity, label: str) -> HighWa
         )
         _open[path] = high_water_mark, users + 1
         return high_water_mark
+
+
+def end_all(high_water_marks: Iterable[HighWaterMark], ledger: Ledger) -> None:
+    """`end` each of one ledger, all within END_WITHIN_S. What is not read by then, a later decision reads: its process
+    goes on from the slices that this one wrote."""
+    ends_s = time.monotonic() + END_WITHIN_S
+    for high_water_mark in high_water_marks:
+        left_s = ends_s - time.monotonic()
+        if left_s <= 0:
+            return
+        high_water_mark.end(ledger, left_s)
 
 
 def close_high_water_mark(high_water_mark: HighWaterMark) -> None:

@@ -7,13 +7,24 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis
 
 import quota
+from quota import recorder
 from quota.jobs.emulator import Emulator
+from quota.limits import HOUR_MS
+from quota.recovery import high_water_mark
+from quota.session import Session
+from quota.settings.load import load_settings
+from support.proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from support.servers import RedisServer
+
+NOW_MS = 1_795_255_200_000
 
 CONFIG = """
 [ledger]
@@ -93,3 +104,47 @@ def test_these_are_all_that_a_session_and_a_budget_can_do(config: Path) -> None:
     assert {name for name in can if not name.startswith("_")} - {"close"} <= PLAIN | set(OF_A_SESSION) | set(
         OF_A_BUDGET
     )
+
+
+def configured(url: str) -> str:
+    projects = (f'[credentials.p{n}]\napi = "youtube-v3"\nproject = "p{n}"\n' for n in range(10))
+    return f'[ledger]\nurl = "{url}"\nname = "tests"\n{"".join(projects)}'
+
+
+@pytest.mark.usefixtures("real_walls")
+@pytest.mark.parametrize("what", ["read", "add_refusals"])
+def test_a_silent_ledger_holds_up_the_end_of_many_projects_no_longer_than_of_one(
+    redis_server: RedisServer, state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """What it was not asked then, a later process reads: all that each had seen is in its slot."""
+    monkeypatch.setattr(high_water_mark, "PIECE", 1)
+    monkeypatch.setattr(high_water_mark, "FRESH_S", 1_000.0)
+    monkeypatch.setattr(recorder, "ALL_END_WITHIN_S", 0.0 if what == "read" else recorder.END_WITHIN_S)
+    now_ms = NOW_MS
+    with redis.Redis(port=redis_server.port) as client:
+        client.flushall()
+    with Proxy(redis_server.port) as proxy:
+        path = tmp_path / "quota.toml"
+        path.write_text(configured(proxy.url), encoding="utf-8")
+        session = Session(load_settings(path), clock=lambda: now_ms)
+        budgets = [session.budget(name) for name in session.settings.credentials]
+        for budget in budgets:
+            for _ in range(3):
+                assert budget.charge("search.list").admitted
+        now_ms += 3 * HOUR_MS
+        for budget in budgets:
+            assert budget.charge("search.list").admitted
+            assert not budget.charge("search.list", units=9_500).admitted
+        ledger, asked = session.ledger, []
+        ask = getattr(ledger, what)
+        monkeypatch.setattr(ledger, what, lambda *args, **options: asked.append(args[0]) or ask(*args, **options))
+        proxy.pause()
+        session.close()
+    assert len(asked) == 1
+    path.write_text(configured(redis_server.url), encoding="utf-8")
+    with Session(load_settings(path), clock=lambda: now_ms) as session:
+        later, read = [], session.ledger.read
+        monkeypatch.setattr(session.ledger, "read", lambda *args, **options: later.append(args[0]) or read(*args))
+        for name in session.settings.credentials:
+            session.budget(name).peek("search.list")
+    assert [project for project in session.settings.credentials if project in later] == [*session.settings.credentials]
