@@ -3,13 +3,13 @@
 -- KEYS  1 log   2 state   3 corrections     (see charge.lua)
 -- ARGV  1 from    first id; "(ID" for exclusive
 --       2 to      last id or millisecond, inclusive
---       3 count   at most this many entries, 1 to 1000; another number is an error
+--       3 count   at most this many entries, 1 to 250; another number is an error
 -- Reply { { id, u, m, j, g, k, corrected units or "" }, ... } in time order
 
 local log, state, corrections = KEYS[1], KEYS[2], KEYS[3]
 local from, to, count = ARGV[1], ARGV[2], tonumber(ARGV[3])
-if not (count and count >= 1 and count <= 1000) then
-  return redis.error_reply('ERR read.lua: count is 1 to 1000')
+if not (count and count >= 1 and count <= 250) then
+  return redis.error_reply('ERR read.lua: count is 1 to 250')
 end
 
 -- >>> format

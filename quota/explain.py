@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import merge
+from itertools import chain, islice, pairwise
 from typing import TYPE_CHECKING, Literal
 
 from quota.attribution import machine_name
@@ -22,8 +23,8 @@ from quota.common.clock import NEVER, rfc3339
 from quota.common.text import one_line
 from quota.common.values import NamedTuple, replace
 from quota.errors import UnknownCharge, UsageError
-from quota.ledger.contract import CLOCK_SLACK_MS, RETENTION_SLACK_MS, read_entries
-from quota.ledger.history import RUN_CHARS
+from quota.ledger.contract import CLOCK_SLACK_MS, RETENTION_SLACK_MS, entries_between, just_before, read_entries
+from quota.ledger.history import RUN_CHARS, hours_of
 from quota.ledger.state_fields import read_id
 from quota.ledger.unlogged import UPSTREAM
 from quota.limits import MAX_UNITS, Calendar, Limit, Selector, View
@@ -36,8 +37,9 @@ if TYPE_CHECKING:
     from quota.budget import Asked, Budget
     from quota.costs import CostBook
     from quota.decision import LimitState
-    from quota.ledger.contract import Exhaustion
+    from quota.ledger.contract import Exhaustion, Ledger
     from quota.ledger.entry import Charge, Entry, Id
+    from quota.ledger.history import HourOfLog
     from quota.recovery.allowance import Draw
     from quota.retry_at import Clocks, Standing
     from quota.session import Session
@@ -265,6 +267,7 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
     def read(since_ms: int, until_ms: int) -> Iterator[Entry]:
         return read_entries(ledger, kept.project, since_ms, until_ms)
 
+    room_ms = {} if asked is None else {name: _room_at(one, asked.clocks, read) for name, one in standings.items()}
     known = {limit.name: limit for limit in budget.limits}
     names = dict.fromkeys([*(one.name for one in kept.limits), *(name for name in states if name in standings)])
     then = {one.name: one for one in kept.limits}
@@ -275,7 +278,7 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
             then.get(name),
             states.get(name),
             kept.unlogged_units.get(name, 0),
-            _room_at(standings[name], asked.clocks, read) if asked is not None and name in standings else None,
+            room_ms.get(name),
         )
         for name in names
     )
@@ -284,14 +287,14 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
     log_whole = False
     if subject is not None:
         log_whole = ledger.whole_after_ms(kept.project) <= _cutoff(subject.view, then_ms)
-        filled = _filled(read, subject.view, then_ms if log_whole else None, then_ms, now_ms)
+        filled = _filled(ledger, kept.project, subject.view, then_ms if log_whole else None, now_ms)
     lost = [] if subject is None else [states[one.name] for one in _same(budget, subject, kept) if one.name in states]
     expiring = kept.refused_by
     if asked is not None and asked.decision.reason in ("limit", "leave"):
         expiring = asked.decision.refused_by
     expiries: tuple[Expiry, ...] = ()
     if asked is not None and expiring in standings:
-        expiries = _expiries(standings[expiring], asked.clocks, read)
+        expiries = _expiries(standings[expiring], asked.clocks, room_ms[expiring], read)
     exhaustion, buckets = _exhaustion(session, kept), budget.book.buckets
     admits, admitted_today = _admits(session, budget, kept, {} if asked is None else asked.granted)
     return RefusalExplained(
@@ -366,29 +369,44 @@ def _exhaustion(session: Session, kept: KeptRefusal) -> Exhaustion | None:
     return next((x for x in records if x.bucket == kept.refused_by and x.since_ms <= kept.at_ms + CLOCK_SLACK_MS), None)
 
 
-def _filled(
-    read: Callable[[int, int], Iterable[Entry]], view: View, counted_ms: int | None, then_ms: int, now_ms: int
-) -> tuple[Filled, ...]:
-    """By job, method and region, the largest at the refusal first; without `counted_ms` the largest now."""
-    then_after_ms, now_after_ms = _cutoff(view, then_ms), _cutoff(view, now_ms)
+def _filled(ledger: Ledger, project: str, view: View, then_ms: int | None, now_ms: int) -> tuple[Filled, ...]:
+    """By job, method and region, the largest at the refusal first; without `then_ms` the largest now.
+
+    Each charge is read once: the log is added up between the moments where one of both windows begins or ends.
+    """
+    now_after_ms = _cutoff(view, now_ms)
+    then_after_ms = now_after_ms if then_ms is None else _cutoff(view, then_ms)
+    edges_ms = sorted({then_after_ms, now_after_ms, NEVER, *(() if then_ms is None else (then_ms,))})
+    calls = view.selector.count == "calls"
     sums: dict[tuple[str, str, str], tuple[int, int]] = {}
-    for entry in read((now_after_ms if counted_ms is None else min(then_after_ms, now_after_ms)) + 1, NEVER):
-        units = counted(view, entry)
-        if not units:
+    for after_ms, through_ms in pairwise(edges_ms):
+        then = then_ms is not None and then_after_ms <= after_ms and through_ms <= then_ms
+        now = now_after_ms <= after_ms
+        if not (then or now):
             continue
-        key = entry.job, entry.method, entry.region
-        then_units, now_units = sums.get(key, (0, 0))
-        then_units += units if then_after_ms < entry.ms <= then_ms else 0
-        now_units += units if now_after_ms < entry.ms else 0
-        if then_units or now_units:
-            sums[key] = then_units, now_units
-    first = 1 if counted_ms is None else 0
+        for row in _added_up(ledger, project, just_before(after_ms + 1), (through_ms, NEVER), calls=calls):
+            if units := counted(view, row):
+                key = row.job, row.method, row.region
+                then_units, now_units = sums.get(key, (0, 0))
+                sums[key] = then_units + units * then, now_units + units * now
+    first = 1 if then_ms is None else 0
     ranked = sorted(sums.items(), key=lambda row: (-row[1][first], -row[1][1], row[0]))
-    return tuple(Filled(*key, None if counted_ms is None else units[0], units[1]) for key, units in ranked)
+    return tuple(Filled(*key, None if then_ms is None else units[0], units[1]) for key, units in ranked)
 
 
-def _expiries(standing: Standing, clocks: Clocks, read: Callable[[int, int], Iterable[Entry]]) -> tuple[Expiry, ...]:
-    """The next expiries, up to the one that makes room if the limit is full; only the first ten and that one."""
+def _added_up(ledger: Ledger, project: str, after: Id, through: Id, *, calls: bool) -> Iterator[HourOfLog]:
+    """What was charged there; charge by charge where `calls` are counted, because one that was given back is none."""
+    if calls:
+        return hours_of(entries_between(ledger, project, after, through))
+    return ledger.add_up(project, after, through)
+
+
+def _expiries(
+    standing: Standing, clocks: Clocks, room_ms: int | None, read: Callable[[int, int], Iterable[Entry]]
+) -> tuple[Expiry, ...]:
+    """The next ten expiries, and the one at `room_ms` with which the call fits. Where that one is far, it is the first
+    that leaves at this moment: what lies between is not shown, and not read.
+    """
     view, now_ms = standing.limit.view, clocks.now_ms
     lost = [
         Expiry(until_ms, units, "upstream" if usage.epoch.startswith(UPSTREAM) else "lost")
@@ -397,7 +415,6 @@ def _expiries(standing: Standing, clocks: Clocks, read: Callable[[int, int], Ite
         if until_ms > now_ms and units
     ]
     lost.sort()
-    room_ms = _room_at(standing, clocks, read)
     if isinstance(view.window, Calendar):
         edge_ms = view.window.edges(now_ms)[1]
         logged_units = standing.used_units - sum(one.units for one in lost)
@@ -406,13 +423,20 @@ def _expiries(standing: Standing, clocks: Clocks, read: Callable[[int, int], Ite
             rows.append(Expiry(room_ms, 0, "pace"))
         found: Iterable[Expiry] = sorted(rows)
     else:
-        since_ms, window_ms = now_ms - view.window.window_ms + 1, view.window.window_ms
-        leaving = (
-            Expiry(e.ms + window_ms, counted(view, e), "charge", False, e.id, e.method, e.job)
-            for e in read(since_ms, clocks.newest_ms)
-            if counted(view, e)
-        )
-        found = merge(leaving, lost, key=lambda one: one.at_ms)
+        window_ms = view.window.window_ms
+
+        def leaving(since_ms: int) -> Iterator[Expiry]:
+            for e in read(since_ms, clocks.newest_ms):
+                if units := counted(view, e):
+                    yield Expiry(e.ms + window_ms, units, "charge", False, e.id, e.method, e.job)
+
+        found = merge(leaving(now_ms - window_ms + 1), lost, key=lambda one: one.at_ms)
+        if standing.leaving_ms is not None and not lost:
+            nearest = list(islice(found, EXPIRIES + 1))
+            if nearest and nearest[-1].at_ms < standing.leaving_ms + window_ms:
+                first = (one._replace(makes_room=True) for one in leaving(standing.leaving_ms) if one.at_ms == room_ms)
+                return (*nearest[:EXPIRIES], *islice(first, 1))
+            found = chain(nearest, found)
     shown: list[Expiry] = []
     fits: Expiry | None = None
     lacking_units = standing.used_units + standing.cost_units - standing.cap_units
@@ -769,12 +793,14 @@ def _around(session: Session, budget: Budget, entry: Entry) -> tuple[tuple[Limit
     counting = [x for x in budget.limits if x.view.selector.counts(entry.bucket, entry.method, entry.job)]
     cutoffs_ms = [_cutoff(limit.view, entry.ms) for limit in counting]
     before_units = [0] * len(counting)
-    for other in read_entries(session.ledger, budget.project, min(cutoffs_ms, default=entry.ms) + 1, entry.ms):
-        if (other.ms, other.seq) >= (entry.ms, entry.seq):
-            break
-        for n, limit in enumerate(counting):
-            if other.ms > cutoffs_ms[n]:
-                before_units[n] += counted(limit.view, other)
+    edges = [just_before(ms + 1) for ms in sorted(set(cutoffs_ms))]
+    last = (entry.ms, entry.seq - 1) if entry.seq else just_before(entry.ms)
+    calls = any(limit.view.selector.count == "calls" for limit in counting)
+    for begin, through in pairwise([*edges, last]):
+        for row in _added_up(session.ledger, budget.project, begin, through, calls=calls):
+            for n, limit in enumerate(counting):
+                if just_before(cutoffs_ms[n] + 1) <= begin:
+                    before_units[n] += counted(limit.view, row)
     whole_after_ms = session.ledger.whole_after_ms(budget.project)
     rows = []
     for limit, cutoff_ms, before in zip(counting, cutoffs_ms, before_units, strict=True):

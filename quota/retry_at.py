@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from quota.ledger.entry import Entry
+    from quota.ledger.history import HourOfLog
     from quota.ledger.unlogged import UnloggedUsage
     from quota.limits import Limit, View
 
@@ -140,7 +141,7 @@ def _merged(leaving: Iterable[tuple[int, int]], expiring: list[tuple[int, int]])
     return merge(leaving, expiring)
 
 
-def counted(view: View, entry: Entry) -> int:
-    """What a view counts of one entry (L2)."""
+def counted(view: View, entry: Entry | HourOfLog) -> int:
+    """What a view counts of one entry (L2), or a view of units of several that are added up."""
     selector = view.selector
     return selector.cost(entry.units) if selector.counts(entry.bucket, entry.method, entry.job) else 0

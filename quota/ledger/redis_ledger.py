@@ -108,6 +108,9 @@ RETRY_WITHIN_S = 0.5
 MAX_PIECES = 100_000
 """A repair may take so many script calls of 250 entries each (L26)."""
 
+READ_AT_ONCE = 250
+"""So many entries are read in one script: the server answers nobody else meanwhile."""
+
 MAX_QUESTIONS = 1_000
 """So many kinds of questions are kept packed."""
 
@@ -326,23 +329,38 @@ class RedisLedger:
     def read(
         self, project: str, after: tuple[int, int], until_ms: int, count: int, within_s: float | None = None
     ) -> Sequence[Entry]:
-        args = _of_a_range(after, until_ms, count)
-        rows = self._retried(lambda ends_s: self._run("read", _keys(project), args, ends_s, within_s), project)
-        return [self._read(_entry, row) for row in rows]
+        after, until_ms, count = checked_range(after, until_ms, count)
+        keys, found, since_s = _keys(project), list[Entry](), elapsed_s()
+        while True:
+            piece = min(count - len(found), READ_AT_ONCE)
+            args = _of_a_range(after, until_ms, piece)
+            left_s = None if within_s is None else max(0.0, within_s - (elapsed_s() - since_s))
+            rows = self._retried(lambda ends_s: self._run("read", keys, args, ends_s, left_s), project)  # noqa: B023
+            found += [self._read(_entry, row) for row in rows]
+            if len(rows) < piece or len(found) >= count:
+                return found
+            after = found[-1].ms, found[-1].seq
 
     def reading(
         self, project: str, after: tuple[int, int], until_ms: int, count: int, *_: object
     ) -> Steps[Sequence[Entry]]:
         """`read`, in steps. It is not asked again where the answer is lost: others are asked for at the same time."""
-        keys, args = _keys(project), _of_a_range(after, until_ms, count)
-        words = pack(("EVALSHA", script("read")[1], str(len(keys)), *keys, *args))
-        try:
-            rows = yield Command(self._ask, project, words, elapsed_s())
-        except Failed as error:
-            if not _is_unknown_script(error):
-                raise self._error(error, project) from error
-            rows = yield partial(self._script, "read", project, args)
-        return [self._read(_entry, row) for row in rows]
+        after, until_ms, count = checked_range(after, until_ms, count)
+        keys, found = _keys(project), list[Entry]()
+        while True:
+            piece = min(count - len(found), READ_AT_ONCE)
+            args = _of_a_range(after, until_ms, piece)
+            words = pack(("EVALSHA", script("read")[1], str(len(keys)), *keys, *args))
+            try:
+                rows = yield Command(self._ask, project, words, elapsed_s())
+            except Failed as error:
+                if not _is_unknown_script(error):
+                    raise self._error(error, project) from error
+                rows = yield partial(self._script, "read", project, args)
+            found += [self._read(_entry, row) for row in rows]
+            if len(rows) < piece or len(found) >= count:
+                return found
+            after = found[-1].ms, found[-1].seq
 
     def add_up(self, project: str, after: Id, through: Id) -> Iterator[HourOfLog]:
         keys, until = _keys(project), id_text(through)
@@ -987,7 +1005,6 @@ def _usages(checks: Sequence[LimitCheck], text: str) -> tuple[tuple[UnloggedUsag
 
 def _of_a_range(after: Id, until_ms: int, count: int) -> list[str]:
     """The arguments of read.lua."""
-    after, until_ms, count = checked_range(after, until_ms, count)
     return [_from(after), str(until_ms), str(count)]
 
 

@@ -9,17 +9,22 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
+import redis
 from rich.console import Console
 
 from quota.budget import Budget, charge_attempt
 from quota.cli.explain import render_charge, render_refusal
 from quota.common.clock import rfc3339
+from quota.common.steps import run
 from quota.common.values import replace
 from quota.decision import Decision
 from quota.errors import LedgerError, UnknownCharge, UsageError
 from quota.explain import EXPIRIES, Change, RefusalExplained, explain_charge, explain_refusal
 from quota.ledger.contract import Exhaustion
+from quota.ledger.entry import Charge
+from quota.ledger.factory import open_ledger
 from quota.ledger.grants import Grant
+from quota.ledger.redis_ledger import READ_AT_ONCE
 from quota.ledger.unlogged import UnloggedUsage, upstream_epoch
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, View
 from quota.recorder import refusal_text
@@ -34,6 +39,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from quota.ledger.entry import Entry
+    from support.servers import RedisServer
 
 NOON_MS = 1_795_291_200_000  # noon on the Pacific coast
 
@@ -745,3 +751,50 @@ def test_the_first_expiry_of_an_instant_that_suffices_is_marked(world: World, un
         assert world.charge("videos.list", units=600, job="trending", region=region).admitted
     assert world.charge("videos.list", units=units, job="trending").refused_by == "day"
     assert [one.makes_room for one in world.explain().expiries] == [n == marked for n in range(3)]
+
+
+def test_a_long_log_is_added_up_once_and_single_charges_are_read_only_where_they_are_shown(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where half of the log must leave before the call fits."""
+    ledger, project, charges = world.session.ledger, world.budget.project, 1_800
+    for first in range(1, charges + 1, 100):
+        batch = [(n, Charge(1, "units", "videos.list", "trending", "US", f"n{n}")) for n in range(first, first + 100)]
+        ledger.repay(project, "machine", batch)
+        world.now_ms += 60_000
+    assert world.charge("videos.list", units=1_050, job="trending").refused_by == "day"
+    read, added_up = [], []
+    read_log, add_up = ledger.read, ledger.add_up
+    monkeypatch.setattr(ledger, "read", lambda *args: read.extend(found := read_log(*args)) or found)
+    monkeypatch.setattr(ledger, "add_up", lambda *args: added_up.extend(found := [*add_up(*args)]) or iter(found))
+    x = world.explain()
+    assert [(one.region, one.then_units, one.now_units) for one in x.filled] == [("US", charges, charges)]
+    assert [one.makes_room for one in x.expiries] == [False] * EXPIRIES + [True]
+    assert x.expiries[-1].at_ms == x.kept.retry_at_ms
+    assert sum(row.charges for row in added_up) == charges
+    assert len(read) < 250
+    world.now_ms += 1
+    made = world.charge("videos.list", job="trending").id
+    read.clear()
+    added_up.clear()
+    last = explain_charge(world.session, made or "")
+    assert [(one.before_units, one.after_units) for one in last.limits] == [(charges, charges + 1)] * 2
+    assert sum(row.charges for row in added_up) == charges
+    assert len(read) == 1
+
+
+def test_no_command_reads_many_entries_at_once(redis_server: RedisServer) -> None:
+    """A server answers nobody else meanwhile."""
+    with redis.Redis(port=redis_server.port) as client:
+        client.flushall()
+        ledger = open_ledger(redis_server.url)
+        for first in range(1, 1_001, 100):
+            batch = [(n, Charge(1, "units", "videos.list", "", "", f"n{n}")) for n in range(first, first + 100)]
+            ledger.repay("p", "machine", batch)
+        ledger.read("p", (0, 0), 2**52, 1)
+        for read in (ledger.read, lambda *args: run(ledger.reading(*args))):  # type: ignore[attr-defined]
+            client.config_resetstat()
+            found = read("p", (0, 0), 2**52, 1_000)
+            assert [entry.idempotency_key for entry in found] == [f"n{n}" for n in range(1, 1_001)]
+            assert client.info("commandstats")["cmdstat_xrange"]["calls"] == 1_000 // READ_AT_ONCE
+        ledger.close()

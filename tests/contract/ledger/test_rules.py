@@ -167,7 +167,7 @@ def test_what_the_scripts_and_the_readme_say_of_retention_is_what_python_does() 
     readme = (ROOT / "lua" / "README.md").read_text(encoding="utf-8")
     named = {int(number) for number in re.findall(r"\b[0-9]{9}\b", readme)}
     assert contract.MIN_RETENTION_MS in named
-    assert f"count >= 1 and count <= {contract.MAX_READ})" in SCRIPTS["read.lua"]
+    assert f"count >= 1 and count <= {redis_ledger.READ_AT_ONCE})" in SCRIPTS["read.lua"]
     assert f"bucket or '{DEFAULT_BUCKET}'" in SCRIPTS["charge.lua"]
 
 
