@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quota.cli.tables import Column, FirstThatFits, Line, tables
+from quota.cli.tables import Column, FirstThatFits, Line, Parts, tables
 from quota.common.clock import moment, second, weekday
 from quota.common.text import listed, many, spell
 from quota.ledger.history import MAX_CELLS, OTHER, RUN_CHARS
@@ -27,25 +27,26 @@ if TYPE_CHECKING:
 
 def render_status(status: Status) -> RenderableType:
     """Render a status: a headline, a table of limits and warnings for each credential."""
-    from rich.console import Group
-
     where = "shared by every machine that reaches it" if status.shared else "shared by this machine only"
     parts: list[RenderableType] = [line(BUILT_IN_NOTICE, "yellow")] if status.built_in else []
     parts += [line(f"ledger {status.ledger}, {where}")]
+    resets: dict[tuple[int, str | None], str] = {}  # the same for most
     for credential in status.credentials:
         parts.append(line(""))
         shared = f", one budget with {', '.join(credential.shared_with)}" if credential.shared_with else ""
         parts.append(line(f"{credential.name}: project {credential.project}, {credential.api}{shared}", "bold"))
         parts.append(line(_verdict(credential, status.at_ms), "bold green" if credential.open else "bold red"))
-        parts.append(told(early_of(credential)))
+        parts += _told(early_of(credential))
         parts.append(_limit_table(credential, status.at_ms))
-        for zone, edge_ms in {(row.zone, row.resets_ms): None for row in credential.limits}:
+        for edge_ms, zone in dict.fromkeys((row.resets_ms, row.zone) for row in credential.limits):
             if edge_ms is None:
                 continue
-            soon = spell(edge_ms - status.at_ms)
-            parts.append(line(f"upstream resets {clock(edge_ms, zone)} {zone} ({clock(edge_ms)} here), in {soon}"))
-        parts.append(told(notes_of(credential, status.at_ms)))
-    return Group(*parts)
+            if (edge_ms, zone) not in resets:
+                at, soon = clock(edge_ms, zone), spell(edge_ms - status.at_ms)
+                resets[edge_ms, zone] = f"upstream resets {at} {zone} ({clock(edge_ms)} here), in {soon}"
+            parts.append(line(resets[edge_ms, zone]))
+        parts += _told(notes_of(credential, status.at_ms))
+    return Parts(parts)
 
 
 def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:
@@ -180,9 +181,11 @@ def line(text: str, style: str = "") -> RenderableType:
 
 def told(parts: Iterable[Part]) -> RenderableType:
     """Render lines and tables."""
-    from rich.console import Group
+    return Parts(_told(parts))
 
-    return Group(*(_table(one) if isinstance(one, Table) else line(one.text, _TONE_STYLE[one.tone]) for one in parts))
+
+def _told(parts: Iterable[Part]) -> list[RenderableType]:
+    return [_table(one) if isinstance(one, Table) else line(one.text, _TONE_STYLE[one.tone]) for one in parts]
 
 
 def _table(table: Table) -> RenderableType:

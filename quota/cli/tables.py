@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from quota.common.text import printable
 from quota.common.values import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.measure import Measurement
@@ -23,18 +23,45 @@ if TYPE_CHECKING:
 # -- any width ---------------------------------------------------------------------------------------------------------
 
 
+class Parts:
+    """Lines and tables, one below the other. Rich is asked once for all: to find out what one of them is takes it as
+    long as that takes to write its lines."""
+
+    def __init__(self, parts: Iterable[RenderableType]) -> None:
+        self._parts = list(parts)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType | Segment]:
+        for part in self._parts:
+            if isinstance(part, (Line, FirstThatFits, Parts)):
+                yield from part.__rich_console__(console, options)
+            else:
+                yield part
+
+
 class FirstThatFits:
     """The first candidate that fits the width; the last one if none does."""
 
-    def __init__(self, candidates: Sequence[RenderableType]) -> None:
-        self._candidates = candidates
+    def __init__(self, candidates: Iterable[RenderableType]) -> None:
+        self._not_tried = iter(candidates)
+        self._tried: list[RenderableType] = []
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
+    def _candidates(self) -> Iterable[RenderableType]:
+        yield from self._tried
+        for candidate in self._not_tried:
+            self._tried.append(candidate)
+            yield candidate
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType | Segment]:
         unbound = options.update_width(_ANY_WIDTH)
-        for candidate in self._candidates:
-            if console.measure(candidate, options=unbound).maximum <= options.max_width:
+        for candidate in self._candidates():
+            ours = isinstance(candidate, Layout)
+            width = candidate.width if ours else console.measure(candidate, options=unbound).maximum
+            if width <= options.max_width:
                 break
-        yield candidate
+        if ours:
+            yield from candidate.__rich_console__(console, options)
+        else:
+            yield candidate
 
 
 _ANY_WIDTH = 10_000
@@ -48,11 +75,11 @@ class Line:
         self._text, self._style = printable(text), style
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType | Segment]:
-        from rich.cells import cell_len
         from rich.segment import Segment
-        from rich.text import Text
 
-        if cell_len(self._text) > options.max_width:
+        if _cells(self._text) > options.max_width:
+            from rich.text import Text
+
             yield Text(self._text, self._style, overflow="fold")
         else:
             yield Segment(self._text, console.get_style(self._style) if self._style else None)
@@ -63,6 +90,15 @@ class Line:
         from rich.text import Text
 
         return Measurement.get(console, options, Text(self._text))
+
+
+def _cells(text: str) -> int:
+    """How many columns of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
 _PADDING: dict[int, PaddingDimensions] = {3: (0, 1), 2: (0, 1, 0, 0), 1: (0, 0)}
@@ -88,24 +124,21 @@ def tables(
     footer: Sequence[str] = (),
     without: Sequence[int] = (),
     least_fold: int = 0,
-) -> list[RenderableType]:
+) -> Iterator[Layout]:
     """The same table ever narrower: first with less space between the columns, then with lines folded between words,
     then without the columns in `without`, dropped one by one. With `least_fold`, columns are dropped
     before lines are folded to less than that. Cells are shown as plain text.
     """
     rows = [[printable(cell) for cell in row] for row in rows]
-    found: list[RenderableType] = []
     layouts = [*((gap, 0) for gap in _PADDING), *((1, fold) for fold in _FOLDS)]
     for least in (least_fold, 0) if least_fold else (0,):
         for left_out in range(len(without) + 1):
             kept = [n for n in range(len(columns)) if n not in without[:left_out]]
             for gap, maximum in layouts:
                 if not maximum or maximum >= least:
-                    found.append(Layout(columns, rows, styles, footer, kept, gap, maximum))
-    return found
+                    yield Layout(columns, rows, styles, footer, kept, gap, maximum)
 
 
-@dataclass(frozen=True, slots=True)
 class Layout:
     """A table with the columns `kept`, `gap` spaces apart, folded to `maximum` characters (0: not folded).
 
@@ -113,13 +146,18 @@ class Layout:
     the narrowest one is too wide, rich folds the cells; and it knows how to draw without a line character.
     """
 
-    columns: Sequence[Column]
-    rows: Sequence[Sequence[str]]
-    styles: Sequence[str]
-    footer: Sequence[str]
-    kept: Sequence[int]
-    gap: int
-    maximum: int
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        rows: Sequence[Sequence[str]],
+        styles: Sequence[str],
+        footer: Sequence[str],
+        kept: Sequence[int],
+        gap: int,
+        maximum: int,
+    ) -> None:
+        self.columns, self.rows, self.styles, self.footer = columns, rows, styles, footer
+        self.kept, self.gap, self.maximum = kept, gap, maximum
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         from rich.measure import Measurement
@@ -128,35 +166,40 @@ class Layout:
 
     @property
     def width(self) -> int:
-        return sum(self._widths()) + self.gap * (len(self.kept) - 1)
+        return sum(self._widths) + self.gap * (len(self.kept) - 1)
 
+    @cached_property
+    def _headings(self) -> list[list[str]]:
+        return self._folded([column.heading for column in self.columns])
+
+    @cached_property
+    def _body(self) -> list[list[list[str]]]:
+        """The lines of each cell kept, by row."""
+        return [self._folded(row) for row in self.rows]
+
+    @cached_property
     def _widths(self) -> list[int]:
         """Of each column kept."""
-        from rich.cells import cell_len
-
-        widths = []
-        for n in self.kept:
-            cells = {self.columns[n].heading, *(row[n] for row in self.rows)}
-            lines = [line for cell in cells for line in fold(cell, self.maximum).split("\n")]
-            widths.append(max(map(cell_len, [*lines, self.footer[n] if self.footer else ""])))
-        return widths
+        footer = [[self.footer[n]] for n in self.kept] if self.footer else [[""]] * len(self.kept)
+        return [
+            max([_cells(line) for cell in cells for line in cell])
+            for cells in zip(self._headings, footer, *self._body, strict=True)
+        ]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType | Segment]:
         from rich.segment import Segment
 
-        widths, head = self._widths(), console.get_style("table.header")
-        whole = sum(widths) + self.gap * (len(widths) - 1)
+        widths, whole, head = self._widths, self.width, console.get_style("table.header")
         if whole > options.max_width or options.ascii_only:
             yield self._by_rich()
             return
-        headings = self._folded([column.heading for column in self.columns])
-        height = max(map(len, headings))
-        yield from self._lines([[""] * (height - len(lines)) + lines for lines in headings], widths, head)
+        height = max(map(len, self._headings))
+        yield from self._lines([[""] * (height - len(lines)) + lines for lines in self._headings], widths, head)
         yield Segment("\u2500" * whole)
         yield Segment.line()
-        for n, row in enumerate(self.rows):
+        for n, cells in enumerate(self._body):
             style = self.styles[n] if self.styles else ""
-            yield from self._lines(self._folded(row), widths, console.get_style(style) if style else None)
+            yield from self._lines(cells, widths, console.get_style(style) if style else None)
         if self.footer:
             yield Segment(" " * whole)
             yield Segment.line()
@@ -165,18 +208,19 @@ class Layout:
 
     def _folded(self, row: Sequence[str]) -> list[list[str]]:
         """The lines of each cell kept."""
+        if not self.maximum:
+            return [[row[n]] for n in self.kept]
         return [fold(row[n], self.maximum).split("\n") for n in self.kept]
 
     def _lines(self, cells: Sequence[Sequence[str]], widths: Sequence[int], style: Style | None) -> Iterable[Segment]:
         """One row: as many lines as its highest cell has."""
-        from rich.cells import cell_len
         from rich.segment import Segment
 
         for at in range(max(map(len, cells))):
             parts = []
             for n, lines, width in zip(self.kept, cells, widths, strict=True):
                 line = lines[at] if at < len(lines) else ""
-                space = " " * (width - cell_len(line))
+                space = " " * (width - _cells(line))
                 parts.append(space + line if self.columns[n].number else line + space)
             yield Segment((" " * self.gap).join(parts), style)
             yield Segment.line()

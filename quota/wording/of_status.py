@@ -53,6 +53,8 @@ def closed(x: Exhaustion, at_ms: int) -> str:
 
 def _unlogged(row: LimitRow) -> Iterator[str]:
     state = row.state
+    if not state.unlogged_units:
+        return
     lost, until = state.unlogged_units - state.upstream_units, clock(state.unlogged_until_ms)
     if lost:
         yield f"{row.limit.name}: includes {many(lost, 'unit')} of charges that the ledger's log lacks, until {until}"

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from quota.cli.tables import Column, FirstThatFits, Line, tables
+from quota.cli.tables import Column, FirstThatFits, Line, Parts, tables
 
 WORDS = (
     "",
@@ -44,7 +44,7 @@ def layouts(r: random.Random) -> list[Any]:
     rows = [[r.choice(WORDS) for _ in columns] for _ in range(r.randint(0, 5))]
     footer = ["total", *(r.choice(WORDS) for _ in columns[1:])] if r.random() < 0.4 else ()
     styles = [r.choice(("", "red", "yellow")) for _ in rows] if r.random() < 0.5 else ()
-    return tables(columns, rows, styles=styles, footer=footer, without=tuple(range(1, len(columns)))[:2])
+    return [*tables(columns, rows, styles=styles, footer=footer, without=tuple(range(1, len(columns)))[:2])]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -62,10 +62,30 @@ def test_the_first_layout_that_fits_is_shown(seed: int) -> None:
         assert shown(FirstThatFits(found), width) == shown(first, width)
 
 
+def test_rich_is_asked_once_for_all_lines_and_tables_below_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A status of many projects has five parts for each. What does not fit is left to rich."""
+    parts: list[Any] = []
+    for seed in range(20):
+        parts += [Line("of a project"), FirstThatFits(iter(layouts(random.Random(seed)))), Parts([Line("its notes")])]
+    expected = "".join(shown(part, 200) for part in parts)
+    asked, render = [], Console.render
+
+    def rendering(console: Console, *args: Any) -> Any:
+        asked.append(args)
+        return render(console, *args)
+
+    monkeypatch.setattr(Console, "render", rendering)
+    together = Parts(parts)
+    assert shown(together, 200) == expected
+    assert len(asked) == 1
+    assert shown(together, 200) == expected, "as a display that is drawn again"
+    assert shown(together, 20) == "".join(shown(part, 20) for part in parts)
+
+
 def test_headings_and_rows_have_their_styles_on_a_terminal() -> None:
-    layout = tables(
+    layout, *_ = tables(
         [Column("limit"), Column("used", number=True)], [["day", "5"]], styles=["red"], footer=["all", "5"]
-    )[0]
+    )
     assert shown(layout, 80, colours=True).splitlines() == [
         "\x1b[1mlimit   used\x1b[0m",
         "────────────",
