@@ -186,8 +186,16 @@ class CostBook(NamedTuple):
 
     def cheapest_units(self, bucket: str) -> int:
         """The units of the cheapest call charged to a bucket, by the newest prices; see `at`."""
-        prices = [prices[-1] for prices in self.methods.values()] + [self.default_get, self.default_other]
-        return min((price.units for price in prices if price.bucket == bucket), default=1)
+        known = _cheapest.get(id(self))
+        if known is None or known.of is not self:
+            prices = [prices[-1] for prices in self.methods.values()] + [self.default_get, self.default_other]
+            units: dict[str, int] = {}
+            for price in prices:
+                units[price.bucket] = min(price.units, units.get(price.bucket, price.units))
+            if len(_cheapest) >= MAX_VALID:
+                _cheapest.clear()
+            known = _cheapest[id(self)] = _Cheapest(self, units)
+        return known.units.get(bucket, 1)
 
     def least_units(self, selector: Selector) -> int:
         """The least that a call counted by a selector adds to its limit."""
@@ -213,8 +221,18 @@ class _Valid(NamedTuple):
     book: CostBook
 
 
+class _Cheapest(NamedTuple):
+    """The units of the cheapest call of each bucket, by the newest prices of a book."""
+
+    of: CostBook
+    units: Mapping[str, int]
+
+
 MAX_VALID = 100
 """So many are remembered."""
 
 _valid: dict[int, _Valid] = {}
 """What `CostBook.at` made last, by the book's address: many credentials have one book."""
+
+_cheapest: dict[int, _Cheapest] = {}
+"""The same for `CostBook.cheapest_units`."""

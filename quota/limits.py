@@ -7,6 +7,7 @@ limit's own name or number. Callers with different or changed configurations the
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from quota.arguments import MAX_NUMBER, texts, whole
@@ -223,6 +224,7 @@ def longest_ms_of(view: str) -> int:
         return longest_ms
 
 
+@lru_cache(maxsize=1_000)
 def selector_of(view: str) -> Selector:
     """The selector of the view with this name, parsed from the name. Raises ValueError if it is not a view's name."""
     buckets, methods, jobs, _, *count = view.split("|")

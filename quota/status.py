@@ -13,7 +13,15 @@ from quota.budget import looking
 from quota.checklist import cap
 from quota.common.clock import NEVER, rfc3339
 from quota.errors import Refused
-from quota.ledger.contract import ChargeRequest, Inquiry, LimitCheck, Question, read_entries, retention_of
+from quota.ledger.contract import (
+    ChargeRequest,
+    Inquiry,
+    LimitCheck,
+    Question,
+    just_before,
+    read_entries,
+    retention_of,
+)
 from quota.ledger.entry import Charge
 from quota.ledger.side_by_side import run_side_by_side
 from quota.limits import DAY_MS, Calendar, Selector, Sliding, paced_until
@@ -29,6 +37,7 @@ if TYPE_CHECKING:
     from quota.decision import LimitState
     from quota.ledger.compared import Compared
     from quota.ledger.contract import ChargeResult, Exhaustion, Notes
+    from quota.ledger.entry import Entry
     from quota.ledger.grants import Grant
     from quota.limits import Limit, Window
     from quota.session import Session
@@ -237,7 +246,7 @@ def _limit_rows(
         else:
             oldest_ms = oldest_of.get(limit.name)
             if oldest_ms is None and state.used_units > state.unlogged_units:
-                oldest_ms = yield partial(_oldest_entry, budget, selector, at_ms - window.window_ms + 1)
+                oldest_ms = yield partial(_oldest_entry, budget, limit, at_ms - window.window_ms + 1)
             leaves_ms = [] if oldest_ms is None else [oldest_ms + window.window_ms]
             leaves_ms += [state.unlogged_next_ms] if state.unlogged_units else []
             next_ms = min(leaves_ms, default=at_ms)
@@ -268,16 +277,17 @@ def _limit_rows(
     return tuple(rows)
 
 
-def _oldest_entry(budget: Budget, selector: Selector, since_ms: int) -> int | None:
-    """The time of the oldest charge since then that a selector counts, by the log."""
+def _oldest_entry(budget: Budget, limit: Limit, since_ms: int) -> int | None:
+    """The time of the oldest charge since then that a limit counts, by the log."""
     entries = read_entries(budget.ledger, budget.project, since_ms, NEVER)
-    return next((e.ms for e in entries if e.units and selector.counts(e.bucket, e.method, e.job)), None)
+    return next((e.ms for e in entries if _counts(limit, e)), None)
 
 
 def _oldest_of(budget: Budget, states: Sequence[LimitState], at_ms: int) -> Steps[dict[str, int]]:
     """By sliding limit the time of the oldest charge that it counts, as far as the ledger says it.
 
-    That charge must leave before one more unit fits into what is used. Refusals ask the same, so a ledger remembers it.
+    Mostly it is the first entry of the window. Where that is of another limit's, or given back: the charge that must
+    leave before one more unit fits into what is used. Refusals ask the same, so a ledger remembers it.
     """
     used = [
         (limit, state.used_units)
@@ -286,15 +296,27 @@ def _oldest_of(budget: Budget, states: Sequence[LimitState], at_ms: int) -> Step
     ]
     if not used:
         return {}
+    after_ms = {limit.name: at_ms - limit.view.window.longest_ms for limit, _ in used}
+    range_read = just_before(min(after_ms.values()) + 1), NEVER, 1
+    first: Sequence[Entry] = yield Inquiry(budget.ledger, "read", budget.project, *range_read)
+    found = {limit.name: e.ms for limit, _ in used for e in first if e.ms > after_ms[limit.name] and _counts(limit, e)}
+    used = [(limit, units) for limit, units in used if limit.name not in found]
+    if not used:
+        return found
     nothing = Charge(0, budget.book.main_bucket.name, "", "", "", "")
     checks = tuple([LimitCheck(limit.view, units, 1, None) for limit, units in used])
     retention_ms = retention_of(limit.view.window for limit in budget.limits)
     request = ChargeRequest(budget.project, nothing, checks, (), at_ms, retention_ms=retention_ms)
     result: ChargeResult = yield Question(budget.ledger, request, False)
     if result.outcome != "refused" or not result.leaving_ms:
-        return {}
+        return found
     answers = zip(used, result.used_units, result.leaving_ms, strict=True)
-    return {limit.name: ms for (limit, units), now, ms in answers if now == units and ms is not None}
+    return found | {limit.name: ms for (limit, units), now, ms in answers if now == units and ms is not None}
+
+
+def _counts(limit: Limit, entry: Entry) -> bool:
+    """Whether a limit counts an entry, and that was not given back."""
+    return entry.units > 0 and limit.view.selector.counts(entry.bucket, entry.method, entry.job)
 
 
 def _early(book: CostBook, limits: Sequence[LimitRow], exhausted: Sequence[Exhaustion]) -> Iterable[EarlyExhaustion]:

@@ -63,7 +63,7 @@ def print_rich(renderable: Any) -> None:
     """A table or text for people. Colours only on a terminal; 80 columns without one."""
     from rich.console import Console
 
-    Console(highlight=False, soft_wrap=False).print(renderable)
+    Console(highlight=False, soft_wrap=False).print(renderable, crop=False)  # all that is printed fits
 
 
 def say(line: str, *, err: bool = False) -> None:

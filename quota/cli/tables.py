@@ -30,12 +30,14 @@ class Parts:
     def __init__(self, parts: Iterable[RenderableType]) -> None:
         self._parts = list(parts)
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType | Segment]:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> list[RenderableType | Segment]:
+        written: list[RenderableType | Segment] = []
         for part in self._parts:
             if isinstance(part, (Line, FirstThatFits, Parts)):
-                yield from part.__rich_console__(console, options)
+                written += part.__rich_console__(console, options)
             else:
-                yield part
+                written.append(part)
+        return written
 
 
 class FirstThatFits:
@@ -51,17 +53,16 @@ class FirstThatFits:
             self._tried.append(candidate)
             yield candidate
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType | Segment]:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> list[RenderableType | Segment]:
         unbound = options.update_width(_ANY_WIDTH)
         for candidate in self._candidates():
-            ours = isinstance(candidate, Layout)
-            width = candidate.width if ours else console.measure(candidate, options=unbound).maximum
+            if isinstance(candidate, Layout):
+                width = candidate.width
+            else:
+                width = console.measure(candidate, options=unbound).maximum
             if width <= options.max_width:
                 break
-        if ours:
-            yield from candidate.__rich_console__(console, options)
-        else:
-            yield candidate
+        return candidate.__rich_console__(console, options) if isinstance(candidate, Layout) else [candidate]
 
 
 _ANY_WIDTH = 10_000
@@ -74,16 +75,14 @@ class Line:
     def __init__(self, text: str, style: str = "") -> None:
         self._text, self._style = printable(text), style
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType | Segment]:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> list[RenderableType | Segment]:
         from rich.segment import Segment
 
         if _cells(self._text) > options.max_width:
             from rich.text import Text
 
-            yield Text(self._text, self._style, overflow="fold")
-        else:
-            yield Segment(self._text, console.get_style(self._style) if self._style else None)
-            yield Segment.line()
+            return [Text(self._text, self._style, overflow="fold")]
+        return [Segment(self._text, console.get_style(self._style) if self._style else None), Segment("\n")]
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         from rich.measure import Measurement
@@ -105,6 +104,9 @@ _PADDING: dict[int, PaddingDimensions] = {3: (0, 1), 2: (0, 1, 0, 0), 1: (0, 0)}
 """The padding of a column, by the number of spaces between two columns."""
 
 _FOLDS = (40, 32, 24, 16, 12)
+_LAYOUTS = (*((gap, 0) for gap in _PADDING), *((1, fold) for fold in _FOLDS))
+"""How many spaces are between columns, and to how many characters their cells are folded (0: not)."""
+
 _PIECE = re.compile(r"(?:[^ @/._-]|(?<=\d)-(?=\d))*[ @/._-]*")
 """A word with the separators after it; a date counts as one word."""
 
@@ -129,12 +131,11 @@ def tables(
     then without the columns in `without`, dropped one by one. With `least_fold`, columns are dropped
     before lines are folded to less than that. Cells are shown as plain text.
     """
-    rows = [[printable(cell) for cell in row] for row in rows]
-    layouts = [*((gap, 0) for gap in _PADDING), *((1, fold) for fold in _FOLDS)]
+    rows = [row if "".join(row).isprintable() else [printable(cell) for cell in row] for row in rows]
     for least in (least_fold, 0) if least_fold else (0,):
         for left_out in range(len(without) + 1):
             kept = [n for n in range(len(columns)) if n not in without[:left_out]]
-            for gap, maximum in layouts:
+            for gap, maximum in _LAYOUTS:
                 if not maximum or maximum >= least:
                     yield Layout(columns, rows, styles, footer, kept, gap, maximum)
 
@@ -181,30 +182,30 @@ class Layout:
     def _widths(self) -> list[int]:
         """Of each column kept."""
         footer = [[self.footer[n]] for n in self.kept] if self.footer else [[""]] * len(self.kept)
-        return [
-            max([_cells(line) for cell in cells for line in cell])
-            for cells in zip(self._headings, footer, *self._body, strict=True)
-        ]
+        widths = []
+        for cells in zip(self._headings, footer, *self._body, strict=True):
+            lines = [line for cell in cells for line in cell]
+            widths.append(max(map(len if "".join(lines).isascii() else _cells, lines)))
+        return widths
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType | Segment]:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> list[RenderableType | Segment]:
         from rich.segment import Segment
 
         widths, whole, head = self._widths, self.width, console.get_style("table.header")
         if whole > options.max_width or options.ascii_only:
-            yield self._by_rich()
-            return
-        height = max(map(len, self._headings))
-        yield from self._lines([[""] * (height - len(lines)) + lines for lines in self._headings], widths, head)
-        yield Segment("\u2500" * whole)
-        yield Segment.line()
+            return [self._by_rich()]
+        end, height = Segment("\n"), max(map(len, self._headings))
+        written: list[RenderableType | Segment] = []
+        written += self._lines([[""] * (height - len(lines)) + lines for lines in self._headings], widths, head, end)
+        written += Segment("\u2500" * whole), end
         for n, cells in enumerate(self._body):
             style = self.styles[n] if self.styles else ""
-            yield from self._lines(cells, widths, console.get_style(style) if style else None)
+            written += self._lines(cells, widths, console.get_style(style) if style else None, end)
         if self.footer:
-            yield Segment(" " * whole)
-            yield Segment.line()
+            written += Segment(" " * whole), end
             footer = [[self.footer[n]] for n in self.kept]
-            yield from self._lines(footer, widths, console.get_style("table.footer"))
+            written += self._lines(footer, widths, console.get_style("table.footer"), end)
+        return written
 
     def _folded(self, row: Sequence[str]) -> list[list[str]]:
         """The lines of each cell kept."""
@@ -212,18 +213,21 @@ class Layout:
             return [[row[n]] for n in self.kept]
         return [fold(row[n], self.maximum).split("\n") for n in self.kept]
 
-    def _lines(self, cells: Sequence[Sequence[str]], widths: Sequence[int], style: Style | None) -> Iterable[Segment]:
+    def _lines(
+        self, cells: Sequence[Sequence[str]], widths: Sequence[int], style: Style | None, end: Segment
+    ) -> list[Segment]:
         """One row: as many lines as its highest cell has."""
         from rich.segment import Segment
 
+        written: list[Segment] = []
         for at in range(max(map(len, cells))):
             parts = []
             for n, lines, width in zip(self.kept, cells, widths, strict=True):
                 line = lines[at] if at < len(lines) else ""
-                space = " " * (width - _cells(line))
+                space = " " * (width - (len(line) if line.isascii() else _cells(line)))
                 parts.append(space + line if self.columns[n].number else line + space)
-            yield Segment((" " * self.gap).join(parts), style)
-            yield Segment.line()
+            written += Segment((" " * self.gap).join(parts), style), end
+        return written
 
     def _by_rich(self) -> Table:
         from rich.box import SIMPLE_HEAD

@@ -146,7 +146,7 @@ class RedisLedger:
         self._url = url
         self._connect = client_maker(url, self.label, self._timeout_s)
         self._connected: Connections | Cluster | None = None
-        self._questions: dict[tuple[int, bool], _Question] = {}
+        self._questions: dict[tuple[int, bool], _Question | Sequence[LimitCheck]] = {}
         self._say_evicts_at_s = 0.0
         self._lock = threading.RLock()  # a signal handler may ask while its thread connects
         start_over_in_child(self)
@@ -199,8 +199,11 @@ class RedisLedger:
 
     def _packed(self, request: ChargeRequest, commit: bool) -> bytes:
         """The first question of a decision."""
+        question = None
         if type(request.checks) is tuple and not request.also:
-            return self._question(request, commit).packed(request, self._now())
+            question = self._question(request, commit)
+        if question is not None:
+            return question.packed(request, self._now())
         return _call_of_charge(request.project, _arguments(request, self._now(), commit))
 
     def _result(self, request: ChargeRequest, reply: Any, commit: bool) -> ChargeResult:
@@ -216,12 +219,18 @@ class RedisLedger:
             return client.ask(words, since_s + client.wall_s)
         return client.ask(_keys(project).log, words, since_s + client.wall_s)
 
-    def _question(self, request: ChargeRequest, commit: bool) -> _Question:
-        """What is the same in all questions about these checks: a budget asks it for hours."""
+    def _question(self, request: ChargeRequest, commit: bool) -> _Question | None:
+        """What is the same in all questions about these checks: a budget asks it for hours. None for the first one: of
+        many projects each is asked once."""
         checks, charge = request.checks, request.charge
         question = self._questions.get((id(checks), commit))
+        if question is None:
+            if len(self._questions) >= MAX_QUESTIONS:
+                self._questions = {}
+            self._questions[id(checks), commit] = checks
+            return None
         if (
-            question is None
+            not isinstance(question, _Question)
             or question.checks is not checks
             or question.charge[:4] != charge[:4]
             or question.project != request.project
@@ -229,8 +238,6 @@ class RedisLedger:
             or question.jitter_ms != request.jitter_ms
             or question.retention_ms != request.retention_ms
         ):
-            if len(self._questions) >= MAX_QUESTIONS:
-                self._questions = {}
             question = self._questions[id(checks), commit] = _Question(request, commit)
         return question
 

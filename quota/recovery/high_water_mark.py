@@ -42,6 +42,7 @@ import contextlib
 import threading
 import time
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from quota.common.clock import NEVER, rfc3339
@@ -230,7 +231,14 @@ class HighWaterMark:
         """What the ledger must have: its epoch, and entries that this machine saw in it."""
         with self._lock:
             if not (self._changing or self.known()):
-                self._change(self._look_and_set_expected)
+                if self._started:
+                    self._change(self._look_and_set_expected)
+                else:  # what a signal handler interrupts begins anew
+                    self._changing = True
+                    try:
+                        self._look_and_set_expected()
+                    finally:
+                        self._changing = False
             return self._expected
 
     def known(self) -> Expected | None:
@@ -254,24 +262,23 @@ class HighWaterMark:
         self._start_afresh()
         if self.path is not None:
             try:
-                make_room(self.path)
-                self._file = WatermarkFile(self.path)
+                self._file = _opened(self.path)
                 _close_others(self)
-                if self._file.writable:
+                if self._file.own_slot is not None:
                     self._writable_file = self._file
                 else:
                     self._warn(f"more than {SLOTS} processes use it at once")
-                own = self._file.read_own()
-                self._recall(own and Watermark.from_slot(*own))
+                self._recall(self._file.own_slot)
             except OSError as error:
                 self._give_up(error)
 
-    def _recall(self, own: Watermark | None) -> None:
+    def _recall(self, own_slot: int | None) -> None:
         """Begin with the epoch that was seen last, at this place if it was seen here at all.
 
         What our own slot holds is nowhere else, so we take it over.
         """
-        watermarks = self._read_watermarks()
+        by_slot = self._read_slots()
+        own, watermarks = None if own_slot is None else by_slot.get(own_slot), [*by_slot.values()]
         self._read_siblings()
         here = [watermark for watermark in watermarks if watermark.label == self._label]
         known = here or watermarks or [sibling for sibling in self._siblings if sibling.label == self._label]
@@ -293,7 +300,7 @@ class HighWaterMark:
             if watermark.epoch == latest.epoch:
                 logged = _logged(watermark, since_ms)
                 self._ids_of_others += tuple({observation.last for observation in logged})
-                if watermark == own:
+                if watermark is own:
                     self._observations = {observation.view: observation for observation in logged}
                     self._newest_id = max((observation.last for observation in logged), default=(0, 0))
         if own is not None:
@@ -765,17 +772,18 @@ class HighWaterMark:
         ]
 
     def _read_watermarks(self) -> list[Watermark]:
+        return [*self._read_slots().values()]
+
+    def _read_slots(self) -> dict[int, Watermark]:
+        """What the processes of this machine saw, by slot."""
         if self._file is None:
-            return []
+            return {}
         try:
-            return [
-                watermark
-                for watermark in (Watermark.from_slot(*found) for found in self._file.read_all())
-                if watermark is not None
-            ]
+            slots = self._file.read_all().items()
         except OSError as error:
             self._give_up(error)
-            return []
+            return {}
+        return {slot: known for slot, found in slots if (known := Watermark.from_slot(*found)) is not None}
 
     def _read_siblings(self) -> None:
         """Read what other configurations of this machine saw of the same upstream project. Where it is of the same log,
@@ -844,8 +852,11 @@ class HighWaterMark:
 
     def _change(self, work: Callable[[], object]) -> None:
         """Do all of `work`, or nothing of it if a signal handler raises in the middle."""
-        known = [(name, value) for name, value in vars(self).items() if name not in _HANDLES]
-        before = {name: value.copy() if isinstance(value, (dict, set)) else value for name, value in known}
+        before = {
+            name: value.copy() if type(value) is dict or type(value) is set else value
+            for name, value in vars(self).items()
+            if name not in _HANDLES
+        }
         try:
             self._changing = True
             work()
@@ -854,6 +865,15 @@ class HighWaterMark:
             raise
         finally:
             self._changing = False
+
+
+def _opened(path: str) -> WatermarkFile:
+    """The file, made if it is not there. Raises OSError."""
+    try:
+        return WatermarkFile(path, make=False)
+    except FileNotFoundError:
+        make_room(path)
+        return WatermarkFile(path)
 
 
 def _same_views(checks: Sequence[LimitCheck], others: Sequence[LimitCheck]) -> bool:
@@ -908,10 +928,9 @@ def _close_others(opened: HighWaterMark) -> None:
             return
         _with_file.pop(opened, None)
         _with_file[opened] = None
-        if len(_with_file) > MAX_FILES:
-            for other in list(_with_file)[:-MAX_FILES]:
-                if other.close_if_idle():
-                    del _with_file[other]
+        for other in list(islice(_with_file, max(0, len(_with_file) - MAX_FILES))):
+            if other.close_if_idle():
+                del _with_file[other]
 
 
 def open_high_water_mark(folder: Path, identity: Identity, label: str) -> HighWaterMark:

@@ -100,9 +100,9 @@ class SlotReader:
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
-    def read_all(self) -> list[SlotContent]:
-        """All slots, also those of processes that have ended."""
-        return [found for found in map(self._read, range(self._slots_written())) if found is not None]
+    def read_all(self) -> dict[int, SlotContent]:
+        """All slots by their numbers, also those of processes that have ended."""
+        return {slot: found for slot in range(self._slots_written()) if (found := self._read(slot)) is not None}
 
     def _slots_written(self) -> int:
         """How many slots may hold something: the lowest free one is claimed first."""
@@ -142,26 +142,26 @@ class WatermarkFile(SlotReader):
     """An open file in which this process has a slot. Raises OSError if the file cannot be used.
 
     Only the process that opened it may use it. The lock on its slot belongs to the whole process, so a process must not
-    open the same file twice. `writable` is False if all slots are taken: then the file may only be read.
+    open the same file twice. `own_slot` is None if all slots are taken: then the file may only be read. Without `make`,
+    a file that is not there raises FileNotFoundError.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, make: bool = True) -> None:
         if sys.platform == "win32":
             raise OSError(0, "this platform has no locks on parts of a file")
-        super().__init__(open_alone(path, os.O_RDWR | os.O_CREAT))
+        super().__init__(open_alone(path, os.O_RDWR | os.O_CREAT if make else os.O_RDWR))
         try:
             data = os.pread(self._fd, _CHECKSUM.size, 0)
             if any(data) and _CHECKSUM.unpack(data) != (FORMAT,):
                 raise OSError(0, "another version of quota-ledger wrote it; delete it")
             with _opening:
-                self._own_slot = self._claim()
+                self.own_slot = self._claim()
                 _in_use[path] = self
         except BaseException:
             os.close(self._fd)
             raise
         self._path = path
-        self.writable = self._own_slot is not None
-        self._own_offset = (self._own_slot or 0) * SLOT_BYTES
+        self._own_offset = (self.own_slot or 0) * SLOT_BYTES
 
     def write(self, newest: tuple[int, int], epoch_tag: int, at_ms: int, numbers: tuple[int, ...], text: str) -> int:
         """Write this process's slot; numbers are 0 or more. Returns how many of the text's lines there was room for."""
@@ -184,15 +184,11 @@ class WatermarkFile(SlotReader):
         head = self._head.pack(*self._format_and_text, *newest, self._epoch_tag, at_ms, *numbers)
         os.pwrite(self._fd, head + _CHECKSUM.pack(zlib.crc32(head)), self._own_offset)
 
-    def read_own(self) -> SlotContent | None:
-        """Our slot, as this process or the one before it wrote it last."""
-        return None if self._own_slot is None else self._read(self._own_slot)
-
     def newest_of_others(self, tag: int) -> SeenByOthers:
         """What others saw of the epoch of this tag, and of others."""
         newest, other_epoch_ms, other_logs = (0, 0), 0, []
         for slot in range(self._slots_written()):
-            found = None if slot == self._own_slot else self._read_head(slot)
+            found = None if slot == self.own_slot else self._read_head(slot)
             if found is None:
                 continue
             head = found.head
@@ -207,7 +203,7 @@ class WatermarkFile(SlotReader):
     def clear_abandoned(self) -> None:
         """Empty the slots of processes that have ended."""
         for slot in range(self._slots_written()):
-            if slot != self._own_slot and self._read_head(slot) is not None and self._lock(slot):
+            if slot != self.own_slot and self._read_head(slot) is not None and self._lock(slot):
                 os.pwrite(self._fd, bytes(_MIN_HEAD), slot * SLOT_BYTES)
                 fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot * SLOT_BYTES)
 
@@ -237,10 +233,10 @@ def read_slots(path: str) -> list[SlotContent]:
     """All slots of a file of another configuration. A file that cannot be read has none."""
     with _opening, contextlib.suppress(OSError):
         if path in _in_use:  # to close another descriptor of this file would end our lock
-            return _in_use[path].read_all()
+            return [*_in_use[path].read_all().values()]
         fd = open_alone(path, os.O_RDONLY)
         try:
-            return SlotReader(fd).read_all()
+            return [*SlotReader(fd).read_all().values()]
         finally:
             if path not in _in_use:  # a signal handler may have claimed a slot meanwhile
                 os.close(fd)

@@ -49,11 +49,11 @@ def watermark_path(folder: Path, identity: Identity) -> str:
 def siblings_of(path: str) -> list[str]:
     """The files of other identities of the same upstream project; none where the folder cannot be read."""
     folder, name = os.path.split(path)
-    with contextlib.suppress(OSError):
-        return [
-            os.path.join(folder, one) for one in os.listdir(folder) if one != name and _OF_AN_IDENTITY.fullmatch(one)
-        ]
-    return []
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    return [os.path.join(folder, one) for one in names if one != name and _OF_AN_IDENTITY.fullmatch(one)]
 
 
 def first_today(path: str) -> bool:
@@ -69,8 +69,6 @@ def make_room(path: str) -> None:
 
     Raises OSError.
     """
-    if os.path.exists(path):
-        return
     own = os.path.dirname(path)
     folder = os.path.dirname(own)
     if not os.path.isdir(own):

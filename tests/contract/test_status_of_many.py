@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import sqlite3
+import sys
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
+from rich.console import Console
 
 from quota.cli.check import ask_ledger
+from quota.cli.render import render_status
+from quota.common.sqlite_file import SqliteFile
 from quota.errors import LedgerError
 from quota.ledger import side_by_side
 from quota.ledger.contract import Exhaustion
@@ -93,6 +98,56 @@ def test_a_check_asks_for_many_in_few_round_trips_too(proxied: Proxy, tmp_path: 
     with scene.session() as session:
         assert ask_ledger(session.settings) == []
     assert 3 < proxied.trips - before < 30
+
+
+def test_a_status_asks_a_file_three_times_for_a_project(
+    tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For its numbers, its oldest charge, and what is noted of it."""
+    scene = Scene(f"sqlite:///{tmp_path}/ledger.db", tmp_path, 20)
+    scene.charge()
+    scene.now_ms += HOUR_MS
+    asked, transact = [], SqliteFile.transact
+
+    def asking(file: SqliteFile, work: Any, **how: Any) -> Any:
+        asked.append(work)
+        return transact(file, work, **how)
+
+    monkeypatch.setattr(SqliteFile, "transact", asking)
+    assert [credential["limits"][0]["used_units"] for credential in scene.read()] == [SEARCH_UNITS] * 20
+    assert len(asked) <= 3 * 20
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first look", "later"])
+def test_what_python_does_for_each_project_is_bounded(
+    ledger_url: str, state_dir: Path, tmp_path: Path, first: bool
+) -> None:
+    """Counted in calls of functions, from the files of what was seen to the lines that are written."""
+    scene, calls = Scene(ledger_url, tmp_path, 150), []
+    scene.charge()
+    for projects in (20, 120):
+        scene.names = [f"p{n}" for n in range(projects)]
+        scene.place(ledger_url)
+        if first:
+            shutil.rmtree(state_dir)
+        else:
+            scene.read()
+        counted = 0
+
+        def count(_: object, event: str, __: object) -> None:
+            nonlocal counted
+            counted += event == "call"
+
+        written = Console(file=io.StringIO(), width=80)
+        with scene.session() as session:
+            sys.setprofile(count)
+            try:
+                status = read_status(session)
+                written.print(render_status(status), crop=False)
+            finally:
+                sys.setprofile(None)
+        calls.append(counted)
+    assert (calls[1] - calls[0]) / 100 < 750
 
 
 def closed(scene: Scene, _: LedgerStorage) -> None:

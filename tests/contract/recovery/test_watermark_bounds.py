@@ -182,7 +182,7 @@ def test_a_head_holds_as_many_numbers_as_there_are(tmp_path: Path, count: int) -
     slots = WatermarkFile(str(tmp_path / "slots"))
     numbers = tuple(range(2**53 - count, 2**53))
     assert slots.write((5, 6), 7, 8, numbers, "one\ntwo\n") == 2
-    assert slots.read_own() == (((5, 6), 7, 8, numbers), "one\ntwo\n")
+    assert slots.read_all()[0] == (((5, 6), 7, 8, numbers), "one\ntwo\n")
     slots.write_head((9, 0), 10, numbers[::-1])
-    assert slots.read_all() == [(((9, 0), 7, 10, numbers[::-1]), "one\ntwo\n")]
+    assert slots.read_all() == {0: (((9, 0), 7, 10, numbers[::-1]), "one\ntwo\n")}
     slots.close()
