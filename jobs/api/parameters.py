@@ -36,7 +36,9 @@ def read_parameters(query: bytes, known: Collection[str]) -> dict[str, str]:
         try:
             name, value = (unquote_to_bytes(part.replace(b"+", b" ")).decode() for part in pair.partition(b"=")[::2])
         except UnicodeDecodeError:
-            raise ParameterError("", f"the query string is not UTF-8: {show(pair)}") from None
+            raise ParameterError(
+                "", f"the query string is not UTF-8: {show(pair.decode('ascii', 'backslashreplace'))}"
+            ) from None
         if name not in known:
             raise ParameterError(shorten(name, 100), f"there is no parameter {show(name)}; {nearest(name, known)}")
         if name in found:

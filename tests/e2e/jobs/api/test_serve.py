@@ -398,7 +398,9 @@ def test_a_question_that_cannot_be_right_is_400(api: Api, path: str, query: str,
     "path", [f"{SEARCH}?q=%ff", f"{SEARCH}?q=%ED%A0%80", f"{TRENDING}?region=DE&%ff=1", "/api/v1/channels/%ff"]
 )
 def test_what_is_not_utf_8_is_400(api: Api, path: str) -> None:
-    assert "not UTF-8" in problem(api.client.get(path), 400)["detail"]
+    detail = problem(api.client.get(path), 400)["detail"]
+    assert "not UTF-8" in detail
+    assert "b'" not in detail, "as it was written, not as Python writes bytes"
 
 
 def test_a_cursor_of_another_query_is_400(api: Api) -> None:
