@@ -363,7 +363,7 @@ def _key(credential: CredentialSettings) -> Iterator[Finding]:
                 "warning",
                 location,
                 "there is no key, so the API itself will not answer",
-                'add key = "env:NAME" or "file:/path"; none is needed for the emulator',
+                'add key = "env:NAME" or "file:/path"; the emulator takes any key, but wants one',
             )
         return
     try:
