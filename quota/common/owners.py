@@ -2,6 +2,7 @@
 
     doubt            what is wrong with one file or folder
     doubt_of_path    the same for everything that a path leads through, and for the folder of what is found
+    doubt_of_way     the same for everything that a path leads through alone
 
 Others are: another owner, every user (`o+w`), or a group with somebody else in it. Groups of this process's own do not
 count: its primary group, as with umask 002, and the group of a Kubernetes volume (`fsGroup`), which is one of its
@@ -50,6 +51,11 @@ def doubt_of_path(path: str | os.PathLike[str]) -> str:
         return ""
     absolute = os.path.abspath(path)
     return _walk(os.path.dirname(absolute)) or _walk(absolute)
+
+
+def doubt_of_way(path: str | os.PathLike[str]) -> str:
+    """Why others could put something else in the place of `path`, in words; "" if they could not. Raises OSError."""
+    return _walk(os.path.abspath(path)) if os.name == "posix" else ""
 
 
 def _walk(absolute: str) -> str:

@@ -38,7 +38,13 @@ def lint(settings: Settings) -> list[Finding]:
     settings = replace(
         settings, credentials={name: replace(c, book=today[id(c.book)]) for name, c in settings.credentials.items()}
     )
-    findings = [*_opening(settings.ledger.url), *_ledger(settings), *_server(settings), *_store(settings)]
+    findings = [
+        *_opening(settings.ledger.url),
+        *_ledger(settings),
+        *_server(settings),
+        *_store(settings),
+        *_ways(settings),
+    ]
     jobs: dict[str, dict[str, None]] = {}
     for job in settings.jobs.values():
         jobs.setdefault(job.credential, {})[job.name] = None
@@ -106,6 +112,24 @@ def _ledger(settings: Settings) -> Iterator[Finding]:
                 f"limit {limit.name!r} of credential {credential.name!r} leaves {headroom:,} of the quota unspent",
                 f"{lower}raise that limit's headroom to {together}",
             )
+
+
+def _ways(settings: Settings) -> Iterator[Finding]:
+    """Who may rename a folder on the way to what was spent may put an empty one in its place."""
+    from quota.common.owners import doubt_of_way
+
+    urls = {"ledger.url": settings.ledger.url, "store.url": settings.store.url}
+    folders = {
+        os.path.dirname(os.path.abspath(url[10:])): at for at, url in urls.items() if url.startswith("sqlite:///")
+    }
+    for folder, location in {**folders, str(state_folder()): "QUOTA_STATE_DIR"}.items():
+        try:
+            why = doubt_of_way(folder)
+        except OSError:  # it is not there yet
+            continue
+        if why:
+            message = f"others could put another folder in the place of {one_line(folder)}, because {why}"
+            yield Finding("warning", location, message, "change that (chmod, chown), or choose another folder")
 
 
 def _server(settings: Settings) -> Iterator[Finding]:

@@ -253,6 +253,26 @@ def test_a_state_folder_of_others_stops_every_command(
     assert list(state.iterdir()) == []
 
 
+@needs_root
+def test_check_says_who_could_put_another_folder_in_the_place_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a folder that every user may write to, each may rename ours away: the budget would begin anew."""
+    (tmp_path / "shared" / "ours").mkdir(parents=True)
+    monkeypatch.setenv("QUOTA_STATE_DIR", str(tmp_path / "shared" / "ours" / "state"))
+    (tmp_path / "shared" / "ours" / "state").mkdir(mode=0o700)
+    config = tmp_path / "quota.toml"
+    config.write_text(
+        f'[store]\nurl = "sqlite:///{tmp_path}/shared/ours/v.db"\n[credentials.main]\napi = "youtube-v3"\n'
+    )
+    for mode, warned in ((0o755, 0), (0o1777, 0), (0o777, 2)):
+        (tmp_path / "shared").chmod(mode)
+        cli.main(["check", "--config", str(config)], standalone_mode=False)
+        found = [line for line in capsys.readouterr().out.splitlines() if "in the place of" in line]
+        assert len(found) == warned, found
+        assert all(f"{tmp_path}/shared can be written by every user" in line for line in found)
+
+
 def test_a_state_folder_of_before_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Readable by others, and reached through a link of the user's own."""
     (tmp_path / "disk").mkdir()
