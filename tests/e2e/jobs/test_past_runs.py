@@ -119,12 +119,12 @@ def test_a_run_that_was_killed_has_no_end(command: Quota, upstream: Emulator) ->
         assert time.monotonic() < deadline
         time.sleep(0.02)
     (row,) = runs(command)
-    assert (row["outcome"], row["end"], row["exit_status"]) == (UNFINISHED, None, None)
+    assert (row["outcome"], row["end"], row["exit_status"]) == ("unfinished", None, None)
     run.send_signal(signal.SIGKILL)
     run.wait()
     (row,) = runs(command)
-    assert row["outcome"] == UNFINISHED
-    assert UNFINISHED in command("runs").stdout
+    assert row["outcome"] == "unfinished"
+    assert "unfinished" in command("runs").stdout
 
 
 def test_a_run_that_ends_in_an_error_is_kept(command: Quota) -> None:
