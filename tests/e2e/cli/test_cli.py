@@ -138,6 +138,18 @@ def test_quota_alone_prints_its_help(quota: Quota) -> None:
     assert "More:" not in listed, "and in its section"
 
 
+def test_the_tab_key_completes_commands_and_options(quota: Quota) -> None:
+    def complete(*words: str) -> set[str]:
+        typed = {"COMP_WORDS": " ".join(["quota", *words]), "COMP_CWORD": str(len(words))}
+        lines = quota(_QUOTA_COMPLETE="bash_complete", **typed).stdout.splitlines()
+        return {line.removeprefix("plain,") for line in lines}
+
+    assert complete("st") == {"status"}
+    assert {"--check", "--json"} < complete("status", "--")
+    assert complete("ledger", "") == {"move", "repair"}
+    assert "complete -o nosort -F" in quota(_QUOTA_COMPLETE="bash_source").stdout
+
+
 def test_prove_names_the_day_of_each_burst(quota: Quota) -> None:
     lines = quota("prove").stdout.splitlines()
     times = [match[0] for line in lines if (match := re.search(r"(Mon|Tue) \d\d:\d\d:\d\d\.\d{3}", line))]
