@@ -6,7 +6,9 @@ import io
 import shutil
 import sqlite3
 import sys
+from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,14 +26,10 @@ from quota.limits import DAY_MS, HOUR_MS
 from quota.session import Session
 from quota.settings.load import load_settings
 from quota.status import read_status
-from support.losses import SqliteStorage
+from support.losses import LedgerStorage, SqliteStorage
 from support.proxy import Proxy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from support.losses import LedgerStorage
     from support.servers import RedisServer
 
 NOW_MS = 1_795_255_200_000
@@ -160,7 +158,7 @@ def closed(scene: Scene, _: LedgerStorage) -> None:
 
 
 def full(scene: Scene, _: LedgerStorage) -> None:
-    scene.charge(every=3, calls=91)
+    scene.charge(every=5, calls=91)
 
 
 def lost(scene: Scene, place: LedgerStorage) -> None:
@@ -198,30 +196,42 @@ def missing(_: Scene, place: LedgerStorage) -> None:
             client.delete(f"quota:{{p10}}:{key}")
 
 
+Check = Callable[[Callable[[Scene, LedgerStorage], None]], None]
+
+
+@pytest.fixture
+def check_both_ways(
+    ledger_place: LedgerStorage, tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> Check:
+    def check(what: Callable[[Scene, LedgerStorage], None]) -> None:
+        monkeypatch.setattr(side_by_side, "BATCH", 7)
+        scene = Scene(ledger_place.url, tmp_path, 16)
+        scene.charge(every=5)
+        scene.charge(every=2, calls=2)
+        what(scene, ledger_place)
+        scene.now_ms += HOUR_MS
+        copy, answers = ledger_place.copy(), []
+        for way in ("side by side", "one by one"):
+            ledger_place.restore(copy)  # type: ignore[arg-type]
+            monkeypatch.setenv("QUOTA_STATE_DIR", str(shutil.copytree(state_dir, tmp_path / way)))
+            answers.append(scene.read())
+            monkeypatch.setattr("quota.status.run_side_by_side", lambda _, several: map(side_by_side.run, several))
+        assert answers[0] == answers[1]
+        assert (type(answers[0]) is str) == (what is damaged)
+        assert ("unlogged_units" in str(answers[0])) == (what in (lost, emptied, missing))
+
+    return check
+
+
 @pytest.mark.topology
-@pytest.mark.parametrize("what", [closed, full, lost, emptied, damaged, missing])
-def test_side_by_side_says_what_one_by_one_says(
-    ledger_place: LedgerStorage,
-    tmp_path: Path,
-    state_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    what: Callable[[Scene, LedgerStorage], None],
-) -> None:
-    monkeypatch.setattr(side_by_side, "BATCH", 7)
-    scene = Scene(ledger_place.url, tmp_path, 30)
-    scene.charge(every=5)
-    scene.charge(every=2, calls=2)
-    what(scene, ledger_place)
-    scene.now_ms += HOUR_MS
-    copy, answers = ledger_place.copy(), []
-    for way in ("side by side", "one by one"):
-        ledger_place.restore(copy)  # type: ignore[arg-type]
-        monkeypatch.setenv("QUOTA_STATE_DIR", str(shutil.copytree(state_dir, tmp_path / way)))
-        answers.append(scene.read())
-        monkeypatch.setattr("quota.status.run_side_by_side", lambda _, several: map(side_by_side.run, several))
-    assert answers[0] == answers[1]
-    assert (type(answers[0]) is str) == (what is damaged)
-    assert ("unlogged_units" in str(answers[0])) == (what in (lost, emptied, missing))
+@pytest.mark.parametrize("what", [closed, lost, damaged])
+def test_side_by_side_says_what_one_by_one_says(check_both_ways: Check, what: Any) -> None:
+    check_both_ways(what)
+
+
+@pytest.mark.parametrize("what", [full, emptied, missing])
+def test_side_by_side_says_the_same_of_a_ledger_that_is_full_or_gone(check_both_ways: Check, what: Any) -> None:
+    check_both_ways(what)
 
 
 @pytest.mark.parametrize("kind", ["drop-request", "drop-reply"])
