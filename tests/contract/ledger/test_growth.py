@@ -11,6 +11,7 @@ import random
 import sqlite3
 from contextlib import closing
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from support.servers import RedisServer
 
-CALLS_A_DAY = int(os.environ.get("QUOTA_TEST_CALLS", "40"))
+CALLS_A_DAY = int(os.environ.get("QUOTA_TEST_CALLS", "20"))
 MONTHS = 12
 DAYS_IN_MONTH = 30
 START_MS = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
@@ -65,8 +66,8 @@ REFUSALS_BYTES = 100 * 700
 MACHINES = 3
 """Each keeps its journal, and the ledger keeps a number for each."""
 
-ITEMS = 50
-NEW_VIDEOS_A_DAY = 20
+ITEMS = 25
+NEW_VIDEOS_A_DAY = 10
 RETENTION_DAYS = 30
 VIDEO_BYTES = 4_000
 """A video of some 600 characters with its row, its index entries and its rankings of 30 days."""
@@ -192,7 +193,7 @@ def test_the_embedded_ledger(tmp_path: Path) -> None:
     check_a_year(
         year.day,
         measure,
-        file=100 * KB + log * CHARGE_BYTES_SQLITE + HISTORY_ROWS * ROW_BYTES_SQLITE + REFUSALS_BYTES,
+        file=200 * KB + log * CHARGE_BYTES_SQLITE + HISTORY_ROWS * ROW_BYTES_SQLITE + REFUSALS_BYTES,
         wal=WAL_BYTES,
         charges=log,
         views=5,
@@ -284,6 +285,7 @@ def test_the_store(tmp_path: Path) -> None:
     words = [f"{stem}{ending}" for stem in ("rain", "sun", "wind", "snow", "fog") for ending in range(400)]
     newest = 0
 
+    @cache
     def text(of: object, count: int) -> str:
         return " ".join(random.Random(f"{of}").choices(words, k=count))
 
