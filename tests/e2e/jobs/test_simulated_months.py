@@ -1,6 +1,7 @@
 """Weeks and months through the real runner in seconds: the clock is an argument, upstream is in the same process.
 
-By default some days around each of the year's clock changes; QUOTA_TEST_DAYS=61 (`make soak`) takes two whole months.
+By default some days around each of the year's clock changes, each change and each pacing once on each ledger;
+QUOTA_TEST_DAYS=61 (`make soak`) takes two whole months, and every combination.
 """
 
 from __future__ import annotations
@@ -78,7 +79,16 @@ url = "sqlite:///videos.db"
 """
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+COMBINATIONS = [
+    pytest.param(change, pacing, ledger, id=f"{change}-{'paced' if pacing else 'unpaced'}-{ledger}")
+    for change in CHANGES
+    for pacing in (False, True)
+    for ledger in ("sqlite", "redis")
+    if "QUOTA_TEST_DAYS" in os.environ or (change == "march") ^ pacing ^ (ledger == "redis")
+]
+
+
+@pytest.fixture
 def ledger_url(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "sqlite":
         yield "sqlite:///ledger.db"
@@ -152,8 +162,7 @@ def without_limit(refusal: Refusal) -> Refusal:
     return refusal._replace(limit=None)
 
 
-@pytest.mark.parametrize("pacing", [False, True], ids=["unpaced", "paced"])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("change", "pacing", "ledger_url"), COMBINATIONS, indirect=["ledger_url"])
 @pytest.mark.timeout(120 + 30 * DAYS)
 def test_months_keep_the_limits_waste_nothing_and_go_as_foreseen(
     change: str, pacing: bool, ledger_url: str, state_dir: Path, tmp_path: Path
