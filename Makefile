@@ -32,9 +32,9 @@ bench: .venv/installed-test .venv/installed-bench
 
 # The full counts: 100,000 random operations on each ledger, two months around each change of the clocks, 100,000 random
 # inputs to everything that reads what others wrote, a busy year, a hundred kills, 1,500 histories of losses and as many
-# random plans, 100 histories of each short cut beside the long way and of what was spent, 2,000 of a ledger whose url is edited and 2,000 of
-# wrong clocks, moves stopped at every place and 40 killed, 2,000 faults of the connections of event loops, 20,000 charges interrupted by signals on
-# each ledger, and a process that looks for losses interrupted at every place.
+# random plans, 100 histories of each short cut beside the long way and of what was spent, 2,000 of a ledger whose url is
+# edited and 2,000 of wrong clocks, moves stopped at every place and 40 killed, 2,000 faults of the connections of event
+# loops, 20,000 charges interrupted by signals on each ledger, and a process that looks for losses interrupted everywhere.
 soak: .venv/installed-test
 	@QUOTA_TEST_OPERATIONS=100000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/ledger/test_random_operations.py
 	@QUOTA_TEST_DAYS=61 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/jobs/test_simulated_months.py
