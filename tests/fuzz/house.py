@@ -267,6 +267,15 @@ def damage_rows(r: Input, name: str) -> tuple[object, ...]:
         return name, table, column, before, now
 
 
+def texts_of(name: str) -> list[tuple[str, str]]:
+    """The tables of a file with their columns in which there is text."""
+    with closing(sqlite3.connect(name)) as db:
+        tables = db.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE '%VIRTUAL%'")
+        columns = [(table, row[1]) for (table,) in tables for row in db.execute(f"PRAGMA table_info({table})")]
+        text_in = "SELECT 1 FROM {0} WHERE typeof({1}) = 'text' AND {1} != ''"
+        return [one for one in columns if db.execute(text_in.format(*one)).fetchone()]
+
+
 def damage_file(r: Input, path: Path) -> tuple[object, ...]:
     """Bytes of a file. What a watermark file says is also changed with checksums that fit."""
     data = path.read_bytes()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from fuzz.house import House, damage_file, damage_key, damage_rows, use
+from fuzz.house import House, check_command, damage_file, damage_key, damage_rows, run_quota, texts_of, use
 from fuzz.inputs import PARTS, Input, every
 from support.plain_http import Answer, Arrived, PlainServer
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from support.servers import RedisServer
 
+READERS = ("status", "log", "log --refused", "spend --by job,region", "explain", "runs", "search live")
 DATABASES = ("ledger.db", "videos.db", "inbound.db", "state/allowance.db")
 
 
@@ -50,6 +53,22 @@ def test_whatever_stands_in_a_row_is_shown_or_named(part: int, upstream: str, mo
         use(r, house, monkeypatch)
 
     every("neighbours-of-files", part, attempt)
+
+
+@pytest.mark.parametrize("name", DATABASES)
+def test_no_text_of_a_row_moves_the_cursor(name: str, upstream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each column alone: what is chosen at random seldom meets one that is shown, with what would show it."""
+    house = House("sqlite:///ledger.db", "sqlite:///inbound.db", upstream)
+    for table, column in texts_of(name):
+        house.put_back()
+        with closing(sqlite3.connect(name)) as db, db:
+            db.execute(f"UPDATE OR IGNORE {table} SET {column} = {column} || ?", ("\x1b[31m\u202e\x9b2J",))  # noqa: S608
+        for command in READERS:
+            args = command.split()
+            try:
+                check_command(args, *run_quota(monkeypatch, args))
+            except AssertionError as error:
+                raise AssertionError(f"{table}.{column}: quota {command}: {error}") from error
 
 
 @pytest.mark.parametrize("part", range(PARTS))
