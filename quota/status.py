@@ -29,7 +29,7 @@ from quota.session import machine_jitter_ms
 from quota.settings.model import BUILT_IN_FETCHES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from quota.budget import Budget, Outlook
     from quota.common.steps import Steps
@@ -176,8 +176,11 @@ def _compared_json(compared: Compared) -> dict[str, object]:
     }
 
 
-def read_status(session: Session, credential: str | None = None) -> Status:
-    """The status of every credential of a session, or of one. Raises LedgerError.
+def read_status(
+    session: Session, credential: str | None = None, progress: Callable[[int, int], None] | None = None
+) -> Status:
+    """The status of every credential of a session, or of one. `progress` is told how many of how many are read. Raises
+    LedgerError.
 
     `reading` reads that of one, in steps, and `run_side_by_side` does them for many: their questions share round trips.
     """
@@ -216,8 +219,12 @@ def read_status(session: Session, credential: str | None = None) -> Status:
             tuple(notes.compared),
         )
 
-    rows = tuple(run_side_by_side(ledger, map(reading, names)))
-    return Status(at_ms, ledger.label, ledger.shared, session.settings.path is None, rows)
+    rows: list[CredentialRow] = []
+    for row in run_side_by_side(ledger, map(reading, names)):
+        rows.append(row)
+        if progress is not None:
+            progress(len(rows), len(names))
+    return Status(at_ms, ledger.label, ledger.shared, session.settings.path is None, tuple(rows))
 
 
 def _ends(x: Exhaustion) -> int:

@@ -288,13 +288,28 @@ def status(watch: bool, checks: bool, as_json: bool, config: str | None) -> None
         if watch:
             _watch(lambda: render_status(read_status(session)))
             return
-        current = read_status(session)
+        current = read_status(session, progress=_said_now_and_then() if sys.stderr.isatty() else None)
     if as_json:
         print_json(current.as_json())
     else:
         print_rich(render_status(current))
     if checks:
         click.get_current_context().exit(current.exit_status)
+
+
+def _said_now_and_then() -> Callable[[int, int], None]:
+    """A line for people who wait, every two seconds."""
+    from quota.common.clock import elapsed_s
+
+    said_s = elapsed_s()
+
+    def progress(read: int, credentials: int) -> None:
+        nonlocal said_s
+        if elapsed_s() - said_s >= WATCH_S:
+            said_s = elapsed_s()
+            say(f"{read:,} of {many(credentials, 'credential')} read", err=True)
+
+    return progress
 
 
 def _repeat(draw: Callable[[], None]) -> None:

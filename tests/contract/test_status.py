@@ -7,6 +7,8 @@ import os
 import random
 import socket
 import sqlite3
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -339,8 +341,6 @@ def test_colour_is_for_a_terminal_only(tmp_path: Path) -> None:
     assert "\x1b" not in quota("status").stdout
     master, slave = os.openpty()
     try:
-        import subprocess
-
         from support.commands import QUOTA
 
         env = {**quota.env, "TERM": "xterm"}
@@ -349,6 +349,24 @@ def test_colour_is_for_a_terminal_only(tmp_path: Path) -> None:
     finally:
         os.close(master)
         os.close(slave)
+
+
+def test_who_waits_at_a_terminal_is_told_how_far_a_status_is_and_a_log_is_not(tmp_path: Path) -> None:
+    quota = Quota(tmp_path)
+    quota.configure("".join(f'[credentials.c{n}]\napi = "youtube-v3"\nproject = "p{n}"\n' for n in range(3)))
+    at_once = "from quota.cli import commands as c; c.WATCH_S = 0; from quota.cli.entry import main; main()"
+    command = [sys.executable, "-c", at_once, "status"]
+    master, slave = os.openpty()
+    try:
+        options: dict[str, Any] = {"cwd": quota.folder, "env": quota.env, "check": True}
+        with open(slave, "wb") as terminal:
+            shown = subprocess.run(command, stdout=subprocess.PIPE, stderr=terminal, **options).stdout
+        told = os.read(master, 100_000).decode().splitlines()
+        assert told == [f"{read} of 3 credentials read" for read in (1, 2, 3)]
+        logged = subprocess.run(command, capture_output=True, **options)
+        assert (logged.stderr, logged.stdout.count(b"OPEN")) == (b"", shown.count(b"OPEN"))
+    finally:
+        os.close(master)
 
 
 @pytest.mark.parametrize("searches", [0, 1])
