@@ -294,7 +294,7 @@ def emulate(port: int, recorded: str | None, allocation: Any, quota_units: int, 
     from quota.limits import parse_duration
 
     if not 0 <= port <= 65_535:
-        raise quota.UsageError(f"--port {port}: a port is a number from 0 to 65535")
+        raise quota.UsageError(f"port {port}: a port is a number from 0 to 65535")
     lag_ms = 0
     if lag not in ("0", "0s"):
         try:
@@ -309,7 +309,7 @@ def emulate(port: int, recorded: str | None, allocation: Any, quota_units: int, 
         except ValueError as error:
             raise quota.UsageError(str(error)) from error
         except OSError as error:
-            raise quota.UsageError(f"--port {port}: {error.strerror or error}; choose another one") from error
+            raise quota.QuotaError(f"127.0.0.1:{port}: {error.strerror or error}; choose another port") from error
         emulator.serve_forever(ready=say)
 
 

@@ -309,7 +309,7 @@ def test_the_emulator_says_where_it_listens_and_ends_cleanly(quota: Quota, numbe
 def test_a_port_that_is_taken_is_said_to_be(quota: Quota) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"--port {port}" in one_line(quota("emulate", "--port", str(port)), 2)
+        assert f"127.0.0.1:{port}: " in one_line(quota("emulate", "--port", str(port)), 1)
 
 
 def test_recorded_pages_are_served_as_they_are(quota: Quota, shared_data: Path) -> None:
