@@ -25,11 +25,11 @@ from quota.limits import Calendar, Sliding
 from quota.retry_at import Clocks, Standing, retry_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from quota.checklist import Checklist, Grants
     from quota.decision import Reason
-    from quota.ledger.contract import ChargeRequest, ChargeResult
+    from quota.ledger.contract import ChargeRequest, ChargeResult, LimitCheck
     from quota.ledger.entry import Entry
     from quota.limits import Limit
     from quota.retry_at import ReadEntries
@@ -68,7 +68,7 @@ class Answers(NamedTuple):
         if not result.unlogged:
             refused = _room_at_once(checklist, request, result) if result.outcome == "refused" else None
             if refused is not None or result.outcome == "admitted":
-                return self._ordinary(checklist, request, result, refused, commit=commit)
+                return self.ordinary(checklist, request.checks, result, refused, commit=commit)
         states = states_of(checklist, request, result)
         admitted = result.outcome == "admitted"
         reason: Reason = "ok"
@@ -114,10 +114,10 @@ class Answers(NamedTuple):
             ),
         )
 
-    def _ordinary(
+    def ordinary(
         self,
         checklist: Checklist,
-        request: ChargeRequest,
+        checks: Sequence[LimitCheck],
         result: ChargeResult,
         refused: tuple[str, int] | None,
         *,
@@ -125,13 +125,16 @@ class Answers(NamedTuple):
     ) -> Decision:
         """The decision of nearly every call, in one go. What it says is what `decision` would say. `refused`: by which
         limit, and until when."""
+        credential, project, _ = self
         states, fewest, remaining = [], NEVER, 0
-        for limit, check, used in zip(checklist.limits, request.checks, result.used_units, strict=False):
-            _, cap_units, cost_units, _ = check
+        limits = checklist.limits
+        for n, used in enumerate(result.used_units):  # a third of the time of `zip`
+            _, cap_units, cost_units, _ = checks[n]
             left = cap_units - used if cap_units > used else 0
-            states.append(_new(LimitState, (limit.name, cost_units, used, cap_units, left, 0, 0, 0, 0)))
-            if left // (cost_units or 1) < fewest:
-                fewest, remaining = left // (cost_units or 1), left
+            states.append(_new(LimitState, (limits[n].name, cost_units, used, cap_units, left, 0, 0, 0, 0)))
+            further_calls = left // (cost_units or 1)
+            if further_calls < fewest:
+                fewest, remaining = further_calls, left
         admitted = refused is None
         refused_by, retry_at_ms = refused or (None, None)
         return _new(
@@ -140,8 +143,8 @@ class Answers(NamedTuple):
                 admitted,
                 result.id,
                 "ledger" if commit and admitted else None,
-                self.credential,
-                self.project,
+                credential,
+                project,
                 checklist.method,
                 checklist.units,
                 "ok" if admitted else "limit",

@@ -34,6 +34,7 @@ from quota.arguments import MAX_NUMBER, text, whole, whole_clock
 from quota.attribution import AttemptKeys, current_attribution
 from quota.checklist import (
     MAX_CHARGE_UNITS,
+    MAX_KEPT,
     NO_GRANTS,
     Checklist,
     Checklists,
@@ -56,7 +57,9 @@ from quota.ledger.contract import (
     ChargeRequest,
     Identity,
     Question,
+    asked_again,
     read_entries,
+    repeating,
     retention_of,
 )
 from quota.ledger.entry import Charge
@@ -71,7 +74,7 @@ if TYPE_CHECKING:
     from quota.common.steps import Steps
     from quota.costs import CostBook
     from quota.decision import LimitState
-    from quota.ledger.contract import ChargeResult, Exhaustion, Expected, Ledger
+    from quota.ledger.contract import ChargeResult, Exhaustion, Expected, Ledger, LimitCheck, Repeated
     from quota.ledger.entry import Entry
     from quota.ledger.unlogged import UnloggedUsage
     from quota.recorder import Recorder
@@ -94,10 +97,39 @@ T = TypeVar("T")
 _Call = tuple[str, "int | None", "str | None"]
 """A method, and its units and bucket where they are not the book's."""
 
+_Labelled = tuple[str, "int | None", "str | None", str, str, bool]
+"""The same with job and region, and whether it is charged."""
+
 _DECIDED = ("admitted", "refused", "exhausted")
 
 _Asked = tuple[Checklist, "ChargeRequest", "ChargeResult"]
 """A request and the ledger's answer, with the checklist that both follow."""
+
+
+_At = tuple[int, str, "Expected"]
+"""What is different each time that a call is decided: the caller's time, the idempotency key, and what the ledger is
+expected to have."""
+
+
+class _Prepared:
+    """A kind of call, with all that is the same each time that it is decided: from `since_ms` until `until_ms`, while
+    the ledger and the grants are these."""
+
+    __slots__ = ("checklist", "commit", "decide", "grants", "key", "ledger", "request", "since_ms", "until_ms")
+
+    def __init__(self, key: Key, checklist: Checklist, request: ChargeRequest, ledger: Ledger, commit: bool) -> None:
+        self.key, self.checklist, self.request, self.ledger, self.commit = key, checklist, request, ledger, commit
+        self.grants = checklist.grants
+        self.since_ms, self.until_ms, checks = checklist.cached_checks
+        if checks is not request.checks:  # of a paced limit they hold for this moment alone
+            self.since_ms = self.until_ms = 0
+        self.until_ms = min(self.until_ms, self.grants.until_ms)
+        self.decide: Repeated | None = None
+
+    def repeated(self) -> Repeated:
+        """What decides it for those who wait for the ledger. Who does the steps of a decision needs none."""
+        self.decide = repeating(self.ledger, self.request, commit=self.commit)
+        return self.decide
 
 
 class Outlook(NamedTuple):
@@ -155,6 +187,7 @@ class Budget:
         self._jitter_ms = whole(jitter_ms, "ms: the jitter", 0, MAX_NUMBER)
         self._answers = Answers(credential, project, self._jitter_ms)
         self._checklists = Checklists(credential, book, self.limits, leave or {}, self._clock)
+        self._prepared: dict[_Labelled, _Prepared] = {}
         self._said_ahead = False
         self._grants = NO_GRANTS
         self._attempt_keys = attempt_keys or AttemptKeys()
@@ -395,21 +428,18 @@ class Budget:
     ) -> Decision:
         """The ordinary decision needs none of the rules of `_asking`: the ledger is asked at once, and its answer said.
         All else is left to the steps, with what was answered."""
-        key, checklist, charge = self._call(method, units, bucket, job, region, commit)
-        asked: _Asked | LedgerError | None = None
-        try:
-            ready = self._ready(checklist, charge)
-            if ready is not None:
-                checklist, request = ready
-                asked = checklist, request, self.ledger.decide(request, commit=commit)
-                decision = self._at_once(asked, charge, commit)
+        prepared, caller_ms = self._prepared_for(method, units, bucket, job, region, commit)
+        asked: ChargeResult | LedgerError | None = None
+        at = self._ready(caller_ms, commit)
+        if at is not None:
+            try:
+                asked = result = (prepared.decide or prepared.repeated())(*at)
+                decision = self._at_once(prepared, at, result, commit)
                 if decision is not None:
                     return decision
-        except LedgerError as error:
-            asked = error
-        except PriceChangedError:
-            pass
-        return run(self._concluding((key,), checklist, (charge,), commit, asked))[0]
+            except LedgerError as error:
+                asked = error
+        return run(self._going_on(prepared, at, asked, commit))
 
     def _deciding(
         self,
@@ -423,42 +453,91 @@ class Budget:
     ) -> Steps[Decision]:
         """A decision, for whoever does its steps. What may take long is a step; the rest is quick, and in memory. It
         goes as in `_decide`."""
-        key, checklist, charge = self._call(method, units, bucket, job, region, commit)
-        asked: _Asked | LedgerError | None = None
-        try:
-            ready = self._ready(checklist, charge)
-            if ready is not None:
-                checklist, request = ready
-                asked = checklist, request, (yield Question(self.ledger, request, commit))
-                decision = self._at_once(asked, charge, commit)
+        prepared, caller_ms = self._prepared_for(method, units, bucket, job, region, commit)
+        asked: ChargeResult | LedgerError | None = None
+        at = self._ready(caller_ms, commit)
+        if at is not None:
+            try:
+                asked = result = yield Question(self.ledger, asked_again(prepared.request, *at), commit)
+                decision = self._at_once(prepared, at, result, commit)
                 if decision is not None:
                     return decision
-        except LedgerError as error:
-            asked = error
-        except PriceChangedError:
-            pass
-        return (yield from self._concluding((key,), checklist, (charge,), commit, asked))[0]
+            except LedgerError as error:
+                asked = error
+        return (yield from self._going_on(prepared, at, asked, commit))
 
-    def _ready(self, checklist: Checklist, charge: Charge) -> tuple[Checklist, ChargeRequest] | None:
-        """What the ledger may be asked at once; None where something must be looked up or repaid before."""
+    def _prepared_for(
+        self, method: str, units: int | None, bucket: str | None, job: str | None, region: str | None, commit: bool
+    ) -> tuple[_Prepared, int]:
+        """The call as it was prepared for the decision before, if it still stands like that; and the time."""
+        if job is None or region is None:
+            labelled = current_attribution()
+            job = labelled[0] if job is None else job
+            region = labelled[1] if region is None else region
+        if units is not None and type(units) is not int:
+            units = charge_units(units)  # before it is used as a key, where True equals 1
+        if not type(method) is type(job) is type(region) is str:
+            method, job, region = text(method, "method"), text(job, "job"), text(region, "region")
+        call = (method, units, bucket, job, region, commit)
+        prepared, caller_ms = self._prepared.get(call), self._clock()
+        if (
+            prepared is None
+            or not prepared.since_ms <= caller_ms < prepared.until_ms
+            or prepared.grants is not self._grants
+            or prepared.ledger is not self.ledger
+        ):
+            prepared = self._prepare(call, caller_ms)
+        return prepared, caller_ms
+
+    def _prepare(self, call: _Labelled, caller_ms: int) -> _Prepared:
+        method, units, bucket, job, region, commit = call
+        key = (method, None if units is None else charge_units(units), bucket, job)
+        checklist = self._checklists[key]
+        check_name("region", region)
+        charge = Charge(checklist.units, checklist.bucket, checklist.method, job, region, "")
+        try:
+            checklist, request = self._request(checklist, charge, NOTHING_EXPECTED, caller_ms)
+        except PriceChangedError:
+            self._checklists.pop(key, None)
+            return self._prepare(call, self._clock())
+        prepared = _Prepared(key, checklist, request, self.ledger, commit)
+        if prepared.until_ms and (call in self._prepared or len(self._prepared) < MAX_KEPT):
+            self._prepared[call] = prepared
+        return prepared
+
+    def _ready(self, caller_ms: int, commit: bool) -> _At | None:
+        """With what the ledger may be asked at once; None where something must be looked up or repaid before."""
         allowance, high_water_mark = self._allowance, self._high_water_mark
         expected = NOTHING_EXPECTED if high_water_mark is None else high_water_mark.known()
         if expected is None or (allowance is not None and allowance.may_owe(self._identity)):
             return None
-        return self._request(checklist, charge, expected)
+        return caller_ms, self._attempt_keys.next() if commit else "", expected
 
-    def _at_once(self, asked: _Asked, charge: Charge, commit: bool) -> Decision | None:
+    def _at_once(self, prepared: _Prepared, at: _At, result: ChargeResult, commit: bool) -> Decision | None:
         """What an ordinary answer says; None where there is more to be done before."""
-        checklist, request, result = asked
-        if not self._is_ordinary(request, result):
+        checklist, request = prepared.checklist, prepared.request
+        if not self._is_ordinary(request.checks, result):
             return None
+        if result.outcome == "admitted" and not result.unlogged:
+            return self._answers.ordinary(checklist, request.checks, result, None, commit=commit)
         try:
-            decision = self._answers.decision(checklist, request, result, unread, commit=commit)
+            decision = self._answers.decision(checklist, asked_again(request, *at), result, unread, commit=commit)
         except LogNeededError:
             return None
         if commit and not decision.admitted:
-            note_refusal(self, decision, charge.job, charge.region)
+            note_refusal(self, decision, request.charge.job, request.charge.region)
         return decision
+
+    def _going_on(
+        self, prepared: _Prepared, at: _At | None, asked: ChargeResult | LedgerError | None, commit: bool
+    ) -> Steps[Decision]:
+        """What follows where the answer was not ordinary, or the ledger could not be asked at once."""
+        key, checklist = prepared.key, prepared.checklist
+        if at is None:  # the rules find out the time, and what to expect
+            at = 0, self._attempt_keys.next() if commit else "", NOTHING_EXPECTED
+        request = asked_again(prepared.request, *at)
+        so_far = asked if asked is None or isinstance(asked, LedgerError) else (checklist, request, asked)
+        return (yield from self._concluding((key,), checklist, (request.charge,), commit, so_far))[0]
 
     def _deciding_all(self, calls: Sequence[_Call], job: str | None, region: str | None) -> Steps[list[Decision]]:
         """The decisions about calls that are charged together."""
@@ -480,27 +559,6 @@ class Budget:
         kinds = [self._checklists[key] for key in keys]
         charges = [Charge(x.units, x.bucket, x.method, job, region, next_key() if commit else "") for x in kinds]
         return kinds[0] if len(kinds) == 1 else self._checklists.sum_of(kinds, job), tuple(charges)
-
-    def _call(
-        self, method: str, units: int | None, bucket: str | None, job: str | None, region: str | None, commit: bool
-    ) -> tuple[Key, Checklist, Charge]:
-        if job is None or region is None:
-            labelled = current_attribution()
-            job = labelled[0] if job is None else job
-            region = labelled[1] if region is None else region
-        if units is not None:
-            units = charge_units(units)  # before it is used as a key, where True equals 1
-        if not type(method) is type(job) is type(region) is str:
-            method, job, region = text(method, "method"), text(job, "job"), text(region, "region")
-        key = (method, units, bucket, job)
-        checklist = self._checklists[key]
-        check_name("region", region)
-        idempotency_key = self._attempt_keys.next() if commit else ""
-        return (
-            key,
-            checklist,
-            _new(Charge, (checklist.units, checklist.bucket, checklist.method, job, region, idempotency_key)),
-        )
 
     def _concluding(
         self,
@@ -568,7 +626,7 @@ class Budget:
                 expected = NOTHING_EXPECTED
                 if high_water_mark is not None:
                     expected = high_water_mark.known() or (yield high_water_mark.expected)
-                checklist, request = self._request(checklist, charges[0], expected, charges[1:])
+                checklist, request = self._request(checklist, charges[0], expected, self._clock(), charges[1:])
                 result: ChargeResult = yield Question(self.ledger, request, commit)
             else:
                 checklist, request, result = asked
@@ -592,7 +650,7 @@ class Budget:
                     return checklist, request, result._replace(outcome="clock", seen_ahead_ms=seen.seen_ms)
                 if commit:  # the lost request may still arrive; it must not be mistaken for this one
                     charges = self._anew(charges)
-            elif result.outcome in ("clock", "counting") or self._is_ordinary(request, result, looks=looks):
+            elif result.outcome in ("clock", "counting") or self._is_ordinary(request.checks, result, looks=looks):
                 return checklist, request, result
             else:
                 if self._said_ahead or ahead_ms(result):
@@ -618,38 +676,35 @@ class Budget:
         return tuple([charge._replace(idempotency_key=self._attempt_keys.next()) for charge in charges])
 
     def _request(
-        self, checklist: Checklist, charge: Charge, expected: Expected, also: tuple[Charge, ...] = ()
+        self, checklist: Checklist, charge: Charge, expected: Expected, caller_ms: int, also: tuple[Charge, ...] = ()
     ) -> tuple[Checklist, ChargeRequest]:
         """What the ledger is asked now, and the checklist that it follows: with the grants that are believed now."""
-        caller_ms, grants = self._clock(), self._grants
+        grants = self._grants
         if caller_ms >= grants.until_ms:
             grants = self._grants = believed(grants.text, caller_ms)
         if checklist.grants is not grants:
             checklist = self._checklists.with_grants(checklist, grants)
-        return checklist, _new(
-            ChargeRequest,
-            (
-                self.project,
-                charge,
-                checklist.checks_at(caller_ms),
-                checklist.closed_by,
-                caller_ms,
-                self._jitter_ms,
-                expected,
-                self._retention_ms,
-                grants.text,
-                also,
-            ),
+        return checklist, ChargeRequest(
+            self.project,
+            charge,
+            checklist.checks_at(caller_ms),
+            checklist.closed_by,
+            caller_ms,
+            self._jitter_ms,
+            expected,
+            self._retention_ms,
+            grants.text,
+            also,
         )
 
-    def _is_ordinary(self, request: ChargeRequest, result: ChargeResult, *, looks: bool = False) -> bool:
+    def _is_ordinary(self, checks: Sequence[LimitCheck], result: ChargeResult, *, looks: bool = False) -> bool:
         """Whether a decision needs nothing more but to be said. What it showed is recorded then, or is once more."""
         recorder, high_water_mark = self._recorder, self._high_water_mark
         return (
             result.outcome in _DECIDED
             and not (self._said_ahead or ahead_ms(result))
             and (looks or recorder is None or not recorder.is_due(result.now_ms))
-            and (high_water_mark is None or high_water_mark.record_at_once(request.checks, result) is False)
+            and (high_water_mark is None or high_water_mark.record_at_once(checks, result) is False)
         )
 
     def _say_ahead(self, result: ChargeResult) -> None:
@@ -739,7 +794,7 @@ def deciding_many(
 def check_call(budget: Budget, call: str | tuple[str, int], job: str) -> None:
     """Raises UsageError for a call that can never succeed, as `charge_many` does. Asks nobody."""
     method, units = (call, None) if isinstance(call, str) else call
-    budget._call(method, units, None, job, "", commit=False)
+    budget._checklists[text(method, "method"), None if units is None else charge_units(units), None, text(job, "job")]
 
 
 def charge_attempt(budget: Budget, method: str, verb: str) -> Decision:
@@ -869,10 +924,6 @@ def _room_of_each(standings: Sequence[Standing], clocks: Clocks, read: ReadEntri
 def _selects(limit: Limit, bucket: str) -> bool:
     """Whether a limit counts calls of a bucket."""
     return not limit.view.selector.buckets or bucket in limit.view.selector.buckets
-
-
-_new = tuple.__new__
-"""Makes a named tuple of all its fields, in half the time that its class takes."""
 
 
 def _calls(calls: Any) -> list[_Call]:

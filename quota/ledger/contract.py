@@ -19,6 +19,7 @@ view's total until it would have expired.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from quota.arguments import whole
@@ -224,6 +225,32 @@ class ChargeRequest(NamedTuple):
     retention_ms: int = MIN_RETENTION_MS
     granted: str | None = None
     also: tuple[Charge, ...] = ()
+
+
+_new = tuple.__new__
+"""Makes a named tuple of all its fields, in half the time that its class takes."""
+
+
+def asked_again(request: ChargeRequest, caller_ms: int, idempotency_key: str, expected: Expected) -> ChargeRequest:
+    """The same request at another time."""
+    project, charge, checks, closed_by, _, jitter_ms, _, retention_ms, granted, also = request
+    charge = _new(type(charge), (*charge[:-1], idempotency_key))
+    return _new(
+        ChargeRequest,
+        (project, charge, checks, closed_by, caller_ms, jitter_ms, expected, retention_ms, granted, also),
+    )
+
+
+def repeating(ledger: Ledger, request: ChargeRequest, *, commit: bool) -> Repeated:
+    """`Ledger.decide` for what is `asked_again`, in the ledger's own way where it has a quicker one."""
+    own: Callable[..., Repeated] | None = getattr(ledger, "repeating", None)
+    if own is not None:
+        return own(request, commit=commit)
+    return lambda *at: ledger.decide(asked_again(request, *at), commit=commit)
+
+
+Repeated = Callable[[int, str, Expected], ChargeResult]
+"""Decides the same request at another time, with another idempotency key and other expectations."""
 
 
 class Question:

@@ -223,18 +223,16 @@ class Connections:
             if within_s is not None:
                 raise NoAnswer("no connection is open")
             line = self._connect(ends_s)
-        answered = False
         try:
             reply = line.ask(words, left_s(self.timeout_s, ends_s) if within_s is None else within_s)
             if type(reply) is RawError:
                 self.check_primary(reply)
-            answered = True
-        except Failed as error:
-            if is_new:
+        except BaseException as error:
+            self._end(line, idle, answered=False)
+            if is_new and isinstance(error, Failed):
                 raise self._why(error, ends_s) from error
             raise
-        finally:
-            self._end(line, idle, answered=answered)
+        self._end(line, idle, answered=True)
         if type(reply) is RawError:
             raise error_of(str(reply))
         return reply
@@ -407,7 +405,8 @@ def _as_it_is(error: Failed, ends_s: float) -> Failed:
 
 def left_s(most_s: float, ends_s: float) -> float:
     """How long something may take that has this time at most, and an end (`elapsed_s`)."""
-    return max(min(most_s, ends_s - elapsed_s()), 0.0)
+    left = ends_s - elapsed_s()
+    return most_s if left >= most_s else max(left, 0.0)
 
 
 # -- a server ----------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import threading
 from bisect import bisect_left
 from collections import Counter
 from functools import lru_cache, partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quota.arguments import MAX_NUMBER, text, whole, whole_clock
@@ -32,6 +33,7 @@ from quota.ledger.contract import (
     Exhaustion,
     Notes,
     Repair,
+    asked_again,
     checked_exhaustion,
     checked_range,
     entries_between,
@@ -87,7 +89,7 @@ if TYPE_CHECKING:
     from quota.common.steps import Steps
     from quota.ledger.claims import Claim, Claimed, Ending, Holder
     from quota.ledger.compared import Compared
-    from quota.ledger.contract import ChargeOutcome, ChargeRequest, LimitCheck
+    from quota.ledger.contract import ChargeOutcome, ChargeRequest, Expected, LimitCheck, Repeated
     from quota.ledger.entry import Charge, Id
     from quota.ledger.grants import Grant
     from quota.ledger.redis_cluster import Cluster
@@ -146,7 +148,7 @@ class RedisLedger:
         self._url = url
         self._connect = client_maker(url, self.label, self._timeout_s)
         self._connected: Connections | Cluster | None = None
-        self._questions: dict[tuple[int, bool], _Question | Sequence[LimitCheck]] = {}
+        self._questions: dict[tuple[int, str, bool], _Question | Sequence[LimitCheck]] = {}
         self._say_evicts_at_s = 0.0
         self._lock = threading.RLock()  # a signal handler may ask while its thread connects
         start_over_in_child(self)
@@ -160,15 +162,11 @@ class RedisLedger:
     # -- the decision ------------------------------------------------------------------------------------------------
 
     def decide(self, request: ChargeRequest, *, commit: bool) -> ChargeResult:
-        started_s = elapsed_s()
-        reply: Any
-        try:
-            reply = self._ask(request.project, self._packed(request, commit), started_s)
-        except Failed as error:
-            reply = error
-        if type(reply) is str and "+" not in reply:
-            return self._result(request, reply, commit)
-        return run(self._concluding(request, commit, started_s, reply))
+        return run(self.deciding(request, commit=commit))
+
+    def repeating(self, request: ChargeRequest, *, commit: bool) -> Repeated:
+        """See `quota.ledger.contract.repeating`."""
+        return _Question(self, request, commit).decide
 
     def deciding(self, request: ChargeRequest, *, commit: bool) -> Steps[ChargeResult]:
         """`decide`, for whoever does its steps: nearly always one, a Command."""
@@ -208,8 +206,12 @@ class RedisLedger:
 
     def _result(self, request: ChargeRequest, reply: Any, commit: bool) -> ChargeResult:
         try:
-            return _result_of_line(request, reply, commit) if type(reply) is str else _result(request, reply)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return (
+                _result_of_line(request.checks, request.expected.epoch, reply, commit)
+                if type(reply) is str
+                else _result(request, reply)
+            )
+        except _UNREADABLE as error:
             raise self._unreadable(reply) from error
 
     def _ask(self, project: str, words: bytes, since_s: float) -> Any:
@@ -223,22 +225,15 @@ class RedisLedger:
         """What is the same in all questions about these checks: a budget asks it for hours. None for the first one: of
         many projects each is asked once."""
         checks, charge = request.checks, request.charge
-        question = self._questions.get((id(checks), commit))
+        key = id(checks), charge.region, commit
+        question = self._questions.get(key)
         if question is None:
             if len(self._questions) >= MAX_QUESTIONS:
                 self._questions = {}
-            self._questions[id(checks), commit] = checks
+            self._questions[key] = checks
             return None
-        if (
-            not isinstance(question, _Question)
-            or question.checks is not checks
-            or question.charge[:4] != charge[:4]
-            or question.project != request.project
-            or question.closed_by != request.closed_by
-            or question.jitter_ms != request.jitter_ms
-            or question.retention_ms != request.retention_ms
-        ):
-            question = self._questions[id(checks), commit] = _Question(request, commit)
+        if not isinstance(question, _Question) or question.charge != charge[:-1] or question.fixed != _fixed(request):
+            question = self._questions[key] = _Question(self, request, commit)
         return question
 
     def _charge(
@@ -824,7 +819,7 @@ def _arguments(request: ChargeRequest, now: str, commit: bool) -> list[str]:
         str(request.retention_ms),
         str(request.jitter_ms),
         ",".join(request.closed_by),
-        _expected(request),
+        _expected(request.expected, request.granted),
     ]
     for check in request.checks:
         words += (check.view.name, str(check.cap_units), str(check.cost_units), str(_span(check)))
@@ -861,45 +856,70 @@ class _Question:
     """
 
     __slots__ = (
-        *("_after", "_before", "_how", "_longer", "_what"),
-        *("charge", "checks", "closed_by", "jitter_ms", "project", "retention_ms"),
+        *("_after", "_before", "_granted", "_how", "_ledger", "_longer", "_project", "_what"),
+        *("charge", "commit", "fixed", "request"),
     )
 
-    def __init__(self, request: ChargeRequest, commit: bool) -> None:
-        self.project, self.charge, self.checks = request.project, request.charge, request.checks
-        self.closed_by, self.jitter_ms, self.retention_ms = request.closed_by, request.jitter_ms, request.retention_ms
+    def __init__(self, ledger: RedisLedger, request: ChargeRequest, commit: bool) -> None:
+        self._ledger, self._project, self.request, self.commit = ledger, request.project, request, commit
+        self.charge, self.fixed = request.charge[:-1], _fixed(request)
         keys, args = _keys(request.project), _arguments(request, "0", commit)
         head = ("EVALSHA", script("charge")[1], str(len(keys)), *keys)
         self._before = f"*{len(head) + len(args)}\r\n{_bulks(head)}"
-        self._what, self._how = _bulks(args[2:6]), _bulks(args[8:12])
-        self._after = _bulks(args[13:])
+        self._what, self._how = f"{_bulks(args[2:7])}$", f"{_bulks(args[8:12])}$"
+        self._after = f"\r\n{_bulks(args[13:])}"
+        self._granted = request.granted
         fixed = f"{self._before}{self._what}{self._how}{self._after}"
         self._longer = len(fixed.encode()) - len(fixed)
 
     def packed(self, request: ChargeRequest, now: str) -> bytes:
-        _, _, _, _, region, key = request.charge
-        caller_ms, expected = str(request.caller_ms), _expected(request)
+        """What this request asks: it is the same but for what each decision has of its own."""
+        return self._words(now, request.caller_ms, request.charge.idempotency_key, request.expected)
+
+    def _words(self, now: str, caller_ms: int, idempotency_key: str, expected: Expected) -> bytes:
+        at, seen = str(caller_ms), _expected(expected, self._granted)
         words = (
-            f"{self._before}${len(now)}\r\n{now}\r\n${len(caller_ms)}\r\n{caller_ms}\r\n{self._what}${len(region)}\r\n"
-            f"{region}\r\n${len(key)}\r\n{key}\r\n{self._how}${len(expected)}\r\n{expected}\r\n{self._after}"
+            f"{self._before}${len(now)}\r\n{now}\r\n${len(at)}\r\n{at}\r\n{self._what}{len(idempotency_key)}\r\n"
+            f"{idempotency_key}\r\n{self._how}{len(seen)}\r\n{seen}{self._after}"
         )
         packed = words.encode()
         if len(packed) - len(words) != self._longer:  # a word's length is that of its bytes
-            own = (bulk(now), bulk(caller_ms), self._what, bulk(region), bulk(key), self._how, bulk(expected))
-            packed = f"{self._before}{''.join(own)}{self._after}".encode()
+            request = asked_again(self.request, caller_ms, idempotency_key, expected)
+            return _call_of_charge(self._project, _arguments(request, now, self.commit))
         return packed
+
+    def decide(self, caller_ms: int, idempotency_key: str, expected: Expected) -> ChargeResult:
+        """`RedisLedger.decide`, for this question."""
+        ledger, started_s = self._ledger, elapsed_s()
+        reply: Any
+        try:
+            words = self._words(ledger._now(), caller_ms, idempotency_key, expected)
+            reply = ledger._ask(self._project, words, started_s)
+        except Failed as error:
+            reply = error
+        if type(reply) is str and "+" not in reply:
+            try:
+                return _result_of_line(self.request.checks, expected[0], reply, self.commit)
+            except _UNREADABLE as error:
+                raise ledger._unreadable(reply) from error
+        request = asked_again(self.request, caller_ms, idempotency_key, expected)
+        return run(ledger._concluding(request, self.commit, started_s, reply))
+
+
+_fixed = itemgetter(0, 2, 3, 5, 7, 8, 9)
+"""What is the same in a request that is asked again, but for its charge."""
 
 
 def _bulks(words: Iterable[str]) -> str:
     return "".join(map(bulk, words))
 
 
-def _expected(request: ChargeRequest) -> str:
+def _expected(expected: Expected, granted: str | None) -> str:
     """`EPOCH ID ID @GRANTS`: what the caller has seen of this ledger, and the grants that its caps go by."""
-    words, ids = request.expected
+    words, ids = expected
     for ms, seq in ids:  # mostly one; half the time of `join` and a generator
         words += f" {ms}-{seq}"
-    return words if request.granted is None else f"{words} @{request.granted}"
+    return words if granted is None else f"{words} @{granted}"
 
 
 def _span(check: LimitCheck) -> str | int:
@@ -910,11 +930,17 @@ def _span(check: LimitCheck) -> str | int:
     return f"{check.edges[0]} {check.edges[1]} {check.edges[2]}"
 
 
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
+"""What is raised where a reply is none of ours."""
+
+
 def _result(request: ChargeRequest, reply: list[Any]) -> ChargeResult:
     outcome, ids, now_ms, last, closed, epoch, unlogged, *used = reply
     charge_id, *also = ids.split(" ")
     if ids and len(also) != len(request.also):
         raise ValueError("an id for each charge")
+    if len(used) > len(request.checks):
+        raise ValueError("more numbers than limits")
     if outcome == "RETRIED":  # only a first try that comes after its own retry sees this, and nobody waits for it
         raise LedgerError("the ledger answered a call that was given up; run again")
     if outcome == "GRANTED":
@@ -925,20 +951,20 @@ def _result(request: ChargeRequest, reply: list[Any]) -> ChargeResult:
         charge_id or None,
         int(now_ms),
         read_id(last),
-        _used_units(request, outcome, used),
+        _used_units(request.checks, outcome, used),
         read_exhaustion(closed) if closed and outcome != "REFUSED" else None,
         read_epoch(epoch),
         _usages(request.checks, unlogged) if unlogged else (),
-        leaving_ms=_leaving_ms(request, closed.split(" ")) if closed and outcome == "REFUSED" else (),
+        leaving_ms=_leaving_ms(request.checks, closed.split(" ")) if closed and outcome == "REFUSED" else (),
         also=tuple(also),
     )
 
 
-def _result_of_line(request: ChargeRequest, line: str, commit: bool) -> ChargeResult:
+def _result_of_line(checks: Sequence[LimitCheck], known_epoch: str, line: str, commit: bool) -> ChargeResult:
     """The result of an ordinary decision, which comes as one line of text."""
     words = line.split(" ")
     outcome, now_ms, last, epoch = words[:4]
-    end = 4 + len(request.checks)
+    end = 4 + len(checks)
     ms, _, seq = last.partition("-")
     return _new(  # a quarter of the time that the class itself takes
         ChargeResult,
@@ -947,13 +973,13 @@ def _result_of_line(request: ChargeRequest, line: str, commit: bool) -> ChargeRe
             last if commit and outcome == "ADMITTED" else None,
             int(now_ms),
             (int(ms), int(seq)),
-            _used_units(request, outcome, words[4:end]),
+            _used_units(checks, outcome, words[4:end]),
             None,
-            epoch if epoch == request.expected.epoch else read_epoch(epoch),
+            epoch if epoch == known_epoch else read_epoch(epoch),
             (),
             0,
             "",
-            _leaving_ms(request, words[end:]) if len(words) > end else (),
+            _leaving_ms(checks, words[end:]) if len(words) > end else (),
             (),
         ),
     )
@@ -964,13 +990,13 @@ _new = tuple.__new__
 _ORDINARY: dict[str, ChargeOutcome] = {"ADMITTED": "admitted", "REFUSED": "refused"}
 
 
-def _used_units(request: ChargeRequest, outcome: str, words: Sequence[str]) -> tuple[int, ...]:
+def _used_units(checks: Sequence[LimitCheck], outcome: str, words: Sequence[str]) -> tuple[int, ...]:
     used_units = tuple(map(int, words))
     for units in used_units:
         if not 0 <= units < NEVER:
             raise ValueError("less than nothing is used, or more than can be counted")
     if outcome == "REFUSED":
-        for units, check in zip(used_units, request.checks, strict=True):
+        for units, check in zip(used_units, checks, strict=True):
             if units + check.cost_units > check.cap_units:
                 break
         else:
@@ -994,13 +1020,13 @@ def _still_counting(reply: Any) -> list[str]:
     return ["MORE", "", now_ms, last, "", epoch, ""]
 
 
-def _leaving_ms(request: ChargeRequest, words: list[str]) -> tuple[int | None, ...]:
+def _leaving_ms(checks: Sequence[LimitCheck], words: list[str]) -> tuple[int | None, ...]:
     """A word for each limit."""
     leaving_ms = tuple([None if word in ("-", "+") else int(word) for word in words])
     for at_ms in leaving_ms:
         if at_ms is not None and not 0 <= at_ms < LATEST_MS:
             raise ValueError("a charge in the far future")
-    if len(leaving_ms) != len(request.checks):
+    if len(leaving_ms) != len(checks):
         raise ValueError("a word for each limit")
     return leaving_ms
 

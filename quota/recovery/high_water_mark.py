@@ -390,7 +390,7 @@ class HighWaterMark:
     def record_at_once(self, checks: Sequence[LimitCheck], result: ChargeResult) -> bool | None:
         """The same where it takes some microseconds; None where it takes longer: then call `record`. An event loop may
         call it: it waits for nobody who reads files."""
-        if self._changing or not self._lock.acquire(blocking=False):
+        if self._changing or not self._lock.acquire(False):
             return None
         try:
             if self._changing or not self._record_head(checks, result) or self._deferred:
@@ -402,10 +402,10 @@ class HighWaterMark:
     def _record_head(self, checks: Sequence[LimitCheck], result: ChargeResult) -> bool:
         """Most decisions are about the same views as the one before: only the numbers in the head change. False where
         more does."""
-        now_ms, last, units = result.now_ms, result.last, result.used_units
+        now_ms, last, units, epoch = result.now_ms, result.last, result.used_units, result.epoch
         if (
             not self._started  # closed meanwhile
-            or result.epoch != self._epoch
+            or epoch != self._epoch
             or result.unlogged != self._last_unlogged
             or now_ms >= self._next_tidy_ms
             or (checks is not self._checks and not _same_views(checks, self._checks))
@@ -421,7 +421,7 @@ class HighWaterMark:
             if last[0] >= self._next_step_ms:
                 self._step(last)
             self._ids_of_others = ()
-            self._expected = tuple.__new__(Expected, (self._epoch, (last,)))
+            self._expected = _new(Expected, (epoch, (last,)))
             if self._writable_file is not None:
                 self._writable_file.write_head(last, now_ms, units)
         except OSError as error:
@@ -874,6 +874,10 @@ def _opened(path: str) -> WatermarkFile:
     except FileNotFoundError:
         make_room(path)
         return WatermarkFile(path)
+
+
+_new = tuple.__new__
+"""Makes a named tuple of all its fields, in half the time that its class takes."""
 
 
 def _same_views(checks: Sequence[LimitCheck], others: Sequence[LimitCheck]) -> bool:

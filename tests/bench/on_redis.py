@@ -31,6 +31,8 @@ from bench.budgets import (
 from bench.peers import REDIS_PEERS
 from bench.race import Contestant, race
 from bench.report import Bar, Report
+from quota.common.clock import host_clock
+from quota.ledger.contract import NOTHING_EXPECTED, repeating
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_connection import Line
 from quota.ledger.redis_ledger import TIMEOUT_S
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
     from bench.before import Before
     from quota.decision import Decision
-    from quota.ledger.contract import ChargeRequest, ChargeResult, Ledger
+    from quota.ledger.contract import ChargeResult, Ledger
     from quota.limits import Limit
     from support.servers import RedisServer
 
@@ -245,18 +247,11 @@ def _in_files(ledgers: Sequence[Ledger]) -> list[Contestant]:
 
 def _deciding(ledger: Ledger) -> Callable[[], ChargeResult]:
     """One charge put to the ledger itself: what the budget around it costs is the difference."""
-    asked: list[ChargeRequest] = []
-    decide = ledger.decide
-
-    def note(request: ChargeRequest, *, commit: bool) -> ChargeResult:
-        asked.append(request)
-        return decide(request, commit=commit)
-
-    with patch.object(ledger, "decide", note):
-        budget(ledger, "alone", one()).charge(CHEAP, **LABELS)
-    [request] = asked
-
-    return lambda: decide(request, commit=True)
+    alone = budget(ledger, "alone", one())
+    alone.charge(CHEAP, **LABELS)
+    [prepared] = alone._prepared.values()
+    decide = repeating(ledger, prepared.request, commit=True)
+    return lambda: decide(host_clock(), "alone", NOTHING_EXPECTED)
 
 
 def _peers(client: redis.Redis, server: RedisServer) -> list[Contestant]:
