@@ -119,8 +119,10 @@ class Proxy:
         self._listener.close()
         self._running.set()
         self.drop_all()
-        for thread in tuple(self._threads):
-            thread.join(100)
+        while threads := tuple(self._threads):  # until the one that starts others has ended
+            for thread in threads:
+                thread.join(100)
+                self._threads.discard(thread)
 
     def _spawn(self, work: Callable[..., None], *args: object) -> None:
         def run() -> None:
@@ -128,8 +130,8 @@ class Proxy:
             self._threads.discard(thread)
 
         thread = threading.Thread(target=run, daemon=True)
-        self._threads.add(thread)
         thread.start()
+        self._threads.add(thread)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):

@@ -528,7 +528,7 @@ def test_without_a_ledger_ticks_are_refused_and_it_goes_on(tmp_path: Path, upstr
         ),
         (
             '[jobs.t]\nfetch = "mine:fetch"\nschedule = "every 1s"',
-            "fetch = 'mine:fetch': missing a required argument: 'seconds'",
+            "argument: 'seconds'; it is called as fetch(client, region, cursor)",  # 3.12 says which kind of argument
         ),
         (
             '[jobs.t]\nfetch = "mine:note"\nschedule = "every 1s"',
