@@ -26,7 +26,7 @@ DEFAULT_MAX_ANSWER_S = 120
 DEFAULT_MAX_ITEMS = 10_000
 BUILT_IN = "built-in configuration"
 NO_FILE = "no quota.toml was found"
-BUILT_IN_NOTICE = f"{NO_FILE}: this is the {BUILT_IN}; `quota init` writes one"
+BUILT_IN_NOTICE = f"{NO_FILE}: the built-in one is used; `quota init` writes one"
 
 
 class Unavailable(NamedTuple):

@@ -751,7 +751,7 @@ def test_a_refused_charge_loads_nothing_it_does_not_need(quota: Quota) -> None:
     "args", [["charge", "videos.list"], ["peek", "videos.list"], ["status"], ["spend"], ["log"], ["log", "--refused"]]
 )
 def test_without_a_configuration_file_the_first_line_says_so(quota: Quota, args: list[str]) -> None:
-    notice = "no quota.toml was found: this is the built-in configuration; `quota init` writes one"
+    notice = "no quota.toml was found: the built-in one is used; `quota init` writes one"
     done = quota(*args)
     first, *more = done.stdout.splitlines()
     assert (done.returncode, done.stderr, " ".join([first, more[0]])[: len(notice)]) == (0, "", notice)
