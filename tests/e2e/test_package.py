@@ -123,10 +123,11 @@ def test_the_wheel_holds_one_top_level_name(built: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_the_wheel_works_on_every_python_of_this_machine(built: Path, tmp_path: Path) -> None:
+def test_the_wheel_works_on_the_oldest_and_newest_python_of_this_machine(built: Path, tmp_path: Path) -> None:
     """The demo from an empty folder, then a job of the user's own in a folder called `jobs`."""
     (wheel,) = built.glob("*.whl")
-    for version, python in pythons().items():
+    found = sorted(pythons().items(), key=lambda one: [int(number) for number in one[0].split(".")])
+    for version, python in found[:: len(found) - 1 or 1]:
         home = tmp_path / version
         (home / "empty").mkdir(parents=True)
         (home / "mine" / "jobs").mkdir(parents=True)

@@ -43,8 +43,7 @@ def _everything(quota: Quota, *outputs: str) -> str:
     return "\n".join(seen)
 
 
-@pytest.mark.parametrize("level", ["", "debug"])
-@pytest.mark.parametrize("where", ["env:YOUTUBE_API_KEY", "file:the-key"])
+@pytest.mark.parametrize(("where", "level"), [("env:YOUTUBE_API_KEY", "debug"), ("file:the-key", "")])
 @pytest.mark.parametrize(
     ("key", "fault", "status"),
     [
