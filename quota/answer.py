@@ -16,7 +16,7 @@ from quota.checklist import cap
 from quota.common.clock import NEVER, rfc3339
 from quota.common.log import warn
 from quota.common.text import many
-from quota.common.values import NamedTuple
+from quota.common.values import NamedTuple, new_tuple
 from quota.decision import COUNTING, REPAIR, Decision, LimitState
 from quota.errors import LedgerError
 from quota.ledger.contract import COUNT_AGAIN_MS, RETENTION_SLACK_MS
@@ -33,10 +33,6 @@ if TYPE_CHECKING:
     from quota.ledger.entry import Entry
     from quota.limits import Limit
     from quota.retry_at import ReadEntries
-
-
-_new = tuple.__new__
-"""Makes a named tuple of all its fields, in half the time that its class takes."""
 
 
 class LogNeededError(Exception):
@@ -92,7 +88,7 @@ class Answers(NamedTuple):
             tightest: LimitState | None = states[0]
         else:
             tightest = min(states, key=_further_calls, default=None)
-        return _new(
+        return new_tuple(
             Decision,
             (
                 admitted,
@@ -131,13 +127,13 @@ class Answers(NamedTuple):
         for n, used in enumerate(result.used_units):  # a third of the time of `zip`
             _, cap_units, cost_units, _ = checks[n]
             left = cap_units - used if cap_units > used else 0
-            states.append(_new(LimitState, (limits[n].name, cost_units, used, cap_units, left, 0, 0, 0, 0)))
+            states.append(new_tuple(LimitState, (limits[n].name, cost_units, used, cap_units, left, 0, 0, 0, 0)))
             further_calls = left // (cost_units or 1)
             if further_calls < fewest:
                 fewest, remaining = further_calls, left
         admitted = refused is None
         refused_by, retry_at_ms = refused or (None, None)
-        return _new(
+        return new_tuple(
             Decision,
             (
                 admitted,
@@ -260,7 +256,7 @@ def states_of(checklist: Checklist, request: ChargeRequest, result: ChargeResult
     for limit, check, used in zip(checklist.limits, request.checks, result.used_units, strict=False):
         _, cap_units, cost_units, _ = check
         left = cap_units - used if cap_units > used else 0
-        states.append(_new(LimitState, (limit.name, cost_units, used, cap_units, left, 0, 0, 0, 0)))
+        states.append(new_tuple(LimitState, (limit.name, cost_units, used, cap_units, left, 0, 0, 0, 0)))
     for n, usages in enumerate(result.unlogged):
         live = [part for usage in usages for part in usage.expiries if part[1] > result.now_ms]
         if live:

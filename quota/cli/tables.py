@@ -224,7 +224,7 @@ class Layout:
             parts = []
             for n, lines, width in zip(self.kept, cells, widths, strict=True):
                 line = lines[at] if at < len(lines) else ""
-                space = " " * (width - (len(line) if line.isascii() else _cells(line)))
+                space = " " * (width - _cells(line))
                 parts.append(space + line if self.columns[n].number else line + space)
             written += Segment((" " * self.gap).join(parts), style), end
         return written

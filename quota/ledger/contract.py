@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from quota.arguments import whole
 from quota.common.clock import LATEST_MS, NEVER
-from quota.common.values import NamedTuple
+from quota.common.values import NamedTuple, new_tuple
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, longest_ms_of
 
 if TYPE_CHECKING:
@@ -227,15 +227,11 @@ class ChargeRequest(NamedTuple):
     also: tuple[Charge, ...] = ()
 
 
-_new = tuple.__new__
-"""Makes a named tuple of all its fields, in half the time that its class takes."""
-
-
 def asked_again(request: ChargeRequest, caller_ms: int, idempotency_key: str, expected: Expected) -> ChargeRequest:
     """The same request at another time."""
     project, charge, checks, closed_by, _, jitter_ms, _, retention_ms, granted, also = request
-    charge = _new(type(charge), (*charge[:-1], idempotency_key))
-    return _new(
+    charge = new_tuple(type(charge), (*charge[:-1], idempotency_key))
+    return new_tuple(
         ChargeRequest,
         (project, charge, checks, closed_by, caller_ms, jitter_ms, expected, retention_ms, granted, also),
     )

@@ -50,7 +50,7 @@ from quota.common.fork import start_over_in_child
 from quota.common.log import warn
 from quota.common.steps import InSteps, run
 from quota.common.text import one_line, quoted
-from quota.common.values import NamedTuple
+from quota.common.values import NamedTuple, new_tuple
 from quota.errors import LedgerError
 from quota.ledger.contract import (
     NOTHING_EXPECTED,
@@ -421,7 +421,7 @@ class HighWaterMark:
             if last[0] >= self._next_step_ms:
                 self._step(last)
             self._ids_of_others = ()
-            self._expected = _new(Expected, (epoch, (last,)))
+            self._expected = new_tuple(Expected, (epoch, (last,)))
             if self._writable_file is not None:
                 self._writable_file.write_head(last, now_ms, units)
         except OSError as error:
@@ -874,10 +874,6 @@ def _opened(path: str) -> WatermarkFile:
     except FileNotFoundError:
         make_room(path)
         return WatermarkFile(path)
-
-
-_new = tuple.__new__
-"""Makes a named tuple of all its fields, in half the time that its class takes."""
 
 
 def _same_views(checks: Sequence[LimitCheck], others: Sequence[LimitCheck]) -> bool:

@@ -119,9 +119,8 @@ def _ways(settings: Settings) -> Iterator[Finding]:
     from quota.common.owners import doubt_of_way
 
     urls = {"ledger.url": settings.ledger.url, "store.url": settings.store.url}
-    folders = {
-        os.path.dirname(os.path.abspath(url[10:])): at for at, url in urls.items() if url.startswith("sqlite:///")
-    }
+    files = {url.removeprefix("sqlite:///"): at for at, url in urls.items() if url.startswith("sqlite:///")}
+    folders = {os.path.dirname(os.path.abspath(file)): at for file, at in files.items()}
     for folder, location in {**folders, str(state_folder()): "QUOTA_STATE_DIR"}.items():
         try:
             why = doubt_of_way(folder)
