@@ -11,12 +11,13 @@ what was found names the state of the store that it was found in, so that a page
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from quota.common.sqlite_file import SqliteFile
+from quota.common.sqlite_file import DamagedError, SqliteFile
 from quota.common.values import NamedTuple
 from quota.jobs.store.fulltext import query
 from quota.jobs.store.rows import as_text, count_or_none
@@ -128,11 +129,15 @@ class ChannelRow(NamedTuple):
 _VIDEO = ", ".join(f"v.{name}" for name in VideoRow._fields)
 _CHANNEL = ", ".join(ChannelRow._fields)
 
-_FOUND = f"SELECT {', '.join(FoundRow._fields)} FROM videos WHERE id = ?"  # noqa: S608  # constants
-_MATCHING = "SELECT rowid FROM videos_text WHERE videos_text MATCH :query ORDER BY rowid DESC LIMIT :most"
+_FOUND = (
+    f"SELECT {', '.join(f'v.{name}' for name in FoundRow._fields)}"  # noqa: S608  # constants
+    " FROM json_each(:ids) AS wanted JOIN videos v ON v.id = wanted.value ORDER BY wanted.key"
+)
+_BEHIND = "SELECT rowid FROM videos_text WHERE videos_text MATCH :query ORDER BY rowid DESC LIMIT 1 OFFSET :most"
+"""The newest video that is not ranked any more, of those that have the words."""
 _BY_VIEWS = (
     "SELECT v.id FROM videos_text JOIN videos v ON v.id = videos_text.rowid"
-    " WHERE videos_text MATCH :query AND videos_text.rowid >= :oldest ORDER BY v.view_count DESC, v.video_id"
+    " WHERE videos_text MATCH :query AND videos_text.rowid > :behind ORDER BY v.view_count DESC, v.video_id"
 )
 _SCORES = (
     "SELECT bm25(videos_text, 10, 1, 4, 4) AS score, rowid FROM videos_text"
@@ -197,14 +202,17 @@ class Reader:
 
         def work(db: sqlite3.Connection) -> Hits:
             newest_ms, state = _state(db)
-            newest = [row[0] for row in db.execute(_MATCHING, {"query": phrases, "most": MAX_HITS + 1})]
-            if len(newest) > MAX_HITS:
-                values = {"query": phrases, "oldest": newest[MAX_HITS - 1]}
+            behind = db.execute(_BEHIND, {"query": phrases, "most": MAX_HITS}).fetchone()
+            if behind is not None:
+                values = {"query": phrases, "behind": behind[0]}
                 found = [row[0] for row in db.execute(_BY_VIEWS, values)]
             else:
                 found = _by_relevance(db, db.execute(_SCORES, {"query": phrases}).fetchall(), skip, skip + count)
-            rows = [FoundRow(*db.execute(_FOUND, (one,)).fetchone()) for one in found[skip : skip + count]]
-            return Hits(state, newest_ms, len(found), rows)
+            wanted = found[skip : skip + count]
+            rows = db.execute(_FOUND, {"ids": json.dumps(wanted)}).fetchall()
+            if len(rows) != len(wanted):
+                raise DamagedError("the index names videos that are not there")
+            return Hits(state, newest_ms, len(found), list(map(FoundRow._make, rows)))
 
         return self._file.transact(work, write=False)
 

@@ -162,7 +162,7 @@ class SqliteFile:
                         raise
                     return result
                 except sqlite3.Error as error:
-                    if self._turn != turn:
+                    if self._turn != turn or self._reads_leniently_now(error):
                         continue
                     if _code(error) in _BUSY and time.monotonic() < deadline:
                         import random  # imported late: most processes meet no contention
@@ -257,10 +257,15 @@ class SqliteFile:
             from urllib.parse import quote  # imported late: few processes only read
 
             target = f"file:{quote(os.fsencode(os.path.abspath(self.path)))}?mode=ro"
-        db = sqlite3.connect(target, timeout=0, isolation_level=None, check_same_thread=False, uri=self._read_only)
-        if self._lenient:
-            db.text_factory = _decoded
-        return db
+        return sqlite3.connect(target, timeout=0, isolation_level=None, check_same_thread=False, uri=self._read_only)
+
+    def _reads_leniently_now(self, error: sqlite3.Error) -> bool:
+        """Whether there was text that is not UTF-8, which the connection replaces from now on. Until it meets one,
+        SQLite's driver makes all text itself: that takes half the time."""
+        if not (self._lenient and _is_undecodable(error)) or self._db is None or self._db.text_factory is _decoded:
+            return False
+        self._db.text_factory = _decoded
+        return True
 
     def _moved(self, db: sqlite3.Connection) -> sqlite3.Connection:
         """`_let_go` for a database in memory. It would end with its connection, so copy it to a new connection."""
@@ -318,7 +323,7 @@ class SqliteFile:
             return self._error(wording.cannot_open)
         if code == sqlite3.SQLITE_FULL:
             return self._error(wording.disk_full)
-        if code == sqlite3.SQLITE_CORRUPT or "Could not decode" in str(error):
+        if code == sqlite3.SQLITE_CORRUPT or _is_undecodable(error):
             return self._unusable(wording.damaged)
         if code == sqlite3.SQLITE_IOERR:
             return self._error(wording.disk_fails)
@@ -350,6 +355,10 @@ def _code(error: sqlite3.Error) -> int:
     """SQLite's primary result code. The higher bits of an extended code carry detail."""
     code: int = getattr(error, "sqlite_errorcode", 0) or 0
     return code & 0xFF
+
+
+def _is_undecodable(error: sqlite3.Error) -> bool:
+    return "Could not decode" in str(error)
 
 
 def _inode(path: str) -> int:

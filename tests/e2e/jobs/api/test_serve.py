@@ -203,6 +203,17 @@ def test_a_word_that_more_videos_have_than_are_ranked_finds_the_newest_by_views(
     assert found == [f"v{number}" for number in range(MAX_HITS + 19, 19, -1)]
 
 
+def test_text_that_another_program_damaged_is_served_as_far_as_it_can_be_read(api: Api, store: Store) -> None:
+    (checkpoint,) = store.start_round("damaged", ["XY"])
+    store.save_page(checkpoint, Page([video(77, "readably"), video(78, "readably")]), started_at_ms=1, finished=True)
+    with closing(sqlite3.connect(api.store, isolation_level=None)) as db:
+        db.execute("UPDATE videos SET description = CAST(x'41ff42' AS TEXT) WHERE video_id = 'v77'")
+        found = {one["id"]["videoId"]: one["snippet"] for one in api.json(SEARCH, q="readably")["items"]}
+        db.execute("UPDATE videos SET description = NULL")
+    assert found["v77"]["description"] == "A\ufffdB"
+    assert found["v78"]["title"] == "readably"
+
+
 def test_the_page_lists_the_document_and_asks_nobody_else(api: Api) -> None:
     answer = api.get("/")
     assert "http" not in answer.text
