@@ -16,7 +16,8 @@ from quota.ledger.entry import DEFAULT_BUCKET
 from quota.ledger.fence import NOT_MOVED, REFUSALS, ROLES, Field, OvertakenError, Role, Standing, fence_to
 from quota.ledger.redis_connection import Connections
 from quota.ledger.redis_errors import Failed
-from quota.ledger.redis_ledger import RedisLedger, _history_key, _keys
+from quota.ledger.redis_ledger import RedisLedger
+from quota.ledger.redis_scripts import history_key, keys_of
 from quota.ledger.state_fields import id_text, read_epoch, read_id, read_ms
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class MovableRedisLedger(RedisLedger):
         self._script("fill", project, args, with_history=True)
 
     def state(self, project: str) -> Iterator[list[Field]]:
-        keys = _keys(project)
+        keys = keys_of(project)
         lost = self._lost_field(project)
         yield lost
         cursor = "0"
@@ -128,7 +129,7 @@ class MovableRedisLedger(RedisLedger):
             if str(cursor) == "0":
                 break
         while True:
-            cursor, piece = self._query("HSCAN", _history_key(project), cursor, "COUNT", SCAN_PIECE)
+            cursor, piece = self._query("HSCAN", history_key(project), cursor, "COUNT", SCAN_PIECE)
             pairs = zip(piece[::2], piece[1::2], strict=True)
             yield [(f"history:{name}", str(value)) for name, value in pairs if not str(name).startswith("refusal")]
             if str(cursor) == "0":
@@ -137,7 +138,7 @@ class MovableRedisLedger(RedisLedger):
 
     def _lost_field(self, project: str) -> list[Field]:
         """L14. What the next decision would find out: the log or its corrections are gone."""
-        keys = _keys(project)
+        keys = keys_of(project)
         last, has_corrections, trimmed = self._query(
             "HMGET", keys.state, "last", "has_corrections", "trimmed_through_ms"
         )

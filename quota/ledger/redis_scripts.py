@@ -1,13 +1,25 @@
-"""The Lua scripts of the Redis ledger, loaded once each."""
+"""The Lua scripts of the Redis ledger, loaded once each, and the keys of a project that they take.
+
+The head of `lua/charge.lua` describes the keys.
+"""
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
+
+from quota.common.values import NamedTuple
+from quota.errors import ConfigError
 
 try:
     from _sha1 import sha1  # type: ignore[import-not-found]  # hashlib would load all of OpenSSL for it
 except ImportError:
     from hashlib import sha1
+
+
+FORMAT = "5"
+"""The format of everything stored in Redis; the same number stands in each script (L24)."""
+
+_OF_A_PROJECT = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-")
 
 
 @cache
@@ -17,3 +29,23 @@ def script(name: str) -> tuple[str, str]:
 
     text = read_text("quota.lua", f"{name}.lua")
     return text, sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+class Keys(NamedTuple):
+    """The keys of a project that every script takes, in one slot of a cluster. `history_key` is a fourth."""
+
+    log: str
+    state: str
+    corrections: str
+
+
+@lru_cache(maxsize=256)
+def keys_of(project: str) -> Keys:
+    if not (0 < len(project) <= 64 and _OF_A_PROJECT.issuperset(project)):
+        raise ConfigError(f"project {project!r}: a name in Redis is 1 to 64 of A-Z a-z 0-9 . _ : -")
+    return Keys(*(f"quota:{{{project}}}:{key}" for key in Keys._fields))
+
+
+def history_key(project: str) -> str:
+    """The fourth key of a project: no decision touches it."""
+    return f"{keys_of(project).log.removesuffix(':log')}:history"

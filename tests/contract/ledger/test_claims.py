@@ -15,7 +15,7 @@ import redis
 from quota.errors import LedgerError, UsageError
 from quota.ledger.claims import MAX_HOLD_MS, MAX_REGIONS, MAX_TICK_MS, Claimed
 from quota.ledger.factory import open_ledger
-from quota.ledger.redis_ledger import FORMAT
+from quota.ledger.redis_scripts import FORMAT
 from quota.limits import HOUR_MS, MINUTE_MS
 from support.claims import HOLD_MS, LEASE_MS, claim_of
 from support.processes import Children

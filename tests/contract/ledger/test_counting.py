@@ -14,6 +14,7 @@ import pytest
 
 import quota.budget
 import quota.ledger.factory
+import quota.ledger.redis_decision
 import quota.ledger.redis_ledger
 import quota.ledger.sqlite_ledger
 from quota.cli.output import decision_status
@@ -53,7 +54,7 @@ def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "CHUNK, MAX_ENTRIES = 250, 1000" in text
         return text.replace("CHUNK, MAX_ENTRIES = 250, 1000", "CHUNK, MAX_ENTRIES = 3, 7"), "0" * 40
 
-    monkeypatch.setattr(quota.ledger.redis_ledger, "script", smaller)
+    monkeypatch.setattr(quota.ledger.redis_decision, "script", smaller)
     monkeypatch.setattr(quota.ledger.redis_ledger, "COUNT_WITHIN_S", 0)
     monkeypatch.setattr(quota.ledger.sqlite_ledger, "COUNT_WITHIN_S", 0)
     monkeypatch.setattr(quota.ledger.sqlite_ledger, "ROWS_AT_ONCE", 7)

@@ -15,7 +15,7 @@ from quota.errors import UnusableLedger
 from quota.ledger.contract import ChargeRequest, Exhaustion, Ledger
 from quota.ledger.entry import Charge
 from quota.ledger.grants import Grant
-from quota.ledger.redis_ledger import FORMAT
+from quota.ledger.redis_scripts import FORMAT
 from quota.ledger.sqlite_ledger import SCHEMA_VERSION
 from quota.ledger.unlogged import UnloggedUsage
 from quota.limits import DAY_MS

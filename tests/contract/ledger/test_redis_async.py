@@ -282,8 +282,7 @@ def test_a_connection_that_was_closed_while_idle_is_found_out_before_it_is_used(
 def test_a_silent_server_loses_what_was_asked_and_what_waits_is_not_asked(server: RedisServer, run: Run) -> None:
     """What waits gives up by itself: each connection it waits for takes the whole time to fall silent."""
 
-    async def one(word: str) -> tuple[object, float]:
-        began_s = elapsed_s()
+    async def one(word: str, began_s: float) -> tuple[object, float]:
         try:
             return await echo(lines, word), 0.0
         except Lost as error:
@@ -292,7 +291,8 @@ def test_a_silent_server_loses_what_was_asked_and_what_waits_is_not_asked(server
     async def main() -> None:
         await echo(lines, "first")
         proxy.pause()
-        answers = await asyncio.gather(*(one(f"<{n}>") for n in range(400)))
+        began_s = elapsed_s()
+        answers = await asyncio.gather(*(one(f"<{n}>", began_s) for n in range(400)))
         proxy.resume()
         assert {type(error) for error, _ in answers} == {NoAnswer}
         left = [after_s for error, after_s in answers if isinstance(error, Lost) and error.left]

@@ -12,8 +12,9 @@ import pytest
 
 from quota.ledger.contract import NOTHING_EXPECTED, ChargeRequest, Expected, LimitCheck
 from quota.ledger.entry import Charge
-from quota.ledger.redis_ledger import RedisLedger, _arguments, _keys
-from quota.ledger.redis_scripts import script
+from quota.ledger.redis_decision import arguments
+from quota.ledger.redis_ledger import RedisLedger
+from quota.ledger.redis_scripts import keys_of, script
 from quota.limits import DAY_MS, Calendar, Selector, Sliding, View
 from support.servers import RedisServer
 
@@ -66,7 +67,7 @@ def test_a_packed_question_says_what_its_arguments_say(seed: int) -> None:
             question = ledger._question(request, commit) or ledger._question(request, commit)  # none for the first one
             assert question is not None
             replies.feed(question.packed(request, now))
-            words = ["EVALSHA", script("charge")[1], "3", *_keys(request.project), *_arguments(request, now, commit)]
+            words = ["EVALSHA", script("charge")[1], "3", *keys_of(request.project), *arguments(request, now, commit)]
             assert replies.gets() == words
             assert not replies.has_data()
 

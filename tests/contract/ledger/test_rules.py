@@ -10,7 +10,7 @@ import pytest
 
 from quota.checklist import MAX_CHARGE_UNITS
 from quota.common.clock import LATEST_MS, NEVER
-from quota.ledger import claims, contract, history, redis_ledger
+from quota.ledger import claims, contract, history, redis_decision, redis_ledger, redis_scripts
 from quota.ledger.contract import ChargeRequest, LimitCheck
 from quota.ledger.entry import DEFAULT_BUCKET, Charge
 from quota.limits import DAY_MS, HOUR_MS, Selector, Sliding, View, longest_ms_of, selector_of
@@ -69,7 +69,7 @@ def test_a_fenced_block_is_the_same_in_every_script_that_has_it() -> None:
         for name, block in blocks_of(text):
             copies.setdefault(name, []).append(block)
     (fast_path,) = copies.pop("fast path")  # fenced so that a test can leave it out
-    assert f"~= '{redis_ledger.FORMAT}'" in fast_path
+    assert f"~= '{redis_scripts.FORMAT}'" in fast_path
     assert copies.keys() == {
         "int",
         "clock",
@@ -119,7 +119,7 @@ def constants_of(text: str) -> dict[str, int | str]:
 
 
 IN_PYTHON: dict[str, int | str] = {
-    "FORMAT": redis_ledger.FORMAT,
+    "FORMAT": redis_scripts.FORMAT,
     "CLOCK_SLACK_MS": contract.CLOCK_SLACK_MS,
     "CLOCK_BEHIND_MS": contract.CLOCK_BEHIND_MS,
     "RETENTION_SLACK_MS": contract.RETENTION_SLACK_MS,
@@ -135,7 +135,7 @@ IN_PYTHON: dict[str, int | str] = {
     "MAX_HOLD_MS": claims.MAX_HOLD_MS,
     "MAX_TICK_MS": claims.MAX_TICK_MS,
     "MAX_REGIONS": claims.MAX_REGIONS,
-    "FIRST_USED": redis_ledger.BEFORE_USED + 1,
+    "FIRST_USED": redis_decision.BEFORE_USED + 1,
     "HISTORY_MS": history.HISTORY_MS,
     "HOUR_MS": HOUR_MS,
     "MAX_CELLS": history.MAX_CELLS,
@@ -159,7 +159,7 @@ def test_a_constant_is_the_same_in_lua_and_in_python() -> None:
 
 def test_the_places_of_arguments_are_those_that_the_scripts_heads_number() -> None:
     head = SCRIPTS["charge.lua"]
-    assert f"\n--       {redis_ledger.RETRY_AGE_MS + 1} retry_age_ms " in head
+    assert f"\n--       {redis_decision.RETRY_AGE_MS + 1} retry_age_ms " in head
     assert f"\n--      {constants_of(head)['FIRST_LIMIT'] - 1} expected " in head  # type: ignore[operator]
 
 

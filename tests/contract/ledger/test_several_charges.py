@@ -14,8 +14,9 @@ from quota.common.values import replace
 from quota.ledger.contract import MAX_CHARGES, ChargeRequest, Exhaustion, LimitCheck
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
-from quota.ledger.redis_ledger import RedisLedger, _arguments, _keys, _result
-from quota.ledger.redis_scripts import script
+from quota.ledger.redis_decision import arguments, result_of
+from quota.ledger.redis_ledger import RedisLedger
+from quota.ledger.redis_scripts import keys_of, script
 from quota.limits import HOUR_MS, Calendar, Limit, Selector, Sliding, View
 from support.oracle import Oracle, Spent, cost, counted, counts, cutoff
 from support.proxy import Kind, Proxy
@@ -214,11 +215,11 @@ def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
 
 
 def run(client: redis.Redis, asked: ChargeRequest, *, age_ms: int = -1, **given: str) -> Any:
-    args = _arguments(asked, str(NOW_MS), True)
+    args = arguments(asked, str(NOW_MS), True)
     args[8] = str(age_ms)
     for name, text in given.items():
         args[("u", "method", "job", "region", "key").index(name) + 3] = text
-    return client.eval(script("charge")[0], 3, *_keys("p"), *args)
+    return client.eval(script("charge")[0], 3, *keys_of("p"), *args)
 
 
 IDS = [f"{NOW_MS}-{n}" for n in range(3)]
@@ -230,17 +231,17 @@ def test_a_repeat_finds_them_all_whatever_was_done_since(client: redis.Redis, si
     assert run(client, three())[:2] == ["ADMITTED", " ".join(IDS)]
     if since == "settled":
         for charge_id in IDS:
-            client.eval(script("settle")[0], 4, *_keys("p"), "quota:{p}:history", charge_id, 0)
+            client.eval(script("settle")[0], 4, *keys_of("p"), "quota:{p}:history", charge_id, 0)
     elif since == "trimmed":
-        client.xtrim(_keys("p").log, minid=IDS[2], approximate=False)
+        client.xtrim(keys_of("p").log, minid=IDS[2], approximate=False)
     elif since == "charged":
         assert run(client, three("u"))[0] == "ADMITTED"
     elif since == "lost state":
-        client.delete(_keys("p").state)
-    kept = client.xlen(_keys("p").log)
+        client.delete(keys_of("p").state)
+    kept = client.xlen(keys_of("p").log)
     again = run(client, three(), age_ms=300)
     assert again[:2] == ["ADMITTED", " ".join(IDS)]
-    assert client.xlen(_keys("p").log) == kept
+    assert client.xlen(keys_of("p").log) == kept
     assert run(client, three())[:2] == ["RETRIED", ""], "the first try, should it come after its repeat"
 
 
@@ -248,7 +249,7 @@ def test_a_repeat_of_what_never_arrived_charges_all(client: redis.Redis) -> None
     """L16."""
     assert run(client, three(), age_ms=300)[:2] == ["ADMITTED", " ".join(IDS)]
     assert run(client, three())[:2] == ["RETRIED", ""]
-    assert client.xlen(_keys("p").log) == 3
+    assert client.xlen(keys_of("p").log) == 3
 
 
 @pytest.mark.parametrize(
@@ -295,15 +296,15 @@ def test_a_server_out_of_memory_charges_none(client: redis.Redis) -> None:
 def test_a_log_that_cannot_be_written_charges_none(client: redis.Redis) -> None:
     """L22: the state is put back."""
     assert run(client, three())[0] == "ADMITTED"
-    before = client.hgetall(_keys("p").state)
+    before = client.hgetall(keys_of("p").state)
     client.execute_command("ACL", "SETUSER", "default", "-xadd")
     try:
         with pytest.raises(redis.ResponseError, match="can't run"):
             run(client, three("u"))
     finally:
         client.execute_command("ACL", "SETUSER", "default", "+xadd")
-    assert client.hgetall(_keys("p").state) == before
-    assert client.xlen(_keys("p").log) == 3
+    assert client.hgetall(keys_of("p").state) == before
+    assert client.xlen(keys_of("p").log) == 3
 
 
 # -- the answer --------------------------------------------------------------------------------------------------------
@@ -311,14 +312,14 @@ def test_a_log_that_cannot_be_written_charges_none(client: redis.Redis) -> None:
 
 def test_an_answer_with_fewer_ids_than_charges_is_no_answer() -> None:
     reply = ["ADMITTED", " ".join(IDS), str(NOW_MS), IDS[2], "", "e", "", "13", "2"]
-    assert _result(three(), reply).ids == tuple(IDS)
+    assert result_of(three(), reply, commit=True).ids == tuple(IDS)
     with pytest.raises(ValueError, match="an id for each charge"):
-        _result(three(), [*reply[:1], IDS[0], *reply[2:]])
+        result_of(three(), [*reply[:1], IDS[0], *reply[2:]], commit=True)
 
 
 def test_one_call_asks_as_it_always_did(redis_server: RedisServer) -> None:
     alone = three()._replace(also=())
-    assert "\n" not in "".join(_arguments(alone, "0", True))
+    assert "\n" not in "".join(arguments(alone, "0", True))
     result: ChargeResult
     with closing(RedisLedger(redis_server.url)) as ledger:
         result = ledger.decide(alone._replace(checks=(), caller_ms=ledger.now_ms()), commit=True)

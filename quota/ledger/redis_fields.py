@@ -1,0 +1,162 @@
+"""What stands in the keys of Redis, as the ledger gives it: entries of the log, hours of the history, repairs, claims.
+
+Whatever none of us wrote there raises one of UNREADABLE.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from quota.common.clock import NEVER
+from quota.ledger.contract import Repair
+from quota.ledger.entry import DEFAULT_BUCKET, Entry
+from quota.ledger.history import (
+    RUN_CHARS,
+    History,
+    HourOfLog,
+    HourOfSpending,
+    RefusalCount,
+    RefusedSum,
+    RunningSum,
+    read_cells,
+)
+from quota.ledger.state_fields import checked_count, read_id, read_ms
+from quota.limits import HOUR_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quota.ledger.claims import Claim, Claimed, Holder
+    from quota.ledger.entry import Charge, Id
+
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
+"""What is raised where a reply is none of ours."""
+
+HISTORY_FIELDS = ("rolled_up", "whole_after_ms", "gap", "sums_after", "sums", "refused_sums")
+"""The fields of the history that are read beside its hours; `lua/roll_up.lua` and `lua/add_refusals.lua` describe
+them."""
+
+
+def history_of(hours: Sequence[str], reply: Sequence[str | None], formerly: str | None) -> History:
+    """`formerly` is the state's copy of `rolled_up`: it says what was in the sums of a history that is lost."""
+    rolled_up, whole_after_ms, gap, summed_after, sums, refused_sums = reply[: len(HISTORY_FIELDS)]
+    texts = reply[len(HISTORY_FIELDS) :]
+    spent, refused = texts[: len(hours)], texts[len(hours) :]
+    gap_from, gap_to = gap.split(" ") if gap else ("", "")
+    return History(
+        rolled_up=read_id(rolled_up or "0-0"),
+        whole_after_ms=read_ms(whole_after_ms or "0"),
+        gap=(read_ms(gap_from), read_ms(gap_to)) if gap else None,
+        summed_after=read_id((summed_after if rolled_up else formerly) or "0-0"),
+        hours=tuple(
+            HourOfSpending(int(hour) * HOUR_MS, names[0], names[1], names[2], names[3], *numbers)
+            for hour, text in zip(hours, spent, strict=True)
+            for names, numbers in read_cells(text or "", 4, 2)
+        ),
+        sums=tuple(RunningSum(names[0], names[1], *numbers) for names, numbers in read_cells(sums or "", 2, 3)),
+        refused=tuple(
+            RefusalCount(int(hour) * HOUR_MS, names[0], names[1], names[2], *numbers)
+            for hour, text in zip(hours, refused, strict=True)
+            for names, numbers in read_cells(text or "", 3, 1)
+        ),
+        refused_sums=tuple(
+            RefusedSum(names[0], names[1], names[2], *numbers)
+            for names, numbers in read_cells(refused_sums or "", 3, 1)
+        ),
+    )
+
+
+def units_text(charge: Charge) -> str:
+    """The field `u` of an entry."""
+    return str(charge.units) if charge.bucket == DEFAULT_BUCKET else f"{charge.bucket}={charge.units}"
+
+
+def range_arguments(after: Id, until_ms: int, count: int) -> list[str]:
+    """The arguments of read.lua."""
+    return [range_start(after), str(until_ms), str(count)]
+
+
+def leading_ms(text: str) -> int:
+    return int(text.partition(" ")[0])
+
+
+def read_repair(line: str) -> Repair:
+    newest, begun_ms, at_ms, through = line.split(" ")
+    return Repair(read_id(newest), read_ms(begun_ms), read_ms(at_ms), read_id(through))
+
+
+def read_claimed(claim: Claim, reply: list[Any]) -> Claimed:
+    from quota.ledger.claims import Claimed
+
+    now_ms, tick, *holders = reply
+    if tick == "done" or tick == "running":
+        return Claimed(int(now_ms), {}, tick)
+    found = zip(claim.regions, holders, strict=True)
+    return Claimed(int(now_ms), {region: _holder(holder) for region, holder in found if holder})
+
+
+def _holder(text: str) -> Holder:
+    from quota.ledger.claims import Holder
+
+    holder = Holder(**json.loads(text))
+    read_ms(str(holder.seen_ms))
+    read_ms(str(holder.until_ms))
+    if not (isinstance(holder.owner, str) and isinstance(holder.host, str)):
+        raise ValueError("a holder without names")
+    return holder
+
+
+def read_entry(row: Sequence[str]) -> Entry:
+    charge_id, u, method, job, region, idempotency_key, corrected = row
+    ms, seq = read_id(charge_id)
+    bucket, charged = _bucket_and_units(u)
+    counted = checked_count(int(corrected)) if corrected else charged
+    return Entry(
+        ms=ms,
+        seq=seq,
+        units=counted,
+        charged_units=charged,
+        bucket=bucket,
+        method=method,
+        job=job,
+        region=region,
+        idempotency_key=idempotency_key,
+    )
+
+
+def _bucket_and_units(u: str) -> tuple[str, int]:
+    """What the field `u` of an entry says."""
+    bucket, equals, units = u.rpartition("=")
+    return bucket if equals else DEFAULT_BUCKET, checked_count(int(units))
+
+
+def range_start(after: Id) -> str:
+    """Where a range begins that has what comes after this id."""
+    return f"{after[0] + 1}-0" if after[1] == NEVER else f"({after[0]}-{after[1]}"
+
+
+def added_up(rows: Sequence[tuple[str, Sequence[str]]], corrected: Sequence[str | None]) -> list[HourOfLog]:
+    """Entries as the server has them, and what was corrected of them: by hour, and by all that they say but their
+    number."""
+
+    def ms_of(row: tuple[str, Sequence[str]]) -> int:
+        return int(row[0].partition("-")[0])
+
+    hours, begin = [], 0
+    while begin < len(rows):
+        hour_ms = ms_of(rows[begin]) // HOUR_MS * HOUR_MS
+        end = bisect_left(rows, hour_ms + HOUR_MS, begin, key=ms_of)
+        said = [(f[1], f[3], f[5], f[7], f[9][:RUN_CHARS]) for _, f in rows[begin:end]]
+        more = dict.fromkeys(said, 0)
+        for what, now in zip(said, corrected[begin:end], strict=False):  # empty where there are none
+            if now is not None:
+                more[what] += checked_count(int(now)) - _bucket_and_units(what[0])[1]
+        for what, charges in Counter(said).items():
+            u, method, job, region, run = what
+            bucket, units = _bucket_and_units(u)
+            hours.append(HourOfLog(hour_ms, method, job, region, bucket, run, charges, charges * units + more[what]))
+        begin = end
+    return hours
