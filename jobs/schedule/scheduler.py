@@ -18,6 +18,9 @@ notices that a budget was raised, refunded or reopened.
 If the ledger cannot answer, the tick runs. Without a ledger only the local allowance admits anything: it limits what
 two machines can spend on the same tick, and it exists so that work continues.
 
+Where the clock is set back by more than SET_BACK_MS, every stream begins anew at the new time, as at a start: the timer
+would otherwise wait until the wrong time comes again. Ticks that were run before are claimed, and not run twice.
+
 A scheduler that starts catches up on the newest tick of each stream that is within its misfire_grace and that nobody
 has run to its end: one that was stopped in the middle goes on. A restart at the wrong moment does not cost a daily job
 its day.
@@ -49,7 +52,7 @@ from quota.jobs.job import attempt_of, load_fetch
 from quota.jobs.rotation import by_rotation
 from quota.jobs.schedule.ticks import Tick, streams
 from quota.jobs.store.store import Store
-from quota.limits import HOUR_MS
+from quota.limits import HOUR_MS, MINUTE_MS
 from quota.notify import Ping
 
 if TYPE_CHECKING:
@@ -72,6 +75,9 @@ POLL_S = 0.1
 WAKE_S = 10.0
 """The timer's clock stops while the machine is suspended, so the timer is woken this often to look at the time."""
 
+SET_BACK_MS = MINUTE_MS
+"""A clock that is set back by less is waited for: what is due until then has run."""
+
 ASK_AGAIN_S = 1.0
 """How often a tick asks whether a run of its store on another machine has ended."""
 
@@ -92,9 +98,8 @@ def run_schedule(session: Session, *, stop: Callable[[], int]) -> None:
         raise quota.ConfigError(f'{source}: no job has a schedule; add schedule = "*/30 * * * *" to one')
     with ThreadPoolExecutor(min(WORKERS, len(jobs)), thread_name_prefix="job") as pool:
         queues = {job.name: _JobQueue(session, job, pool, stop) for job in jobs}
-        scheduler = BackgroundScheduler(
-            timezone=UTC, executors={"default": _ToQueues(queues)}, job_defaults={"coalesce": False}
-        )
+        executor = _ToQueues(queues)
+        scheduler = BackgroundScheduler(timezone=UTC, executors={"default": executor}, job_defaults={"coalesce": False})
         found = streams(jobs)
         for stream in found:
             scheduler.add_job(
@@ -111,7 +116,7 @@ def run_schedule(session: Session, *, stop: Callable[[], int]) -> None:
         )
         scheduler.start()
         try:
-            _wait(scheduler, stop)
+            _wait(scheduler, executor, stop)
         finally:
             scheduler.shutdown(wait=False)
         running = [queue for queue in queues.values() if queue.running is not None]
@@ -120,10 +125,17 @@ def run_schedule(session: Session, *, stop: Callable[[], int]) -> None:
     _say("schedule_stopped")
 
 
-def _wait(scheduler: Any, stop: Callable[[], int]) -> None:
-    woken_s = time.monotonic()
+def _wait(scheduler: Any, executor: _ToQueues, stop: Callable[[], int]) -> None:
+    woken_s, seen_ms = time.monotonic(), host_clock()
     while not stop():
         time.sleep(POLL_S)
+        now_ms = host_clock()
+        if now_ms < seen_ms - SET_BACK_MS:
+            _say("clock_set_back", level=logging.WARNING, to=rfc3339(now_ms), by_ms=seen_ms - now_ms)
+            executor.begin_anew()
+            for job in scheduler.get_jobs():
+                job.reschedule(job.trigger)
+        seen_ms = now_ms
         if time.monotonic() - woken_s >= WAKE_S:
             scheduler.wakeup()
             woken_s = time.monotonic()
@@ -169,6 +181,10 @@ class _ToQueues(BaseExecutor):  # type: ignore[misc]  # apscheduler ships no typ
     def __init__(self, queues: dict[str, _JobQueue]) -> None:
         super().__init__()
         self._queues = queues
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """What was due before now was not missed."""
         self._since_ms = host_clock()
 
     def submit_job(self, job: Any, run_times: Sequence[datetime]) -> None:

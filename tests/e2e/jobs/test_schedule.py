@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -307,6 +307,59 @@ def test_of_the_ticks_that_a_machine_slept_through_the_newest_runs_and_the_other
     skipped = [line for line in scheduler.lines("tick_skipped") if datetime.fromisoformat(line["at"]) < last]
     told = len(scheduler.lines("tick_started")) + sum(int(line.get("ticks", 1)) for line in skipped)
     assert told == (last - first) / timedelta(seconds=1) + 1
+
+
+# A process whose clock stands ahead by what the file `ahead` says, in seconds. Under libfaketime every sleep fails
+# where the monotonic clock is to stay right.
+SET_CLOCK = """
+import time, runpy
+from datetime import datetime
+import apscheduler.schedulers.base, apscheduler.schedulers.background
+
+right_ns = time.time_ns
+
+def set_ns():
+    with open("ahead") as file:
+        return right_ns() + int(file.read()) * 1_000_000_000
+
+class SetDatetime(datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return datetime.fromtimestamp(time.time(), tz)
+
+time.time_ns, time.time = set_ns, lambda: set_ns() / 1_000_000_000
+apscheduler.schedulers.base.datetime = SetDatetime
+runpy.run_module("quota", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("schedule", ["every 1s", "* * * * *"])
+def test_a_clock_that_is_set_back_stops_no_schedule(
+    tmp_path: Path, upstream: Emulator, start: Any, schedule: str
+) -> None:
+    """A machine that booted with a clock two days ahead would otherwise do nothing for two days once it is right."""
+    machine = Machine(tmp_path / "one")
+    job = f'[jobs.t]\nfetch = "trending"\nschedule = "{schedule}"\nmisfire_grace = "2m"'
+    machine.configure(upstream.address, job)
+    ahead = machine.folder / "ahead"
+    ahead.write_text(str(2 * 86_400))
+    scheduler = start(machine, "-c", SET_CLOCK)
+    scheduler.until("tick_ended")
+    right = machine.folder / "right"
+    right.write_text("0")
+    before = datetime.now(UTC) - timedelta(minutes=2, seconds=1)
+    right.replace(ahead)
+    (set_back,) = scheduler.until("clock_set_back")
+    assert abs(int(set_back["by_ms"]) - 2 * 86_400_000) < 60_000
+    until(lambda: any(datetime.fromisoformat(line["at"]) < before + timedelta(days=1) for line in ended(scheduler)))
+    assert scheduler.stop()[0] == 0
+    late = [datetime.fromisoformat(line["at"]) for line in ended(scheduler)][-1]
+    assert before < late < before + timedelta(hours=1)
+    assert [line for line in scheduler.lines("tick_skipped") if int(line.get("ticks", 1)) > 3] == []
+
+
+def ended(scheduler: Scheduler) -> list[dict[str, str]]:
+    return [line for line in scheduler.lines("tick_ended") if line["outcome"] == "done"]
 
 
 def test_ticks_of_one_job_queue_and_those_that_came_too_late_are_not_run(
