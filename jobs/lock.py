@@ -3,6 +3,7 @@
 only_one      takes the lock for a block
 lock_name     names it, so that the ledger can tell a dead run from one on another machine
 store_id_of   the id of the store, which the locked file keeps too
+hashed        a short name for a long text
 """
 
 from __future__ import annotations
@@ -60,10 +61,11 @@ def lock_name(descriptor: int) -> str:
         boot = ""
     file_status = os.fstat(descriptor)
     text = f"{boot}\n{machine_name()}\n{file_status.st_dev}\n{file_status.st_ino}"
-    return _hash(text, 12)
+    return hashed(text, 12)
 
 
-def _hash(text: str, size: int) -> str:
+def hashed(text: str, size: int) -> str:
+    """A short name for a text: so many bytes, in hexadecimal digits."""
     try:
         from _blake2 import blake2b  # hashlib would load all of OpenSSL for it
     except ImportError:
@@ -90,7 +92,7 @@ def lock_file(store_url: str, job: str) -> int:
     run of this job must be able to write there."""
     from quota.settings.folders import make_state_folder
 
-    digest = _hash(f"{store_url}\n{job}", 6)
+    digest = hashed(f"{store_url}\n{job}", 6)
     readable = re.sub(r"[^A-Za-z0-9._-]", "_", job)[:64]
     name = f"run-{readable}-{digest}.lock"
     try:

@@ -23,6 +23,7 @@ A failed region counts as covered in its round: if it stayed pending, the next r
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import time
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ from quota.common.values import Value, replace
 from quota.jobs.failure import Failure, classify_failure
 from quota.jobs.hold import Hold
 from quota.jobs.job import Page, RegionReport, RunReport, attempt_of, load_fetch, wants_store
-from quota.jobs.lock import lock_name, only_one, store_id_of
+from quota.jobs.lock import hashed, lock_name, only_one, store_id_of
 from quota.jobs.store.store import Checkpoint, Store, StoreError
 from quota.ledger.contract import CLOCK_SLACK_MS
 from quota.limits import HOUR_MS
@@ -211,8 +212,10 @@ _TICK_IS = {
 
 
 def work_of(session: Session, job: JobSettings) -> str:
-    """What the checkpoints of a job are of: its project and its fetch function."""
-    return f"{session.credential(job.credential).project}|{job.fetch}"
+    """What the checkpoints of a job are of: its project, its fetch function and, where it has any, its options. With
+    others the cursor of a pass names pages of another list."""
+    work = f"{session.credential(job.credential).project}|{job.fetch}"
+    return f"{work}|{hashed(json.dumps(job.options, sort_keys=True, default=str), 8)}" if job.options else work
 
 
 def longest_step_ms(job: JobSettings) -> int:

@@ -108,7 +108,7 @@ CREATE INDEX past_runs_by_time ON past_runs (began_at_ms);
 -- Where a job stands in each region. A round is one pass over each of the job's regions.
 CREATE TABLE checkpoints (
     job             TEXT    NOT NULL,
-    work            TEXT    NOT NULL,           -- project and fetch function: jobs of one name may do different work
+    work            TEXT    NOT NULL,           -- project, fetch function, options: jobs of one name may do different work
     region          TEXT    NOT NULL,
     pending         INTEGER NOT NULL DEFAULT 0, -- 1: the current round has not covered this region yet
     cursor          TEXT,                       -- JSON: where the next page begins; null: at the first page

@@ -76,8 +76,8 @@ class StoreError(quota.QuotaError):
 class Checkpoint(Value):
     """Where one job stands in one region. `pages` and `items` count the current pass; see the table `checkpoints`.
 
-    `work` is the job's project and fetch function: jobs of one name that do different work have checkpoints of their
-    own.
+    `work` is the job's project, fetch function and options (`quota.jobs.runner.work_of`): jobs of one name that do
+    different work have checkpoints of their own.
     """
 
     job: str
@@ -484,6 +484,7 @@ class Store:
                 (cutoff_ms,),
             )
             db.execute("DELETE FROM runs WHERE started_ms < ?", (cutoff_ms,))
+            db.execute(_DELETE_GIVEN_UP, (cutoff_ms,))
 
         self._write(restart_expired)
         return deleted
@@ -529,6 +530,13 @@ _DELETE_OLD = (
     "DELETE FROM videos WHERE id IN (SELECT id FROM videos WHERE refreshed_ms < ? LIMIT ?)",
     "DELETE FROM channels WHERE channel_id IN (SELECT channel_id FROM channels WHERE refreshed_ms < ? LIMIT ?)",
 )
+
+_DELETE_GIVEN_UP = (
+    "DELETE FROM checkpoints"
+    " WHERE max(ifnull(started_at_ms, 0), ifnull(completed_at_ms, 0), ifnull(failed_at_ms, 0)) < ?"
+    " AND NOT EXISTS (SELECT 1 FROM runs WHERE runs.job = checkpoints.job AND runs.work = checkpoints.work)"
+)
+"""Those of work that nobody does any longer."""
 
 _NO_SPACE = "no space is left for it: free some, then run again"
 

@@ -387,6 +387,36 @@ def test_the_longest_unfetched_region_comes_first(bench: Bench) -> None:
     assert list(outcomes(bench.run())) == ["FR", "US", "DE"]
 
 
+def test_other_options_begin_a_pass_of_their_own(bench: Bench) -> None:
+    """The cursor of a pass names pages of the list that its options describe. Continued with others, one ranking would
+    be made of two lists."""
+    music = 'options = { category = "10" }'
+    bench.configure(units=2, regions=["DE"])
+    assert outcomes(bench.run()) == {"DE": "partial"}
+    bench.configure(regions=["DE"], more=music)
+    report = bench.run()
+    assert (outcomes(report), report.attempts) == ({"DE": "done"}, 1)
+    sql = "SELECT count(*), sum(category_id = '10') FROM rankings JOIN videos USING (video_id) GROUP BY taken_at_ms"
+    (begun, _), (music_videos, of_music) = bench.rows(f"{sql} ORDER BY taken_at_ms")
+    assert begun == 100
+    assert music_videos == of_music > 0
+    bench.configure(regions=["DE"])
+    assert outcomes(bench.run()) == {"DE": "done"}
+    assert bench.requests == 2 + 1 + 2, "the first pass goes on where it stopped"
+
+
+def test_the_order_of_options_makes_no_other_work(bench: Bench) -> None:
+    fetch = bench.write_fetch(
+        "def fetch(client, region, cursor, **options):\n"
+        "    n = (cursor or {'n': 0})['n'] + 1\n"
+        "    return Page(videos=[{'id': f'v{n}'}], cursor={'n': n})\n"
+    )
+    for pages, options in (1, "{ a = 1, b = [2] }"), (2, "{ b = [2], a = 1 }"):
+        bench.configure(fetch=fetch, regions=["DE"], pages=pages, more=f"options = {options}")
+        bench.run()
+    assert len(bench.rows("SELECT work FROM checkpoints")) == 1
+
+
 def test_fewer_pages_than_before_complete_a_pass_under_way_without_a_call(bench: Bench) -> None:
     bench.configure(units=3, regions=["US"])
     assert outcomes(bench.run()) == {"US": "partial"}

@@ -488,9 +488,26 @@ def test_a_pass_begun_before_the_retention_starts_over(store: Store, clock: Cloc
     page = Page(videos=[video("a")], ranked=True, cursor={"token": "x"})
     save(store, page, at_ms=clock.now_ms)
     clock.now_ms += 31 * DAY_MS
+    store.start_run("t", "")
     store.delete_expired()
     checkpoint = store.checkpoint("t", "DE")
     assert (checkpoint.pending, checkpoint.cursor, checkpoint.pages, checkpoint.begun) == (True, None, 0, False)
+
+
+def test_checkpoints_of_work_that_nobody_does_any_longer_are_deleted(store: Store, clock: Clock) -> None:
+    """Each change of a job's options leaves those of the work before."""
+    page = Page(videos=[video("a")], ranked=True, cursor={"token": "x"})
+    for work in ("given up", "done"):
+        store.start_run("t", work)
+        (checkpoint,) = store.start_round("t", ["DE"], work)
+        store.save_page(checkpoint, page, started_at_ms=clock.now_ms, finished=False)
+    clock.now_ms += 29 * DAY_MS
+    store.start_run("t", "done")
+    store.delete_expired()
+    assert store.checkpoint("t", "DE", "given up").cursor == {"token": "x"}
+    clock.now_ms += 2 * DAY_MS
+    store.delete_expired()
+    assert [store.checkpoint("t", "DE", work).pending for work in ("given up", "done")] == [False, True]
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------
