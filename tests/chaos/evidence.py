@@ -58,6 +58,10 @@ class Attempt:
     draw: Draw | None = None
     arrival: Arrival | None = None
 
+    @property
+    def admitted(self) -> bool:
+        return self.decision is not None and bool(self.decision["admitted"])
+
 
 @dataclass(frozen=True)
 class Draw:
@@ -145,27 +149,43 @@ def _life(path: Path, killed: set[str]) -> Life:
 def _attempts(lives: list[Life], entries: dict[str, Entry], draws: list[Draw], wire: list[Arrival]) -> Any:
     found: dict[str, Attempt] = {}
     by_call: defaultdict[str, list[Attempt]] = defaultdict(list)
+    decided: list[tuple[list[Attempt], Event]] = []
     for life in lives:
-        asked: Attempt | None = None
+        asked: list[Attempt] = []
         for event in life.events:
             if event["event"] == "token":
-                asked = found[event["token"]] = Attempt(event["token"], event["call"], life)
-                by_call[asked.call].append(asked)
-                life.last_attempt = asked
-            elif event["event"] == "decision" and event["commit"] and asked is not None:
-                asked.decision, asked = event, None
+                attempt = found[event["token"]] = Attempt(event["token"], event["call"], life)
+                asked.append(attempt)
+                by_call[attempt.call].append(attempt)
+                life.last_attempt = attempt
+            elif event["event"] == "decision" and event["commit"] and asked:
+                decided.append((asked, event))
+                asked = []
     for entry in sorted(entries.values(), key=lambda e: (e.ms, e.seq)):
         if entry.token in found:
             found[entry.token].entries.append(entry)
     for draw in draws:
         found[draw.token].draw = draw
-    # A call may be sent again within the client, under a charge of its own: the arrivals take its charges in turn.
+    for asked, event in decided:
+        _named_by(event, asked).decision = event
+    # A call may be sent again within the client, under a charge of its own: the arrivals take its charges in turn. What
+    # was charged before a loss was known, and not admitted, has not left.
     for arrival in wire:
         for attempt in by_call[arrival.call]:
-            if attempt.arrival is None and (attempt.entries or attempt.draw):
+            if attempt.arrival is None and attempt.admitted and (attempt.entries or attempt.draw):
                 attempt.arrival = arrival
                 break
     return found
+
+
+def _named_by(decision: Event, asked: list[Attempt]) -> Attempt:
+    """Of the tokens that were taken for a decision, the one of the charge or draw that it names: others were for a
+    charge that was taken back, or name an epoch."""
+    for attempt in asked:
+        is_drawn = attempt.draw is not None and decision["source"] == "allowance"
+        if is_drawn or any(entry.id == decision["id"] for entry in attempt.entries):
+            return attempt
+    return asked[-1]
 
 
 def drawn(machine: str, state: Path) -> list[Draw]:

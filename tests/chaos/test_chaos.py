@@ -108,6 +108,13 @@ def _wrong_clock_believed(found: Evidence) -> None:
     next(a for a in found.attempts.values() if a.arrival is not None).life.wrong_clock = True
 
 
+def _first_try_late(found: Evidence) -> None:
+    """As if a loss had taken what a retry was told, and the first try had arrived after the request."""
+    sent = next(a for a in found.attempts.values() if a.arrival is not None and a.draw is None)
+    first = sent.entries[0]
+    found.course.losses[-1].log.append(replace(first, ms=first.ms + 60_000))
+
+
 TAMPERED: tuple[tuple[Callable[[Evidence], None], str], ...] = (
     (_uncharged, "without a charge"),
     (_charged_late, "after they arrived"),
@@ -140,3 +147,8 @@ def test_what_reached_the_wire_was_charged_and_what_was_fetched_is_stored(tmp_pa
         tamper(tampered)
         wrong = judge(tampered.again()).wrong
         assert any(said in what for what in wrong), (tamper.__name__, wrong, table(evidence.scene, verdict))
+    tampered = gather(evidence.scene, copy.deepcopy(evidence.course))
+    _first_try_late(tampered)
+    assert not any("after they arrived" in what for what in judge(tampered.again()).wrong), (
+        "one unit too many, not too few"
+    )

@@ -179,8 +179,9 @@ def _charged_before(evidence: Evidence, verdict: Verdict) -> None:
 
 
 def _charged_ms(attempt: Attempt) -> int:
-    """When an attempt was let through. A charge made in doubt before a draw is not what let it through."""
-    return attempt.draw.ms if attempt.draw is not None else attempt.entries[-1].ms
+    """When an attempt was let through: by its draw, or by the charge that its decision names. Other charges under its
+    token were made in doubt, or late, where a first try arrives after the ledger lost what the retry was told."""
+    return attempt.draw.ms if attempt.draw is not None else _id_ms(attempt)
 
 
 # -- 2. overspend ------------------------------------------------------------------------------------------------------
