@@ -174,11 +174,16 @@ def test_a_flush_whose_answer_is_lost_is_not_repeated(redis_server: RedisServer)
         budget, recorder = recorded(setup, limit(1))
         budget.charge("videos.list")
         budget.charge("videos.list")
-        proxy.fail("drop-reply", times=1)
-        recorder.close()
+        recorder.close(10)  # from now on the server knows the script
+        assert counted(setup) == [("day", "", "limit", 1)]
         budget.charge("videos.list")
-        recorder.close()
-        assert counted(setup) == [("day", "", "limit", 2)]
+        proxy.fail("drop-reply", times=1)
+        recorder.close(10)
+        assert counted(setup) == [("day", "", "limit", 2)], "it arrived"
+        budget.charge("videos.list")
+        recorder.close(10)
+        assert counted(setup) == [("day", "", "limit", 3)]
+        assert len(setup.ledger.refusals(setup.project)) == 3
         setup.ledger.close()
     with redis.Redis.from_url(redis_server.url) as client:
         client.flushall()
