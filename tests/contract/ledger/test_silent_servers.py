@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,7 +27,7 @@ from support.books import BOOK
 from support.clusters import Nodes
 from support.inbound import policy
 from support.sentinels import Sentinels
-from support.servers import until
+from support.servers import black_hole, until
 from support.setup import limit
 from support.topologies import PATIENT_MS
 
@@ -48,18 +48,6 @@ KEY = "quota:{p}:log"
 def silent() -> Iterator[int]:
     """The port of somebody who accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0), backlog=1_000) as listener:
-        yield listener.getsockname()[1]
-
-
-@contextmanager
-def black_hole() -> Iterator[int]:
-    """A port that takes no connection and refuses none."""
-    with ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        for _ in range(4):
-            filler = stack.enter_context(socket.socket())
-            filler.setblocking(False)
-            filler.connect_ex(listener.getsockname())
         yield listener.getsockname()[1]
 
 

@@ -221,6 +221,9 @@ def test_two_ledgers_of_one_project_are_said_once_a_day_and_not_joined(
     os.utime(told, (time.time() - 86_401,) * 2)
     assert owner.charge("three.toml") == 1
     assert len(lines(caplog)) == 2, "another endpoint is another upstream"
+    for suffix in ("", "-wal", "-shm"):
+        (owner.folder / f"a.db{suffix}").unlink(missing_ok=True)
+    assert owner.used("one.toml") == 903, "what the other configuration saw at its own ledger is not counted here"
 
 
 # -- debts -------------------------------------------------------------------------------------------------------------
@@ -240,6 +243,9 @@ def test_a_debt_goes_to_the_ledger_that_the_configuration_names_next(owner: Owne
     owner.write("sqlite:///new.db", name="one.toml", ledger=ALLOWS)
     owner.charge("one.toml")
     assert (owner.used("one.toml"), owner.used("two.toml")) == (16, 1)
+    owner.write("sqlite:///newer.db", name="one.toml", ledger=ALLOWS)
+    owner.charge("one.toml")
+    assert owner.used("one.toml") == 17, "once"
 
 
 def test_identities_that_repay_one_ledger_are_counted_apart(owner: Owner) -> None:

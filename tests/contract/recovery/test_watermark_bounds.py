@@ -13,7 +13,7 @@ import quota.recovery.watermark_file
 from quota.budget import Budget
 from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS
-from quota.recovery.high_water_mark import HighWaterMark
+from quota.recovery.high_water_mark import TIDY_EVERY_MS, HighWaterMark
 from quota.recovery.watermark_file import WatermarkFile
 from support.books import BOOK
 from support.processes import in_child
@@ -128,6 +128,22 @@ def test_what_does_not_fit_into_a_slot_is_said(
     scene.empty()
     assert [state.used_units for state in budget.usage()[:-1]] == [10] * 11, "the process itself knows all of it"
     scene.another_process()
+
+
+def test_of_what_does_not_fit_into_a_slot_the_rest_is_remembered(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the next process too: what is left out is the end of it, whole lines at a time."""
+    limits = _limits(12)
+    budget = scene.budget(*limits)
+    assert budget.charge("videos.list", units=10).admitted
+    head = quota.recovery.watermark_file._head_struct(len(limits)).size + 4
+    lines = scene.opened[0]._watermark().to_text([(one.view.name, DAY_MS) for one in limits]).splitlines(keepends=True)
+    room = head + len("".join(lines[: 1 + len(limits)])) - 1
+    monkeypatch.setattr(quota.recovery.watermark_file, "SLOT_BYTES", room)
+    scene.now_ms += TIDY_EVERY_MS  # the next decision writes all of it
+    assert not budget.charge("videos.list").admitted
+    scene.another_process()
+    scene.empty()
+    assert [state.used_units for state in scene.budget(*limits).usage()] == [*[10] * 11, 0]
 
 
 def test_a_process_that_finds_no_slot_reads_those_of_the_others(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -16,6 +17,7 @@ from quota.reconcile import monitoring
 from support.plain_http import Answer, Arrived, PlainServer
 from support.raw_http import RawServer, head, whole
 from support.reconciling import NOON, Site
+from support.servers import black_hole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -237,6 +239,15 @@ def test_silence_is_not_waited_for(site: Site, monkeypatch: pytest.MonkeyPatch, 
         site.configure(server.address)
         said = failure(site)
     assert "was silent for 0.3 s" in said or "was not complete after 0.8 s" in said
+
+
+def test_a_connection_that_is_never_made_is_not_waited_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitoring, "SILENCE_S", 0.3)
+    began_s = time.monotonic()
+    with black_hole() as port:
+        site.configure(f"http://127.0.0.1:{port}")
+        assert "was silent for 0.3 s" in failure(site)
+    assert time.monotonic() - began_s < 20
 
 
 def test_a_body_without_an_end_is_not_read(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
