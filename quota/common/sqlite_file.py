@@ -196,6 +196,12 @@ class SqliteFile:
         with self._lock:
             self._let_go()
 
+    def __del__(self) -> None:
+        """Close what nobody closed, as every Python before 3.13 does by itself, without a ResourceWarning."""
+        db = vars(self).get("_db")  # not there if `__init__` failed
+        if db is not None:
+            db.close()
+
     def held_over_fork(self) -> Generator[None, None, None]:
         """Wait for the current transaction, and close the file. Both processes open it again when they need it.
 

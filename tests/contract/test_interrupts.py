@@ -81,7 +81,7 @@ def test_a_charge_interrupted_anywhere_is_charged_once_or_not_at_all(setup: Setu
 def test_a_handler_may_charge_anywhere_in_a_charge(setup: Setup) -> None:
     budget = setup.budget(limit(10**6), limit(10**6, DAY_MS // 2, name="half"))
     budget.charge("videos.list")
-    admitted = 1
+    admitted, handled = 1, 0
 
     def charge() -> None:
         nonlocal admitted
@@ -89,10 +89,14 @@ def test_a_handler_may_charge_anywhere_in_a_charge(setup: Setup) -> None:
         assert (decision.admitted, decision.source) == (True, "ledger"), decision.detail
         admitted += 1
 
-    places = list(at_every_place(charge, charge))
+    def handle() -> None:
+        nonlocal handled
+        handled += 1
+        charge()
+
+    places = list(at_every_place(handle, charge))
     assert [error for error in places if error is not None] == []
-    assert len(places) > 50
-    assert admitted == 2 * len(places) + 2  # the last one found no such place
+    assert handled == len(places) > 50
     assert budget.usage()[0].used_units == budget.usage()[1].used_units == admitted
     assert counted(setup.ledger, setup.project) == admitted
 

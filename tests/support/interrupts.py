@@ -38,7 +38,6 @@ def at_place(
     `within`: how the files begin whose places count.
     """
     passed = 0
-    before: dict[FrameType, int] = {}
 
     def arrive() -> None:
         nonlocal passed
@@ -46,29 +45,11 @@ def at_place(
         if passed == number + 1:
             handler()
 
-    def step(frame: FrameType, event: str, _: Any) -> Any:
-        if event == "opcode":
-            last = before.get(frame)
-            before[frame] = frame.f_lasti
-            if last is not None and (frame.f_lasti < last or last in _calls(frame.f_code)):
-                arrive()
-        return step
-
-    def enter(frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(within):
-            return None
-        if frame.f_code.co_name == "__del__":  # nothing that is raised there comes out
-            return None
-        frame.f_trace_opcodes = True
-        arrive()
-        return step
-
-    others = sys.gettrace()
-    sys.settrace(enter)
+    end = _visit(arrive, within)
     try:
         work()
     finally:
-        sys.settrace(others)
+        end()
     return passed > number
 
 
@@ -92,3 +73,75 @@ def at_every_place(
 @lru_cache
 def _calls(code: CodeType) -> frozenset[int]:
     return frozenset(one.offset for one in dis.get_instructions(code) if one.opname.startswith("CALL"))
+
+
+def _is_visited(code: CodeType, within: tuple[str, ...]) -> bool:
+    return code.co_filename.startswith(within) and code.co_name != "__del__"  # nothing that is raised there comes out
+
+
+def _is_behind(before: dict[FrameType, int], frame: FrameType, at: int) -> bool:
+    """Whether a call has returned before this instruction, or a loop has gone back to it."""
+    last = before.get(frame)
+    before[frame] = at
+    return last is not None and (at < last or last in _calls(frame.f_code))
+
+
+if sys.version_info >= (3, 12):
+    # There `sys.settrace` does not tell of all instructions, and in 3.13 of few.
+    _TOOL = 4
+
+    def _visit(arrive: Callable[[], None], within: tuple[str, ...]) -> Callable[[], None]:
+        before: dict[FrameType, int] = {}
+        monitoring = sys.monitoring
+
+        seen: set[CodeType] = set()
+
+        def enter(code: CodeType, _: int) -> None:
+            if not _is_visited(code, within):
+                return
+            if code not in seen:
+                seen.add(code)
+                monitoring.set_local_events(_TOOL, code, events.INSTRUCTION)
+            arrive()
+
+        def step(_: CodeType, at: int) -> None:
+            if _is_behind(before, sys._getframe(1), at):
+                arrive()
+
+        events = monitoring.events
+        callbacks = {events.PY_START: enter, events.PY_RESUME: enter, events.INSTRUCTION: step}
+
+        def end() -> None:
+            monitoring.set_events(_TOOL, 0)
+            for code in seen:
+                monitoring.set_local_events(_TOOL, code, 0)
+            for event in callbacks:
+                monitoring.register_callback(_TOOL, event, None)
+            monitoring.free_tool_id(_TOOL)
+
+        monitoring.use_tool_id(_TOOL, "interrupts")
+        for event, callback in callbacks.items():
+            monitoring.register_callback(_TOOL, event, callback)
+        monitoring.set_events(_TOOL, events.PY_START | events.PY_RESUME)
+        return end
+
+else:
+
+    def _visit(arrive: Callable[[], None], within: tuple[str, ...]) -> Callable[[], None]:
+        before: dict[FrameType, int] = {}
+
+        def step(frame: FrameType, event: str, _: Any) -> Any:
+            if event == "opcode" and _is_behind(before, frame, frame.f_lasti):
+                arrive()
+            return step
+
+        def enter(frame: FrameType, event: str, _: Any) -> Any:
+            if not _is_visited(frame.f_code, within):
+                return None
+            frame.f_trace_opcodes = True
+            arrive()
+            return step
+
+        others = sys.gettrace()
+        sys.settrace(enter)
+        return lambda: sys.settrace(others)
