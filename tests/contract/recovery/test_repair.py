@@ -13,6 +13,7 @@ from quota.ledger.contract import CLOCK_SLACK_MS, MAX_REPAIRS, Exhaustion, Repai
 from quota.ledger.entry import Entry
 from quota.ledger.unlogged import UnloggedUsage
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
+from support.proxy import Proxy
 from support.setup import NOW_MS, Setup, limit
 
 if TYPE_CHECKING:
@@ -275,6 +276,19 @@ def test_a_repair_that_was_stopped_is_finished_by_the_next_one(
     assert pieces.seen == [1] * 200 + [2] * 599 + [5, 7]
     assert all(entry.ms <= setup.now_ms for entry in log(setup))
     assert setup.ledger.ahead(setup.project).found is False
+
+
+def test_a_repair_whose_answer_is_lost_is_made_once(redis_server: RedisServer) -> None:
+    with Proxy(redis_server.port) as proxy:
+        setup = Setup.open(proxy.url)
+        repair(setup)  # from now on the server knows the script
+        setup.now_ms += HOUR_MS
+        spend(setup, 1, at_ms=NOW_MS + YEAR_MS)
+        proxy.fail("drop-reply", match=b":repair:")
+        asked = proxy.requests
+        repair(setup)
+        assert (proxy.requests - asked, len(setup.ledger.repairs(setup.project))) == (2, 2)
+        setup.ledger.close()
 
 
 @pytest.mark.parametrize(("number", "calls"), [(100, 5), (550, 3)])
