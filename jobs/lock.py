@@ -1,4 +1,7 @@
-"""One run of a job and a store at a time on a machine: a lock on a file, which ends with the process that has it.
+"""One run of a job and a store at a time on a machine: locks on files, which end with the process that has them.
+
+A run has one in the state folder, which others cannot fill or empty, and one beside the store: whoever writes there may
+have another state folder.
 
 only_one      takes the lock for a block
 lock_name     names it, so that the ledger can tell a dead run from one on another machine
@@ -36,17 +39,24 @@ def only_one(store_url: str, job: str) -> Iterator[int | None]:
     """
     import fcntl
 
-    descriptor = lock_file(store_url, job)
+    descriptors = [lock_file(store_url, job)]
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
-            return
-        # The file stays. If this run removed it, a third run could lock a new one while a second holds the old one.
-        yield descriptor
+        beside = _lock_beside(store_url, job, descriptors[0])
+        descriptors += [] if beside is None else [beside]
+        for descriptor in descriptors:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield None
+                return
+            except OSError:
+                if descriptor != beside:  # a store may be on a file system without such locks
+                    raise
+        # The files stay. If this run removed one, a third run could lock a new one while a second holds the old one.
+        yield descriptors[0]
     finally:
-        os.close(descriptor)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def lock_name(descriptor: int) -> str:
@@ -70,8 +80,8 @@ def hashed(text: str, size: int) -> str:
         from _blake2 import blake2b  # hashlib would load all of OpenSSL for it
     except ImportError:
         from hashlib import blake2b
-    hashed: str = blake2b(text.encode(), digest_size=size).hexdigest()
-    return hashed
+    name: str = blake2b(text.encode(errors="surrogateescape"), digest_size=size).hexdigest()
+    return name
 
 
 def store_id_of(store: Store, lock: int) -> str:
@@ -92,21 +102,41 @@ def lock_file(store_url: str, job: str) -> int:
     run of this job must be able to write there."""
     from quota.settings.folders import make_state_folder
 
-    digest = hashed(f"{store_url}\n{job}", 6)
-    readable = re.sub(r"[^A-Za-z0-9._-]", "_", job)[:64]
-    name = f"run-{readable}-{digest}.lock"
+    beside = _path_beside(store_url, job)
     try:
-        return _opened(make_state_folder() / name)
+        return _opened(make_state_folder() / beside.name)
     except NotAloneError as error:
-        raise quota.ConfigError(f"{error.filename}: {error.strerror}; delete it") from None
+        raise _not_alone(error) from None
     except (quota.ConfigError, OSError) as error:
         why = error if isinstance(error, quota.ConfigError) else _no_lock(error)
         try:
-            descriptor = _opened(Path(store_url.partition(":///")[2]).parent / name)
+            descriptor = _opened(beside)
         except OSError:
             raise why from None
         log.warning("%s: %s", line("lock_beside_store", job=job), why)
         return descriptor
+
+
+def _lock_beside(store_url: str, job: str, other: int) -> int | None:
+    """The file beside the store; None if that is the `other` one, or cannot be opened: then the store cannot either, or
+    its user may only write the files that are there."""
+    try:
+        descriptor = _opened(_path_beside(store_url, job))
+    except NotAloneError as error:
+        raise _not_alone(error) from None
+    except OSError:
+        return None
+    if os.path.samestat(os.fstat(descriptor), os.fstat(other)):
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _path_beside(store_url: str, job: str) -> Path:
+    """Where the lock is beside the store. Its name is the same however the store is spelt."""
+    store = os.path.realpath(store_url.partition(":///")[2])
+    readable, digest = re.sub(r"[^A-Za-z0-9._-]", "_", job)[:64], hashed(f"{store}\n{job}", 6)
+    return Path(store).parent / f"run-{readable}-{digest}.lock"
 
 
 def _opened(path: Path) -> int:
@@ -116,6 +146,10 @@ def _opened(path: Path) -> int:
         raise
     except OSError:
         return open_alone(path, os.O_RDONLY)  # an existing file can be locked without writing to it
+
+
+def _not_alone(error: NotAloneError) -> quota.ConfigError:
+    return quota.ConfigError(f"{error.filename}: {error.strerror}; delete it")
 
 
 def _no_lock(error: OSError) -> quota.ConfigError:

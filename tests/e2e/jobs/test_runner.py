@@ -847,6 +847,35 @@ main()
     ]
 
 
+@pytest.mark.parametrize("spelt", ["videos.db", "link.db", "../{folder}/./videos.db"])
+def test_runs_into_one_store_are_kept_apart_whatever_their_state_folders(bench: Bench, spelt: str) -> None:
+    """A crontab may set QUOTA_STATE_DIR, and a shell not. Both runs would go on where the other one stopped."""
+    bench.configure(regions=["US"], pages=1)
+    bench.upstream.fault("hang", ms=20_000)
+    child = bench.start("run", "t")
+    bench.await_requests(1)
+    (bench.folder / "link.db").symlink_to("videos.db")
+    text = bench.config.read_text().replace("videos.db", spelt.format(folder=bench.folder.name))
+    (bench.folder / "other.toml").write_text(text)
+    for config in "quota.toml", "other.toml":
+        for state in bench.quota.env["QUOTA_STATE_DIR"], str(bench.folder / "other"):
+            report = bench.quota.json("run", "t", "--config", config, QUOTA_STATE_DIR=state)
+            assert report["outcome"] == "overlap", (config, state)
+    child.kill()
+    child.communicate()
+    assert bench.requests == 1
+
+
+def test_a_folder_whose_name_is_no_text_is_one_like_any_other(bench: Bench) -> None:
+    bench.configure(regions=["US"], pages=1)
+    folder = os.path.join(os.fsencode(bench.folder), b"caf\xe9")
+    os.mkdir(folder)
+    for name in b"key", b"quota.toml":
+        os.rename(os.path.join(os.fsencode(bench.folder), name), os.path.join(folder, name))
+    done = subprocess.run([*QUOTA, "run", "t"], cwd=folder, env=bench.quota.env, capture_output=True, check=False)
+    assert (done.returncode, bench.requests) == (0, 1), done.stderr
+
+
 def test_a_killed_runs_lock_file_is_private_to_its_user(bench: Bench, state_dir: Path) -> None:
     bench.configure(regions=["US"], pages=1)
     bench.run()
