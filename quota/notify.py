@@ -197,10 +197,14 @@ def _run(command: Sequence[str], body: str, timeout_s: float) -> None:
     )
     try:
         process.communicate(body.encode(), timeout=max(0.0, timeout_s))
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # with all that it started
         process.wait()
+        if isinstance(error, subprocess.TimeoutExpired):  # its message has the arguments, and one may be a secret
+            raise ValueError(
+                f"{one_line(command[0])} was killed after the {DEADLINE_S:g} s that telling may take"
+            ) from None
         raise
     if process.returncode:
         raise ValueError(f"{one_line(command[0])} ended with {process.returncode}")
