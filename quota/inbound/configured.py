@@ -18,7 +18,7 @@ from quota.errors import ConfigError
 from quota.inbound.contract import Limit
 from quota.inbound.identity import X_FORWARDED_FOR, digest
 from quota.inbound.rules import Rule, Rules
-from quota.settings.address import address_of
+from quota.settings.address import address_of, file_of
 from quota.settings.books import parse_span
 from quota.settings.inbound import LIMIT_KEYS, RULE_KEYS
 from quota.settings.load import find_config, load_settings
@@ -141,10 +141,13 @@ def _url(table: TomlTable, settings: Settings) -> str | None:
     address = address_of(table, folder)
     if address is None:
         return None
-    if address.url.startswith("sqlite:///"):
-        file = address.url.removeprefix("sqlite:///")
-        return f"sqlite:///{folder / file}"
-    return address.url
+    if not address.url.startswith("sqlite:///"):
+        return address.url
+    url = f"sqlite:///{folder / Path(address.url.removeprefix('sqlite:///')).expanduser()}"
+    for what, used in ("ledger", settings.ledger.url), ("store", settings.store.url):
+        if file_of(url) == file_of(used):
+            raise table.error(f"the {what} uses this file already; give the inbound limits a file of their own", "url")
+    return url
 
 
 def _known_keys(table: TomlTable, settings: Settings) -> Callable[[str], bool]:

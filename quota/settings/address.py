@@ -6,6 +6,7 @@ Each key beside `url` is an option of the url, under the name that redis-py has 
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,6 +44,11 @@ class Address(NamedTuple):
     def __repr__(self) -> str:
         """Without the url: it may hold a password."""
         return f"<Address {self.url.partition(':')[0]}>"
+
+
+def file_of(url: str) -> str:
+    """The file that an SQLite URL points to, with symbolic links resolved; any other URL as it is."""
+    return os.path.realpath(url.removeprefix("sqlite:///")) if url.startswith("sqlite:") else url
 
 
 def is_reference(text: str) -> bool:

@@ -35,7 +35,7 @@ from quota.limits import (
     format_duration,
 )
 from quota.settings.address import KEYS as ADDRESS_KEYS
-from quota.settings.address import Address, address_of, path_at, reference
+from quota.settings.address import Address, address_of, file_of, path_at, reference
 from quota.settings.books import load_book, parse_span, parse_window
 from quota.settings.folders import state_folder, user_folder
 from quota.settings.model import (
@@ -188,15 +188,10 @@ def _store(table: TomlTable, folder: Path, ledger: LedgerSettings) -> StoreSetti
     retention_ms = parse_span(table, "retention") if "retention" in table else DEFAULT_RETENTION_MS
     given = Address(table.text("url")) if "url" in table else None
     url, _ = _address(table, given, folder, "videos.db", ("sqlite",))
-    if _file(url) == _file(ledger.url):
+    if file_of(url) == file_of(ledger.url):
         raise table.error("the ledger uses this file already; give the store a file of its own", "url")
     name = table.check_label(table.text("name"), "name") if "name" in table else ""
     return StoreSettings(url, retention_ms, name)
-
-
-def _file(url: str) -> str:
-    """The file that an SQLite URL points to, with symbolic links resolved; any other URL as it is."""
-    return os.path.realpath(url.removeprefix("sqlite:///")) if url.startswith("sqlite:") else url
 
 
 def _address(table: TomlTable, given: Address | None, folder: Path, default: str, schemes: tuple[str, ...]) -> Address:

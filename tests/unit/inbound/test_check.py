@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from quota.errors import ConfigError
+from quota.inbound import load_rules
 from quota.inbound.check import examine
 from quota.settings.load import load_settings
 
@@ -76,6 +78,21 @@ def test_a_rule_that_no_request_reaches_or_that_cannot_be_used(
     path = tmp_path / "quota.toml"
     path.write_text(rules, encoding="utf-8")
     assert list(examine(load_settings(path))) == ([] if location is None else [(location, said)])
+
+
+@pytest.mark.parametrize("spelt", ["{}.db", "./{}.db", "{}-link.db", "sub/../{}.db"])
+@pytest.mark.parametrize("used", ["ledger", "store"])
+def test_a_storage_in_the_file_of_the_ledger_or_the_store_is_an_error(tmp_path: Path, used: str, spelt: str) -> None:
+    """Whichever were there first, the other would not open it: all budgets would be refused, or nobody limited."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / f"{used}-link.db").symlink_to(f"{used}.db")
+    path = tmp_path / "quota.toml"
+    other = '[ledger]\nurl = "sqlite:///ledger.db"\n[store]\nurl = "sqlite:///store.db"\n'
+    path.write_text(f'{other}[inbound]\nurl = "sqlite:///{spelt.format(used)}"\n{LOGIN}', encoding="utf-8")
+    said = f"the {used} uses this file already; give the inbound limits a file of their own"
+    assert list(examine(load_settings(path))) == [("inbound.url", said)]
+    with pytest.raises(ConfigError, match=said):
+        load_rules(path)
 
 
 def test_all_rules_that_cannot_be_used_are_named_at_once(tmp_path: Path) -> None:
