@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.race import Contestant, race
 from bench.report import Bar, Report
+from quota.inbound.sqlite_storage import PAGE_BYTES
 from support.web import Served
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).resolve().parents[1]
 PATHS = ("/bare/", "/limited/")
+INSERTING = "/inserting/"
 ROUNDS, CALLS = 100, 20
 CROWD_ROUNDS, CROWD_REQUESTS = 15, 200
 CLIENTS = 4
@@ -37,7 +40,7 @@ BODY = b'{"hello":"world"}'
 
 
 def make_app(folder: str) -> Any:
-    """The same application twice, with and without a rule."""
+    """The same application with and without a rule, and with the least that a shared count in SQLite can cost."""
     from fastapi import FastAPI
     from starlette.routing import Mount, Router
 
@@ -53,7 +56,33 @@ def make_app(folder: str) -> Any:
         return app
 
     rules = Rules([Rule("default", Limit(10**9, 60_000), fail="closed")], url=f"sqlite:///{folder}/inbound.db")
-    return Router([Mount("/bare", trivial()), Mount("/limited", asgi(trivial(), rules))])
+    return Router(
+        [
+            Mount("/bare", trivial()),
+            Mount("/limited", asgi(trivial(), rules)),
+            Mount("/inserting", Inserting(trivial(), f"{folder}/bare.db")),
+        ]
+    )
+
+
+class Inserting:
+    """An application that first counts each request in one row, and knows of no rules, windows or identities."""
+
+    def __init__(self, app: Any, path: str) -> None:
+        self._app = app
+        self._db = sqlite3.connect(path, isolation_level=None, timeout=10)
+        for statement in (
+            f"PRAGMA page_size = {PAGE_BYTES}",
+            "PRAGMA journal_mode = WAL",
+            "PRAGMA synchronous = NORMAL",
+            "CREATE TABLE IF NOT EXISTS counts (name INTEGER PRIMARY KEY, count INTEGER NOT NULL)",
+        ):
+            self._db.execute(statement)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            self._db.execute("INSERT INTO counts VALUES (1, 1) ON CONFLICT DO UPDATE SET count = count + 1")
+        await self._app(scope, receive, send)
 
 
 @contextmanager
@@ -99,13 +128,17 @@ def alone(report: Report, folder: str) -> None:
         client = Client(server.port)
         contestants = [
             Contestant(name, partial(client, path), time_calls=partial(cpu_ns, server.process.pid, client, path))
-            for name, path in (("FastAPI", PATHS[0]), ("FastAPI behind a rule", PATHS[1]))
+            for name, path in (
+                ("FastAPI", PATHS[0]),
+                ("FastAPI and a bare INSERT", INSERTING),
+                ("FastAPI behind a rule", PATHS[1]),
+            )
         ]
         rows = race(contestants, ROUNDS, CALLS, report.progress)
         client.close()
     report.progress.clear()
     report.race("alone", "The worker's processor time for a request over HTTP, SQLite", rows)
-    report.bars.append(Bar("a rule on SQLite, one worker", rows[1].ratio, 1.10))
+    report.bars.append(Bar("a rule on SQLite, one worker", rows[-1].ratio, 1.10))
 
 
 def cpu_ns(pid: int, client: Client, path: str, calls: int) -> list[int]:
