@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from quota.common.text import printable
@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     from rich.measure import Measurement
     from rich.padding import PaddingDimensions
     from rich.segment import Segment
-    from rich.style import Style
     from rich.table import Table
 
 
 # -- any width ---------------------------------------------------------------------------------------------------------
+
+
+Written = list[tuple[str, str]]
+"""Lines, each with the name of its style."""
 
 
 class Parts:
@@ -31,13 +34,35 @@ class Parts:
         self._parts = list(parts)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> list[RenderableType | Segment]:
-        written: list[RenderableType | Segment] = []
+        return _segments(self._written(console, options), console)
+
+    def _written(self, console: Console, options: ConsoleOptions) -> Iterator[Written | RenderableType]:
         for part in self._parts:
-            if isinstance(part, (Line, FirstThatFits, Parts)):
-                written += part.__rich_console__(console, options)
+            if isinstance(part, Parts):
+                yield from part._written(console, options)
             else:
-                written.append(part)
-        return written
+                yield part.written(console, options) if isinstance(part, (Line, FirstThatFits)) else part
+
+
+def _segments(found: Iterable[Written | RenderableType], console: Console) -> list[RenderableType | Segment]:
+    """What rich is given: a segment for each line with a style, and one for all those without a style up to the next.
+    Each segment takes rich as long as a short line takes us."""
+    from rich.segment import Segment
+
+    segments: list[RenderableType | Segment] = []
+    plain: list[str] = []
+    for one in found:
+        if not isinstance(one, list):
+            segments += Segment("".join(plain)), one
+            plain = []
+            continue
+        for text, style in one:
+            if style:
+                segments += Segment("".join(plain)), Segment(text, console.get_style(style))
+                plain = ["\n"]
+            else:
+                plain += text, "\n"
+    return [*segments, Segment("".join(plain))]
 
 
 class FirstThatFits:
@@ -53,16 +78,18 @@ class FirstThatFits:
             self._tried.append(candidate)
             yield candidate
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> list[RenderableType | Segment]:
-        unbound = options.update_width(_ANY_WIDTH)
+    def written(self, console: Console, options: ConsoleOptions) -> Written | RenderableType:
         for candidate in self._candidates():
             if isinstance(candidate, Layout):
                 width = candidate.width
             else:
-                width = console.measure(candidate, options=unbound).maximum
+                width = console.measure(candidate, options=options.update_width(_ANY_WIDTH)).maximum
             if width <= options.max_width:
                 break
-        return candidate.__rich_console__(console, options) if isinstance(candidate, Layout) else [candidate]
+        return candidate.written(console, options) if isinstance(candidate, Layout) else candidate
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> list[RenderableType | Segment]:
+        return _segments([self.written(console, options)], console)
 
 
 _ANY_WIDTH = 10_000
@@ -75,14 +102,15 @@ class Line:
     def __init__(self, text: str, style: str = "") -> None:
         self._text, self._style = printable(text), style
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> list[RenderableType | Segment]:
-        from rich.segment import Segment
-
+    def written(self, console: Console, options: ConsoleOptions) -> Written | RenderableType:
         if _cells(self._text) > options.max_width:
             from rich.text import Text
 
-            return [Text(self._text, self._style, overflow="fold")]
-        return [Segment(self._text, console.get_style(self._style) if self._style else None), Segment("\n")]
+            return Text(self._text, self._style, overflow="fold")
+        return [(self._text, self._style)]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> list[RenderableType | Segment]:
+        return _segments([self.written(console, options)], console)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         from rich.measure import Measurement
@@ -159,75 +187,51 @@ class Layout:
     ) -> None:
         self.columns, self.rows, self.styles, self.footer = columns, rows, styles, footer
         self.kept, self.gap, self.maximum = kept, gap, maximum
+        self._head = self._folded([column.heading for column in columns], from_below=True)
+        self._body = [self._folded(row) for row in rows]
+        self._foot = [[footer[n] for n in kept]] if footer else []
+        lines = [*self._head, *chain.from_iterable(self._body), *self._foot]
+        self._widths = [
+            max(map(len if "".join(cells).isascii() else _cells, cells)) for cells in zip(*lines, strict=True)
+        ]
+        self.width = sum(self._widths) + gap * (len(kept) - 1)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         from rich.measure import Measurement
 
         return Measurement(self.width, self.width)
 
-    @property
-    def width(self) -> int:
-        return sum(self._widths) + self.gap * (len(self.kept) - 1)
+    def _folded(self, row: Sequence[str], *, from_below: bool = False) -> list[Sequence[str]]:
+        """The lines of a row, each the columns kept. Lower cells begin at the top, or else end at the bottom."""
+        if not self.maximum:
+            return [[row[n] for n in self.kept]]
+        cells = [fold(row[n], self.maximum).split("\n") for n in self.kept]
+        height = max(map(len, cells))
+        missing = [[""] * (height - len(lines)) for lines in cells]
+        filled = [above + lines if from_below else lines + above for lines, above in zip(cells, missing, strict=True)]
+        return [*zip(*filled, strict=True)]
 
-    @cached_property
-    def _headings(self) -> list[list[str]]:
-        return self._folded([column.heading for column in self.columns])
-
-    @cached_property
-    def _body(self) -> list[list[list[str]]]:
-        """The lines of each cell kept, by row."""
-        return [self._folded(row) for row in self.rows]
-
-    @cached_property
-    def _widths(self) -> list[int]:
-        """Of each column kept."""
-        footer = [[self.footer[n]] for n in self.kept] if self.footer else [[""]] * len(self.kept)
-        widths = []
-        for cells in zip(self._headings, footer, *self._body, strict=True):
-            lines = [line for cell in cells for line in cell]
-            widths.append(max(map(len if "".join(lines).isascii() else _cells, lines)))
-        return widths
+    def written(self, console: Console, options: ConsoleOptions) -> Written | RenderableType:
+        if self.width > options.max_width or options.ascii_only:
+            return self._by_rich()
+        written = [(self._line(cells), "table.header") for cells in self._head]
+        written.append(("\u2500" * self.width, ""))
+        for n, lines in enumerate(self._body):
+            style = self.styles[n] if self.styles else ""
+            written += [(self._line(cells), style) for cells in lines]
+        for cells in self._foot:
+            written += (" " * self.width, ""), (self._line(cells), "table.footer")
+        return written
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> list[RenderableType | Segment]:
-        from rich.segment import Segment
+        return _segments([self.written(console, options)], console)
 
-        widths, whole, head = self._widths, self.width, console.get_style("table.header")
-        if whole > options.max_width or options.ascii_only:
-            return [self._by_rich()]
-        end, height = Segment("\n"), max(map(len, self._headings))
-        written: list[RenderableType | Segment] = []
-        written += self._lines([[""] * (height - len(lines)) + lines for lines in self._headings], widths, head, end)
-        written += Segment("\u2500" * whole), end
-        for n, cells in enumerate(self._body):
-            style = self.styles[n] if self.styles else ""
-            written += self._lines(cells, widths, console.get_style(style) if style else None, end)
-        if self.footer:
-            written += Segment(" " * whole), end
-            footer = [[self.footer[n]] for n in self.kept]
-            written += self._lines(footer, widths, console.get_style("table.footer"), end)
-        return written
-
-    def _folded(self, row: Sequence[str]) -> list[list[str]]:
-        """The lines of each cell kept."""
-        if not self.maximum:
-            return [[row[n]] for n in self.kept]
-        return [fold(row[n], self.maximum).split("\n") for n in self.kept]
-
-    def _lines(
-        self, cells: Sequence[Sequence[str]], widths: Sequence[int], style: Style | None, end: Segment
-    ) -> list[Segment]:
-        """One row: as many lines as its highest cell has."""
-        from rich.segment import Segment
-
-        written: list[Segment] = []
-        for at in range(max(map(len, cells))):
-            parts = []
-            for n, lines, width in zip(self.kept, cells, widths, strict=True):
-                line = lines[at] if at < len(lines) else ""
-                space = " " * (width - _cells(line))
-                parts.append(space + line if self.columns[n].number else line + space)
-            written += Segment((" " * self.gap).join(parts), style), end
-        return written
+    def _line(self, cells: Sequence[str]) -> str:
+        parts = []
+        for n, cell, width in zip(self.kept, cells, self._widths, strict=True):
+            space = " " * (width - (len(cell) if cell.isascii() else _cells(cell)))
+            parts.append(space + cell if self.columns[n].number else cell + space)
+        return (" " * self.gap).join(parts)
 
     def _by_rich(self) -> Table:
         from rich.box import SIMPLE_HEAD
