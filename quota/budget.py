@@ -302,19 +302,21 @@ class Budget:
         """
         return run(looking(self, methods))
 
-    def _looking(self, methods: Iterable[str]) -> Steps[Outlook]:
-        book, main = self.book.at(self._clock()), self.book.main_bucket.name
-        # `quota check` reports a limit below the price of the cheapest call as an error; here it is full when used up.
-        costs = tuple(min(book.least_units(limit.view.selector), limit.limit_units) for limit in self.limits)
-        checklist = self._checklists.of("", book.cheapest_units(main), main, self.limits, costs, "")
-        checklist, request, result = yield from self._counting(checklist, Charge(0, main, "", "", "", ""))
-        room_ms = yield from self._with_log(partial(_room_of_each, *standings_of(checklist, request, result)))
-        full = yield from self._with_log(partial(self._full, checklist, request, result))
+    def _looking(self, methods: Sequence[str]) -> Steps[Outlook]:
+        checklist = self._checklists.of_a_look()
+        charge = Charge(0, checklist.bucket, "", "", "", "")
+        checklist, request, result = yield from self._counting(checklist, charge)
+        room_ms: tuple[int | None, ...] = (None,) * len(self.limits)
+        full: Decision | None = None
+        if result.outcome != "admitted":  # else every limit has room
+            room_ms = yield from self._with_log(partial(_room_of_each, *standings_of(checklist, request, result)))
+            full = yield from self._with_log(partial(self._full, checklist, request, result))
         closed, next_ms = result.exhaustion, full.retry_at_ms if full is not None else None
         if closed is not None:
             next_ms = None if closed.until_ms == NEVER else max(next_ms or 0, closed.until_ms + self._jitter_ms)
         dearest = None
-        if closed is None and full is None:
+        if closed is None and full is None and methods:
+            book = self.book.at(request.caller_ms)
             known = [method for method in methods if book.canonical(method) in book.methods]
             prices = {method: book.price(method) for method in known}
             by_share = sorted(prices, key=lambda m: prices[m].units / book.buckets[prices[m].bucket].quota_units)
@@ -625,7 +627,8 @@ class Budget:
             if asked is None:
                 expected = NOTHING_EXPECTED
                 if high_water_mark is not None:
-                    expected = high_water_mark.known() or (yield high_water_mark.expected)
+                    see = high_water_mark.glance if looks and not behind_tries else high_water_mark.expected
+                    expected = high_water_mark.known() or (yield see)
                 checklist, request = self._request(checklist, charges[0], expected, self._clock(), charges[1:])
                 result: ChargeResult = yield Question(self.ledger, request, commit)
             else:
@@ -776,7 +779,7 @@ def deciding(
 
 def looking(budget: Budget, methods: Iterable[str] = ()) -> Steps[Outlook]:
     """`Budget.outlook`, for whoever does the steps."""
-    return budget._looking(methods)
+    return budget._looking(tuple(methods))
 
 
 def counting(budget: Budget) -> Steps[object]:
@@ -899,8 +902,7 @@ def drawn_by(budget: Budget, run: str) -> list[Charge]:
 
 def close_budget(budget: Budget) -> None:
     """Let every later decision raise UsageError, because what it would go through is closed."""
-    closed: Any = _Closed()
-    budget.ledger = budget._allowance = budget._high_water_mark = closed
+    budget.ledger = budget._allowance = budget._high_water_mark = _CLOSED
 
 
 class _Closed:
@@ -909,6 +911,8 @@ class _Closed:
     def __getattr__(self, name: str) -> Any:
         raise UsageError(SESSION_CLOSED)
 
+
+_CLOSED: Any = _Closed()
 
 SESSION_CLOSED = "this session is closed; open another one with quota.open() or quota.open_async()"
 

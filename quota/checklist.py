@@ -164,6 +164,21 @@ class Together(NamedTuple):
     closed: str | None
 
 
+class _Look(NamedTuple):
+    """The checklist of those who only look, by a book with the prices of now, and limits."""
+
+    book: CostBook
+    limits: tuple[Limit, ...]
+    checklist: Checklist
+
+
+MAX_LOOKS = 100
+"""So many are remembered."""
+
+_looks: dict[tuple[int, int], _Look] = {}
+"""By the addresses of book and limits: many credentials have the same."""
+
+
 class Checklists(dict[Key, Checklist]):
     """The checklists of a budget, by kind of call; one that is not there yet is made.
 
@@ -229,6 +244,22 @@ class Checklists(dict[Key, Checklist]):
         closed_by = self._book.closed_by(method, bucket) if bucket else ()
         paced = any(x.paced for x in limits)
         return Checklist(method, units, bucket, closed_by, limits, leaves, caps, costs, paced, priced, NO_GRANTS)
+
+    def of_a_look(self) -> Checklist:
+        """One of the cheapest call of the main bucket, in which each limit counts the least that it can of any call."""
+        book, limits = self._book.at(self._clock()), self._limits
+        known = _looks.get((id(book), id(limits)))
+        if known is None or known.book is not book or known.limits is not limits:
+            main = book.main_bucket.name
+            # `quota check` reports a limit below that as an error; here it is full when used up.
+            costs = tuple(min(book.least_units(limit.view.selector), limit.limit_units) for limit in limits)
+            checklist = Checklists("", book, limits, {}, self._clock).of(
+                "", book.cheapest_units(main), main, limits, costs, ""
+            )
+            if len(_looks) >= MAX_LOOKS:
+                _looks.clear()
+            known = _looks[id(book), id(limits)] = _Look(book, limits, checklist)
+        return known.checklist
 
     def sum_of(self, checklists: Sequence[Checklist], job: str) -> Checklist:
         """One checklist for calls that are decided together: each limit that counts any of them, with what it counts of

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from quota.budget import looking
 from quota.checklist import cap
 from quota.common.clock import NEVER, rfc3339
+from quota.common.values import NamedTuple
 from quota.errors import Refused
 from quota.ledger.contract import (
     ChargeRequest,
@@ -39,12 +39,11 @@ if TYPE_CHECKING:
     from quota.ledger.contract import ChargeResult, Exhaustion, Notes
     from quota.ledger.entry import Entry
     from quota.ledger.grants import Grant
-    from quota.limits import Limit, Window
+    from quota.limits import Edges, Limit, Window
     from quota.session import Session
 
 
-@dataclass(frozen=True, slots=True)
-class LimitRow:
+class LimitRow(NamedTuple):
     """The current state of one limit. `next_capacity_ms` is the time when it has more capacity, because its oldest
     charge leaves or its pace releases more (None: nothing is used, or it has no end). `state.limit_units` is the
     limit's number, or the part that its pace has released so far; `enforced_units` is the number without the pace. That
@@ -70,8 +69,7 @@ class LimitRow:
     grant: Grant | None
 
 
-@dataclass(frozen=True, slots=True)
-class EarlyExhaustion:
+class EarlyExhaustion(NamedTuple):
     """Upstream closed a bucket although we had charged far less than it grants: somebody else spends this project, or
     its quota is smaller."""
 
@@ -80,8 +78,7 @@ class EarlyExhaustion:
     quota_units: int
 
 
-@dataclass(frozen=True, slots=True)
-class CredentialRow:
+class CredentialRow(NamedTuple):
     """One credential: whether any call may leave, its limits, the buckets that upstream closed, and the units that
     this machine drew on its local allowance while the ledger could not answer and has not repaid yet. `shared_with`
     names the other credentials of its project, which share its budget. `compared` has upstream's count of each bucket
@@ -122,8 +119,7 @@ class CredentialRow:
         return self.outlook.closed is None and self.outlook.full is None
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(NamedTuple):
     """Everything that `quota status` shows, read at `at_ms` by the ledger's clock. If `built_in`, no file was found."""
 
     at_ms: int
@@ -196,6 +192,13 @@ def read_status(
             fetches.setdefault(job.credential, []).append(BUILT_IN_FETCHES[job.fetch])
     names = credentials if credential is None else [credential]
     jitter_ms = machine_jitter_ms()
+    lasting: dict[tuple[int, int], list[_Lasting]] = {}
+
+    def lasting_of(budget: Budget) -> list[_Lasting]:
+        key = id(budget.book), id(budget.limits)
+        if key not in lasting:
+            lasting[key] = [_lasting(budget.book, limit, at_ms) for limit in budget.limits]
+        return lasting[key]
 
     def reading(name: str) -> Steps[CredentialRow]:
         settings, budget = credentials[name], session.budget(name)
@@ -203,7 +206,7 @@ def read_status(
         notes: Notes = yield Inquiry(ledger, "notes", settings.project)
         # On each machine a closed bucket opens a little later than upstream's reset. The status uses that time too.
         exhausted = [x for x in notes.exhaustions if _ends(x) + jitter_ms > at_ms]
-        limits = yield from _limit_rows(budget, outlook, notes, exhausted, at_ms)
+        limits = yield from _limit_rows(budget, lasting_of(budget), outlook, notes, exhausted, at_ms)
         return CredentialRow(
             outlook,
             settings.book.main_bucket.name,
@@ -232,37 +235,60 @@ def _ends(x: Exhaustion) -> int:
     return x.reopened_ms + DAY_MS if x.reopened_ms and x.until_ms == NEVER else x.until_ms
 
 
+class _Lasting(NamedTuple):
+    """What holds of a limit, whatever was charged: many credentials have the same. `resets_ms` and `zone` as in a
+    LimitRow; `edges_ms` are its own window's, where that is a calendar's; `most_units` is the most that it enforces."""
+
+    resets_ms: int | None
+    zone: str | None
+    edges_ms: Edges | None
+    most_units: int
+
+
+def _lasting(book: CostBook, limit: Limit, at_ms: int) -> _Lasting:
+    window, buckets = limit.view.window, limit.view.selector.buckets
+    upstream = {bucket.window for name, bucket in book.buckets.items() if name in (buckets or (name,))}
+    calendar = upstream.pop() if len(upstream) == 1 else None
+    resets_ms, zone = (calendar.edges(at_ms)[1], calendar.zone) if isinstance(calendar, Calendar) else (None, None)
+    edges_ms = window.edges(at_ms) if isinstance(window, Calendar) else None
+    return _Lasting(resets_ms, zone, edges_ms, cap(limit, 0, 1, None))
+
+
 def _limit_rows(
-    budget: Budget, outlook: Outlook, notes: Notes, exhausted: Sequence[Exhaustion], at_ms: int
+    budget: Budget,
+    lasting: Sequence[_Lasting],
+    outlook: Outlook,
+    notes: Notes,
+    exhausted: Sequence[Exhaustion],
+    at_ms: int,
 ) -> Steps[tuple[LimitRow, ...]]:
     counts_since_ms, rows = notes.whole_after_ms, []
     grants = {grant.bucket: grant for grant in notes.grants if grant.believed_at(at_ms)}
     granted = {bucket: grant.quota_units for bucket, grant in grants.items()}
     closed = {x.bucket: x.until_ms for x in exhausted if not x.reopened_ms}
     oldest_of = yield from _oldest_of(budget, outlook.states, at_ms)
-    for limit, state, room_ms in zip(budget.limits, outlook.states, outlook.room_ms, strict=True):
+    each = zip(budget.limits, lasting, outlook.states, outlook.room_ms, strict=True)
+    for limit, (resets_ms, zone, edges, enforced_units), state, room_ms in each:
         window, selector = limit.view.window, limit.view.selector
-        upstream = {b.window for name, b in budget.book.buckets.items() if name in (selector.buckets or (name,))}
-        calendar = upstream.pop() if len(upstream) == 1 else None
-        resets_ms, zone = (calendar.edges(at_ms)[1], calendar.zone) if isinstance(calendar, Calendar) else (None, None)
         next_ms: int | None
-        if isinstance(window, Calendar):
-            edges, now_units = window.edges(at_ms), state.limit_units
+        if edges is not None:
+            now_units = state.limit_units
             more = limit.paced and now_units < limit.limit_units
             next_ms = paced_until(limit.limit_units, edges, now_units + 1) if more else edges[1]
         else:
             oldest_ms = oldest_of.get(limit.name)
             if oldest_ms is None and state.used_units > state.unlogged_units:
-                oldest_ms = yield partial(_oldest_entry, budget, limit, at_ms - window.window_ms + 1)
-            leaves_ms = [] if oldest_ms is None else [oldest_ms + window.window_ms]
+                oldest_ms = yield partial(_oldest_entry, budget, limit, at_ms - window.longest_ms + 1)
+            leaves_ms = [] if oldest_ms is None else [oldest_ms + window.longest_ms]
             leaves_ms += [state.unlogged_next_ms] if state.unlogged_units else []
             next_ms = min(leaves_ms, default=at_ms)
         next_ms = next_ms if state.used_units else None
-        opens_ms = _opens(budget.book, selector, closed)
+        opens_ms = _opens(budget.book, selector, closed) if closed else None
         if opens_ms is not None:
             state = state._replace(remaining_units=0)
             next_ms = room_ms = None if opens_ms == NEVER else max(opens_ms, room_ms or 0)
-        enforced_units = cap(limit, 0, 1, None, granted)
+        if granted:
+            enforced_units = cap(limit, 0, 1, None, granted)
         if room_ms == NEVER:
             next_ms = room_ms = None
         exact_from_ms = exact_from(window, counts_since_ms, at_ms)

@@ -45,7 +45,7 @@ def compared_text(several: Iterable[Compared]) -> str:
 def read_compared(text: str) -> tuple[Compared, ...]:
     """The comparisons in a text, each bucket once."""
     found: dict[str, Compared] = {}
-    for part in text.split(";")[:MAX_COMPARED]:
+    for part in text.split(";")[:MAX_COMPARED] if text else ():
         match = re.fullmatch(_COMPARED, part, re.ASCII)
         if match is not None:
             one = Compared(match[1], *map(int, match[2].split(":")))

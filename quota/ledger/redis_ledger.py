@@ -154,7 +154,7 @@ class RedisLedger:
         self._url = url
         self._connect = client_maker(url, self.label, self._timeout_s)
         self._connected: Connections | Cluster | None = None
-        self._questions: dict[tuple[int, str, bool], Question | Sequence[LimitCheck]] = {}
+        self._questions: dict[tuple[str, int, str, bool], Question | Sequence[LimitCheck]] = {}
         self._say_evicts_at_s = 0.0
         self._lock = threading.RLock()  # a signal handler may ask while its thread connects
         start_over_in_child(self)
@@ -246,7 +246,7 @@ class RedisLedger:
         """What is the same in all questions about these checks: a budget asks it for hours. None for the first one: of
         many projects each is asked once."""
         checks, charge = request.checks, request.charge
-        key = id(checks), charge.region, commit
+        key = request.project, id(checks), charge.region, commit
         question = self._questions.get(key)
         if question is None:
             if len(self._questions) >= MAX_QUESTIONS:
@@ -431,9 +431,8 @@ class RedisLedger:
         return self._exhaustions(self._state(project))
 
     def _exhaustions(self, state: Mapping[str, str]) -> Sequence[Exhaustion]:
-        kinds = [(field.partition(":")[0], record) for field, record in state.items()]
-        lifted = [self._read(read_exhaustion, record) for kind, record in kinds if kind == "reopened"]
-        closed = [self._read(read_exhaustion, record) for kind, record in kinds if kind == "closed"]
+        lifted = [self._read(read_exhaustion, state[field]) for field in state if field.startswith("reopened:")]
+        closed = [self._read(read_exhaustion, state[field]) for field in state if field.startswith("closed:")]
         known = {exhaustion.bucket: exhaustion for exhaustion in lifted + closed}  # of two, the one that stands
         return [known[bucket] for bucket in sorted(known)]
 

@@ -139,6 +139,9 @@ _HANDLES = frozenset(
 )
 """Attributes of a HighWaterMark that are not knowledge: `_change` does not restore them."""
 
+_COLLECTIONS = ("_other_observations", "_other_losses", "_observations", "_usages", "_sliced")
+"""Those that are changed in place."""
+
 
 class _Unread(NamedTuple):
     """What of the log is in no slice of a view yet: after an entry, up to the end of a slice."""
@@ -164,6 +167,7 @@ class HighWaterMark:
         self._file: WatermarkFile | None = None
         self._writable_file: WatermarkFile | None = None  # the same, if one of its slots is ours
         self._said_full = False
+        self._glanced: Watermark | None = None  # all that this machine had seen, at a first glance
         self._start_process()
         start_over_in_child(self)
 
@@ -241,6 +245,18 @@ class HighWaterMark:
                         self._changing = False
             return self._expected
 
+    def glance(self) -> Expected:
+        """The same for who only looks. Where all that this machine saw lies in one slot of one file, it is but read: no
+        slot is claimed unless the answer shows more. So who looks at thousands of projects writes nothing."""
+        with self._lock:
+            if not (self._started or self._changing or self.path is None or siblings_of(self.path)):
+                slots = read_slots(self.path)
+                seen = Watermark.from_slot(*slots[0]) if len(slots) == 1 else None
+                if seen is not None and seen.label == self._label and _is_plain(seen):
+                    self._glanced = seen
+                    return Expected(seen.epoch, (slots[0].head.newest,))
+            return self.expected()
+
     def known(self) -> Expected | None:
         """The same without a look at the files; None where it is time for one."""
         return self._expected if time.monotonic() < self._next_look_s else None
@@ -259,6 +275,7 @@ class HighWaterMark:
         file, self._file, self._writable_file = self._file, None, None
         if file is not None:  # its parent's in a forked child, or left by an interrupted start
             file.close()
+        self._glanced = None
         self._start_afresh()
         if self.path is not None:
             try:
@@ -393,6 +410,8 @@ class HighWaterMark:
         if self._changing or not self._lock.acquire(False):
             return None
         try:
+            if self._glanced is not None and not self._started and _shows_no_more(self._glanced, checks, result):
+                return False
             if self._changing or not self._record_head(checks, result) or self._deferred:
                 return None
             return self._lacks_carry or (self._newest_id[0] >= self._next_slice_end_ms and self._must_read())
@@ -852,16 +871,14 @@ class HighWaterMark:
 
     def _change(self, work: Callable[[], object]) -> None:
         """Do all of `work`, or nothing of it if a signal handler raises in the middle."""
-        before = {
-            name: value.copy() if type(value) is dict or type(value) is set else value
-            for name, value in vars(self).items()
-            if name not in _HANDLES
-        }
+        before = vars(self).copy()
+        for name in _COLLECTIONS:
+            before[name] = before[name].copy()
         try:
             self._changing = True
             work()
         except BaseException:
-            vars(self).update(before)
+            vars(self).update((name, value) for name, value in before.items() if name not in _HANDLES)
             raise
         finally:
             self._changing = False
@@ -882,6 +899,27 @@ def _same_views(checks: Sequence[LimitCheck], others: Sequence[LimitCheck]) -> b
         return False
     for check, other in zip(checks, others, strict=True):  # half the time of `all` and a generator
         if check.view is not other.view or check.edges is not other.edges:
+            return False
+    return True
+
+
+def _is_plain(seen: Watermark) -> bool:
+    """Whether a slot has nothing but the last decision about a ledger, all of which may still count."""
+    observations = seen.observations
+    return (
+        bool(observations)
+        and not seen.usages
+        and len(_logged(seen, seen.at_ms - RETENTION_SLACK_MS)) == len(observations)
+    )
+
+
+def _shows_no_more(seen: Watermark, checks: Sequence[LimitCheck], result: ChargeResult) -> bool:
+    """Whether an answer is what was seen already, with all of its slices read."""
+    if result.epoch != seen.epoch or result.unlogged or len(checks) != len(seen.observations):
+        return False
+    for check, units, known in zip(checks, result.used_units, seen.observations, strict=True):
+        now = observation_of(check.view.name, span_of(check), result.epoch, units, result.last, seen.at_ms)
+        if now != known or result.last[0] >= next_slice_end_ms(check.view, seen.sliced):
             return False
     return True
 

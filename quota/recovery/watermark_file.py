@@ -42,6 +42,9 @@ _CHECKSUM = struct.Struct("<I")
 _FIRST_READ_BYTES = 512
 """Enough for a head of 56 numbers. A longer one takes another read."""
 
+_WHOLE_READ_BYTES = 4096
+"""Enough for most slots with their text."""
+
 
 @lru_cache(maxsize=64)
 def _head_struct(count: int) -> struct.Struct:
@@ -51,7 +54,8 @@ def _head_struct(count: int) -> struct.Struct:
     return struct.Struct(f"<IIIIQQQQ{count}Q")
 
 
-_MIN_HEAD = _head_struct(0).size + _CHECKSUM.size
+_NO_NUMBERS = _head_struct(0)
+_MIN_HEAD = _NO_NUMBERS.size + _CHECKSUM.size
 
 
 def epoch_tag(epoch: str) -> int:
@@ -92,6 +96,7 @@ class _FoundHead(NamedTuple):
     text_checksum: int
     text_bytes: int
     text_offset: int
+    data: bytes
 
 
 class SlotReader:
@@ -108,31 +113,33 @@ class SlotReader:
         """How many slots may hold something: the lowest free one is claimed first."""
         return min(SLOTS, -(-os.fstat(self._fd).st_size // SLOT_BYTES))
 
-    def _read_head(self, slot: int) -> _FoundHead | None:
+    def _read_head(self, slot: int, read_bytes: int = _FIRST_READ_BYTES) -> _FoundHead | None:
+        """The head of a slot, with as much of the slot as was read with it."""
         for _ in range(3):  # its process may be writing it
-            data = os.pread(self._fd, _FIRST_READ_BYTES, slot * SLOT_BYTES)
+            data = os.pread(self._fd, read_bytes, slot * SLOT_BYTES)
             if len(data) < _MIN_HEAD or not any(data[:_MIN_HEAD]):
                 return None
-            found_format, count, text_checksum, text_bytes, ms, seq, epoch_tag, at_ms = _head_struct(0).unpack_from(
-                data
-            )
-            head_bytes = _head_struct(0).size + 8 * count
+            found_format, count, text_checksum, text_bytes, ms, seq, epoch_tag, at_ms = _NO_NUMBERS.unpack_from(data)
+            head_bytes = _NO_NUMBERS.size + 8 * count
             if found_format != FORMAT or head_bytes > SLOT_BYTES:
                 continue
             text_offset = head_bytes + _CHECKSUM.size
             if text_offset > len(data):
                 data = os.pread(self._fd, text_offset, slot * SLOT_BYTES)
             if text_offset <= len(data) and _CHECKSUM.unpack_from(data, head_bytes)[0] == zlib.crc32(data[:head_bytes]):
-                numbers = struct.unpack_from(f"<{count}Q", data, _head_struct(0).size)
-                return _FoundHead(Head((ms, seq), epoch_tag, at_ms, numbers), text_checksum, text_bytes, text_offset)
+                numbers = struct.unpack_from(f"<{count}Q", data, _NO_NUMBERS.size)
+                head = Head((ms, seq), epoch_tag, at_ms, numbers)
+                return _FoundHead(head, text_checksum, text_bytes, text_offset, data)
         return None
 
     def _read(self, slot: int) -> SlotContent | None:
         for _ in range(3):
-            found = self._read_head(slot)
+            found = self._read_head(slot, _WHOLE_READ_BYTES)
             if found is None:
                 return None
-            text = os.pread(self._fd, min(found.text_bytes, SLOT_BYTES), slot * SLOT_BYTES + found.text_offset)
+            text = found.data[found.text_offset : found.text_offset + found.text_bytes]
+            if len(text) < found.text_bytes:
+                text = os.pread(self._fd, min(found.text_bytes, SLOT_BYTES), slot * SLOT_BYTES + found.text_offset)
             if zlib.crc32(text) == found.text_checksum:
                 return SlotContent(found.head, text.decode(errors="replace"))
         return None
