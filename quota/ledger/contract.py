@@ -313,12 +313,13 @@ class Identity(NamedTuple):
 
 
 _NOTHING_HASHED = 0x6C62272E07BB014262B821756295C58D
+_128_BITS = 2**128 - 1
 
 
 def _hash(hashed: int, names: Iterable[str]) -> int:
     """FNV-1a of 128 bits, going on from what was hashed: to import hashlib would take 3 ms of a refused tick."""
     for byte in "\0".join(names).encode(errors="backslashreplace"):
-        hashed = (hashed ^ byte) * 0x0000000001000000000000000000013B % 2**128
+        hashed = (hashed ^ byte) * 0x0000000001000000000000000000013B & _128_BITS
     return hashed
 
 

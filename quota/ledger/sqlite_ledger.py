@@ -112,6 +112,11 @@ _VIEW = (
 )
 _UNLOGGED = "view, epoch, expiries, last_ms, last_seq, kept_units, kept_since_ms, kept_last_ms, logged_units, since_ms"
 _EXHAUSTION = "bucket, since_ms, until_ms, evidence, reported_by, reopened_ms, reopened_because"
+_NOTES = (
+    "SELECT COALESCE(epoch, ''), COALESCE(trimmed_through_ms, 0), COALESCE(granted, ''), COALESCE(compared, ''),"  # noqa: S608  # constants
+    f" {_EXHAUSTION} FROM (SELECT ? AS project)"
+    " LEFT JOIN projects USING (project) LEFT JOIN exhaustions USING (project) ORDER BY bucket"
+)
 _AHEAD = "exhaustions WHERE project = ? AND (since_ms > ? OR reopened_ms > ?)"
 _EXHAUSTIONS_AHEAD = f"SELECT COUNT(*) FROM {_AHEAD}"  # noqa: S608  # a constant
 _FORGET_REPAIRS = (
@@ -749,15 +754,16 @@ class SqliteLedger:
         return read_compared("" if row is None else str(row[0]))
 
     def notes(self, project: str) -> Notes:
-        sql = "SELECT granted, compared FROM projects WHERE project = ?"
-
         def work(db: sqlite3.Connection) -> Notes:
-            exhaustions = list(exhaustions_of(db, project).values())
-            whole_after_ms = self._trimmed_through_ms(db, project)
-            granted, compared = db.execute(sql, (project,)).fetchone() or ("", "")
-            return Notes(exhaustions, _read_granted(granted), read_compared(str(compared)), whole_after_ms)
+            rows = db.execute(_NOTES, (project,)).fetchall()
+            epoch, whole_after_ms, granted, compared, *_ = rows[0]
+            if epoch[:1] == FENCE:
+                raise fenced_error(f"ledger {self.label}", epoch)
+            checked_row((whole_after_ms, epoch, granted, compared), integers=1, below=LATEST_MS)
+            exhaustions = [_exhaustion(row[4:]) for row in rows if row[4] is not None]
+            return Notes(exhaustions, _read_granted(granted), read_compared(compared), whole_after_ms)
 
-        return self._transact(project, work, write=False)
+        return self._file.transact(work, write=None)
 
     def claim(self, project: str, claim: Claim, *, take_over: bool = False) -> Claimed:
         return self._claims(project, claim, lambda record, checked: record.claim(checked, take_over=take_over))

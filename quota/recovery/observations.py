@@ -18,6 +18,7 @@ expire last: 1,500 at 15:00 and 600 at 15:15.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from quota.common.clock import NEVER
@@ -188,7 +189,9 @@ def _span_text(span: Span) -> str:
     return str(span) if isinstance(span, int) else f"{span[0]} {span[1]} {span[2]}"
 
 
+@lru_cache(maxsize=64)
 def _span_from(text: str) -> Span:
+    """Remembered: many projects have the same windows."""
     edges = tuple(map(read_ms, text.split(" ")))
     if len(edges) not in (1, 3) or list(edges) != sorted(edges):
         raise ValueError("no window, or edges that do not follow each other")
