@@ -30,7 +30,7 @@ from quota.ledger.redis_errors import ErrorReply, Failed, Lost, NoAnswer, NotRed
 from quota.ledger.resp import INCOMPLETE, MAX_REPLY_BYTES, RawError, new_replies, pack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
 SPARE_S = 0.25
 """A call may take this beyond the time of two answers: with answers that may take 0.35 s, it ends within a second."""
@@ -237,9 +237,11 @@ class Connections:
             raise error_of(str(reply))
         return reply
 
-    def ask_all(self, several: Sequence[bytes]) -> list[Any]:
+    def asking_all(self, several: Sequence[bytes]) -> Generator[None, None, list[Any]]:
         """What `ask` gives for each of these packed commands, asked together. A Failed stands where `ask` would raise
-        it. Each reply may take as long after the one before it as if it had been asked alone."""
+        it. Each reply may take as long after the one before it as if it had been asked alone.
+
+        It yields once: the server has all commands then, and works."""
         idle, replies = self._idle, list[Any]()
         line = _pop(idle)
         is_new = line is None
@@ -250,6 +252,7 @@ class Connections:
         answered = False
         try:
             line.send(b"".join(several), self.timeout_s)
+            yield
             while len(replies) < len(several):
                 reply = line.next_reply(self.timeout_s)
                 if type(reply) is RawError:

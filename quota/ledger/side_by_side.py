@@ -3,7 +3,8 @@
 Each of them is a generator of steps (`quota.common.steps`). A BATCH of them goes on until each needs an answer of the
 server; then all questions are sent together, and each generator gets its own reply. So a batch takes as many round
 trips as the one of its generators that asks most, and the server answers each question as a command of its own: nobody
-else waits for a batch. An SQLite file and a cluster, whose nodes each have some of the keys, are asked one by one.
+else waits for a batch. Two batches take turns: the server answers one while we go on with the other. An SQLite file and
+a cluster, whose nodes each have some of the keys, are asked one by one.
 
 What is raised is what doing one after the other would have raised: the error of the first that fails. Those after it
 are given up.
@@ -12,14 +13,14 @@ are given up.
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from quota.common.steps import InSteps, run
 from quota.ledger.contract import Inquiry, Question
 from quota.ledger.redis_errors import Failed, Lost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
     from quota.common.steps import Steps
     from quota.ledger.contract import Ledger
@@ -29,7 +30,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BATCH = 100
-"""So many go on side by side: their questions and replies are all that is kept."""
+"""So many go on side by side."""
+
+AT_ONCE = 2
+"""So many batches take turns: their questions and replies are all that is kept."""
 
 
 def run_side_by_side(ledger: Ledger, all_steps: Iterable[Steps[T]]) -> Iterator[T]:
@@ -41,13 +45,45 @@ def run_side_by_side(ledger: Ledger, all_steps: Iterable[Steps[T]]) -> Iterator[
         yield from map(run, all_steps)
         return
     waiting = iter(all_steps)
-    size = 1  # the first alone: it loads the scripts, and finds out whether there is an answer
-    while batch := list(islice(waiting, size)):
-        yield from _run_batch(connections, [_commands(steps) for steps in batch])
-        size = BATCH
+    for steps in islice(waiting, 1):  # alone: it loads the scripts, and finds out whether there is an answer
+        yield run(_commands(steps))
+    running: list[_Turns[T]] = []
+    while True:
+        while len(running) < AT_ONCE and (batch := list(islice(waiting, BATCH))):
+            running.append(_Turns(_run_batch(connections, [_commands(steps) for steps in batch])))
+        for one in running:
+            one.go_on()
+        if not running:
+            return
+        if running[0].is_over:
+            yield from running.pop(0).results()
 
 
-def _run_batch(connections: Connections, batch: list[Steps[T]]) -> list[T]:
+class _Turns(Generic[T]):
+    """A batch that goes on whenever it is its turn, and says at last what it led to, or raises."""
+
+    def __init__(self, batch: Generator[None, None, list[T]]) -> None:
+        self._batch = batch
+        self._results: list[T] = []
+        self._failed: Exception | None = None
+        self.is_over = False
+
+    def go_on(self) -> None:
+        try:
+            if not self.is_over:
+                next(self._batch)
+        except StopIteration as ended:
+            self._results, self.is_over = ended.value, True
+        except Exception as error:
+            self._failed, self.is_over = error, True
+
+    def results(self) -> list[T]:
+        if self._failed is not None:
+            raise self._failed
+        return self._results
+
+
+def _run_batch(connections: Connections, batch: list[Steps[T]]) -> Generator[None, None, list[T]]:
     results: dict[int, T] = {}
     failed: Exception | None = None
     replies: list[tuple[int, Any]] = [(n, None) for n in range(len(batch))]
@@ -62,21 +98,20 @@ def _run_batch(connections: Connections, batch: list[Steps[T]]) -> list[T]:
             except Exception as error:  # nobody after it would have been asked, had they been asked in turn
                 failed = error
                 break
-        replies = list(
-            zip([n for n, _ in asked], _ask(connections, [command.words for _, command in asked]), strict=True)
-        )
+        answers = yield from _asking(connections, [command.words for _, command in asked])
+        replies = list(zip([n for n, _ in asked], answers, strict=True))
     if failed is not None:
         raise failed
     return [results[n] for n in range(len(batch))]
 
 
-def _ask(connections: Connections, commands: list[bytes]) -> list[Any]:
+def _asking(connections: Connections, commands: list[bytes]) -> Generator[None, None, list[Any]]:
     """The replies, each a Failed where there is none. Of what is only looked at, all that is lost is asked once more:
     some of these generators have waited for the others, and have no time left to do so themselves."""
-    replies = connections.ask_all(commands) if commands else []
+    replies = (yield from connections.asking_all(commands)) if commands else []
     lost = [n for n, reply in enumerate(replies) if isinstance(reply, Lost)]
     if lost:
-        again = connections.ask_all([commands[n] for n in lost])
+        again = yield from connections.asking_all([commands[n] for n in lost])
         for n, reply in zip(lost, again, strict=True):
             replies[n] = reply
     return replies
