@@ -52,7 +52,13 @@ class Recorder:
         self.ledger = ledger
         self.project = project
         self._clock = clock or host_clock
+        self._has_begun = False
         self.start_over_in_child()
+
+    def _begin(self) -> None:
+        """From now on a fork and the end of the process concern it. Who only looks at projects has as many that never
+        begin."""
+        self._has_begun = True
         start_over_in_child(self)
         _recorders.add(self)
 
@@ -70,6 +76,8 @@ class Recorder:
 
     def refused(self, decision: Decision, job: str, region: str, run: str, calls: int = 1) -> None:
         """A call was refused, or several together. Nothing is sent yet."""
+        if not self._has_begun:
+            self._begin()
         self._pending.append((decision, job, region, run, calls))
         if decision.reason == "ledger-unavailable":
             # The next answer says that there is somebody to tell.
@@ -86,6 +94,8 @@ class Recorder:
 
     def answered(self, now_ms: int, newest_before_ms: int) -> None:
         """The ledger has answered. `newest_before_ms` is the newest charge that this machine knew of before."""
+        if not self._has_begun:
+            self._begin()
         attends = self._answers
         self._answers, self._seen_ms, self._due_ms = True, now_ms, now_ms + ATTEND_EVERY_MS
         if not self._hour_ends_ms - HOUR_MS <= now_ms < self._hour_ends_ms:

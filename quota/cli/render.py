@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 def render_status(status: Status) -> RenderableType:
     """Render a status: a headline, a table of limits and warnings for each credential."""
     where = "shared by every machine that reaches it" if status.shared else "shared by this machine only"
-    parts: list[RenderableType] = [line(BUILT_IN_NOTICE, "yellow")] if status.built_in else []
-    parts += [line(f"ledger {status.ledger}, {where}")]
+    parts: list[RenderableType] = [Line(BUILT_IN_NOTICE, "yellow")] if status.built_in else []
+    parts += [Line(f"ledger {status.ledger}, {where}")]
     resets: dict[tuple[int, str | None], str] = {}  # the same for most
     for credential in status.credentials:
-        parts.append(line(""))
+        parts.append(Line(""))
         shared = f", one budget with {', '.join(credential.shared_with)}" if credential.shared_with else ""
-        parts.append(line(f"{credential.name}: project {credential.project}, {credential.api}{shared}", "bold"))
-        parts.append(line(_verdict(credential, status.at_ms), "bold green" if credential.open else "bold red"))
+        parts.append(Line(f"{credential.name}: project {credential.project}, {credential.api}{shared}", "bold"))
+        parts.append(Line(_verdict(credential, status.at_ms), "bold green" if credential.open else "bold red"))
         parts += _told(early_of(credential))
         parts.append(_limit_table(credential, status.at_ms))
         for edge_ms, zone in dict.fromkeys((row.resets_ms, row.zone) for row in credential.limits):
@@ -44,7 +44,7 @@ def render_status(status: Status) -> RenderableType:
             if (edge_ms, zone) not in resets:
                 at, soon = clock(edge_ms, zone), spell(edge_ms - status.at_ms)
                 resets[edge_ms, zone] = f"upstream resets {at} {zone} ({clock(edge_ms)} here), in {soon}"
-            parts.append(line(resets[edge_ms, zone]))
+            parts.append(Line(resets[edge_ms, zone]))
         parts += _told(notes_of(credential, status.at_ms))
     return Parts(parts)
 

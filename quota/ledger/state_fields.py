@@ -20,9 +20,16 @@ def id_text(at: Id) -> str:
 def read_id(text: str) -> Id:
     """Raises ValueError for what `id_text` never makes of an id that an entry can have."""
     ms, seq = map(int, text.split("-"))
-    if not (0 <= ms < LATEST_MS and 0 <= seq <= NEVER) or text != f"{ms}-{seq}":
+    if text != f"{ms}-{seq}":
+        raise ValueError("no id")
+    return checked_id((ms, seq))
+
+
+def checked_id(at: Id) -> Id:
+    """Raises ValueError for an id that no entry can have."""
+    if not (0 <= at[0] < LATEST_MS and 0 <= at[1] <= NEVER):
         raise ValueError("no id, or one in the far future")
-    return ms, seq
+    return at
 
 
 def read_ms(text: str) -> int:

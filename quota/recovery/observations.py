@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from quota.common.clock import NEVER
 from quota.common.values import NamedTuple
 from quota.ledger.contract import root_of
-from quota.ledger.state_fields import checked_count, read_id, read_ms
+from quota.ledger.state_fields import checked_count, checked_id, read_id, read_ms
 from quota.ledger.unlogged import CARRIED, UnloggedUsage, expiries_text, is_carry, newest_expiries, read_expiries
 from quota.limits import Edges, Sliding, longest_ms_of, selector_of
 
@@ -148,8 +148,8 @@ class Watermark(NamedTuple):
         observations, usages, sliced = [], [], {}
         numbers = map(checked_count, head.numbers)
         try:
-            read_id(f"{head.newest[0]}-{head.newest[1]}")
-            read_ms(str(head.at_ms))
+            checked_id(head.newest)
+            checked_id((head.at_ms, 0))
             _, epoch, label, configuration = first.split("\t")
             for line in lines:
                 kind, view, *fields = line.split("\t")

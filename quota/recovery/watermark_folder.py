@@ -43,12 +43,12 @@ _OF_AN_IDENTITY = re.compile(r"[0-9a-f]{32}")
 def watermark_path(folder: Path, identity: Identity) -> str:
     """Where in a state folder the file of an identity is."""
     spelled = re.sub(r"[^A-Za-z0-9._-]", "_", identity.project)
-    return os.path.join(folder, FOLDER, f"{spelled}-{identity.upstream_hash[:16]}", identity.hash)
+    return os.sep.join((str(folder), FOLDER, f"{spelled}-{identity.upstream_hash[:16]}", identity.hash))
 
 
 def siblings_of(path: str) -> list[str]:
     """The files of other identities of the same upstream project; none where the folder cannot be read."""
-    folder, name = os.path.split(path)
+    folder, _, name = path.rpartition(os.sep)
     try:
         names = os.listdir(folder)
     except OSError:
