@@ -9,7 +9,7 @@ from unicodedata import normalize
 
 import pytest
 
-from quota.inbound.match import parse_pattern, readings
+from quota.inbound.match import names, parse_pattern, readings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -176,3 +176,9 @@ def test_no_spelling_reaches_a_route_past_its_rule() -> None:
             reached += 1
             assert any(patterns[route].matches(reading) for reading in readings(path)), (path, route)
     assert reached > INPUTS / 40
+
+
+@pytest.mark.parametrize("route", ["/a/login", "/a/b/login", "/login"])
+def test_dots_that_leave_what_an_application_is_mounted_under_are_resolved_too(route: str) -> None:
+    called = names("/a/b/../login", "/a/b")
+    assert any(parse_pattern(route).matches(name) for reading in called for name in reading)
