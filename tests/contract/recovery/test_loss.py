@@ -963,6 +963,26 @@ def test_a_process_that_rested_notices_what_others_saw_after_a_loss(site: Site) 
     high_water_mark.close()
 
 
+def test_a_process_that_rested_notices_what_others_saw_in_a_later_epoch(site: Site) -> None:
+    """All that it saw is in the log again, with its old name; what others charged after a loss in between is not."""
+    path = str(site.folder / "state" / "marks" / "p" / "1")
+    ledger, high_water_mark = open_ledger(site.storage.url), HighWaterMark(path, "p")
+    budget = Budget(
+        credential="main", project="p", book=BOOK, limits=(limit(100),), ledger=ledger, high_water_mark=high_water_mark
+    )
+    charge(budget, 3)
+    older = site.storage.copy()
+    charge(budget, 2)
+    newer = site.storage.copy()
+    site.storage.restore(older)
+    assert Children(_charge_some, (site.storage.url, path, 3)).answers() == [8]
+    site.storage.restore(newer)
+    high_water_mark._next_look_s = 0.0
+    assert charge(budget) == 5 + 3 + 1
+    ledger.close()
+    high_water_mark.close()
+
+
 def _note_and_rest(path: str, at_ms: int) -> Iterator[None]:
     slots = WatermarkFile(path)
     slots.write((at_ms, 0), 7, at_ms, (5,), f"epoch\tanother\t\t\nhead\t{limit(100).view.name}\t{DAY_MS}\n")
