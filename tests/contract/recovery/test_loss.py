@@ -983,6 +983,27 @@ def test_a_process_that_rested_notices_what_others_saw_in_a_later_epoch(site: Si
     high_water_mark.close()
 
 
+@pytest.mark.parametrize("loses", [False, True], ids=["the same epoch", "a later epoch"])
+def test_a_process_that_rested_notices_what_another_configuration_saw(site: Site, loses: bool) -> None:
+    path, of_other = (str(site.folder / "state" / "marks" / "p" / (digit * 32)) for digit in "12")
+    ledger, high_water_mark = open_ledger(site.storage.url), HighWaterMark(path, "p")
+    budget = Budget(
+        credential="main", project="p", book=BOOK, limits=(limit(100),), ledger=ledger, high_water_mark=high_water_mark
+    )
+    charge(budget, 3)
+    older = site.storage.copy()
+    charge(budget, 2)
+    newer = site.storage.copy()
+    if loses:
+        site.storage.restore(older)
+    assert Children(_charge_some, (site.storage.url, of_other, 3)).answers() == [8]
+    site.storage.restore(newer)
+    high_water_mark._next_look_s = high_water_mark._next_siblings_s = 0.0  # it looks there once a minute
+    assert charge(budget) == 5 + 3 + 1
+    ledger.close()
+    high_water_mark.close()
+
+
 def _note_and_rest(path: str, at_ms: int) -> Iterator[None]:
     slots = WatermarkFile(path)
     slots.write((at_ms, 0), 7, at_ms, (5,), f"epoch\tanother\t\t\nhead\t{limit(100).view.name}\t{DAY_MS}\n")
