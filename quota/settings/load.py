@@ -156,7 +156,9 @@ def _ledger(table: TomlTable, folder: Path, path: Path | None) -> LedgerSettings
     unavailable = None
     if "unavailable" in table:
         row = table.table("unavailable", ("max_cost", "allowance", "machines"))
-        unavailable = Unavailable(row.whole("max_cost"), row.whole("allowance"), row.whole("machines", 1))
+        unavailable = Unavailable(
+            row.whole("max_cost"), row.whole("allowance"), row.whole("machines", 1, maximum=1_000)
+        )
         if unavailable.max_cost_units > unavailable.allowance_units:
             raise row.error(
                 f"a call of {many(unavailable.max_cost_units, 'unit')} never fits in an allowance of "
@@ -513,7 +515,7 @@ def _job(
         credential=credential,
         fetch=fetch,
         regions=tuple(row.check_label(region, "regions", index) for index, region in enumerate(row.texts("regions"))),
-        pages=row.whole("pages", 1),
+        pages=row.whole("pages", 1, maximum=100_000),
         schedule=None,
         stagger_ms=0,
         leave=_leave(row, credentials[credential], left) if "leave" in row else {},

@@ -420,7 +420,8 @@ MISTAKES = [
     ("pages = 4", "pages = true", "jobs.trending.pages: a boolean where a whole number is needed"),
     ("pages = 4", "pages = 4.0", "jobs.trending.pages: a number with a fraction where a whole number is needed"),
     ("pages = 4", "pages = 2026-01-01", "jobs.trending.pages: a date or time where a whole number is needed"),
-    ("pages = 4", "pages = 0", f"jobs.trending.pages: 0 {WHOLE}"),
+    ("pages = 4", "pages = 0", "jobs.trending.pages: 0 is not a whole number from 1 to 100000"),
+    ("pages = 4", "pages = 100_001", "jobs.trending.pages: 100001 is not a whole number from 1 to 100000"),
     ('regions = ["US", "GB"]', 'regions = "US"', "jobs.trending.regions: a string where an array of strings is needed"),
     ('regions = ["US", "GB"]', "regions = [1]", "jobs.trending.regions: an array where an array of strings is needed"),
     ('regions = ["US", "GB"]', 'regions = ["US", "US"]', "jobs.trending.regions[1]: 'US' appears twice"),
@@ -646,7 +647,8 @@ MISTAKES = [
         "ledger.unavailable.max_cost: a call of 51 units never fits in an allowance of 50; "
         "lower max_cost or raise allowance",
     ),
-    ("machines = 2", "machines = 0", f"ledger.unavailable.machines: 0 {WHOLE}"),
+    ("machines = 2", "machines = 0", "ledger.unavailable.machines: 0 is not a whole number from 1 to 1000"),
+    ("machines = 2", "machines = 1_001", "ledger.unavailable.machines: 1001 is not a whole number from 1 to 1000"),
     (
         "unavailable = { max_cost = 1, allowance = 50, machines = 2 }",
         "unavailable = 50",
