@@ -963,7 +963,8 @@ def test_a_process_that_rested_notices_what_others_saw_after_a_loss(site: Site) 
     high_water_mark.close()
 
 
-def test_a_process_that_rested_notices_what_others_saw_in_a_later_epoch(site: Site) -> None:
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_process_that_rested_notices_what_others_saw_in_a_later_epoch(site: Site, emptied: bool) -> None:
     """All that it saw is in the log again, with its old name; what others charged after a loss in between is not."""
     path = str(site.folder / "state" / "marks" / "p" / "1")
     ledger, high_water_mark = open_ledger(site.storage.url), HighWaterMark(path, "p")
@@ -976,9 +977,12 @@ def test_a_process_that_rested_notices_what_others_saw_in_a_later_epoch(site: Si
     newer = site.storage.copy()
     site.storage.restore(older)
     assert Children(_charge_some, (site.storage.url, path, 3)).answers() == [8]
+    if emptied:  # and they went on in another log, which was told of this one
+        site.storage.empty()
+        assert Children(_charge_some, (site.storage.url, path, 2)).answers() == [10]
     site.storage.restore(newer)
     high_water_mark._next_look_s = 0.0
-    assert charge(budget) == 5 + 3 + 1
+    assert charge(budget) == 5 + 3 + 2 * emptied + 1
     ledger.close()
     high_water_mark.close()
 
