@@ -288,7 +288,7 @@ def status(watch: bool, checks: bool, as_json: bool, config: str | None) -> None
         if watch:
             _watch(lambda: render_status(read_status(session)))
             return
-        gc.disable()  # of what is read for a status nothing is garbage, and with many credentials that is much
+        gc.set_threshold(10_000_000)  # of what a status reads nothing is garbage, and of many credentials it reads much
         current = read_status(session, progress=_said_now_and_then() if sys.stderr.isatty() else None)
     if as_json:
         print_json(current.as_json())
