@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -42,6 +43,7 @@ from quota.settings.keys import read_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from http.client import HTTPConnection
 
     from quota.session import Session
     from quota.settings.model import NotifySettings
@@ -240,30 +242,37 @@ def _why(error: Exception) -> str:
 
 def _send(url: str, body: bytes | None, timeout_s: float) -> None:
     """POST the body, or GET without one. Redirects are not followed. Raises OSError or ValueError."""
+    connections: list[HTTPConnection] = []
     failed: list[Exception] = []
-    done = threading.Event()
 
     def work() -> None:
         try:
-            _exchange(url, body, timeout_s)
+            _exchange(url, body, timeout_s, connections)
         except Exception as error:  # told below, in the caller's thread
             failed.append(error)
-        finally:
-            done.set()
 
-    threading.Thread(target=work, daemon=True).start()
-    if not done.wait(max(0.0, timeout_s)):
+    thread = threading.Thread(target=work, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:  # no more threads can be started
+        raise OSError(str(error)) from error
+    thread.join(max(0.0, timeout_s))
+    if thread.is_alive():
+        for connection in connections:  # an answer that comes byte by byte would hold the thread for days
+            with contextlib.suppress(OSError, AttributeError):  # it is not open yet, or not any more
+                connection.sock.shutdown(socket.SHUT_RDWR)
         raise TimeoutError(f"no answer within {DEADLINE_S:g} s")
     if failed:
         raise ValueError(redact(describe(failed[0])))
 
 
-def _exchange(url: str, body: bytes | None, timeout_s: float) -> None:
+def _exchange(url: str, body: bytes | None, timeout_s: float, connections: list[HTTPConnection]) -> None:
     import http.client
 
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=max(0.1, timeout_s))
+    connections.append(connection)
     try:
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         headers = {"User-Agent": "quota-ledger", **({"Content-Type": "application/json"} if body else {})}
@@ -290,8 +299,10 @@ class Ping:
     def start(self) -> None:
         """Say that it begins. Does not wait."""
         if self._ref is not None:
-            self._starting = threading.Thread(target=self._say, args=("start", DEADLINE_S), daemon=True)
-            self._starting.start()
+            starting = threading.Thread(target=self._say, args=("start", DEADLINE_S), daemon=True)
+            with contextlib.suppress(RuntimeError):  # no more threads can be started; `end` still tries to say it
+                starting.start()
+                self._starting = starting
 
     def end(self, exit_status: int) -> None:
         """Say how it ended. Takes at most DEADLINE_S."""

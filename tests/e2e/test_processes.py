@@ -242,11 +242,11 @@ IN_SQLITE = [
     Step("with a new ledger half made", "return", "quota.common.sqlite_file:statements", 2, 0, 0),
     Step("in the ledger's transaction", "return", "quota.ledger.sqlite_ledger:SqliteLedger._append", 3, 2, 2),
 ]
-# The decisions are one peek and then the charges. The server does not know the script: the first is asked three times.
+# The decisions are one peek and then the charges. The server does not know the script: the first is asked twice.
 IN_REDIS = [
     Step(
         "with the charge sent, its answer unread",
-        *("call", "quota.ledger.redis_ledger:RedisLedger._ask", 6, 3, 2),
+        *("call", "quota.ledger.redis_ledger:RedisLedger._ask", 5, 3, 2),
         then="quota.ledger.redis_connection:Line.reply",
     ),
 ]

@@ -276,7 +276,7 @@ def test_an_address_that_refuses_is_one_line_and_stays_secret(
 
 @pytest.mark.parametrize(("start", "piece"), [(b"HTTP/1.1 200 O", b"K"), (head(), b"x: y\r\n"), (b"", b"")])
 def test_an_address_that_drips_is_not_waited_for(start: bytes, piece: bytes) -> None:
-    """Each byte comes in time, and the head has no end."""
+    """Each byte comes in time, and the head has no end. Nobody is left who reads it."""
 
     def drips(_: str) -> Iterator[bytes]:
         yield start
@@ -284,8 +284,16 @@ def test_an_address_that_drips_is_not_waited_for(start: bytes, piece: bytes) -> 
             server.pause(0.05)
             yield piece
 
-    with RawServer(drips) as server, pytest.raises(TimeoutError, match="no answer within"):
-        _send(f"{server.address}/hook", b"{}", 0.3)
+    def readers() -> set[threading.Thread]:
+        return {one for one in threading.enumerate() if one.name.endswith("(work)")}
+
+    with RawServer(drips) as server:
+        before = readers()
+        with pytest.raises(TimeoutError, match="no answer within"):
+            _send(f"{server.address}/hook", b"{}", 0.3)
+        for reader in readers() - before:
+            reader.join(60)
+        assert readers() <= before
 
 
 def test_an_address_of_another_machine_is_not_asked_in_plain_text(
