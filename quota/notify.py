@@ -257,10 +257,11 @@ def _send(url: str, body: bytes | None, timeout_s: float) -> None:
     except RuntimeError as error:  # no more threads can be started
         raise OSError(str(error)) from error
     thread.join(max(0.0, timeout_s))
-    if thread.is_alive():
-        for connection in connections:  # an answer that comes byte by byte would hold the thread for days
-            with contextlib.suppress(OSError, AttributeError):  # it is not open yet, or not any more
-                connection.sock.shutdown(socket.SHUT_RDWR)
+    too_late = thread.is_alive()
+    for connection in connections if too_late else ():  # an answer that comes byte by byte would hold it for days
+        with contextlib.suppress(OSError, AttributeError):  # it is not open yet, or not any more
+            connection.sock.shutdown(socket.SHUT_RDWR)
+    if too_late or (failed and isinstance(failed[0], TimeoutError)):
         raise TimeoutError(f"no answer within {DEADLINE_S:g} s")
     if failed:
         raise ValueError(redact(describe(failed[0])))
