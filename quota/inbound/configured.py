@@ -18,7 +18,7 @@ from quota.errors import ConfigError
 from quota.inbound.contract import Limit
 from quota.inbound.identity import X_FORWARDED_FOR, digest
 from quota.inbound.rules import Rule, Rules
-from quota.settings.address import address_of, file_of
+from quota.settings.address import address_of, file_of, path_at
 from quota.settings.books import parse_span
 from quota.settings.inbound import LIMIT_KEYS, RULE_KEYS
 from quota.settings.load import find_config, load_settings
@@ -143,7 +143,7 @@ def _url(table: TomlTable, settings: Settings) -> str | None:
         return None
     if not address.url.startswith("sqlite:///"):
         return address.url
-    url = f"sqlite:///{folder / Path(address.url.removeprefix('sqlite:///')).expanduser()}"
+    url = f"sqlite:///{path_at(table, folder, 'url', address.url.removeprefix('sqlite:///'))}"
     for what, used in ("ledger", settings.ledger.url), ("store", settings.store.url):
         if file_of(url) == file_of(used):
             raise table.error(f"the {what} uses this file already; give the inbound limits a file of their own", "url")
@@ -157,9 +157,9 @@ def _known_keys(table: TomlTable, settings: Settings) -> Callable[[str], bool]:
     if kind != "file" or not name:
         raise table.error('write "file:/path" of a file with one key on each line', "keys")
     folder = Path() if settings.path is None else settings.path.absolute().parent
-    path = folder / Path(name).expanduser()
+    path = path_at(table, folder, "keys", name)
     try:
-        with path.open("rb") as file:
+        with open(path, "rb") as file:
             data = file.read(MAX_KEYS_BYTES + 1)
     except OSError as error:
         raise table.error(f"the file cannot be read: {error.strerror or error}", "keys") from None

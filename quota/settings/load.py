@@ -144,7 +144,7 @@ def _inbound(root: TomlTable) -> Mapping[str, Any]:
 def _notify(table: TomlTable, folder: Path) -> NotifySettings:
     command = table.list_of_texts("command")
     if command and "/" in command[0]:  # without one it is looked up in PATH
-        command = (str(folder / Path(command[0]).expanduser()), *command[1:])
+        command = (path_at(table, folder, "command", command[0]), *command[1:])
     url_ref = reference(table, folder, "url") if "url" in table else None
     if not command and url_ref is None:
         raise table.error('nobody is told; add command = ["program", "argument"] or url = "env:VARIABLE"', "command")
@@ -224,10 +224,7 @@ def _address(table: TomlTable, given: Address | None, folder: Path, default: str
         check_file_url(url, "SQLite url")
     except ConfigError as error:
         raise table.error(str(error), "url") from None
-    try:
-        path = folder / Path(rest[1:]).expanduser()
-    except RuntimeError as error:  # ~nobody
-        raise table.error(one_line(error), "url") from None
+    path = path_at(table, folder, "url", rest[1:])
     if os.path.isdir(path):
         raise table.error("this is a folder; name a file in it", "url")
     return Address(f"sqlite:///{path}")
@@ -334,10 +331,7 @@ def _auth_ref(row: TomlTable, folder: Path) -> str:
     if ref == "adc":
         return ref
     if kind in _AUTHS[1:] and rest and rest.isprintable():
-        try:
-            return f"{kind}:{folder / Path(rest).expanduser()}"
-        except RuntimeError as error:
-            raise row.error(one_line(error), "auth") from None
+        return f"{kind}:{path_at(row, folder, 'auth', rest)}"
     # The message does not show the value: it may be a token.
     hint = nearest(kind, _AUTHS)
     near = f"; {hint}" if hint.startswith("did") else ""

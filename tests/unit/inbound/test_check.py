@@ -95,6 +95,15 @@ def test_a_storage_in_the_file_of_the_ledger_or_the_store_is_an_error(tmp_path: 
         load_rules(path)
 
 
+@pytest.mark.parametrize(
+    ("key", "line"), [("url", 'url = "sqlite:///~{}/x.db"'), ("keys", 'key_field = "X-Key"\nkeys = "file:~{}/keys"')]
+)
+def test_a_file_in_the_folder_of_nobody_is_one_line(tmp_path: Path, key: str, line: str) -> None:
+    path = tmp_path / "quota.toml"
+    path.write_text(f"[inbound]\n{line.format('nobody-is-called-so')}\n{LOGIN}", encoding="utf-8")
+    assert list(examine(load_settings(path))) == [(f"inbound.{key}", "Could not determine home directory.")]
+
+
 def test_all_rules_that_cannot_be_used_are_named_at_once(tmp_path: Path) -> None:
     path = tmp_path / "quota.toml"
     path.write_text(LOGIN.replace("/login", "login") + DEFAULT.replace("60s", "soon"), encoding="utf-8")

@@ -774,6 +774,7 @@ def complaint(data: dict[str, Any]) -> str:
 @example({"credentials": {"main": {"api": "youtube-v3", "limits": [{"window": {"calendar": "day", "zone": "a\0"}}]}}})
 @example({"credentials": {"main": {"api": "~nobody-here/x.toml"}}})
 @example({"credentials": {"main": {"api": "youtube-v3", "key": "file:~nobody-here/x"}}})
+@example({"credentials": {"main": {"api": "youtube-v3"}}, "notify": {"command": ["~nobody-here/x"]}})
 @example({"credentials": {"main": {"api": "youtube-v3"}}, "store": {"url": "sqlite:///~nobody-here/x"}})
 def test_nothing_but_a_config_error_comes_of_any_tables(data: dict[str, Any]) -> None:
     assert complaint(data).isprintable(), "one line"
