@@ -41,7 +41,7 @@ def only_one(store_url: str, job: str) -> Iterator[int | None]:
 
     descriptors = [lock_file(store_url, job)]
     try:
-        beside = _lock_beside(store_url, job, descriptors[0])
+        beside = _lock_beside(_path_beside(store_url, job), descriptors[0])
         descriptors += [] if beside is None else [beside]
         for descriptor in descriptors:
             try:
@@ -117,11 +117,11 @@ def lock_file(store_url: str, job: str) -> int:
         return descriptor
 
 
-def _lock_beside(store_url: str, job: str, other: int) -> int | None:
+def _lock_beside(path: Path, other: int) -> int | None:
     """The file beside the store; None if that is the `other` one, or cannot be opened: then the store cannot either, or
     its user may only write the files that are there."""
     try:
-        descriptor = _opened(_path_beside(store_url, job))
+        descriptor = _opened(path)
     except NotAloneError as error:
         raise _not_alone(error) from None
     except OSError:

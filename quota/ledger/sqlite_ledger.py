@@ -356,11 +356,15 @@ class SqliteLedger:
 
         def guarded(db: sqlite3.Connection) -> T:
             epoch = db.execute("SELECT epoch FROM projects WHERE project = ?", (project,)).fetchone()
-            if epoch is not None and str(epoch[0])[:1] == FENCE:
-                raise fenced_error(f"ledger {self.label}", str(epoch[0]))
+            if epoch is not None:
+                self._check_fence(str(epoch[0]))
             return work(db)
 
         return self._file.transact(guarded, write=write, within_s=within_s)
+
+    def _check_fence(self, epoch: str) -> None:
+        if epoch[:1] == FENCE:
+            raise fenced_error(f"ledger {self.label}", epoch)
 
     def _head(self, db: sqlite3.Connection, project: str) -> tuple[Id, str, int, int, int, str]:
         """last, epoch, unlogged_until_ms, retention_ms, closed_until_ms, granted: the newest entry's id, the epoch
@@ -379,8 +383,7 @@ class SqliteLedger:
             checked_row((ms, seq, unlogged_until_ms, retention_ms, epoch, granted), integers=4)
         if not 0 <= ms < LATEST_MS or seq < 0:
             raise DamagedError("a charge in the far future")
-        if epoch[:1] == FENCE:
-            raise fenced_error(f"ledger {self.label}", epoch)
+        self._check_fence(epoch)
         if type(closed_until_ms) is not int:
             closed_until_ms = 0 if closed_until_ms is None else NEVER
         return (ms, seq), epoch, unlogged_until_ms, retention_ms, closed_until_ms, granted
@@ -757,8 +760,7 @@ class SqliteLedger:
         def work(db: sqlite3.Connection) -> Notes:
             rows = db.execute(_NOTES, (project,)).fetchall()
             epoch, whole_after_ms, granted, compared, *_ = rows[0]
-            if epoch[:1] == FENCE:
-                raise fenced_error(f"ledger {self.label}", epoch)
+            self._check_fence(epoch)
             checked_row((whole_after_ms, epoch, granted, compared), integers=1, below=LATEST_MS)
             exhaustions = [_exhaustion(row[4:]) for row in rows if row[4] is not None]
             return Notes(exhaustions, _read_granted(granted), read_compared(compared), whole_after_ms)

@@ -139,9 +139,6 @@ _HANDLES = frozenset(
 )
 """Attributes of a HighWaterMark that are not knowledge: `_change` does not restore them."""
 
-_COLLECTIONS = ("_other_observations", "_other_losses", "_observations", "_usages", "_sliced")
-"""Those that are changed in place."""
-
 
 class _Unread(NamedTuple):
     """What of the log is in no slice of a view yet: after an entry, up to the end of a slice."""
@@ -871,14 +868,16 @@ class HighWaterMark:
 
     def _change(self, work: Callable[[], object]) -> None:
         """Do all of `work`, or nothing of it if a signal handler raises in the middle."""
-        before = vars(self).copy()
-        for name in _COLLECTIONS:
-            before[name] = before[name].copy()
+        before = {
+            name: value.copy() if type(value) is dict or type(value) is set else value
+            for name, value in vars(self).items()
+            if name not in _HANDLES
+        }
         try:
             self._changing = True
             work()
         except BaseException:
-            vars(self).update((name, value) for name, value in before.items() if name not in _HANDLES)
+            vars(self).update(before)
             raise
         finally:
             self._changing = False

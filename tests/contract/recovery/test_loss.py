@@ -927,30 +927,38 @@ def test_eight_processes_of_one_machine_write_side_by_side(site: Site) -> None:
 
 
 @pytest.mark.topology
+def resting(site: Site, path: str) -> tuple[Budget, HighWaterMark]:
+    """A process of its own, which may rest while others charge."""
+    high_water_mark, ledger = HighWaterMark(path, "p"), open_ledger(site.storage.url)
+    limits = (limit(100),)
+    budget = Budget(
+        credential="main", project="p", book=BOOK, limits=limits, ledger=ledger, high_water_mark=high_water_mark
+    )
+    return budget, high_water_mark
+
+
+def close(budget: Budget, high_water_mark: HighWaterMark) -> None:
+    budget.ledger.close()
+    high_water_mark.close()
+
+
 def test_a_process_notices_what_only_another_of_its_machine_has_seen(site: Site) -> None:
     """An old copy that has all that this process saw, but not what its neighbour saw later."""
     path = str(site.folder / "state" / "marks" / "p" / "1")
-    ledger, high_water_mark = open_ledger(site.storage.url), HighWaterMark(path, "p")
-    budget = Budget(
-        credential="main", project="p", book=BOOK, limits=(limit(100),), ledger=ledger, high_water_mark=high_water_mark
-    )
+    budget, high_water_mark = resting(site, path)
     charge(budget, 2)
     copy = site.storage.copy()
     assert Children(_charge_some, (site.storage.url, path, 5)).answers() == [7]
     site.storage.restore(copy)
     high_water_mark._next_look_s = 0.0  # it looks every 50 ms
     assert charge(budget) == 8
-    ledger.close()
-    high_water_mark.close()
+    close(budget, high_water_mark)
 
 
 def test_a_process_that_rested_notices_what_others_saw_after_a_loss(site: Site) -> None:
     """It saw only what an old copy has; meanwhile the ledger was emptied, spent from, and restored from that copy."""
     path = str(site.folder / "state" / "marks" / "p" / "1")
-    ledger, high_water_mark = open_ledger(site.storage.url), HighWaterMark(path, "p")
-    budget = Budget(
-        credential="main", project="p", book=BOOK, limits=(limit(100),), ledger=ledger, high_water_mark=high_water_mark
-    )
+    budget, high_water_mark = resting(site, path)
     charge(budget, 5)
     copy = site.storage.copy()
     for times, used in ((3, 8), (2, 10)):
@@ -959,18 +967,14 @@ def test_a_process_that_rested_notices_what_others_saw_after_a_loss(site: Site) 
     site.storage.restore(copy)
     high_water_mark._next_look_s = 0.0
     assert charge(budget) == 5 + 3 + 2 + 1
-    ledger.close()
-    high_water_mark.close()
+    close(budget, high_water_mark)
 
 
 @pytest.mark.parametrize("emptied", [False, True])
 def test_a_process_that_rested_notices_what_others_saw_in_a_later_epoch(site: Site, emptied: bool) -> None:
     """All that it saw is in the log again, with its old name; what others charged after a loss in between is not."""
     path = str(site.folder / "state" / "marks" / "p" / "1")
-    ledger, high_water_mark = open_ledger(site.storage.url), HighWaterMark(path, "p")
-    budget = Budget(
-        credential="main", project="p", book=BOOK, limits=(limit(100),), ledger=ledger, high_water_mark=high_water_mark
-    )
+    budget, high_water_mark = resting(site, path)
     charge(budget, 3)
     older = site.storage.copy()
     charge(budget, 2)
@@ -983,17 +987,13 @@ def test_a_process_that_rested_notices_what_others_saw_in_a_later_epoch(site: Si
     site.storage.restore(newer)
     high_water_mark._next_look_s = 0.0
     assert charge(budget) == 5 + 3 + 2 * emptied + 1
-    ledger.close()
-    high_water_mark.close()
+    close(budget, high_water_mark)
 
 
 @pytest.mark.parametrize("loses", [False, True], ids=["the same epoch", "a later epoch"])
 def test_a_process_that_rested_notices_what_another_configuration_saw(site: Site, loses: bool) -> None:
     path, of_other = (str(site.folder / "state" / "marks" / "p" / (digit * 32)) for digit in "12")
-    ledger, high_water_mark = open_ledger(site.storage.url), HighWaterMark(path, "p")
-    budget = Budget(
-        credential="main", project="p", book=BOOK, limits=(limit(100),), ledger=ledger, high_water_mark=high_water_mark
-    )
+    budget, high_water_mark = resting(site, path)
     charge(budget, 3)
     older = site.storage.copy()
     charge(budget, 2)
@@ -1004,8 +1004,7 @@ def test_a_process_that_rested_notices_what_another_configuration_saw(site: Site
     site.storage.restore(newer)
     high_water_mark._next_look_s = high_water_mark._next_siblings_s = 0.0  # it looks there once a minute
     assert charge(budget) == 5 + 3 + 1
-    ledger.close()
-    high_water_mark.close()
+    close(budget, high_water_mark)
 
 
 def _note_and_rest(path: str, at_ms: int) -> Iterator[None]:
