@@ -212,9 +212,8 @@ class LoopLine:
             if not received:  # interrupted
                 self._drop(Lost("interrupted"))
         self._answer([awaited.popleft()[0] for _ in replies], replies)
-        if replies and self._waiting and not self._will_flush:  # after the tasks that were answered have asked more
-            self._will_flush = True
-            self._loop.call_soon(self._flush_soon)
+        if replies and self._waiting:  # before the tasks run that were answered: the server works meanwhile
+            self._flush()
 
     def _answer(self, futures: list[Future[Any]], replies: list[Any]) -> None:
         """Tell them, the newest first: it saw most of the ledger, and what it keeps of that the others need not."""

@@ -147,6 +147,30 @@ def test_no_more_than_64_questions_are_under_way(told: Told, run: Run) -> None:
         run(main())
 
 
+def test_an_answer_makes_room_for_a_question_before_its_task_goes_on(told: Told, run: Run) -> None:
+    """So the server works while the tasks do. Else each would wait for the other."""
+
+    async def first() -> None:
+        await echo(lines, "<0>")
+        until_s = elapsed_s() + 5  # the loop stands still so long
+        while told.heard.count(b"ECHO") == MAX_IN_FLIGHT:
+            assert elapsed_s() < until_s
+            time.sleep(0.001)
+
+    async def main() -> None:
+        asking = [asyncio.ensure_future(first())]
+        asking += [asyncio.ensure_future(echo(lines, f"<{n}>")) for n in range(1, MAX_IN_FLIGHT + 1)]
+        assert await soon(lambda: told.heard.count(b"ECHO") == MAX_IN_FLIGHT)
+        told.say(b"+<0>\r\n")
+        await asking[0]
+        for n in range(1, MAX_IN_FLIGHT + 1):
+            told.say(b"+<%d>\r\n" % n)
+        assert await asking[-1] == f"<{MAX_IN_FLIGHT}>"
+
+    with connected(told.port, name="") as lines:
+        run(main())
+
+
 def test_a_long_question_and_a_long_answer_pass(server: RedisServer, run: Run) -> None:
     async def main() -> None:
         words = ["\u00e9" * size for size in (65_530, 3_000_000, 3, 65_536, 2_000_000)]
