@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -43,13 +44,19 @@ regions = ["DE"]
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist, and the wheel that was built from it."""
-    folder = tmp_path_factory.mktemp("package")
-    source = shutil.copytree(ROOT, folder / "source", ignore=shutil.ignore_patterns(*NOT_SHIPPED))
-    done = run(sys.executable, "-m", "build", "--outdir", str(folder / "dist"), str(source), cwd=folder)
-    said = (done.stdout + done.stderr).splitlines()
-    warned = [line for line in said if re.search(r"(?i)\bwarning|deprecat", line) and "Location 'file:" not in line]
-    assert warned == []  # pip's own about a mirror that is not there are not the package's
+    """A folder with the sdist, and the wheel that was built from it. One for all workers of a test run."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "package"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "dist").exists():
+            source = shutil.copytree(ROOT, folder / "source", ignore=shutil.ignore_patterns(*NOT_SHIPPED))
+            done = run(sys.executable, "-m", "build", "--outdir", str(folder / "made"), str(source), cwd=folder)
+            said = (done.stdout + done.stderr).splitlines()
+            warned = [x for x in said if re.search(r"(?i)\bwarning|deprecat", x) and "Location 'file:" not in x]
+            assert warned == []  # pip's own about a mirror that is not there are not the package's
+            (folder / "made").rename(folder / "dist")
     return folder / "dist"
 
 
