@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-BATCH = 100
+BATCH = 50
 """So many go on side by side."""
 
 AT_ONCE = 2
-"""So many batches take turns: their questions and replies are all that is kept."""
+"""So many batches take turns: their questions and replies are all that is kept. A look that finds something new has its
+file open until it ends, and a process has MAX_FILES of these (`quota.recovery.high_water_mark`)."""
 
 
 def run_side_by_side(ledger: Ledger, all_steps: Iterable[Steps[T]]) -> Iterator[T]:
