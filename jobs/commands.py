@@ -348,7 +348,7 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
                     from quota.cli.render import render_status
                     from quota.status import read_status
 
-                    print_rich(render_status(read_status(session)))
+                    print_rich(render_status(read_status(session, next_capacity=False)))
                     requests = upstream.usage()["requests"]
                     say(f"upstream counted {many(requests, 'request')}, the ledger charged {report.attempts:,}")
         if keep and not as_json:

@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 class LimitRow(NamedTuple):
     """The current state of one limit. `next_capacity_ms` is the time when it has more capacity, because its oldest
-    charge leaves or its pace releases more (None: nothing is used, or it has no end). `state.limit_units` is the
-    limit's number, or the part that its pace has released so far; `enforced_units` is the number without the pace. That
-    is less than the configuration says where upstream grants less: `grant` says so then. `room_ms` is the time when the
-    cheapest call that it counts fits again (None: it fits now). If `shut`, upstream closed everything that the limit
-    counts, so nothing remains of it.
+    charge leaves or its pace releases more (None: nothing is used, it has no end, or nobody asked). `state.limit_units`
+    is the limit's number, or the part that its pace has released so far; `enforced_units` is the number without the
+    pace. That is less than the configuration says where upstream grants less: `grant` says so then. `room_ms` is the
+    time when the cheapest call that it counts fits again (None: it fits now). If `shut`, upstream closed everything
+    that the limit counts, so nothing remains of it.
 
     `resets_ms` is the time when upstream itself resets the count, at a calendar edge in `zone`; None where upstream has
     no calendar. Where the log does not cover the window, the limit counts since `counts_since_ms` and is exact from
@@ -173,10 +173,14 @@ def _compared_json(compared: Compared) -> dict[str, object]:
 
 
 def read_status(
-    session: Session, credential: str | None = None, progress: Callable[[int, int], None] | None = None
+    session: Session,
+    credential: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    next_capacity: bool = True,
 ) -> Status:
-    """The status of every credential of a session, or of one. `progress` is told how many of how many are read. Raises
-    LedgerError.
+    """The status of every credential of a session, or of one. `progress` is told how many of how many are read. Without
+    `next_capacity`, nobody wants to know the `next_capacity_ms` of limits: it is asked of the log. Raises LedgerError.
 
     `reading` reads that of one, in steps, and `run_side_by_side` does them for many: their questions share round trips.
     """
@@ -206,7 +210,8 @@ def read_status(
         notes: Notes = yield Inquiry(ledger, "notes", settings.project)
         # On each machine a closed bucket opens a little later than upstream's reset. The status uses that time too.
         exhausted = [x for x in notes.exhaustions if _ends(x) + jitter_ms > at_ms]
-        limits = yield from _limit_rows(budget, lasting_of(budget), outlook, notes, exhausted, at_ms)
+        oldest_of = (yield from _oldest_of(budget, outlook.states, at_ms)) if next_capacity else None
+        limits = yield from _limit_rows(budget, lasting_of(budget), outlook, notes, exhausted, oldest_of, at_ms)
         return CredentialRow(
             outlook,
             settings.book.main_bucket.name,
@@ -260,29 +265,19 @@ def _limit_rows(
     outlook: Outlook,
     notes: Notes,
     exhausted: Sequence[Exhaustion],
+    oldest_of: Mapping[str, int] | None,
     at_ms: int,
 ) -> Steps[tuple[LimitRow, ...]]:
     counts_since_ms, rows = notes.whole_after_ms, []
     grants = {grant.bucket: grant for grant in notes.grants if grant.believed_at(at_ms)}
     granted = {bucket: grant.quota_units for bucket, grant in grants.items()}
     closed = {x.bucket: x.until_ms for x in exhausted if not x.reopened_ms}
-    oldest_of = yield from _oldest_of(budget, outlook.states, at_ms)
     each = zip(budget.limits, lasting, outlook.states, outlook.room_ms, strict=True)
     for limit, (resets_ms, zone, edges, enforced_units), state, room_ms in each:
         window, selector = limit.view.window, limit.view.selector
-        next_ms: int | None
-        if edges is not None:
-            now_units = state.limit_units
-            more = limit.paced and now_units < limit.limit_units
-            next_ms = paced_until(limit.limit_units, edges, now_units + 1) if more else edges[1]
-        else:
-            oldest_ms = oldest_of.get(limit.name)
-            if oldest_ms is None and state.used_units > state.unlogged_units:
-                oldest_ms = yield partial(_oldest_entry, budget, limit, at_ms - window.longest_ms + 1)
-            leaves_ms = [] if oldest_ms is None else [oldest_ms + window.longest_ms]
-            leaves_ms += [state.unlogged_next_ms] if state.unlogged_units else []
-            next_ms = min(leaves_ms, default=at_ms)
-        next_ms = next_ms if state.used_units else None
+        next_ms = None
+        if oldest_of is not None and state.used_units:
+            next_ms = yield from _next_capacity(budget, limit, edges, state, oldest_of, at_ms)
         opens_ms = _opens(budget.book, selector, closed) if closed else None
         if opens_ms is not None:
             state = state._replace(remaining_units=0)
@@ -308,6 +303,22 @@ def _limit_rows(
             )
         )
     return tuple(rows)
+
+
+def _next_capacity(
+    budget: Budget, limit: Limit, edges: Edges | None, state: LimitState, oldest_of: Mapping[str, int], at_ms: int
+) -> Steps[int]:
+    """When a limit of which something is used has more capacity."""
+    if edges is not None:
+        now_units = state.limit_units
+        more = limit.paced and now_units < limit.limit_units
+        return paced_until(limit.limit_units, edges, now_units + 1) if more else edges[1]
+    longest_ms, oldest_ms = limit.view.window.longest_ms, oldest_of.get(limit.name)
+    if oldest_ms is None and state.used_units > state.unlogged_units:
+        oldest_ms = yield partial(_oldest_entry, budget, limit, at_ms - longest_ms + 1)
+    leaves_ms = [] if oldest_ms is None else [oldest_ms + longest_ms]
+    leaves_ms += [state.unlogged_next_ms] if state.unlogged_units else []
+    return min(leaves_ms, default=at_ms)
 
 
 def _oldest_entry(budget: Budget, limit: Limit, since_ms: int) -> int | None:

@@ -286,10 +286,11 @@ def status(watch: bool, checks: bool, as_json: bool, config: str | None) -> None
             _repeat(lambda: print_json(read_status(session).as_json(), indent=None))
             return
         if watch:
-            _watch(lambda: render_status(read_status(session)))
+            _watch(lambda: render_status(read_status(session, next_capacity=False)))
             return
         gc.set_threshold(10_000_000)  # of what a status reads nothing is garbage, and of many credentials it reads much
-        current = read_status(session, progress=_said_now_and_then() if sys.stderr.isatty() else None)
+        progress = _said_now_and_then() if sys.stderr.isatty() else None
+        current = read_status(session, progress=progress, next_capacity=as_json)  # no table shows it
     if as_json:
         print_json(current.as_json())
     else:

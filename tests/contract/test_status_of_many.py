@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import shutil
 import sqlite3
@@ -13,16 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
+from click.testing import CliRunner
 from rich.console import Console
 
 from quota.cli.check import ask_ledger
+from quota.cli.commands import cli
 from quota.cli.render import render_status
+from quota.common.clock import host_clock
 from quota.common.sqlite_file import SqliteFile
 from quota.errors import LedgerError
 from quota.ledger import side_by_side
 from quota.ledger.contract import Exhaustion
 from quota.ledger.grants import Grant
 from quota.limits import DAY_MS, HOUR_MS
+from quota.recovery import high_water_mark
 from quota.session import Session
 from quota.settings.load import load_settings
 from quota.status import read_status
@@ -98,13 +103,15 @@ def test_a_check_asks_for_many_in_few_round_trips_too(proxied: Proxy, tmp_path: 
     assert 3 < proxied.trips - before < 30
 
 
-def test_a_status_asks_a_file_three_times_for_a_project(
-    tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("options", "times"), [((), 2), (("--json",), 3)], ids=["for people", "as JSON"])
+def test_a_status_asks_a_file_for_what_is_shown_of_a_project(
+    tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], times: int
 ) -> None:
-    """For its numbers, its oldest charge, and what is noted of it."""
+    """Its numbers and what is noted of it. Only JSON has the time of its oldest charge."""
     scene = Scene(f"sqlite:///{tmp_path}/ledger.db", tmp_path, 20)
+    scene.now_ms = host_clock()
     scene.charge()
-    scene.now_ms += HOUR_MS
+    scene.read()
     asked, transact = [], SqliteFile.transact
 
     def asking(file: SqliteFile, work: Any, **how: Any) -> Any:
@@ -112,8 +119,24 @@ def test_a_status_asks_a_file_three_times_for_a_project(
         return transact(file, work, **how)
 
     monkeypatch.setattr(SqliteFile, "transact", asking)
-    assert [credential["limits"][0]["used_units"] for credential in scene.read()] == [SEARCH_UNITS] * 20
-    assert len(asked) <= 3 * 20
+    thresholds = gc.get_threshold()
+    shown = CliRunner().invoke(cli, ["status", *options, "--config", str(tmp_path / "quota.toml")])
+    gc.set_threshold(*thresholds)
+    assert shown.exit_code == 0
+    assert shown.output.count("pacific-day") == 20
+    assert len(asked) == times * 20
+
+
+def test_who_asks_for_no_next_capacity_is_told_all_else(ledger_url: str, tmp_path: Path) -> None:
+    scene = Scene(ledger_url, tmp_path, 4)
+    scene.charge(every=2)
+    with scene.session() as session:
+        asked, not_asked = (read_status(session, next_capacity=wanted).credentials for wanted in (True, False))
+    times = {row.next_capacity_ms for one in not_asked for row in one.limits}
+    assert times == {None} < {row.next_capacity_ms for one in asked for row in one.limits}
+    assert not_asked == tuple(
+        one._replace(limits=tuple(row._replace(next_capacity_ms=None) for row in one.limits)) for one in asked
+    )
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["first look", "later"])
@@ -180,6 +203,17 @@ def test_a_machine_that_only_looks_writes_what_is_new_to_it_and_nothing_else(
     assert [one["limits"][0]["used_units"] for one in scene.read()] == [200, 100, 100, 100], (
         "a lost charge is found out"
     )
+
+
+def test_what_a_first_look_at_many_read_is_kept_of_all(ledger_url: str, tmp_path: Path, state_dir: Path) -> None:
+    """Of no project the file is closed between what its look shows first and what it reads then."""
+    scene = Scene(ledger_url, tmp_path, 2 * high_water_mark.MAX_FILES + 10)
+    scene.charge()
+    scene.now_ms += 3 * HOUR_MS
+    shutil.rmtree(state_dir)
+    scene.read()
+    kept = [path.read_text("utf-8", "replace").count("\nslices\t") for path in state_dir.glob("marks/*/*")]
+    assert kept == [1] * len(scene.names)
 
 
 def closed(scene: Scene, _: LedgerStorage) -> None:
