@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from quota.common.text import printable
@@ -46,9 +45,10 @@ class Parts:
 
 def _segments(found: Iterable[Written | RenderableType], console: Console) -> list[RenderableType | Segment]:
     """What rich is given: a segment for each line with a style, and one for all those without a style up to the next.
-    Each segment takes rich as long as a short line takes us."""
+    Each segment takes rich as long as a short line takes us. Where there are no colours, no line has a style."""
     from rich.segment import Segment
 
+    coloured = console.color_system is not None
     segments: list[RenderableType | Segment] = []
     plain: list[str] = []
     for one in found:
@@ -57,7 +57,7 @@ def _segments(found: Iterable[Written | RenderableType], console: Console) -> li
             plain = []
             continue
         for text, style in one:
-            if style:
+            if style and coloured:
                 segments += Segment("".join(plain)), Segment(text, console.get_style(style))
                 plain = ["\n"]
             else:
@@ -187,13 +187,18 @@ class Layout:
     ) -> None:
         self.columns, self.rows, self.styles, self.footer = columns, rows, styles, footer
         self.kept, self.gap, self.maximum = kept, gap, maximum
-        self._head = self._folded([column.heading for column in columns], from_below=True)
-        self._body = [self._folded(row) for row in rows]
-        self._foot = [[footer[n] for n in kept]] if footer else []
-        lines = [*self._head, *chain.from_iterable(self._body), *self._foot]
-        self._widths = [
-            max(map(len if "".join(cells).isascii() else _cells, cells)) for cells in zip(*lines, strict=True)
-        ]
+        lines = self._folded([column.heading for column in columns], from_below=True)
+        self._head_lines = len(lines)
+        self._styles = ["table.header"] * len(lines)
+        for n, row in enumerate(rows):
+            of_row = self._folded(row)
+            lines += of_row
+            self._styles += [styles[n] if styles else ""] * len(of_row)
+        if footer:
+            lines.append([footer[n] for n in kept])
+            self._styles.append("table.footer")
+        self._cells = [*zip(*lines, strict=True)]  # by column
+        self._widths = [max(map(len if "".join(cells).isascii() else _cells, cells)) for cells in self._cells]
         self.width = sum(self._widths) + gap * (len(kept) - 1)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
@@ -214,24 +219,16 @@ class Layout:
     def written(self, console: Console, options: ConsoleOptions) -> Written | RenderableType:
         if self.width > options.max_width or options.ascii_only:
             return self._by_rich()
-        written = [(self._line(cells), "table.header") for cells in self._head]
-        written.append(("\u2500" * self.width, ""))
-        for n, lines in enumerate(self._body):
-            style = self.styles[n] if self.styles else ""
-            written += [(self._line(cells), style) for cells in lines]
-        for cells in self._foot:
-            written += (" " * self.width, ""), (self._line(cells), "table.footer")
+        each = zip(self.kept, self._cells, self._widths, strict=True)
+        columns = [_padded(cells, width, self.columns[n].number) for n, cells, width in each]
+        written = [*zip(map((" " * self.gap).join, zip(*columns, strict=True)), self._styles, strict=True)]
+        if self.footer:
+            written.insert(-1, (" " * self.width, ""))
+        written.insert(self._head_lines, ("\u2500" * self.width, ""))
         return written
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> list[RenderableType | Segment]:
         return _segments([self.written(console, options)], console)
-
-    def _line(self, cells: Sequence[str]) -> str:
-        parts = []
-        for n, cell, width in zip(self.kept, cells, self._widths, strict=True):
-            space = " " * (width - (len(cell) if cell.isascii() else _cells(cell)))
-            parts.append(space + cell if self.columns[n].number else cell + space)
-        return (" " * self.gap).join(parts)
 
     def _by_rich(self) -> Table:
         from rich.box import SIMPLE_HEAD
@@ -253,6 +250,15 @@ class Layout:
             cells = (Text(fold(row[k], self.maximum)) for k in self.kept)
             table.add_row(*cells, style=self.styles[n] if self.styles else "")
         return table
+
+
+def _padded(cells: Sequence[str], width: int, number: bool) -> list[str]:
+    """The cells of a column, all of one width."""
+    if "".join(cells).isascii():
+        return [cell.rjust(width) for cell in cells] if number else [cell.ljust(width) for cell in cells]
+    spaces = [" " * (width - _cells(cell)) for cell in cells]
+    each = zip(spaces, cells, strict=True)
+    return [space + cell if number else cell + space for space, cell in each]
 
 
 def fold(text: str, maximum: int) -> str:
