@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 SPARE_S = 0.25
 """A call may take this beyond the time of two answers: with answers that may take 0.35 s, it ends within a second."""
 
+TOGETHER = 10
+"""So many commands that are asked together have as long as one that is asked alone."""
+
 PIECE_BYTES = 65_536
 """So much is received at once, and has as long to come as a whole short reply."""
 
@@ -131,7 +134,7 @@ class Line:
         """The next reply, after `size` bytes of it. A server may take `within_s` for each PIECE_BYTES."""
         while (reply := self._gets()) is INCOMPLETE:
             left_s = started_s + within_s * (1 + size // PIECE_BYTES) - time.monotonic()
-            if left_s <= 0 or not self.readable(left_s * 1000):
+            if not self.readable(max(left_s, 0) * 1000):  # what has come is no silence, however late we look
                 raise NoAnswer("half an answer")
             data = self._receive()
             size += len(data)
@@ -239,10 +242,12 @@ class Connections:
 
     def asking_all(self, several: Sequence[bytes]) -> Generator[None, None, list[Any]]:
         """What `ask` gives for each of these packed commands, asked together. A Failed stands where `ask` would raise
-        it. Each reply may take as long after the one before it as if it had been asked alone.
+        it. A server that reads several commands at once does them all before it sends any reply: each reply may take
+        longer by as many commands as there are.
 
         It yields once: the server has all commands then, and works."""
         idle, replies = self._idle, list[Any]()
+        within_s = self.timeout_s * (1 + len(several) / TOGETHER)
         line = _pop(idle)
         is_new = line is None
         try:
@@ -251,10 +256,10 @@ class Connections:
             return [error] * len(several)
         answered = False
         try:
-            line.send(b"".join(several), self.timeout_s)
+            line.send(b"".join(several), within_s)
             yield
             while len(replies) < len(several):
-                reply = line.next_reply(self.timeout_s)
+                reply = line.next_reply(within_s)
                 if type(reply) is RawError:
                     self.check_primary(reply)
                     reply = error_of(str(reply))

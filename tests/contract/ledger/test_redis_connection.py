@@ -21,6 +21,7 @@ from quota.ledger import redis_connection
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_connection import Connections, Server
 from quota.ledger.redis_errors import ErrorReply, Lost, NoAnswer, NotRedis
+from quota.ledger.resp import pack
 from support.books import BOOK
 from support.claims import claim_of
 from support.processes import in_child
@@ -176,6 +177,43 @@ def test_an_answer_without_an_end_is_given_up(each_s: float, monkeypatch: pytest
             connections.execute_command("ECHO", "one")
         done.set()
         thread.join()
+
+
+def test_what_has_come_is_no_silence_however_late_we_look() -> None:
+    """The rest of an answer comes while this process does not get its turn."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        line = redis_connection.Line(ours)
+        feed, rest = line._feed, iter([b"f!\r\n"])
+
+        def stalling(data: bytes) -> None:
+            feed(data)
+            for more in rest:
+                theirs.sendall(more)
+                time.sleep(SHORT_S + 0.05)
+
+        line._feed = stalling
+        theirs.sendall(b"$5\r\nhal")
+        assert line.ask(b"", SHORT_S) == "half!"
+
+
+def test_a_server_that_does_many_commands_before_it_answers_any_is_not_silent() -> None:
+    """As Redis does with what it reads together."""
+
+    def answer(words: list[bytes]) -> bytes:
+        if words[1] == b"0":
+            time.sleep(2 * SHORT_S)
+        return b"+%b\r\n" % words[1]
+
+    with RespServer(answer) as server, connected(server.port, timeout_s=SHORT_S, name="") as connections:
+        many = 100 * redis_connection.TOGETHER
+        asked = connections.asking_all([pack(("ECHO", str(n))) for n in range(many)])
+        next(asked)
+        with pytest.raises(StopIteration) as ended:
+            next(asked)
+        assert ended.value.value == [str(n) for n in range(many)]
+        with pytest.raises(NoAnswer):
+            connections.execute_command("ECHO", "0")
 
 
 def test_a_long_command_and_a_long_answer_pass(server: RedisServer) -> None:
