@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -124,7 +125,8 @@ def _encoded(name: str) -> str:
 
 def write_file(folder: str, name: str, text: str) -> None:
     """Write a file that everybody may read, beside the old one, and then in its place. Raises OSError."""
-    beside = os.path.join(folder, f".{name}.{os.getpid()}")  # the collector reads only *.prom
+    writer = f"{os.getpid()}.{threading.get_native_id()}"  # two jobs of one scheduler may end at once
+    beside = os.path.join(folder, f".{name}.{writer}")  # the collector reads only *.prom
     fd = open_alone(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
         with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:

@@ -8,8 +8,10 @@ import re
 import shutil
 import stat
 import subprocess
+import threading
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -338,7 +340,32 @@ def test_a_file_is_replaced_whole_and_never_through_a_link(tmp_path: Path) -> No
     assert stat.S_IMODE((tmp_path / "quota-p.prom").stat().st_mode) == 0o644
     victim = tmp_path / "victim"
     victim.write_text("mine")
-    (tmp_path / f".quota-p.prom.{os.getpid()}").symlink_to(victim)
+    (tmp_path / f".quota-p.prom.{os.getpid()}.{threading.get_native_id()}").symlink_to(victim)
     with pytest.raises(OSError, match="symbolic link"):
         write_file(str(tmp_path), "quota-p.prom", "three\n")
     assert victim.read_text() == "mine"
+
+
+def test_two_threads_that_write_one_file_leave_it_whole(tmp_path: Path) -> None:
+    """As two jobs of one project do whose runs in `quota schedule` end at once."""
+    texts, found, over = ("a" * 5_000, "b" * 3_000), set(), threading.Event()
+    write_file(str(tmp_path), "quota-p.prom", texts[0])
+
+    def read() -> None:
+        while not over.is_set():
+            found.add((tmp_path / "quota-p.prom").read_text())
+
+    def write(text: str) -> None:
+        for _ in range(300):
+            write_file(str(tmp_path), "quota-p.prom", text)
+
+    with ThreadPoolExecutor(3) as pool:
+        reading = pool.submit(read)
+        try:
+            for written in [pool.submit(write, text) for text in texts]:
+                written.result()
+        finally:
+            over.set()
+        reading.result()
+    assert found <= {*texts}
+    assert [path.name for path in tmp_path.iterdir()] == ["quota-p.prom"]
