@@ -18,11 +18,8 @@ if TYPE_CHECKING:
     from quota.session import Session
 
 
-def follow_up(session: Session, job: str, exit_status: int, report: RunReport | None) -> None:
-    """Do what the configuration asks for, after a run of `job` that ended with this exit status.
-
-    Without a `report` the run raised an error. Raises nothing.
-    """
+def follow_up(session: Session, job: str, exit_status: int, report: RunReport) -> None:
+    """Do what the configuration asks for, after a run of `job` that ended with this exit status. Raises nothing."""
     if session.settings.textfile is None and session.settings.notify is None:
         return
     try:

@@ -33,7 +33,7 @@ def tell(
     session: Session,
     job: str,
     exit_status: int,
-    report: RunReport | None,
+    report: RunReport,
     status: Status | None,
     checkpoints: Sequence[Checkpoint],
 ) -> None:
@@ -49,12 +49,9 @@ def tell(
     notify(session, notices)
 
 
-def _of_run(
-    project: str, job: str, exit_status: int, report: RunReport | None, status: Status | None
-) -> Iterator[Notice]:
-    if report is None or report.outcome == "failed" or exit_status not in (0, 75, 130, 143):
-        why = report.why if report is not None else ""
-        message = f"job {job} failed with exit status {exit_status}" + (f": {why}" if why else "")
+def _of_run(project: str, job: str, exit_status: int, report: RunReport, status: Status | None) -> Iterator[Notice]:
+    if report.outcome == "failed" or exit_status not in (0, 75, 130, 143):
+        message = f"job {job} failed with exit status {exit_status}" + (f": {report.why}" if report.why else "")
         yield Notice("run_failed", project, job, message, DAY_MS, {"job": job, "exit_status": exit_status})
     elif report.refused and not _counting(report):
         once_ms = next((_window_ms(row) for row in _rows(status) if row.limit.name == report.refused_by), DAY_MS)

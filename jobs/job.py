@@ -257,9 +257,18 @@ def first_attempt(method: Attempt) -> Callable[[F], F]:
 
 
 def attempt_of(fetch: Fetch, cursor: Cursor | None) -> str | None:
-    """The API method that `fetch` calls first at this cursor; None if it is not marked with one."""
-    method = getattr(fetch, "first_attempt", None)
-    return method(cursor) if callable(method) else method
+    """The API method that `fetch` calls first at this cursor; None if it is not marked with one, or if the mark is a
+    function that fails: it only saves work."""
+    method: Attempt | None = getattr(fetch, "first_attempt", None)
+    if not callable(method):
+        return method
+    try:
+        return method(cursor)
+    except Exception as error:
+        from quota.common.log import warn
+
+        warn("first_attempt_failed fetch=%s: %s", getattr(fetch, "__name__", "fetch"), describe(error))
+        return None
 
 
 def load_fetch(name: str, options: Mapping[str, Any] | None = None, folder: Path | None = None) -> Fetch:

@@ -26,7 +26,7 @@ import copy
 import json
 import logging
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import quota
@@ -35,6 +35,7 @@ from quota.attribution import attempt_number
 from quota.budget import note_refusal
 from quota.common.clock import host_clock
 from quota.common.log import line
+from quota.common.text import describe
 from quota.common.values import Value, replace
 from quota.jobs.failure import Failure, classify_failure
 from quota.jobs.hold import Hold
@@ -153,8 +154,9 @@ def run_job(
                     )
                     try:
                         report = run.run()
-                    except quota.QuotaError as error:
-                        store.runs.end(row, _failed_report(session, job, error))
+                    except BaseException as error:
+                        with suppress(StoreError):  # the first error says more
+                            store.runs.end(row, failed_report(session, name, error))
                         raise
                     store.runs.end(row, report)
                     if stop() and any(region.outcome in ("partial", "skipped") for region in report.regions):
@@ -166,7 +168,7 @@ def run_job(
                     skipped = [RegionReport(region, "skipped") for region in chosen if region not in mine]
                     return replace(report, regions=(*report.regions, *skipped))
         except StoreError as error:
-            return _failed_report(session, job, error)
+            return failed_report(session, name, error)
 
 
 def _hold(session: Session, job: JobSettings, store: Store, lock: int, now_ms: int, tick: str, tick_ms: int) -> Hold:
@@ -223,8 +225,13 @@ def longest_step_ms(job: JobSettings) -> int:
     return round(ATTEMPTS * (job.max_answer_s + MAX_WAIT_S + 1)) * 1_000
 
 
-def _failed_report(session: Session, job: JobSettings, error: quota.QuotaError) -> RunReport:
-    return RunReport(session.run, job.name, "failed", why=str(error), exit_status=error.exit_status)
+def failed_report(session: Session, name: str, error: BaseException) -> RunReport:
+    """The report of a run that this error has ended."""
+    if isinstance(error, quota.QuotaError):
+        return RunReport(session.run, name, "failed", why=str(error), exit_status=error.exit_status)
+    from quota.common.redact import redact
+
+    return RunReport(session.run, name, "failed", why=redact(describe(error)), exit_status=quota.QuotaError.exit_status)
 
 
 def _refused_report(session: Session, job: JobSettings, decision: Decision) -> RunReport:

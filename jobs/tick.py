@@ -37,7 +37,7 @@ def run(
     config: str | None,
 ) -> int:
     """`quota run`: returns the exit status."""
-    from quota.jobs.runner import run_job
+    from quota.jobs.runner import failed_report, run_job
 
     log_to_stderr()
     says = not quiet or sys.stderr.isatty()
@@ -46,9 +46,13 @@ def run(
         try:
             with watching(job, quiet) as watcher:
                 report = run_job(session, job, regions=regions, here=here, stop=stop, watcher=watcher)
-        except QuotaError as error:
-            _ended(session, job, ping, error.exit_status, None)
-            raise
+        except BaseException as error:
+            report = failed_report(session, job, error)
+            _ended(session, job, ping, report.exit_status, report)
+            if isinstance(error, Exception):
+                raise
+            # Our own signals raise nothing here.
+            raise QuotaError(f"{job}: fetch ended with {report.why}; let it return a page, or raise an error") from None
         status = report.exit_status
         if fail_on_refusal and report.refused and not status:
             status = REFUSED_STATUS
@@ -69,7 +73,7 @@ def _started(session: Session, job: str) -> Ping | None:
     return ping
 
 
-def _ended(session: Session, job: str, ping: Ping | None, exit_status: int, report: RunReport | None) -> None:
+def _ended(session: Session, job: str, ping: Ping | None, exit_status: int, report: RunReport) -> None:
     """Do what the configuration asks for after a run. The imports are for those who ask."""
     settings = session.settings
     if job in settings.jobs and (settings.textfile is not None or settings.notify is not None):

@@ -253,7 +253,7 @@ class _JobQueue:
                 self._tick(self.running)
             except quota.QuotaError as error:
                 _say("tick_failed", self.running, level=logging.ERROR, why=str(error))
-            except Exception as error:
+            except BaseException as error:  # a fetch function may call sys.exit: the job's next ticks must run
                 _say("tick_failed", self.running, level=logging.ERROR, why=describe(error))
                 log.debug("tick_traceback job=%s run=%s", self.job.name, self.running.name, exc_info=True)
 
@@ -278,13 +278,20 @@ class _JobQueue:
 
         # Each tick gets a session of its own, as if it were a process, so that its charges have a run id of their own.
         with quota.Session(self.settings) as session:
-            report = self._run(session, tick, refusal)
-            follow_up(session, self.job.name, report.exit_status, report)
-            if report.outcome not in ("elsewhere", "overlap"):
-                ping.end(report.exit_status)
+            try:
+                report = self._run(session, tick, refusal)
+            except BaseException as error:
+                self._tell(session, ping, runner.failed_report(session, self.job.name, error))
+                raise
+            self._tell(session, ping, report)
         if started_s is not None or report.outcome != "stopped":
             took_s = 0.0 if started_s is None else time.monotonic() - started_s
             self._say_ended(tick, report, round(took_s * 1000))
+
+    def _tell(self, session: Session, ping: Ping, report: RunReport) -> None:
+        follow_up(session, self.job.name, report.exit_status, report)
+        if report.outcome not in ("elsewhere", "overlap"):
+            ping.end(report.exit_status)
 
     def _late(self, tick: Tick) -> bool:
         return host_clock() - tick.at_ms > self.job.misfire_grace_ms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -107,3 +108,37 @@ def test_the_folder_imported_under_another_name_says_its_own() -> None:
     )
     said = "quota-ledger's package for jobs is quota.jobs: write for example `from quota.jobs.job import Page`"
     assert done.stderr.splitlines()[-1] == f"ImportError: {said}"
+
+
+EXITS = """
+import sys
+from quota.jobs.job import Page, first_attempt
+
+@first_attempt(lambda cursor: {}["no such method"])
+def lost(client, region, cursor):
+    answer = client.videos().list(part="snippet", chart="mostPopular", regionCode=region).execute()
+    return Page(videos=answer["items"])
+
+def exits(client, region, cursor):
+    sys.exit(0)
+"""
+
+
+def test_a_function_that_ends_the_program_is_a_failed_run(tmp_path: Path) -> None:
+    """Its `sys.exit(0)` must not pass for success."""
+    write(tmp_path, "mine:exits")
+    (tmp_path / "mine.py").write_text(EXITS)
+    said = one_line(run(tmp_path, "run", "daily", "--quiet"), 1)
+    assert said == "daily: fetch ended with SystemExit: 0; let it return a page, or raise an error"
+    past = json.loads(run(tmp_path, "runs", "--json").stdout)["runs"][0]
+    assert (past["outcome"], past["reason"], past["exit_status"]) == ("failed", "SystemExit: 0", 1)
+
+
+def test_a_first_attempt_that_fails_is_one_line_and_the_run_goes_on(tmp_path: Path) -> None:
+    with Emulator() as upstream:
+        write(tmp_path, "mine:lost", upstream.address)
+        (tmp_path / "mine.py").write_text(EXITS)
+        done = run(tmp_path, "run", "daily", "--quiet")
+        assert one_line(done, 0) == "first_attempt_failed fetch=lost: KeyError: 'no such method'"
+        assert upstream.usage()["requests"] == 1
+        assert run(tmp_path, "plan").returncode == 0

@@ -22,6 +22,7 @@ from quota.jobs.schedule.ticks import ticks
 from quota.settings.load import load_settings
 from support.commands import QUOTA, one_line
 from support.installation import Installation, until
+from support.plain_http import Answer, PlainServer
 from support.servers import RedisServer, free_port
 
 if TYPE_CHECKING:
@@ -474,6 +475,36 @@ def test_a_page_that_does_not_end_is_abandoned(tmp_path: Path, upstream: Emulato
     assert status == 0
     assert seconds < 5
     assert [line["job"] for line in scheduler.lines("tick_abandoned")] == ["mine"]
+
+
+def test_a_tick_whose_function_ends_the_program_fails_and_the_next_ones_run(
+    tmp_path: Path, upstream: Emulator, start: Any
+) -> None:
+    """The thread of the job must not end with it, and whoever is to be told of a failed run is told of this one."""
+    machine = Machine(tmp_path / "one")
+    machine.configure(
+        upstream.address,
+        """
+[notify]
+command = ["sh", "-c", "cat >> told.json; echo >> told.json"]
+[jobs.t]
+fetch = "exits:fetch"
+schedule = "every 1s"
+ping = "env:PING"
+""",
+    )
+    (machine.folder / "exits.py").write_text("import sys\ndef fetch(client, region, cursor): sys.exit('enough')\n")
+    with PlainServer(lambda arrived: Answer(200)) as health:
+        scheduler = start(machine, PING=health.address)
+        failed = scheduler.until("tick_failed", 2)
+        assert {line["why"] for line in failed} == {"SystemExit: enough"}
+        assert scheduler.stop()[0] == 0
+        heard = [arrived.target for arrived in health.arrived]
+    assert heard[:4] == ["/start", "/1"] * 2
+    told = [json.loads(line) for line in (machine.folder / "told.json").read_text().splitlines()]
+    assert [(one["event"], one["message"]) for one in told] == [
+        ("run_failed", "job t failed with exit status 1: SystemExit: enough")
+    ]
 
 
 def test_idle_it_ends_at_once(tmp_path: Path, upstream: Emulator, start: Any) -> None:
