@@ -268,10 +268,10 @@ def _credentials(table: TomlTable, folder: Path) -> dict[str, CredentialSettings
                 )
         credentials[name] = credential
     # A credential without limits has the limits of its project, wherever in the file these are.
-    return {
-        name: replace(credential, limits=credentials[limited.get(credential.project, name)].limits)
-        for name, credential in credentials.items()
-    }
+    for name, credential in credentials.items():
+        if credential.project in limited:
+            credentials[name] = replace(credential, limits=credentials[limited[credential.project]].limits)
+    return credentials
 
 
 def _credential(
