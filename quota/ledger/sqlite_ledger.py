@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quota.arguments import MAX_NUMBER, whole, whole_clock
 from quota.common.clock import LATEST_MS, NEVER, elapsed_s, host_clock
@@ -29,6 +29,7 @@ from quota.ledger.contract import (
     Ahead,
     ChargeResult,
     Exhaustion,
+    Inquiry,
     Notes,
     Repair,
     checked_exhaustion,
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from quota.common.findings import Finding
     from quota.ledger.claims import Claim, Claimed, Ending, Record
     from quota.ledger.compared import Compared
-    from quota.ledger.contract import ChargeOutcome, ChargeRequest, LimitCheck
+    from quota.ledger.contract import ChargeOutcome, ChargeRequest, LimitCheck, Question
     from quota.ledger.entry import Charge, Id
     from quota.ledger.grants import Grant
     from quota.ledger.history import History, RefusalCount
@@ -670,17 +671,38 @@ class SqliteLedger:
     def read(
         self, project: str, after: Id, until_ms: int, count: int, within_s: float | None = None
     ) -> Sequence[Entry]:
+        return self._file.transact(
+            lambda db: self._entries(db, project, after, until_ms, count), write=None, within_s=within_s
+        )
+
+    def _entries(
+        self, db: sqlite3.Connection, project: str, after: Id, until_ms: int, count: int, *_: object
+    ) -> Sequence[Entry]:
         after, until_ms, count = checked_range(after, until_ms, count)
+        rows = db.execute(
+            f"SELECT {_COLUMNS} FROM charges"  # noqa: S608  # a constant
+            " WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) ORDER BY ms, seq LIMIT ?",
+            (project, after[0], until_ms, *after, count),
+        ).fetchall()
+        return [_entry(row) for row in rows]
 
-        def work(db: sqlite3.Connection) -> list[Entry]:
-            rows = db.execute(
-                f"SELECT {_COLUMNS} FROM charges"  # noqa: S608  # a constant
-                " WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) ORDER BY ms, seq LIMIT ?",
-                (project, after[0], until_ms, *after, count),
-            ).fetchall()
-            return [_entry(row) for row in rows]
+    def answers(self, several: Sequence[Question | Inquiry]) -> Sequence[Any] | None:
+        """What several ask who only look, in one transaction. None in the place of an answer that needs more than that,
+        and instead of all where one cannot be had: these are to be asked one by one."""
 
-        return self._file.transact(work, write=None, within_s=within_s)
+        def work(db: sqlite3.Connection) -> list[Any]:
+            return [self._answer(db, one) for one in several]
+
+        try:
+            return self._file.transact(work, write=False)
+        except LedgerError:
+            return None
+
+    def _answer(self, db: sqlite3.Connection, asked: Question | Inquiry) -> Any:
+        if isinstance(asked, Inquiry):
+            return (self._notes if asked.name == "notes" else self._entries)(db, *asked.args)
+        result, _ = self._decide(db, asked.request, False, False)
+        return None if result.outcome in ("counting", "refused") else result  # what these still need is read apart
 
     def add_up(self, project: str, after: Id, through: Id) -> Iterator[HourOfLog]:
         room = 0
@@ -757,15 +779,15 @@ class SqliteLedger:
         return read_compared("" if row is None else str(row[0]))
 
     def notes(self, project: str) -> Notes:
-        def work(db: sqlite3.Connection) -> Notes:
-            rows = db.execute(_NOTES, (project,)).fetchall()
-            epoch, whole_after_ms, granted, compared, *_ = rows[0]
-            self._check_fence(epoch)
-            checked_row((whole_after_ms, epoch, granted, compared), integers=1, below=LATEST_MS)
-            exhaustions = [_exhaustion(row[4:]) for row in rows if row[4] is not None]
-            return Notes(exhaustions, _read_granted(granted), read_compared(compared), whole_after_ms)
+        return self._file.transact(lambda db: self._notes(db, project), write=None)
 
-        return self._file.transact(work, write=None)
+    def _notes(self, db: sqlite3.Connection, project: str) -> Notes:
+        rows = db.execute(_NOTES, (project,)).fetchall()
+        epoch, whole_after_ms, granted, compared, *_ = rows[0]
+        self._check_fence(epoch)
+        checked_row((whole_after_ms, epoch, granted, compared), integers=1, below=LATEST_MS)
+        exhaustions = [_exhaustion(row[4:]) for row in rows if row[4] is not None]
+        return Notes(exhaustions, _read_granted(granted), read_compared(compared), whole_after_ms)
 
     def claim(self, project: str, claim: Claim, *, take_over: bool = False) -> Claimed:
         return self._claims(project, claim, lambda record, checked: record.claim(checked, take_over=take_over))
