@@ -1,4 +1,4 @@
-"""What follows a run: metrics for Prometheus, and whom to tell."""
+"""What follows a run: metrics for Prometheus, whom to tell, and a health check."""
 
 from __future__ import annotations
 
@@ -15,11 +15,24 @@ from quota.status import read_status
 if TYPE_CHECKING:
     from quota.jobs.job import RunReport
     from quota.jobs.store.store import Checkpoint
+    from quota.notify import Ping
     from quota.session import Session
 
 
-def follow_up(session: Session, job: str, exit_status: int, report: RunReport) -> None:
-    """Do what the configuration asks for, after a run of `job` that ended with this exit status. Raises nothing."""
+def follow_up(session: Session, job: str, exit_status: int, report: RunReport, ping: Ping | None) -> None:
+    """Do what the configuration asks for, after a run of `job` that ended with this exit status. Raises nothing.
+
+    Of a run that found another one under way nothing is told: that one tells of itself, and if it hangs, somebody must
+    notice. A health check hears nothing of one that found the job on another machine.
+    """
+    if report.outcome == "overlap":
+        return
+    _tell(session, job, exit_status, report)
+    if ping is not None and (ping.began or report.outcome != "elsewhere"):
+        ping.end(exit_status)
+
+
+def _tell(session: Session, job: str, exit_status: int, report: RunReport) -> None:
     if session.settings.textfile is None and session.settings.notify is None:
         return
     try:
@@ -27,7 +40,8 @@ def follow_up(session: Session, job: str, exit_status: int, report: RunReport) -
     except quota.LedgerError:
         status = None
     checkpoints = _checkpoints(session, job)
-    write_metrics(session, job, exit_status, status, checkpoints)
+    ended = None if report.outcome == "elsewhere" else exit_status
+    write_metrics(session, job, ended, status, checkpoints)
     tell(session, job, exit_status, report, status, checkpoints)
 
 

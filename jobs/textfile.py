@@ -24,10 +24,12 @@ if TYPE_CHECKING:
 
 
 def write_metrics(
-    session: Session, job: str, exit_status: int, status: Status | None, checkpoints: Sequence[Checkpoint]
+    session: Session, job: str, exit_status: int | None, status: Status | None, checkpoints: Sequence[Checkpoint]
 ) -> None:
     """Write both files after a run of `job` ended with this exit status, if the configuration names a folder for them.
 
+    Without a status the job was on another machine, and the file says nothing of a last run: an old one would hide that
+    the runs there fail.
     `status` is that of the job's credential; None: the ledger did not answer. `checkpoints` say where the job stands in
     each region. Raises nothing: what prevents it is one line of the log.
     """
@@ -38,7 +40,8 @@ def write_metrics(
     written = Sample("quota_textfile_written_timestamp_seconds", {"project": project}, host_clock() / 1000)
     labels = {"project": project, "quota_job": job}
     of_job = [written._replace(labels=labels)]
-    of_job += [*of_run(labels, host_clock(), exit_status), *of_regions(labels, checkpoints)]
+    of_job += [] if exit_status is None else of_run(labels, host_clock(), exit_status)
+    of_job += of_regions(labels, checkpoints)
     sums, refused = _sums(session, settings, project) if status is not None else ((), ())
     of_project = [written, *_of_project(session, settings, project, status)]
     for samples, jobs in ((of_job, (job,)), (of_project, ("", OTHER))):

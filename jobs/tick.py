@@ -42,10 +42,15 @@ def run(
     log_to_stderr()
     says = not quiet or sys.stderr.isatty()
     with interruptible(says=says) as stop, configured(config, textfile) as session:
-        ping = _started(session, job)
+        ping = _ping(session, job)
+
+        def begins() -> None:
+            if ping is not None:
+                ping.start()
+
         try:
             with watching(job, quiet) as watcher:
-                report = run_job(session, job, regions=regions, here=here, stop=stop, watcher=watcher)
+                report = run_job(session, job, regions=regions, here=here, refusal=begins, stop=stop, watcher=watcher)
         except BaseException as error:
             report = failed_report(session, job, error)
             _ended(session, job, ping, report.exit_status, report)
@@ -61,27 +66,24 @@ def run(
     return status
 
 
-def _started(session: Session, job: str) -> Ping | None:
-    """Say that the job begins, where its configuration names a health check."""
+def _ping(session: Session, job: str) -> Ping | None:
+    """The health check of the job, where its configuration names one."""
     settings = session.settings.jobs.get(job)
     if settings is None or settings.ping_ref is None:
         return None
     from quota.notify import Ping
 
-    ping = Ping(settings.ping_ref, job, insecure=settings.insecure_endpoint)
-    ping.start()
-    return ping
+    return Ping(settings.ping_ref, job, insecure=settings.insecure_endpoint)
 
 
 def _ended(session: Session, job: str, ping: Ping | None, exit_status: int, report: RunReport) -> None:
     """Do what the configuration asks for after a run. The imports are for those who ask."""
     settings = session.settings
-    if job in settings.jobs and (settings.textfile is not None or settings.notify is not None):
+    asks = settings.textfile is not None or settings.notify is not None or ping is not None
+    if job in settings.jobs and asks:
         from quota.jobs.afterwards import follow_up
 
-        follow_up(session, job, exit_status, report)
-    if ping is not None:
-        ping.end(exit_status)
+        follow_up(session, job, exit_status, report, ping)
 
 
 @contextmanager

@@ -297,6 +297,11 @@ class Ping:
         self._insecure = insecure
         self._starting: threading.Thread | None = None
 
+    @property
+    def began(self) -> bool:
+        """Whether the service was told that it begins."""
+        return self._starting is not None
+
     def start(self) -> None:
         """Say that it begins. Does not wait."""
         if self._ref is not None:

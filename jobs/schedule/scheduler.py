@@ -281,17 +281,13 @@ class _JobQueue:
             try:
                 report = self._run(session, tick, refusal)
             except BaseException as error:
-                self._tell(session, ping, runner.failed_report(session, self.job.name, error))
+                failed = runner.failed_report(session, self.job.name, error)
+                follow_up(session, self.job.name, failed.exit_status, failed, ping)
                 raise
-            self._tell(session, ping, report)
+            follow_up(session, self.job.name, report.exit_status, report, ping)
         if started_s is not None or report.outcome != "stopped":
             took_s = 0.0 if started_s is None else time.monotonic() - started_s
             self._say_ended(tick, report, round(took_s * 1000))
-
-    def _tell(self, session: Session, ping: Ping, report: RunReport) -> None:
-        follow_up(session, self.job.name, report.exit_status, report)
-        if report.outcome not in ("elsewhere", "overlap"):
-            ping.end(report.exit_status)
 
     def _late(self, tick: Tick) -> bool:
         return host_clock() - tick.at_ms > self.job.misfire_grace_ms

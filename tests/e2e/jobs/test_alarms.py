@@ -12,6 +12,7 @@ import pytest
 
 import quota
 from quota.jobs.emulator import Emulator
+from quota.jobs.lock import only_one
 from quota.ledger.unlogged import UnloggedUsage
 from quota.limits import DAY_MS, HOUR_MS, Selector, Sliding, View
 from quota.notify import DEADLINE_S, RETRY_MS, Notice, Ping, _send, notify, read_address
@@ -349,6 +350,40 @@ def test_a_health_check_hears_the_beginning_and_the_end(tmp_path: Path, upstream
         assert command("run", "trending", KEY="").returncode == 78
     paths = [(arrived.verb, arrived.target) for arrived in server.arrived]
     assert paths == [("GET", f"/a-secret-check/{word}") for word in ("start", "0", "start", "78")]
+
+
+def test_a_run_that_finds_another_one_under_way_says_nothing(
+    tmp_path: Path, upstream: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the one that hangs somebody must hear: it must not look as if it had ended."""
+    with listener() as server:
+        command = machine(tmp_path, upstream, told="", job='ping = "env:PING"', top='textfile = "."')
+        command.env["PING"] = server.address
+        monkeypatch.setenv("QUOTA_STATE_DIR", command.env["QUOTA_STATE_DIR"])
+        with only_one(f"sqlite:///{tmp_path}/videos.db", "trending") as lock:
+            assert lock is not None
+            done = command("run", "trending")
+            assert (done.returncode, "already running" in done.stdout) == (0, True)
+        assert (server.arrived, list(tmp_path.glob("*.prom"))) == ([], [])
+
+
+def test_a_machine_where_the_job_does_not_run_says_nothing_of_its_runs(tmp_path: Path, upstream: Emulator) -> None:
+    redis_server = RedisServer()
+    try:
+        with listener() as server:
+            for name in ("one", "two"):
+                one = machine(
+                    tmp_path / name, upstream, redis_server.url, told="", job='ping = "env:PING"', top='textfile = "."'
+                )
+                done = one("run", "trending", PING=f"{server.address}/{name}")
+                assert (done.returncode, "runs on" in done.stdout) == (0, name == "two")
+            assert [arrived.target for arrived in server.arrived] == ["/one/start", "/one/0"]
+        there, here = ((tmp_path / name / "quota-research-trending.prom").read_text() for name in ("one", "two"))
+        assert "quota_run_last_exit_status" in there
+        assert "quota_run_last" not in here
+        assert "quota_textfile_written_timestamp_seconds" in here
+    finally:
+        redis_server.close()
 
 
 def test_a_health_check_that_is_away_is_one_line_each(tmp_path: Path, upstream: Emulator) -> None:
