@@ -42,6 +42,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.base import BaseTrigger
 
 import quota
+from quota.budget import note_refusal
 from quota.common.clock import host_clock, rfc3339, utc
 from quota.common.log import line
 from quota.common.text import describe
@@ -294,21 +295,22 @@ class _JobQueue:
 
     def _refusal(self, session: Session, tick: Tick) -> Decision | None:
         """The decision that refuses the tick's first call; None if the tick may start or that call is not known."""
-        cursor = None
-        if callable(getattr(self.fetch, "first_attempt", None)):
-            settings, work = self.settings.store, runner.work_of(session, self.job)
-            with Store(settings.url, retention_ms=settings.retention_ms) as store:
-                checkpoints = store.checkpoints(self.job.name, self.job.regions, work)
-            # If earlier runs left nothing pending, the tick begins a round over all regions.
-            waiting = by_rotation(checkpoints) or by_rotation(
-                replace(checkpoint, pending=True) for checkpoint in checkpoints
-            )
-            cursor = waiting[0].cursor
-        method = attempt_of(self.fetch, cursor)
+        if getattr(self.fetch, "first_attempt", None) is None:
+            return None
+        settings, work = self.settings.store, runner.work_of(session, self.job)
+        with Store(settings.url, retention_ms=settings.retention_ms) as store:
+            checkpoints = store.checkpoints(self.job.name, self.job.regions, work)
+        # If earlier runs left nothing pending, the tick begins a round over all regions.
+        first, *_ = by_rotation(checkpoints) or by_rotation(replace(one, pending=True) for one in checkpoints)
+        method = attempt_of(self.fetch, first.cursor)
         if method is None:
             return None
-        decision = session.budget(self.job.credential).peek(method, job=self.job.name)
-        return None if decision.admitted else decision
+        budget = session.budget(self.job.credential)
+        decision = budget.peek(method, job=self.job.name, region=first.region)
+        if decision.admitted:
+            return None
+        note_refusal(budget, decision, self.job.name, first.region)
+        return decision
 
     def _run(self, session: Session, tick: Tick, refusal: Callable[[], Decision | None]) -> RunReport:
         """One run. The tick waits for a run of the job on this machine, or of the same store on another."""

@@ -547,6 +547,10 @@ options = { words = "x" }
         assert refused["next"][:10] > refused["at"][:10], "a day later"
     assert scheduler.lines("tick_started") == []
     assert upstream.usage()["requests"] == 0
+    refusals = {one["job"]: one["calls"] for one in machine.quota.json("spend")["refused"]}
+    assert min(refusals.get("t", 0), refusals.get("s", 0)) >= 2, "they count as those of `quota run` do"
+    kept = machine.quota.json("explain")
+    assert (kept["job"] in ("t", "s"), kept["refused_by"]) == (True, "day")
     assert machine.quota("refund", charge["id"]).returncode == 0
     scheduler.until("tick_ended")
     # Both jobs want the same units: the one that came second may have ended with none.
