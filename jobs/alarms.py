@@ -54,11 +54,13 @@ def _of_run(project: str, job: str, exit_status: int, report: RunReport, status:
         message = f"job {job} failed with exit status {exit_status}" + (f": {report.why}" if report.why else "")
         yield Notice("run_failed", project, job, message, DAY_MS, {"job": job, "exit_status": exit_status})
     elif report.refused and not _counting(report):
-        once_ms = next((_window_ms(row) for row in _rows(status) if row.limit.name == report.refused_by), DAY_MS)
+        named = report.refused_by or ""
+        said = (_in_window(row, status.at_ms) for row in _rows(status) if row.limit.name == named) if status else ()
+        by, once_ms = next(iter(said), (named, DAY_MS))
         retry_at = None if report.retry_at_ms is None else rfc3339(report.retry_at_ms)
         facts = {"job": job, "refused_by": report.refused_by, "retry_at": retry_at}
         message = f"job {job} was stopped: {report.why}"
-        yield Notice("refused", project, f"{job} {report.refused_by or ''}".rstrip(), message, once_ms, facts)
+        yield Notice("refused", project, f"{job} {by}".rstrip(), message, once_ms, facts)
 
 
 def _counting(report: RunReport) -> bool:
@@ -71,19 +73,22 @@ def _rows(status: Status | None) -> Iterator[LimitRow]:
         yield from credential.limits
 
 
-def _window_ms(row: LimitRow) -> int:
-    return row.limit.view.window.longest_ms
+def _in_window(row: LimitRow, now_ms: int) -> tuple[str, int]:
+    """What is told once of a limit, and for how long. A calendar limit is named with its period: the next one's notice
+    may come at an earlier hour."""
+    window, name = row.limit.view.window, row.limit.name
+    period = f" {window.edges(now_ms)[0]}" if isinstance(window, Calendar) else ""
+    return f"{name}{period}", window.longest_ms
 
 
 def _of_budget(project: str, status: Status) -> Iterator[Notice]:
     for row in _rows(status):
         name, used, number = row.limit.name, row.state.used_units, row.limit.limit_units
         if used * 100 >= number * NEAR_PERCENT:
-            window = row.limit.view.window
-            period = f" {window.edges(status.at_ms)[0]}" if isinstance(window, Calendar) else ""
+            subject, once_ms = _in_window(row, status.at_ms)
             facts = {"limit": name, "used_units": used, "limit_units": number}
             message = f"limit {name} of project {project} has {used:,} of {many(number, 'unit')} used"
-            yield Notice("near_limit", project, f"{name}{period}", message, _window_ms(row), facts)
+            yield Notice("near_limit", project, subject, message, once_ms, facts)
         unlogged_units, upstream_units = row.state.unlogged_units, row.state.upstream_units
         if lost_units := unlogged_units - upstream_units:  # `quota reconcile` tells of what only upstream counted
             until = rfc3339(row.state.unlogged_until_ms)

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import quota
+from quota.jobs.afterwards import follow_up
 from quota.jobs.emulator import Emulator
+from quota.jobs.job import RunReport
 from quota.jobs.lock import only_one
 from quota.ledger.unlogged import UnloggedUsage
 from quota.limits import DAY_MS, HOUR_MS, Selector, Sliding, View
@@ -411,6 +413,33 @@ def test_a_notice_is_told_again_once_its_time_is_over(
         with quota.open(tmp_path / "quota.toml", clock=lambda at_ms=at_ms: now_ms + at_ms) as session:
             notify(session, [Notice("refused", "research", "s", f"at {at_ms}", HOUR_MS)])
     assert [one["message"] for one in told(command)] == ["at 0", f"at {HOUR_MS}"]
+
+
+def test_a_refusal_is_told_in_each_period_of_a_calendar_limit(
+    tmp_path: Path, upstream: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the next period's comes at an earlier hour, less than a day later."""
+    command = machine(tmp_path, upstream)
+    config = tmp_path / "quota.toml"
+    text = config.read_text().replace('window = "24h"', 'window = { calendar = "day", zone = "UTC" }')
+    config.write_text(text)
+    monkeypatch.setenv("QUOTA_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("KEY", command.env["KEY"])
+    monkeypatch.chdir(tmp_path)
+    midnight_ms = 14_600 * DAY_MS
+    for hours in (15, 16, 24 + 14, 24 + 15, 7 * 24 + 13):
+        at_ms = midnight_ms + hours * HOUR_MS
+        with quota.open(config, clock=lambda at_ms=at_ms: at_ms) as session:
+            while (decision := session.budget("main").charge("videos.list")).admitted:
+                pass
+            report = RunReport(
+                session.run, "trending", "stopped", refused_by="day", refused=True, why=str(hours), refusal=decision
+            )
+            follow_up(session, "trending", 0, report, None)
+    refused = [(one["subject"], one["message"].split()[-1]) for one in told(command) if one["event"] == "refused"]
+    assert refused == [
+        (f"trending day {midnight_ms + days * DAY_MS}", str(hours)) for days, hours in ((0, 15), (1, 38), (7, 181))
+    ]
 
 
 def test_what_could_not_be_delivered_is_tried_again_ten_minutes_later(
