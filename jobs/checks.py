@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import quota
 from quota.common.findings import Finding, finding_of
-from quota.common.storage import examine_folder
+from quota.common.storage import examine_folder, obstacle
+from quota.common.text import one_line
 from quota.jobs.job import NotImported, fetch_to_look_at
-from quota.jobs.store.store import Store, StoreError, is_made
+from quota.jobs.store.store import Store, StoreError, is_made, path_of
+from quota.ledger.file_errors import refuse_others
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,18 +33,27 @@ def fetches(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
             yield f"jobs.{job.name}.fetch", message + remedy
 
 
-def store(settings: Settings) -> Iterator[tuple[str, str]]:
-    """What a run would say of the store if it cannot be read. A store that is not there yet is none."""
+def store(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
+    """What a run would say of the store if it cannot be read or written. One that is not there yet is not made."""
+    path = path_of(settings.store.url)
     try:
         if is_made(settings.store.url):
             Store(settings.store.url, retention_ms=settings.store.retention_ms, create=False).close()
+        else:
+            refuse_others(path, "store")
     except OSError:
         return
     except quota.ConfigError as error:
         yield "store.url", str(error)
+        return
     except StoreError as error:
         message, _, remedy = str(error).rpartition(": ")
         yield "store.url", str(error) if "; " in str(error) else f"{message}; {remedy}"
+        return
+    prevented = obstacle(path) if os.path.isdir(os.path.dirname(path)) else None  # a folder that is missing is told
+    if prevented is not None:
+        why, remedy = prevented
+        yield Finding("warning", "store.url", f"store {one_line(path)} cannot be written: {why}", remedy)
 
 
 def store_health(settings: Settings) -> Iterator[Finding]:
@@ -50,5 +62,5 @@ def store_health(settings: Settings) -> Iterator[Finding]:
     if not path:
         return
     yield from examine_folder("store", os.path.dirname(path), "what was fetched")
-    for _, said in store(settings):
-        yield finding_of("error", "store", said)
+    for found in store(settings):
+        yield replace(found, location="store") if isinstance(found, Finding) else finding_of("error", "store", found[1])

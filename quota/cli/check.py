@@ -7,10 +7,10 @@ What else may be wrong with the ledger and with this machine is the business of 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quota.common.findings import Finding, finding_of, ranked
+from quota.common.storage import obstacle
 from quota.common.text import one_line
 from quota.errors import ConfigError, LedgerError, UnusableLedger
 from quota.settings.lint import lint
@@ -48,13 +48,12 @@ def ask_ledger(settings: Settings) -> list[Finding]:
 
     url = settings.ledger.url
     if url.startswith("sqlite:"):
-        file = Path(url.removeprefix("sqlite:///"))
-        there = next(path for path in (file, *file.parents) if os.path.lexists(path) or path == path.parent)
-        if there != file and not there.is_dir():
-            return [_unasked(url, f"{one_line(there)} is no folder", "correct the path")]
-        if not os.access(there, os.W_OK | os.X_OK * (there != file), effective_ids=_EFFECTIVE):
-            return [_unasked(url, f"this user may not write to {one_line(there)}", "correct the path, or its owner")]
-        if there != file:
+        path = url.removeprefix("sqlite:///")
+        prevented = obstacle(path)
+        if prevented is not None:
+            why, remedy = prevented
+            return [Finding("warning", "ledger.url", f"ledger {one_line(url)} cannot be opened: {why}", remedy)]
+        if not os.path.lexists(path):
             return []
     try:
         ledger = open_ledger(url)
@@ -73,10 +72,3 @@ def ask_ledger(settings: Settings) -> list[Finding]:
     finally:
         ledger.close()
     return []
-
-
-_EFFECTIVE = os.access in os.supports_effective_ids
-
-
-def _unasked(url: str, why: str, remedy: str) -> Finding:
-    return Finding("warning", "ledger.url", f"ledger {one_line(url)} cannot be opened: {why}", remedy)

@@ -1,4 +1,4 @@
-"""Where files lie: on which file system, whose they are, and how much room there is. For `quota doctor`."""
+"""Where files lie: on which file system, whose they are, and how much room there is. For `quota doctor` and `check`."""
 
 from __future__ import annotations
 
@@ -66,6 +66,22 @@ def examine_folder(
             )
         )
     yield from findings or [Finding("ok", location, f"{name}, {free_bytes / 1e9:,.1f} GB free")]
+
+
+def obstacle(path: str | os.PathLike[str]) -> tuple[str, str] | None:
+    """Why this user could not write the file at `path`, or make it and the folders on its way, and what to do."""
+    there = path = os.path.abspath(path)
+    while not os.path.lexists(there) and there != os.path.dirname(there):
+        there = os.path.dirname(there)
+    is_file, name = there == path, one_line(there)
+    if not is_file and not os.path.isdir(there):
+        return f"{name} is no folder", "correct the path"
+    if not os.access(there, os.W_OK | os.X_OK * (not is_file), effective_ids=_EFFECTIVE):
+        return f"this user may not write to {name}", "correct the path, or its owner"
+    return None
+
+
+_EFFECTIVE = os.access in os.supports_effective_ids
 
 
 def _owner(location: str, there: str, name: str, *, alone: bool) -> Iterator[Finding]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import closing
 from typing import TYPE_CHECKING
 
-from quota.common.text import show
-from quota.errors import ConfigError
+from quota.common.findings import Finding
+from quota.common.storage import obstacle
+from quota.common.text import one_line, show
+from quota.errors import ConfigError, StorageAway
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,7 +18,7 @@ if TYPE_CHECKING:
     from quota.settings.model import Settings
 
 
-def examine(settings: Settings) -> Iterator[tuple[str, str]]:
+def examine(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
     """Each rule that cannot be used or that no request reaches: its place, what is wrong, and what to do."""
     if settings.inbound is None:  # most configurations; nothing is imported for them
         return
@@ -41,7 +45,7 @@ def examine(settings: Settings) -> Iterator[tuple[str, str]]:
         yield location, message
 
 
-def _together(rules: Rules) -> Iterator[tuple[str, str]]:
+def _together(rules: Rules) -> Iterator[tuple[str, str] | Finding]:
     for number, rule in enumerate(rules.rules):
         location = f"inbound.{rule.name}"
         before = next((one for one in rules.rules[:number] if one.hides(rule)), None)
@@ -64,12 +68,21 @@ def _takes(rule: Rule) -> str:
     return f"rule {rule.name} before it takes {show(rule.path)}"
 
 
-def _storage(rules: Rules) -> Iterator[tuple[str, str]]:
+def _storage(rules: Rules) -> Iterator[tuple[str, str] | Finding]:
+    """A storage that cannot be used limits nobody, or refuses everybody. No server is asked, and no file is made."""
     if rules.url is None:
         return
     from quota.inbound.storage import open_storage
 
+    path = rules.url.removeprefix("sqlite:///") if rules.url.startswith("sqlite:") else ""
     try:
-        open_storage(rules.url).close()
-    except ConfigError as error:
+        with closing(open_storage(rules.url)) as storage:
+            if path and os.path.exists(path) and os.path.getsize(path) > 0:
+                storage.totals()
+    except (ConfigError, StorageAway) as error:
         yield "inbound.url", str(error)
+        return
+    prevented = obstacle(path) if path else None
+    if prevented is not None:
+        why, remedy = prevented
+        yield Finding("warning", "inbound.url", f"inbound storage {one_line(path)} cannot be written: {why}", remedy)

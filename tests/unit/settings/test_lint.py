@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sqlite3
 import tempfile
@@ -581,3 +582,28 @@ def test_a_store_of_another_format_is_an_error(tmp_path: Path) -> None:
 
 def test_an_address_that_lint_rejects_is_not_asked(tmp_path: Path) -> None:
     assert asked(tmp_path, "redis://h:99999/0") == []
+
+
+@pytest.mark.parametrize("key", ["ledger", "store", "inbound"])
+def test_what_no_run_could_make_or_use_is_told_for_every_file_alike(tmp_path: Path, key: str) -> None:
+    """`quota run` failed each night in the store's place, and nobody was limited in that of the inbound limits."""
+
+    def told(url: str) -> list[tuple[str, bool]]:
+        rule = '[inbound.all]\nlimit = 5\nwindow = "1s"\n' if key == "inbound" else ""
+        settings = load_settings(_written(tmp_path, f'[{key}]\nurl = "sqlite:///{url}"\n{rule}{ALONE}'))
+        with not_root():
+            found = [*lint(settings), *ask_ledger(settings)]
+        return [(one.level, bool(one.remedy)) for one in found if one.location == f"{key}.url"]
+
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    shut = tmp_path / "shut"
+    shut.mkdir()
+    shut.chmod(0o555)
+    (tmp_path / "text").write_text("nothing of the kind")
+    (tmp_path / "loop").symlink_to("loop")
+    assert set(told("pipe")) == {("error", True)}
+    assert told("shut/x.db") == [("warning", True)]
+    assert told("loop") == [("warning", True)]
+    assert told("text") == [("error", True)]
+    assert told("new.db") == []
+    assert not (tmp_path / "new.db").exists()
