@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 from quota.cli.tables import Column, FirstThatFits, Line, Parts, tables
@@ -51,11 +52,8 @@ def render_status(status: Status) -> RenderableType:
 
 def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:
     paced = any(row.limit.paced for row in credential.limits)
-    columns = [Column("limit"), Column("window"), Column("used", number=True)]
-    columns += [Column("now", number=True)] if paced else []
-    columns += [Column("limit", number=True), Column("remaining", number=True)]
     again = any(row.room_ms is not None for row in credential.limits)  # a limit with room has no such time
-    columns += [Column("room again")] if again else []
+    columns = _limit_columns(paced, again)
     rows, styles = [], []
     for row in credential.limits:
         state = row.state
@@ -79,6 +77,14 @@ def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:
         )
     # On a narrow terminal, leave out the window (the name implies it) and the limit (it is used plus remaining).
     return FirstThatFits(tables(columns, rows, styles=styles, without=(1, 4 if paced else 3)))
+
+
+@cache
+def _limit_columns(paced: bool, again: bool) -> Sequence[Column]:
+    columns = [Column("limit"), Column("window"), Column("used", number=True)]
+    columns += [Column("now", number=True)] if paced else []
+    columns += [Column("limit", number=True), Column("remaining", number=True)]
+    return (*columns, Column("room again")) if again else columns
 
 
 def render_spending(spending: Spending) -> RenderableType:
