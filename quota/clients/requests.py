@@ -67,8 +67,9 @@ def _never_left(error: Exception) -> bool:
     from urllib3.exceptions import NewConnectionError
 
     if not isinstance(error, requests.RequestException):
-        # A network failure is always a RequestException; this error is about the arguments.
-        return isinstance(error, (OSError, ValueError))
+        # A network failure is always a RequestException; this error is about the arguments. But the user's own body
+        # may fail when a part of it has left.
+        return isinstance(error, (OSError, ValueError)) and not _was_sending(error)
     if isinstance(error, (requests.ConnectTimeout, requests.exceptions.InvalidURL)):
         return True
     reason = getattr(error.args[0] if error.args else None, "reason", None)
@@ -76,6 +77,14 @@ def _never_left(error: Exception) -> bool:
         isinstance(argument, ssl.SSLCertVerificationError) for argument in getattr(reason, "args", ())
     )
     return untrusted or isinstance(reason, NewConnectionError)
+
+
+def _was_sending(error: Exception) -> bool:
+    """Whether a connection had been asked to send."""
+    import traceback
+
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_globals.get("__name__") == "urllib3.connectionpool" for frame in frames)
 
 
 def _note_response(attempt: Attempt, response: requests.Response) -> None:

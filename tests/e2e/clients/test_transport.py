@@ -358,6 +358,23 @@ def test_a_connection_is_used_again_after_an_error(connect: Connect, server: Pla
     assert [request.headers.get("cookie") for request in server.arrived] == [None, "a=b", "a=b"]
 
 
+def test_a_body_that_fails_half_way_stays_charged(server: PlainServer, ledger: Ledger) -> None:
+    """A part of it has arrived. What fails before a connection is asked for is given back."""
+    host = urlsplit(server.address).netloc
+    session = Requests(make_budget(ledger), [host]).session
+
+    def body() -> Iterator[bytes]:
+        yield b"a part"
+        raise ValueError("the file ends here")
+
+    with pytest.raises(ValueError, match="ends here"):
+        session.post(f"{server.address}/ok", data=body())
+    assert charged(ledger) == {"videos.list": 1}
+    with pytest.raises(ValueError, match="timeout"):
+        session.get(f"{server.address}/ok", timeout=(1, 2, 3))
+    assert charged(ledger) == {"videos.list": 1}
+
+
 def test_threads_share_a_session(server: PlainServer, ledger: Ledger) -> None:
     client = Requests(make_budget(ledger), [server.host])
     with ThreadPoolExecutor(8) as pool:
