@@ -45,7 +45,7 @@ import quota
 from quota.budget import note_refusal
 from quota.common.clock import host_clock, rfc3339, utc
 from quota.common.log import line
-from quota.common.text import describe
+from quota.common.text import describe, many
 from quota.common.values import replace
 from quota.jobs import runner
 from quota.jobs.afterwards import follow_up
@@ -97,7 +97,9 @@ def run_schedule(session: Session, *, stop: Callable[[], int]) -> None:
     if not jobs:
         source = session.settings.source
         raise quota.ConfigError(f'{source}: no job has a schedule; add schedule = "*/30 * * * *" to one')
-    with ThreadPoolExecutor(min(WORKERS, len(jobs)), thread_name_prefix="job") as pool:
+    workers = min(WORKERS, len(jobs))
+    with ThreadPoolExecutor(workers, thread_name_prefix="job") as pool:
+        _start_threads(pool, workers)
         queues = {job.name: _JobQueue(session, job, pool, stop) for job in jobs}
         executor = _ToQueues(queues)
         scheduler = BackgroundScheduler(timezone=UTC, executors={"default": executor}, job_defaults={"coalesce": False})
@@ -124,6 +126,19 @@ def run_schedule(session: Session, *, stop: Callable[[], int]) -> None:
         _say("schedule_stopping", signal=stop(), running=",".join(queue.job.name for queue in running) or None)
         _finish(list(queues.values()), 128 + signal.SIGINT if stop() == signal.SIGINT else 0)
     _say("schedule_stopped")
+
+
+def _start_threads(pool: ThreadPoolExecutor, workers: int) -> None:
+    """Start them now: a job whose first tick finds no thread to be had would never run. Raises QuotaError."""
+    together = threading.Barrier(workers)
+    try:
+        for future in [pool.submit(together.wait) for _ in range(workers)]:
+            future.result()
+    except RuntimeError as error:
+        together.abort()
+        raise quota.QuotaError(
+            f"{many(workers, 'thread')} for the jobs cannot be started: {error}; raise the limit of threads"
+        ) from error
 
 
 def _wait(scheduler: Any, executor: _ToQueues, stop: Callable[[], int]) -> None:

@@ -219,7 +219,8 @@ def make_app(session: Session, hosts: Collection[str] | None) -> App:
 async def _every(span_s: float, work: Callable[[], None]) -> None:
     while True:
         await asyncio.sleep(span_s)
-        await run_in_threadpool(work)
+        with contextlib.suppress(RuntimeError):  # no more threads can be started; the next time there may be one
+            await run_in_threadpool(work)
 
 
 def _refresh(asked: str) -> int | None:

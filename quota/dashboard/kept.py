@@ -74,7 +74,10 @@ class Kept(Generic[T]):
         with self._changed:
             if not self._under_way and time.monotonic() >= self._due_s:
                 self._under_way = True
-                threading.Thread(target=self._read_once, name="quota-dashboard", daemon=True).start()
+                try:
+                    threading.Thread(target=self._read_once, name="quota-dashboard", daemon=True).start()
+                except RuntimeError as error:  # no more threads can be started
+                    self._keep(None, str(error), 0)
 
     def get(self, patience_s: float) -> Reading[T]:
         """What is there, or if it is due, what is read within `patience_s`."""
@@ -93,19 +96,22 @@ class Kept(Generic[T]):
             value = self._read()
         except QuotaError as wrong:
             error = str(wrong)
-        except Exception as wrong:  # the page goes on, and shows it
+        except BaseException as wrong:  # the page goes on, and shows it
             error = describe(wrong)
-        took_s = time.monotonic() - began_s
         with self._changed:
-            last, now_ms = self._reading, self._clock()
-            if error is None:
-                self._reading = Reading(value, now_ms)
-                self._read_s = time.monotonic()
-                self._took_s = took_s
-            else:
-                failing_ms = now_ms if last.failing_ms is None else last.failing_ms
-                self._reading = Reading(last.value, last.read_ms, redact(error), failing_ms)
-            keeps_s = min(max(FRESH_S, TIMES * took_s), LONGEST_S) if error is None else AGAIN_S
-            self._due_s = time.monotonic() + keeps_s
-            self._under_way = False
-            self._changed.notify_all()
+            self._keep(value, error, time.monotonic() - began_s)
+
+    def _keep(self, value: T | None, error: str | None, took_s: float) -> None:
+        """End a reading, which took so long. The caller holds `_changed`."""
+        last, now_ms = self._reading, self._clock()
+        if error is None:
+            self._reading = Reading(value, now_ms)
+            self._read_s = time.monotonic()
+            self._took_s = took_s
+        else:
+            failing_ms = now_ms if last.failing_ms is None else last.failing_ms
+            self._reading = Reading(last.value, last.read_ms, redact(error), failing_ms)
+        keeps_s = min(max(FRESH_S, TIMES * took_s), LONGEST_S) if error is None else AGAIN_S
+        self._due_s = time.monotonic() + keeps_s
+        self._under_way = False
+        self._changed.notify_all()

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -16,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
+import quota
 from quota.common.clock import rfc3339
 from quota.jobs.emulator import Emulator
+from quota.jobs.schedule.scheduler import run_schedule
 from quota.jobs.schedule.ticks import ticks
 from quota.settings.load import load_settings
 from support.commands import QUOTA, one_line
@@ -632,6 +635,23 @@ def test_what_can_never_run_is_one_line_at_the_start(tmp_path: Path, upstream: E
     machine = Machine(tmp_path / "one")
     machine.configure(upstream.address, jobs)
     assert said in one_line(machine.quota("schedule"), 78)
+
+
+def test_threads_that_cannot_be_had_are_said_at_the_start(
+    tmp_path: Path, upstream: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first tick of a job would find none, and no later one would run."""
+    machine = Machine(tmp_path / "one")
+    machine.configure(upstream.address, '[jobs.t]\nfetch = "trending"\nschedule = "every 1s"')
+    monkeypatch.chdir(machine.folder)
+    monkeypatch.setenv("QUOTA_STATE_DIR", machine.quota.env["QUOTA_STATE_DIR"])
+    with quota.open("quota.toml") as session:
+        threading.stack_size(1 << 46)
+        try:
+            with pytest.raises(quota.QuotaError, match="1 thread for the jobs cannot be started: can't start new"):
+                run_schedule(session, stop=lambda: 0)
+        finally:
+            threading.stack_size(0)
 
 
 def test_a_key_that_is_not_there_is_said_at_the_start(tmp_path: Path, upstream: Emulator) -> None:

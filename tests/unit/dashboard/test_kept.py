@@ -19,7 +19,7 @@ class Source:
 
     def __init__(self) -> None:
         self.reads = 0
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.gate = threading.Event()
         self.gate.set()
 
@@ -70,3 +70,25 @@ def test_nobody_waits_for_a_slow_reading_while_there_is_a_value(monkeypatch: pyt
     assert [kept.get(0).value for _ in range(3)] == [1, 1, 1]
     source.gate.set()
     assert kept.get(30).value == 2
+
+
+def test_a_reading_for_which_there_is_no_thread_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last state must not stay for ever, as if it were new."""
+    monkeypatch.setattr(module, "FRESH_S", 0.0)
+    monkeypatch.setattr(module, "TIMES", 0)
+    monkeypatch.setattr(module, "AGAIN_S", 0.0)
+    kept = Kept(Source())
+    assert kept.get(30).value == 1
+    threading.stack_size(1 << 46)
+    try:
+        without = kept.get(30)
+    finally:
+        threading.stack_size(0)
+    assert (without.value, without.error) == (1, "can't start new thread")
+    assert (kept.get(30).value, kept.last.error) == (2, None)
+
+
+def test_what_ends_a_thread_is_an_error_like_others() -> None:
+    source = Source()
+    source.error = SystemExit(3)
+    assert Kept(source).get(30).error == "SystemExit: 3"
