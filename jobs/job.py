@@ -355,7 +355,7 @@ def _import(module_name: str, name: str, folder: Path | None) -> object:
         sys.path.append(str(folder))
     try:
         return importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may call sys.exit where it is imported
         import logging
 
         logging.getLogger("quota.jobs").debug("fetch_not_imported fetch=%s folder=%s", name, folder, exc_info=True)

@@ -134,6 +134,25 @@ def test_a_function_that_ends_the_program_is_a_failed_run(tmp_path: Path) -> Non
     assert (past["outcome"], past["reason"], past["exit_status"]) == ("failed", "SystemExit: 0", 1)
 
 
+def test_a_script_that_ends_the_program_where_it_is_imported_is_told(tmp_path: Path) -> None:
+    """It must not end `quota check` or `quota schedule` with status 0, and without a word."""
+    write(tmp_path, "mine:daily")
+    config = tmp_path / "quota.toml"
+    config.write_text(config.read_text() + 'schedule = "every 1h"\n')
+    (tmp_path / "mine.py").write_text("import sys\nsys.exit(0)\n")
+    said = "fetch = 'mine:daily' cannot be imported: SystemExit: 0"
+    for command in (("schedule",), ("run", "daily"), ("plan",)):
+        assert one_line(run(tmp_path, *command), 78) == said
+    checked = run(tmp_path, "check")
+    assert (
+        checked.returncode,
+        "'mine:daily' cannot be imported: SystemExit: 0" in checked.stdout + checked.stderr,
+    ) == (
+        78,
+        True,
+    )
+
+
 def test_a_first_attempt_that_fails_is_one_line_and_the_run_goes_on(tmp_path: Path) -> None:
     with Emulator() as upstream:
         write(tmp_path, "mine:lost", upstream.address)
