@@ -45,8 +45,8 @@ def jobs(session: Session) -> Contribution:
         with Store(settings.store.url, retention_ms=settings.store.retention_ms, create=False) as store:
             for job in settings.jobs.values():
                 checkpoints[job.name] = store.checkpoints(job.name, job.regions, work_of(session, job))
-                for one in store.runs.read(job.name, count=1):
-                    last[job.name] = one
+                if ended := store.runs.last_ended(job.name):
+                    last[job.name] = ended
             runs = store.runs.read(None, max(0, now_ms - RUNS_SINCE_MS), RUNS)
             elsewhere = store.elsewhere()
     stale_ms = None if settings.notify is None else settings.notify.stale_ms

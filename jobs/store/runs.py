@@ -145,6 +145,15 @@ class RunHistory:
         rows = self._file.transact(lambda db: db.execute(sql, values).fetchall(), write=False)
         return [run for run in map(_read, rows) if run is not None]
 
+    def last_ended(self, job: str) -> PastRun | None:
+        """The newest run of a job that has ended: one that is under way says nothing yet of how runs end."""
+        sql = (
+            f"SELECT {_COLUMNS} FROM past_runs WHERE job = ? AND ended_at_ms IS NOT NULL"  # noqa: S608  # a constant
+            " ORDER BY id DESC LIMIT 1"
+        )
+        row = self._file.transact(lambda db: db.execute(sql, (job,)).fetchone(), write=False)
+        return None if row is None else _read(row)
+
 
 def _refusal_text(refusal: Decision) -> str:
     """A decision as JSON: if need be without the limits that did not refuse."""

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import quota
 from quota.decision import Decision, LimitState
+from quota.jobs.dashboard import jobs
 from quota.jobs.emulator import Emulator
 from quota.jobs.job import RegionReport, RunReport
 from quota.jobs.store.runs import KEPT_MS, MAX_REFUSAL_CHARACTERS, UNFINISHED, PastRun
@@ -295,3 +297,19 @@ def test_a_row_that_nobody_wrote_so_is_left_out(tmp_path: Path, column: str, val
     with Store(f"sqlite:///{path}", retention_ms=DAY_MS) as store:
         assert [run.run for run in store.runs.read(since_ms=-2)] == ["two"]
         assert json.dumps([run.as_json() for run in store.runs.read()])
+
+
+def test_a_run_under_way_does_not_hide_how_the_last_one_ended(
+    tmp_path: Path, upstream: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the page's metrics: an alert that waits for half an hour would begin anew with each run."""
+    command = Quota(tmp_path)
+    command.configure(CONFIG.format(endpoint=upstream.address))
+    assert command("run", "broken", KEY="a-key-of-runs").returncode == 1
+    with Store(f"sqlite:///{tmp_path}/videos.db", retention_ms=DAY_MS) as store:
+        store.runs.begin("run-2", "research", "broken")
+    monkeypatch.setenv("QUOTA_STATE_DIR", command.env["QUOTA_STATE_DIR"])
+    with quota.open(tmp_path / "quota.toml") as session:
+        told = {one.family: one.value for one in jobs(session).samples}
+    assert told["quota_run_last_exit_status"] == 1
+    assert "quota_run_last_end_timestamp_seconds" in told
