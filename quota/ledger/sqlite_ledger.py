@@ -137,6 +137,10 @@ _ADDED_UP = (
 _COLUMNS = "ms, seq, units, charged_units, bucket, method, job, region, idempotency_key"
 
 
+TOGETHER_WITHIN_S = 0.05
+"""So long what several ask is answered in one transaction: other threads wait for it."""
+
+
 class SqliteLedger:
     """`sqlite:///relative/path`, `sqlite:////absolute/path`, or `sqlite://` for one in memory."""
 
@@ -688,10 +692,11 @@ class SqliteLedger:
 
     def answers(self, several: Sequence[Question | Inquiry]) -> Sequence[Any] | None:
         """What several ask who only look, in one transaction. None in the place of an answer that needs more than that,
-        and instead of all where one cannot be had: these are to be asked one by one."""
+        or for which no time is left, and instead of all where one cannot be had: these are to be asked one by one."""
 
         def work(db: sqlite3.Connection) -> list[Any]:
-            return [self._answer(db, one) for one in several]
+            ends_s = elapsed_s() + TOGETHER_WITHIN_S
+            return [self._answer(db, one) if elapsed_s() < ends_s else None for one in several]
 
         try:
             return self._file.transact(work, write=False)

@@ -23,7 +23,7 @@ from quota.cli.render import render_status
 from quota.common.clock import host_clock
 from quota.common.sqlite_file import SqliteFile
 from quota.errors import LedgerError
-from quota.ledger import side_by_side
+from quota.ledger import side_by_side, sqlite_ledger
 from quota.ledger.contract import Exhaustion
 from quota.ledger.grants import Grant
 from quota.limits import DAY_MS, HOUR_MS
@@ -126,6 +126,25 @@ def test_a_status_asks_a_file_once_for_each_thing_that_is_shown(
     assert shown.exit_code == 0
     assert shown.output.count("pacific-day") == 20
     assert len(asked) == times * 2
+
+
+def test_looks_that_take_long_give_other_threads_their_turn(
+    tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one transaction has no time for is asked one by one, and the answers are the same."""
+    scene = Scene(f"sqlite:///{tmp_path}/ledger.db", tmp_path, 20)
+    scene.charge(every=2)
+    together = scene.read()
+    asked, transact = [], SqliteFile.transact
+
+    def asking(file: SqliteFile, work: Any, **how: Any) -> Any:
+        asked.append(work)
+        return transact(file, work, **how)
+
+    monkeypatch.setattr(SqliteFile, "transact", asking)
+    monkeypatch.setattr(sqlite_ledger, "TOGETHER_WITHIN_S", 0.0)
+    assert scene.read() == together
+    assert len(asked) >= 2 * len(scene.names)
 
 
 def test_who_asks_for_no_next_capacity_is_told_all_else(ledger_url: str, tmp_path: Path) -> None:
