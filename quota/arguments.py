@@ -48,6 +48,8 @@ def seconds(value: object, what: str) -> float:
 
 def whole_clock(clock: Callable[[], int]) -> Callable[[], int]:
     """`clock`, checked to return whole milliseconds: `time.time`, for one, returns fractions of seconds."""
+    if not callable(clock):
+        raise UsageError(f"clock {show(clock)} is not a function")
     return lambda: whole(clock(), "ms: what a clock says", 0, MAX_NUMBER)
 
 

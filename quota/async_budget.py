@@ -15,6 +15,7 @@ from functools import partial, wraps
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from quota.arguments import texts
 from quota.budget import SESSION_CLOSED, deciding, deciding_many
 from quota.common.clock import elapsed_s
 from quota.common.fork import start_over_in_child
@@ -106,7 +107,7 @@ class AsyncBudget:
 
     async def outlook(self, methods: Iterable[str] = ()) -> Outlook:
         """The state of this budget, and the decision for the dearest of these methods: `Budget.outlook`."""
-        return await self._awaiter.in_thread(partial(self._budget.outlook, tuple(methods)))
+        return await self._awaiter.in_thread(partial(self._budget.outlook, texts(methods, "methods")))
 
     async def owed_units(self) -> int:
         """The units that this machine drew on its local allowance and has not repaid to the ledger yet."""

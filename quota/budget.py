@@ -30,7 +30,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quota.answer import Answers, LogNeededError, ahead_ms, clocks_of, standings_of, states_of, unread
-from quota.arguments import MAX_NUMBER, text, whole, whole_clock
+from quota.arguments import MAX_NUMBER, text, texts, whole, whole_clock
 from quota.attribution import AttemptKeys, current_attribution
 from quota.checklist import (
     MAX_CHARGE_UNITS,
@@ -261,7 +261,7 @@ class Budget:
             remedy = "give the id that the charge returned, while the ledger's log still has it"
             if name != charge_id:
                 remedy = "it was drawn on another machine, which can correct it, or this one's journal no longer has it"
-            raise UnknownCharge(f"project {self.project!r} has no charge {charge_id!r}; {remedy}")
+            raise UnknownCharge(f"project {self.project!r} has no charge {show(charge_id)}; {remedy}")
         return before
 
     def _settle_drawn(self, allowance: Allowance, number: int, units: int) -> Charge | Entry | None:
@@ -300,7 +300,7 @@ class Budget:
 
         Raises LedgerError, also when this machine's clock and the ledger's disagree.
         """
-        return run(looking(self, methods))
+        return run(looking(self, texts(methods, "methods")))
 
     def _looking(self, methods: Sequence[str]) -> Steps[Outlook]:
         checklist = self._checklists.of_a_look()

@@ -6,6 +6,7 @@ import os
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from quota.arguments import text
 from quota.attribution import AttemptKeys, attempt_number, machine_name
 from quota.budget import SESSION_CLOSED, Budget, close_budget
 from quota.common.clock import host_clock
@@ -89,6 +90,7 @@ class Session:
             if len(credentials) > 1:
                 raise UsageError(f"which credential? {self.settings.source} has {listed(credentials)}; name one")
             return next(iter(credentials.values()))
+        name = text(name, "credential")
         if name not in credentials:
             raise UsageError(f"{self.settings.source} has no credential {show(name)}; {nearest(name, credentials)}")
         return credentials[name]

@@ -17,11 +17,11 @@ Importing this file takes a quarter of a second. No module of the package import
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import select
 import threading
+from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from email.parser import BytesParser
 from functools import partial
@@ -38,12 +38,13 @@ from googleapiclient.discovery_cache import get_static_doc
 from googleapiclient.errors import HttpError
 from googleapiclient.http import BatchHttpRequest, HttpRequest
 
-from quota.arguments import seconds
+from quota.arguments import seconds, text
 from quota.clients.answers import AnswerLimits, LimitedResponse, Watch, check_redirect, checked, digestible, no_http
 from quota.clients.metering import Hosts, Meter
 from quota.common.fork import start_over_in_child
 from quota.common.hosts import is_loopback, is_readable_on_the_way
 from quota.common.redact import redact, register
+from quota.common.text import show
 from quota.common.values import NamedTuple
 from quota.errors import BadAnswer, ConfigError, UsageError
 
@@ -98,10 +99,15 @@ def service(
     Raises ConfigError if the installed client does not describe the API, or if `endpoint` is not a usable URL.
     """
     timeout_s = seconds(timeout_s, "timeout_s")
-    text = get_static_doc(api, version)
-    if text is None:
-        raise ConfigError(f"the installed Google client has no description of {api!r} {version!r}; check both names")
-    document = json.loads(text)
+    api, version = text(api, "api"), text(version, "version")
+    described = None
+    with suppress(OSError, ValueError):  # what no file can be called
+        described = get_static_doc(api, version)
+    if described is None:
+        raise ConfigError(
+            f"the installed Google client has no description of {show(api)} {show(version)}; check both names"
+        )
+    document = json.loads(described)
     if endpoint is not None:
         document["rootUrl"] = document["mtlsRootUrl"] = _root(endpoint)
         if (key is not None or credentials is not None) and not insecure_endpoint and is_readable_on_the_way(endpoint):
@@ -132,6 +138,7 @@ def service(
 
 
 def _root(endpoint: str) -> str:
+    endpoint = text(endpoint, "endpoint")
     parts = urlsplit(endpoint)
     try:
         usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
@@ -139,7 +146,7 @@ def _root(endpoint: str) -> str:
         usable = False
     if not usable or parts.query or parts.fragment or parts.username:
         raise ConfigError(
-            f"endpoint {redact(endpoint)!r} is not the root of an API; write for example http://127.0.0.1:8765"
+            f"endpoint {show(redact(endpoint))} is not the root of an API; write for example http://127.0.0.1:8765"
         )
     return endpoint.rstrip("/") + "/"
 
@@ -574,7 +581,7 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
         self._gate.forget()
         metered = self._types.get(uri.partition(":")[0].lower())
         try:
-            with contextlib.nullcontext() if self.watch is None else self.watch.request():
+            with nullcontext() if self.watch is None else self.watch.request():
                 response, content = super().request(uri, method, body, headers, redirections, metered)
         except (httplib2.RedirectLimit, httplib2.RedirectMissingLocation) as error:
             raise BadAnswer("upstream redirects in circles, or nowhere; check endpoint and proxies") from error

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from quota.arguments import MAX_NUMBER, text, whole
+from quota.common.text import show
 from quota.common.values import NamedTuple
 from quota.errors import ConfigError, UsageError
 
@@ -102,7 +103,7 @@ class Policy:
     def __post_init__(self) -> None:
         rule = self.rule
         if not isinstance(rule, str) or not _RULE.fullmatch(rule):
-            raise ConfigError(f"rule {rule!r}: a name is 1 to 64 of A-Z a-z 0-9 . _ -")
+            raise ConfigError(f"rule {show(rule)}: a name is 1 to 64 of A-Z a-z 0-9 . _ -")
         if self.algorithm not in get_args(Algorithm):
             raise ConfigError(f"rule {rule}: algorithm {self.algorithm!r} is none of {', '.join(get_args(Algorithm))}")
         try:

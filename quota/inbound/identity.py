@@ -14,6 +14,7 @@ A client may write what it likes into its request, so of what it says only this 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import lru_cache
 from hashlib import blake2b
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
@@ -46,18 +47,25 @@ _EMBEDDING = (IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96"))
 """IPv6 networks whose last four bytes are an IPv4 address: of a socket for both, and behind NAT64 (RFC 6052)."""
 
 
+def several(key: str, value: Any, what: str) -> tuple[Any, ...]:
+    """`value` as a tuple. A lone string is a mistake: each of its characters would be taken for one of them."""
+    if not isinstance(value, str):
+        with suppress(TypeError):
+            return tuple(value)
+    given = "a string" if isinstance(value, str) else show(value)
+    raise ConfigError(f"{key}: {given} where a list of {what} is needed")
+
+
 class Proxies:
     """The proxies whose word is believed: addresses, networks, and `"unix"`. Raises ConfigError for anything else."""
 
     def __init__(self, trusted: Iterable[str] = (), field: str = X_FORWARDED_FOR) -> None:
-        if isinstance(trusted, str):
-            raise ConfigError("trusted_proxies: a string where a list of addresses and networks is needed")
-        if field not in (X_FORWARDED_FOR, FORWARDED):
-            raise ConfigError(f"forwarded: {show(field)}: {nearest(field, (X_FORWARDED_FOR, FORWARDED))}")
+        if not isinstance(field, str) or field not in (X_FORWARDED_FOR, FORWARDED):
+            raise ConfigError(f"forwarded: {show(field)}: {nearest(str(field), (X_FORWARDED_FOR, FORWARDED))}")
         self.field = field
         self._unix = False
         networks: list[Network] = []
-        for text in trusted:
+        for text in several("trusted_proxies", trusted, "addresses and networks"):
             if text == UNIX:
                 self._unix = True
                 continue

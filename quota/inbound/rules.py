@@ -17,7 +17,7 @@ from quota.common.text import listed, nearest, show
 from quota.errors import ConfigError
 from quota.inbound.contract import Algorithm, Limit, Policy
 from quota.inbound.fields import policy_field
-from quota.inbound.identity import X_FORWARDED_FOR, Identify, Proxies
+from quota.inbound.identity import X_FORWARDED_FOR, Identify, Proxies, several
 from quota.inbound.match import EVERYTHING, Pattern, Segments, names, parse_pattern
 from quota.limits import format_duration
 
@@ -73,7 +73,7 @@ class Rule:
         shadow: bool = False,
         count_rejected: bool = False,
     ) -> None:
-        self.limits = (limits,) if isinstance(limits, Limit) else tuple(limits)
+        self.limits = (limits,) if isinstance(limits, Limit) else several("limits", limits, "Limit(number, window_ms)")
         if any(not isinstance(one, Limit) for one in self.limits):
             raise ConfigError("limits: each is a Limit(number, window_ms)")
         _choice("algorithm", algorithm, get_args(Algorithm))
@@ -116,10 +116,8 @@ class Rule:
 
     @staticmethod
     def _methods(methods: Iterable[str]) -> frozenset[str]:
-        if isinstance(methods, str):
-            raise ConfigError(f"methods: {show(methods)} is a string where a list is needed")
         given = []
-        for one in methods:
+        for one in several("methods", methods, "methods"):
             if not isinstance(one, str) or not _METHOD.fullmatch(one.upper()):
                 raise ConfigError(f'methods: {show(one)} is not a method; write for example "GET" or "POST"')
             given.append(one.upper())
@@ -148,7 +146,7 @@ class Rules:
         user: Callable[[Any], str | None] | None = None,
         x_fields: bool = False,
     ) -> None:
-        self.rules = tuple(rules)
+        self.rules = several("rules", rules, "Rules")
         if not all(isinstance(rule, Rule) for rule in self.rules):
             raise ConfigError("rules: each is a Rule")
         names = [rule.name for rule in self.rules]
@@ -165,8 +163,10 @@ class Rules:
             raise ConfigError(
                 f'key_field: {show(key_field)} is no name of a header field; write for example "X-API-Key"'
             )
-        if isinstance(keys, str):
-            raise ConfigError("keys: a string where a list of keys, or a function that knows them, is needed")
+        if keys is not None and not callable(keys):
+            keys = several("keys", keys, "keys, or a function that knows them,")
+        if user is not None and not callable(user):
+            raise ConfigError(f"user: {show(user)} is no function")
         self.key_field = key_field
         self.any_key = key_field is not None and keys is None
         """A key field is named, and nobody knows which keys are valid: none counts."""
@@ -200,9 +200,7 @@ class Rules:
 
     @staticmethod
     def _exempt(patterns: Iterable[str]) -> Iterable[Pattern]:
-        if isinstance(patterns, str):
-            raise ConfigError(f"exempt: {show(patterns)} is a string where a list of paths is needed")
-        for text in patterns:
+        for text in several("exempt", patterns, "paths"):
             try:
                 yield parse_pattern(text)
             except (ValueError, AttributeError) as error:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from quota.common.text import listed, many, nearest, one_line, show
 from quota.common.values import replace
-from quota.errors import ConfigError
+from quota.errors import ConfigError, UsageError
 from quota.ledger.factory import LEDGER_SCHEMES, check_file_url
 from quota.limits import (
     DAY_MS,
@@ -71,7 +71,10 @@ def find_config(named: str | Path | None = None) -> Path | None:
     """
     named = named or os.environ.get("QUOTA_CONFIG")
     if named:
-        return Path(named)
+        try:
+            return Path(named)
+        except TypeError:
+            raise UsageError(f"configuration {show(named)} is not the path of a file") from None
     here = Path("quota.toml")
     if os.path.lexists(here):
         return here

@@ -212,6 +212,9 @@ NAME_DOORS: dict[str, Callable[[Setup, Any], object]] = {
     "job of labels": lambda s, name: labels(job=name).__enter__(),
     "region of labels": lambda s, name: labels(region=name).__enter__(),
     "job of usage": lambda s, name: s.budget().usage(name),
+    "methods of an outlook": lambda s, name: s.budget().outlook([name]),
+    "api of a service": lambda s, name: service(s.budget(), api=name),
+    "version of a service": lambda s, name: service(s.budget(), version=name),
     "refund": lambda s, name: s.budget().refund(name),
     "settle": lambda s, name: s.budget().settle(name, 1),
     **{

@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import quota
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -137,3 +138,32 @@ def test_importing_it_imports_no_driver_and_no_client() -> None:
     script = f"import quota, sys; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("given", [5, 1.5, True, b"quota.toml", ["main"], {"main": 1}, object()])
+def test_what_cannot_be_the_name_of_a_credential_or_of_a_file_is_one_line(given: Any, state_dir: Path) -> None:
+    doors: list[Callable[[], object]] = [lambda: quota.open(given), lambda: quota.open_async(given)]
+    with quota.open() as session:
+        doors += [lambda: session.budget(given), lambda: session.google(given), lambda: session.check_key(given)]
+        doors += [lambda: session.google(endpoint=given), lambda: session.budget().outlook(given)]
+        for door in doors[: 5 if isinstance(given, (list, dict)) else None]:
+            with pytest.raises(quota.UsageError) as error:
+                door()
+            assert (str(error.value).isprintable(), len(str(error.value)) < 200) == (True, True)
+
+
+@pytest.mark.parametrize("clock", [5, "now", 1.5])
+def test_what_is_no_clock_is_one_line(clock: Any, state_dir: Path) -> None:
+    with quota.open(clock=clock) as session, pytest.raises(quota.UsageError, match="is not a function"):
+        session.budget()
+
+
+def test_a_name_as_long_as_a_book_is_shortened_in_what_is_said_of_it(state_dir: Path) -> None:
+    with quota.open() as session:
+        for door in (session.budget().refund, session.budget, session.google, lambda name: session.google(api=name)):
+            with pytest.raises(quota.QuotaError) as error:
+                door("x" * 100_000)
+            assert len(str(error.value)) < 400
+        for name in ("\0", "\ud800"):
+            with pytest.raises(quota.ConfigError, match="no description of"):
+                session.google(api=name)

@@ -107,7 +107,7 @@ def test_without_a_default_rule_the_rest_is_not_limited() -> None:
         (lambda: Rule("a", Limit(9, 60_000, 3), algorithm="gcra", cost=4), "from 1 to 3"),
         (lambda: Rule("a", MINUTE, path="a"), "path: 'a' is no path; it begins with /|path: 'a' is no path: it begins"),
         (lambda: Rule("a", MINUTE, path="/a*"), "path: .* whole segment"),
-        (lambda: Rule("a", MINUTE, methods="GET"), "methods: 'GET' is a string"),
+        (lambda: Rule("a", MINUTE, methods="GET"), "methods: a string where a list of methods is needed"),
         (lambda: Rule("a", MINUTE, methods=["GET /"]), "methods: 'GET /' is not a method"),
         (lambda: Rules([Rule("a", MINUTE), Rule("a", MINUTE)]), "the name a stands twice"),
         (lambda: Rules([MINUTE]), "each is a Rule"),  # type: ignore[list-item]
@@ -247,6 +247,27 @@ def test_a_value_that_cannot_be_used_is_named(tmp_path: Path, text: str, said: s
 def test_one_key_is_not_taken_for_a_list_of_its_letters() -> None:
     with pytest.raises(ConfigError, match="keys: a string where a list"):
         Rules([Rule("a", MINUTE)], key_field="X-API-Key", keys="s3cret")
+
+
+@pytest.mark.parametrize("given", [5, None, True, object(), print])
+def test_what_is_no_list_is_one_line(given: Any) -> None:
+    rule = Rule("a", MINUTE)
+    doors = {
+        "limits": lambda: Rule("a", given),
+        "methods": lambda: Rule("a", MINUTE, methods=given),
+        "rules": lambda: Rules(given),
+        "exempt": lambda: Rules([rule], exempt=given),
+        "trusted_proxies": lambda: Rules([rule], trusted_proxies=given),
+        "forwarded": lambda: Rules([rule], forwarded=given),
+    }
+    if given is not None and not callable(given):
+        doors["keys"] = lambda: Rules([rule], keys=given)
+        doors["user"] = lambda: Rules([rule], user=given)
+    for key, door in doors.items():
+        with pytest.raises(ConfigError) as error:
+            door()
+        said = str(error.value)
+        assert (said.startswith(f"{key}: "), said.isprintable(), len(said) < 200) == (True, True, True)
 
 
 def test_a_url_may_stand_elsewhere_because_it_may_hold_a_password(
