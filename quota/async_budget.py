@@ -15,7 +15,7 @@ from functools import partial, wraps
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from quota.arguments import texts
+from quota.arguments import text, texts
 from quota.budget import SESSION_CLOSED, deciding, deciding_many
 from quota.common.clock import elapsed_s
 from quota.common.fork import start_over_in_child
@@ -121,7 +121,7 @@ class AsyncBudget:
         For clients that have no hook for charging. Each entry is one charge; a refusal raises Refused before the body
         runs. The charge stays whatever the body does, because a request that was sent has been spent.
         """
-        return AsyncSpend(self, method, units=units, job=job, region=region)
+        return AsyncSpend(self, text(method, "method"), units=units, job=job, region=region)
 
 
 def parts_of(budget: AsyncBudget) -> tuple[Budget, Awaiter]:

@@ -414,7 +414,7 @@ class Budget:
         """
         from quota.spend import Spend  # late: few processes use it
 
-        return Spend(partial(self.charge, method, units=units, job=job, region=region))
+        return Spend(partial(self.charge, text(method, "method"), units=units, job=job, region=region))
 
     # -- the decision ------------------------------------------------------------------------------------------------
 

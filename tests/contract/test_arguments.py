@@ -207,6 +207,7 @@ NAME_DOORS: dict[str, Callable[[Setup, Any], object]] = {
     "peeked method": lambda s, name: s.budget().peek(name),
     "method of an attempt": lambda s, name: Meter(s.budget()).attempt(name, "GET"),
     "verb of an attempt": lambda s, name: Meter(s.budget()).attempt("videos.list", name),
+    "method of a spend": lambda s, name: s.budget().spend(name),
     "job": lambda s, name: s.budget().charge("videos.list", job=name),
     "region": lambda s, name: s.budget().charge("videos.list", region=name),
     "job of labels": lambda s, name: labels(job=name).__enter__(),

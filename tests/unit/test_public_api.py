@@ -143,10 +143,12 @@ def test_importing_it_imports_no_driver_and_no_client() -> None:
 @pytest.mark.parametrize("given", [5, 1.5, True, b"quota.toml", ["main"], {"main": 1}, object()])
 def test_what_cannot_be_the_name_of_a_credential_or_of_a_file_is_one_line(given: Any, state_dir: Path) -> None:
     doors: list[Callable[[], object]] = [lambda: quota.open(given), lambda: quota.open_async(given)]
+    awaited = quota.open_async()
     with quota.open() as session:
         doors += [lambda: session.budget(given), lambda: session.google(given), lambda: session.check_key(given)]
+        doors += [lambda: session.budget().spend(given), lambda: awaited.budget().spend(given)]
         doors += [lambda: session.google(endpoint=given), lambda: session.budget().outlook(given)]
-        for door in doors[: 5 if isinstance(given, (list, dict)) else None]:
+        for door in doors[: 7 if isinstance(given, (list, dict)) else None]:
             with pytest.raises(quota.UsageError) as error:
                 door()
             assert (str(error.value).isprintable(), len(str(error.value)) < 200) == (True, True)
