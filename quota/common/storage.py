@@ -52,6 +52,13 @@ def examine_folder(
 
     `alone`: others may not write there.
     """
+    on_the_way = os.path.abspath(folder)
+    while not os.path.lexists(on_the_way):
+        on_the_way = os.path.dirname(on_the_way)
+    if not os.path.exists(on_the_way):  # as where what it names is not mounted
+        remedy = "make what it names, or correct the path"
+        yield Finding("error", location, f"{one_line(on_the_way)} is a link to nothing", remedy)
+        return
     there = _existing(folder)
     name = one_line(folder)
     findings = [*_owner(location, there, name, alone=alone), *_file_system(location, there, name, holds, mounts)]

@@ -191,6 +191,17 @@ def test_a_file_where_a_folder_should_be(command: Quota) -> None:
     assert finding["message"].endswith("/state is no folder")
 
 
+@pytest.mark.parametrize("target", ["unmounted/quota", "state"])
+def test_a_link_to_a_folder_that_is_not_there(command: Quota, target: str) -> None:
+    """Nothing is remembered there: no folder is made through a link. It was told as if it were fine."""
+    command.configure(MAIN)
+    (command.folder / "state").symlink_to(command.folder / target)
+    finding = found(command, "state folder", status=1)
+    assert finding["level"] == "error"
+    assert finding["message"].endswith("/state is a link to nothing")
+    assert finding["remedy"] == "make what it names, or correct the path"
+
+
 def test_the_folder_for_metrics(command: Quota) -> None:
     command.configure('textfile = "metrics"\n' + MAIN)
     assert found(command, "textfile folder", status=1)["remedy"] == "make it, or correct the path"
