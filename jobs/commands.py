@@ -5,6 +5,7 @@ The work is elsewhere.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from contextlib import contextmanager
@@ -115,6 +116,8 @@ def schedule(textfile: str | None, config: str | None) -> None:
     """
     from quota.jobs.schedule.scheduler import log_schedule, run_schedule
 
+    # As Python does by itself, and no short command: the Google client of each tick is a circle of objects.
+    gc.set_threshold(700, 10, 10)
     # SIGTERM from a supervisor is the regular way to end it. Ctrl-C exits with the same status as everywhere else.
     with interruptible({signal.SIGTERM: 0}, says=False) as stop, configured(config, textfile) as session:
         log_schedule()
