@@ -40,7 +40,7 @@ def render_runs(found: Sequence[PastRun]) -> RenderableType:
             run.job,
             run.outcome,
             _regions(run),
-            f"{sum(int(one.get('items') or 0) for one in run.regions):,}",
+            f"{sum(one.get('items', 0) for one in run.regions):,}",
             f"{run.units:,}",
             "" if run.ended_at_ms is None else spell(run.ended_at_ms - run.began_at_ms),
             _why(run),

@@ -182,9 +182,13 @@ def _read(row: Sequence[Any]) -> PastRun | None:
         decided = json.loads(refusal) if refusal else None
     except (TypeError, ValueError):
         return None
-    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+    if not isinstance(listed, list) or not all(map(_is_region, listed)):
         return None
     return found._replace(regions=listed, refusal=decided if isinstance(decided, dict) else None)
+
+
+def _is_region(one: object) -> bool:
+    return isinstance(one, dict) and _is_whole(one.get("items", 0))
 
 
 def _is_whole(value: object) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -81,7 +82,7 @@ def a_lock(path: Path) -> None:
 
 
 def metrics(path: Path) -> None:
-    write_file(str(path.parent), path.name.removeprefix(".").removesuffix(f".{os.getpid()}"), "x 1\n")
+    write_file(str(path.parent), path.name.removeprefix(".").removesuffix(f".{_writer()}"), "x 1\n")
 
 
 def a_configuration(path: Path) -> None:
@@ -117,7 +118,7 @@ PLACES = (
     Place("p-0123456789abcdef-0123456789abcdef0123456789abcdef", a_watermark_file),
     Place("told", a_note),
     Place("run.lock", a_lock),
-    Place(".quota-p.prom.PID", metrics),
+    Place(".quota-p.prom.WRITER", metrics),
     Place("quota.toml", a_configuration),
     Place("demo.key", a_demo),
 )
@@ -127,10 +128,14 @@ DATABASES = [place for place in MADE if place.name.endswith(".db")]
 ids = [f"{place.name}-{place.use.__name__}" for place in PLACES]
 
 
+def _writer() -> str:
+    return f"{os.getpid()}.{threading.get_native_id()}"
+
+
 def path_of(place: Place, folder: Path) -> Path:
     if place.beside:
         place.use(folder / place.beside)
-    return folder / place.name.replace("PID", str(os.getpid()))
+    return folder / place.name.replace("WRITER", _writer())
 
 
 def refused(place: Place, path: Path) -> None:

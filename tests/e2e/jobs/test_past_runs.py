@@ -280,6 +280,7 @@ def assert_whole(run: PastRun) -> None:
     [
         ("regions", "{"),
         ("regions", "[1]"),
+        ("regions", '[{"items": "many"}]'),
         ("units", "many"),
         ("began_at_ms", -1),
         ("outcome", b"x"),
