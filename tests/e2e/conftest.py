@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
+from support.servers import immortal
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -20,4 +22,4 @@ def server(redis_server: RedisServer) -> Iterator[RedisServer]:
         client.flushall()
         client.script_flush()
         yield redis_server
-        assert [key for key in client.keys("*") if client.pttl(key) == -1] == [], "keys without a lifetime"
+        assert immortal(client) == [], "keys without a lifetime"

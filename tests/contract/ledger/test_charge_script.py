@@ -12,6 +12,7 @@ import redis
 from quota.ledger.redis_scripts import script
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from support.random_scripts import RandomScripts
+from support.servers import immortal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,7 +99,7 @@ def scripts(redis_server: RedisServer) -> Iterator[Scripts]:
     with redis.Redis(port=redis_server.port, decode_responses=True) as client:
         client.flushall()
         yield Scripts(client)
-        assert [key for key in client.keys("*") if client.pttl(key) < 0] == [], "keys without a lifetime"
+        assert immortal(client) == [], "keys without a lifetime"
 
 
 # -- against a plain sum -----------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from quota.ledger.unlogged import UnloggedUsage
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Selector, Sliding, View
 from support.claims import claim_of
 from support.interrupts import Interrupted, at_place, interrupt
+from support.servers import immortal
 from support.setup import NOW_MS, Setup
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def places(tmp_path: Path, redis_server: RedisServer) -> Iterator[Places]:
     places.close()
     for number in range(16):
         with redis.Redis(port=redis_server.port, db=number) as client:
-            assert [key for key in client.keys("*") if client.pttl(key) < 0] == [], "keys without a lifetime"
+            assert immortal(client) == [], "keys without a lifetime"
 
 
 def decide(ledger: Movable, key: str, units: int = 1, *, commit: bool = True, **more: Any) -> ChargeResult:

@@ -38,7 +38,7 @@ from support.proxy import Kind, Proxy
 from support.random_operations import RandomOperations
 from support.random_scripts import RandomScripts
 from support.resp import RespServer
-from support.servers import RedisServer, executables, free_port, redis_executable
+from support.servers import RedisServer, executables, free_port, immortal, redis_executable
 from support.setup import limit
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def server(redis_server: RedisServer) -> Iterator[RedisServer]:
     with redis.Redis(port=redis_server.port) as client:
         client.flushall()
         yield redis_server
-        assert [key for key in client.keys("*") if client.pttl(key) < 0] == [], "keys without a lifetime"
+        assert immortal(client) == [], "keys without a lifetime"
 
 
 @contextmanager
@@ -575,7 +575,7 @@ def test_every_way_to_a_first_key_gives_it_a_lifetime(server: RedisServer) -> No
             client.flushdb()
             step()
             assert client.keys("*"), name
-            assert [key for key in client.keys("*") if client.pttl(key) < 0] == [], name
+            assert immortal(client) == [], name
 
 
 @pytest.mark.parametrize("project", ["", "a b", "{a}", "a}", "caf\u00e9", "x" * 65, "a\n", "a/b", "*"])

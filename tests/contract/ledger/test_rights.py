@@ -38,7 +38,7 @@ from quota.ledger.redis_scripts import script
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
 from support.books import BOOK
 from support.random_operations import RandomOperations
-from support.servers import RedisServer, executables
+from support.servers import RedisServer, executables, immortal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -132,7 +132,7 @@ def limited(server: RedisServer) -> Iterator[Limited]:
     with redis.Redis(port=server.port, decode_responses=True) as client:
         client.flushall()
         yield Limited(client, server.port)
-        assert [key for key in client.keys("*") if client.pttl(key) < 0] == [], "keys without a lifetime"
+        assert immortal(client) == [], "keys without a lifetime"
 
 
 # -- what a charge may meet --------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def test_a_charge_is_made_whole_or_not_at_all(limited: Limited, command: str, sc
             assert set(limited.log()) - set(before) == {reply[1]}, "admitted, and charged once"
             assert int(reply[7]) == limited.live() + lost
         before = limited.log()
-        assert [key for key in limited.client.keys("*") if limited.client.pttl(key) < 0] == []
+        assert immortal(limited.client) == []
         assert limited.used() == limited.live() + lost
         assert limited.charge(DAY)[0] == "ADMITTED", "and with the right to it all goes on"
         assert limited.used() == limited.live() + lost
@@ -324,7 +324,7 @@ def test_what_fails_for_want_of_a_right_can_be_done_again(limited: Limited, name
         for _ in range(2):
             if refusal_of(lambda: work(limited)) is None:
                 done = units
-    assert [key for key in limited.client.keys("*") if limited.client.pttl(key) < 0] == []
+    assert immortal(limited.client) == []
     assert limited.used() == used + done
     work(limited)
     work(limited)

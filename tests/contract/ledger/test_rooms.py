@@ -22,6 +22,7 @@ from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 from quota.retry_at import retry_at
 from support.proxy import Proxy
+from support.servers import immortal
 from support.setup import NOW_MS, Setup, limit
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def scripts(redis_server: RedisServer) -> Iterator[Scripts]:
     with redis.Redis(port=redis_server.port, decode_responses=True) as client:
         client.flushall()
         yield Scripts(client)
-        assert [key for key in client.keys("*") if client.pttl(key) < 0] == [], "keys without a lifetime"
+        assert immortal(client) == [], "keys without a lifetime"
 
 
 def test_it_takes_no_trip_of_its_own(redis_server: RedisServer) -> None:

@@ -14,6 +14,7 @@ from quota.ledger.entry import Entry
 from quota.ledger.unlogged import UnloggedUsage
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
 from support.proxy import Proxy
+from support.servers import immortal
 from support.setup import NOW_MS, Setup, limit
 
 if TYPE_CHECKING:
@@ -203,8 +204,7 @@ def pieces(redis_server: RedisServer) -> Iterator[Pieces]:
         client.flushall()
         setup = Setup.open(redis_server.url)
         yield Pieces(setup, client)
-        immortal = [key for key in client.keys("*") if client.pttl(key) < 0]
-        assert immortal == [], "keys without a lifetime"
+        assert immortal(client) == [], "keys without a lifetime"
         setup.ledger.close()
 
 

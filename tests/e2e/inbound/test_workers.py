@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from support.inbound_http import Answer, Client, burst, serving
+from support.servers import immortal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -67,8 +68,7 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
         yield served
     if request.param == "redis":
         with redis.Redis(port=server.port) as client:
-            immortal = [key for key in client.keys("*") if client.pttl(key) < 0]
-        assert immortal == [], "keys without a lifetime"
+            assert immortal(client) == [], "keys without a lifetime"
 
 
 def most_in_any_window(admitted: Sequence[Answer]) -> int:

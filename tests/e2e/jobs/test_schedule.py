@@ -26,7 +26,7 @@ from quota.settings.load import load_settings
 from support.commands import QUOTA, one_line
 from support.installation import Installation, until
 from support.plain_http import Answer, PlainServer
-from support.servers import RedisServer, free_port
+from support.servers import RedisServer, free_port, immortal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +64,7 @@ def shared(redis_server: RedisServer) -> Iterator[RedisServer]:
     with redis.Redis(port=redis_server.port) as client:
         client.flushall()
         yield redis_server
-        assert [key for key in client.keys("*") if client.pttl(key) < 0] == [], "keys without a lifetime"
+        assert immortal(client) == [], "keys without a lifetime"
 
 
 class Machine(Installation):
@@ -308,7 +308,8 @@ def test_of_the_ticks_that_a_machine_slept_through_the_newest_runs_and_the_other
     scheduler.until("tick_started", 3)
     assert scheduler.stop()[0] == 0
     first, *_, last = [datetime.fromisoformat(line["at"]) for line in scheduler.lines("tick_started")]
-    skipped = [line for line in scheduler.lines("tick_skipped") if datetime.fromisoformat(line["at"]) < last]
+    # A machine under load may also skip ticks before the first that it starts.
+    skipped = [line for line in scheduler.lines("tick_skipped") if first < datetime.fromisoformat(line["at"]) < last]
     told = len(scheduler.lines("tick_started")) + sum(int(line.get("ticks", 1)) for line in skipped)
     assert told == (last - first) / timedelta(seconds=1) + 1
 
