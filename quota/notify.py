@@ -21,11 +21,12 @@ import socket
 import subprocess
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable
 from hashlib import blake2b
 from secrets import token_hex
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from quota.attribution import machine_name
 from quota.common.clock import host_clock, rfc3339
@@ -44,6 +45,7 @@ from quota.settings.keys import read_key
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from http.client import HTTPConnection
+    from urllib.parse import SplitResult
 
     from quota.session import Session
     from quota.settings.model import NotifySettings
@@ -150,8 +152,9 @@ def _claim_here(key: str, once_ms: int) -> _Claimed | None:
     try:
         make_folder(folder)
         for entry in os.scandir(folder):
-            if now_ms - entry.stat().st_mtime_ns // 1_000_000 > MAX_TICK_MS:
-                os.unlink(entry.path)
+            with contextlib.suppress(FileNotFoundError):  # another process removes it too
+                if now_ms - entry.stat().st_mtime_ns // 1_000_000 > MAX_TICK_MS:
+                    os.unlink(entry.path)
         if not first_within(folder / key, once_ms):
             return None
     except OSError:  # then it is said again
@@ -264,25 +267,56 @@ def _send(url: str, body: bytes | None, timeout_s: float) -> None:
     if too_late or (failed and isinstance(failed[0], TimeoutError)):
         raise TimeoutError(f"no answer within {DEADLINE_S:g} s")
     if failed:
-        raise ValueError(redact(describe(failed[0])))
+        raise ValueError(_why(failed[0]))
 
 
 def _exchange(url: str, body: bytes | None, timeout_s: float, connections: list[HTTPConnection]) -> None:
-    import http.client
-
     parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "", parts.port, timeout=max(0.1, timeout_s))
+    connection = _connection(parts, timeout_s)
     connections.append(connection)
+    headers = {"User-Agent": "quota-ledger", **_authorization("Authorization", parts)}
+    if body is not None:
+        headers["Content-Type"] = "application/json"
     try:
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        headers = {"User-Agent": "quota-ledger", **({"Content-Type": "application/json"} if body else {})}
         connection.request("POST" if body is not None else "GET", path, body, headers)
         status = connection.getresponse().status
     finally:
         connection.close()
     if status >= 300:
         raise ValueError(f"it answered {status}")
+
+
+def _connection(parts: SplitResult, timeout_s: float) -> HTTPConnection:
+    """To the address, or through the proxy that HTTPS_PROXY names for it. A proxy sees no http:// address."""
+    from http.client import HTTPConnection, HTTPSConnection
+    from urllib.request import getproxies, proxy_bypass
+
+    host, timeout_s = parts.hostname or "", max(0.1, timeout_s)
+    if parts.scheme != "https":
+        return HTTPConnection(host, parts.port, timeout=timeout_s)
+    named = getproxies().get("https", "")
+    if not named or proxy_bypass(host):
+        return HTTPSConnection(host, parts.port, timeout=timeout_s)
+    proxy = urlsplit(named if "://" in named else f"http://{named}")
+    register(proxy.password)
+    try:
+        port = proxy.port if proxy.scheme == "http" and proxy.hostname else 0
+    except ValueError:  # its message shows the port, which may be part of a password
+        port = 0
+    if port == 0:
+        raise ValueError("HTTPS_PROXY names no http:// proxy; set one, or name the address's host in NO_PROXY")
+    connection = HTTPSConnection(proxy.hostname or "", port, timeout=timeout_s)
+    connection.set_tunnel(host, parts.port or 443, _authorization("Proxy-Authorization", proxy))
+    return connection
+
+
+def _authorization(name: str, parts: SplitResult) -> dict[str, str]:
+    """The header for the user and the password of an address; none if it holds none."""
+    if parts.username is None and parts.password is None:
+        return {}
+    pair = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
+    return {name: f"Basic {b64encode(pair.encode()).decode()}"}
 
 
 # -- health checks -----------------------------------------------------------------------------------------------------

@@ -128,19 +128,27 @@ def first_within(path: str | os.PathLike[str], ms: int) -> bool:
 
     A file of the future, by a clock that was wrong, notes nothing. Raises OSError.
     """
-    now_ms = time.time_ns() // 1_000_000
+    import fcntl  # late: seldom asked
+
+    fd = None
     try:
-        fd = open_alone(path, os.O_WRONLY)
-    except FileNotFoundError:
-        os.close(open_alone(path, os.O_WRONLY | os.O_CREAT))
-        return True
-    try:
+        with contextlib.suppress(FileNotFoundError):
+            fd = open_alone(path, os.O_WRONLY)
+        if fd is None:
+            with contextlib.suppress(FileExistsError):  # another process says it
+                fd = open_alone(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+                return True
+            return False
+        with contextlib.suppress(OSError):  # a file system without locks: two may say it
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        now_ms = time.time_ns() // 1_000_000
         if 0 <= now_ms - os.fstat(fd).st_mtime_ns // 1_000_000 < ms:
             return False
         os.utime(fd)
         return True
     finally:
-        os.close(fd)
+        if fd is not None:
+            os.close(fd)
 
 
 def private(path: str, flags: int) -> int:

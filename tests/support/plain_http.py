@@ -1,13 +1,18 @@
-"""A small HTTP server that answers what a test tells it to, and remembers what arrived."""
+"""A small HTTP server that answers what a test tells it to, and remembers what arrived. Also a proxy for its TLS."""
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import ssl
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Self
+
+from support.certificates import Pair
 
 
 @dataclass(frozen=True)
@@ -34,9 +39,13 @@ class Answer:
 
 
 class PlainServer:
-    """Serves inside `with`, on loopback. `answer` is asked for each request; `arrived` lists them in order."""
+    """Serves inside `with`, on loopback. `answer` is asked for each request; `arrived` lists them in order.
 
-    def __init__(self, answer: Callable[[Arrived], Answer]) -> None:
+    With `shown`, a certificate and its key, it speaks TLS. Asked to CONNECT, it is a proxy: it passes bytes to that
+    port of loopback, whatever the host is called.
+    """
+
+    def __init__(self, answer: Callable[[Arrived], Answer], shown: Pair | None = None) -> None:
         self.arrived: list[Arrived] = []
         self._stopping = threading.Event()
         outer = self
@@ -65,6 +74,20 @@ class PlainServer:
 
             do_GET = do_POST = do_PUT = serve  # noqa: N815
 
+            def do_CONNECT(self) -> None:
+                outer.arrived.append(
+                    Arrived("CONNECT", self.path, {name.lower(): value for name, value in self.headers.items()}, b"")
+                )
+                with socket.create_connection(("127.0.0.1", int(self.path.rpartition(":")[2]))) as there:
+                    self.send_response(200)
+                    self.end_headers()
+                    self.wfile.flush()
+                    back = threading.Thread(target=_pass, args=(there, self.connection), daemon=True)
+                    back.start()
+                    _pass(self.connection, there)
+                    back.join()
+                self.close_connection = True
+
             def log_message(self, *args: object) -> None: ...
 
         class Server(ThreadingHTTPServer):
@@ -73,7 +96,12 @@ class PlainServer:
             def handle_error(self, request: object, client_address: object) -> None:
                 """A client that hung up is no news."""
 
+        self._scheme = "https" if shown else "http"
         self._server = Server(("127.0.0.1", 0), Handler)
+        if shown:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*shown)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
 
     @property
@@ -82,7 +110,7 @@ class PlainServer:
 
     @property
     def address(self) -> str:
-        return f"http://{self.host}"
+        return f"{self._scheme}://{self.host}"
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -95,3 +123,12 @@ class PlainServer:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+
+def _pass(source: socket.socket, sink: socket.socket) -> None:
+    """Until the source ends."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            sink.sendall(data)
+    with contextlib.suppress(OSError):
+        sink.shutdown(socket.SHUT_RDWR)

@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +19,7 @@ from quota.jobs.lock import only_one
 from quota.ledger.unlogged import UnloggedUsage
 from quota.limits import DAY_MS, HOUR_MS, Selector, Sliding, View
 from quota.notify import DEADLINE_S, RETRY_MS, Notice, Ping, _send, notify, read_address
+from support.certificates import Certificates
 from support.commands import Quota, one_line
 from support.plain_http import Answer, PlainServer
 from support.raw_http import RawServer, head
@@ -272,7 +274,7 @@ def test_an_address_that_refuses_is_one_line_and_stays_secret(
         command = machine(tmp_path, upstream, told='[notify]\nurl = "env:HOOK"\n')
         command.env["HOOK"] = f"{server.address}/hook/a-secret-path"
         done = command("run", "broken", QUOTA_LOG="debug")
-    assert said in done.stderr
+    assert f"subject=broken: {said}\n" in done.stderr
     assert "a-secret-path" not in done.stderr + done.stdout
     assert len(server.arrived) == 1, "a redirect is not followed"
 
@@ -315,6 +317,50 @@ def test_an_address_of_another_machine_is_not_asked_in_plain_text(
     assert "ping_failed job=trending ping=0: env:HOOK holds an http:// address" in caplog.text
     Ping("env:HOOK", "trending", insecure=True).end(0)
     assert "a-secret-path" not in caplog.text
+
+
+def test_a_user_and_a_password_of_an_address_are_sent(tmp_path: Path, upstream: Emulator) -> None:
+    with listener() as server:
+        command = machine(tmp_path, upstream, told='[notify]\nurl = "env:HOOK"\n')
+        assert command("run", "broken", HOOK=f"http://us%65r:p%40ss@{server.host}/hook").returncode == 1
+    (arrived,) = server.arrived
+    assert arrived.headers["authorization"] == "Basic " + b64encode(b"user:p@ss").decode()
+    assert arrived.headers["host"] == server.host
+
+
+def test_an_address_is_asked_through_the_proxy_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates = Certificates(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates.ca))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with PlainServer(lambda _: Answer(200, b""), certificates.server) as hook, listener() as proxy:
+        port = hook.host.rpartition(":")[2]
+        monkeypatch.setenv("https_proxy", f"http://us:a-proxy-password@{proxy.host}")
+        _send(f"https://localhost:{port}/hook", b"{}", 10)
+        monkeypatch.setenv("https_proxy", proxy.host)
+        _send(f"https://localhost:{port}/hook", b"{}", 10)
+        _send(f"https://127.0.0.1:{port}/direct", b"{}", 10)
+        with pytest.raises(ValueError, match="certificate verify failed"):
+            _send(f"https://other.example:{port}/hook", b"{}", 10)
+        for wrong in ("socks5://127.0.0.1:1", "http://", "http://127.0.0.1:a-proxy-password", "127.0.0.1:0"):
+            monkeypatch.setenv("https_proxy", wrong)
+            with pytest.raises(ValueError, match=r"^HTTPS_PROXY names no http:// proxy; ") as caught:
+                _send(f"https://localhost:{port}/hook", b"{}", 10)
+            assert "a-proxy-password" not in str(caught.value)
+    assert [arrived.target for arrived in hook.arrived] == ["/hook", "/hook", "/direct"]
+    assert {arrived.verb for arrived in proxy.arrived} == {"CONNECT"}
+    assert [arrived.target for arrived in proxy.arrived] == [*[f"localhost:{port}"] * 2, f"other.example:{port}"]
+    credentials = "Basic " + b64encode(b"us:a-proxy-password").decode()
+    assert [arrived.headers.get("proxy-authorization") for arrived in proxy.arrived] == [credentials, None, None]
+
+
+def test_an_http_address_is_shown_to_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listener() as hook, listener() as proxy:
+        for name in ("http_proxy", "https_proxy", "all_proxy"):
+            monkeypatch.setenv(name, proxy.address)
+        _send(f"{hook.address}/a-secret-path", b"{}", 10)
+    assert ([arrived.target for arrived in hook.arrived], proxy.arrived) == (["/a-secret-path"], [])
 
 
 def test_an_address_that_is_not_set_or_is_none(tmp_path: Path, upstream: Emulator) -> None:
