@@ -21,7 +21,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from typing import TYPE_CHECKING, Any
 
 from quota.common.text import nearest, show
-from quota.errors import ConfigError
+from quota.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,6 +54,14 @@ def several(key: str, value: Any, what: str) -> tuple[Any, ...]:
             return tuple(value)
     given = "a string" if isinstance(value, str) else show(value)
     raise ConfigError(f"{key}: {given} where a list of {what} is needed")
+
+
+def at_once(key: str, answer: Any) -> Any:
+    """What a function of the application's own answered. Raises UsageError for what would have to be awaited: that is
+    always true, so each request would be another visitor's."""
+    if hasattr(answer, "__await__"):
+        raise UsageError(f"{key}: the function is async, or calls one; give one that answers without being awaited")
+    return answer
 
 
 class Proxies:
@@ -133,7 +141,7 @@ class Identify:
             key = self._key(_asgi_lines(scope, self._key_field))
             if key:
                 return key
-        name = self._user(scope) if self._user is not None else _asgi_user(scope)
+        name = at_once("user", self._user(scope)) if self._user is not None else _asgi_user(scope)
         if name:
             return _named("u", name)
         client = scope.get("client")
@@ -145,14 +153,16 @@ class Identify:
             key = self._key(_wsgi_lines(environ, self._key_field))
             if key:
                 return key
-        name = self._user(environ) if self._user is not None else environ.get("REMOTE_USER")
+        name = at_once("user", self._user(environ)) if self._user is not None else environ.get("REMOTE_USER")
         if name:
             return _named("u", name)
         return self._proxies.client(environ.get("REMOTE_ADDR"), lambda: _wsgi_lines(environ, self._proxies.field))
 
     def _key(self, lines: Sequence[str]) -> str | None:
         """The identity of a known key. Of several different keys nobody can tell which one the application takes."""
-        if self._knows_key is None or len(set(lines)) != 1 or not lines[0] or not self._knows_key(lines[0]):
+        if self._knows_key is None or len(set(lines)) != 1 or not lines[0]:
+            return None
+        if not at_once("keys", self._knows_key(lines[0])):
             return None
         return f"k:{digest(lines[0])}"
 

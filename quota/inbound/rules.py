@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from quota.common.text import listed, nearest, show
@@ -129,7 +130,8 @@ class Rules:
 
     `url` is the storage: redis://... as for a ledger, or sqlite:///path; None: SQLite in the state folder. `exempt`
     are path patterns that no rule counts. `trusted_proxies`, `forwarded`, `key_field`, `keys` and `user` say who a
-    request is from: see `quota.inbound.identity`. `keys` is a function that knows the valid keys, or the keys.
+    request is from: see `quota.inbound.identity`. `keys` is a function that knows the valid keys, or the keys. Neither
+    function may be async.
     With `x_fields` every answer has the `X-RateLimit-*` fields, too. Raises ConfigError.
     """
 
@@ -167,6 +169,9 @@ class Rules:
             keys = several("keys", keys, "keys, or a function that knows them,")
         if user is not None and not callable(user):
             raise ConfigError(f"user: {show(user)} is no function")
+        for key, function in ("keys", keys), ("user", user):
+            if iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+                raise ConfigError(f"{key}: an async function; give one that answers without being awaited")
         self.key_field = key_field
         self.any_key = key_field is not None and keys is None
         """A key field is named, and nobody knows which keys are valid: none counts."""

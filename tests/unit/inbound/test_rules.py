@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quota.errors import ConfigError
+from quota.errors import ConfigError, UsageError
 from quota.inbound import Limit, Rule, Rules, load_rules
 from quota.inbound.opening import is_there, opened
 from quota.settings.load import load_settings
@@ -268,6 +269,36 @@ def test_what_is_no_list_is_one_line(given: Any) -> None:
             door()
         said = str(error.value)
         assert (said.startswith(f"{key}: "), said.isprintable(), len(said) < 200) == (True, True, True)
+
+
+async def late(_: object) -> Any:
+    return "ada"
+
+
+class Late:
+    async def __call__(self, _: object) -> Any:
+        return "ada"
+
+
+@pytest.mark.parametrize("given", [late, Late(), partial(late)])
+def test_a_function_that_must_be_awaited_is_one_line(given: Any) -> None:
+    """Nobody awaits it, and what it answers first is true: each request would be another visitor's."""
+    for key, options in ("user", {"user": given}), ("keys", {"key_field": "X-API-Key", "keys": given}):
+        with pytest.raises(ConfigError, match=f"^{key}: an async function; give one"):
+            Rules([Rule("a", MINUTE)], **options)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize("key", ["user", "keys"])
+def test_what_a_function_leaves_to_be_awaited_is_no_answer(key: str) -> None:
+    options: dict[str, Any] = {"key_field": "X-API-Key"} | {key: lambda asked: late(asked)}
+    identify = Rules([Rule("a", MINUTE)], **options).identify
+    for ask in (
+        lambda: identify.asgi({"headers": [(b"x-api-key", b"invented")]}),
+        lambda: identify.wsgi({"HTTP_X_API_KEY": "invented"}),
+    ):
+        with pytest.raises(UsageError, match=f"^{key}: the function is async, or calls one; give one"):
+            ask()
 
 
 def test_a_url_may_stand_elsewhere_because_it_may_hold_a_password(
