@@ -12,14 +12,15 @@ this module does not know it. So it takes the reading that hides least:
 
 - Capital letters, empty segments, a slash and a line feed at the end make no difference: `//Login/` is `/login`. (Many
   routers match a path with `$` at the end of a regular expression, which a last line feed passes.)
-- A path with `.` or `..` in it, or with letters that Unicode writes in several ways, has several readings. All of them
-  count: see `readings`.
+- A path with `.` or `..` in it, with letters that Unicode writes in several ways, or with bytes that are no UTF-8, has
+  several readings. All of them count: see `readings`.
 - What is mounted at `/api` is called `/api/login` outside and `/login` inside. A rule may call it either: see `names`.
 """
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from quota.common.text import show
@@ -32,6 +33,12 @@ ONE = "{}"
 """A segment of a pattern that any segment matches. No literal segment is spelled like this."""
 
 MAX_PATTERN = 256
+MAX_MARKS = 30
+"""So many marks (accents and the like) of one letter are compared, as in Unicode's stream-safe text (UAX #15). To bring
+them into their order takes the square of their number, which a client chooses."""
+
+_MANY = re.compile(rf"[^\x00-\x7f]{{{MAX_MARKS + 1}}}")
+_NO_UTF_8, _NO_TEXT = re.compile("[\udc80-\udcff]"), re.compile("[\ud800-\udc7f\udd00-\udfff]")
 _NAMED = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]{0,63}\}")
 
 Segments = tuple[str, ...]
@@ -89,16 +96,20 @@ def readings(path: str) -> Iterable[Segments]:
     """Every way in which an application may read a path; almost always one.
 
     An application may resolve `..`, or take it for a name; before it joins slashes, or after that; it may compare
-    letters as they are, or as Unicode says that they are the same. A request is held to the rules of all its readings.
+    letters as they are, or as Unicode says that they are the same. Of bytes that are no UTF-8 it may make something
+    else, or leave them out, or take the whole path for Latin-1. A request is held to the rules of all its readings.
+
+    Such bytes are surrogates here, as `surrogateescape` makes them. WSGI has them; ASGI does not hand them over.
     """
     path = path.removesuffix("\n")
     if path.isascii() and "/." not in path:
         return (_split(path.lower()),)
     found: dict[Segments, None] = {}
-    for text in dict.fromkeys((path.casefold(), _folded(path))):
-        spelled = _split(text)
-        for reading in (spelled, _resolved(spelled), _resolved(text.split("/"))):
-            found[reading] = None
+    for decoded in (path, _NO_UTF_8.sub("", path), _latin(path)) if _NO_UTF_8.search(path) else (path,):
+        for text in dict.fromkeys((decoded.casefold(), _folded(decoded))):
+            spelled = _split(text)
+            for reading in (spelled, _resolved(spelled), _resolved(text.split("/"))):
+                found[reading] = None
     return found
 
 
@@ -124,6 +135,10 @@ def names(path: str, mount: str) -> Iterable[tuple[Segments, ...]]:
     return found.values()
 
 
+def _latin(path: str) -> str:
+    return _NO_TEXT.sub("", path).encode("utf-8", "surrogateescape").decode("latin-1")
+
+
 def _split(path: str) -> Segments:
     return tuple([segment for segment in path.split("/") if segment])
 
@@ -133,7 +148,26 @@ def _folded(text: str) -> str:
         return text.lower()
     from unicodedata import normalize
 
+    if _MANY.search(text):
+        text = _with_few_marks(text)
     return normalize("NFKC", normalize("NFKC", text).casefold())
+
+
+def _with_few_marks(text: str) -> str:
+    """Without the marks beyond MAX_MARKS of one letter."""
+    kept, marks = [], 0
+    for char in text:
+        marks = marks + 1 if _is_mark(char) else 0
+        if marks <= MAX_MARKS:
+            kept.append(char)
+    return "".join(kept)
+
+
+@lru_cache(maxsize=1024)
+def _is_mark(char: str) -> bool:
+    from unicodedata import combining, normalize
+
+    return combining(normalize("NFKD", char)[0]) > 0
 
 
 def _resolved(segments: Sequence[str]) -> Segments:

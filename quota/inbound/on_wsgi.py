@@ -37,7 +37,8 @@ class wsgi:  # noqa: N801  # used like a function: `wsgi(app, rules)`
         method = environ.get("REQUEST_METHOD", "GET")
         preflight = method == "OPTIONS" and "HTTP_ACCESS_CONTROL_REQUEST_METHOD" in environ
         mount = _decoded(environ.get("SCRIPT_NAME", ""))
-        path = mount + _decoded(environ.get("PATH_INFO", ""))
+        inside = _decoded(environ.get("PATH_INFO", ""))
+        path = mount + (inside if inside.startswith("/") or not inside else f"/{inside}")
         found = self._rules.find(method, path, mount, preflight=preflight)
         if not found:
             return self._app(environ, start_response)
@@ -60,8 +61,8 @@ class wsgi:  # noqa: N801  # used like a function: `wsgi(app, rules)`
 
 
 def _decoded(text: str) -> str:
-    """A part of the path. PEP 3333 hands its bytes over as characters."""
-    return text if text.isascii() else text.encode("latin-1", "replace").decode("utf-8", "replace")
+    """A part of the path. PEP 3333 hands its bytes over as characters. Those that are no UTF-8: see `readings`."""
+    return text if text.isascii() else text.encode("latin-1", "replace").decode("utf-8", "surrogateescape")
 
 
 def _adding(start_response: StartResponse, fields: Fields) -> StartResponse:

@@ -95,6 +95,24 @@ def test_the_path_is_whole_and_decoded(tmp_path: Path) -> None:
     assert ask(app, "/\xff", SCRIPT_NAME="/app")[1]["ratelimit-policy"].startswith('"rest"')
 
 
+@pytest.mark.parametrize(
+    ("path", "mount"),
+    [
+        ("/lo\xffgin", ""),  # Bottle leaves it out
+        ("/\xed\xa0\x80login", "/app"),
+        ("login", "/app"),  # waitress hands over a path without a slash as it came; Flask adds one
+        ("login", ""),
+    ],
+)
+def test_bytes_that_an_application_leaves_out_make_no_difference(path: str, mount: str, tmp_path: Path) -> None:
+    rules = Rules(
+        [Rule("login", Limit(1, 60_000), path="/login"), Rule("rest", Limit(100, 60_000))],
+        url=f"sqlite:///{tmp_path / 'inbound.db'}",
+    )
+    app = wsgi(Streaming(), rules)
+    assert [ask(app, path, SCRIPT_NAME=mount)[0][:3] for _ in range(2)] == ["200", "429"]
+
+
 def test_a_forked_worker_counts_on_and_hands_over_only_its_own(tmp_path: Path) -> None:
     """As under a server that loads the application before it forks."""
     rules = Rules([Rule("three", Limit(3, 3_600_000), fail="closed")], url=f"sqlite:///{tmp_path / 'inbound.db'}")

@@ -59,6 +59,18 @@ def matches(pattern: str, path: str) -> bool:
         ("/{name}", "/a\uff0fb", True),
         ("/a/b", "/a\uff0fb", True),
         ("/login", "/lo\u017fgin", False),
+        # Bytes that are no UTF-8, as a WSGI server hands them over: left out, replaced, or taken for Latin-1.
+        ("/login", "/lo\udcffgin", True),
+        ("/users/{id}", "/us\udcffers/\ufffd", True),
+        ("/login", "/x\udcff/../login", True),
+        ("/caf\u00e9", "/caf\udce9", True),
+        ("/caf\u00e9", "/\udcffcaf\u00e9", True),
+        ("/a/*", "/\udcff\ud800", False),
+        # Of more marks than anybody writes on a letter only the first ones are compared.
+        ("/a" + "\u0323" * 30, "/a" + "\u0323" * 40_000, True),
+        ("/a" + "\u0f73" * 30, "/a" + "\u0f73" * 40_000, True),
+        ("/" + "\u1f82" * 31, "/" + "\u1f82" * 31, True),
+        ("/" + "\u1f82" * 31, "/" + "\u1f82" * 32, False),
     ],
 )
 def test_what_a_pattern_means(pattern: str, path: str, meant: bool | type[Exception]) -> None:
