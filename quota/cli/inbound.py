@@ -46,18 +46,25 @@ def inbound(ctx: click.Context) -> None:
 def status(textfile: str | None, as_json: bool, config: str | None) -> None:
     """Show each rule, what became of its requests, and how many identities it counts.
 
-    Workers hand their numbers over every 10 s. If the storage does not answer, the exit status is 69.
+    Workers hand their numbers over every 10 s. If the storage does not answer, the exit status is 69, and FILE has
+    quota_inbound_storage_up 0 alone.
 
     \b
     Example:
       quota inbound status
       quota inbound status --json | jq '.rules[] | select(.refused > 0)'
     """
+    from quota.errors import StorageAway
     from quota.inbound.metrics import exposition, nothing_yet, read_standing
     from quota.inbound.opening import is_there
 
     rules, storage = _open(config)
-    standing = read_standing(storage, rules.rules) if is_there(rules) else nothing_yet(rules.rules)
+    try:
+        standing = read_standing(storage, rules.rules) if is_there(rules) else nothing_yet(rules.rules)
+    except StorageAway:
+        if textfile is not None:
+            _write(textfile, exposition(None))
+        raise
     if textfile is not None:
         _write(textfile, exposition(standing))
     if as_json:

@@ -91,7 +91,9 @@ def test_prometheus_reads_the_numbers_from_the_application_and_from_a_file(quota
 
 def test_a_storage_that_is_away_is_told_as_such(quota: Quota) -> None:
     quota.configure(RULES.replace("sqlite:///inbound.db", "redis://127.0.0.1:1/0"))
-    away = quota("inbound", "status")
+    file = quota.folder / "inbound.prom"
+    file.write_text("quota_inbound_storage_up 1\n", encoding="utf-8")
+    away = quota("inbound", "status", "--textfile", "inbound.prom")
     assert (away.returncode, away.stderr.count("\n")) == (69, 1)
     with running(metrics_app(load_rules(quota.folder / "quota.toml"))) as port:
         client = Client(port)
@@ -99,6 +101,7 @@ def test_a_storage_that_is_away_is_told_as_such(quota: Quota) -> None:
         client.close()
     assert "quota_inbound_storage_up 0\n" in body
     assert "requests_total" not in body
+    assert file.read_text(encoding="utf-8") == body
 
 
 def test_check_finds_rules_that_cannot_be_meant(quota: Quota) -> None:
