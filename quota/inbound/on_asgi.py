@@ -49,9 +49,10 @@ class asgi:  # noqa: N801  # used like a function: `asgi(app, rules)`, or `app.a
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         kind = scope["type"]
+        if kind == "lifespan":
+            await self._live(scope, receive, send)
+            return
         if kind not in ("http", "websocket"):
-            if kind == "lifespan":
-                receive = self._handing_over_at_shutdown(receive)
             await self._app(scope, receive, send)
             return
         method = scope["method"] if kind == "http" else "GET"
@@ -75,14 +76,28 @@ class asgi:  # noqa: N801  # used like a function: `asgi(app, rules)`, or `app.a
                 return
         await self._app(scope, receive, _adding(send, fields_of(verdicts, with_x=with_x), with_x=with_x))
 
-    def _handing_over_at_shutdown(self, receive: Receive) -> Receive:
+    async def _live(self, scope: Any, receive: Receive, send: Send) -> None:
+        """Hand over at the shutdown: a server may end the process by a signal after it. An application without a
+        lifespan, such as Django, raises at once; the rest is said in its place."""
+        is_asked = False
+
         async def received() -> Message:
+            nonlocal is_asked
+            is_asked = True
             message = await receive()
             if message["type"] == "lifespan.shutdown":
                 await get_running_loop().run_in_executor(None, self._decider.hand_over)
             return message
 
-        return received
+        try:
+            await self._app(scope, received, send)
+        except Exception:
+            if is_asked:
+                raise
+        if not is_asked:
+            while (await received())["type"] != "lifespan.shutdown":
+                await send({"type": "lifespan.startup.complete"})
+            await send({"type": "lifespan.shutdown.complete"})
 
 
 def _adding(send: Send, fields: Fields, *, with_x: bool) -> Send:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
@@ -312,6 +313,39 @@ def test_lifespan_passes_and_what_was_counted_is_handed_over_at_its_end(url: str
         totals = dict(db.execute("SELECT name, total FROM totals"))
     db.close()
     assert (totals["requests|one|admitted"], totals["requests|one|refused"]) == (1, 2)
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_without_a_lifespan_of_its_own_an_application_hands_over_too(raises: bool, url: str, tmp_path: Path) -> None:
+    """Django raises, others return. Their server may end the process by a signal, behind which nothing runs."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" or raises:
+            await answer(scope, receive, send)
+
+    with running(asgi(app, Rules([Rule("one", Limit(1, MINUTE_MS))], url=url)), lifespan="on") as port:
+        client = Client(port)
+        assert [client().status for _ in range(3)] == [200, 429, 429]
+        client.close()
+    with sqlite3.connect(tmp_path / "inbound.db") as db:
+        totals = dict(db.execute("SELECT name, total FROM totals"))
+    db.close()
+    assert (totals["requests|one|admitted"], totals["requests|one|refused"]) == (1, 2)
+
+
+def test_a_start_that_fails_stays_a_failure(url: str) -> None:
+    async def app(_: Any, receive: Any, __: Any) -> None:
+        await receive()
+        raise OSError("no database")
+
+    async def received() -> Any:
+        return {"type": "lifespan.startup"}
+
+    async def sent(message: Any) -> None:
+        raise AssertionError(message)
+
+    with pytest.raises(OSError, match="no database"):
+        asyncio.run(asgi(app, Rules([Rule("one", Limit(1, MINUTE_MS))], url=url))({"type": "lifespan"}, received, sent))
 
 
 def test_what_was_counted_is_handed_over_while_the_server_runs(
