@@ -11,7 +11,7 @@ from quota.web.problem import Problem
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quota.inbound.contract import Decision
+    from quota.inbound.contract import Decision, Limit, LimitState
     from quota.inbound.deciding import Verdict
     from quota.inbound.rules import Rule
 
@@ -23,18 +23,21 @@ AWAY_S = 1
 def fields_of(verdicts: Sequence[Verdict], *, with_x: bool) -> Fields:
     """The fields to add to the application's own answer. Of a storage that is away only the policy is known."""
     fields: Fields = []
+    limits: list[Limit] = []
+    states: list[LimitState] = []
     for rule, _, decision in verdicts:
         if decision is None:
             fields.append((POLICY, rule.policy_field))
         else:
-            fields += _fields(rule, decision, None, with_x=with_x)
-    return fields
+            fields += _fields(rule, decision, None)
+            limits += rule.limits
+            states += decision.limits
+    return [*fields, *x_fields(limits, states)] if with_x and states else fields
 
 
-def _fields(rule: Rule, decision: Decision, retry_after_s: int | None, *, with_x: bool) -> Fields:
+def _fields(rule: Rule, decision: Decision, retry_after_s: int | None) -> Fields:
     current = current_field(rule.policies, rule.limits, decision.limits, retry_after_s)
-    fields = [(POLICY, rule.policy_field), (CURRENT, current)]
-    return [*fields, *x_fields(rule.limits, decision.limits)] if with_x else fields
+    return [(POLICY, rule.policy_field), (CURRENT, current)]
 
 
 def problem_of(verdict: Verdict, *, with_x: bool) -> Problem:
@@ -59,7 +62,7 @@ def problem_of(verdict: Verdict, *, with_x: bool) -> Problem:
         title="Request cannot be satisfied as assigned quota has been exceeded",
         members={"violated-policies": violated},
         retry_after_s=retry_after_s,
-        more=tuple(_fields(rule, decision, wait_s, with_x=with_x)),
+        more=(*_fields(rule, decision, wait_s), *(x_fields(rule.limits, decision.limits) if with_x else ())),
     )
 
 

@@ -90,6 +90,20 @@ def test_of_several_limits_those_that_refuse_are_named(url: str) -> None:
         assert re.search(r'"api-1h";r=98;', refused.headers["ratelimit"]), "a request is counted by all limits or none"
 
 
+def test_of_two_rules_that_count_a_request_the_x_fields_are_about_the_fuller_one(url: str) -> None:
+    rules = [Rule("a", Limit(9, MINUTE_MS), path="/a/*"), Rule("b", Limit(5, MINUTE_MS), path="/b")]
+    for client in _client(answer, Rules(rules, url=url, x_fields=True)):
+        client("/b")
+        got = client("/a/../b")
+        assert got.headers["ratelimit-policy"] == '"b";q=5;w=60', "the last of two lines"
+        assert (got.headers["x-ratelimit-limit"], got.headers["x-ratelimit-remaining"]) == ("5", "3")
+        with socket.create_connection(("127.0.0.1", client._connection.port)) as raw:
+            raw.sendall(b"GET /a/../b HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+            text = b"".join(iter(lambda: raw.recv(65_536), b"")).lower()
+        assert text.count(b"\r\nratelimit: ") == 2
+        assert text.count(b"\r\nx-ratelimit-remaining: ") == 1
+
+
 def test_what_the_application_says_about_limits_stays(url: str) -> None:
     async def own(scope: Any, receive: Any, send: Any) -> None:
         headers = [(b"RateLimit", b'"own";r=1;t=2'), (b"X-RateLimit-Limit", b"77")]
