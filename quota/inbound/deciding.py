@@ -158,7 +158,10 @@ class Decider:
         """What a pending decision becomes, waited for in a thread. All threads may be busy: that counts as away."""
         from asyncio import wait
 
-        future = loop.run_in_executor(self._threads(), pending.finish)
+        try:
+            future = loop.run_in_executor(self._threads(), pending.finish)
+        except RuntimeError as error:  # no more threads can begin, or the process is about to end
+            raise StorageAway(f"{self.storage.label}: {error}") from error
         # It is left to itself after that, and not cancelled: its connection has an answer to read.
         future.add_done_callback(_look)
         done, _ = await wait((future,), timeout=WALL_S)
@@ -201,7 +204,8 @@ class Decider:
                 timer.start()
 
     def _start_hand_over(self, loop: AbstractEventLoop) -> None:
-        loop.run_in_executor(self._threads(), self.hand_over)
+        with suppress(RuntimeError):
+            loop.run_in_executor(self._threads(), self.hand_over)
 
     def _is_time(self) -> bool:
         now = monotonic()

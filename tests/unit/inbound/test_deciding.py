@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+import threading
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from quota.inbound.deciding import SAY_AGAIN_S, Breaker, Decider
 from quota.inbound.rules import Rule
 from quota.inbound.sqlite_storage import SqliteStorage
 from quota.inbound.storage import open_storage
+from support.processes import in_child
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -113,6 +115,22 @@ def test_requests_that_wait_for_a_slow_storage_do_not_hold_up_the_loop_one_after
     storage.close()
     assert held_up_s[0] == AT_ONCE_S
     assert sum(held_up_s) < 25 * AT_ONCE_S
+
+
+def test_where_no_thread_can_begin_each_rule_does_what_it_says(tmp_path: Path) -> None:
+    """A system that allows no more of them, or a process that is about to end."""
+    decider = Decider(SqliteStorage(f"sqlite:///{tmp_path / 'inbound.db'}"))
+    rules = [Rule("open", Limit(1, 60_000)), Rule("closed", Limit(1, 60_000), fail="closed")]
+
+    async def ask() -> list[str]:
+        loop = asyncio.get_running_loop()
+        return [(await decider.decide_soon(loop, rule, "ann")).outcome for rule in rules]
+
+    def in_this_process() -> list[str]:
+        threading.stack_size(2**46)  # more than a machine has, for each thread from now on
+        return asyncio.run(ask())
+
+    assert in_child(in_this_process) == ["failed_open", "failed_closed"]
 
 
 def test_counts_become_totals() -> None:
