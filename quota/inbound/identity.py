@@ -33,6 +33,9 @@ X_FORWARDED_FOR, FORWARDED = "x-forwarded-for", "forwarded"
 UNIX = "unix"
 """The name of the other end of a unix socket, which has no address."""
 
+_WAITRESS_UNIX = "localhost"
+"""What waitress calls it. All others leave it empty."""
+
 MAX_CHARS = 64
 """A longer identity is hashed at once."""
 
@@ -156,7 +159,10 @@ class Identify:
         name = at_once("user", self._user(environ)) if self._user is not None else environ.get("REMOTE_USER")
         if name:
             return _named("u", name)
-        return self._proxies.client(environ.get("REMOTE_ADDR"), lambda: _wsgi_lines(environ, self._proxies.field))
+        peer = environ.get("REMOTE_ADDR")
+        if peer == _WAITRESS_UNIX:
+            peer = None
+        return self._proxies.client(peer, lambda: _wsgi_lines(environ, self._proxies.field))
 
     def _key(self, lines: Sequence[str]) -> str | None:
         """The identity of a known key. Of several different keys nobody can tell which one the application takes."""

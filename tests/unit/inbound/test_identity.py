@@ -168,6 +168,13 @@ def test_wsgi_says_the_same() -> None:
     assert IDENTIFY.wsgi({}) == "a:unix"
 
 
+@pytest.mark.parametrize("peer", ["", "localhost"], ids=["gunicorn", "waitress"])
+def test_a_unix_socket_is_one_whatever_the_server_calls_it(peer: str) -> None:
+    environ = {"REMOTE_ADDR": peer, "HTTP_X_FORWARDED_FOR": "1.1.1.1, 203.0.113.7"}
+    assert Identify(Proxies(PROXIES)).wsgi(environ) == "a:203.0.113.7"
+    assert Identify(Proxies(["10.0.0.0/8"])).wsgi(environ) == "a:unix"
+
+
 def test_a_function_of_ones_own_names_the_user() -> None:
     identify = Identify(Proxies(), user=lambda scope: scope["session"].get("name"))
     assert identify.asgi({"session": {"name": "ada"}, "headers": []}) == "u:ada"
