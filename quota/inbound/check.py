@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
+from http import HTTPMethod
 from typing import TYPE_CHECKING
 
 from quota.common.findings import Finding
 from quota.common.storage import obstacle
-from quota.common.text import one_line, show
+from quota.common.text import nearest, one_line, show
 from quota.errors import ConfigError, StorageAway
 
 if TYPE_CHECKING:
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
 
     from quota.inbound.rules import Rule, Rules
     from quota.settings.model import Settings
+
+
+_NEEDS = {"keys": "key_field", "forwarded": "trusted_proxies"}
+
+_WEBDAV = ("COPY", "LOCK", "MKCALENDAR", "MKCOL", "MOVE", "PROPFIND", "PROPPATCH", "REPORT", "SEARCH", "UNLOCK")
+METHODS = (*(method.value for method in HTTPMethod), *_WEBDAV, "PURGE", "QUERY")
+"""Those that some client sends."""
 
 
 def examine(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
@@ -40,6 +48,9 @@ def examine(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
         else:
             assert rules is not None  # noqa: S101  # see above
             yield from _together(rules)
+            for key, needed in _NEEDS.items():
+                if key in table and needed not in table:
+                    yield f"inbound.{key}", f"has no effect without {needed}; add that, or remove this key"
     for one in wrong:
         location, _, message = str(one).removeprefix(f"{settings.source}: ").partition(": ")
         yield location, message
@@ -48,6 +59,8 @@ def examine(settings: Settings) -> Iterator[tuple[str, str] | Finding]:
 def _together(rules: Rules) -> Iterator[tuple[str, str] | Finding]:
     for number, rule in enumerate(rules.rules):
         location = f"inbound.{rule.name}"
+        for method in sorted(rule.methods.difference(METHODS)):
+            yield Finding("warning", f"{location}.methods", f"{method} is no usual method", nearest(method, METHODS))
         before = next((one for one in rules.rules[:number] if one.hides(rule)), None)
         if before is not None:
             yield location, f"no request reaches it: {_takes(before)}; put {rule.name} before it"

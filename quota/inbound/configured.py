@@ -11,14 +11,17 @@ window = "60s"
 
 from __future__ import annotations
 
+import re
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quota.common.text import show
 from quota.errors import ConfigError
 from quota.inbound.contract import Limit
 from quota.inbound.identity import X_FORWARDED_FOR, digest
 from quota.inbound.rules import Rule, Rules
-from quota.settings.address import address_of, file_of, path_at
+from quota.settings.address import address_of, file_of, file_url, path_at
 from quota.settings.books import parse_span
 from quota.settings.inbound import LIMIT_KEYS, RULE_KEYS
 from quota.settings.load import find_config, load_settings
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from quota.settings.model import Settings
 
 MAX_KEYS_BYTES = 8 << 20
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _A_RULE = 'add [inbound.default] with limit = 600 and window = "60s"'
 
 
@@ -108,24 +112,26 @@ def rule_of(table: TomlTable, name: str) -> Rule:
         limits = [_limit(one) for one in row.array("limits", LIMIT_KEYS)]
     else:
         limits = [_limit(row)]
+    given: dict[str, Any] = {
+        "path": row.text("path", None),
+        "methods": row.texts("methods"),
+        "algorithm": row.text("algorithm", "counter"),
+        "cost": row.whole("cost", 1),
+        "fail": row.text("fail", "open"),
+        "shadow": row.flag("shadow", False),
+        "count_rejected": row.flag("count_rejected", False),
+    }
     try:
-        return Rule(
-            name,
-            limits,
-            path=row.text("path", None),
-            methods=row.texts("methods"),
-            algorithm=row.text("algorithm", "counter"),  # type: ignore[arg-type]  # Rule checks it
-            cost=row.whole("cost", 1),
-            fail=row.text("fail", "open"),  # type: ignore[arg-type]  # Rule checks it
-            shadow=row.flag("shadow", False),
-            count_rejected=row.flag("count_rejected", False),
-        )
+        return Rule(name, limits, **given)
     except ConfigError as error:
         raise _at(row, error, f"rule {name}: ") from None
 
 
 def _limit(row: TomlTable) -> Limit:
-    return Limit(row.whole("limit"), parse_span(row, "window"), row.whole("burst", 0))
+    window_ms = parse_span(row, "window")
+    if window_ms % 1000:  # clients are told whole seconds
+        raise row.error(f'{show(row.text("window"))} is not in whole seconds; write for example "60s"', "window")
+    return Limit(row.whole("limit"), window_ms, row.whole("burst", 0))
 
 
 def _at(table: TomlTable, error: ConfigError, prefix: str = "") -> ConfigError:
@@ -141,9 +147,9 @@ def _url(table: TomlTable, settings: Settings) -> str | None:
     address = address_of(table, folder)
     if address is None:
         return None
-    if not address.url.startswith("sqlite:///"):
+    if not address.url.startswith("sqlite://"):
         return address.url
-    url = f"sqlite:///{path_at(table, folder, 'url', address.url.removeprefix('sqlite:///'))}"
+    url = file_url(table, folder, address.url)
     for what, used in ("ledger", settings.ledger.url), ("store", settings.store.url):
         if file_of(url) == file_of(used):
             raise table.error(f"the {what} uses this file already; give the inbound limits a file of their own", "url")
@@ -165,7 +171,11 @@ def _known_keys(table: TomlTable, settings: Settings) -> Callable[[str], bool]:
         raise table.error(f"the file cannot be read: {error.strerror or error}", "keys") from None
     if len(data) > MAX_KEYS_BYTES:
         raise table.error(f"the file is larger than {MAX_KEYS_BYTES >> 20} MiB, so this is not a list of keys", "keys")
-    hashes = frozenset(digest(one.strip()) for one in data.decode("latin-1").splitlines() if one.strip())
+    found = [line.strip() for line in data.removeprefix(BOM_UTF8).decode("latin-1").split("\n")]
+    for number, key in enumerate(found, 1):
+        if _CONTROL.search(key):  # of UTF-16, for example
+            raise table.error(f"line {number} of the file has a character that no header field has", "keys")
+    hashes = frozenset(digest(key) for key in found if key)
     if not hashes:
         raise table.error("the file holds no key; write one on each line", "keys")
     return lambda key: digest(key) in hashes

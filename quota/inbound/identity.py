@@ -87,6 +87,10 @@ class Proxies:
                     f"trusted_proxies: {show(text)} is not an address, a network such as 10.0.0.0/8 (its last bits "
                     f'zero), or "{UNIX}"'
                 ) from None
+            if not network.prefixlen:
+                raise ConfigError(
+                    f"trusted_proxies: {show(text)} is everybody, so each client could say who it is; name your proxies"
+                )
             if isinstance(network, IPv6Network) and any(network.subnet_of(within) for within in _EMBEDDING):
                 raise ConfigError(f"trusted_proxies: {show(text)}: write the IPv4 address that is in it")
             networks.append(network)

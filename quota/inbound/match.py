@@ -39,6 +39,9 @@ them into their order takes the square of their number, which a client chooses."
 
 _MANY = re.compile(rf"[^\x00-\x7f]{{{MAX_MARKS + 1}}}")
 _NO_UTF_8, _NO_TEXT = re.compile("[\udc80-\udcff]"), re.compile("[\ud800-\udc7f\udd00-\udfff]")
+_NO_PATTERN = re.compile(r"<.*>|:\w+|.*\\.*|.*\$")
+"""What such a segment means elsewhere: in Flask and Django, in Rails and Express, in a regular expression."""
+
 _NAMED = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]{0,63}\}")
 
 Segments = tuple[str, ...]
@@ -87,6 +90,10 @@ def _segment(segment: str, text: str) -> str:
         raise ValueError(f"{show(text)}: a pattern has no segment . or ..")
     if _NAMED.fullmatch(segment):
         return ONE
+    if _NO_PATTERN.fullmatch(segment):
+        raise ValueError(
+            f"{show(text)}: neither a framework's route nor a regular expression; write {{name}} for one whole segment"
+        )
     if set(segment) & set("*{}"):
         raise ValueError(f"{show(text)}: write {{name}} for one whole segment, and * only as the last one")
     return _folded(segment)

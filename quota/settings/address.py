@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from quota.common.text import one_line
 from quota.common.values import NamedTuple
-from quota.ledger.factory import canonical
+from quota.errors import ConfigError
+from quota.ledger.factory import canonical, check_file_url
 
 if TYPE_CHECKING:
     from quota.settings.toml import TomlTable
@@ -49,6 +50,24 @@ class Address(NamedTuple):
 def file_of(url: str) -> str:
     """The file that an SQLite URL points to, with symbolic links resolved; any other URL as it is."""
     return os.path.realpath(url.removeprefix("sqlite:///")) if url.startswith("sqlite:") else url
+
+
+def file_url(table: TomlTable, folder: Path, url: str) -> str:
+    """An SQLite URL, `sqlite://...`, its path made absolute. Raises ConfigError for what names no file."""
+    rest = url.removeprefix("sqlite://")
+    a_file = "a file is sqlite:///relative/path or sqlite:////absolute/path"
+    if rest in ("", "/", "/:memory:"):
+        raise table.error(f"a database in memory is lost when the command ends; {a_file}", "url")
+    if not rest.startswith("/"):
+        raise table.error(a_file, "url")
+    try:
+        check_file_url(url, "SQLite url")
+    except ConfigError as error:
+        raise table.error(str(error), "url") from None
+    path = path_at(table, folder, "url", rest[1:])
+    if os.path.isdir(path):
+        raise table.error("this is a folder; name a file in it", "url")
+    return f"sqlite:///{path}"
 
 
 def is_reference(text: str) -> bool:
@@ -91,7 +110,6 @@ def _secret(table: TomlTable, folder: Path, key: str, what: str) -> tuple[str, s
         if not text.isprintable():
             raise table.error(f"a {what} has no control characters", key)
         return text, ""
-    from quota.errors import ConfigError
     from quota.settings.keys import read_secret
 
     ref = reference(table, folder, key)

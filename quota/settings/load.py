@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from quota.common.text import listed, many, nearest, one_line, show
 from quota.common.values import replace
 from quota.errors import ConfigError, UsageError
-from quota.ledger.factory import LEDGER_SCHEMES, check_file_url
+from quota.ledger.factory import LEDGER_SCHEMES
 from quota.limits import (
     DAY_MS,
     HOUR_MS,
@@ -35,7 +35,7 @@ from quota.limits import (
     format_duration,
 )
 from quota.settings.address import KEYS as ADDRESS_KEYS
-from quota.settings.address import Address, address_of, file_of, path_at, reference
+from quota.settings.address import Address, address_of, file_of, file_url, path_at, reference
 from quota.settings.books import load_book, parse_span, parse_window
 from quota.settings.folders import state_folder, user_folder
 from quota.settings.model import (
@@ -207,7 +207,7 @@ def _address(table: TomlTable, given: Address | None, folder: Path, default: str
     if given is None:
         return Address(f"sqlite:///{state_folder() / default}")
     url = given.url
-    scheme, colon, rest = url.partition("://")
+    scheme, colon, _ = url.partition("://")
     if not colon or scheme not in schemes:
         # The message shows a valid scheme and nothing else: the rest may hold a password.
         shown = f" {scheme}://" if colon and re.fullmatch(_SCHEME, scheme) else ""
@@ -218,19 +218,7 @@ def _address(table: TomlTable, given: Address | None, folder: Path, default: str
         raise table.error("a URL has no control characters", "url")
     if scheme != "sqlite":
         return given
-    a_file = "a file is sqlite:///relative/path or sqlite:////absolute/path"
-    if rest in ("", "/", "/:memory:"):
-        raise table.error(f"a database in memory is lost when the command ends; {a_file}", "url")
-    if not rest.startswith("/"):
-        raise table.error(a_file, "url")
-    try:
-        check_file_url(url, "SQLite url")
-    except ConfigError as error:
-        raise table.error(str(error), "url") from None
-    path = path_at(table, folder, "url", rest[1:])
-    if os.path.isdir(path):
-        raise table.error("this is a folder; name a file in it", "url")
-    return Address(f"sqlite:///{path}")
+    return Address(file_url(table, folder, url))
 
 
 # -- credentials -------------------------------------------------------------------------------------------------------

@@ -69,6 +69,16 @@ AGAIN = LOGIN.replace("login]", "again]").replace('"/login"', '"/Login/"')
             "inbound",
             'at least one rule is needed; add [inbound.default] with limit = 600 and window = "60s"',
         ),
+        (
+            '[inbound]\nkeys = "file:keys.txt"\n' + LOGIN,
+            "inbound.keys",
+            "has no effect without key_field; add that, or remove this key",
+        ),
+        (
+            '[inbound]\nforwarded = "forwarded"\n' + LOGIN,
+            "inbound.forwarded",
+            "has no effect without trusted_proxies; add that, or remove this key",
+        ),
         (LOGIN + DEFAULT, None, None),
     ],
 )
@@ -77,7 +87,16 @@ def test_a_rule_that_no_request_reaches_or_that_cannot_be_used(
 ) -> None:
     path = tmp_path / "quota.toml"
     path.write_text(rules, encoding="utf-8")
+    (tmp_path / "keys.txt").write_text("good\n", encoding="utf-8")
     assert list(examine(load_settings(path))) == ([] if location is None else [(location, said)])
+
+
+def test_a_method_that_nobody_sends_is_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "quota.toml"
+    path.write_text(LOGIN.replace('"POST"', '"PSOT", "PURGE", "get"'), encoding="utf-8")
+    assert [str(found) for found in examine(load_settings(path))] == [
+        "warning: inbound.login.methods: PSOT is no usual method; did you mean 'POST'?"
+    ]
 
 
 @pytest.mark.parametrize("spelt", ["{}.db", "./{}.db", "{}-link.db", "sub/../{}.db"])

@@ -226,7 +226,16 @@ def test_an_unknown_key_stops_every_command(tmp_path: Path, text: str, said: str
             "inbound.a.path: '/a*': write {name} for one whole segment, and * only as the last one",
         ),
         (RULE.replace("60s", "soon"), "inbound.a.window: 'soon' is not a duration"),
-        (RULE.replace("60s", "10ms"), "inbound.a: 10 ms"),
+        (RULE.replace("60s", "10ms"), "inbound.a.window: '10ms' is not in whole seconds; write for example \"60s\""),
+        (RULE.replace("60s", "1500ms"), "inbound.a.window: '1500ms' is not in whole seconds"),
+        (RULE + "methods = 'GET'\n", "inbound.a.methods: a string where an array of strings is needed"),
+        (RULE + "cost = 0\n", "inbound.a.cost: 0 is not a whole number from 1 to"),
+        (RULE + "cost = true\n", "inbound.a.cost: a boolean where a whole number is needed"),
+        (RULE + "shadow = 'yes'\n", "inbound.a.shadow: a string where true or false is needed"),
+        ('[inbound]\nurl = "sqlite://inbound.db"\n' + RULE, "inbound.url: a file is sqlite:///relative/path or"),
+        ('[inbound]\nurl = "sqlite://"\n' + RULE, "inbound.url: a database in memory is lost"),
+        ('[inbound]\nurl = "sqlite:///."\n' + RULE, "inbound.url: this is a folder"),
+        ('[inbound]\ntrusted_proxies = ["0.0.0.0/0"]\n' + RULE, "inbound.trusted_proxies: '0.0.0.0/0' is everybody"),
         (RULE + "burst = 1\n", "inbound.a: only the algorithm gcra has a burst"),
         (RULE + "limits = [{ limit = 1, window = '60s' }]\n", "inbound.a.limit: stands in each of limits"),
         ('[inbound]\nforwarded = "x-real-ip"\n' + RULE, "inbound.forwarded: 'x-real-ip'"),
@@ -242,7 +251,26 @@ def test_a_value_that_cannot_be_used_is_named(tmp_path: Path, text: str, said: s
         load_rules(write(tmp_path, text))
     assert said in str(error.value)
     assert str(error.value).startswith(f"{tmp_path}/quota.toml: inbound")
+    assert str(error.value).count("quota.toml: ") == 1
     assert "s3cret" not in str(error.value)
+
+
+def test_a_file_of_keys_may_come_from_any_editor(tmp_path: Path) -> None:
+    path = write(tmp_path, '[inbound]\nkey_field = "X-API-Key"\nkeys = "file:keys.txt"\n' + RULE)
+
+    def is_known(key: bytes) -> bool:
+        return load_rules(path).identify.asgi({"headers": [(b"x-api-key", key)]}).startswith("k:")
+
+    (tmp_path / "keys.txt").write_bytes(b"\xef\xbb\xbfgood\r\n" + "\u00c5ngstr\u00f6m".encode() + b"\r\n")
+    assert [is_known(key) for key in (b"good", "\u00c5ngstr\u00f6m".encode(), b"ngstr\xc3\xb6m", b"bad")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    (tmp_path / "keys.txt").write_bytes("good\r\n".encode("utf-16"))
+    with pytest.raises(ConfigError, match="line 1 of the file has a character that no header field has"):
+        load_rules(path)
 
 
 def test_one_key_is_not_taken_for_a_list_of_its_letters() -> None:
