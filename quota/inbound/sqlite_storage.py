@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quota.arguments import MAX_NUMBER, whole, whole_clock
@@ -70,6 +71,10 @@ SWEEP_EVERY = 16
 
 SWEEP_AT_ONCE = 64
 """So many expired states are deleted at once: four for each new one, so the file does not grow with time."""
+
+SWEEP_LATER, SWEEP_PAUSE_S = 256, 0.002
+"""A worker that hands over its totals deletes so many at once, with pauses for decisions: what a quiet time follows
+would stay else."""
 
 _PAIR = (
     "SELECT expires_ms, state FROM states WHERE expires_ms = ? AND limit_id = ? AND name = ?"
@@ -330,11 +335,23 @@ class SqliteStorage:
                 for (rule, window_ms, number), (new, again) in met.items()
             ]
             db.executemany(_ADD_MET, rows)
-            db.execute("DELETE FROM met WHERE until_ms <= ?", (now_ms,))
-            db.execute(_SWEEP, (now_ms, SWEEP_AT_ONCE))
+            for table in ("met", "salts"):
+                db.execute(f"DELETE FROM {table} WHERE until_ms <= ?", (now_ms,))  # noqa: S608  # of our own schema
 
         with self._met.handed_over() as met:
             self._transact(self._patient, work, WALL_S)
+        with suppress(StorageAway):  # the totals are in; later will do
+            self._sweep(now_ms)
+
+    def _sweep(self, now_ms: int) -> None:
+        """Delete what has expired, for up to WALL_S."""
+        ends_s = time.monotonic() + WALL_S
+
+        def work(db: sqlite3.Connection) -> int:
+            return db.execute(_SWEEP, (now_ms, SWEEP_LATER)).rowcount
+
+        while self._transact(self._patient, work, WALL_S) == SWEEP_LATER and time.monotonic() < ends_s:
+            time.sleep(SWEEP_PAUSE_S)
 
     def totals(self) -> Mapping[str, int]:
         return {name: total for total, name in self._read("SELECT total, name FROM totals", integers=1)}

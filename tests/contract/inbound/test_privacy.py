@@ -15,6 +15,7 @@ from support.losses import RedisStorage, SqliteStorage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from quota.inbound.contract import Storage
     from support.inbound import Clock
@@ -116,6 +117,22 @@ def test_a_days_salt_goes_when_its_windows_have_ended(
     clock.ms = 20_834 * DAY_MS + 2 * MINUTE_MS
     storage.decide(policy("counter"), "ann")
     assert salts(ledger_place) == {"shard", "0", "60000:20834"}
+
+
+def test_a_quiet_time_deletes_what_a_busy_one_left(tmp_path: Path, clock: Clock) -> None:
+    """Redis does that by itself."""
+    storage = open_storage(f"sqlite:///{tmp_path / 'inbound.db'}", clock=clock)
+    for number in range(600):
+        storage.decide(policy("counter"), f"visitor {number}")
+    clock.ms += 2 * DAY_MS
+    for _ in range(3):
+        storage.add_totals({})
+    storage.close()
+    with sqlite3.connect(tmp_path / "inbound.db") as db:
+        left = db.execute("SELECT COUNT(*) FROM states").fetchone()[0]
+        salts = [name for (name,) in db.execute("SELECT name FROM salts ORDER BY name")]
+    db.close()
+    assert (left, salts) == (0, ["0", "shard"])
 
 
 @pytest.mark.parametrize("algorithm", ["gcra", "log"])
