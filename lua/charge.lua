@@ -1,8 +1,7 @@
 -- charge.lua: decide whether a call, or several together, may leave, and charge it.
 --
 -- Guarantee: one atomic step over all limits that the call names. An admitted charge is in the log when this returns; a refusal
--- and a peek change nothing but how far the views have read. The views read at most 1,000 log entries: where there are
--- more, the script saves its progress and answers MORE (call again with the same arguments). Arguments that cannot be right
+-- and a peek change nothing but how far the views have read. The views read at most 250 log entries: where there are more, the script saves its progress and answers MORE (call again with the same arguments). Arguments that cannot be right
 -- are an error, and nothing is written.
 --
 -- The rules have numbers (L1, L2, ...) in ARCHITECTURE.md, "The ledger, normatively".
@@ -63,8 +62,9 @@
 --
 -- Reply { outcome, id, now_ms, last, exhaustion, epoch, unlogged, used... }
 --       outcome     ADMITTED, REFUSED (in `exhaustion` is a word for each limit: the ms of the charge that must leave its
---                   window before the call fits; + where more must be read to know it: call again; - where it did not
---                   refuse, its window does not slide, or something is unlogged), EXHAUSTED (its record is in `exhaustion`),
+--                   window before the call fits, or, where unlogged usage expires then, of a charge that would leave with it;
+--                   + where more must be read to know it: call again; - where it did not refuse, its window does not slide, or
+--                   the log lacks a part of it), EXHAUSTED (its record is in `exhaustion`),
 --                   CLOCK (the clocks disagree; nothing was compared), MORE (call again), RETRIED (a late first try: its
 --                   retry was answered already), BEHIND (this ledger lacks what the caller expects; nothing was compared:
 --                   add_unlogged.lua, then call again),
@@ -89,8 +89,8 @@ local FIRST_LIMIT, LIMIT_SIZE = 14, 4
 local FIRST_USED = 8
 local RETENTION_SLACK_MS = 90000000 -- 25 h (L12, L17): should the clock go back, what has expired counts again
 local MAX_SEQ = 9007199254740991
-local CHUNK, MAX_ENTRIES = 250, 1000
-local MAX_LOOKED = 10000 -- L16
+local CHUNK, MAX_ENTRIES = 250, 250 -- L21
+local MAX_BEFORE, MAX_LOOKED = 1000, 10000 -- L16
 local MAX_UNITS = 1000000000 -- for one charge: sums of a whole log stay exact in 53 bits
 local MAX_CHARGES = 100
 local LATEST_MS = 100000000000000
@@ -654,7 +654,7 @@ if commit and retry_age_ms >= 0 then
     local oldest = entries[CHUNK]
     to = oldest and '(' .. oldest[1]
     local is_older = oldest and split(oldest[1]) < asked_ms - 100
-  until next(ids) or not oldest or looked >= (is_older and MAX_ENTRIES or MAX_LOOKED)
+  until next(ids) or not oldest or looked >= (is_older and MAX_BEFORE or MAX_LOOKED)
   local found, id = next(ids)
   if found then
     local ms, seq = split(id)
@@ -778,7 +778,7 @@ for at = FIRST_LIMIT, #ARGV, LIMIT_SIZE do
   end
   views[#views + 1] = {
     name = name, total = total, tail = tail, head = head, dropped_through_ms = dropped_through_ms, stored = stored,
-    cap = tonumber(ARGV[at + 1]), cost = tonumber(ARGV[at + 2]), unlogged = 0, slides = window_ms and whole,
+    cap = tonumber(ARGV[at + 1]), cost = tonumber(ARGV[at + 2]), unlogged = 0, expiries = {}, window_ms = window_ms, whole = whole,
   }
   if more then break end
 end
@@ -824,7 +824,10 @@ if unlogged_until_ms > now_ms then
     lines[index] = reports
     for expiries in string.gmatch(reports, '%S+ (%S+) %S+ %S+') do
       for unlogged_units, until_ms in string.gmatch(expiries, '(%d+):(%d+)') do
-        if tonumber(until_ms) > now_ms then view.unlogged = view.unlogged + tonumber(unlogged_units) end
+        if tonumber(until_ms) > now_ms then
+          view.unlogged = view.unlogged + tonumber(unlogged_units)
+          view.expiries[#view.expiries + 1] = { ms = tonumber(until_ms), units = tonumber(unlogged_units) }
+        end
       end
     end
   end
@@ -856,24 +859,43 @@ for _, view in ipairs(views) do
   if not view.fits and reply[1] == 'ADMITTED' and not charged_before then reply[1] = 'REFUSED' end
 end
 
--- L9. When a limit that slides has room again. Its charges leave in the order of the log, so it is when one charge leaves: the
--- first behind which the view counts at most cap - cost. That depends on what comes behind it alone. So it is kept in the field
--- `rooms`, in a line "VIEW ROOM LAST AT LEFT" for each view and each cap - cost (ROOM): all up to AT was taken off, and LEFT is
--- what the view counts behind it, up to LAST. It stands while LAST does, and goes on from there; a correction empties the field.
+-- L9. When a limit that slides has room again. Its charges leave in the order of the log, and between them expires what was
+-- lost (L17). So it is when one charge leaves, or one expiry: the first behind which the view counts at most cap - cost. That
+-- depends on what comes behind it alone. So the charge is kept in the field `rooms`, in a line "VIEW ROOM LAST AT LEFT" for each
+-- view and each cap - cost (ROOM, with a name for what is unlogged): all up to AT was taken off, and LEFT is what the log has of
+-- the view behind it, up to LAST. It stands while LAST does, and goes on from there; a correction empties the field.
 local unfinished = false
 local function rooms()
   local lines, written, words = redis.call('HGET', state, 'rooms') or '', {}, {}
   for index, view in ipairs(views) do
-    local room = view.cap - view.cost
+    local room, window_ms, expiries = view.cap - view.cost, view.window_ms, view.expiries
     words[index] = '-'
-    if not view.fits and view.slides and view.unlogged == 0 and room >= 0 and not string.find(view.name, '%c') then
-      local key = '\n' .. view.name .. ' ' .. int(room) .. ' '
+    if not view.fits and window_ms and view.whole and room >= 0 and not string.find(view.name, '%c') then
+      local key = '\n' .. view.name .. ' ' .. int(room)
+      if #expiries > 0 then
+        table.sort(expiries, function(a, b) return a.ms < b.ms end)
+        local named = {}
+        for n, one in ipairs(expiries) do named[n] = int(one.units) .. ':' .. int(one.ms) end
+        key = key .. '+' .. redis.sha1hex(table.concat(named, ','))
+      end
+      key = key .. ' '
       local first, to = string.find(lines, key, 1, true)
       local stored = to and string.match(lines, '^[^\n]*', to + 1) or ''
       local through, at, left = string.match(stored, '^(%d+%-%d+) (%d+%-%d+) (%d+)$')
       left = tonumber(left)
       if not left or before(last, through) or before(last, at) or before(at, view.tail) then
         through, at, left = last, nil, view.total
+      end
+      local unlogged, expired, room_ms = view.unlogged, 0, nil
+      local function fits_at(ms)
+        if not room_ms and left + unlogged <= room then room_ms = ms end
+      end
+      local function expire(until_ms, check)
+        while not room_ms and expiries[expired + 1] and expiries[expired + 1].ms <= until_ms do
+          expired = expired + 1
+          unlogged = unlogged - expiries[expired].units
+          check(expiries[expired].ms)
+        end
       end
       local size, counts = 4, nil
       local function read(from, to)
@@ -890,17 +912,30 @@ local function rooms()
         more = size > 0
         if #entries < size then through = last end
       end
+      if more and at then -- nothing before it made room
+        local leaves_ms = split(at) + window_ms
+        expire(leaves_ms, function() end)
+        fits_at(leaves_ms)
+      end
       local lacks = false
-      while more and left > room and not lacks do
+      while more and not room_ms and not lacks do
         local entries = read(at and '(' .. at or view.tail, '+')
         for _, entry in ipairs(entries) do
-          if left > room then at, left = entry[1], left - counts(entry) end
+          local leaves_ms = split(entry[1]) + window_ms
+          expire(leaves_ms, fits_at)
+          if room_ms then break end
+          at, left = entry[1], left - counts(entry)
+          fits_at(leaves_ms)
         end
-        more, lacks = size > 0, #entries < size and left > room
+        more = size > 0
+        if more and not room_ms and #entries < size then
+          expire(math.huge, fits_at)
+          lacks = not room_ms
+        end
       end
       if not lacks then
-        words[index] = more and string.match(at, '^%d+') or '+'
-        unfinished = unfinished or not more
+        words[index] = room_ms and int(math.max(0, room_ms - window_ms)) or '+'
+        unfinished = unfinished or not room_ms
         local found = at and through .. ' ' .. at .. ' ' .. int(left)
         if found and found ~= stored then
           if first then lines = string.sub(lines, 1, first - 1) .. (string.match(lines, '\n.*', first + 1) or '') end

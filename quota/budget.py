@@ -43,7 +43,7 @@ from quota.checklist import (
     charge_units,
     check_name,
 )
-from quota.common.clock import NEVER, host_clock, rfc3339
+from quota.common.clock import NEVER, elapsed_s, host_clock, rfc3339
 from quota.common.log import warn
 from quota.common.steps import run
 from quota.common.text import show
@@ -51,6 +51,7 @@ from quota.common.values import NamedTuple
 from quota.decision import COUNTING, REPAIR, SET_THE_CLOCK, Decision
 from quota.errors import LedgerError, UnknownCharge, UnusableLedger, UsageError
 from quota.ledger.contract import (
+    COUNT_WITHIN_S,
     MAX_CHARGES,
     NOTHING_EXPECTED,
     RETENTION_SLACK_MS,
@@ -584,7 +585,7 @@ class Budget:
                     decision = self._answers.decision(checklist, request, result, unread, commit=commit)
                 except LogNeededError:
                     decision = yield partial(
-                        self._answers.decision, checklist, request, result, self._entries, commit=commit
+                        self._answers.decision, checklist, request, result, self._entries_in_time(), commit=commit
                     )
             except LedgerError as error:
                 checklist.check_price(self._clock())
@@ -759,6 +760,18 @@ class Budget:
 
     def _entries(self, since_ms: int, until_ms: int) -> Iterator[Entry]:
         return read_entries(self.ledger, self.project, since_ms, until_ms)
+
+    def _entries_in_time(self) -> ReadEntries:
+        """The same for a decision, which takes no longer than one that counts: it ends with a LedgerError then."""
+        ends_s = elapsed_s() + COUNT_WITHIN_S
+
+        def read(since_ms: int, until_ms: int) -> Iterator[Entry]:
+            for number, entry in enumerate(self._entries(since_ms, until_ms)):
+                if number % 100 == 0 and elapsed_s() > ends_s:
+                    raise LedgerError("the log is too long to be read for it; `quota explain` takes the time")
+                yield entry
+
+        return read
 
 
 # -- for clients and jobs, not for users -------------------------------------------------------------------------------

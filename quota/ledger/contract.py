@@ -131,8 +131,9 @@ class ChargeResult(NamedTuple):
     """With "clock", set by the budget: this machine saw charges dated so far ahead, and the ledger lacks them."""
     granted: str = ""
     leaving_ms: tuple[int | None, ...] = ()
-    """With "refused", for each check the time of the charge that must leave a sliding window before the call fits. None
-    where the check did not refuse, or where the log must be read for it; empty where none is known."""
+    """With "refused", for each check the time of the charge that must leave a sliding window before the call fits, or
+    of one that would leave when enough unlogged usage expires. None where the check did not refuse, or where the log
+    must be read for it; empty where none is known."""
     also: tuple[str, ...] = ()
     """The ids of the further charges, in the request's order."""
 

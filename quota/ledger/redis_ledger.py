@@ -290,13 +290,13 @@ class RedisLedger:
             whole = False
 
     def _to_the_end(self, request: ChargeRequest, commit: bool, started_s: float, reply: Any) -> Steps[Any]:
-        """Ask again until a refusal says when there is room, or while a decision may count (L21). The last answer
-        counts. That it was refused stands, whatever fails after it."""
+        """Ask again until a refusal says when there is room, or while a decision may count (L21). That it was refused
+        stands, whatever fails after it."""
         while True:
             try:
                 reply = yield from self._charge(request, commit, started_s, retry=True, last_try=True)
             except LedgerError:
-                return reply
+                return still_counting(reply)
             if not is_unfinished(request, reply):
                 return reply
             if elapsed_s() - started_s >= COUNT_WITHIN_S:

@@ -8,6 +8,7 @@ see `quota.ledger.sqlite_memory`. The rules (L1, L2, ...) are in ARCHITECTURE.md
 
 from __future__ import annotations
 
+import itertools
 import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -84,12 +85,12 @@ APPLICATION_ID = 0x51_4C_47_31
 
 class _Rooms(NamedTuple):
     """When the charge was made that must leave a sliding window before a call fits, by project, view, and what may be
-    left then (None: it fits, or the window does not slide); and until when unlogged usage counts. It holds as long as a
-    connection sees no change of its file."""
+    left then (None: it fits, or the window does not slide). It holds as long as a connection sees no change of its
+    file."""
 
     db: sqlite3.Connection | None
     stamp: tuple[int, int]
-    known: dict[tuple[str, View, int], tuple[int | None, int]]
+    known: dict[tuple[str, View, int], int | None]
 
 
 MAX_ROOMS = 1_000
@@ -186,7 +187,7 @@ class SqliteLedger:
         result = self._file.transact(lambda db: self._decide_from_memory(db, request, commit, commit), write=None)
         if result.outcome == "counting":
             result = self._count_on(request, commit)
-        if result.outcome != "refused" or result.unlogged:
+        if result.outcome != "refused":
             return result
         return result._replace(leaving_ms=self._leaving_ms(request, result.now_ms))
 
@@ -209,24 +210,23 @@ class SqliteLedger:
             rooms = self._rooms
             if rooms.db is not db or rooms.stamp != (_data_version(db), db.total_changes):
                 return None
-            known = [rooms.known.get(key) for key in keys]
-            if not all(room is not None and room[1] <= now_ms for room in known):
+            if not all(key in rooms.known for key in keys):
                 return None
-            return tuple([room[0] for room in known if room is not None])
+            return tuple([rooms.known[key] for key in keys])
 
         def read(db: sqlite3.Connection) -> tuple[int | None, ...]:
             last, _, unlogged_until_ms, *_ = self._head(db, project)
             stamp, rooms = (_data_version(db), db.total_changes), self._rooms
             if rooms.db is not db or rooms.stamp != stamp or len(rooms.known) > MAX_ROOMS:
                 rooms = self._rooms = _Rooms(db, stamp, {})
-            if unlogged_until_ms > now_ms:
-                return ()
-            for key, check in zip(keys, request.checks, strict=True):
+            unlogged = self._unlogged(db, request, now_ms) if unlogged_until_ms > now_ms else ((),) * len(keys)
+            for key, check, usages in zip(keys, request.checks, unlogged, strict=True):
                 if key not in rooms.known:
                     stored = self._stored(db, project, check.view)
                     view, _ = self._advance(db, project, check, now_ms, last, stored, NEVER)
-                    rooms.known[key] = _leaving_at(db, project, check, view), unlogged_until_ms
-            return tuple([rooms.known[key][0] for key in keys])
+                    expiring = [(until, n) for usage in usages for n, until in usage.expiries if until > now_ms]
+                    rooms.known[key] = _leaving_at(db, project, check, view, sorted(expiring))
+            return tuple([rooms.known[key] for key in keys])
 
         try:
             known = self._file.transact(remembered, write=None)
@@ -1009,17 +1009,27 @@ def _edges_fit(checks: Sequence[LimitCheck], now_ms: int) -> bool:
     return True
 
 
-def _leaving_at(db: sqlite3.Connection, project: str, check: LimitCheck, view: ViewState) -> int | None:
-    """The time of the first charge behind which a view counts so little that the call fits."""
-    left, room = view.total, check.cap_units - check.cost_units
+def _leaving_at(
+    db: sqlite3.Connection, project: str, check: LimitCheck, view: ViewState, expiring: Sequence[tuple[int, int]]
+) -> int | None:
+    """The time of the first charge behind which a view counts so little that the call fits; or of one that would leave
+    when the unlogged units expire with which it does. `expiring`: until when those count, and how many, in order."""
+    left, room = view.total + sum(units for _, units in expiring), check.cap_units - check.cost_units
     if not isinstance(check.view.window, Sliding) or not check.cost_units or not 0 <= room < left:
         return None
+    window_ms, expired = check.view.window.window_ms, 0
     selected, names = _selected(check.view)
     sql = (
         f"SELECT ms, {_counted(check.view)} FROM charges"  # noqa: S608  # constants and placeholders only
         f" WHERE project = ? AND ms >= ? AND (ms, seq) >= (?, ?){selected} ORDER BY ms, seq"
     )
-    for ms, units in db.execute(sql, (project, view.tail_ms, view.tail_ms, view.tail_seq, *names)):
+    rows = db.execute(sql, (project, view.tail_ms, view.tail_ms, view.tail_seq, *names))
+    for ms, units in itertools.chain(rows, [(NEVER, 0)]):
+        while expired < len(expiring) and expiring[expired][0] <= ms + window_ms:
+            until_ms, lost_units = expiring[expired]
+            expired, left = expired + 1, left - lost_units
+            if left <= room:
+                return max(0, until_ms - window_ms)
         left -= units
         if left <= room:
             at_ms: int = checked_row((ms,), integers=1)[0]

@@ -31,7 +31,7 @@ SELECTORS = {"*|*|*": METHODS, "units|a|*": ("a",), "units|b,odd%2C%7C%2A%25|*":
 
 
 SMALLER = {
-    "local CHUNK, MAX_ENTRIES = 250, 1000": "local CHUNK, MAX_ENTRIES = 3, 7",
+    "local CHUNK, MAX_ENTRIES = 250, 250": "local CHUNK, MAX_ENTRIES = 3, 7",
     "local MAINTENANCE_EVERY_MS = 60000": "local MAINTENANCE_EVERY_MS = 4",
 }
 """Smaller pieces, and more often."""

@@ -123,28 +123,28 @@ def head_of(scripts: Scripts, view: str) -> str:
     return str(stored).split()[2]
 
 
-def test_no_call_reads_more_than_a_thousand_entries_and_the_next_goes_on_there(scripts: Scripts) -> None:
+def test_no_call_reads_more_than_250_entries_and_the_next_goes_on_there(scripts: Scripts) -> None:
     """L7, L21."""
-    scripts.fill(5_000)
-    args = scripts.arguments((ALL, 5_000, 1, DAY_MS), (SEARCHES, 1, 1, DAY_MS))
+    scripts.fill(1_250)
+    args = scripts.arguments((ALL, 1_250, 1, DAY_MS), (SEARCHES, 1, 1, DAY_MS))
     expected, head = 0, "-"
     while (reply := scripts.run("charge", *args))[0] == "MORE":
-        at = head_of(scripts, ALL if expected < 5_000 else SEARCHES)
+        at = head_of(scripts, ALL if expected < 1_250 else SEARCHES)
         expected += len(scripts.client.xrange(LOG, "-" if head == "-" else f"({head}", at))
-        head = "-" if expected == 5_000 else at
-        assert expected % 1_000 == 0, "a thousand more in each part"
+        head = "-" if expected == 1_250 else at
+        assert expected % 250 == 0, "as many more in each part"
         assert scripts.client.pttl(STATE) > 0
-    assert (reply[0], reply[7:]) == ("REFUSED", ["5000", "0"])
-    assert expected >= 9_000
+    assert (reply[0], reply[7:]) == ("REFUSED", ["1250", "0"])
+    assert expected >= 2_250
 
 
 def test_dropping_is_bounded_too(scripts: Scripts) -> None:
     """L8, L21."""
-    scripts.fill(3_000)
-    assert scripts.used() == 3_000
-    scripts.now_ms += DAY_MS - 500
-    reply, parts = scripts.to_verdict((ALL, 500, 1, DAY_MS))
-    assert (reply[0], reply[7], parts) == ("REFUSED", "500", 3)
+    scripts.fill(900)
+    assert scripts.used() == 900
+    scripts.now_ms += DAY_MS - 200
+    reply, parts = scripts.to_verdict((ALL, 200, 1, DAY_MS))
+    assert (reply[0], reply[7], parts) == ("REFUSED", "200", 3)
 
 
 def test_a_view_that_has_wholly_expired_is_not_walked(scripts: Scripts) -> None:
@@ -157,11 +157,11 @@ def test_a_view_that_has_wholly_expired_is_not_walked(scripts: Scripts) -> None:
 
 def test_two_limits_on_one_view_come_to_a_verdict(scripts: Scripts) -> None:
     """The log is just as long as one part; what the first limit has read must not be lost to the second."""
-    scripts.fill(1_000)
-    reply, parts = scripts.to_verdict((ALL, 2_000, 1, DAY_MS), (ALL, 1_001, 1, DAY_MS))
-    assert (reply[0], reply[7:]) == ("ADMITTED", ["1001", "1001"])
+    scripts.fill(250)
+    reply, parts = scripts.to_verdict((ALL, 2_000, 1, DAY_MS), (ALL, 251, 1, DAY_MS))
+    assert (reply[0], reply[7:]) == ("ADMITTED", ["251", "251"])
     assert parts == 2
-    assert scripts.used() == 1_001
+    assert scripts.used() == 251
 
 
 def test_trimming_is_bounded_and_catches_up(scripts: Scripts) -> None:
@@ -393,7 +393,7 @@ def test_the_original_of_a_refused_repeat_charges_nothing_either(scripts: Script
 
 
 def test_a_retry_in_several_parts_leaves_its_key_with_the_result(scripts: Scripts) -> None:
-    scripts.fill(1_500)
+    scripts.fill(400)
     args = scripts.arguments((ALL, 10**6, 1, DAY_MS), attempt="x", retry_age_ms=350)
     assert scripts.run("charge", *args)[0] == "MORE"
     assert scripts.retried_keys() == []

@@ -51,8 +51,8 @@ def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         text, sha = script(name)
         if name != "charge":
             return text, sha
-        assert "CHUNK, MAX_ENTRIES = 250, 1000" in text
-        return text.replace("CHUNK, MAX_ENTRIES = 250, 1000", "CHUNK, MAX_ENTRIES = 3, 7"), "0" * 40
+        assert "CHUNK, MAX_ENTRIES = 250, 250" in text
+        return text.replace("CHUNK, MAX_ENTRIES = 250, 250", "CHUNK, MAX_ENTRIES = 3, 7"), "0" * 40
 
     monkeypatch.setattr(quota.ledger.redis_decision, "script", smaller)
     monkeypatch.setattr(quota.ledger.redis_ledger, "COUNT_WITHIN_S", 0)

@@ -19,6 +19,7 @@ from quota.budget import ask
 from quota.ledger.contract import read_entries
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
+from quota.ledger.unlogged import UnloggedUsage
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 from quota.retry_at import retry_at
 from support.proxy import Proxy
@@ -62,7 +63,7 @@ def random_limits(rng: random.Random) -> list[Limit]:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_every_refusal_says_what_the_whole_log_says(ledger_url: str, seed: int) -> None:
     """L9, L15. Two callers with limits of their own, charges that nobody compares, corrections, and a clock that jumps,
-    so that the log is trimmed."""
+    so that the log is trimmed. Some of what counts is unlogged (L17)."""
     rng = random.Random(seed)
     setup = Setup.open(ledger_url)
     leave = {"nightly": {"l0": rng.randrange(50)}}
@@ -77,6 +78,12 @@ def test_every_refusal_says_what_the_whole_log_says(ledger_url: str, seed: int) 
             charges = [(number * 100 + n, Charge(rng.choice((1, 1, 9)), "units", method, job, "", f"r{number}-{n}"))
                        for n in range(1, rng.choice((2, 8, 90)))]  # fmt: skip
             setup.ledger.repay(setup.project, "m", charges)
+        elif choice < 0.13:
+            view = rng.choice(rng.choice(budgets).limits).view
+            times = sorted(setup.now_ms + rng.randrange(1, HOUR_MS) for _ in range(rng.randrange(1, 9)))
+            expiries = tuple((rng.randrange(1, 90), at_ms) for at_ms in times)
+            usage = UnloggedUsage(view.name, f"e{number}", expiries, (setup.now_ms, 0))
+            setup.ledger.add_unlogged(setup.project, f"n{number}", [usage])
         elif choice < 0.20:
             entries = setup.ledger.read(setup.project, (setup.now_ms - 2 * HOUR_MS, 0), setup.now_ms, 1_000)
             for entry in rng.sample(list(entries), min(2, len(entries))):
@@ -156,6 +163,24 @@ def test_a_day_that_another_day_has_pushed_out_is_not_looked_at(setup: Setup) ->
     assert budget.charge("videos.list", units=20).retry_at_ms == began_ms + DAY_MS + 1_000
 
 
+def test_what_is_unlogged_expires_among_the_charges(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L17. The log is not read for it."""
+    monkeypatch.setattr("quota.budget.COUNT_WITHIN_S", -1)
+    budget = full(setup, 10, 10)
+    view, day_later_ms = budget.limits[0].view.name, NOW_MS + DAY_MS
+    expiries = ((5, day_later_ms - 60_000), (20, day_later_ms + 2_500), (1, day_later_ms + 20_000))
+    setup.ledger.add_unlogged(setup.project, "n", [UnloggedUsage(view, "e", expiries, (setup.now_ms, 0))])
+    for _ in range(2):
+        for units, seconds in ((9, 2), (10, 2.5), (29, 2.5), (30, 3), (39, 3), (40, 4), (99, 9), (100, 20)):
+            decision = budget.charge("videos.list", units=units)
+            assert (decision.reason, decision.retry_at_ms) == ("limit", day_later_ms + seconds * 1_000), units
+    setup.now_ms = day_later_ms + 2_499
+    refused = budget.charge("videos.list", units=20)
+    assert (refused.admitted, refused.retry_at_ms) == (False, setup.now_ms + 1)
+    setup.now_ms += 1
+    assert budget.charge("videos.list", units=20).admitted
+
+
 # -- Redis -------------------------------------------------------------------------------------------------------------
 
 
@@ -190,7 +215,7 @@ def test_it_takes_no_trip_of_its_own(redis_server: RedisServer) -> None:
             assert proxy.requests == before + 1
         before = proxy.requests
         assert budget.charge("videos.list", units=1_600).retry_at_ms == NOW_MS + 2 * DAY_MS + 15_000
-        assert proxy.requests == before + 4, "3,200 entries, a thousand a call"
+        assert proxy.requests == before + 13, "3,200 entries, 250 a call"
         before = proxy.requests
         assert budget.charge("videos.list", units=1_600).retry_at_ms == NOW_MS + 2 * DAY_MS + 15_000
         assert proxy.requests == before + 1
@@ -206,8 +231,29 @@ def test_a_refusal_stands_where_the_server_goes_away_before_all_is_read(redis_se
         proxy.pass_next()
         proxy.fail("drop-request", times=4)
         decision = budget.charge("videos.list", units=1_400)
-        assert (decision.reason, decision.retry_at_ms) == ("limit", None)
+        assert (decision.admitted, decision.reason, decision.retry_after_ms) == (False, "counting", 1_000)
+        proxy.heal()
         assert budget.charge("videos.list", units=1_400).retry_at_ms == NOW_MS + DAY_MS + 1_399
+        setup.ledger.close()
+
+
+def test_a_long_log_is_read_no_longer_than_a_decision_may_take(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the ledger cannot say it, because its log lacks corrections."""
+    with redis.Redis(port=redis_server.port) as client:
+        client.flushall()
+        setup = Setup.open(redis_server.url)
+        budget = full(setup, 10, 10)
+        budget.settle(f"{NOW_MS}-0", 11)
+        assert budget.peek("videos.list").reason == "limit"
+        client.delete(f"quota:{{{setup.project}}}:corrections")
+        assert budget.charge("videos.list").retry_at_ms == NOW_MS + DAY_MS
+        monkeypatch.setattr("quota.budget.COUNT_WITHIN_S", -1)
+        decision = budget.charge("videos.list")
+        assert (decision.reason, decision.refused_by, decision.retry_at_ms) == ("limit", "day", None)
+        assert "retry_at_unknown project=" in caplog.text
+        assert "limit=day: the log is too long to be read for it" in caplog.text
         setup.ledger.close()
 
 
@@ -218,6 +264,21 @@ def test_what_is_kept_is_bounded(scripts: Scripts) -> None:
         reply = scripts.charge((ALL, 50, cost, DAY_MS), u=cost)
         assert (reply[0], reply[4]) == ("REFUSED", str(NOW + cost))
     assert len(str(scripts.client.hget(STATE, "rooms")).splitlines()) == 22
+
+
+def test_it_is_another_one_with_what_is_unlogged(scripts: Scripts) -> None:
+    """L17."""
+    scripts.fill(10)
+    day = (ALL, 10, 1, DAY_MS)
+    until_ms = scripts.now_ms + DAY_MS // 2
+    expiries = f"3:{until_ms},2:{NOW + 5 + DAY_MS},1:{until_ms + 2 * DAY_MS}"
+    kept = f"0:0:0:0:{2**53 - 1}"
+    scripts.run("add_unlogged", scripts.now_ms, "e2", MIN_RETENTION_MS, ALL, "e1", expiries, kept, "1-0")
+    assert scripts.client.hget(STATE, f"unlogged:{ALL}")
+    for _ in range(2):
+        assert scripts.charge(day)[4] == str(NOW + 4), "of 16 seven must go: three in between, and then the first four"
+    scripts.client.hdel(STATE, f"unlogged:{ALL}", "unlogged_until_ms")
+    assert scripts.charge(day)[4] == str(NOW + 1)
 
 
 def test_it_is_forgotten_with_each_correction(scripts: Scripts) -> None:
@@ -263,11 +324,11 @@ def test_what_no_script_has_written_is_not_believed(scripts: Scripts, kept: str)
 
 def test_a_log_that_was_trimmed_is_no_place_to_go_on_from(scripts: Scripts) -> None:
     """L13."""
-    scripts.fill(300)
-    day = (ALL, 300, 1, DAY_MS)
+    scripts.fill(200)
+    day = (ALL, 200, 1, DAY_MS)
     assert scripts.charge(day)[4] == str(NOW + 1)
     for _ in range(4):
         scripts.now_ms += MIN_RETENTION_MS // 2
         began_ms = scripts.now_ms
-        scripts.fill(300)
+        scripts.fill(200)
         assert scripts.charge(day)[4] == str(began_ms + 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis
 
 import quota
 from quota.budget import Budget
@@ -19,7 +20,6 @@ from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_scripts import script
 from quota.ledger.sqlite_ledger import SqliteLedger
-from quota.ledger.unlogged import UnloggedUsage
 from quota.limits import DAY_MS
 from quota.recovery.allowance import LOOK_AGAIN_MS, REPAID_AT_ONCE, Allowance
 from support.books import BOOK
@@ -138,14 +138,17 @@ def test_cheap_calls_go_on_and_dear_ones_are_refused(machine: Machine) -> None:
 def test_a_ledger_that_refused_is_not_overruled_when_it_stops_before_it_says_until_when(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where something is unlogged it reads the log for `retry_at` after the refusal. An outage in between hands no call
-    to the allowance."""
+    """Where the log lacks corrections, the budget reads it for `retry_at` after the refusal. An outage in between hands
+    no call to the allowance."""
     server = RedisServer()
     with closing(server), Proxy(server.port) as proxy, closing(RedisMachine(tmp_path, server, proxy.url)) as machine:
         budget = machine.budget(units=3)
-        unlogged = UnloggedUsage(budget.limits[0].view.name, "e1", ((1, machine.now_ms + 2 * DAY_MS),), (1, 0))
-        budget.ledger.add_unlogged("p", "e2", [unlogged])
-        assert budget.charge("videos.list", units=2).admitted
+        charged = budget.charge("videos.list", units=2)
+        assert charged.id is not None
+        budget.settle(charged.id, 3)
+        assert budget.peek("videos.list").reason == "limit"
+        with redis.Redis(port=server.port) as client:
+            client.delete("quota:{p}:corrections")
         proxy.fail("drop-request", times=2, match=script("read")[1].encode())
         refused = budget.charge("videos.list")
         assert (refused.admitted, refused.reason, refused.refused_by) == (False, "limit", "day")
