@@ -83,8 +83,8 @@ def _in_window(row: LimitRow, now_ms: int) -> tuple[str, int]:
 
 def _of_budget(project: str, status: Status) -> Iterator[Notice]:
     for row in _rows(status):
-        name, used, number = row.limit.name, row.state.used_units, row.limit.limit_units
-        if used * 100 >= number * NEAR_PERCENT:
+        name, used, number = row.limit.name, row.state.used_units, row.enforced_units
+        if number and used * 100 >= number * NEAR_PERCENT:
             subject, once_ms = _in_window(row, status.at_ms)
             facts = {"limit": name, "used_units": used, "limit_units": number}
             message = f"limit {name} of project {project} has {used:,} of {many(number, 'unit')} used"

@@ -145,8 +145,9 @@ def forecast(session: Session) -> Contribution:
     expected.sort(key=lambda one: one.at_ms)
     limits = {}
     for row in plan.limits:
-        day = row.days[0]
-        limits[row.project, row.limit.name] = LimitAhead(day.used_units, day.refused_ticks, day.dry_ms)
+        refused_ticks = sum(day.refused_ticks for day in row.days)
+        dry_ms = next((day.dry_ms for day in row.days if day.dry_ms is not None), None)
+        limits[row.project, row.limit.name] = LimitAhead(row.days[0].used_units, row.zone, refused_ticks, dry_ms)
     scheduled = any(job.schedule is not None for job in session.settings.jobs.values())
     return Contribution(forecast=Forecast(plan.start_ms, plan.until_ms, tuple(expected), limits, scheduled))
 

@@ -152,6 +152,11 @@ class Outlook(NamedTuple):
     dearest: Decision | None
     ahead_ms: int = 0
 
+    @property
+    def then_full(self) -> bool:
+        """Whether the limits are full for longer than upstream has closed the bucket."""
+        return self.closed is not None and self.full is not None and (self.full.retry_at_ms or 0) > self.closed.until_ms
+
 
 class Budget:
     """The limits of one credential over one ledger.

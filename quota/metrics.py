@@ -158,7 +158,7 @@ def _limits(credential: CredentialRow, at_ms: int) -> Iterator[Sample]:
     for row in credential.limits:
         labels = {"project": credential.project, "limit": row.limit.name}
         window = row.limit.view.window
-        yield Sample("quota_limit_units", labels, row.limit.limit_units)
+        yield Sample("quota_limit_units", labels, row.enforced_units)
         yield Sample("quota_limit_used_units", labels, row.state.used_units)
         yield Sample("quota_limit_remaining_units", labels, row.state.remaining_units)
         yield Sample("quota_limit_unlogged_units", labels, row.state.unlogged_units)

@@ -275,15 +275,15 @@ def _limit_rows(
     each = zip(budget.limits, lasting, outlook.states, outlook.room_ms, strict=True)
     for limit, (resets_ms, zone, edges, enforced_units), state, room_ms in each:
         window, selector = limit.view.window, limit.view.selector
+        if granted:
+            enforced_units = cap(limit, 0, 1, None, granted)
         next_ms = None
         if oldest_of is not None and state.used_units:
-            next_ms = yield from _next_capacity(budget, limit, edges, state, oldest_of, at_ms)
+            next_ms = yield from _next_capacity(budget, limit, enforced_units, edges, state, oldest_of, at_ms)
         opens_ms = _opens(budget.book, selector, closed) if closed else None
         if opens_ms is not None:
             state = state._replace(remaining_units=0)
             next_ms = room_ms = None if opens_ms == NEVER else max(opens_ms, room_ms or 0)
-        if granted:
-            enforced_units = cap(limit, 0, 1, None, granted)
         if room_ms == NEVER:
             next_ms = room_ms = None
         exact_from_ms = exact_from(window, counts_since_ms, at_ms)
@@ -306,13 +306,19 @@ def _limit_rows(
 
 
 def _next_capacity(
-    budget: Budget, limit: Limit, edges: Edges | None, state: LimitState, oldest_of: Mapping[str, int], at_ms: int
+    budget: Budget,
+    limit: Limit,
+    enforced_units: int,
+    edges: Edges | None,
+    state: LimitState,
+    oldest_of: Mapping[str, int],
+    at_ms: int,
 ) -> Steps[int]:
     """When a limit of which something is used has more capacity."""
     if edges is not None:
         now_units = state.limit_units
-        more = limit.paced and now_units < limit.limit_units
-        return paced_until(limit.limit_units, edges, now_units + 1) if more else edges[1]
+        more = limit.paced and now_units < enforced_units
+        return paced_until(enforced_units, edges, now_units + 1) if more else edges[1]
     longest_ms, oldest_ms = limit.view.window.longest_ms, oldest_of.get(limit.name)
     if oldest_ms is None and state.used_units > state.unlogged_units:
         oldest_ms = yield partial(_oldest_entry, budget, limit, at_ms - longest_ms + 1)

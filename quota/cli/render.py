@@ -207,8 +207,8 @@ def _verdict(credential: CredentialRow, at_ms: int) -> str:
     """The headline of a credential: whether calls may leave now, and if not, why and until when."""
     outlook = credential.outlook
     if outlook.closed is not None:
-        later = outlook.full is not None and outlook.next_ms is not None and outlook.next_ms > outlook.closed.until_ms
-        then = f"; then full until {moment(outlook.next_ms, at_ms)}" if later and outlook.next_ms is not None else ""
+        later_ms = outlook.next_ms if outlook.then_full else None
+        then = "" if later_ms is None else f"; then full until {moment(later_ms, at_ms)}"
         return f"{closed(outlook.closed, at_ms).replace('closed', 'CLOSED', 1)}{then}"
     if outlook.full is not None:
         until = "" if outlook.next_ms is None else f" until {moment(outlook.next_ms, at_ms)}"

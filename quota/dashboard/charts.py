@@ -25,8 +25,8 @@ OTHERS = "others"
 TALL = 0.11
 """A band of that share of the height has room for its name."""
 
-FIRST_TICK = 3.0
-"""A label further left would stand out of the chart."""
+EDGE = 3.0
+"""A label nearer to either end would stand out of the chart."""
 
 CHARACTER = 2.6
 """So wide is a letter of a name, in percent of a narrow chart."""
@@ -181,20 +181,25 @@ def _times(curve: Curve, x: Callable[[int], float]) -> Iterable[Tick]:
     step_ms = next((step for step in _STEPS_MS if span_ms / step <= _MOST_TICKS), _STEPS_MS[-1])
     for at_ms, n in _round(curve.start_ms, curve.end_ms, step_ms):
         label = date(at_ms) if step_ms >= DAY_MS else hour(at_ms)
-        if x(at_ms) >= FIRST_TICK:
+        if EDGE <= x(at_ms) <= 100 - EDGE:
             yield Tick(x(at_ms), label, bool(n % 2))
 
 
 def _round(start_ms: int, end_ms: int, step_ms: int) -> Iterable[tuple[int, int]]:
-    """Round times of the local clock, numbered."""
+    """Round times of the local clock, numbered, also where its offset changes in between."""
+    offset_ms = _offset_ms(start_ms)
+    for n in range((start_ms + offset_ms) // step_ms, (end_ms + _offset_ms(end_ms)) // step_ms + 1):
+        at_ms = n * step_ms - _offset_ms(n * step_ms - offset_ms)
+        if (
+            start_ms <= at_ms <= end_ms and at_ms + _offset_ms(at_ms) == n * step_ms
+        ):  # some times are left out in spring
+            yield at_ms, n
+
+
+def _offset_ms(at_ms: int) -> int:
+    """How far the local clock is ahead of UTC at a moment."""
     from datetime import timedelta
 
     from quota.common.clock import utc
 
-    at = utc(start_ms).astimezone().replace(minute=0, second=0, microsecond=0)
-    offset_ms = round((at.utcoffset() or timedelta()) / timedelta(milliseconds=1))
-    first = -(-(start_ms + offset_ms) // step_ms)
-    for n in range(first, (end_ms + offset_ms) // step_ms + 1):
-        at_ms = n * step_ms - offset_ms
-        if start_ms <= at_ms <= end_ms:
-            yield at_ms, n
+    return round((utc(at_ms).astimezone().utcoffset() or timedelta()) / timedelta(milliseconds=1))

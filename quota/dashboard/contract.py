@@ -80,10 +80,11 @@ class Expected(NamedTuple):
 
 
 class LimitAhead(NamedTuple):
-    """One limit in the forecast, on the day that began last: units (or calls) charged and expected until it ends, the
-    ticks that it will refuse, and when it first does."""
+    """One limit in the forecast: units (or calls) charged and expected on the present day of `zone`; the ticks that the
+    limit will refuse in all of the forecast, and when it first does."""
 
     day_units: int
+    zone: str
     refused_ticks: int
     dry_ms: int | None
 

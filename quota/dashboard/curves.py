@@ -36,7 +36,7 @@ class Event(NamedTuple):
 
 class Curve(NamedTuple):
     """Use at `times_ms`, the last of which is now, by job: each job has a number for each time. `ahead` is the use that
-    is expected at later times, of all jobs together."""
+    is expected at later times, of all jobs together, as far as that is known."""
 
     start_ms: int
     now_ms: int
@@ -72,8 +72,9 @@ def curve(
     events: Sequence[Event],
     expected: Sequence[Event] = (),
     lost: Sequence[tuple[int, int]] = (),
+    known_ms: int | None = None,
 ) -> Curve:
-    """The curve of a limit from what it counts, oldest first, and from what is expected.
+    """The curve of a limit from what it counts, oldest first, and from what is expected until `known_ms` (None: all).
 
     `lost` are units that count without a charge, each with the time until which they do. They are in what is ahead.
     """
@@ -95,7 +96,8 @@ def curve(
             if job not in series:
                 series[job] = [0] * SAMPLES
             series[job][n] = units
-    ahead = _ahead(window, now_ms, end_ms, events, expected, lost)
+    known_ms = end_ms if known_ms is None else max(now_ms + 1, min(end_ms, known_ms))
+    ahead = _ahead(window, now_ms, known_ms, events, expected, lost)
     jobs = {job: tuple(units) for job, units in series.items() if any(units)}
     return Curve(start_ms, now_ms, end_ms, times_ms, jobs, ahead)
 

@@ -141,7 +141,7 @@ class Site:
 
     def _credential(self, row: CredentialRow, now: Now, down: bool) -> dict[str, Any]:
         at_ms, calls = now.status.at_ms, now.calls.get(row.name)
-        verdict = words.verdict(row, None if calls is None else calls.left, at_ms)
+        verdict = words.verdict(row, calls, at_ms)
         return {
             "name": row.name,
             "project": row.project,
@@ -312,8 +312,9 @@ def _limit(
         "own_reset": isinstance(window, Calendar),
         "ahead": ahead,
         "ahead_end": state.used_units if curve is None or not curve.ahead else curve.ahead[-1][1],
-        "end_ms": at_ms if curve is None else curve.end_ms,
+        "ahead_end_ms": at_ms if curve is None or not curve.ahead else curve.ahead[-1][0] + 1,
         "scheduled": forecast is not None and forecast.scheduled,
+        "forecast_until_ms": None if forecast is None else forecast.until_ms,
         "chart": shapes,
         "charged": shapes is not None and bool(shapes.bands),
         "others": OTHERS,

@@ -15,6 +15,7 @@ from quota.budget import ask, unlogged_usage
 from quota.common.clock import NEVER
 from quota.common.values import NamedTuple
 from quota.dashboard.curves import Event, curve, since
+from quota.dashboard.words import Searches
 from quota.errors import UsageError
 from quota.ledger.contract import read_entries
 from quota.limits import DAY_MS, HOUR_MS
@@ -43,21 +44,13 @@ WHOLE_MS = 2 * DAY_MS
 SPANS_MS = (DAY_MS, 7 * DAY_MS, 35 * DAY_MS)
 
 
-class Calls(NamedTuple):
-    """How many calls of a method would be admitted now, one after another, and what each costs."""
-
-    method: str
-    left: int
-    units: int
-
-
 @dataclass(frozen=True, slots=True)
 class Now:
     """The ledger as it was at `status.at_ms`. `calls` are by credential. `refusals` are of all projects, the newest
     first."""
 
     status: Status
-    calls: Mapping[str, Calls]
+    calls: Mapping[str, Searches]
     refusals: tuple[KeptRefusal, ...]
 
 
@@ -109,6 +102,7 @@ def read_now(session: Session) -> Now:
 def read_curves(session: Session, forecast: Forecast | None = None) -> Curves:
     """How much of each limit was used, and will be by what `forecast` expects. Raises LedgerError."""
     status = read_status(session)
+    known_ms = forecast.until_ms if forecast is not None and forecast.scheduled else None
     curves: Curves = {}
     for project, name in projects_of(session).items():
         budget = session.budget(name)
@@ -121,7 +115,7 @@ def read_curves(session: Session, forecast: Forecast | None = None) -> Curves:
                 (at_ms for at_ms in (state.resets_ms, state.next_capacity_ms, state.room_ms) if at_ms), default=None
             )
             gone = lost.get(limit.view.name, ())
-            made = curve(limit.view.window, status.at_ms, until_ms, events[n], coming[n], gone)
+            made = curve(limit.view.window, status.at_ms, until_ms, events[n], coming[n], gone, known_ms)
             curves[project, limit.name] = made
     return curves
 
@@ -179,7 +173,7 @@ def _lost(budget: Budget) -> dict[str, list[tuple[int, int]]]:
     return found
 
 
-def _calls(session: Session, credential: str) -> Calls | None:
+def _calls(session: Session, credential: str) -> Searches | None:
     """How many searches a credential has left; of an API without any, calls of its jobs' dearest method."""
     budget = session.budget(credential)
     book = session.settings.credentials[credential].book.at(session.ledger.now_ms())
@@ -188,10 +182,14 @@ def _calls(session: Session, credential: str) -> Calls | None:
     price = book.price(SEARCH)
     try:
         decision = ask(budget, SEARCH, price.units, "").decision
-    except UsageError:
-        return Calls(SEARCH, 0, price.units)
+    except UsageError as error:
+        return Searches(0, str(error))
+    if not decision.admitted:
+        why = decision.why()
+        brief = why.partition(" (")[0] if decision.reason in ("exhausted", "closed") else why  # its words stand below
+        return Searches(0, brief, decision.retry_at_ms)
     left = [state.remaining_units // state.cost_units for state in decision.limits if state.cost_units]
-    return Calls(SEARCH, min(left) if left and decision.admitted else 0, price.units) if left else None
+    return Searches(min(left)) if left else None
 
 
 def read_spent(session: Session) -> tuple[Spent, ...]:

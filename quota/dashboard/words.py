@@ -31,10 +31,10 @@ def when(at_ms: int, now_ms: int) -> When:
 
 
 def away(at_ms: int, now_ms: int) -> str:
-    """`in 2 h 10 min`, `4 min ago`, `now`. A time ahead is rounded up, one behind down."""
+    """`in 2 h 10 min`, `4 min ago`, `just now`. A time ahead is rounded up, one behind down."""
     if at_ms > now_ms:
         return f"in {duration(at_ms - now_ms, up=True)}"
-    return f"{duration(now_ms - at_ms)} ago" if now_ms - at_ms >= 1_000 else "now"
+    return f"{duration(now_ms - at_ms)} ago" if now_ms - at_ms >= 1_000 else "just now"
 
 
 def duration(span_ms: int, *, up: bool = False) -> str:
@@ -80,6 +80,14 @@ def name(text: str) -> str:
 # -- the verdict -------------------------------------------------------------------------------------------------------
 
 
+class Searches(NamedTuple):
+    """How many searches would be admitted now, one after another. Where none is: why, and until when."""
+
+    left: int
+    why: str = ""
+    retry_at_ms: int | None = None
+
+
 class Verdict(NamedTuple):
     """Whether calls may leave. `state` is one of open, near, full, closed, unknown; `headline` the large words, with
     the time `until` which it holds; `lead` what that means, and `words` upstream's own."""
@@ -91,7 +99,7 @@ class Verdict(NamedTuple):
     words: str = ""
 
 
-def verdict(row: CredentialRow, searches: int | None, now_ms: int) -> Verdict:
+def verdict(row: CredentialRow, searches: Searches | None, now_ms: int) -> Verdict:
     """The verdict of a credential, as `quota status` has it; `searches` are left, if its API has any."""
     outlook = row.outlook
     if outlook.closed is not None:
@@ -101,7 +109,11 @@ def verdict(row: CredentialRow, searches: int | None, now_ms: int) -> Verdict:
             return Verdict("closed", "Closed by upstream", None, lead, x.evidence)
         until = None if outlook.next_ms is None else when(outlook.next_ms, now_ms)
         lead = f"Upstream counts {name(x.bucket)!r} as used up. No call that needs it leaves before the reset."
-        return Verdict("closed", "Closed by upstream until" if until else "Closed by upstream", until, lead, x.evidence)
+        headline = "Closed by upstream"
+        if outlook.then_full and outlook.full is not None:
+            headline += ", then full"
+            lead = f"{lead[:-1]} at {moment(x.until_ms, now_ms)}, nor then: {outlook.full.why()}."
+        return Verdict("closed", f"{headline} until" if until else headline, until, lead, x.evidence)
     if outlook.full is not None:
         until = None if outlook.next_ms is None else when(outlook.next_ms, now_ms)
         lead = f"No call is admitted: {outlook.full.why()}."
@@ -111,10 +123,11 @@ def verdict(row: CredentialRow, searches: int | None, now_ms: int) -> Verdict:
         return Verdict("open", "Open", None, "Calls are admitted. No limit counts their units.")
     near = any(one.state.remaining_units * 10 < one.state.limit_units for one in row.limits if row.counts_all(one))
     lead = "Calls are admitted."
-    if searches:
+    if searches is not None and searches.left:
         lead += f" What is left is {many(units, 'unit')}."
     elif searches is not None:
-        lead += " A search costs more than what is left."
+        back = "" if searches.retry_at_ms is None else f" until {moment(searches.retry_at_ms, now_ms)}"
+        lead = f"Calls are admitted, but no search{back}: {searches.why}."
     return Verdict("near" if near else "open", "Open, nearly used up" if near else "Open", None, lead)
 
 

@@ -19,7 +19,9 @@ from quota.common.clock import NEVER, moment, rfc3339
 from quota.errors import LedgerError
 from quota.jobs.job import attempt_of, load_fetch
 from quota.ledger.contract import CLOCK_SLACK_MS, Exhaustion, read_entries
+from quota.ledger.grants import Grant
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Sliding
+from quota.metrics import of_status
 from quota.session import Session
 from quota.settings.load import load_settings
 from quota.settings.model import BUILT_IN_FETCHES
@@ -207,6 +209,15 @@ def test_closed_and_full_is_both_until_the_later(scene: Scene) -> None:
     assert scene.fields() == (False, "units", "day", rfc3339(TEN_MS + DAY_MS))
 
 
+def test_closed_until_the_reset_of_a_full_limit_is_only_closed(scene: Scene) -> None:
+    scene.configure(PACED.replace("pacing = true\n", ""))
+    scene.spend(96)
+    assert scene.result().startswith("FULL until Sun 08:00")
+    scene.shut("units", MIDNIGHT_MS)
+    assert scene.result() == f'CLOSED by upstream until Sun 08:00: "{SAID}"'
+    assert scene.fields() == (False, "units", "pacific-day", rfc3339(MIDNIGHT_MS + 3_000))
+
+
 @pytest.mark.parametrize("api", ["youtube-v3", "youtube-v3-buckets"])
 def test_a_pool_that_upstream_closed_leaves_the_rest_open(scene: Scene, api: str) -> None:
     scene.configure(DAY + NARROW + JOB, api=api)
@@ -232,6 +243,17 @@ def test_a_paced_limit_is_full_until_its_pace_gives_more(scene: Scene) -> None:
         "FULL until 10:00:09: limit 'pacific-day' has 2,000 of 2,000 units used, of 9,600 by the end of the day"
     )
     assert scene.fields() == (False, None, "pacific-day", rfc3339(TEN_MS + 9_000))
+
+
+def test_what_upstream_grants_is_what_the_limit_is_held_to_and_paced_by(scene: Scene) -> None:
+    scene.configure(PACED)
+    scene.session.ledger.grant("p", [Grant("units", 4_800, TEN_MS, MIDNIGHT_MS)])
+    scene.session.budget("main").charge("videos.list", units=900)
+    (limit,) = scene.json()["limits"]
+    assert [limit[name] for name in ("limit_units", "enforced_units", "paced_units")] == [9_600, 4_800, 1_000]
+    assert limit["next_capacity_at"] == rfc3339(TEN_MS + 18_000), "when its pace, of 4,800, releases one more"
+    numbers = {one.family: one.value for one in of_status(read_status(scene.session), "p")}
+    assert numbers["quota_limit_units"] == 4_800
 
 
 def test_credentials_of_one_project_say_that_they_are_one_budget(scene: Scene) -> None:

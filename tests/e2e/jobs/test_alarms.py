@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import quota
+from quota.common.clock import host_clock
 from quota.jobs.afterwards import follow_up
 from quota.jobs.emulator import Emulator
 from quota.jobs.job import RunReport
 from quota.jobs.lock import only_one
+from quota.ledger.grants import Grant
 from quota.ledger.unlogged import UnloggedUsage
 from quota.limits import DAY_MS, HOUR_MS, Selector, Sliding, View
 from quota.notify import DEADLINE_S, RETRY_MS, Notice, Ping, _send, notify, read_address
@@ -110,6 +112,16 @@ def test_each_thing_is_told_once(tmp_path: Path, upstream: Emulator) -> None:
     assert (refused["job"], refused["refused_by"]) == ("trending", "day")
     assert refused["retry_at"] > refused["at"]
     assert "a-key-for-alarms" not in json.dumps(told(command))
+
+
+def test_a_limit_is_near_what_upstream_grants(tmp_path: Path, upstream: Emulator) -> None:
+    command = machine(tmp_path, upstream)
+    now_ms = host_clock()
+    with quota.open(tmp_path / "quota.toml") as session:
+        session.ledger.grant("research", [Grant("units", 8, now_ms, now_ms + DAY_MS)])
+    assert command("run", "trending").returncode == 0
+    near = next(one for one in told(command) if one["event"] == "near_limit")
+    assert (near["used_units"], near["limit_units"]) == (6, 6), "8 are granted, and the headroom is 2"
 
 
 def test_a_run_that_fails_is_told_and_so_is_one_that_raises(tmp_path: Path, upstream: Emulator) -> None:

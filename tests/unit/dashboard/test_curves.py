@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 import re
+import time
+from datetime import datetime
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -73,6 +76,39 @@ def test_every_shape_lies_in_the_field_and_the_stack_ends_with_what_is_used() ->
         places = [shapes.now, shapes.limit_y, *(tick.at for tick in (*shapes.times, *shapes.units))]
         assert all(0 <= place <= 100 for place in places)
         assert shapes.next is not None
+
+
+def test_what_is_ahead_ends_where_nobody_knows_what_is_expected() -> None:
+    month, known_ms = Calendar("month", "UTC"), NOW_MS + 30 * HOUR_MS
+    expected = [Event(NOW_MS + 10 * HOUR_MS, 70, "a")]
+    made = curve(month, NOW_MS, None, [Event(NOW_MS - 5, 3, "a")], expected, known_ms=known_ms)
+    assert (made.ahead[0], made.ahead[-1], made.end_ms) == ((NOW_MS, 3), (known_ms - 1, 73), month.edges(NOW_MS)[1])
+    assert curve(month, NOW_MS, None, [], expected, known_ms=NOW_MS - DAY_MS).ahead == ((NOW_MS, 0),)
+
+
+@pytest.mark.parametrize(
+    ("zone", "changed"),
+    [("America/Los_Angeles", "2026-11-01"), ("Europe/Berlin", "2026-03-29"), ("Australia/Lord_Howe", "2026-10-04")],
+)
+@pytest.mark.parametrize("period", ["day", "month"])
+def test_the_labels_of_time_stand_at_what_they_say_when_clocks_change(
+    monkeypatch: pytest.MonkeyPatch, zone: str, changed: str, period: str
+) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        now = datetime.fromisoformat(changed).replace(hour=21, tzinfo=ZoneInfo(zone))
+        made = curve(Calendar(period, zone), int(now.timestamp() * 1000), None, [])  # type: ignore[arg-type]
+        times = chart(made, 5, {}, None).times
+        assert len(times) >= 4
+        for tick in times:
+            at_s = (made.start_ms + tick.at * (made.end_ms - made.start_ms) / 100) / 1000
+            at = datetime.fromtimestamp(at_s + 600, ZoneInfo(zone))
+            assert tick.label == (f"{at:%H}:00" if period == "day" else f"{at.day} {at:%b}"), tick
+            assert at.hour % 3 == 0 if period == "day" else at.hour == 0, tick
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_capacity_beyond_what_is_shown_has_no_mark() -> None:

@@ -1,0 +1,92 @@
+"""What the page says of a credential, in the states in which a part of its calls is stopped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from quota.common.clock import rfc3339
+from quota.dashboard.reading import read_now
+from quota.dashboard.words import verdict
+from quota.ledger.contract import Exhaustion
+from quota.limits import DAY_MS, HOUR_MS
+from quota.session import Session
+from quota.settings.load import load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from quota.dashboard.words import Verdict
+
+TEN_MS = 1_795_255_200_000
+"""Saturday 21 November 2026, 10:00 UTC, 22 h before upstream's midnight."""
+
+CONFIG = """
+[ledger]
+url = "sqlite:///ledger.db"
+[credentials.main]
+api = "youtube-v3"
+[[credentials.main.limits]]
+name = "day"
+units = 9_500
+window = "24h"
+[[credentials.main.limits]]
+name = "search"
+methods = ["search.list"]
+units = UNITS
+window = "1h"
+"""
+
+
+class Room:
+    def __init__(self, folder: Path) -> None:
+        self.now_ms = TEN_MS
+        self.path = folder / "quota.toml"
+        self.configure("400")
+
+    def configure(self, units: str) -> None:
+        self.path.write_text(CONFIG.replace("UNITS", units), encoding="utf-8")
+        self.session = Session(load_settings(self.path), clock=lambda: self.now_ms)
+
+    def verdict(self) -> Verdict:
+        now = read_now(self.session)
+        return verdict(now.status.credentials[0], now.calls.get("main"), self.now_ms)
+
+
+@pytest.fixture
+def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Room]:
+    monkeypatch.setenv("QUOTA_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("TZ", "UTC")
+    room = Room(tmp_path)
+    yield room
+    room.session.close()
+
+
+def test_where_only_searches_are_stopped_it_says_by_what_and_until_when(room: Room) -> None:
+    budget = room.session.budget("main")
+    assert room.verdict().lead == "Calls are admitted. What is left is 9,500 units."
+    for _ in range(4):
+        assert budget.charge("search.list").admitted
+    found = room.verdict()
+    assert found.state == "open"
+    assert found.lead == ("Calls are admitted, but no search until 11:00: limit 'search' has 400 of 400 units used.")
+
+
+def test_where_a_search_is_too_dear_for_ever_it_says_that(room: Room) -> None:
+    room.configure("99")
+    lead = room.verdict().lead
+    assert lead.startswith("Calls are admitted, but no search: "), lead
+    assert "search.list costs 100" in lead
+
+
+def test_closed_and_then_full_says_both_and_when(room: Room) -> None:
+    budget = room.session.budget("main")
+    budget.charge("videos.list", units=9_500)
+    room.session.ledger.exhaust("main", Exhaustion("units", TEN_MS, TEN_MS + 3 * HOUR_MS, "used up", "host:1"))
+    found = room.verdict()
+    assert found.headline == "Closed by upstream, then full until"
+    assert found.until is not None
+    assert found.until.exact == rfc3339(TEN_MS + DAY_MS)
+    assert found.lead.endswith("before the reset at 13:00, nor then: limit 'day' has 9,500 of 9,500 units used.")

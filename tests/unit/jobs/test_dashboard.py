@@ -1,0 +1,53 @@
+"""What the page is told of the schedule."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quota.jobs.dashboard import forecast
+from quota.limits import HOUR_MS
+from quota.session import Session
+from quota.settings.load import load_settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+MIDNIGHT_MS = 1_795_334_400_000
+"""Of America/Los_Angeles, on 22 November 2026."""
+
+CONFIG = """
+[credentials.main]
+api = "youtube-v3"
+[[credentials.main.limits]]
+name = "search"
+methods = ["search.list"]
+count = "calls"
+units = 20
+window = "24h"
+[[credentials.main.limits]]
+name = "berlin"
+units = 90_000
+window = { calendar = "day", zone = "Europe/Berlin" }
+[jobs.concerts]
+fetch = "search"
+options = { words = "live concert" }
+regions = ["US", "DE", "FR"]
+schedule = "30 * * * *"
+"""
+
+
+def test_a_limit_that_runs_dry_tomorrow_is_said_today(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUOTA_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr("quota.jobs.dashboard.host_clock", lambda: MIDNIGHT_MS - HOUR_MS)
+    path = tmp_path / "quota.toml"
+    path.write_text(CONFIG, encoding="utf-8")
+    with Session(load_settings(path), clock=lambda: MIDNIGHT_MS - HOUR_MS) as session:
+        found = forecast(session).forecast
+    assert found is not None
+    search, berlin = found.limits["main", "search"], found.limits["main", "berlin"]
+    assert (search.day_units, search.zone, berlin.zone) == (3, "America/Los_Angeles", "Europe/Berlin")
+    assert search.refused_ticks > 10
+    assert search.dry_ms == MIDNIGHT_MS + 5 * HOUR_MS + HOUR_MS // 2, "after 20 searches"
+    assert (berlin.refused_ticks, berlin.dry_ms) == (0, None)
