@@ -157,6 +157,7 @@ class Rules:
             raise ConfigError(
                 f"rules: the name {listed(twice)} stands twice" if twice else f"more than {MAX_RULES} rules"
             )
+        self._methods = frozenset(method for rule in self.rules for method in rule.methods)
         self._known = lru_cache(maxsize=MAX_KNOWN_PATHS)(self._find)
         self.url = url
         self.x_fields = x_fields
@@ -188,9 +189,12 @@ class Rules:
         `path` is decoded. A rule may name it with or without `mount`, which the application is mounted under. A
         browser's preflight asks on behalf of the request that follows, so only a rule that names OPTIONS counts it.
         """
+        method = method.upper()
+        if method not in self._methods:  # a client may send 60 KB of it, and what was found is remembered
+            method = ""
         if len(path) > MAX_KNOWN_PATH:
-            return self._find(method.upper(), path, mount, preflight)
-        return self._known(method.upper(), path, mount, preflight)
+            return self._find(method, path, mount, preflight)
+        return self._known(method, path, mount, preflight)
 
     def _find(self, method: str, path: str, mount: str, preflight: bool) -> tuple[Rule, ...]:
         found: dict[str, Rule] = {}

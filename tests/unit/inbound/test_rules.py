@@ -88,6 +88,15 @@ def test_a_preflight_is_counted_only_by_a_rule_that_names_it() -> None:
     assert names(RULES, "OPTIONS", "/open/a", preflight=True) == ["cors"]
 
 
+def test_a_flood_of_methods_and_paths_is_not_remembered() -> None:
+    rules = Rules([Rule("get", MINUTE, path="/a", methods=["GET"]), Rule("default", MINUTE)])
+    for number in range(100):
+        assert names(rules, "X" * 60_000 + str(number), "/a") == ["default"]
+        assert names(rules, "GET", "/a" * 1_000 + str(number)) == ["default"]
+    assert names(rules, "get", "/a") == ["get"]
+    assert rules._known.cache_info().currsize == 2
+
+
 def test_without_a_default_rule_the_rest_is_not_limited() -> None:
     assert names(Rules([Rule("login", MINUTE, path="/login")]), "GET", "/") == []
 
