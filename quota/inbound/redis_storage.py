@@ -98,7 +98,9 @@ class RedisStorage:
         self._lock = threading.RLock()  # a signal handler may ask while its thread connects
         self._behind_ms = 0  # the server's clock, less this host's
         self._plans: dict[Policy, _Plan] = {}
-        self._known_salts: dict[str, str] = {}
+        # Salts as they were last read, to put back those that a full server drops: of days, with when each has ended.
+        self._fixed: Mapping[str, str] = {}
+        self._days: dict[str, tuple[str, int]] = {}
         self._prolonged_ms = 0  # when the lifetime of the permanent salts was last set
         self._met = Met()
         start_over_in_child(self)
@@ -199,8 +201,9 @@ class RedisStorage:
         needed = salt_names(policy, now_ms)
         fixed = _pairs((yield ("HGETALL", FIXED)))
         if SHARD not in fixed or len(fixed) < 2:
-            for field in (SHARD, "0"):  # whatever this process knew before, or somebody would begin afresh
-                yield ("HSETNX", FIXED, field, self._known_salts.setdefault(field, new_salt()))
+            self._fixed = self._fixed or {SHARD: new_salt(), "0": new_salt()}
+            for field, salt in self._fixed.items():  # whatever this process knew before, or somebody would begin afresh
+                yield ("HSETNX", FIXED, field, salt)
             fixed = _pairs((yield ("HGETALL", FIXED)))
             self._prolonged_ms = 0
         if not 0 <= now_ms - self._prolonged_ms < PROLONG_MS:
@@ -213,12 +216,14 @@ class RedisStorage:
             if None in found:
                 for (name, until_ms), salt in zip(needed.items(), found, strict=True):
                     if salt is None:
-                        made = self._known_salts.setdefault(name, new_salt())
+                        made, _ = self._days.setdefault(name, (new_salt(), until_ms))
                         yield ("SET", SALTS + name, made, "NX", "PX", str(until_ms - now_ms))
                 found = yield read
             of_days = dict(zip(needed, found, strict=True))
         self._plans[policy] = of_windows = _Plan(policy, plan(policy, now_ms, fixed, of_days))
-        self._known_salts.update(fixed | of_days)
+        self._fixed = fixed
+        known = self._days | {name: (salt, needed[name]) for name, salt in of_days.items()}
+        self._days = {name: day for name, day in known.items() if day[1] > now_ms}
         return of_windows
 
     def _answer(self, plan: _Plan, reply: list[int]) -> Decision:

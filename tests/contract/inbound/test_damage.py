@@ -12,6 +12,7 @@ import redis
 
 from quota.errors import ConfigError, StorageAway, UsageError
 from quota.inbound.contract import MAX_SCALE, Decision, Limit, Policy
+from quota.inbound.redis_storage import RedisStorage
 from quota.inbound.storage import open_storage
 from support.inbound import policy
 
@@ -265,6 +266,38 @@ def test_a_worker_puts_back_the_salts_that_a_full_server_dropped(redis_server: R
         new.close()
         storage.close()
         client.flushall()
+
+
+@pytest.mark.parametrize("algorithm", ["gcra", "log"])
+def test_salts_that_a_full_server_dropped_come_back_as_they_were_rotated(
+    algorithm: str, redis_server: RedisServer, clock: Clock
+) -> None:
+    """Else the counts would stand under other names, and `quota inbound rotate` would be undone."""
+    one = policy(algorithm, 3, HOUR_MS)
+    clock.ms -= clock.ms % HOUR_MS
+    with redis.Redis(port=redis_server.port) as client:
+        client.flushall()
+        storage = open_storage(redis_server.url, clock=clock)
+        storage.decide(one, "ann")
+        storage.rotate()
+        clock.ms += 3 * HOUR_MS
+        assert [storage.decide(one, "ann").admitted for _ in range(4)] == [True, True, True, False]
+        client.delete("quota:inbound:{salts}:fixed")
+        clock.ms += MINUTE_MS + 1
+        assert not storage.decide(one, "ann").admitted
+        storage.close()
+        client.flushall()
+
+
+def test_a_worker_forgets_the_salts_of_days_that_are_over(redis_server: RedisServer, clock: Clock) -> None:
+    storage = open_storage(redis_server.url, clock=clock)
+    assert isinstance(storage, RedisStorage)
+    for _ in range(40):
+        for hours in (1, 7):
+            storage.decide(policy("counter", 3, hours * HOUR_MS, rule=f"{hours}"), "ann")
+        clock.ms += 24 * HOUR_MS
+    assert len(storage._days) <= 6
+    storage.close()
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
