@@ -45,7 +45,8 @@ def document() -> Json:
                 _parameter(
                     "q",
                     {"type": "string", "minLength": 1, "maxLength": MAX_CHARACTERS},
-                    f"1 to {MAX_WORDS} words; {MAX_BEGINNINGS} may end with *, after {MIN_BEGINNING} or more.",
+                    f"1 to {MAX_WORDS} words; {MAX_BEGINNINGS} may end with *, after {MIN_BEGINNING} or more letters "
+                    "or digits.",
                     required=True,
                 ),
                 _LIMIT,
@@ -88,6 +89,7 @@ def _path(summary: str, text: str, schema: str, *parameters: Json, kept: bool = 
         **({"429": _problem("A limit on who may ask how often is used up.", "Retry-After")} if kept else {}),
         "503": _problem("The store cannot be read, or too many requests wait.", "Retry-After"),
         **(more or {}),
+        "default": _problem("Another name of the server than its own (421), or a failure of it (500)."),
     }
     operation = {"summary": summary, "description": text, "parameters": list(parameters), "responses": answers}
     return {"get": operation}

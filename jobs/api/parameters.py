@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 from quota.common.text import nearest, shorten, show
+from quota.jobs.store.fulltext import length_of_last
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -69,6 +70,6 @@ def words_of(parameters: Mapping[str, str]) -> str:
     beginnings = [word.rstrip("*") for word in words.split() if word.endswith("*")]
     if len(beginnings) > MAX_BEGINNINGS:
         raise ParameterError("q", f"at most {MAX_BEGINNINGS} words may end with *, not {len(beginnings)}")
-    if short := [beginning for beginning in beginnings if len(beginning) < MIN_BEGINNING]:
-        raise ParameterError("q", f"write at least {MIN_BEGINNING} characters before *, not {show(short[0])}")
+    if short := [beginning for beginning in beginnings if length_of_last(beginning) < MIN_BEGINNING]:
+        raise ParameterError("q", f"write at least {MIN_BEGINNING} letters or digits before *, not {show(short[0])}")
     return words

@@ -3,6 +3,7 @@
     indexed(text)      the text with its words separated, for the index
     query(words)       the index query for the words that a user typed
     is_one_word        whether they are a single word
+    length_of_last     how long the last word of a text is for the index
 
 The index splits text into words at spaces and punctuation, but several scripts write whole sentences without either.
 This module makes each of their characters a word of its own, and searches for a word of them as a phrase: a search for
@@ -79,6 +80,17 @@ def query(words: str) -> str:
 def is_one_word(words: str) -> bool:
     """Whether these words are a single word of the index, which is found at once; no phrase and no beginning of one."""
     return re.fullmatch(_ONE_WORD, indexed(_compatible(words.strip()))) is not None
+
+
+def length_of_last(text: str) -> int:
+    """How many characters the last word in `text` has for the index, which sees no punctuation and no accents: of what
+    begins like that, `text*` finds the words. Of text in a script without spaces all of it counts."""
+    seen = re.sub(_ACCENTS, "", _compatible(text))
+    words = "".join(one if unicodedata.category(one)[0] in "LMN" else " " for one in seen).split()
+    if not words:
+        return 0
+    last = indexed(words[-1]).split()[-1]
+    return len(words[-1]) if re.fullmatch(_UNSPACED, last) else len(last)
 
 
 def _phrase(term: str) -> str:
