@@ -56,7 +56,7 @@ class LimitThenAndNow(NamedTuple):
     refusal does not tell of it, `now` if the limit no longer counts the call or the clocks disagree.
 
     `then_unlogged_units` of what was used stood for charges that the log lacked. `room_ms` is the time when the call
-    fits into this limit; None: it does now, or never will.
+    fits into this limit; None: it does now, or never will. `noun` is what it counts: units, or calls.
     """
 
     name: str
@@ -65,6 +65,7 @@ class LimitThenAndNow(NamedTuple):
     now: LimitState | None
     then_unlogged_units: int
     room_ms: int | None
+    noun: str
 
 
 class Filled(NamedTuple):
@@ -279,6 +280,7 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
             states.get(name),
             kept.unlogged_units.get(name, 0),
             room_ms.get(name),
+            known[name].view.selector.count.removesuffix("s") if name in known else "unit",
         )
         for name in names
     )

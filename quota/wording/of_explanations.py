@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from quota.common.clock import NEVER, moment, second, weekday
 from quota.common.text import many, spell
 from quota.decision import SET_THE_CLOCK
+from quota.limits import SECOND_MS
 from quota.wording.parts import Line, Part, Table
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def _cause(x: RefusalExplained) -> str:
     if kept.reason not in ("limit", "leave") or row is None or row.then is None:
         return kept.why
     then = row.then
-    left = many(max(0, then.limit_units - then.used_units), "unit")
+    left = many(max(0, then.limit_units - then.used_units), row.noun)
     pace = ", which its pace had released by then" if " by the end of the " in kept.why else ""
     if kept.reason == "leave":
         left += f" left beyond what {f'job {kept.job}' if kept.job else 'this job'} leaves to others"
@@ -115,18 +116,19 @@ def _asker(x: RefusalExplained) -> str:
 
 
 def _now(x: RefusalExplained) -> str:
-    ago = spell(x.asked_ms - x.kept.at_ms)
+    since_ms = x.asked_ms - x.kept.at_ms
+    then = f"Now, {spell(since_ms)} later," if since_ms >= SECOND_MS else "Now"
     if x.now is None:
-        return f"Now, {ago} later, it could never be admitted: {x.never}"
+        return f"{then} it could never be admitted: {x.never}"
     now = x.now.decision
     same = "the same call" if x.kept.calls == 1 else f"the same {many(x.kept.calls, 'call')} together"
     if not x.same_asked:
         same = f"a single {x.kept.method} of {many(x.kept.cost_units, 'unit')}"
     if now.admitted:
-        return f"Now, {ago} later, {same} would be admitted"
+        return f"{then} {same} would be admitted"
     until = "" if now.retry_at_ms is None else f" until {moment(now.retry_at_ms, x.asked_ms)}"
     why = ", for the same reason" if now.why() == x.kept.why else f": {now.why()}"
-    return f"Now, {ago} later, {same} would be refused{until}{why}"
+    return f"{then} {same} would be refused{until}{why}"
 
 
 def _limits(x: RefusalExplained) -> Table:
@@ -168,7 +170,7 @@ def _filled(x: RefusalExplained) -> Iterator[Part]:
     if not x.filled:
         yield Line(f"{what}: nothing that the log still has")
     else:
-        yield Line(f"{what}, in units:")
+        yield Line(f"{what}, in {_noun(x, x.filled_name)}s:")
         rows = [
             (
                 one.job or "-",
@@ -195,21 +197,22 @@ def _filled(x: RefusalExplained) -> Iterator[Part]:
 def _differences(x: RefusalExplained) -> Iterator[str]:
     """What counts beside the charges in the log."""
     lost, until = x.unlogged_units - x.upstream_units, weekday(_up(x.unlogged_until_ms))
+    noun = _noun(x, x.filled_name)
     if lost:
-        yield f"now also {many(lost, 'unit')} of charges that the ledger's log lacks, until {until}"
+        yield f"now also {many(lost, noun)} of charges that the ledger's log lacks, until {until}"
     if x.upstream_units:
-        yield f"now also {many(x.upstream_units, 'unit')} that only upstream counted, until {until}"
+        yield f"now also {many(x.upstream_units, noun)} that only upstream counted, until {until}"
     row = x.limit(x.filled_name)
     if row is None or row.then is None:
         return
     if row.then_unlogged_units:
-        yield f"then also {many(row.then_unlogged_units, 'unit')} that the ledger's log lacked"
+        yield f"then also {many(row.then_unlogged_units, noun)} that the ledger's log lacked"
     logged_units = sum(one.then_units or 0 for one in x.filled)
     missing = row.then.used_units - row.then_unlogged_units - logged_units
     if x.log_whole and missing > 0:
-        yield f"then also {many(missing, 'unit')} that were given back since (refunded, settled) or lost"
+        yield f"then also {many(missing, noun)} that were given back since (refunded, settled) or lost"
     elif x.log_whole and missing < 0:
-        yield f"then {many(-missing, 'unit')} less: charges were settled higher since, or charged at the same moment"
+        yield f"then {many(-missing, noun)} less: charges were settled higher since, or charged at the same moment"
 
 
 def _expiries(x: RefusalExplained) -> Iterator[Part]:
@@ -218,7 +221,14 @@ def _expiries(x: RefusalExplained) -> Iterator[Part]:
     rows = []
     for one in x.expiries:
         rows.append((_moment_to_the_second(one), f"{one.units:,}", _what(one), one.job or "-", fits * one.makes_room))
-    yield Table(("at", "units", "of", "job", ""), rows, frozenset((1,)), without=(3,))
+    heading = f"{_noun(x, x.expiring)}s"
+    yield Table(("at", heading, "of", "job", ""), rows, frozenset((1,)), without=(3,))
+
+
+def _noun(x: RefusalExplained, name: str | None) -> str:
+    """What a limit counts: units, or calls. A bucket counts units."""
+    row = None if x.closed_by_upstream else x.limit(name)
+    return "unit" if row is None else row.noun
 
 
 def _what(one: Expiry) -> str:

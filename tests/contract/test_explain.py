@@ -660,6 +660,17 @@ def test_a_ledger_that_is_away_is_one_line(tmp_path: Path) -> None:
         assert (told.returncode, told.stdout, len(told.stderr.splitlines())) == (69, "", 1), told
 
 
+def test_a_limit_that_counts_calls_is_told_in_calls(world: World) -> None:
+    for _ in range(9):
+        assert world.charge("search.list", job="trending").admitted
+    assert not world.charge("search.list", job="trending").admitted
+    told = " ".join(" ".join(shown_lines(render_refusal(world.explain()))).split())
+    assert told.startswith("REFUSED: limit 'searches' had 0 calls left of 9; search.list needs 1 Filled by:")
+    assert "What counts in limit 'searches', in calls:" in told
+    assert "at calls of job" in told
+    assert "Now the same call would be refused until" in told, "not 0 s later"
+
+
 def test_several_calls_that_were_refused_together_are_one_refusal_with_their_sum(world: World) -> None:
     world.charge("videos.list", units=1_890)
     refused = world.budget.charge_many(["videos.list", ("videos.list", 2), "videos.list"] * 4)
