@@ -21,7 +21,7 @@ from quota.dashboard import words
 from quota.dashboard.charts import OTHERS, chart, colours_of
 from quota.dashboard.reading import SPANS_MS, key_of
 from quota.ledger.history import OTHER
-from quota.limits import DAY_MS, Calendar, Sliding
+from quota.limits import DAY_MS, MINUTE_MS, Calendar, Sliding
 from quota.settings.model import BUILT_IN_NOTICE
 from quota.wording.of_explanations import refusal_told
 from quota.wording.of_status import early_of, notes_of
@@ -45,6 +45,9 @@ ROWS = 12
 """So many rows of a table are seen at once; the rest unfolds."""
 
 REFUSALS = RUNS = 10
+
+NEAR_MS = 10 * MINUTE_MS
+"""Rows of a limit's table are at least so far apart."""
 
 TYPICAL = ("videos.list", "search.list", "videos.insert")
 """What these cost shows what a unit is. An API without them is shown by the first ones of its cost book."""
@@ -335,10 +338,12 @@ def _window(row: LimitRow) -> str:
 
 
 def _hours(curve: Curve, bands: Sequence[Band]) -> dict[str, Any]:
-    """The curve as a table, a row for about an hour, the newest first."""
-    rows = []
+    """The curve as a table, a row for about an hour, the newest first. A period that has just begun has few rows."""
+    rows: list[tuple[int, list[int], int]] = []
     jobs = [band.job for band in bands]
     for n in range(len(curve.times_ms) - 1, -1, -6):
+        if rows and rows[-1][0] - curve.times_ms[n] < NEAR_MS:
+            continue
         own = [curve.jobs[band.job][n] if band.colour else None for band in bands]
         total = sum(units[n] for units in curve.jobs.values())
         rest = total - sum(units for units in own if units is not None)

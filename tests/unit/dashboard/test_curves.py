@@ -12,6 +12,7 @@ import pytest
 
 from quota.dashboard.charts import COLOURS, HEIGHT, OTHERS, WIDTH, chart, colours_of
 from quota.dashboard.curves import SAMPLES, Curve, Event, curve, cutoff, span
+from quota.dashboard.pages import _hours
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Sliding, Window
 
 NOW_MS = 1_795_300_000_123
@@ -109,6 +110,16 @@ def test_the_labels_of_time_stand_at_what_they_say_when_clocks_change(
     finally:
         monkeypatch.undo()
         time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "rows"), [(0, 1), (5_000, 1), (35 * MINUTE_MS, 4), (12 * HOUR_MS, 25), (24 * HOUR_MS - 1, 25)]
+)
+def test_the_table_of_a_period_that_has_just_begun_does_not_repeat_a_time(age_ms: int, rows: int) -> None:
+    window = Calendar("day", "UTC")
+    made = curve(window, window.edges(NOW_MS)[0] + age_ms, None, [])
+    times = [row[0] for row in _hours(made, chart(made, 5, {}, None).bands)["rows"]]
+    assert (times[0], len(times)) == (made.now_ms, rows)
 
 
 def test_a_capacity_beyond_what_is_shown_has_no_mark() -> None:
