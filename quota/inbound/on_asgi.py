@@ -43,9 +43,9 @@ class asgi:  # noqa: N801  # used like a function: `asgi(app, rules)`, or `app.a
         self._app = app
         self._rules, storage = opened(rules)
         self._decider = Decider(storage)
-        # A FastAPI(root_path=...) says so to its own middleware only, and cuts it off the path by itself.
-        mount = getattr(app, "root_path", "")
-        self._mount = mount if isinstance(mount, str) else ""
+        # A FastAPI(root_path=...) says so to its own middleware only, and cuts it off the path by itself. A Quart's
+        # root_path is the folder that it lies in.
+        self._mount = getattr(app, "root_path", "") if hasattr(app, "root_path_in_servers") else ""
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         kind = scope["type"]

@@ -164,6 +164,20 @@ def test_whatever_reaches_a_handler_is_counted_by_its_rule(where: str, rule: str
         assert all("ratelimit" in one.headers for one in reached)
 
 
+def test_the_folder_that_a_quart_lies_in_is_nothing_it_is_mounted_under(url: str, tmp_path: Path) -> None:
+    class Quart:
+        root_path = str(tmp_path)
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await answer(scope, receive, send)
+
+    limited = asgi(Quart(), Rules([Rule("login", Limit(1, MINUTE_MS), path="/login")], url=url))
+    with running(limited, root_path="/api") as port:
+        client = Client(port)
+        assert [client("/login").status for _ in range(2)] == [200, 429]
+        client.close()
+
+
 @pytest.mark.parametrize("strict", ["files", "login"])
 def test_a_path_that_may_mean_two_things_is_held_to_both_rules(strict: str, url: str) -> None:
     limits = {"files": Limit(100, MINUTE_MS), "login": Limit(100, MINUTE_MS), strict: Limit(1, MINUTE_MS)}
