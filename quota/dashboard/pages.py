@@ -92,6 +92,7 @@ class Site:
         self._jinja.filters |= {
             "name": words.name,
             "units": lambda number: f"{number:,}",
+            "many": many,
             "plain": spaced,
             "coded": _coded,
         }

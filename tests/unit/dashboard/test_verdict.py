@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quota.common.clock import rfc3339
+from quota.dashboard.app import Dashboard
 from quota.dashboard.reading import read_now
 from quota.dashboard.words import verdict
 from quota.ledger.contract import Exhaustion
@@ -90,3 +91,10 @@ def test_closed_and_then_full_says_both_and_when(room: Room) -> None:
     assert found.until is not None
     assert found.until.exact == rfc3339(TEN_MS + DAY_MS)
     assert found.lead.endswith("before the reset at 13:00, nor then: limit 'day' has 9,500 of 9,500 units used.")
+
+
+def test_one_unit_is_no_units(room: Room) -> None:
+    room.configure("1")
+    dashboard = Dashboard(room.session)
+    dashboard.now.get(60)
+    assert "1 unit in any hour, only search.list" in dashboard.site.overview(dashboard.state())
