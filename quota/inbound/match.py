@@ -139,6 +139,10 @@ def names(path: str, mount: str) -> Iterable[tuple[Segments, ...]]:
     for whole in readings(mount + rest):
         below = whole[: len(above)] == above
         found.setdefault(whole, (whole, whole[len(above) :]) if below else (whole,))
+    _, _, behind = path.partition(mount)
+    if behind:  # Litestar cuts off all up to where the mount first stands
+        for inside in readings(behind):
+            found.setdefault((*above, *inside), ((*above, *inside), inside))
     return found.values()
 
 
