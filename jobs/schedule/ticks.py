@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import merge
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from quota.common.clock import NEVER
 from quota.limits import DAY_MS
 from quota.settings.schedules import MAX_PAUSE_DAYS, parse_schedule
 
@@ -52,13 +54,15 @@ class Stream:
     jitter_ms: int
 
     def ticks(self, since_ms: int, until_ms: int) -> Iterator[Tick]:
-        """The ticks with since_ms <= at_ms < until_ms, in order.
-
-        The configuration keeps jitter shorter than the time between two fires, so that no tick overtakes another.
-        """
-        since = since_ms - self.offset_ms
-        for base_ms in self.schedule.fires(since - self.jitter_ms, until_ms - self.offset_ms):
-            at_ms = base_ms + self.offset_ms + self._jitter(base_ms)
+        """The ticks with since_ms <= at_ms < until_ms, in order."""
+        if not self.jitter_ms:
+            for base_ms in self.schedule.fires(since_ms - self.offset_ms, until_ms - self.offset_ms):
+                yield Tick(base_ms + self.offset_ms, self.job, self.regions)
+            return
+        # As far as another fire could matter to the last tick.
+        since, until = since_ms - self.offset_ms - self.jitter_ms, until_ms - self.offset_ms + self.jitter_ms
+        for base_ms, following_ms in pairwise(chain(self.schedule.fires(since, until), [NEVER])):
+            at_ms = base_ms + self.offset_ms + self._jitter(base_ms, following_ms)
             if since_ms <= at_ms < until_ms:
                 yield Tick(at_ms, self.job, self.regions)
 
@@ -71,10 +75,11 @@ class Stream:
                 return found
         raise AssertionError("the configuration has a schedule that never fires")
 
-    def _jitter(self, base_ms: int) -> int:
-        if not self.jitter_ms:
-            return 0
-        return crc32(f"{self.job}\n{','.join(self.regions)}\n{base_ms}".encode()) % (self.jitter_ms + 1)
+    def _jitter(self, base_ms: int, following_ms: int) -> int:
+        """Less than the time until the next fire, so that no tick overtakes another: where the clock goes forward that
+        may be an hour shorter than the schedule says."""
+        most_ms = min(self.jitter_ms, following_ms - base_ms - 1)
+        return crc32(f"{self.job}\n{','.join(self.regions)}\n{base_ms}".encode()) % (most_ms + 1)
 
 
 def streams(jobs: Iterable[JobSettings]) -> list[Stream]:

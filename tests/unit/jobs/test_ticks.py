@@ -308,6 +308,26 @@ def test_any_span_shows_the_same_ticks() -> None:
         assert walked == list(stream.ticks(start, start + hours * HOUR_MS))
 
 
+@pytest.mark.parametrize(
+    ("line", "zone", "day"),
+    [
+        ("0 1,3 * * *", BERLIN, "2026-03-29"),
+        ("0 1,3 * * *", LA, "2026-03-08"),
+        ("0,40 * * * *", "Australia/Lord_Howe", "2026-10-04"),
+    ],
+)
+def test_no_tick_overtakes_another_where_the_clock_goes_forward(line: str, zone: str, day: str) -> None:
+    """There two fires are closer to each other than on the wall clock, and jitter may be longer than that."""
+    schedule = parse_schedule(line, zone)
+    start, until = ms(f"{day}T00:00") - DAY_MS, ms(f"{day}T00:00") + DAY_MS
+    for number in range(40):
+        stream = Stream(f"j{number}", (), schedule, MINUTE_MS, schedule.shortest_ms - 1)
+        found = [tick.at_ms for tick in stream.ticks(start, until)]
+        assert all(a < b for a, b in pairwise(found))
+        for before, at in pairwise([start - 1, *found]):
+            assert stream.after(before).at_ms == at
+
+
 def test_jobs_without_a_schedule_have_no_ticks() -> None:
     assert list(ticks([job(schedule=None)], 0, DAY_MS)) == []
 
