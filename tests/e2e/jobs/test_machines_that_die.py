@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from quota.ledger.claims import Claim, Ending
     from support.servers import RedisServer
 
-RUNS = int(os.environ.get("QUOTA_TEST_RUNS", "4"))
+RUNS = int(os.environ.get("QUOTA_TEST_RUNS", "3"))
 DAYS = 10
 START_MS = 1_793_000_000_000
 REGIONS, PAGES = ("US", "DE", "FR"), 2

@@ -1,6 +1,6 @@
 """Weeks and months through the real runner in seconds: the clock is an argument, upstream is in the same process.
 
-By default some days around each of the year's clock changes, each change and each pacing once on each ledger;
+By default some days around each of the year's clock changes, each change, each pacing and each ledger once;
 QUOTA_TEST_DAYS=61 (`make soak`) takes two whole months, and every combination.
 """
 
@@ -86,7 +86,7 @@ COMBINATIONS = [
     for change in CHANGES
     for pacing in (False, True)
     for ledger in ("sqlite", "redis")
-    if ALL or (change == "march") ^ pacing ^ (ledger == "redis")
+    if ALL or (change == "march") == pacing == (ledger == "redis")
 ]
 
 
@@ -227,14 +227,14 @@ WEEK_START_MS = PACIFIC.edges(int(datetime(2026, 10, 29, 12, tzinfo=UTC).timesta
 def test_with_budget_for_half_of_the_work_every_region_gets_its_half(
     stagger: str, pacing: str, state_dir: Path, tmp_path: Path
 ) -> None:
-    """8 regions x 4 pages x 24 ticks want 768 units a day of 384. A week with the day of 25 hours in it."""
+    """8 regions x 4 pages x 24 ticks want 768 units a day of 384. Days with that of 25 hours among them."""
     config = tmp_path / "quota.toml"
     job = f'[jobs.main]\nfetch = "trending"\nregions = {EIGHT}\npages = 4\nschedule = "0 * * * *"\n{stagger}'
     config.write_text(TWO_LIMITS.format(units=384, pacing=pacing) + job)
-    week = live(config, WEEK_START_MS, WEEK_START_MS + 7 * DAY_MS)
-    passes = week.passes["main"].values()
+    days = 7 if ALL else 4
+    passes = live(config, WEEK_START_MS, WEEK_START_MS + days * DAY_MS).passes["main"].values()
     assert max(passes) - min(passes) <= 1, passes
-    assert sum(passes) * 4 >= 0.98 * 384 * 7, passes
+    assert sum(passes) * 4 >= 0.98 * 384 * days, passes
 
 
 BACKFILL = """
