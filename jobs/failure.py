@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import TYPE_CHECKING, Literal
 
-from quota.common.text import describe
+from quota.common.text import describe, one_line
 from quota.common.values import Value
 from quota.errors import BadAnswer
 
@@ -40,14 +41,28 @@ def classify_failure(error: Exception, *, method: str, book: CostBook) -> Failur
         return _classify_answer(int(error.resp.status), error.content, method, book)  # type: ignore[attr-defined]
     message = _redacted(describe(error))
     if isinstance(error, BadAnswer):
-        return Failure("answer", _redacted(str(error)))
-    if isinstance(error, (ConnectionError, TimeoutError)) or _is_any(error, _TRANSIENT):
+        return Failure("answer", one_line(_redacted(str(error))))
+    unreachable = isinstance(error, OSError) and error.errno in _UNREACHABLE
+    if unreachable or isinstance(error, (ConnectionError, TimeoutError)) or _is_any(error, _TRANSIENT):
         certificate = _is_any(error, (("ssl", "SSLCertVerificationError"),))
         return Failure("config" if certificate else "transient", message)
     if _is_any(error, (("google.auth.exceptions", "GoogleAuthError"),)):
         return Failure("config", message)
     return Failure("region", message)
 
+
+_UNREACHABLE = frozenset(
+    (
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.ENETRESET,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.EADDRNOTAVAIL,
+        errno.ENOBUFS,
+    )
+)
+"""What the system says of a network that is away, or busy. Python has no classes of errors for these."""
 
 _TRANSIENT = (
     ("http.client", "HTTPException"),
@@ -57,8 +72,11 @@ _TRANSIENT = (
     ("google.auth.exceptions", "TransportError"),
     # A user's own fetch function may use these.
     ("requests.exceptions", "ConnectionError"),
+    ("requests.exceptions", "ChunkedEncodingError"),  # the answer ended in the middle
     ("requests.exceptions", "Timeout"),
     ("httpx", "TransportError"),
+    ("aiohttp", "ClientConnectionError"),
+    ("aiohttp", "ClientPayloadError"),
 )
 
 

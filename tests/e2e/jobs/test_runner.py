@@ -480,6 +480,49 @@ def test_trouble_that_stays_fails_the_region_alone_and_the_next_run_goes_on_from
     assert bench.rows("SELECT count(*), count(DISTINCT taken_at_ms) FROM rankings WHERE region = 'DE'") == [(200, 1)]
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        "OSError(errno.EHOSTUNREACH, 'No route to host')",
+        "OSError(errno.ENETUNREACH, 'Network is unreachable')",
+        "OSError(errno.EADDRNOTAVAIL, 'Cannot assign requested address')",
+        "requests.exceptions.ChunkedEncodingError('Response ended prematurely')",
+        "aiohttp.ServerDisconnectedError()",
+        "aiohttp.ClientPayloadError('Response payload is not completed')",
+    ],
+)
+def test_a_network_that_is_away_keeps_the_place_whatever_the_client_calls_it(bench: Bench, error: str) -> None:
+    """What a laptop without a route meets, or a function of one's own with another client."""
+    fetch = bench.write_fetch(
+        f"""
+import errno, os, aiohttp, requests
+def fetch(client, region, cursor):
+    if cursor is None:
+        return Page(videos=[{{"id": "v1"}}], ranked=True, cursor={{"at": 2}})
+    with open("attempts", "a") as file:
+        file.write("x")
+    if os.path.getsize("attempts") <= 4:
+        raise {error}
+    return Page(videos=[{{"id": "v2"}}], ranked=True)
+""".replace('"attempts"', repr(str(bench.folder / "attempts")))
+    )
+    bench.configure(fetch=fetch, regions=["US"])
+    (failed,) = bench.run().regions
+    assert (failed.outcome, failed.cursor) == ("failed", {"at": 2})
+    assert ", in 4 attempts to reach " in str(failed.error)
+    assert outcomes(bench.run()) == {"US": "done"}
+    assert bench.rows("SELECT rank, video_id FROM rankings") == [(1, "v1"), (2, "v2")]
+
+
+def test_an_endpoint_without_a_route_is_tried_four_times_and_costs_nothing(bench: Bench) -> None:
+    bench.configure(regions=["US"], endpoint="http://255.255.255.255:80")
+    text = bench.config.read_text()
+    bench.config.write_text(text.replace('key = "file:key"', 'key = "file:key"\ninsecure_endpoint = true'))
+    report = bench.run()
+    assert (outcomes(report), report.units) == ({"US": "failed"}, 0)
+    assert "in 4 attempts to reach http://255.255.255.255:80; check " in report.why
+
+
 def test_a_server_that_is_not_there_costs_nothing(bench: Bench) -> None:
     bench.configure(regions=["US"], endpoint="http://127.0.0.1:9")
     report = bench.run()
@@ -566,6 +609,7 @@ def fetch(client, region, cursor, *, store, letter="a"):
     [
         ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
         ("raise ValueError('key=AIza' + 'x' * 35)", "ValueError: key=[redacted]"),
+        ("import quota; raise quota.BadAnswer('two\\nlines' + 'x' * 1_000)", "two\\nlinesxx"),
         ("return None", "TypeError: fetch returned NoneType, not a quota.jobs.job.Page"),
         ("return Page(videos=[{}])", 'ValueError: each of a page\'s videos must be an object with a text "id", not {}'),
         ("return Page(cursor={1: {2}})", "ValueError: a page's cursor must be JSON"),
@@ -589,6 +633,7 @@ def fetch(client, region, cursor):
     message = str(report.regions[1].error)
     assert error in message
     assert "\n" not in message
+    assert len(message) <= 400
 
 
 @pytest.mark.parametrize("fatal", [MemoryError, KeyboardInterrupt, SystemExit])
