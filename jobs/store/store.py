@@ -312,11 +312,15 @@ class Store:
     def save_page(self, checkpoint: Checkpoint, page: Page, *, started_at_ms: int, finished: bool) -> Checkpoint:
         """Store one page and the checkpoint after it, both or neither. Returns the new checkpoint.
 
-        `started_at_ms` dates the pass if this is its first page. `finished` ends the pass.
+        `started_at_ms` dates the pass if this is its first page. `finished` ends the pass. Raises StoreError if the
+        store no longer has this checkpoint: somebody deleted the file, put another in its place, or changed it.
         """
         now_ms = self._clock()
 
         def work(db: sqlite3.Connection) -> None:
+            stored = _read_checkpoint(db, checkpoint.job, checkpoint.region, checkpoint.work)
+            if _is_empty(stored) or _stand(stored) != _stand(checkpoint):
+                raise StoreError(f"store {self.path}: it was replaced or changed while the job ran; run again")
             taken_at_ms = checkpoint.started_at_ms
             if taken_at_ms is None:
                 taken_at_ms = _free_start(db, checkpoint, started_at_ms)
@@ -500,6 +504,11 @@ def _key(checkpoint: Checkpoint) -> tuple[str, str, str]:
 
 def _is_empty(checkpoint: Checkpoint) -> bool:
     return checkpoint == Checkpoint(checkpoint.job, checkpoint.region, work=checkpoint.work)
+
+
+def _stand(checkpoint: Checkpoint) -> tuple[object, ...]:
+    one = checkpoint
+    return one.pending, json.dumps(one.cursor), one.pages, one.items, one.ranks, one.started_at_ms
 
 
 # The weights: a word in the title counts for more than one in the description. Only videos that are as good as the last

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from quota.jobs.store.store import Checkpoint
+
 
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
@@ -890,6 +892,36 @@ main()
         ("DE", 200, 1),
         ("US", 200, 1),
     ]
+
+
+RESTARTED = "UPDATE checkpoints SET cursor = NULL, pages = 0, items = 0, ranks = 0, started_at_ms = NULL"
+
+
+@pytest.mark.parametrize("instead", ["nothing", "a copy from before", "a pass that begins again"])
+def test_a_store_that_is_replaced_in_mid_run_ends_it_in_one_line_without_a_hole(bench: Bench, instead: str) -> None:
+    """Upstream is not said to name its pages in a circle, and the next run stores the ranking whole."""
+    path, before = bench.folder / "videos.db", bench.folder / "before.db"
+
+    class Replaces(Silent):
+        def page(self, checkpoint: Checkpoint) -> None:
+            if checkpoint.pages == 1 and instead == "a pass that begins again":
+                bench.change(RESTARTED)
+            elif checkpoint.pages == 1:
+                for end in ("", "-wal", "-shm"):
+                    path.with_name(path.name + end).unlink(missing_ok=True)
+                if instead == "a copy from before":
+                    shutil.copy(before, path)
+
+    bench.configure(regions=["US"])
+    assert bench.run().outcome == "done"
+    bench.change(f"VACUUM INTO '{before}'")
+    report = bench.run(watcher=Replaces())
+    assert (report.outcome, report.exit_status, report.attempts) == ("failed", 1, 2)
+    assert report.why == f"store {path}: it was replaced or changed while the job ran; run again"
+    assert bench.run().outcome == "done"
+    newest = "SELECT count(*), max(rank) FROM rankings WHERE taken_at_ms = (SELECT max(taken_at_ms) FROM rankings)"
+    assert bench.rows(newest) == [(200, 200)]
+    assert bench.rows("SELECT pages, ranks FROM checkpoints") == [(4, 200)]
 
 
 @pytest.mark.parametrize("spelt", ["videos.db", "link.db", "../{folder}/./videos.db"])
