@@ -238,6 +238,8 @@ def checked(postproc: Callable[[Any, Any], Any], limits: AnswerLimits) -> Callab
     def check(response: Any, content: Any) -> Any:
         if int(response.status) >= 300 or not promises_json:
             return postproc(response, content)
+        if int(response.status) == 204:  # the client makes it an object without items
+            raise _no_object("an empty body")
         most = limits.max_bytes
         if most is not None and _values(content) > most // BYTES_PER_VALUE:
             raise BadAnswer(
@@ -272,6 +274,9 @@ def _check_page(answer: object, limits: AnswerLimits) -> None:
                 f"upstream's answer holds {len(value):,} {_word(name)}, over {limits.max_items:,}; "
                 "if this is expected, raise max_items"
             )
+    if isinstance(answer.get("error"), dict) and "items" not in answer:
+        said = show(answer["error"].get("message"))
+        raise BadAnswer(f"upstream's answer holds an error, but no status of one: {said}; check endpoint and proxies")
     items, token = answer.get("items", []), answer.get("nextPageToken")
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise BadAnswer("upstream's answer has items that are not a list of objects; check endpoint and proxies")

@@ -278,6 +278,11 @@ HTML = b"<!DOCTYPE html><html><body><h1>Sign in to the network</h1></body></html
 SHAPES = {
     "html": (whole(HTML, "Content-Type: text/html"), "answered with text/html instead of a JSON object"),
     "empty": (whole(b"", "Content-Type: application/json"), "answered with an empty body instead of a JSON object"),
+    "nothing": (head(status="204 No Content") + b"\r\n", "answered with an empty body instead of a JSON object"),
+    "an error that is none": (
+        whole(b'{"error": {"message": "Daily limit"}}'),
+        "holds an error, but no status of one: 'Daily limit'; check endpoint",
+    ),
     "no text": (whole(b"\xff\xfe\x00"), "answered with text instead of a JSON object"),
     "cut": (
         whole(PAGE[:-3], "Content-Type: application/json"),
