@@ -271,6 +271,10 @@ def attempt_of(fetch: Fetch, cursor: Cursor | None) -> str | None:
         return None
 
 
+_RETURNS_NO_PAGE = 0x20 | 0x80 | 0x200
+"""The flags of a function that yields, or is `async`, as `inspect` has them: a call of it fetches nothing."""
+
+
 def load_fetch(name: str, options: Mapping[str, Any] | None = None, folder: Path | None = None) -> Fetch:
     """The fetch function that the configuration names: a built-in job, or `package.module:function`.
 
@@ -290,6 +294,11 @@ def load_fetch(name: str, options: Mapping[str, Any] | None = None, folder: Path
         raise quota.ConfigError(f"fetch = {name!r:.100}: module {module_name:.100} has no function {function!r:.100}")
     if not callable(fetch):
         raise quota.ConfigError(f"fetch = {name!r:.100}: {function:.100} is not a function but {type(fetch).__name__}")
+    if getattr(getattr(fetch, "__code__", None), "co_flags", 0) & _RETURNS_NO_PAGE:
+        raise quota.ConfigError(
+            f"fetch = {name!r:.100}: {function:.100} is a coroutine or a generator;"
+            " write a plain function that returns a Page"
+        )
     _check_signature(fetch, name, dict(options or {}))
     return fetch  # type: ignore[no-any-return]
 

@@ -293,7 +293,7 @@ class _Run:
         self.clock = clock or host_clock
         self.budget: Budget = session.budget(job.credential)
         self.fetch = fetch
-        self.options = dict(job.options) | ({"store": store} if wants_store(fetch) else {})
+        self.given = {"store": store} if wants_store(fetch) else {}
         self.client: Any = None
         self.told_s: float | None = None  # when a signal came while a page was in flight
         self.since_ms = 0
@@ -421,10 +421,13 @@ class _Run:
             sleep=self._sleep,
             reraise=True,
         )
-        # Each attempt gets a copy of the cursor: a failed one may have changed its own.
-        page = retrying(
-            lambda: self.fetch(self.client, checkpoint.region, copy.deepcopy(checkpoint.cursor), **self.options)
-        )
+
+        def attempt() -> Any:
+            # A copy of the cursor and of the options: another attempt may have changed its own.
+            cursor, options = copy.deepcopy((checkpoint.cursor, dict(self.job.options)))
+            return self.fetch(self.client, checkpoint.region, cursor, **options, **self.given)
+
+        page = retrying(attempt)
         if not isinstance(page, Page):
             raise TypeError(f"fetch returned {type(page).__name__}, not a quota.jobs.job.Page")
         items, max_items = len(page.videos) + len(page.channels), self.job.max_items

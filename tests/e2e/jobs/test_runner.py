@@ -19,7 +19,7 @@ from tenacity import wait_fixed, wait_none
 import quota
 from quota.jobs.emulator import Emulator
 from quota.jobs.job import RunReport, load_fetch
-from quota.jobs.runner import ATTEMPTS, Silent
+from quota.jobs.runner import ATTEMPTS, Silent, run_job
 from support.commands import QUOTA
 from support.installation import Installation, until
 from support.servers import RedisServer
@@ -664,12 +664,35 @@ def fetch(client, region, cursor):
     assert bench.run().outcome == "done"
 
 
+def test_what_a_function_does_to_its_options_is_forgotten(bench: Bench) -> None:
+    """Else the rest of the run, and in `quota schedule` each later one, would be other work with other checkpoints."""
+    fetch = bench.write_fetch(
+        """
+def fetch(client, region, cursor, *, words):
+    words.append(region)
+    if cursor is None:
+        return Page(videos=[{"id": ",".join(words)}], cursor={"at": 2})
+    raise ValueError(",".join(words))
+"""
+    )
+    bench.configure(fetch=fetch, regions=["US", "DE"], more='options = { words = ["cats"] }')
+    with quota.open(bench.config) as session:
+        for _ in range(2):
+            report = run_job(session, "t")
+            assert [region.error for region in report.regions] == ["ValueError: cats,US", "ValueError: cats,DE"]
+    assert bench.rows("SELECT video_id FROM videos ORDER BY 1") == [("cats,DE",), ("cats,US",)]
+    assert bench.count("checkpoints") == 2
+
+
 @pytest.mark.parametrize(
     ("fetch", "source", "error"),
     [
         ("nowhere_{n}:fetch", None, "cannot be imported: ModuleNotFoundError"),
         ("mod_{n}:other", "def fetch(client, region, cursor): ...", "has no function 'other'"),
         ("mod_{n}:fetch", "fetch = 3", "is not a function but int"),
+        ("mod_{n}:fetch", "async def fetch(client, region, cursor): ...", "write a plain function that returns a Page"),
+        ("mod_{n}:fetch", "def fetch(client, region, cursor):\n    yield", "is a coroutine or a generator"),
+        ("mod_{n}:fetch", "async def fetch(client, region, cursor):\n    yield", "is a coroutine or a generator"),
         ("mod_{n}:fetch", "def fetch(client, region): ...", "too many positional arguments"),
         ("mod_{n}:fetch", "def fetch(client, region, cursor, *, words): ...", "missing a required"),
         ("mod_{n}:fetch", "1 / 0", "cannot be imported: ZeroDivisionError"),
