@@ -482,7 +482,8 @@ def explain(
     """
     import quota
     from quota.cli.explain import render_charge, render_refusal
-    from quota.explain import explain_charge, explain_refusal
+    from quota.explain.charge import explain_charge
+    from quota.explain.refusal import explain_refusal
 
     if charge_id is not None and (last or job is not None):
         raise click.UsageError(

@@ -10,7 +10,8 @@ from quota.wording.of_explanations import charge_told, refusal_told
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from quota.explain import ChargeExplained, RefusalExplained
+    from quota.explain.charge import ChargeExplained
+    from quota.explain.refusal import RefusalExplained
 
 
 def render_refusal(x: RefusalExplained) -> RenderableType:

@@ -27,7 +27,7 @@ from quota.dashboard.kept import Kept, Reading
 from quota.dashboard.pages import Site, State
 from quota.dashboard.reading import find_refusal, projects_of, read_curves, read_now, read_samples, read_spent
 from quota.errors import LedgerError
-from quota.explain import explain_kept
+from quota.explain.refusal import explain_kept
 from quota.metrics import MEDIA_TYPE, Sample, exposition, of_silence
 from quota.web.health import Check, health
 from quota.web.protection import protected

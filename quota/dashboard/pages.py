@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from quota.dashboard.curves import Curve
     from quota.dashboard.kept import Reading
     from quota.dashboard.reading import Curves, Now, Spent, SpentRow
-    from quota.explain import RefusalExplained
+    from quota.explain.refusal import RefusalExplained
     from quota.settings.model import Settings
     from quota.spending import KeptRefusal
     from quota.status import CredentialRow, LimitRow

@@ -14,7 +14,9 @@ from quota.wording.parts import Line, Part, Table
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from quota.explain import Change, ChargeExplained, Expiry, RefusalExplained, Setting
+    from quota.explain.admits import Change, Setting
+    from quota.explain.charge import ChargeExplained
+    from quota.explain.refusal import Expiry, RefusalExplained
 
 ROWS = 10
 """So many rows has the table of what fills a limit; the JSON has all."""

@@ -19,7 +19,9 @@ from quota.common.steps import run
 from quota.common.values import replace
 from quota.decision import Decision
 from quota.errors import LedgerError, UnknownCharge, UsageError
-from quota.explain import EXPIRIES, Change, RefusalExplained, explain_charge, explain_refusal
+from quota.explain.admits import Change
+from quota.explain.charge import explain_charge
+from quota.explain.refusal import EXPIRIES, RefusalExplained, explain_refusal
 from quota.ledger.contract import Exhaustion
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.explain import Filled, Setting
+from quota.explain.admits import Setting
+from quota.explain.refusal import Filled
 from quota.jobs.emulator import Emulator
 from support.commands import Quota
 from support.pages import differs, try_page
@@ -85,8 +86,8 @@ def test_every_field_of_a_spending_is_described() -> None:
 
 
 def test_every_field_of_an_explanation_is_described() -> None:
-    tree = ast.parse((ROOT / "quota/explain.py").read_text(encoding="utf-8"))
-    dicts = [node for node in ast.walk(tree) if isinstance(node, ast.Dict)]
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "quota/explain").glob("*.py")]
+    dicts = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Dict)]
     fields = {str(key.value) for one in dicts for key in one.keys if isinstance(key, ast.Constant)}
     fields |= {*Filled._fields, *Setting._fields}
     page = (DOCS / "explain.md").read_text(encoding="utf-8") + (DOCS / "who-spent-it.md").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from quota.common.clock import NEVER, rfc3339
 from quota.common.text import one_line
 from quota.dashboard.reading import read_curves, read_now, read_spent
 from quota.errors import LedgerError, UnknownCharge
-from quota.explain import explain_charge
+from quota.explain.charge import explain_charge
 from quota.ledger.history import RefusalCount
 from quota.spending import SPEND_FIELDS, read_charges, read_refusals, read_spending, read_sums
 from quota.status import read_status

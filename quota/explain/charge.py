@@ -1,0 +1,227 @@
+"""What a charge did to the limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from quota.budget import draw_of
+from quota.common.clock import NEVER, rfc3339
+from quota.common.text import one_line
+from quota.common.values import NamedTuple
+from quota.errors import UnknownCharge, UsageError
+from quota.explain.log import added_up, cutoff
+from quota.ledger.contract import RETENTION_SLACK_MS, just_before, read_entries
+from quota.ledger.history import RUN_CHARS
+from quota.ledger.state_fields import read_id
+from quota.limits import Calendar, Limit
+from quota.retry_at import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quota.budget import Budget
+    from quota.ledger.entry import Charge, Entry, Id
+    from quota.recovery.allowance import Draw
+    from quota.session import Session
+
+
+class LimitAroundCharge(NamedTuple):
+    """A limit that counts a charge: what it counted without it at that moment, and with it, other charges with the
+    corrections they have today. The charge stops counting at `leaves_ms`. If not `whole`, the log has let go of a part
+    of that window, and what was used before was more."""
+
+    limit: Limit
+    before_units: int
+    after_units: int
+    leaves_ms: int
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChargeExplained:
+    """What a charge was, asked at `asked_ms` by the ledger's clock. `entry` is None while a charge that was `drawn` on
+    this machine's allowance is owed, or if the log has let go of it. `not_counted_by` names limits that do not count
+    it."""
+
+    charge_id: str
+    credential: str
+    project: str
+    asked_ms: int
+    entry: Entry | None
+    drawn: Draw | None
+    limits: tuple[LimitAroundCharge, ...]
+    not_counted_by: tuple[str, ...]
+
+    @property
+    def method(self) -> str:
+        return self._fields[0]
+
+    @property
+    def job(self) -> str:
+        return self._fields[1]
+
+    @property
+    def region(self) -> str:
+        return self._fields[2]
+
+    @property
+    def bucket(self) -> str:
+        return self._fields[3]
+
+    @property
+    def run(self) -> str:
+        return self._fields[4][:RUN_CHARS]
+
+    @property
+    def units(self) -> int:
+        """What it counts now."""
+        return self._source.units
+
+    @property
+    def charged_units(self) -> int | None:
+        """What it was charged; None where only the journal has it, which keeps what it counts now."""
+        return None if self.entry is None else self.entry.charged_units
+
+    @property
+    def at_ms(self) -> int:
+        if self.drawn is not None:
+            return self.drawn.drawn_ms
+        assert self.entry is not None  # noqa: S101  # one of both is there
+        return self.entry.ms
+
+    @property
+    def _source(self) -> Entry | Charge:
+        if self.entry is not None:
+            return self.entry
+        assert self.drawn is not None  # noqa: S101  # one of both is there
+        return self.drawn.charge
+
+    @property
+    def _fields(self) -> tuple[str, str, str, str, str]:
+        one = self._source
+        return one.method, one.job, one.region, one.bucket, one.idempotency_key
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "id": self.charge_id,
+            "asked_at": rfc3339(self.asked_ms),
+            "at": rfc3339(self.at_ms),
+            "credential": self.credential,
+            "project": self.project,
+            "method": self.method,
+            "bucket": self.bucket,
+            "job": self.job,
+            "region": self.region,
+            "run": self.run,
+            "charged_units": self.charged_units,
+            "units": self.units,
+            "drawn": None
+            if self.drawn is None
+            else {
+                "at": rfc3339(self.drawn.drawn_ms),
+                "repaid": self.drawn.repaid,
+                "entry": self.entry and self.entry.id,
+            },
+            "limits": [
+                {
+                    "name": one.limit.name,
+                    "window": one.limit.view.window.name,
+                    "limit_units": one.limit.limit_units,
+                    "before_units": one.before_units,
+                    "after_units": one.after_units,
+                    "whole": one.whole,
+                    "leaves_at": rfc3339(one.leaves_ms),
+                }
+                for one in self.limits
+            ],
+            "not_counted_by": list(self.not_counted_by),
+        }
+
+
+def explain_charge(session: Session, charge_id: str, credential: str | None = None) -> ChargeExplained:
+    """The charge of this id, of whichever project has it.
+
+    Raises UnknownCharge for an id that no charge has, or whose charge has left the log; UsageError if several projects
+    have one of that id; LedgerError.
+    """
+    credentials = session.settings.credentials.values() if credential is None else [session.credential(credential)]
+    names = {one.project: one.name for one in reversed(list(credentials))}
+    found = [one for name in names.values() if (one := _find(session, session.budget(name), charge_id)) is not None]
+    if len(found) > 1:
+        raise UsageError(
+            f"several projects have a charge {charge_id}; name the credential, for example {found[0].credential!r}"
+        )
+    if found:
+        return found[0]
+    raise UnknownCharge(_why_unknown(session, list(names), charge_id))
+
+
+def _why_unknown(session: Session, projects: Sequence[str], charge_id: str) -> str:
+    named = f"no charge {one_line(charge_id)[:80]!r} in project {', '.join(map(repr, projects))}"
+    made = _id_of(charge_id)
+    if made is None:
+        if charge_id.startswith("allowance-"):
+            return f"{named}: it was drawn on another machine, or this one's journal no longer has it"
+        return f"{named}: an id is as `quota log` shows it, for example 1795233255077-0"
+    after_ms = max(map(session.ledger.whole_after_ms, projects), default=0)
+    if made[0] <= after_ms:
+        return (
+            f"{named} any more: it is older than the log, which has single charges since {rfc3339(after_ms)}; "
+            "`quota spend` has older ones by the hour"
+        )
+    return f"{named}; `quota log` lists those that there are"
+
+
+def _id_of(text: str) -> Id | None:
+    """The id of a charge; None for any other text."""
+    try:
+        made = read_id(text)
+    except ValueError:
+        return None
+    return made if made[0] else None
+
+
+def _find(session: Session, budget: Budget, charge_id: str) -> ChargeExplained | None:
+    ledger, project = session.ledger, budget.project
+    drawn, entry = draw_of(budget, charge_id), None
+    if drawn is not None and drawn.repaid:
+        # The newest entry of that key is the draw; an earlier one is the same call, whose answer was lost.
+        log = read_entries(ledger, project, max(0, drawn.drawn_ms - RETENTION_SLACK_MS), NEVER)
+        entry = next(reversed([e for e in log if e.idempotency_key == drawn.charge.idempotency_key]), None)
+    made = _id_of(charge_id)
+    if made is not None:
+        after = (made[0], made[1] - 1) if made[1] else (made[0] - 1, NEVER)
+        entry = next((e for e in ledger.read(project, after, made[0], 1) if (e.ms, e.seq) == made), None)
+    if entry is None:
+        return (
+            None
+            if drawn is None
+            else ChargeExplained(charge_id, budget.credential, project, ledger.now_ms(), None, drawn, (), ())
+        )
+    limits, others = _around(session, budget, entry)
+    return ChargeExplained(charge_id, budget.credential, project, ledger.now_ms(), entry, drawn, limits, others)
+
+
+def _around(session: Session, budget: Budget, entry: Entry) -> tuple[tuple[LimitAroundCharge, ...], tuple[str, ...]]:
+    """Each limit before and after an entry, and the names of those that do not count it."""
+    counting = [x for x in budget.limits if x.view.selector.counts(entry.bucket, entry.method, entry.job)]
+    cutoffs_ms = [cutoff(limit.view, entry.ms) for limit in counting]
+    before_units = [0] * len(counting)
+    edges = [just_before(ms + 1) for ms in sorted(set(cutoffs_ms))]
+    last = (entry.ms, entry.seq - 1) if entry.seq else just_before(entry.ms)
+    calls = any(limit.view.selector.count == "calls" for limit in counting)
+    for begin, through in pairwise([*edges, last]):
+        for row in added_up(session.ledger, budget.project, begin, through, calls=calls):
+            for n, limit in enumerate(counting):
+                if just_before(cutoffs_ms[n] + 1) <= begin:
+                    before_units[n] += counted(limit.view, row)
+    whole_after_ms = session.ledger.whole_after_ms(budget.project)
+    rows = []
+    for limit, cutoff_ms, before in zip(counting, cutoffs_ms, before_units, strict=True):
+        window = limit.view.window
+        leaves_ms = window.edges(entry.ms)[1] if isinstance(window, Calendar) else entry.ms + window.window_ms
+        after = before + limit.view.selector.cost(entry.charged_units)
+        rows.append(LimitAroundCharge(limit, before, after, leaves_ms, whole_after_ms <= cutoff_ms))
+    return tuple(rows), tuple(limit.name for limit in budget.limits if limit not in counting)
