@@ -27,6 +27,9 @@ to 2 s, and answers all the same."""
 CLOCK_MS = 2
 """Two processes of one machine read one clock, and each rounds down."""
 
+ASKED_AGAIN_MS = 20
+"""What was decided so long after it was asked may have been asked twice."""
+
 HELD_MS = 5_000
 """A request may be held so long by the network, and be done after its sender gave up."""
 
@@ -242,7 +245,8 @@ def _ignorance(
         and attempt.draw is None
         and loss.at_ms <= _charged_ms(attempt) <= until_ms
     )
-    remembered = any(entry.ms <= seen_ms[knows] for entry in lost)
+    # What was only carried may be in the copy that came back.
+    remembered = any(entry.ms <= seen_ms[knows] and entry in loss.log for entry in lost)
     said = (event["ms"] for _, event in evidence.events("warning") if event["text"].startswith(BEHIND))
     noticed_ms = next((ms for ms in said if ms >= loss.at_ms), None)
     return Ignorance(loss.at_ms, until_ms, units, remembered, noticed_ms)
@@ -384,10 +388,12 @@ def _refusals(evidence: Evidence, verdict: Verdict, unknown_of: dict[str, list[I
             until = bisect_right(ids, (event["ms"] + CLOCK_MS, NEVER))
             true = sums[until] - sums[bisect_right(ids, (asked_ms - CLOCK_MS - limit.window_ms, NEVER))]
             needless += event["refused_by"] == name and true + event["units"] <= limit.units
-            # A call whose answer was lost is told of its charge later than it was made.
+            # A call whose answer was lost is told of its charge later than it was made, if not in the same millisecond.
             if event["source"] == "ledger" and int(ms) == at_ms:
-                until = bisect_right(ids, (int(ms), int(seq)))
-                true = sums[until] - sums[bisect_right(ids, (at_ms - limit.window_ms, NEVER))]
+                own = bisect_right(ids, (int(ms), int(seq)))
+                last = bisect_right(ids, (at_ms, NEVER)) if at_ms - asked_ms > ASKED_AGAIN_MS else own
+                left = sums[bisect_right(ids, (at_ms - limit.window_ms, NEVER))]
+                true = next((sums[n] - left for n in range(own, last + 1) if sums[n] - left == used), sums[own] - left)
                 told = f"{name} {used} of {true} to {life.name} on {life.machine} at {event['id']}, told {event['ms']}"
                 if used != true and event["ms"] < first_loss_ms:
                     inexact.append(told)
