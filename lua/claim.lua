@@ -16,7 +16,7 @@
 --       8 hold_ms     how long the regions stay with the store after the run was last heard of: 1 to 49 h
 --       9 lease_ms    a run that is silent for so long counts as dead: 1 to 49 h
 --      10 tick        the tick of a schedule that this run is; empty = none
---      11 tick_ms     how long a tick that was run is remembered: 1 to 8 days
+--      11 tick_ms     how long a tick that was run is remembered: 1 to 8 days. Of more than 1,000, those that end first go
 --      then the regions, at most 1,000 (none when a run has ended: all of its own are meant)
 --
 -- Reply { now_ms, tick, holders... }
@@ -33,6 +33,7 @@ local hold_ms, lease_ms, tick, tick_ms = tonumber(ARGV[8]), tonumber(ARGV[9]), A
 local FIRST_REGION = 12
 local MAX_HOLD_MS = 176400000 -- 49 h
 local MAX_TICK_MS = 691200000 -- 8 days
+local MAX_TICKS = 1000
 local MAX_REGIONS = 1000
 
 -- >>> int
@@ -121,7 +122,15 @@ if ended then
       left[#left + 1] = one
     end
   end
-  if tick ~= '' and mode ~= 'stopped' then ticks[tick] = now_ms + tick_ms end
+  if tick ~= '' and mode ~= 'stopped' then
+    ticks[tick] = now_ms + tick_ms
+    local by_end = {}
+    for one in pairs(ticks) do by_end[#by_end + 1] = one end
+    if #by_end > MAX_TICKS then
+      table.sort(by_end, function(a, b) return ticks[a] < ticks[b] or (ticks[a] == ticks[b] and a < b) end)
+      for n = 1, #by_end - MAX_TICKS do ticks[by_end[n]] = nil end
+    end
+  end
 else
   if ticks[tick] then reply[2] = 'done' end
   for _, one in ipairs(runs) do

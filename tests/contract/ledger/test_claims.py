@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from quota.errors import LedgerError, UsageError
-from quota.ledger.claims import MAX_HOLD_MS, MAX_REGIONS, MAX_TICK_MS, Claimed
+from quota.ledger.claims import MAX_HOLD_MS, MAX_REGIONS, MAX_TICK_MS, MAX_TICKS, Claimed
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_scripts import FORMAT
 from quota.limits import HOUR_MS, MINUTE_MS
@@ -207,6 +207,15 @@ def test_a_tick_whose_run_was_killed_is_run_by_the_next(setup: Setup, regions: t
     assert asked(setup, claim_of("a", "3", **more)).tick == "", "the lock on the machine says that run 1 is dead"
     setup.now_ms += LEASE_MS
     assert asked(setup, elsewhere).tick == ""
+
+
+def test_a_thousand_ticks_are_remembered_and_of_more_those_that_end_last(setup: Setup) -> None:
+    """However often a job runs, and for how long its ticks are remembered: the record is read with each page."""
+    claims = [claim_of("a", tick=f"tick:{-n % 10_000}", tick_ms=HOUR_MS + n // 2) for n in range(MAX_TICKS + 3)]
+    for claim in claims:
+        end(setup, claim)
+    kept = [asked(setup, claim_of("b", tick=claim.tick, regions=())).tick for claim in (*claims[:5], claims[-1])]
+    assert kept == ["", "", "done", "", "done", "done"], "of 2 and 3, which end at once, the later name stays"
 
 
 def test_without_regions_only_ticks_are_apart(setup: Setup) -> None:

@@ -134,6 +134,7 @@ IN_PYTHON: dict[str, int | str] = {
     "MONTH_MS": longest_ms_of("*|*|*|month@UTC"),
     "MAX_HOLD_MS": claims.MAX_HOLD_MS,
     "MAX_TICK_MS": claims.MAX_TICK_MS,
+    "MAX_TICKS": claims.MAX_TICKS,
     "MAX_REGIONS": claims.MAX_REGIONS,
     "FIRST_USED": redis_decision.BEFORE_USED + 1,
     "HISTORY_MS": history.HISTORY_MS,

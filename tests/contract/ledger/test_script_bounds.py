@@ -57,6 +57,7 @@ BOUNDS = {
     "MAX_COMPARED_BYTES": "so long is what upstream counted; more is an error",
     "MAX_HOLD_MS": "the longest hold and lease; more is an error",
     "MAX_TICK_MS": "a tick is remembered no longer; more is an error",
+    "MAX_TICKS": "so many are remembered; of more, those that end first go",
     "MAX_REGIONS": "so many regions are claimed at once; more is an error",
     "PIECE": "settle.lua and repair.lua read so many fields at once, clear.lua removes so many, and then the next",
     "ASIDE_KEPT_MS": "so long a repair that was stopped can be taken up; then it is begun again",
