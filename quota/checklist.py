@@ -221,8 +221,8 @@ class Checklists(dict[Key, Checklist]):
             price, priced = book.price_at(method, self._clock())
             bucket = price.bucket
         bucket = bucket or book.main_bucket.name
-        limits = tuple(x for x in self._limits if x.view.selector.counts(bucket, method, job))
-        costs = tuple(limit.view.selector.cost(units) for limit in limits)
+        limits = tuple([x for x in self._limits if x.view.selector.counts(bucket, method, job)])
+        costs = tuple([limit.view.selector.cost(units) for limit in limits])
         made = self.of(method, units, bucket, limits, costs, job, priced)
         self._check_fits(made, f"{method} costs", "make a cheaper call")
         return made
@@ -239,8 +239,8 @@ class Checklists(dict[Key, Checklist]):
     ) -> Checklist:
         """A checklist of these limits, whatever the book says."""
         leave = self._leave.get(job, {})
-        leaves = tuple(whole(leave.get(limit.name, 0), "units: what a job leaves", 0, MAX_NUMBER) for limit in limits)
-        caps = tuple(cap(limit, left, cost, None) for limit, left, cost in zip(limits, leaves, costs, strict=True))
+        leaves = tuple([whole(leave.get(x.name, 0), "units: what a job leaves", 0, MAX_NUMBER) for x in limits])
+        caps = tuple([cap(limit, left, cost, None) for limit, left, cost in zip(limits, leaves, costs, strict=True)])
         closed_by = self._book.closed_by(method, bucket) if bucket else ()
         paced = any(x.paced for x in limits)
         return Checklist(method, units, bucket, closed_by, limits, leaves, caps, costs, paced, priced, NO_GRANTS)

@@ -20,7 +20,7 @@ from quota.ledger.contract import ChargeResult, asked_again
 from quota.ledger.grants import read_grants
 from quota.ledger.redis_fields import units_text
 from quota.ledger.redis_scripts import keys_of, script
-from quota.ledger.resp import bulk, pack
+from quota.ledger.resp import pack
 from quota.ledger.state_fields import read_epoch, read_exhaustion, read_id, read_usages
 from quota.limits import Sliding
 
@@ -115,7 +115,8 @@ fixed_of = attrgetter("project", "checks", "closed_by", "jitter_ms", "retention_
 
 
 def _bulks(words: Iterable[str]) -> str:
-    return "".join(map(bulk, words))
+    """Words of a command as they stand in what is sent."""
+    return pack((*words,)).decode().partition("\r\n")[2]
 
 
 def _expected(expected: Expected, granted: str | None) -> str:

@@ -30,11 +30,6 @@ raises just there, the interpreter crashes.
 """
 
 
-def bulk(word: str) -> str:
-    """One word of a command, as it stands in what is sent."""
-    return f"${len(word) if word.isascii() else len(word.encode())}\r\n{word}\r\n"
-
-
 class RawError(Exception):
     """The text of an error reply, as hiredis makes it: no code of ours runs in the middle of its work.
     `quota.ledger.redis_errors.error_of` says what it means."""

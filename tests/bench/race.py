@@ -9,13 +9,14 @@ of the same round.
 from __future__ import annotations
 
 import gc
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean, median, quantiles
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from bench.report import Progress
 
@@ -51,6 +52,17 @@ class Row:
     mean: float
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No collection of garbage falls into what is timed here."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def race(contestants: Sequence[Contestant], rounds: int, calls: int, progress: Progress) -> list[Row]:
     """Run a race; its rows in the order of the contestants."""
     for contestant in contestants:
@@ -58,9 +70,7 @@ def race(contestants: Sequence[Contestant], rounds: int, calls: int, progress: P
             contestant.call()
     typical_ns: list[list[float]] = [[] for _ in contestants]
     mean_ns: list[list[float]] = [[] for _ in contestants]
-    gc.collect()
-    gc.disable()
-    try:
+    with uncollected():
         for number in range(rounds):
             progress.step(number, rounds)
             first = number % len(contestants)
@@ -75,8 +85,6 @@ def race(contestants: Sequence[Contestant], rounds: int, calls: int, progress: P
                 typical_ns[place].append(median(times_ns))
                 mean_ns[place].append(fmean(times_ns))
             gc.collect()
-    finally:
-        gc.enable()
     return [
         _row(contestant.name, typical_ns[place], typical_ns[0], _calm_mean(mean_ns[place]) / _calm_mean(mean_ns[0]))
         for place, contestant in enumerate(contestants)
