@@ -40,7 +40,7 @@ def inbound(ctx: click.Context) -> None:
 
 
 @inbound.command(short_help="Show each rule, and what became of its requests.")
-@click.option("--textfile", metavar="FILE", help="Also write the numbers for Prometheus into FILE.")
+@click.option("--textfile", metavar="FILE", help="Also write the numbers for Prometheus here: FILE ends in .prom.")
 @json_option
 @config_option
 def status(textfile: str | None, as_json: bool, config: str | None) -> None:
@@ -58,6 +58,8 @@ def status(textfile: str | None, as_json: bool, config: str | None) -> None:
     from quota.inbound.metrics import exposition, nothing_yet, read_standing
     from quota.inbound.opening import is_there
 
+    if textfile is not None and not textfile.endswith(".prom"):  # the file is replaced: a device would be gone
+        raise click.UsageError(f"--textfile {show(textfile)}: node_exporter reads only files that end in .prom")
     rules, storage = _open(config)
     try:
         standing = read_standing(storage, rules.rules) if is_there(rules) else nothing_yet(rules.rules)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -87,6 +88,17 @@ def test_prometheus_reads_the_numbers_from_the_application_and_from_a_file(quota
         pytest.skip("no promtool: install Debian's package prometheus")
     checked = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, capture_output=True, check=False)
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+
+
+def test_a_file_that_no_exporter_reads_is_not_replaced_by_numbers(quota: Quota) -> None:
+    """It is renamed over the old one, so the configuration would be lost, and of root also a device."""
+    os.symlink("/dev/stdout", quota.folder / "out")
+    before = {path.name: os.lstat(path).st_ino for path in quota.folder.iterdir()}
+    for name in ("quota.toml", "out", "new.txt", ""):
+        done = quota("inbound", "status", "--textfile", name)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert f"{name!r}: node_exporter reads only files that end in .prom" in done.stderr
+    assert {path.name: os.lstat(path).st_ino for path in quota.folder.iterdir()} == before
 
 
 def test_a_storage_that_is_away_is_told_as_such(quota: Quota) -> None:
