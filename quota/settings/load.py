@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,12 +70,13 @@ def find_config(named: str | Path | None = None) -> Path | None:
 
     A file that was named is returned even if it does not exist: the error comes when it is read.
     """
-    named = named or os.environ.get("QUOTA_CONFIG")
-    if named:
-        try:
-            return Path(named)
-        except TypeError:
-            raise UsageError(f"configuration {show(named)} is not the path of a file") from None
+    if named is None:
+        named = os.environ.get("QUOTA_CONFIG") or None
+    if named is not None:
+        with suppress(TypeError):
+            if named != "":  # an unset variable of a script: another configuration has another budget
+                return Path(named)
+        raise UsageError(f"configuration {show(named)} is not the path of a file")
     here = Path("quota.toml")
     if os.path.lexists(here):
         return here
@@ -88,7 +90,7 @@ def load_settings(config: str | Path | None = None) -> Settings:
     Raises ConfigError, one line naming file and key, for anything that cannot be used.
     """
     path = find_config(config)
-    if path is not None and not (config or os.environ.get("QUOTA_CONFIG")):
+    if path is not None and config is None and not os.environ.get("QUOTA_CONFIG"):
         _check_found(path)
     if path is None:
         from quota.common.resources import read_text

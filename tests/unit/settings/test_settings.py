@@ -880,6 +880,18 @@ def test_a_session_opens_its_ledger_when_it_is_asked_for(state_dir: Path) -> Non
     session.close()
 
 
+@pytest.mark.parametrize("nothing", ["", [], {}, 0, False, b""], ids=repr)
+def test_a_configuration_that_is_named_by_nothing_is_not_another_one(
+    write: Any, monkeypatch: pytest.MonkeyPatch, nothing: Any
+) -> None:
+    """As of `--config "$UNSET"`: what is found instead has another budget."""
+    monkeypatch.chdir(write(FULL).parent)
+    with pytest.raises(UsageError, match="is not the path of a file"):
+        quota.open(nothing)
+    monkeypatch.setenv("QUOTA_CONFIG", "")  # as if it were not set
+    quota.open().close()
+
+
 def test_charges_of_one_session_carry_its_run(state_dir: Path) -> None:
     with quota.open() as session:
         session.budget().charge("videos.list")
