@@ -16,7 +16,7 @@ import click
 
 from quota.cli.options import config_option, json_option
 from quota.cli.output import REFUSED_STATUS, log_to_stderr, print_json, print_rich, say
-from quota.common.text import many, printable
+from quota.common.text import many, nearest, printable, show
 from quota.jobs import tick
 from quota.jobs.interruption import exits, interruptible
 from quota.jobs.progress import watching
@@ -97,7 +97,9 @@ def runs(job: str | None, since: str, limit: int, as_json: bool, config: str | N
     elif found:
         print_rich(render_runs(found))
     else:
-        say(f"no run{f' of {job}' if job else ''} in the last {since} on this machine")
+        of = "" if job is None else f" of {show(job)}"
+        hint = "" if job is None or job in session.settings.jobs else f"; {nearest(job, session.settings.jobs)}"
+        say(f"no run{of} in the last {since} on this machine{hint}")
 
 
 @click.command("schedule")

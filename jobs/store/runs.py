@@ -141,7 +141,8 @@ class RunHistory:
             f"SELECT {_COLUMNS} FROM past_runs WHERE began_at_ms > ? AND (? IS NULL OR job = ?)"  # noqa: S608  # a constant
             " ORDER BY id DESC LIMIT ?"  # a run that a wrong clock dated ahead is not the newest for ever
         )
-        values = (since_ms, job, job, min(count, MAX_ROWS))
+        name = None if job is None else job.encode(errors="replace").decode()  # SQLite stores no half of a character
+        values = (since_ms, name, name, min(count, MAX_ROWS))
         rows = self._file.transact(lambda db: db.execute(sql, values).fetchall(), write=False)
         return [run for run in map(_read, rows) if run is not None]
 

@@ -50,7 +50,7 @@ def print_charges(
     if as_json:
         return
     if not found:
-        say(f"nothing {'like that ' if job or method else ''}was charged in the last {since}")
+        say(f"nothing {'' if job is None is method else 'like that '}was charged in the last {since}")
     after_ms = max(ledger.whole_after_ms(project) for project in books)
     if after_ms >= start_ms > 0:
         say(f"only since {weekday(after_ms)}, not {since}: older charges are in `quota spend`, by the hour")
@@ -82,7 +82,7 @@ def print_refusals(
     elif refusals:
         print_rich(render_refusals(refusals))
     else:
-        say(f"nothing {'like that ' if job or method else ''}was refused in the last {since}")
+        say(f"nothing {'' if job is None is method else 'like that '}was refused in the last {since}")
 
 
 def _charge_json(project: str, entry: Entry) -> dict[str, object]:

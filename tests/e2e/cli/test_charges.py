@@ -53,6 +53,7 @@ def test_single_charges_are_listed_with_ids_for_a_correction_newest_last(quota: 
     by_method = quota("log", "--json", "--method", "youtube.videos.list").stdout.splitlines()
     assert [json.loads(line)["id"] for line in by_method] == [listed]
     assert quota("log", "--job", "nobody").stdout == "nothing like that was charged in the last 24h\n"
+    assert quota("log", "--method", "").stdout == "nothing like that was charged in the last 24h\n"
 
 
 def test_the_table_fits_a_terminal(quota: Quota) -> None:

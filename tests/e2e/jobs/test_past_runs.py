@@ -108,7 +108,10 @@ def test_they_are_shown_newest_first_and_by_job(command: Quota) -> None:
     assert max(map(len, shown.stdout.splitlines())) <= 80
     for words in ("began", "outcome", "stopped", "failed", "2 of 2", "limit 'day'"):
         assert words in shown.stdout
-    assert command("runs", "--job", "nobody").stdout == "no run of nobody in the last 7d on this machine\n"
+    for name, hint in (("trendign", "did you mean 'trending'?"), ("", "known: trending, broken"), ("\udcff", "known:")):
+        none = command("runs", "--job", name)
+        assert none.stdout.startswith(f"no run of {name!r} in the last 7d on this machine; {hint}")
+        assert (none.returncode, none.stderr) == (0, "")
     assert "--since" in one_line(command("runs", "--since", "soon"), 2)
     assert "--limit" in one_line(command("runs", "--limit", "0"), 2)
 
