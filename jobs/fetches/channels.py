@@ -20,7 +20,7 @@ PAGE_ITEMS = 50
 def fetch(
     client: Any, region: str, cursor: Cursor | None, *, store: Store, ids: str | Sequence[str] | None = None
 ) -> Page:
-    """The next page of channels, from `ids` or else from the store's newest rankings of the region.
+    """The next page of channels, from `ids` or else from the store's newest complete rankings of the region.
 
     Without channels it sends no call and charges nothing. The cursor is the last id done, not a position, because the
     rankings may change between two runs.

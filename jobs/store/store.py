@@ -448,13 +448,20 @@ class Store:
         return self._read(work)
 
     def channels_ranked(self, region: str, after: str = "", count: int = MAX_IDS_READ) -> list[str]:
-        """Ids of the channels in the region's newest ranking of each job: those after `after`, in order."""
-        sql = (
-            "SELECT DISTINCT v.channel_id FROM rankings r JOIN videos v ON v.video_id = r.video_id"
-            " WHERE r.region = :region AND v.channel_id > :after AND r.taken_at_ms ="
-            " (SELECT max(taken_at_ms) FROM rankings n WHERE n.region = r.region AND n.job = r.job)"
-            " ORDER BY v.channel_id LIMIT :count"
-        )
+        """Ids of the channels in the region's newest ranking of each job: those after `after`, in order.
+
+        One that is under way, or was given up, counts only as long as none is complete.
+        """
+        sql = """
+            WITH ended AS (SELECT job, max(completed_at_ms) AS ms FROM checkpoints WHERE region = :region GROUP BY job),
+            newest AS (SELECT job, ifnull(
+                (SELECT max(taken_at_ms) FROM rankings WHERE job = e.job AND region = :region AND taken_at_ms <= e.ms),
+                (SELECT max(taken_at_ms) FROM rankings WHERE job = e.job AND region = :region)) AS ms FROM ended e)
+            SELECT DISTINCT v.channel_id FROM newest n
+            JOIN rankings r ON r.job = n.job AND r.region = :region AND r.taken_at_ms = n.ms
+            JOIN videos v ON v.video_id = r.video_id
+            WHERE v.channel_id > :after ORDER BY v.channel_id LIMIT :count
+        """
         values = {"region": region, "after": after, "count": min(count, MAX_IDS_READ)}
         rows = self._read(lambda db: db.execute(sql, values).fetchall())
         return [row[0] for row in rows if isinstance(row[0], str)]

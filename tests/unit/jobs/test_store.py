@@ -456,6 +456,26 @@ def test_the_channels_of_a_region_come_from_its_newest_ranking(store: Store) -> 
     assert store.channels_ranked("FR") == []
 
 
+def test_a_ranking_that_is_not_complete_leaves_out_no_channel(store: Store, clock: Clock) -> None:
+    """Neither one under way, nor one that was given up, nor one that a wrong clock dated ahead: then the one before."""
+    first = Page(videos=[video("a", channelId="UC1")], ranked=True, cursor={"token": "x"})
+    assert store.channels_ranked("DE") == []
+    save(store, first, at_ms=clock.now_ms)
+    assert store.channels_ranked("DE") == ["UC1"], "there is no other"
+    save(store, Page(videos=[video("b", channelId="UC2")], ranked=True), finished=True)
+    clock.now_ms += 1_000
+    checkpoint = save(store, first, at_ms=clock.now_ms)
+    assert store.channels_ranked("DE") == ["UC1", "UC2"]
+    store.fail(checkpoint, keep_cursor=False)
+    assert store.channels_ranked("DE") == ["UC1", "UC2"]
+    for ahead_ms, channel in ((DAY_MS, "UC3"), (2_000, "UC4")):
+        newest = Page(videos=[video("c", channelId=channel)], ranked=True)
+        clock.now_ms += ahead_ms
+        save(store, newest, at_ms=clock.now_ms, finished=True)
+        assert store.channels_ranked("DE") == [channel]
+        clock.now_ms -= ahead_ms
+
+
 # -- retention ---------------------------------------------------------------------------------------------------------
 
 
