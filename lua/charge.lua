@@ -1,8 +1,9 @@
 -- charge.lua: decide whether a call, or several together, may leave, and charge it.
 --
 -- Guarantee: one atomic step over all limits that the call names. An admitted charge is in the log when this returns; a refusal
--- and a peek change nothing but how far the views have read. The views read at most 250 log entries: where there are more, the script saves its progress and answers MORE (call again with the same arguments). Arguments that cannot be right
--- are an error, and nothing is written.
+-- and a peek change nothing but how far the views have read. The views read at most 250 log entries: where there are more, the
+-- script saves its progress and answers MORE (call again with the same arguments). Arguments that cannot be right are an
+-- error, and nothing is written.
 --
 -- The rules have numbers (L1, L2, ...) in ARCHITECTURE.md, "The ledger, normatively".
 --
