@@ -124,8 +124,8 @@ def read_figures(credential: CredentialSettings, names: Monitoring, since_ms: in
             wanted = f'metric.type="{LIMIT}" AND {of_api} AND {labels}'
             found = ask(wanted, LIMIT, "GAUGE", since_ms=now_ms - LIMIT_SAMPLED_MS)
             newest = [max(points).units for label, points in found if points and label.get("limit_name") == key[1]]
-            if newest:  # of several locations, the least
-                limits[key] = min(newest)
+            if newest:  # of several locations, the least; one may have no limit
+                limits[key] = min((units for units in newest if units >= 0), default=-1)
     return Figures(tuple(sorted(used)), limits)
 
 

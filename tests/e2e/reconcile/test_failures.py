@@ -198,7 +198,7 @@ def test_the_newest_number_of_a_limit_counts_and_of_several_the_smallest(site: S
         one["resource"]["labels"]["location"] = location
         return one
 
-    body = page(found("global", (60, "9000"), (1_500, "100")), found("here", (61, "8000")))
+    body = page(found("global", (60, "9000"), (1_500, "100")), found("here", (61, "8000")), found("there", (60, "-1")))
     with PlainServer(
         lambda r: Answer(200, b"{}" if "search_list" in r.target or "net_usage" in r.target else body)
     ) as up:
