@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from quota.budget import check_call
 from quota.checklist import MAX_CHARGE_UNITS, check_name
+from quota.common.named import read_named
 from quota.common.text import show
 from quota.common.values import NamedTuple
 from quota.errors import UsageError
@@ -66,10 +67,11 @@ def check_calls(budget: Budget, lines: list[Line], job: str) -> None:
 def _read(path: str) -> bytes:
     """What a file holds, up to one byte more than it may. Raises OSError, also where a read would block: the rest of
     the calls is yet to come."""
+    if path != "-":
+        return read_named(path, MAX_FILE_BYTES + 1)
     data = b""
-    with open(0 if path == "-" else path, "rb", buffering=0, closefd=path != "-") as file:
-        while more := os.read(file.fileno(), MAX_FILE_BYTES + 1 - len(data)):
-            data += more
+    while more := os.read(0, MAX_FILE_BYTES + 1 - len(data)):
+        data += more
     return data
 
 

@@ -16,6 +16,7 @@ from codecs import BOM_UTF8
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quota.common.named import read_named
 from quota.common.text import show
 from quota.errors import ConfigError
 from quota.inbound.contract import Limit
@@ -165,8 +166,7 @@ def _known_keys(table: TomlTable, settings: Settings) -> Callable[[str], bool]:
     folder = Path() if settings.path is None else settings.path.absolute().parent
     path = path_at(table, folder, "keys", name)
     try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_KEYS_BYTES + 1)
+        data = read_named(path, MAX_KEYS_BYTES + 1)
     except OSError as error:
         raise table.error(f"the file cannot be read: {error.strerror or error}", "keys") from None
     if len(data) > MAX_KEYS_BYTES:

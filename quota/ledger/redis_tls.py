@@ -6,13 +6,16 @@ TLS needs.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import ssl
+import stat
 import time
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from quota.common.named import at_once
 from quota.common.text import one_line
 from quota.common.values import NamedTuple
 from quota.ledger.redis_connection import Line, raise_if_not_the_systems
@@ -172,8 +175,10 @@ def _state_of(option: str, path: str) -> object:
     if not path:
         return None
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=at_once) as file:
             found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is no file")
     except (OSError, ValueError) as error:
         raise _unreadable(option, path, error) from error
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

@@ -38,6 +38,7 @@ from quota.clients.answers import AnswerLimits, LimitedResponse, Watch, checked,
 from quota.common.clock import rfc3339
 from quota.common.hosts import is_loopback, is_readable_on_the_way
 from quota.common.log_filter import install
+from quota.common.named import read_named
 from quota.common.redact import redact, register
 from quota.common.text import one_line, shorten, show, spaced
 from quota.common.values import NamedTuple
@@ -396,8 +397,7 @@ def _credentials(credential: CredentialSettings, *, loopback: bool) -> Any:
 
 def _secret_file(path: str, where: str) -> dict[str, Any]:
     try:
-        with open(path, "rb") as file:
-            data = file.read(1 << 20)
+        data = read_named(path, 1 << 20)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{where}: auth: {one_line(path)} cannot be read: {getattr(error, 'strerror', None) or 'no such name'}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from quota.common.named import read_named
 from quota.common.text import one_line
 from quota.errors import ConfigError
 
@@ -38,8 +39,7 @@ def read_secret(ref: str, what: str, setting: str = "") -> str:
             raise ConfigError(f'{where} is not set; put the {what} into it, or use {setting or what} = "file:/path"')
     else:
         try:
-            with open(name, "rb") as file:
-                text = file.read(_MAX_CHARS + 1).decode("utf-8", "surrogateescape")
+            text = read_named(name, _MAX_CHARS + 1).decode("utf-8", "surrogateescape")
         except OSError as error:
             raise ConfigError(f"{where} cannot be read: {error.strerror or error}") from None
     secret = text.rstrip("\r\n")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import tomllib
 from typing import TYPE_CHECKING, Any, Final
 
+from quota.common.named import read_named
 from quota.common.text import is_word, nearest, one_line, show
 from quota.errors import ConfigError
 from quota.limits import MAX_UNITS
@@ -197,8 +198,7 @@ _KINDS = {
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file. Raises ConfigError, on one line, if it cannot be read."""
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+        data = read_named(path, MAX_FILE_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{one_line(path)}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:  # a NUL in the name

@@ -286,6 +286,7 @@ def test_a_file_that_goes_away_is_missed_by_the_next_connection(servers: Servers
 FILES = [
     ({"ssl_ca_certs": "none.pem"}, "ssl_ca_certs: {}/none.pem cannot be read: No such file or directory"),
     ({"ssl_ca_certs": ""}, "ssl_ca_certs: {} cannot be read: Is a directory"),
+    ({"ssl_ca_certs": "pipe"}, "ssl_ca_certs: {}/pipe cannot be read: it is no file"),
     ({"ssl_ca_certs": "text"}, "ssl_ca_certs: {}/text holds no PEM certificate"),
     ({"ssl_ca_certs": "empty"}, "ssl_ca_certs: {}/empty holds no PEM certificate"),
     ({"ssl_certfile": "none.pem"}, "ssl_certfile: {}/none.pem cannot be read: No such file or directory"),
@@ -317,6 +318,7 @@ def files(certificates: Certificates, tmp_path: Path) -> Path:
     shutil.copytree(certificates.folder, folder)
     (folder / "text").write_text("not a certificate\n")
     (folder / "empty").write_text("")
+    os.mkfifo(folder / "pipe")
     key = serialization.load_pem_private_key((folder / "client.key").read_bytes(), None)
     locked = key.private_bytes(
         serialization.Encoding.PEM,

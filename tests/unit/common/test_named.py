@@ -1,0 +1,74 @@
+"""A file that somebody named may be a pipe: one that is written to is read, and nobody hangs at any other."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+import quota
+from quota.cli.calls import read_calls
+from quota.common import named
+from quota.common.named import read_named
+from quota.inbound import load_rules
+from quota.settings.keys import read_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+RULES = '[inbound]\nkeys = "file:pipe"\nkey_field = "X-Key"\n[inbound.all]\nlimit = 1\nwindow = "1s"\n'
+
+DOORS: dict[str, Callable[[Path], object]] = {
+    "configuration": lambda folder: quota.open(folder / "pipe"),
+    "cost book": lambda folder: quota.open(_written(folder, '[credentials.main]\napi = "pipe.toml"\n')),
+    "key": lambda folder: read_key(f"file:{folder}/pipe"),
+    "url of the ledger": lambda folder: (
+        quota.open(_written(folder, '[ledger]\nurl = "file:pipe"\n[credentials.main]\napi = "youtube-v3"\n')).ledger
+    ),
+    "keys of visitors": lambda folder: load_rules(_written(folder, RULES)),
+    "calls": lambda folder: read_calls(f"{folder}/pipe"),
+}
+
+
+def _written(folder: Path, text: str) -> Path:
+    path = folder / "quota.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("pipe", "pipe.toml"):
+        os.mkfifo(tmp_path / name, 0o600)
+    monkeypatch.setattr(named, "WRITER_WITHIN_MS", 20)
+    return tmp_path
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("door", DOORS)
+def test_a_pipe_that_nobody_writes_to_is_one_line(folder: Path, door: str) -> None:
+    with pytest.raises(quota.QuotaError, match="it is a pipe that nobody writes to") as refused:
+        DOORS[door](folder)
+    assert str(refused.value).isprintable()
+
+
+@pytest.mark.timeout(30)
+def test_what_is_written_to_a_pipe_is_waited_for(folder: Path) -> None:
+    """As of `<(...)`: its writer is there from the beginning, and may take longer than a pipe without one is given."""
+    reader, writer = os.pipe()
+    late = threading.Timer(0.1, lambda: (os.write(writer, b"a-key"), os.close(writer)))
+    late.start()
+    assert read_key(f"file:/dev/fd/{reader}") == "a-key"
+    late.join()
+    os.close(reader)
+
+
+def test_what_cannot_be_read_leaves_no_file_open(folder: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    for name in ("", "pipe", "none"):
+        with pytest.raises(OSError, match=r"directory|pipe|No such"):
+            read_named(folder / name, 10)
+    assert set(os.listdir("/proc/self/fd")) == before
