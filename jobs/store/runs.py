@@ -1,4 +1,5 @@
-"""The runs of this machine: when each began and ended, how, and what refused it. Kept for 35 days in the store.
+"""The runs of this machine: when each began and ended, how, and what refused it. Kept in the store for 35 days,
+or the newest 50,000 of them.
 
 A row is written when a run begins and completed when it ends. So a run that was killed is seen too: it has no end.
 """
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from quota.jobs.job import RunReport
 
 KEPT_MS = 35 * DAY_MS
+MAX_KEPT = 50_000
+"""A run that is refused takes 1.4 kB. A job that starts each second begins three million in 35 days."""
+
 MAX_REFUSAL_CHARACTERS = 4_000
 MAX_WHY_CHARACTERS = 1_000
 MAX_ERRORS_CHARACTERS = 20_000
@@ -90,11 +94,12 @@ class RunHistory:
         self._clock = clock
 
     def begin(self, run: str, project: str, job: str) -> int:
-        """Note that a run begins, and forget what is older than KEPT_MS. Returns the row's id, for `end`."""
+        """Note that a run begins, and forget those before KEPT_MS and MAX_KEPT. Returns the row's id, for `end`."""
         now_ms = self._clock()
 
         def work(db: sqlite3.Connection) -> int:
             db.execute("DELETE FROM past_runs WHERE began_at_ms <= ?", (now_ms - KEPT_MS,))
+            db.execute("DELETE FROM past_runs WHERE id <= (SELECT max(id) FROM past_runs) + 1 - ?", (MAX_KEPT,))
             row = (run, project, job, UNFINISHED, now_ms)
             sql = "INSERT INTO past_runs (run, project, job, outcome, began_at_ms) VALUES (?, ?, ?, ?, ?)"
             return db.execute(sql, row).lastrowid or 0

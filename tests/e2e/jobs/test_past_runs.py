@@ -158,6 +158,15 @@ def test_they_are_forgotten_after_35_days(tmp_path: Path) -> None:
     assert kept[0].regions == [{"region": "DE", "outcome": "done", "pages": 1, "items": 1, "units": 1, "error": None}]
 
 
+def test_of_very_many_only_the_newest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that starts each second would fill the disk with its refusals."""
+    monkeypatch.setattr("quota.jobs.store.runs.MAX_KEPT", 5)
+    with Store(f"sqlite:///{tmp_path}/videos.db", retention_ms=DAY_MS) as store:
+        for number in range(12):
+            store.runs.begin(f"run{number}", "p", "j")
+            assert [run.run for run in store.runs.read()] == [f"run{n}" for n in range(number, -1, -1)][:5]
+
+
 def test_what_is_kept_of_a_run_is_bounded(tmp_path: Path) -> None:
     with Store(f"sqlite:///{tmp_path}/videos.db", retention_ms=DAY_MS) as store:
         row = store.runs.begin("r", "p", "j")
