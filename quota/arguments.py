@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from contextlib import suppress
 from operator import index
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from quota.common.text import show
 from quota.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+T = TypeVar("T")
 
 MAX_NUMBER = 2**53 - 1
 """Larger numbers are not exact in Lua and JSON."""
@@ -51,6 +53,13 @@ def whole_clock(clock: Callable[[], int]) -> Callable[[], int]:
     if not callable(clock):
         raise UsageError(f"clock {show(clock)} is not a function")
     return lambda: whole(clock(), "ms: what a clock says", 0, MAX_NUMBER)
+
+
+def one(value: object, kind: type[T], what: str, remedy: str) -> T:
+    """`value`, which is of the class `kind`. Raises UsageError with the `remedy` for anything else."""
+    if not isinstance(value, kind):
+        raise UsageError(f"{what} {show(value)} is no {kind.__name__}; {remedy}")
+    return value
 
 
 def text(value: object, what: str) -> str:

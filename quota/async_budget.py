@@ -15,10 +15,10 @@ from functools import partial, wraps
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from quota.arguments import text, texts
-from quota.budget import SESSION_CLOSED, deciding, deciding_many
+from quota.arguments import one, text, texts
+from quota.budget import SESSION_CLOSED, Budget, deciding, deciding_many
 from quota.common.clock import elapsed_s
-from quota.common.fork import start_over_in_child
+from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.errors import LedgerError, Refused, UsageError
 from quota.ledger.contract import Question
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from asyncio import Future
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 
-    from quota.budget import Budget, Outlook
+    from quota.budget import Outlook
     from quota.common.steps import Steps
     from quota.costs import CostBook
     from quota.decision import Decision, LimitState
@@ -47,7 +47,7 @@ HOUSEKEEPERS = 8
 """So many threads do what is neither a question to the ledger nor quick: they read files, or tell the ledger more."""
 
 
-class AsyncBudget:
+class AsyncBudget(OfOneProcess):
     """The limits of one credential over one ledger, for event loops. `AsyncSession.budget` makes it.
 
     It has the methods of `quota.Budget`, with the same parameters, results and errors. Nothing in it blocks the loop.
@@ -56,8 +56,8 @@ class AsyncBudget:
     """
 
     def __init__(self, budget: Budget, awaiter: Awaiter) -> None:
-        self._budget = budget
-        self._awaiter = awaiter
+        self._budget = one(budget, Budget, "budget", "`AsyncSession.budget` makes an AsyncBudget")
+        self._awaiter = one(awaiter, Awaiter, "awaiter", "`AsyncSession.budget` makes an AsyncBudget")
 
     @property
     def credential(self) -> str:

@@ -6,19 +6,20 @@ from asyncio import get_running_loop
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from quota.arguments import one
 from quota.async_budget import AsyncBudget, Awaiter
-from quota.session import open_session
+from quota.common.fork import OfOneProcess
+from quota.session import Session, open_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
     from types import TracebackType
 
-    from quota.session import Session
     from quota.settings.model import Settings
 
 
-class AsyncSession:
+class AsyncSession(OfOneProcess):
     """An open configuration, as `quota.Session`, whose budgets are awaited. Close it with `aclose`, or use it in an
     `async with` block. Opening contacts nothing.
 
@@ -26,7 +27,7 @@ class AsyncSession:
     """
 
     def __init__(self, session: Session) -> None:
-        self._session = session
+        self._session = one(session, Session, "session", "open one with quota.open_async(path)")
         self._awaiter: Awaiter | None = None
         self._budgets: dict[str, AsyncBudget] = {}
 

@@ -25,12 +25,13 @@ The module quota.retry_at computes `retry_at`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quota.answer import Answers, LogNeededError, ahead_ms, clocks_of, standings_of, states_of, unread
-from quota.arguments import MAX_NUMBER, text, texts, whole, whole_clock
+from quota.arguments import MAX_NUMBER, one, text, texts, whole, whole_clock
 from quota.attribution import AttemptKeys, current_attribution
 from quota.checklist import (
     MAX_CHARGE_UNITS,
@@ -44,10 +45,12 @@ from quota.checklist import (
     check_name,
 )
 from quota.common.clock import NEVER, elapsed_s, host_clock, rfc3339
+from quota.common.fork import OfOneProcess
 from quota.common.log import warn
 from quota.common.steps import run
 from quota.common.text import show
 from quota.common.values import NamedTuple
+from quota.costs import CostBook
 from quota.decision import COUNTING, REPAIR, SET_THE_CLOCK, Decision
 from quota.errors import LedgerError, UnknownCharge, UnusableLedger, UsageError
 from quota.ledger.contract import (
@@ -73,7 +76,6 @@ if TYPE_CHECKING:
 
     from quota.checklist import Key, Together
     from quota.common.steps import Steps
-    from quota.costs import CostBook
     from quota.decision import LimitState
     from quota.ledger.contract import ChargeResult, Exhaustion, Expected, Ledger, LimitCheck, Repeated
     from quota.ledger.entry import Entry
@@ -133,6 +135,14 @@ class _Prepared:
         return self.decide
 
 
+def _limits(limits: Limit | Iterable[Limit]) -> tuple[Limit, ...]:
+    with suppress(TypeError):
+        several = (limits,) if isinstance(limits, Limit) else tuple(limits)
+        if all(isinstance(limit, Limit) for limit in several):
+            return several
+    raise UsageError(f"limits {show(limits)}: give a quota.Limit, or several of them in a list")
+
+
 class Outlook(NamedTuple):
     """The state of a budget at `at_ms` by the ledger's clock: each limit, and whether any call may leave at all.
 
@@ -158,7 +168,7 @@ class Outlook(NamedTuple):
         return self.closed is not None and self.full is not None and (self.full.retry_at_ms or 0) > self.closed.until_ms
 
 
-class Budget:
+class Budget(OfOneProcess):
     """The limits of one credential over one ledger.
 
     It is cheap to create and safe to share between threads. `clock` (ms since 1970) replaces the host's clock, for
@@ -182,11 +192,15 @@ class Budget:
         identity: Identity | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        self.credential = credential
-        self.project = project
-        self.book = book
-        self.limits = (limits,) if isinstance(limits, Limit) else tuple(limits)
+        self.credential = text(credential, "credential")
+        self.project = text(project, "project")
+        self.book = one(book, CostBook, "book", "quota.settings.books.load_book(name) reads one")
+        self.limits = _limits(limits)
+        if not callable(getattr(ledger, "decide", None)):
+            raise UsageError(f"ledger {show(ledger)} is not one; quota.ledger.factory.open_ledger(url) opens one")
         self.ledger = ledger
+        if not isinstance(leave, Mapping | None) or not all(isinstance(one, Mapping) for one in (leave or {}).values()):
+            raise UsageError(f"leave {show(leave)}: write the units of each limit by job, {{job: {{limit: units}}}}")
         # Credentials of one project have the same limits, so these are all that the configuration has for it.
         self._retention_ms = retention_of(limit.view.window for limit in self.limits)
         self._clock = host_clock if clock is None else whole_clock(clock)

@@ -10,7 +10,8 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
-from quota.arguments import MAX_NUMBER, texts, whole
+from quota.arguments import MAX_NUMBER, one, text, texts, whole
+from quota.common.text import show
 from quota.common.values import Value, field
 from quota.errors import UsageError
 
@@ -203,7 +204,9 @@ class View(Value):
     name: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        selector = self.selector
+        selector = one(self.selector, Selector, "selector", 'write Selector(buckets=("units",))')
+        if not isinstance(self.window, Sliding | Calendar):
+            raise UsageError(f"window {show(self.window)} is not one; write Sliding(DAY_MS), or Calendar(period, zone)")
         fields = [_names(selector.buckets), _names(selector.methods), _names(selector.jobs)]
         fields.append(self.window.name)
         if selector.count == "calls":
@@ -260,6 +263,8 @@ class Limit(Value):
     paced: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "name", text(self.name, "name of a limit:"))
+        one(self.view, View, f"view of limit {self.name!r}:", "write View(Selector(...), Sliding(DAY_MS))")
         for numbers, least in (("limit_units", 1), ("quota_units", 1), ("headroom_units", 0)):
             number = whole(getattr(self, numbers), f"{numbers} of limit {self.name!r}: that", least, MAX_NUMBER)
             object.__setattr__(self, numbers, number)

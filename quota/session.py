@@ -6,15 +6,17 @@ import os
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from quota.arguments import text
+from quota.arguments import one, text
 from quota.attribution import AttemptKeys, attempt_number, machine_name
 from quota.budget import SESSION_CLOSED, Budget, close_budget
 from quota.common.clock import host_clock
+from quota.common.fork import OfOneProcess
 from quota.common.text import listed, nearest, show
 from quota.errors import ConfigError, UsageError
 from quota.ledger.contract import Identity
 from quota.settings.folders import make_state_folder, state_folder
 from quota.settings.load import A_CREDENTIAL, load_settings
+from quota.settings.model import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,12 +27,13 @@ if TYPE_CHECKING:
     from quota.recorder import Recorder
     from quota.recovery.allowance import Allowance
     from quota.recovery.high_water_mark import HighWaterMark
-    from quota.settings.model import CredentialSettings, Settings
+    from quota.settings.model import CredentialSettings
 
 JITTER_MS = 60_000
+SERVICE = "quota.clients.google.service(budget, key=...)"
 
 
-class Session:
+class Session(OfOneProcess):
     """An open configuration. Close it, or use it in a `with` block. Opening contacts nothing.
 
     Once it is closed, its ledger, its budgets and its services raise UsageError.
@@ -38,7 +41,7 @@ class Session:
     """
 
     def __init__(self, settings: Settings, *, clock: Callable[[], int] | None = None) -> None:
-        self.settings = settings
+        self.settings = one(settings, Settings, "settings", "open a session with quota.open(path)")
         self._attempt_keys = AttemptKeys()
         self._clock = clock
         self._closed = False
@@ -160,6 +163,7 @@ class Session:
 
         False, and nothing is done, while this machine's clock and the ledger's disagree: see `Ledger.repair`.
         """
+        project = text(project, "project")
         clock = self._clock or host_clock
         if self.ledger.repair(project, self.run, clock()) is None:
             return False
@@ -203,6 +207,9 @@ class Session:
         self._check_open()
         from quota.clients.google import service
 
+        for name in ("budget", "key"):
+            if name in options:
+                raise UsageError(f"q.google() takes the {name} of its credential; for another one call {SERVICE}")
         chosen = self.credential(credential)
         if "endpoint" not in options:
             options["endpoint"] = chosen.endpoint

@@ -38,7 +38,7 @@ from googleapiclient.discovery_cache import get_static_doc
 from googleapiclient.errors import HttpError
 from googleapiclient.http import BatchHttpRequest, HttpRequest
 
-from quota.arguments import seconds, text
+from quota.arguments import one, seconds, text
 from quota.clients.answers import AnswerLimits, LimitedResponse, Watch, check_redirect, checked, digestible, no_http
 from quota.clients.metering import Hosts, Meter
 from quota.common.fork import start_over_in_child
@@ -100,6 +100,11 @@ def service(
     """
     timeout_s = seconds(timeout_s, "timeout_s")
     api, version = text(api, "api"), text(version, "version")
+    insecure_endpoint = one(insecure_endpoint, bool, "insecure_endpoint", "write True or False")
+    if key is not None and not isinstance(key, str):
+        raise UsageError("key is not a str")  # it is not shown: it may be the secret as bytes
+    if credentials is not None and not hasattr(credentials, "before_request"):
+        raise UsageError("credentials are not those of google-auth; give for example google.auth.default()[0]")
     described = None
     with suppress(OSError, ValueError):  # what no file can be called
         described = get_static_doc(api, version)

@@ -51,6 +51,16 @@ class StartsOver(Protocol):
         ...
 
 
+class OfOneProcess:
+    """Has connections, locks or files of its process, so it is neither pickled nor copied."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> str:
+        what = f"{type(self).__name__} belongs to one process and cannot be pickled or copied"
+        raise TypeError(f"{what}; open one in each process, for example with quota.open()")
+
+
 _numbers = count()
 _held: WeakValueDictionary[int, Held] = WeakValueDictionary()
 _starting_over: WeakValueDictionary[int, StartsOver] = WeakValueDictionary()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from quota.arguments import MAX_NUMBER, text, whole, whole_clock
 from quota.common.clock import NEVER, elapsed_s
-from quota.common.fork import start_over_in_child
+from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.log import warn
 from quota.common.steps import run
 from quota.errors import LedgerError, UnusableLedger, UsageError
@@ -141,7 +141,7 @@ _WAYS = {"has moved to": "", "is being moved to": UNSEALED, "is being moved here
 _OTHER_FORMAT = r"^(?:ERR )?the ledger has format (.*), and this script needs"
 
 
-class RedisLedger:
+class RedisLedger(OfOneProcess):
     """A ledger shared by every machine that reaches the server."""
 
     shared = True

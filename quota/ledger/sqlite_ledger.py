@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from quota.arguments import MAX_NUMBER, whole, whole_clock
 from quota.common.clock import LATEST_MS, NEVER, elapsed_s, host_clock
+from quota.common.fork import OfOneProcess
 from quota.common.sqlite_file import DEADLINE_S, DamagedError, SqliteFile, checked_row
 from quota.common.values import NamedTuple
 from quota.errors import LedgerError, UnusableLedger, UsageError
@@ -142,7 +143,7 @@ TOGETHER_WITHIN_S = 0.05
 """So long what several ask is answered in one transaction: other threads wait for it."""
 
 
-class SqliteLedger:
+class SqliteLedger(OfOneProcess):
     """`sqlite:///relative/path`, `sqlite:////absolute/path`, or `sqlite://` for one in memory."""
 
     shared = False

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import enum
+import pickle
 from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import quota
 from quota.attribution import labels
 from quota.budget import Budget, charge_attempt
 from quota.clients.google import service
@@ -25,7 +28,8 @@ from support.claims import claim_of
 from support.setup import limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from support.setup import Setup
 
@@ -179,6 +183,83 @@ def test_after_an_argument_that_was_refused_every_call_goes_on(setup: Setup) -> 
         budget.settle(str(charged.id), 33.4)  # type: ignore[arg-type]
     assert budget.settle(str(charged.id), 3).units == 1
     assert [state.used_units for state in budget.usage()] == [3]
+
+
+# -- parts of a budget, of a limit and of a session --------------------------------------------------------------------
+
+
+def made(setup: Setup, **parts: Any) -> Budget:
+    usual = {"credential": "main", "project": "p", "book": BOOK, "limits": [limit(500)], "ledger": setup.ledger}
+    return Budget(**usual | parts)
+
+
+PART_DOORS: dict[str, Callable[[Setup, Any], object]] = {
+    **{
+        f"{name} of a budget": lambda s, part, name=name: made(s, **{name: part})
+        for name in ("credential", "project", "book", "limits", "ledger", "leave", "clock")
+    },
+    "one of several limits": lambda s, part: made(s, limits=[limit(500), part]),
+    "leave of a job": lambda s, part: made(s, leave={"job": part}),
+    "name of a limit": lambda s, part: Limit(part, 500, VIEW, 500, 0),
+    "view of a limit": lambda s, part: Limit("day", 500, part, 500, 0),
+    "selector of a view": lambda s, part: View(part, Sliding(DAY_MS)),
+    "window of a view": lambda s, part: View(Selector(), part),
+    "settings of a session": lambda s, part: quota.Session(part),
+    "session of an event loop": lambda s, part: quota.AsyncSession(part),
+    "budget of an event loop": lambda s, part: quota.AsyncBudget(part, part),
+    "budget of a service": lambda s, part: service(part),
+    "credentials of a service": lambda s, part: service(s.budget(), credentials=part),
+    "key of a service": lambda s, part: service(s.budget(), key=part),
+    "plain text of a service": lambda s, part: service(s.budget(), insecure_endpoint=part),
+}
+NO_PARTS = [5, b"24h", 1.5, Rude(), object(), ["24h"], ("24h", 5)]
+NONE_IS_A_PART = {"leave of a budget", "clock of a budget", "credentials of a service", "key of a service"}
+
+
+@pytest.mark.parametrize("door", PART_DOORS)
+def test_what_is_no_part_is_one_line(setup: Setup, door: str) -> None:
+    """It was an AttributeError from inside, of some only at the first charge."""
+    for part in (*NO_PARTS, *([] if door in NONE_IS_A_PART else [None])):
+        with pytest.raises(UsageError) as refused:
+            PART_DOORS[door](setup, part)
+        said = str(refused.value)
+        assert (said.isprintable(), len(said) < 250) == (True, True)
+
+
+def test_a_secret_that_is_no_str_is_not_shown(setup: Setup) -> None:
+    with pytest.raises(UsageError) as refused:
+        service(setup.budget(), key=b"AIza-the-secret")  # type: ignore[arg-type]
+    assert "AIza" not in str(refused.value)
+
+
+@pytest.fixture
+def session(ledger_url: str, state_dir: Path, tmp_path: Path) -> Iterator[quota.Session]:
+    path = tmp_path / "quota.toml"
+    path.write_text(f'[ledger]\nurl = "{ledger_url}"\n[credentials.main]\napi = "youtube-v3"\n', encoding="utf-8")
+    with quota.open(path) as session:
+        yield session
+
+
+def test_a_session_takes_no_other_key_for_a_service(session: quota.Session) -> None:
+    for option in ("key", "budget"):
+        with pytest.raises(UsageError, match=f"takes the {option} of its credential") as refused:
+            session.google(**{option: "AIza-the-secret"})
+        assert "AIza" not in str(refused.value)
+
+
+def test_a_session_repairs_the_ledger_of_a_name(session: quota.Session) -> None:
+    for project in (*NO_NAMES, None):
+        with pytest.raises(UsageError, match="is not a str"):
+            session.repair(project)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("again", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_what_belongs_to_one_process_says_so(session: quota.Session, again: Callable[[object], object]) -> None:
+    """As where a pool of processes is handed a budget: "cannot pickle '_thread.RLock' object" named nothing of ours."""
+    awaited = quota.AsyncSession(session)
+    for one in (session, session.budget(), session.ledger, awaited, awaited.budget()):
+        with pytest.raises(TypeError, match=rf"{type(one).__name__} belongs to one process.*quota\.open"):
+            again(one)
 
 
 # -- names, and numbers that may have a fraction -----------------------------------------------------------------------
