@@ -354,7 +354,7 @@ class Store:
                     len(page.videos) + len(page.channels),
                     len(page.videos) if page.ranked else 0,
                     taken_at_ms,
-                    now_ms if finished else None,
+                    max(now_ms, taken_at_ms) if finished else None,  # a clock may go back
                     *_key(checkpoint),
                 ),
             )
@@ -378,7 +378,8 @@ class Store:
             "UPDATE checkpoints SET pending = 0, cursor = NULL, completed_at_ms = ?"
             " WHERE job = ? AND work = ? AND region = ?"
         )
-        self._write(lambda db: db.execute(sql, (self._clock(), *_key(checkpoint))))
+        completed_at_ms = max(self._clock(), checkpoint.started_at_ms or 0)
+        self._write(lambda db: db.execute(sql, (completed_at_ms, *_key(checkpoint))))
         return self._again(checkpoint)
 
     def fail(self, checkpoint: Checkpoint, *, keep_cursor: bool) -> Checkpoint:

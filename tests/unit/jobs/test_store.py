@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import unicodedata
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ import pytest
 
 import quota
 from quota.jobs.job import Page
+from quota.jobs.store.reader import Reader
 from quota.jobs.store.store import APPLICATION_ID, SCHEMA_VERSION, Checkpoint, Store, StoreError
 from support.interrupts import Interrupted, at_every_place, interrupt
 
-DAY_MS = 86_400_000
+HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 UNSPACED = "[\u0e00-\u0eff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7a3]"
 """Thai, Lao, Kana, Han, Hangul."""
 
@@ -474,6 +476,24 @@ def test_a_ranking_that_is_not_complete_leaves_out_no_channel(store: Store, cloc
         save(store, newest, at_ms=clock.now_ms, finished=True)
         assert store.channels_ranked("DE") == [channel]
         clock.now_ms -= ahead_ms
+
+
+def test_a_pass_is_complete_no_earlier_than_it_began_though_the_clock_went_back(store: Store, clock: Clock) -> None:
+    """Else the API would not take it for complete, and serve the one before."""
+    page, more = Page(videos=[video("b")], ranked=True), Page(videos=[video("a")], ranked=True, cursor={"token": "x"})
+    ends: list[Callable[[Checkpoint], Checkpoint]] = [
+        lambda begun: store.save_page(begun, page, started_at_ms=0, finished=True),
+        store.finish,
+    ]
+    for end in ends:
+        clock.now_ms += DAY_MS
+        begun = save(store, more, at_ms=clock.now_ms)
+        clock.now_ms -= HOUR_MS
+        assert end(begun).completed_at_ms == begun.started_at_ms == clock.now_ms + HOUR_MS
+        with closing(Reader(f"sqlite:///{store.path}")) as reader:
+            chart = reader.chart("DE", ["t"], 0, 9)
+        assert chart is not None
+        assert chart.taken_ms == begun.started_at_ms
 
 
 # -- retention ---------------------------------------------------------------------------------------------------------
