@@ -227,6 +227,14 @@ def _covers(limit: Limit, bucket: str, book: CostBook) -> bool:
 def _store(settings: Settings) -> Iterator[Finding]:
     yield from _path("store.url", settings.store.url)
     yield from _fleeting(settings)
+    if settings.jobs and settings.store.retention_ms < DAY_MS:
+        yield Finding(
+            "warning",
+            "store.retention",
+            "a run that is refused may go on only a day later, and would begin again: what it fetched is deleted by "
+            "then",
+            'set retention = "2d" or more',
+        )
     for credential in settings.credentials.values():
         allowed_ms = credential.book.retention_ms
         if allowed_ms is not None and settings.store.retention_ms > allowed_ms:

@@ -285,6 +285,12 @@ FINDINGS = [
         "warning: store.retention: the terms of youtube allow what it returned to be kept for 30 days before it is "
         'fetched again or deleted; set retention = "30d", or make sure that everything older is fetched again',
     ),
+    (
+        "[jobs.trending]",
+        '[store]\nretention = "23h"\n[jobs.trending]',
+        "warning: store.retention: a run that is refused may go on only a day later, and would begin again: what it "
+        'fetched is deleted by then; set retention = "2d" or more',
+    ),
 ]
 
 
