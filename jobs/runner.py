@@ -26,7 +26,7 @@ import copy
 import json
 import logging
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import quota
@@ -147,7 +147,7 @@ def run_job(
                     refused = refusal()
                     if refused is not None:
                         report = _refused_report(session, job, refused)
-                        store.runs.end(row, report)
+                        _keep(store, row, report)
                         return report
                     run = _Run(
                         session, job, mine, max_regions, fetch, store, hold, stop, watcher or Silent(), wait, clock
@@ -155,10 +155,9 @@ def run_job(
                     try:
                         report = run.run()
                     except BaseException as error:
-                        with suppress(StoreError):  # the first error says more
-                            store.runs.end(row, failed_report(session, name, error))
+                        _keep(store, row, failed_report(session, name, error))
                         raise
-                    store.runs.end(row, report)
+                    _keep(store, row, report)
                     if stop() and any(region.outcome in ("partial", "skipped") for region in report.regions):
                         endings.append("stopped")  # its tick goes on with the next start
                     if run.end is not None and run.end.outcome == "failed" and not run.added:
@@ -176,6 +175,15 @@ def _hold(session: Session, job: JobSettings, store: Store, lock: int, now_ms: i
     gap_ms = store.start_run(job.name, work_of(session, job))
     step_ms, machine = longest_step_ms(job), lock_name(lock)
     return Hold(session, job, store_id, machine, gap_ms, step_ms, now_ms, tick=tick, tick_ms=tick_ms)
+
+
+def _keep(store: Store, row: int, report: RunReport) -> None:
+    """Complete the run's row in the store. Where that fails, the report still says what the run did."""
+    try:
+        store.runs.end(row, report)
+    except StoreError as error:
+        if report.why != str(error):
+            log.warning("%s: %s", line("run_not_kept", run=report.run, job=report.job), error)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from tenacity import wait_fixed, wait_none
 
 import quota
 from quota.jobs.emulator import Emulator
-from quota.jobs.job import RunReport, load_fetch
+from quota.jobs.job import RegionReport, RunReport, load_fetch
 from quota.jobs.runner import ATTEMPTS, Silent, run_job
 from support.commands import QUOTA
 from support.installation import Installation, until
@@ -915,6 +915,24 @@ main()
         ("DE", 200, 1),
         ("US", 200, 1),
     ]
+
+
+@pytest.mark.parametrize("units", [9_500, 1])
+def test_a_run_whose_end_cannot_be_stored_still_says_what_it_did(
+    bench: Bench, caplog: pytest.LogCaptureFixture, units: int
+) -> None:
+    """All of its pages are stored: it must not pass for a failed one without any."""
+
+    class Breaks(Silent):
+        def ended(self, outcome: RegionReport) -> None:
+            bench.change("DROP TABLE IF EXISTS past_runs")
+
+    bench.configure(regions=["US"], units=units)
+    report = bench.run(watcher=Breaks())
+    pages, outcome = (4, "done") if units > 1 else (1, "stopped")
+    assert (report.outcome, report.exit_status, report.units, report.regions[0].pages) == (outcome, 0, pages, pages)
+    (said,) = (message for message in caplog.messages if message.startswith("run_not_kept"))
+    assert said == f"run_not_kept run={report.run} job=t: store {bench.folder / 'videos.db'}: no such table: past_runs"
 
 
 RESTARTED = "UPDATE checkpoints SET cursor = NULL, pages = 0, items = 0, ranks = 0, started_at_ms = NULL"
