@@ -50,6 +50,9 @@ APPLICATION_ID = 0x766964A1
 """Marks the file as ours: a version number alone would let any other program's database pass."""
 
 BUSY_TIMEOUT_MS = 5_000
+PAGE_BUSY_TIMEOUT_S = 30.0
+"""A page waits longer for a program that holds the store locked: it is paid for."""
+
 DELETE_PER_TRANSACTION = 1_000
 MAX_DELETED = 20_000
 """Rows of each table that one `delete_expired` deletes at most: several times what a run of 50 regions adds."""
@@ -363,7 +366,7 @@ class Store:
                     "INSERT OR IGNORE INTO cursors VALUES (?, ?, ?, ?)", (*_key(checkpoint), _digest(page.cursor))
                 )
 
-        self._write(work)
+        self._file.transact(work, write=True, within_s=PAGE_BUSY_TIMEOUT_S)
         return self._again(checkpoint)
 
     def was_at(self, checkpoint: Checkpoint, cursor: Cursor | None) -> bool:

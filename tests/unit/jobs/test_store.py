@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import unicodedata
 from collections.abc import Callable
 from contextlib import closing
@@ -615,6 +616,22 @@ def test_a_locked_store_is_said_to_be_locked(store: Store) -> None:
                 waiting.start_round("t", ["DE"])
             other.execute("ROLLBACK")
             assert waiting.start_round("t", ["DE"])
+
+
+def test_a_page_waits_longer_for_another_program(store: Store) -> None:
+    """It is paid for. A backup or a VACUUM may take longer than anything else waits."""
+    checkpoint = store.start_round("t", ["DE"])[0]
+    with (
+        closing(sqlite3.connect(store.path, isolation_level=None, check_same_thread=False)) as other,
+        Store(store.path, retention_ms=1, busy_timeout_ms=20) as waiting,
+    ):
+        waiting.checkpoint("t", "DE")
+        other.execute("BEGIN IMMEDIATE")
+        releases = threading.Timer(0.3, other.rollback)
+        releases.start()
+        saved = waiting.save_page(checkpoint, Page(videos=[video("a")]), started_at_ms=1, finished=True)
+        releases.join()
+    assert saved.items == 1
 
 
 def test_a_full_disk_keeps_nothing_half_written(store: Store) -> None:
