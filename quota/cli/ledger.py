@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TYPE_CHECKING
 
@@ -92,7 +93,8 @@ def move(old: str, new: str, all_projects: bool, as_json: bool, config: str | No
     if target.label != _label(settings.ledger.url):
         with_secrets = "" if target.label == new or not target.shared else ", with its user and password"
         say(f"now write the new url into {settings.path or 'quota.toml'} on every machine{with_secrets}:")
-        say(f'  [ledger] url = "{target.label}"')
+        say("  [ledger]")
+        say(f"  url = {json.dumps(target.label, ensure_ascii=False)}")  # such a string is one of TOML, too
     if all(one.kind == "take back" for one in moved):
         return
     say("A program that still has the old url is refused (69) and told the new one; restart `quota schedule`.")

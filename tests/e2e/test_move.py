@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
+import tomllib
 from typing import TYPE_CHECKING
 
+import pytest
 import redis
 
 import quota
@@ -81,7 +83,7 @@ def test_an_owner_changes_the_place_of_the_ledger_and_the_day_goes_on(
     moved = web1("ledger", "move", old, new)
     assert (moved.returncode, moved.stderr) == (0, "")
     assert moved.stdout.splitlines()[0] == f"project moving: 2 charges moved to {new}"
-    assert f'  [ledger] url = "{new}"' in moved.stdout
+    assert f'\n  [ledger]\n  url = "{new}"\n' in moved.stdout
     for args in (("charge", "search.list"), ("status",), ("spend",)):
         assert f"has moved to {new} and takes no charge any more" in one_line(web2(*args), 69)
     drawn = web2("charge", "videos.list")
@@ -103,6 +105,16 @@ def test_an_owner_changes_the_place_of_the_ledger_and_the_day_goes_on(
 
     back = web1.json("ledger", "move", new, old)
     assert back == {"old": new, "new": old, "projects": [{"project": "moving", "outcome": "moved", "charges": 4}]}
+
+
+@pytest.mark.parametrize("name", ["new.db", 'a "quoted" one.db', "back\\slash.db", "Zürich's.db"])
+def test_what_the_owner_is_to_write_is_toml(tmp_path: Path, name: str) -> None:
+    quota = Quota(tmp_path)
+    configure(quota, "sqlite:///old.db", "moving")
+    quota("charge", "search.list")
+    moved = quota("ledger", "move", "sqlite:///old.db", f"sqlite:///{name}")
+    told = "".join(line for line in moved.stdout.splitlines(keepends=True) if line.startswith("  "))
+    assert tomllib.loads(told) == {"ledger": {"url": f"sqlite:///{tmp_path}/{name}"}}
 
 
 def test_what_cannot_be_moved_is_one_line(tmp_path: Path, redis_server: RedisServer) -> None:
