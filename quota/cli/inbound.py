@@ -206,7 +206,7 @@ def _render(rules: Sequence[Rule], standing: Standing) -> FirstThatFits:
                 f"{unasked:,}",
             )
         )
-    return FirstThatFits(tables(columns, rows, without=(3, 1)))
+    return FirstThatFits(tables(columns, rows, without=(3, 1, 4, 2)))
 
 
 def _consumer_as_json(one: Consumer) -> dict[str, object]:

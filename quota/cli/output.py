@@ -60,10 +60,17 @@ def print_json(data: object, indent: int | None = 2) -> None:
 
 
 def print_rich(renderable: Any) -> None:
-    """A table or text for people. Colours only on a terminal; 80 columns without one."""
+    """A table or text for people. Colours only on a terminal; without one 80 columns, and no spaces at their ends."""
     from rich.console import Console
 
-    Console(highlight=False, soft_wrap=False).print(renderable, crop=False)  # all that is printed fits
+    console = Console(highlight=False, soft_wrap=False)
+    if console.is_terminal:
+        console.print(renderable, crop=False)  # all that is printed fits
+        return
+    with console.capture() as printed:
+        console.print(renderable, crop=False)
+    sys.stdout.write("\n".join(line.rstrip(" ") for line in printed.get().split("\n")))
+    sys.stdout.flush()
 
 
 def say(line: str, *, err: bool = False) -> None:

@@ -109,6 +109,15 @@ def test_no_control_sequence_reaches_the_terminal(quota: Quota, args: list[str])
         json.loads(done.stdout)
 
 
+@pytest.mark.parametrize("width", ["40", "80"])
+@pytest.mark.parametrize("command", ["status", "spend", "log", "doctor"])
+def test_no_line_of_a_file_or_a_mail_ends_with_spaces(quota: Quota, command: str, width: str) -> None:
+    done = quota(command, COLUMNS=width)
+    lines = done.stdout.split("\n")
+    assert len(lines) > 3
+    assert [line for line in lines if line.endswith(" ")] == []
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "cp1252", "ascii", "shift_jis"])
 @pytest.mark.parametrize(
     "args",

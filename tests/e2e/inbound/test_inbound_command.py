@@ -61,6 +61,9 @@ def test_an_operator_sees_rules_and_who_uses_most_by_hash(quota: Quota) -> None:
     assert (top["used"], top["limit"], top["window_ms"]) == (2, 2, 3_600_000)
     shown = quota("inbound", "status").stdout.splitlines()
     assert max(map(len, shown[:-1])) <= 80
+    narrow = quota("inbound", "status", COLUMNS="40").stdout.splitlines()
+    assert max(map(len, narrow[:-1])) <= 40
+    assert narrow[2].split() == ["login", "2", "1", "0"]
     assert shown[2].split() == ["login", "POST", "/login", "2", "in", "1h", "log", "1", "2", "1", "0"]
     assert quota("inbound", "top", "login").stdout.splitlines()[2].split() == [top["name"], "2", "2", "1h"]
     assert re.search("begin at 20.*Z or later", quota("inbound", "rotate").stdout)
