@@ -17,12 +17,11 @@ Other modules are not meant for users, and may change. A name is imported when i
 Ctrl-C before everything is loaded.
 """
 
-from quota.attribution import labels  # at once: later, the module of that name would stand here
-
 TYPE_CHECKING = False  # `typing` takes longer to import than all of this
 if TYPE_CHECKING:
     from quota.async_budget import AsyncBudget
     from quota.async_session import AsyncSession, open_async
+    from quota.attribution import labels
     from quota.budget import Budget
     from quota.costs import CostBook
     from quota.decision import Decision, LimitState
@@ -55,6 +54,7 @@ else:
         "Limit": "quota.limits",
         "LimitState": "quota.decision",
         "Session": "quota.session",
+        "labels": "quota.attribution",
         "open": "quota.session",
         "open_async": "quota.async_session",
     }

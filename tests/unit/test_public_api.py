@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +15,8 @@ import quota
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
+
+HERE = {**os.environ, "PYTHONPATH": str(Path(quota.__file__).parent.parent)}
 
 
 def test_the_public_names_are_these() -> None:
@@ -138,6 +141,13 @@ def test_importing_it_imports_no_driver_and_no_client() -> None:
     script = f"import quota, sys; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_it_loads_nothing_before_the_command_can_answer_ctrl_c() -> None:
+    """The command's entry point is a module of this package: what this package imports comes before its first line."""
+    script = "import sys; before = set(sys.modules); import quota; print(sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, check=True, env=HERE)
+    assert done.stdout == "['quota']\n"
 
 
 @pytest.mark.parametrize("given", [5, 1.5, True, b"quota.toml", ["main"], {"main": 1}, object()])
