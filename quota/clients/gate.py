@@ -69,7 +69,7 @@ class HostGate:
 
     def _is_metered(self, url: str) -> bool:
         parts = urlsplit(url)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
+        port = parts.port or (443 if parts.scheme in ("https", "wss") else 80)
         return (parts.hostname or "", port) in self._hosts
 
     def _name(self, verb: str, url: str) -> str:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 from quota.arguments import text, texts
@@ -207,7 +209,8 @@ def _charged_at_ms(decision: Decision) -> int:
 class Hosts:
     """The metered hosts: names such as `api.example.com`, which means any port, or `127.0.0.1:8765`.
 
-    The names of loopback (`localhost`, `127.0.0.1`, `::1`) are one host. Raises UsageError for an invalid host name.
+    The names of loopback (`localhost`, `127.0.0.1`, `::1`) are one host, and so are `bücher.example` and the
+    `xn--bcher-kva.example` that clients make of it. Raises UsageError for an invalid host name.
     """
 
     def __init__(self, names: str | Iterable[str]) -> None:
@@ -220,7 +223,21 @@ class Hosts:
 
 def _host(name: str) -> str:
     name = name.strip("[]").rstrip(".").lower()
-    return "localhost" if is_loopback(name) else name
+    if is_loopback(name):
+        return "localhost"
+    if ":" in name:
+        with suppress(ValueError):
+            return str(ip_address(name))
+    return name if name.isascii() else _in_ascii(name)
+
+
+def _in_ascii(name: str) -> str:
+    """A name as clients write it into URLs. They encode it with `idna`, which comes with each of them."""
+    try:
+        from idna import encode
+    except ImportError:
+        return name.encode("idna").decode()
+    return encode(name, uts46=True).decode().rstrip(".")
 
 
 def _split_host(name: str) -> tuple[str, int | None]:
@@ -228,9 +245,9 @@ def _split_host(name: str) -> tuple[str, int | None]:
 
     try:
         parts = urlsplit(f"//{name}")
-        host, port = parts.hostname, parts.port
-    except ValueError:  # a port out of range, an unmatched bracket
-        host = port = None
+        host, port = _host(parts.hostname or ""), parts.port
+    except ValueError:  # a port out of range, an unmatched bracket, a label that no name has
+        host, port = "", None
     if not host or parts.path or parts.query:
         raise UsageError(f"{show(name)} is not a host; write for example 'api.example.com' or '127.0.0.1:8765'")
-    return _host(host), port
+    return host, port

@@ -268,13 +268,19 @@ def test_what_an_operator_must_know_is_logged_by_name(
         ("[::1]:8765", "::1", 8765, True),
         ("localhost:8765", "127.0.0.1", 8766, False),
         ("localhost", "127.0.0.1", 8766, True),
+        ("bücher.example", "xn--bcher-kva.example", 443, True),
+        ("Straße.example:8443", "xn--strae-oqa.example", 8443, True),
+        ("xn--bcher-kva.example", "bücher.example", 443, True),
+        ("[2001:DB8:0::1]:8443", "2001:db8::1", 8443, True),
     ],
 )
 def test_a_host_is_known_by_its_name_and_port(name: str, host: str, port: int, metered: bool) -> None:
     assert ((host, port) in Hosts([name])) == metered
 
 
-@pytest.mark.parametrize("name", ["", "http://api.example.com", "api.example.com/path", "host:port"])
+@pytest.mark.parametrize(
+    "name", ["", "http://api.example.com", "api.example.com/path", "host:port", "a\u0300..b", "\u200d.example"]
+)
 def test_a_host_is_no_url(name: str) -> None:
     with pytest.raises(UsageError, match="host"):
         Hosts([name])
