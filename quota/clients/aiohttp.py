@@ -36,7 +36,11 @@ def aiohttp_middleware(
             return await handler(request)
         try:
             response = await handler(request)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):  # before the first byte
+        except (
+            aiohttp.ClientConnectorError,
+            aiohttp.ClientHttpProxyError,  # a proxy refused to connect
+            aiohttp.ConnectionTimeoutError,
+        ):  # before the first byte
             await gate.never_left(attempt)
             raise
         try:

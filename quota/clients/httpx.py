@@ -23,6 +23,8 @@ def httpx_transport(
 ) -> httpx.BaseTransport:
     """A transport for `httpx.Client`, over `inner` (default: a plain `httpx.HTTPTransport`).
 
+    What a client is told of `http2`, `verify` and `cert` concerns transports that it makes itself: tell `inner`. So is
+    a proxy: with a `proxy` or `mounts` of its own, a client passes this transport by, and nothing is charged.
     `hosts` are the metered hosts, one or several: `api.example.com` (any port) or `127.0.0.1:8765`.
     """
     import httpx
@@ -152,8 +154,14 @@ def httpx_async_transport(
 
 
 def _unsent(library: Any) -> tuple[type[Exception], ...]:
-    """What httpx raises before the first byte of a request."""
-    return library.ConnectError, library.ConnectTimeout, library.PoolTimeout, library.UnsupportedProtocol
+    """What httpx raises before the first byte of a request. A ProxyError means that a proxy refused to connect."""
+    return (
+        library.ConnectError,
+        library.ConnectTimeout,
+        library.PoolTimeout,
+        library.ProxyError,
+        library.UnsupportedProtocol,
+    )
 
 
 def _decoded(library: Any, response: httpx.Response, raw: bytes) -> bytes:

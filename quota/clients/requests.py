@@ -60,11 +60,12 @@ def requests_adapter(budget: Budget, method: MethodOf, *, hosts: str | Iterable[
 
 
 def _never_left(error: Exception) -> bool:
-    """Whether the request failed before its first byte: no address, no connection, no trusted certificate."""
+    """Whether the request failed before its first byte: no address, no connection, no way through a proxy, no trusted
+    certificate."""
     import ssl
 
     import requests
-    from urllib3.exceptions import NewConnectionError
+    from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
     if not isinstance(error, requests.RequestException):
         # A network failure is always a RequestException; this error is about the arguments. But the user's own body
@@ -76,7 +77,10 @@ def _never_left(error: Exception) -> bool:
     untrusted = isinstance(error, requests.exceptions.SSLError) and any(
         isinstance(argument, ssl.SSLCertVerificationError) for argument in getattr(reason, "args", ())
     )
-    return untrusted or isinstance(reason, NewConnectionError)
+    # urllib3 also calls it the proxy's error where a request that has left gets no answer: what it wraps counts.
+    reason = getattr(reason, "original_error", reason)
+    no_tunnel = isinstance(reason, OSError) and str(reason).startswith("Tunnel connection failed")
+    return untrusted or no_tunnel or isinstance(reason, (NewConnectionError, ConnectTimeoutError))
 
 
 def _was_sending(error: Exception) -> bool:
@@ -157,6 +161,9 @@ class _PeekedBody(io.RawIOBase):
             data = self._raw.read(len(buffer), decode_content=False)
         buffer[: len(data)] = data
         return len(data)
+
+    def read1(self, amount: int = -1) -> bytes:
+        return self.read(MAX_PEEK_BYTES if amount < 0 else amount)
 
     def close(self) -> None:
         if not self.closed:

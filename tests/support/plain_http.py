@@ -42,7 +42,7 @@ class PlainServer:
     """Serves inside `with`, on loopback. `answer` is asked for each request; `arrived` lists them in order.
 
     With `shown`, a certificate and its key, it speaks TLS. Asked to CONNECT, it is a proxy: it passes bytes to that
-    port of loopback, whatever the host is called.
+    port of loopback, whatever the host is called. An answer of 407 refuses that.
     """
 
     def __init__(self, answer: Callable[[Arrived], Answer], shown: Pair | None = None) -> None:
@@ -75,9 +75,12 @@ class PlainServer:
             do_GET = do_POST = do_PUT = serve  # noqa: N815
 
             def do_CONNECT(self) -> None:
-                outer.arrived.append(
-                    Arrived("CONNECT", self.path, {name.lower(): value for name, value in self.headers.items()}, b"")
-                )
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                request = Arrived("CONNECT", self.path, headers, b"")
+                outer.arrived.append(request)
+                if answer(request).status == 407:
+                    self.send_error(407)
+                    return
                 with socket.create_connection(("127.0.0.1", int(self.path.rpartition(":")[2]))) as there:
                     self.send_response(200)
                     self.end_headers()

@@ -22,7 +22,7 @@ import requests
 from quota.async_budget import AsyncBudget, Awaiter
 from quota.budget import Budget
 from quota.clients.aiohttp import aiohttp_middleware
-from quota.clients.gate import MAX_PEEK_BYTES
+from quota.clients.gate import MAX_PEEK_BYTES, HostGate
 from quota.clients.httpx import httpx_async_transport, httpx_transport
 from quota.clients.requests import requests_adapter
 from quota.common.clock import NEVER
@@ -280,6 +280,14 @@ def test_other_hosts_are_free(connect: Connect, server: PlainServer, ledger: Led
     assert not ledger.exhaustions("p")
 
 
+def test_a_host_with_a_port_is_known_by_the_port_that_its_scheme_means(ledger: Ledger) -> None:
+    gate = HostGate(make_budget(ledger), "videos.list", ["bücher.example:443"])
+    for scheme in ("https", "wss", "HTTPS"):
+        assert gate.charge("GET", f"{scheme}://xn--bcher-kva.example/") is not None
+    assert gate.charge("GET", "http://xn--bcher-kva.example/") is None
+    assert charged(ledger) == {"videos.list": 3}
+
+
 def test_a_refusal_leaves_the_client_and_nothing_else_leaves(
     connect: Connect, server: PlainServer, ledger: Ledger
 ) -> None:
@@ -299,6 +307,81 @@ def test_what_cannot_connect_is_given_back(connect: Connect, ledger: Ledger) -> 
     with pytest.raises((requests.ConnectionError, httpx.ConnectError, aiohttp.ClientConnectorError)):
         connect("no-such-host.invalid").get("http://no-such-host.invalid/")
     assert [entry.units for entry in entries(ledger)] == [0, 0]
+
+
+@pytest.mark.parametrize("refuses", [True, False], ids=["refuses", "is not there"])
+@pytest.mark.parametrize("kind", ["requests", "httpx", "httpx, awaited", "aiohttp"])
+def test_what_a_proxy_does_not_let_through_is_given_back(ledger: Ledger, kind: str, refuses: bool) -> None:
+    budget, url, hosts = make_budget(ledger), "https://api.example.com/", "api.example.com"
+    with PlainServer(lambda request: Answer(407)) as server:
+        proxy = server.address if refuses else "http://127.0.0.1:9"
+
+        async def await_httpx() -> None:
+            inner = httpx.AsyncHTTPTransport(proxy=proxy)
+            transport = httpx_async_transport(awaited(budget), "videos.list", hosts=hosts, inner=inner)
+            async with httpx.AsyncClient(transport=transport) as client:
+                await client.get(url)
+
+        async def await_aiohttp() -> None:
+            middleware = aiohttp_middleware(awaited(budget), "videos.list", hosts=hosts)
+            async with aiohttp.ClientSession(middlewares=[middleware], proxy=proxy) as session:
+                await session.get(url)
+
+        match kind:
+            case "requests":
+                session = requests.Session()
+                session.mount("https://", requests_adapter(budget, "videos.list", hosts=hosts))
+                with pytest.raises(requests.exceptions.ProxyError):
+                    session.get(url, proxies={"https": proxy})
+            case "httpx":
+                transport = httpx_transport(budget, "videos.list", hosts=hosts, inner=httpx.HTTPTransport(proxy=proxy))
+                with (
+                    httpx.Client(transport=transport) as client,
+                    pytest.raises((httpx.ProxyError, httpx.ConnectError)),
+                ):
+                    client.get(url)
+            case "httpx, awaited":
+                with pytest.raises((httpx.ProxyError, httpx.ConnectError)):
+                    asyncio.run(await_httpx())
+            case _:
+                with pytest.raises((aiohttp.ClientHttpProxyError, aiohttp.ClientProxyConnectionError)):
+                    asyncio.run(await_aiohttp())
+    assert [entry.units for entry in entries(ledger)] == [0]
+
+
+def test_what_a_proxy_leaves_unanswered_stays_charged(ledger: Ledger) -> None:
+    """urllib3 calls this a proxy's error, like a proxy that cannot be reached."""
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
+
+        def hang_up() -> bytes:
+            connection, _ = listening.accept()
+            with connection:
+                return connection.recv(1 << 16)
+
+        arrived = pool.submit(hang_up)
+        proxy = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        session = requests.Session()
+        session.mount("http://", requests_adapter(make_budget(ledger), "videos.list", hosts="api.example.com"))
+        with pytest.raises(requests.ConnectionError):
+            session.get("http://api.example.com/", proxies={"http": proxy})
+        assert arrived.result().startswith(b"GET http://api.example.com/")
+    assert charged(ledger) == {"videos.list": 1}
+
+
+def test_an_error_can_be_read_in_each_way_that_urllib3_has(server: PlainServer, ledger: Ledger) -> None:
+    session = Requests(make_budget(ledger), [server.host]).session
+    ways: list[Callable[[Any], object]] = [
+        lambda raw: b"".join([*iter(lambda: raw.read1(1_000), b"")]),
+        lambda raw: raw.read1(),
+        lambda raw: b"".join(raw),
+        lambda raw: b"".join(raw.stream(7)),
+        lambda raw: raw.readline(),
+        lambda raw: raw.data,
+    ]
+    for way in ways:
+        with session.get(f"{server.address}/spent", stream=True) as response:
+            assert way(response.raw) == SPENT
+        ledger.reopen("p", "units")
 
 
 def test_a_timeout_stays_charged(connect: Connect, server: PlainServer, ledger: Ledger) -> None:
