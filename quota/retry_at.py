@@ -56,18 +56,17 @@ class Clocks(NamedTuple):
 
 
 def retry_at(standings: Sequence[Standing], clocks: Clocks, read: ReadEntries, from_ms: int) -> tuple[int, int]:
-    """(when every limit has room, `from_ms` or later; which of them holds the call back longest). At least one of them
-    is full or paced."""
+    """(when every limit has room, `from_ms` or later, or NEVER; which of them holds the call back longest). At least
+    one of them is full or paced."""
     times = [room_at(one, clocks, read, from_ms) if one.full else -1 for one in standings]
     at_ms = max(from_ms, *times)
     longest = times.index(max(times))
     # Room once there stays, except in a paced limit, which has less after its edge than before it: whether it refuses
     # now or not, it must have room when the others have.
     paced = [one for one in standings if one.limit.paced]
-    later_ms = at_ms if paced else None
-    while later_ms is not None:
-        later_ms = max(room_at(one, clocks, read, at_ms) for one in paced)
-        at_ms, later_ms = later_ms, later_ms if later_ms > at_ms else None
+    before_ms = -1 if paced else at_ms
+    while before_ms < at_ms < NEVER:
+        before_ms, at_ms = at_ms, max(room_at(one, clocks, read, at_ms) for one in paced)
     return at_ms, longest
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from quota.answer import _further_calls, _room_at_once, states_of
 from quota.ledger.contract import Exhaustion
 from quota.ledger.entry import Charge
+from quota.ledger.grants import Grant
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
 from support.setup import limit
 
@@ -64,3 +65,14 @@ def test_a_call_that_upstream_closed_is_told_when_our_limits_have_room_too(setup
     assert not budget.peek("search.list").admitted
     setup.now_ms += 1
     assert budget.peek("search.list").admitted
+
+
+def test_a_closed_call_that_upstream_grants_too_little_for_is_told_when_upstream_opens(setup: Setup) -> None:
+    """Beside a limit with a pace: there is no moment at which that one's could be asked."""
+    paced = Limit("hour", 400, View(Selector(), Calendar("hour", "UTC")), 400, 0, paced=True)
+    budget = setup.budget(limit(150), paced)
+    until_ms = setup.now_ms + 9_000
+    setup.ledger.exhaust(setup.project, Exhaustion("units", setup.now_ms, until_ms, "said so", "a test"))
+    setup.ledger.grant(setup.project, [Grant("units", 60, setup.now_ms, setup.now_ms + DAY_MS)])
+    told = budget.peek("search.list")
+    assert (told.reason, told.refused_by, told.retry_at_ms) == ("exhausted", "units", until_ms)
