@@ -26,6 +26,7 @@ from contextvars import ContextVar
 from email.parser import BytesParser
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, RemoteDisconnected, ResponseNotReady
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -250,7 +251,7 @@ class _Routes:
         prefix = urlsplit(document["rootUrl"]).path.rstrip("/")
         self._batch = f"{prefix}/{document.get('batchPath', 'batch')}"
         self._literal: dict[tuple[str, str], str] = {}
-        self._patterns: list[tuple[str, re.Pattern[str], str]] = []
+        self._patterns: list[tuple[int, str, re.Pattern[str], str]] = []
         self.upload_paths: set[str] = set()
         base = f"/{document['servicePath']}"
         for method in _methods(document):
@@ -260,6 +261,8 @@ class _Routes:
                 for protocol in method["mediaUpload"]["protocols"].values():
                     self._add(method, prefix + protocol["path"])
                     self.upload_paths.add(prefix + protocol["path"])
+        # `/things/x:cancel` fits `/things/{id}`, too: the method whose path says most is tried first.
+        self._patterns.sort(key=itemgetter(0), reverse=True)
 
     def _add(self, method: Mapping[str, Any], path: str) -> None:
         if "{" not in path:
@@ -271,13 +274,16 @@ class _Routes:
             re.escape(part) if not part.startswith("{") else ".+" if part.startswith("{+") else "[^/]+"
             for part in parts
         )
-        self._patterns.append((method["httpMethod"], re.compile(pattern), method["id"]))
+        said = sum(len(part) for part in parts if not part.startswith("{"))
+        self._patterns.append((said, method["httpMethod"], re.compile(pattern), method["id"]))
 
     def method(self, verb: str, path: str) -> str | None:
         """For example "youtube.videos.list" for ("GET", "/youtube/v3/videos"). None for an unknown method."""
         known = self._literal.get((verb, unquote(path)))
         if known is None:
-            known = next((name for v, pattern, name in self._patterns if v == verb and pattern.fullmatch(path)), None)
+            known = next(
+                (name for _, v, pattern, name in self._patterns if v == verb and pattern.fullmatch(path)), None
+            )
         return known
 
     def is_batch(self, verb: str, path: str) -> bool:

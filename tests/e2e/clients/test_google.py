@@ -8,6 +8,7 @@ import http.client
 import io
 import json
 import logging
+import re
 import select
 import socket
 import subprocess
@@ -29,7 +30,7 @@ from googleapiclient.http import BatchHttpRequest, HttpRequest, MediaInMemoryUpl
 
 import quota
 from quota.budget import Budget
-from quota.clients.google import MeteredHttp, service
+from quota.clients.google import MeteredHttp, _methods, service
 from quota.clients.metering import Meter
 from quota.common.clock import NEVER
 from quota.errors import ConfigError, Refused, UsageError
@@ -350,6 +351,19 @@ def test_the_http_object_alone_is_charged_by_what_is_on_the_wire(
         "search.list": 1,
     }
     assert charged(ledger) == upstream.usage()["by_method"]
+
+
+@pytest.mark.parametrize("api", ["youtube v3", "gmail v1", "admin reports_v1", "adsense v2", "logging v2", "pubsub v1"])
+def test_the_path_of_each_method_says_which_one_it_is(ledger: Ledger, api: str) -> None:
+    """Also of those that fit another's path: `/x/{id}:cancel` and `/x/{id}`. A batch and a download have only this."""
+    name, version = api.split()
+    document = json.loads(get_static_doc(name, version))
+    routes = MeteredHttp(Meter(make_budget(ledger)), document)._gate._routes
+    described = list(_methods(document))
+    assert described
+    for method in described:
+        path = re.sub(r"\{.*?\}", "x", f"/{document['servicePath']}{method.get('flatPath', method['path'])}")
+        assert routes.method(method["httpMethod"], path) == method["id"]
 
 
 def test_a_method_that_nobody_described_costs_the_books_default(
@@ -808,7 +822,7 @@ FORKED = """
 import os, sys
 from quota.budget import Budget
 from quota.settings.books import load_book
-from quota.clients.google import MeteredHttp, service
+from quota.clients.google import MeteredHttp, _methods, service
 from quota.ledger.factory import open_ledger
 ledger = open_ledger(sys.argv[2])
 budget = Budget(credential="main", project="p", book=load_book("youtube-v3"), limits=[], ledger=ledger)
