@@ -63,6 +63,9 @@ TIMEOUT_S = 60.0
 _SHARED_HOST = "www.googleapis.com"
 """This host serves all of Google's older APIs, and their token endpoint."""
 
+_TOKEN_PATH = re.compile("(/o)?/oauth2(/v[0-9]+)?/token")
+"""Where that host grants tokens, which costs nothing, also to an API that has no host of its own."""
+
 _KEY_HEADER = "x-goog-api-key"
 
 
@@ -219,16 +222,23 @@ class MeteredRequest(HttpRequest):  # type: ignore[misc]  # the client ships no 
 
 def _check_metered(http: Any, uri: str) -> None:
     """Raise UsageError if `http` does not charge requests to `uri`."""
-    for _ in range(MAX_WRAPPINGS):
-        if isinstance(http, MeteredHttp) or http is None:
-            break
-        http = getattr(http, "http", None)
-    if not isinstance(http, MeteredHttp) or not http.meters(uri):
+    metered = _metered(http)
+    if metered is None or not metered.meters(uri):
         raise UsageError("this http would pass the budget by: leave it out, threads may share one service")
 
 
 MAX_WRAPPINGS = 5
 """How deep Http objects may wrap each other. The Http that adds a key, for example, wraps another."""
+
+
+def _metered(http: Any) -> MeteredHttp | None:
+    """The Http that charges what is sent with `http`, if one does."""
+    for _ in range(MAX_WRAPPINGS):
+        if isinstance(http, MeteredHttp):
+            return http
+        http = getattr(http, "http", None)
+    return None
+
 
 _send_batch = BatchHttpRequest._execute
 
@@ -236,6 +246,10 @@ _send_batch = BatchHttpRequest._execute
 def _send_checked_batch(self: Any, http: Any, order: Any, requests: Any) -> Any:
     if any(isinstance(requests[name], MeteredRequest) for name in order):
         _check_metered(http, self._batch_uri)
+    payers = {metered.payer for name in order if (metered := _metered(requests[name].http)) is not None}
+    if len(payers) > 1:
+        # Each call travels with its own key or token, so upstream charges several.
+        raise UsageError("these calls are of several credentials, and a batch is charged to one: make one for each")
     return _send_batch(self, http, order, requests)
 
 
@@ -319,6 +333,7 @@ class _Gate:
         self._port = root.port or _default_port(root.scheme)
         self._routes = _Routes(document)
         self._meter = meter
+        self.payer = meter.budget.project, meter.budget.credential
         self._waiting = threading.local()
 
     def serves(self, uri: str) -> bool:
@@ -341,6 +356,8 @@ class _Gate:
         on_the_wire = self._routes.method(verb, path)
         is_batch = self._routes.is_batch(verb, path)
         if place not in self._hosts and not (place in self._also and (on_the_wire or is_batch)):
+            return []
+        if place[0].lower() == _SHARED_HOST and not on_the_wire and _TOKEN_PATH.fullmatch(path):
             return []
         request = _sending.get()
         if request is None and is_batch:
@@ -602,6 +619,11 @@ class MeteredHttp(httplib2.Http):  # type: ignore[misc]  # httplib2 ships no typ
                 pool.pop(name).hang_up()
         self._gate.answered(response, content)
         return response, digestible(response, content)
+
+    @property
+    def payer(self) -> tuple[str, str]:
+        """The project and the credential that this Http charges."""
+        return self._gate.payer
 
     def meters(self, uri: str) -> bool:
         """Whether this Http charges requests to `uri`."""

@@ -59,12 +59,14 @@ def upstream() -> Iterator[Emulator]:
         yield emulator
 
 
-def make_budget(ledger: Ledger, units: int = 50_000, book: str = "youtube-v3") -> Budget:
+def make_budget(
+    ledger: Ledger, units: int = 50_000, book: str = "youtube-v3", credential: str = "main", project: str = "p"
+) -> Budget:
     costs = load_book(book)
     limits = [
         Limit(bucket, units, View(Selector(buckets=(bucket,)), Sliding(DAY_MS)), units, 0) for bucket in costs.buckets
     ]
-    return Budget(credential="main", project="p", book=costs, limits=limits, ledger=ledger)
+    return Budget(credential=credential, project=project, book=costs, limits=limits, ledger=ledger)
 
 
 @pytest.fixture
@@ -417,6 +419,27 @@ def test_a_batch_leaves_whole_or_not_at_all(upstream: Emulator, ledger: Ledger, 
     assert spent(ledger) == 101
 
 
+@pytest.mark.parametrize("project", ["p", "other"])
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_batch_is_of_one_credential(
+    upstream: Emulator, ledger: Ledger, connect: Connect, project: str, saved: bool
+) -> None:
+    """Each call carries its own key, so that upstream would charge the other one for what this one's budget admits."""
+    youtube, again = connect(upstream.address), connect(upstream.address)
+    theirs = make_budget(ledger, credential="other", project=project)
+    with service(theirs, endpoint=upstream.address, key=f"{KEY}-2") as others:
+        call = popular(others)
+        if saved:
+            call = type(call).from_json(call.to_json(), others._http, HttpRequest.null_postproc)
+        for calls in ((popular(youtube), call), (call, popular(youtube))):
+            with pytest.raises(UsageError, match="of several credentials") as refused:
+                batch_of(youtube.new_batch_http_request(), *calls).execute()
+            assert KEY not in str(refused.value)
+    assert (upstream.usage()["requests"], spent(ledger)) == (0, 0)
+    batch_of(youtube.new_batch_http_request(), popular(youtube), popular(again)).execute()
+    assert charged(ledger) == {"videos.list": 2} == upstream.usage()["by_method"]
+
+
 def test_a_pool_exhausted_inside_a_batch_is_closed(ledger: Ledger, connect: Connect) -> None:
     with Emulator(allocation="buckets") as upstream:
         youtube = connect(upstream.address)
@@ -749,6 +772,14 @@ def test_without_an_endpoint_googles_own_hosts_are_metered(
     assert bool(gate.charge((name, int(port)), verb, target, {}, None)) == metered
     assert gate.keeps_key(f"https://{host}{target}") == keeps_key
     assert not gate.keeps_key(f"http://{host}{target}")  # never in the clear
+
+
+@pytest.mark.parametrize("path", ["/oauth2/v4/token", "/oauth2/v3/token", "/o/oauth2/token", "/oauth2/token"])
+def test_a_token_is_free_where_the_api_has_no_host_of_its_own(ledger: Ledger, path: str) -> None:
+    gate = MeteredHttp(Meter(make_budget(ledger)), json.loads(get_static_doc("calendar", "v3")))._gate
+    assert not gate.charge(("www.googleapis.com", 443), "POST", path, {}, None)
+    for metered in ("/calendar/v3/colors", "/oauth2/v4/tokeninfo", f"/calendar{path}"):
+        assert gate.charge(("www.googleapis.com", 443), "GET", metered, {}, None)
 
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:80", "ftp://host", "http://", "http://host:port", "http://h/?key=1"])
