@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from quota.clients.gate import MAX_PEEK_BYTES, AsyncHostGate, HostGate, MethodOf, unpacked
+from quota.common.text import show
+from quota.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
@@ -30,7 +32,9 @@ def httpx_transport(
     import httpx
 
     gate = HostGate(budget, method, hosts)
-    below = inner or httpx.HTTPTransport()
+    below = httpx.HTTPTransport() if inner is None else inner
+    if not hasattr(below, "handle_request"):
+        raise UsageError(f"inner {show(below)} is no httpx.BaseTransport")
 
     class Peeked(httpx.SyncByteStream):
         def __init__(self, stream: httpx.SyncByteStream) -> None:
@@ -92,7 +96,9 @@ def httpx_async_transport(
     import httpx
 
     gate = AsyncHostGate(budget, method, hosts)
-    below = inner or httpx.AsyncHTTPTransport()
+    below = httpx.AsyncHTTPTransport() if inner is None else inner
+    if not hasattr(below, "handle_async_request"):
+        raise UsageError(f"inner {show(below)} is no httpx.AsyncBaseTransport")
 
     class Peeked(httpx.AsyncByteStream):
         def __init__(self, stream: httpx.AsyncByteStream) -> None:

@@ -24,7 +24,7 @@ from quota.clients.upstream_errors import UpstreamError, classify
 from quota.common.clock import NEVER, rfc3339
 from quota.common.hosts import is_loopback
 from quota.common.log import line
-from quota.common.text import show, spaced
+from quota.common.text import is_word, show, spaced
 from quota.errors import QuotaError, Refused, UsageError
 from quota.ledger.contract import MAX_CHARGES, Exhaustion
 from quota.limits import Calendar
@@ -248,6 +248,6 @@ def _split_host(name: str) -> tuple[str, int | None]:
         host, port = _host(parts.hostname or ""), parts.port
     except ValueError:  # a port out of range, an unmatched bracket, a label that no name has
         host, port = "", None
-    if not host or parts.path or parts.query:
+    if not is_word(host, ".-_:%", 253) or parts.path or parts.query or "@" in name or not name.isprintable():
         raise UsageError(f"{show(name)} is not a host; write for example 'api.example.com' or '127.0.0.1:8765'")
     return host, port

@@ -15,6 +15,7 @@ import quota
 from quota.attribution import labels
 from quota.budget import Budget, charge_attempt
 from quota.clients.google import service
+from quota.clients.httpx import httpx_async_transport, httpx_transport
 from quota.clients.metering import Meter
 from quota.common.clock import NEVER, host_clock
 from quota.costs import Price
@@ -210,10 +211,15 @@ PART_DOORS: dict[str, Callable[[Setup, Any], object]] = {
     "budget of a service": lambda s, part: service(part),
     "credentials of a service": lambda s, part: service(s.budget(), credentials=part),
     "key of a service": lambda s, part: service(s.budget(), key=part),
+    "transport of httpx": lambda s, part: httpx_transport(s.budget(), "videos.list", hosts=["api.org"], inner=part),
+    "transport of an awaited httpx": lambda s, part: httpx_async_transport(
+        s.budget(), "videos.list", hosts=["api.org"], inner=part
+    ),
     "plain text of a service": lambda s, part: service(s.budget(), insecure_endpoint=part),
 }
 NO_PARTS = [5, b"24h", 1.5, Rude(), object(), ["24h"], ("24h", 5)]
 NONE_IS_A_PART = {"leave of a budget", "clock of a budget", "credentials of a service", "key of a service"}
+NONE_IS_A_PART |= {"transport of httpx", "transport of an awaited httpx"}
 
 
 @pytest.mark.parametrize("door", PART_DOORS)

@@ -278,6 +278,17 @@ def test_a_host_is_known_by_its_name_and_port(name: str, host: str, port: int, m
     assert ((host, port) in Hosts([name])) == metered
 
 
+NO_HOSTS = ["*.example.com", "*", "a b", "a\nb", "user@api.example.com", "a" * 254, "[::1", "é" * 64]
+
+
+@pytest.mark.parametrize("name", NO_HOSTS)
+def test_what_no_request_goes_to_is_no_host(name: str) -> None:
+    """No call would be charged: it is none of the metered ones."""
+    with pytest.raises(UsageError, match="is not a host; write for example") as refused:
+        Hosts(["api.example.com", name])
+    assert (str(refused.value).isprintable(), len(str(refused.value)) < 200) == (True, True)
+
+
 @pytest.mark.parametrize(
     "name", ["", "http://api.example.com", "api.example.com/path", "host:port", "a\u0300..b", "\u200d.example"]
 )
