@@ -50,12 +50,12 @@ def shorten(text: str, maximum: int) -> str:
     return text if len(text) <= maximum else f"{text[: maximum - 3]}..."
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: object, known: Iterable[str]) -> str:
     """The hint after an unknown name: the nearest known name, or the known names if none is near."""
     from difflib import get_close_matches
 
     names = list(known)
-    near = get_close_matches(name[:100], names, n=1, cutoff=0.5)
+    near = get_close_matches(name[:100], names, n=1, cutoff=0.5) if isinstance(name, str) else []
     if near:
         return f"did you mean {near[0]!r}?"
     return f"known: {listed(names)}" if names else "none is known"

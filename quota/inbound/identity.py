@@ -72,7 +72,7 @@ class Proxies:
 
     def __init__(self, trusted: Iterable[str] = (), field: str = X_FORWARDED_FOR) -> None:
         if not isinstance(field, str) or field not in (X_FORWARDED_FOR, FORWARDED):
-            raise ConfigError(f"forwarded: {show(field)}: {nearest(str(field), (X_FORWARDED_FOR, FORWARDED))}")
+            raise ConfigError(f"forwarded: {show(field)}: {nearest(field, (X_FORWARDED_FOR, FORWARDED))}")
         self.field = field
         self._unix = False
         networks: list[Network] = []

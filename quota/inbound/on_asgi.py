@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from quota.inbound.answers import fields_of, problem_of
 from quota.inbound.deciding import Decider
-from quota.inbound.opening import opened
+from quota.inbound.opening import callable_app, opened
 from quota.web.problem import send_problem
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class asgi:  # noqa: N801  # used like a function: `asgi(app, rules)`, or `app.a
     """
 
     def __init__(self, app: App, rules: Rules | Sequence[Rule]) -> None:
-        self._app = app
+        self._app = callable_app(app)
         self._rules, storage = opened(rules)
         self._decider = Decider(storage)
         # A FastAPI(root_path=...) says so to its own middleware only, and cuts it off the path by itself. A Quart's

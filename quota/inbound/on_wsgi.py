@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from quota.inbound.answers import fields_of, problem_of
 from quota.inbound.deciding import Decider
-from quota.inbound.opening import opened
+from quota.inbound.opening import callable_app, opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -29,7 +29,7 @@ class wsgi:  # noqa: N801  # used like a function: `wsgi(app, rules)`
     """
 
     def __init__(self, app: App, rules: Rules | Sequence[Rule]) -> None:
-        self._app = app
+        self._app = callable_app(app)
         self._rules, storage = opened(rules)
         self._decider = Decider(storage)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from quota.common.text import show
+from quota.errors import ConfigError
 from quota.inbound.rules import Rules
 
 if TYPE_CHECKING:
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
 
     from quota.inbound.contract import Storage
     from quota.inbound.rules import Rule
+
+T = TypeVar("T")
 
 STATE_FILE = "inbound.db"
 
@@ -22,6 +26,13 @@ def opened(rules: Rules | Sequence[Rule]) -> tuple[Rules, Storage]:
 
     whole = rules if isinstance(rules, Rules) else Rules(rules)
     return whole, open_storage(_url_of(whole))
+
+
+def callable_app(app: T) -> T:
+    """`app`, if it can be one. Raises ConfigError, which is seen at the start and not by the first visitor."""
+    if not callable(app):
+        raise ConfigError(f"{show(app)} is no application; give what answers requests")
+    return app
 
 
 def is_there(rules: Rules) -> bool:

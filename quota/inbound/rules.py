@@ -79,14 +79,14 @@ class Rule:
             raise ConfigError("limits: each is a Limit(number, window_ms)")
         _choice("algorithm", algorithm, get_args(Algorithm))
         _choice("fail", fail, get_args(Fail))
-        self.policy = Policy(name, self.limits, algorithm, bool(count_rejected))
+        self.policy = Policy(name, self.limits, algorithm, _flag("count_rejected", count_rejected))
         """How the storage is asked."""
         if not isinstance(cost, int) or isinstance(cost, bool) or not 1 <= cost <= self.policy.most:
             raise ConfigError(f"cost: {show(cost)} is not a whole number from 1 to {self.policy.most}, its least limit")
         self.name, self.cost = name, cost
         self.path, self.pattern, self.methods = path, self._pattern(path), self._methods(methods)
         self.fail: Fail = fail
-        self.shadow = bool(shadow)
+        self.shadow = _flag("shadow", shadow)
         windows = [format_duration(one.window_ms) for one in self.limits]
         self.policies = (name,) if len(windows) == 1 else tuple(f"{name}-{window}" for window in windows)
         """The names of its limits, for clients."""
@@ -159,8 +159,10 @@ class Rules:
             )
         self._methods = frozenset(method for rule in self.rules for method in rule.methods)
         self._known = lru_cache(maxsize=MAX_KNOWN_PATHS)(self._find)
+        if not isinstance(url, str | None):
+            raise ConfigError("url: it is no str")  # not shown: it may hold a password
         self.url = url
-        self.x_fields = x_fields
+        self.x_fields = _flag("x_fields", x_fields)
         self.exempt = tuple(self._exempt(exempt))
         if key_field is not None and not (isinstance(key_field, str) and _FIELD.fullmatch(key_field)):
             raise ConfigError(
@@ -218,4 +220,10 @@ class Rules:
 
 def _choice(key: str, value: object, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise ConfigError(f"{key}: {show(value)}: {nearest(str(value), known)}")
+        raise ConfigError(f"{key}: {show(value)}: {nearest(value, known)}")
+
+
+def _flag(key: str, value: object) -> bool:
+    if not isinstance(value, bool):  # "no" would be yes, and a shadow rule refuses nobody
+        raise ConfigError(f"{key}: {show(value)} is neither True nor False")
+    return value

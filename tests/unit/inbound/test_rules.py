@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from quota.errors import ConfigError, UsageError
-from quota.inbound import Limit, Rule, Rules, load_rules
+from quota.inbound import Limit, Rule, Rules, asgi, load_rules, wsgi
+from quota.inbound.contract import Policy
 from quota.inbound.opening import is_there, opened
 from quota.settings.load import load_settings
 
@@ -308,6 +309,48 @@ def test_what_is_no_list_is_one_line(given: Any) -> None:
             door()
         said = str(error.value)
         assert (said.startswith(f"{key}: "), said.isprintable(), len(said) < 200) == (True, True, True)
+
+
+class Rude:
+    """Nothing that a message could quote."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no words\nfor it")
+
+
+@pytest.mark.parametrize("given", ["no", "", 0, 1, None, [], Rude()], ids=lambda given: type(given).__name__)
+def test_what_is_neither_true_nor_false_is_one_line(given: Any) -> None:
+    """ "no" counted as yes: a shadow rule refuses nobody."""
+    doors = {
+        "shadow": lambda: Rule("a", MINUTE, shadow=given),
+        "count_rejected": lambda: Rule("a", MINUTE, count_rejected=given),
+        "x_fields": lambda: Rules([Rule("a", MINUTE)], x_fields=given),
+    }
+    for key, door in doors.items():
+        with pytest.raises(ConfigError, match=f"^{key}: .* is neither True nor False") as refused:
+            door()
+        assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("given", [5.5, b"redis://:s3cret@db/0", Rude()], ids=lambda given: type(given).__name__)
+def test_what_cannot_be_quoted_is_one_line(given: Any, state_dir: Path) -> None:
+    rules = [Rule("a", MINUTE)]
+    for door in (
+        lambda: Rule("a", MINUTE, algorithm=given),
+        lambda: Rule("a", MINUTE, fail=given),
+        lambda: Rule("a", Limit(given, 60_000)),
+        lambda: Rules(rules, forwarded=given),
+        lambda: Rules(rules, url=given),
+        lambda: Policy("a", (MINUTE,), given),
+        lambda: asgi(given, rules),
+        lambda: wsgi(given, rules),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            door()
+        assert (str(refused.value).isprintable(), len(str(refused.value)) < 200) == (True, True)
+    with pytest.raises(ConfigError) as refused:
+        Rules(rules, url=given)
+    assert "s3cret" not in str(refused.value)
 
 
 async def late(_: object) -> Any:
