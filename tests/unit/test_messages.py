@@ -80,8 +80,14 @@ SAID_BY = {
 """The commands whose users see a file's messages. Those of any other file may reach the users of all commands."""
 
 
-MANY_COMMANDS = ("quota/cli/commands.py", "quota/cli/dashboard.py", "quota/cli/ledger.py", "jobs/commands.py")
-"""Where commands are defined."""
+MANY_COMMANDS = {
+    "quota/cli/commands.py": "quota.cli.commands",
+    "quota/cli/dashboard.py": "quota.cli.dashboard",
+    "quota/cli/inbound.py": "quota.cli.inbound",
+    "quota/cli/ledger.py": "quota.cli.ledger",
+    "jobs/commands.py": "quota.jobs.commands",
+}
+"""Where commands are defined, and the module that is."""
 
 
 def options_of(command: str) -> set[str]:
@@ -131,7 +137,7 @@ def test_every_option_that_a_message_names_is_one_of_the_command_that_says_it(pa
     else:
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         said = [
-            (commands_that_run(one, functions) or CONFIGURED, ast.Module(body, []))
+            (commands_that_run(one, functions, MANY_COMMANDS[name]) or CONFIGURED, ast.Module(body, []))
             for one in functions.values()
             if (body := one.body)
         ]
@@ -145,9 +151,13 @@ def test_every_option_that_a_message_names_is_one_of_the_command_that_says_it(pa
 CONFIGURED = [name for name in COMMANDS if "--config" in options_of(name)]
 
 
-def commands_that_run(function: ast.FunctionDef, functions: dict[str, ast.FunctionDef]) -> list[str]:
-    """The command that a function is, or the commands that call it."""
-    callbacks = {command.callback.__name__: name for name, command in COMMANDS.items() if command.callback}
+def commands_that_run(function: ast.FunctionDef, functions: dict[str, ast.FunctionDef], module: str) -> list[str]:
+    """The command that a function of a module is, or the commands that call it."""
+    callbacks = {
+        command.callback.__name__: name
+        for name, command in COMMANDS.items()
+        if command.callback and command.callback.__module__ == module
+    }
     if function.name in callbacks:
         return [callbacks[function.name]]
     calls = [
@@ -155,4 +165,4 @@ def commands_that_run(function: ast.FunctionDef, functions: dict[str, ast.Functi
         for other in functions.values()
         if any(isinstance(node, ast.Name) and node.id == function.name for node in ast.walk(other))
     ]
-    return [name for caller in calls if caller is not function for name in commands_that_run(caller, functions)]
+    return [name for caller in calls if caller is not function for name in commands_that_run(caller, functions, module)]
