@@ -28,7 +28,8 @@ def interruptible(statuses: Mapping[int, int] | None = None, *, says: bool) -> I
     """Let the block end by itself after SIGINT or SIGTERM, but within END_WITHIN_S.
 
     The yielded function returns the number of the first signal, or 0. If the block has not ended END_WITHIN_S after
-    it, the process ends, whatever the block waits for. That is safe, because everything is stored in transactions.
+    it, the process ends, whatever the block waits for, and whatever threads it has left behind. That is safe, because
+    everything is stored in transactions.
     Later signals change nothing, so that a signal sent twice (by a terminal and by a wrapper) costs no page. The exit
     status of an abandoned block is 128 and the signal's number, unless `statuses` has another one for the signal. With
     `says` a line on stderr tells what the block still waits for.
@@ -72,25 +73,38 @@ SAY_AFTER_S = 0.2
 
 
 def _count_down(reading: int, over: list[bool], within_s: float, statuses: Mapping[int, int], waits: str) -> None:
-    """End the process `within_s` after the first of our signals, unless the block ends before. `waits` is the line that
-    says what it waits for."""
+    """End the process `within_s` after the first of our signals, unless the block and all threads end before. `waits`
+    is the line that says what the block waits for."""
     number = 0
     while not number and (came := os.read(reading, 64)):
         number = next((one for one in came if one in _STOPPING), 0)
+    if not number:  # the block has ended
+        os.close(reading)
+        return
     told_s = time.monotonic()
-    while not over and time.monotonic() < told_s + within_s:
-        if waits and time.monotonic() >= told_s + SAY_AFTER_S:
+    while time.monotonic() < told_s + within_s:
+        if over and not _threads_left():
+            os.close(reading)  # not before: a later signal writes a byte, too
+            return
+        if waits and not over and time.monotonic() >= told_s + SAY_AFTER_S:
             _say(waits)
             waits = ""
         time.sleep(0.05)
-    if over:
-        os.close(reading)  # not before: a later signal writes a byte, too
-        return
     if sys.stderr.isatty():
         os.write(2, b"\x1b[?25h\n")  # show the cursor that a progress line may have hidden
-    _say(f"interrupted; the work in progress took over {within_s:g} s and was abandoned; what was stored is kept")
+    what = "a thread that a fetch function left behind" if over else "the work in progress"
+    _say(f"interrupted; {what} took over {within_s:g} s and was abandoned; what was stored is kept")
     time.sleep(0.1)
     os._exit(statuses.get(number, 128 + number))
+
+
+def _threads_left() -> bool:
+    """Whether there are threads that Python waits for at its end, beside the main one."""
+    threading = sys.modules.get("threading")
+    if threading is None:
+        return False
+    main = threading.main_thread()
+    return any(one is not main and not one.daemon for one in threading.enumerate())
 
 
 def _say(line: str) -> None:

@@ -548,6 +548,37 @@ def test_a_call_that_no_signal_interrupts_is_abandoned_too(site: Site, command: 
     assert "Traceback" not in err
 
 
+LEAVES = """
+import os, threading, time
+from quota.jobs.job import Page
+
+def fetch(client, region, cursor):
+    threading.Thread(target=threading.Event().wait).start()
+    open("in-the-call", "w").close()
+    while not os.path.exists("go-on"):
+        time.sleep(0.01)
+    return Page(videos=[{"id": "v1"}], ranked=True)
+"""
+
+
+@pytest.mark.parametrize(("command", "status"), [("run j", 143), ("schedule", 0)])
+def test_a_thread_that_a_function_leaves_behind_holds_up_no_end(site: Site, command: str, status: int) -> None:
+    """Python would wait for it for ever, and supervisors kill after 10 s."""
+    (site.folder / "leaves.py").write_text(LEAVES)
+    site.configure('schedule = "every 6d"\nmisfire_grace = "6d"', fetch="leaves:fetch")
+    child = site.start(*command.split())
+    until((site.folder / "in-the-call").exists)
+    child.send_signal(signal.SIGTERM)
+    (site.folder / "go-on").touch()
+    try:
+        _, err = child.communicate(timeout=100)
+    finally:
+        child.kill()
+    assert child.returncode == status
+    assert "a thread that a fetch function left behind took over 9 s and was abandoned" in err.splitlines()[-1]
+    assert site.stored() == 1
+
+
 # -- in one's own code -------------------------------------------------------------------------------------------------
 
 
