@@ -257,18 +257,19 @@ def first_attempt(method: Attempt) -> Callable[[F], F]:
 
 
 def attempt_of(fetch: Fetch, cursor: Cursor | None) -> str | None:
-    """The API method that `fetch` calls first at this cursor; None if it is not marked with one, or if the mark is a
-    function that fails: it only saves work."""
+    """The API method that `fetch` calls first at this cursor; None if it is not marked with one, or if the mark is no
+    name of one, or a function that fails: it only saves work."""
     method: Attempt | None = getattr(fetch, "first_attempt", None)
-    if not callable(method):
-        return method
     try:
-        return method(cursor)
+        found = method(cursor) if callable(method) else method
+        if not isinstance(found, str | None):
+            raise TypeError(f"{show(found)} is no method")
     except Exception as error:
         from quota.common.log import warn
 
         warn("first_attempt_failed fetch=%s: %s", getattr(fetch, "__name__", "fetch"), describe(error))
         return None
+    return found
 
 
 _RETURNS_NO_PAGE = 0x20 | 0x80 | 0x200

@@ -153,11 +153,19 @@ def test_a_script_that_ends_the_program_where_it_is_imported_is_told(tmp_path: P
     )
 
 
-def test_a_first_attempt_that_fails_is_one_line_and_the_run_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mark", "said"),
+    [
+        ('lambda cursor: {}["no such method"]', "KeyError: 'no such method'"),
+        ("lambda cursor: 5", "TypeError: 5 is no method"),
+        ('["videos.list"]', "TypeError: ['videos.list'] is no method"),
+    ],
+)
+def test_a_first_attempt_that_fails_is_one_line_and_the_run_goes_on(tmp_path: Path, mark: str, said: str) -> None:
     with Emulator() as upstream:
         write(tmp_path, "mine:lost", upstream.address)
-        (tmp_path / "mine.py").write_text(EXITS)
+        (tmp_path / "mine.py").write_text(EXITS.replace('lambda cursor: {}["no such method"]', mark))
         done = run(tmp_path, "run", "daily", "--quiet")
-        assert one_line(done, 0) == "first_attempt_failed fetch=lost: KeyError: 'no such method'"
+        assert one_line(done, 0) == f"first_attempt_failed fetch=lost: {said}"
         assert upstream.usage()["requests"] == 1
         assert run(tmp_path, "plan").returncode == 0
