@@ -671,18 +671,43 @@ def init(path: str, force: bool) -> None:
     Example:
       quota init && $EDITOR quota.toml && quota check
     """
-    from quota.common.folders import readable
+    from shlex import quote
+
     from quota.common.resources import read_text
 
     text = read_text("quota.config", "quota.toml")
     try:
-        with open(path, "w" if force else "x", encoding="utf-8", opener=readable) as file:
-            file.write(text)
+        _write_whole(path, text, replace=force)
     except FileExistsError:
         raise QuotaError(f"{path} exists already; name another file, or use --force to replace it") from None
     except OSError as error:
         raise QuotaError(f"{path} cannot be written: {error.strerror}") from None
-    say(f"wrote {path}; set your key and project in it, then run: quota check --config {path}")
+    say(f"wrote {path}; set your key and project in it, then run: quota check --config {quote(path)}")
+
+
+def _write_whole(path: str, text: str, *, replace: bool) -> None:
+    """Write all of a file, or leave what was there: a disk may be full. Raises OSError."""
+    import os
+    from contextlib import suppress
+
+    from quota.common.folders import readable
+
+    mode = None
+    if replace:
+        with suppress(FileNotFoundError), open(path, "rb", opener=readable) as before:
+            mode = os.fstat(before.fileno()).st_mode & 0o777
+    written = f"{path}.{os.getpid()}" if replace else path
+    with open(written, "x", encoding="utf-8", opener=readable) as file:
+        try:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
+            file.write(text)
+            file.flush()
+            if replace:
+                os.replace(written, path)
+        except BaseException:
+            os.unlink(written)
+            raise
 
 
 @cli.command("check")

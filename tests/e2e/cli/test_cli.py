@@ -534,6 +534,26 @@ def test_init_writes_a_configuration_that_check_accepts(quota: Quota) -> None:
     checked = quota("check", YOUTUBE_API_KEY="not-a-real-key")
     assert (checked.returncode, checked.stderr) == (0, ""), checked.stdout
     assert "exists already" in one_line(quota("init"), 1)
+    assert quota("init", "my own.toml").stdout.endswith("then run: quota check --config 'my own.toml'\n")
+
+
+@pytest.mark.parametrize("before", [None, "the configuration of years\n"])
+def test_an_init_that_fails_leaves_what_was_there(quota: Quota, before: str | None) -> None:
+    """It left an empty file, which the next `quota init` would not replace; with --force what was there was gone."""
+    path = quota.folder / "quota.toml"
+    path.unlink(missing_ok=True)
+    if before is not None:
+        path.write_text(before, encoding="utf-8")
+        path.chmod(0o640)
+    there = sorted(os.listdir(quota.folder))
+    command = ["bash", "-c", 'ulimit -f 1; exec "$@"', "-", *QUOTA, "init", *(["--force"] if before else [])]
+    full = subprocess.run(command, cwd=quota.folder, env=quota.env, capture_output=True, text=True, check=False)
+    assert one_line(full, 1) == "quota.toml cannot be written: File too large"
+    assert sorted(os.listdir(quota.folder)) == there
+    if before is not None:
+        assert path.read_text(encoding="utf-8") == before
+    assert quota("init", "--force").returncode == 0
+    assert before is None or path.stat().st_mode & 0o777 == 0o640
 
 
 @pytest.mark.parametrize(
