@@ -101,6 +101,9 @@ def _note_response(attempt: Attempt, response: requests.Response) -> None:
     raw = response.raw
     body = _PeekedBody(raw)
     given = {"headers": raw.headers, "status": raw.status, "reason": raw.reason, "version": raw.version}
+    given |= {"retries": raw.retries, "request_url": raw.geturl()}
+    if hasattr(raw, "version_string"):  # since urllib3 2.3
+        given["version_string"] = raw.version_string
 
     def unpack(pieces: Iterator[bytes]) -> Iterator[bytes]:
         return HTTPResponse(body=_Pieces(pieces), preload_content=False, enforce_content_length=False, **given).stream(

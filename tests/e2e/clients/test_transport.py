@@ -381,6 +381,9 @@ def test_an_error_can_be_read_in_each_way_that_urllib3_has(server: PlainServer, 
     for way in ways:
         with session.get(f"{server.address}/spent", stream=True) as response:
             assert way(response.raw) == SPENT
+            assert response.raw.geturl() == "/spent"
+            assert response.raw.version_string == "HTTP/1.1"
+            assert response.raw.retries is not None
         ledger.reopen("p", "units")
 
 
