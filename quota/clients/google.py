@@ -189,10 +189,18 @@ class MeteredRequest(HttpRequest):  # type: ignore[misc]  # the client ships no 
 
     @staticmethod
     def from_json(s: str, http: Any, postproc: Any) -> HttpRequest:
-        """Like the client's own `from_json`, but only for a metered Http."""
-        request = HttpRequest.from_json(s, http, postproc)
-        _check_metered(http, request.uri)
-        return request
+        """Like the client's own `from_json`, but only for a metered Http, and metered itself."""
+        saved = HttpRequest.from_json(s, http, postproc)
+        return MeteredRequest(
+            http,
+            postproc,
+            uri=saved.uri,
+            method=saved.method,
+            body=saved.body,
+            headers=saved.headers,
+            methodId=saved.methodId,
+            resumable=saved.resumable,
+        )
 
     def execute(self, http: Any = None, num_retries: int = 0) -> Any:
         """Like the client's own `execute`, but charges every attempt, including each of `num_retries`.
@@ -244,9 +252,9 @@ _send_batch = BatchHttpRequest._execute
 
 
 def _send_checked_batch(self: Any, http: Any, order: Any, requests: Any) -> Any:
-    if any(isinstance(requests[name], MeteredRequest) for name in order):
-        _check_metered(http, self._batch_uri)
     payers = {metered.payer for name in order if (metered := _metered(requests[name].http)) is not None}
+    if payers:
+        _check_metered(http, self._batch_uri)
     if len(payers) > 1:
         # Each call travels with its own key or token, so upstream charges several.
         raise UsageError("these calls are of several credentials, and a batch is charged to one: make one for each")

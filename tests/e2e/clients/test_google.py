@@ -518,6 +518,10 @@ def mixed(youtube: Any, http: Any) -> Any:
     )
 
 
+def saved(youtube: Any, kind: type[HttpRequest]) -> Any:
+    return kind.from_json(popular(youtube).to_json(), youtube._http, HttpRequest.null_postproc)
+
+
 WAYS_AROUND: dict[str, Callable[[Any, Any], Any]] = {
     "execute(http=)": lambda y, http: popular(y).execute(http=http),
     "execute(http=) with retries": lambda y, http: popular(y).execute(http=http, num_retries=3),
@@ -538,6 +542,13 @@ WAYS_AROUND: dict[str, Callable[[Any, Any], Any]] = {
     "a batch that begins with another's request": lambda y, http: mixed(y, http).execute(),
     "the service's Http": lambda y, http: popular(service_on(y, http)).execute(),
     "a download's Http": lambda y, http: download(y.captions().download(id="x"), http),
+    "a saved request's execute(http=)": lambda y, http: saved(y, type(popular(y))).execute(http=http),
+    "a batch of saved requests": lambda y, http: batch_of(
+        y.new_batch_http_request(), saved(y, type(popular(y)))
+    ).execute(http=http),
+    "a batch of requests that the client's own class read": lambda y, http: batch_of(
+        y.new_batch_http_request(), saved(y, HttpRequest)
+    ).execute(http=http),
     "from_json": lambda y, http: type(popular(y)).from_json(popular(y).to_json(), http, HttpRequest.null_postproc),
 }
 
