@@ -341,6 +341,8 @@ def demo(keep: str | None, units: int, as_json: bool) -> None:
 
     if not 1 <= units <= MAX_UNITS:
         raise quota.UsageError(f"--units {units}: enforce 1 or more, up to {MAX_UNITS}")
+    if keep == "":
+        raise quota.UsageError("--keep '' is not the path of a folder")
     with tempfile.TemporaryDirectory(prefix="quota-demo-") as temporary, interruptible(says=True) as stop:
         folder = Path(keep or temporary).absolute()
         with Emulator() as upstream, _state_in(folder / "state"):

@@ -95,6 +95,8 @@ def configured(config: str | None, textfile: str | None = None) -> Iterator[Sess
     import quota
     from quota.settings.model import NO_FILE
 
+    if textfile == "":  # of a variable that is not set: the metrics would be in whatever folder this is
+        raise quota.UsageError("--textfile '' is not the path of a folder")
     with quota.open(config) as session:
         if session.settings.path is None:
             raise quota.ConfigError(f"{NO_FILE}; run `quota init`, or name a file with --config")

@@ -336,6 +336,7 @@ def test_the_demo_shows_the_whole_product_and_leaves_nothing_behind(quota: Quota
 
 
 def test_a_demo_that_is_kept_goes_on_where_it_was_refused(quota: Quota) -> None:
+    assert "--keep '' is not the path of a folder" in one_line(quota("demo", "--keep", ""), 2)
     first = quota.json("demo", "--keep", "kept", "--units", "10")
     assert (first["outcome"], first["attempts"]) == ("stopped", 10)
     second = quota.json("demo", "--keep", "kept", "--units", "40")

@@ -280,6 +280,16 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, upstream: E
 # -- the text ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_folder_without_a_name_is_one_line(tmp_path: Path, upstream: Emulator) -> None:
+    """As of `--textfile "$UNSET"`: the metrics would be in the folder that happens to be the current one."""
+    quota = machine(tmp_path, upstream)
+    for command in (["run", "trending"], ["schedule"]):
+        for words in (["--textfile", ""], ["--textfile="]):
+            done = quota(*command, *words)
+            assert (done.returncode, done.stderr) == (2, "quota: --textfile '' is not the path of a folder\n")
+    assert list(tmp_path.glob("*.prom")) == []
+
+
 def test_every_family_has_its_help_once_and_nothing_has_a_timestamp() -> None:
     labels = {"project": 'a"\\\n', "region": ""}
     text = exposition([Sample(name, labels, 0.5) for name in FAMILIES])
