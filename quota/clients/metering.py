@@ -217,7 +217,10 @@ class Hosts:
         self._known = {_split_host(name) for name in texts(names, "host")}
 
     def __contains__(self, host_port: tuple[str, int | None]) -> bool:
-        host, port = _host(host_port[0]), host_port[1]
+        try:
+            host, port = _host(host_port[0]), host_port[1]
+        except ValueError:  # no name that a request could go to, as upstream may redirect to one
+            return False
         return (host, port) in self._known or (host, None) in self._known
 
 

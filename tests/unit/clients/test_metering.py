@@ -272,6 +272,7 @@ def test_what_an_operator_must_know_is_logged_by_name(
         ("Straße.example:8443", "xn--strae-oqa.example", 8443, True),
         ("xn--bcher-kva.example", "bücher.example", 443, True),
         ("[2001:DB8:0::1]:8443", "2001:db8::1", 8443, True),
+        ("api.example.com", "b\u00fc..example", 443, False),
     ],
 )
 def test_a_host_is_known_by_its_name_and_port(name: str, host: str, port: int, metered: bool) -> None:
