@@ -7,6 +7,7 @@ again half a window later, when the next one has begun.
 from __future__ import annotations
 
 import http.client
+import signal
 import subprocess
 import sys
 import tempfile
@@ -75,6 +76,8 @@ def _proved(window_ms: int) -> tuple[HttpRow, ...] | None:
         file = str(Path(folder) / "inbound.db")
         # -P: else a module in the current folder, whoever made it, would be imported instead of ours.
         command = [sys.executable, "-P", "-m", "quota.cli.prove_http", file, str(window_ms)]
+        # SIGTERM alone would leave the server and the folder behind.
+        before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # noqa: S603
         try:
             assert server.stdout is not None  # noqa: S101  # it is a pipe
@@ -86,6 +89,7 @@ def _proved(window_ms: int) -> tuple[HttpRow, ...] | None:
         finally:
             server.terminate()
             server.communicate()
+            signal.signal(signal.SIGTERM, before)
 
 
 def _bursts(host: str, port: int, window_s: float) -> tuple[HttpRow, ...] | None:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from quota.inbound import asgi, load_rules, metrics_app
-from support.commands import Quota
+from support.commands import QUOTA, Quota
 from support.inbound_http import Client, answer, running
+from support.installation import until
 
 RULES = """
 [inbound]
@@ -154,6 +155,19 @@ def test_without_rules_the_command_says_what_to_add(quota: Quota) -> None:
         done.stderr
         == 'quota: quota.toml: inbound: missing; add [inbound.default] with limit = 600 and window = "60s"\n'
     )
+
+
+def test_a_proof_that_is_ended_leaves_no_server_behind(quota: Quota, tmp_path: Path) -> None:
+    """As by `timeout` or a supervisor: the server listened on until somebody found it."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    proof = subprocess.Popen([*QUOTA, "prove", "--http"], env={**quota.env, "TMPDIR": str(temporary)}, cwd=tmp_path)
+    until(lambda: any(temporary.glob("quota-prove-*/inbound.db")))
+    proof.terminate()
+    assert proof.wait(60) == 143
+    assert list(temporary.iterdir()) == []
+    commands = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(temporary) not in commands
 
 
 def test_the_proof_over_http(quota: Quota) -> None:
