@@ -155,7 +155,8 @@ def test_a_price_that_stands_costs_nothing_to_look_up(setup: Setup) -> None:
     setup.now_ms = CHANGE_MS - 10
     asked: list[str] = []
     whole = BOOK.price_at
-    budget = setup.budget(limit(50_000), book=_Counting(BOOK, asked))  # type: ignore[arg-type]
+    budget = setup.budget(limit(50_000))
+    budget._checklists._book = _Counting(BOOK, asked)  # type: ignore[assignment]
     for setup.now_ms in range(CHANGE_MS - 10, CHANGE_MS + 10):
         budget.peek(UPLOAD)
     assert len(asked) == 2
