@@ -177,7 +177,7 @@ def test_an_argument_that_is_no_text_is_printed_escaped(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     assert _quota(monkeypatch, ["init", "\udcff.toml"]) == (
         0,
-        b"wrote \\udcff.toml; set your key and project in it, then run: quota check --config \\udcff.toml\n",
+        b"wrote \\udcff.toml; set your key and project in it, then run: quota check --config '\\udcff.toml'\n",
         b"",
     )
 

@@ -75,6 +75,7 @@ SAID_BY = {
     "jobs/api/serving.py": ["serve"],
     "jobs/plan/plan.py": ["plan"],
     "jobs/store/store.py": ["search"],
+    "jobs/tick.py": ["run", "schedule"],
     "quota/cli/deciding.py": ["charge", "peek", "exec"],
 }
 """The commands whose users see a file's messages. Those of any other file may reach the users of all commands."""
