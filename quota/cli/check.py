@@ -9,13 +9,17 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from quota.common.clock import host_clock, weekday
 from quota.common.findings import Finding, finding_of, ranked
 from quota.common.storage import obstacle
 from quota.common.text import one_line
 from quota.errors import ConfigError, LedgerError, UnusableLedger
+from quota.settings.folders import state_folder
 from quota.settings.lint import lint
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from quota.common.findings import Level
     from quota.session import Session
     from quota.settings.model import Settings
@@ -23,7 +27,9 @@ if TYPE_CHECKING:
 
 def check(session: Session) -> list[Finding]:
     """All findings about a session's configuration, its ledger and its allowance, errors first."""
-    return ranked([*lint(session.settings), *ask_ledger(session.settings), *_journal(session)])
+    return ranked(
+        [*lint(session.settings), *ask_ledger(session.settings), *_journal(session), *_renamed(session.settings)]
+    )
 
 
 def _journal(session: Session) -> list[Finding]:
@@ -34,6 +40,25 @@ def _journal(session: Session) -> list[Finding]:
     except LedgerError as error:
         return [finding_of("warning", "ledger.unavailable", error, "see `quota doctor`")]
     return []
+
+
+def _renamed(settings: Settings) -> Iterator[Finding]:
+    """A credential that got another name, and names no `project`, charges a budget of its own from then on."""
+    from quota.ledger.contract import Identity
+    from quota.recovery.left_behind import left_behind
+
+    file = settings.ledger.identity
+    if not file:  # without a configuration file there is nothing to be renamed
+        return
+    identities = [Identity(file, one.project, one.endpoint or "") for one in settings.credentials.values()]
+    for name, until_ms in left_behind(state_folder(), identities, host_clock()):
+        yield Finding(
+            "warning",
+            "credentials",
+            f"what was charged here for project {name!r} counts until {weekday(until_ms)}, and no credential has that "
+            "project any more: one that was renamed has a new budget, and upstream sees the sum of both",
+            f'if it is the same project upstream, add project = "{name}" to it',
+        )
 
 
 def ask_ledger(settings: Settings) -> list[Finding]:

@@ -21,6 +21,7 @@ from quota.common.log import warn
 from quota.limits import DAY_MS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from quota.ledger.contract import Identity
@@ -54,6 +55,19 @@ def siblings_of(path: str) -> list[str]:
     except OSError:
         return []
     return [os.path.join(folder, one) for one in names if one != name and _OF_AN_IDENTITY.fullmatch(one)]
+
+
+def project_folders(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Each project of a state folder, as its folder spells it, with its files."""
+    marks = folder / FOLDER
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(marks)):
+            spelled, _, upstream = name.rpartition("-")
+            if not re.fullmatch(r"[0-9a-f]{16}", upstream):
+                continue
+            with contextlib.suppress(OSError):
+                own = os.path.join(marks, name)
+                yield spelled, [os.path.join(own, one) for one in os.listdir(own) if _OF_AN_IDENTITY.fullmatch(one)]
 
 
 def first_today(path: str) -> bool:

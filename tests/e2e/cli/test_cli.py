@@ -529,6 +529,26 @@ def test_a_stderr_that_cannot_be_written_changes_no_exit_status(quota: Quota, wh
 # -- configuration -----------------------------------------------------------------------------------------------------
 
 
+def test_check_says_that_a_credential_was_renamed(quota: Quota) -> None:
+    """And with it the project, where none is named: what was charged would be granted once more."""
+    main, renamed = (f'[credentials.{name}]\napi = "youtube-v3"\nkey = "env:KEY"\n' for name in ("main", "other"))
+
+    def said(credentials: str, name: str = "quota.toml") -> list[str]:
+        (quota.folder / name).write_text(f'[ledger]\nurl = "sqlite:///ledger.db"\n{credentials}')
+        findings = json.loads(quota("check", "--config", name, "--json", KEY="k").stdout)["findings"]
+        return [one["message"] for one in findings if one["location"] == "credentials"]
+
+    assert said(main) == []
+    assert quota("charge", "search.list").returncode == 0
+    assert said(main) == []
+    (found,) = said(renamed)
+    assert found.startswith("what was charged here for project 'main' counts until ")
+    assert said(f'{renamed}project = "main"\n') == []
+    assert said(renamed + main) == [], "another one"
+    assert said(f'{main}endpoint = "http://127.0.0.1:1"\n') == [], "the same one somewhere else"
+    assert said(renamed, "another.toml") == [], "it never charged that"
+
+
 def test_init_writes_a_configuration_that_check_accepts(quota: Quota) -> None:
     assert quota("init").returncode == 0
     checked = quota("check", YOUTUBE_API_KEY="not-a-real-key")
