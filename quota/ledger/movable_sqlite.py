@@ -18,7 +18,8 @@ from quota.ledger.compared import compared_text, read_compared
 from quota.ledger.contract import MIN_RETENTION_MS
 from quota.ledger.fence import FENCE, FILLING, ROLES, UNSEALED, Field, OvertakenError, Role, Standing, fence_to, peer_of
 from quota.ledger.grants import grants_text, read_grants
-from quota.ledger.sqlite_ledger import SqliteLedger, exhaustions_of, usages_of
+from quota.ledger.sqlite_ledger import SqliteLedger
+from quota.ledger.sqlite_rows import exhaustions_of, usages_of
 from quota.ledger.state_fields import exhaustion_text, id_text, read_exhaustion, read_id, read_usages, usages_text
 from quota.ledger.unlogged import expiries_text
 

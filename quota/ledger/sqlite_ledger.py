@@ -8,7 +8,6 @@ see `quota.ledger.sqlite_memory`. The rules (L1, L2, ...) are in ARCHITECTURE.md
 
 from __future__ import annotations
 
-import itertools
 import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -46,11 +45,29 @@ from quota.ledger.contract import (
 from quota.ledger.entry import Entry
 from quota.ledger.fence import FENCE, fenced_error
 from quota.ledger.file_errors import file_wording, refuse_others
-from quota.ledger.grants import grants_text, read_grants
+from quota.ledger.grants import grants_text
 from quota.ledger.history import HISTORY_MS, RUN_CHARS, HourOfLog
 from quota.ledger.sqlite_memory import UNUSED_AFTER_OTHERS, Facts, Memory
-from quota.ledger.unlogged import UnloggedUsage, expiries_text, is_carry, read_expiries
-from quota.limits import HOUR_MS, MINUTE_MS, Sliding, longest_ms_of
+from quota.ledger.sqlite_rows import (
+    COLUMNS,
+    EXHAUSTION,
+    UNLOGGED,
+    append_charge,
+    entry_of,
+    exhaustion_of,
+    exhaustions_of,
+    following_id,
+    granted_of,
+    marks,
+    repair_of,
+    set_project,
+    unlogged_of,
+    usage_of,
+    usages_of,
+)
+from quota.ledger.sqlite_views import advance, edges_fit, leaving_at, piece_of_log, save_view, save_views, stored_view
+from quota.ledger.unlogged import UnloggedUsage, expiries_text, is_carry
+from quota.limits import HOUR_MS, MINUTE_MS, longest_ms_of
 
 if TYPE_CHECKING:
     import sqlite3
@@ -59,24 +76,13 @@ if TYPE_CHECKING:
     from quota.common.findings import Finding
     from quota.ledger.claims import Claim, Claimed, Ending, Record
     from quota.ledger.compared import Compared
-    from quota.ledger.contract import ChargeOutcome, ChargeRequest, LimitCheck, Question
+    from quota.ledger.contract import ChargeOutcome, ChargeRequest, Question
     from quota.ledger.entry import Charge, Id
     from quota.ledger.grants import Grant
     from quota.ledger.history import History, RefusalCount
     from quota.limits import View
 
 T = TypeVar("T")
-
-
-class ViewState(NamedTuple):
-    """A view as it is stored (L3)."""
-
-    total: int
-    tail_ms: int
-    tail_seq: int
-    head_ms: int
-    head_seq: int
-    dropped_through_ms: int
 
 
 SCHEMA_VERSION = 11
@@ -110,14 +116,9 @@ _HEAD = (
     " WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1"
 )
 
-_VIEW = (
-    "SELECT total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms FROM views WHERE project = ? AND name = ?"
-)
-_UNLOGGED = "view, epoch, expiries, last_ms, last_seq, kept_units, kept_since_ms, kept_last_ms, logged_units, since_ms"
-_EXHAUSTION = "bucket, since_ms, until_ms, evidence, reported_by, reopened_ms, reopened_because"
 _NOTES = (
     "SELECT COALESCE(epoch, ''), COALESCE(trimmed_through_ms, 0), COALESCE(granted, ''), COALESCE(compared, ''),"  # noqa: S608  # constants
-    f" {_EXHAUSTION} FROM (SELECT ? AS project)"
+    f" {EXHAUSTION} FROM (SELECT ? AS project)"
     " LEFT JOIN projects USING (project) LEFT JOIN exhaustions USING (project) ORDER BY bucket"
 )
 _AHEAD = "exhaustions WHERE project = ? AND (since_ms > ? OR reopened_ms > ?)"
@@ -126,18 +127,12 @@ _FORGET_REPAIRS = (
     "DELETE FROM repairs WHERE project = ? AND at_ms NOT IN"
     " (SELECT at_ms FROM repairs WHERE project = ? ORDER BY at_ms DESC LIMIT ?)"
 )
-_BETWEEN = (
-    "FROM charges WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) AND (ms, seq) <= (?, ?)"
-    " ORDER BY ms, seq"
-)
 _ADDED_UP = (
     "SELECT ms / ? AS hour, COUNT(*), SUM(units), MIN(units), method, job, region, bucket,"
     " substr(idempotency_key, 1, ?) AS run FROM charges"
     " WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) AND (ms, seq) <= (?, ?)"
     " GROUP BY hour, method, job, region, bucket, run"
 )
-_COLUMNS = "ms, seq, units, charged_units, bucket, method, job, region, idempotency_key"
-
 
 TOGETHER_WITHIN_S = 0.05
 """So long what several ask is answered in one transaction: other threads wait for it."""
@@ -175,7 +170,6 @@ class SqliteLedger(OfOneProcess):
             deadline_s=self._deadline_s,
         )
         self._clock = host_clock if clock is None else whole_clock(clock)
-        self._sums: dict[View, tuple[str, tuple[str, ...]]] = {}
         self._memory = Memory(None, 0)
         self._rooms = _Rooms(None, (0, 0), {})
 
@@ -220,13 +214,13 @@ class SqliteLedger(OfOneProcess):
             stamp, rooms = (_data_version(db), db.total_changes), self._rooms
             if rooms.db is not db or rooms.stamp != stamp or len(rooms.known) > MAX_ROOMS:
                 rooms = self._rooms = _Rooms(db, stamp, {})
-            unlogged = self._unlogged(db, request, now_ms) if unlogged_until_ms > now_ms else ((),) * len(keys)
+            unlogged = unlogged_of(db, request, now_ms) if unlogged_until_ms > now_ms else ((),) * len(keys)
             for key, check, usages in zip(keys, request.checks, unlogged, strict=True):
                 if key not in rooms.known:
-                    stored = self._stored(db, project, check.view)
-                    view, _ = self._advance(db, project, check, now_ms, last, stored, NEVER)
+                    stored = stored_view(db, project, check.view)
+                    view, _ = advance(db, project, check, now_ms, last, stored, NEVER)
                     expiring = [(until, n) for usage in usages for n, until in usage.expiries if until > now_ms]
-                    rooms.known[key] = _leaving_at(db, project, check, view, sorted(expiring))
+                    rooms.known[key] = leaving_at(db, project, check, view, sorted(expiring))
             return tuple([rooms.known[key] for key in keys])
 
         try:
@@ -255,7 +249,7 @@ class SqliteLedger(OfOneProcess):
                 if version == memory.version and changes == db.total_changes:
                     if charged:
                         trims = memory.trims(request.project, known.last)
-                        self._append(db, request.project, known.last, request.charge)
+                        append_charge(db, request.project, known.last, request.charge)
                         if trims is not None:
                             last, retention_ms = trims
                             self._trim(db, request.project, min(known.now_ms, last[0]), retention_ms)
@@ -289,27 +283,27 @@ class SqliteLedger(OfOneProcess):
         clock_ms = self._clock()
         now_ms = min(clock_ms, request.caller_ms + CLOCK_SLACK_MS)  # L11
         last, epoch, unlogged_until_ms, retention_ms, closed_until_ms, granted = self._head(db, project)
-        if not clocks_agree(clock_ms, request.caller_ms) or not _edges_fit(request.checks, now_ms):
+        if not clocks_agree(clock_ms, request.caller_ms) or not edges_fit(request.checks, now_ms):
             return ChargeResult("clock", None, clock_ms, last, (), epoch=epoch), None
         expected = request.expected
         if expected.epoch and expected != (epoch, (last,)) and self._is_behind(db, request, last, epoch):
             return ChargeResult("behind", None, now_ms, last, (), epoch=epoch), None
         if request.granted is not None and request.granted != granted:  # L28
-            _read_granted(granted)
+            granted_of(granted)
             return ChargeResult("granted", None, now_ms, last, (), epoch=epoch, granted=granted), None
 
         stored, views, used, room = [], [], [], ROWS_AT_ONCE
         for check in request.checks:
-            state = self._stored(db, project, check.view)
-            view, room = self._advance(db, project, check, now_ms, last, state, room)
+            state = stored_view(db, project, check.view)
+            view, room = advance(db, project, check, now_ms, last, state, room)
             stored.append(state)
             views.append(view)
             used.append(view.total)
             if not room:
                 if write:
-                    self._save_all(db, request, views, stored)
+                    save_views(db, request, views, stored)
                 return ChargeResult("counting", None, now_ms, last, (), epoch=epoch), None
-        unlogged = self._unlogged(db, request, now_ms) if unlogged_until_ms > now_ms else ()
+        unlogged = unlogged_of(db, request, now_ms) if unlogged_until_ms > now_ms else ()
         for i, usages in enumerate(unlogged):
             used[i] += sum(usage.units_at(now_ms) for usage in usages)
         exhaustion = self._closed(db, request, now_ms) if closed_until_ms else None
@@ -321,8 +315,8 @@ class SqliteLedger(OfOneProcess):
             if write:
                 if request.retention_ms > retention_ms:
                     retention_ms = request.retention_ms
-                    self._set_project(db, project, epoch, unlogged_until_ms, retention_ms)
-                self._save_all(db, request, views, stored)
+                    set_project(db, project, epoch, unlogged_until_ms, retention_ms)
+                save_views(db, request, views, stored)
             outcome: ChargeOutcome = "exhausted" if exhaustion is not None else "admitted" if fits else "refused"
             seen = [
                 (check.view, view.total, view.tail_ms, view.dropped_through_ms)
@@ -331,20 +325,20 @@ class SqliteLedger(OfOneProcess):
             facts = Facts(last, epoch, unlogged_until_ms, retention_ms, closed_until_ms, granted, seen)
             return ChargeResult(outcome, None, now_ms, last, tuple(used), exhaustion, epoch, unlogged), facts
 
-        at = first = _following(last, clock_ms)
-        self._append(db, project, at, charge)
+        at = first = following_id(last, clock_ms)
+        append_charge(db, project, at, charge)
         for further in request.also:
-            at = _following(at, clock_ms)
-            self._append(db, project, at, further)
+            at = following_id(at, clock_ms)
+            append_charge(db, project, at, further)
         if not epoch or request.retention_ms > retention_ms:
             epoch, retention_ms = epoch or charge.idempotency_key, max(retention_ms, request.retention_ms)
-            self._set_project(db, project, epoch, unlogged_until_ms, retention_ms)
+            set_project(db, project, epoch, unlogged_until_ms, retention_ms)
         left = []
         for i, (check, view) in enumerate(zip(request.checks, views, strict=True)):
             used[i] += check.cost_units
             total, tail_ms, tail_seq, _, _, dropped_through_ms = view
             charged = total + check.cost_units, tail_ms, tail_seq, *at, dropped_through_ms
-            self._save(db, project, check.view, charged)
+            save_view(db, project, check.view, charged)
             left.append((check.view, total + check.cost_units, tail_ms, dropped_through_ms))
         if at[0] // MINUTE_MS != last[0] // MINUTE_MS:
             # A clock that stood ahead for this one charge costs no history.
@@ -394,16 +388,6 @@ class SqliteLedger(OfOneProcess):
             closed_until_ms = 0 if closed_until_ms is None else NEVER
         return (ms, seq), epoch, unlogged_until_ms, retention_ms, closed_until_ms, granted
 
-    def _set_project(
-        self, db: sqlite3.Connection, project: str, epoch: str, unlogged_until_ms: int, retention_ms: int
-    ) -> None:
-        db.execute(
-            "INSERT INTO projects VALUES (?, ?, ?, ?, 0, '', '') ON CONFLICT (project) DO UPDATE"
-            " SET epoch = excluded.epoch, unlogged_until_ms = excluded.unlogged_until_ms,"
-            " retention_ms = excluded.retention_ms",
-            (project, epoch, unlogged_until_ms, retention_ms),
-        )
-
     def _is_behind(self, db: sqlite3.Connection, request: ChargeRequest, last: Id, epoch: str) -> bool:
         """L18. Whether this ledger lacks what the caller expects of it."""
         if request.expected.epoch != epoch:
@@ -413,121 +397,18 @@ class SqliteLedger(OfOneProcess):
         missing_ms = [at[0] for at in ids if db.execute(sql, (request.project, *at)).fetchone() is None]
         return bool(missing_ms) and max(missing_ms) > self._trimmed_through_ms(db, request.project)
 
-    def _unlogged(
-        self, db: sqlite3.Connection, request: ChargeRequest, now_ms: int
-    ) -> tuple[tuple[UnloggedUsage, ...], ...]:
-        sql = f"SELECT {_UNLOGGED} FROM unlogged WHERE project = ? AND view = ? AND until_ms > ?"  # noqa: S608  # a constant
-        rows = [db.execute(sql, (request.project, check.view.name, now_ms)).fetchall() for check in request.checks]
-        return tuple(tuple(map(_usage, of_view)) for of_view in rows)
-
-    def _append(self, db: sqlite3.Connection, project: str, at: Id, charge: Charge) -> None:
-        db.execute(
-            "INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                project,
-                *at,
-                charge.units,
-                charge.units,
-                charge.bucket,
-                charge.method,
-                charge.job,
-                charge.region,
-                charge.idempotency_key,
-            ),
-        )
-
-    def _stored(self, db: sqlite3.Connection, project: str, view: View) -> ViewState | None:
-        """The view's state; None where it is missing or cannot be right, and is to be taken from the log again (L6)."""
-        row = db.execute(_VIEW, (project, view.name)).fetchone()
-        if row is None:
-            return None
-        total, t_ms, t_seq, h_ms, h_seq, dropped_through_ms = row
-        whole = type(total) is type(t_ms) is type(t_seq) is type(h_ms) is type(h_seq) is type(dropped_through_ms) is int
-        return ViewState(*row) if whole and total >= 0 else None
-
-    def _save(
-        self, db: sqlite3.Connection, project: str, view: View, state: tuple[int, int, int, int, int, int]
-    ) -> None:
-        db.execute("REPLACE INTO views VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (project, view.name, *state))
-
-    def _save_all(
-        self, db: sqlite3.Connection, request: ChargeRequest, views: list[ViewState], stored: list[ViewState | None]
-    ) -> None:
-        """Save how far the views have read. Of two limits with one view the first has come further: it comes last."""
-        for check, view, state in reversed([*zip(request.checks, views, stored, strict=False)]):
-            if view != state:
-                self._save(db, request.project, check.view, view)
-
-    def _advance(
-        self,
-        db: sqlite3.Connection,
-        project: str,
-        check: LimitCheck,
-        now_ms: int,
-        last: Id,
-        stored: ViewState | None,
-        room: int,
-    ) -> tuple[ViewState, int]:
-        """The view brought up to the log's end, without what has left its window; and how much may still be read. 0:
-        that is how far it came."""
-        cutoff_ms = _cutoff(check, now_ms)
-        # L6. Missing, or the clock went back behind what was dropped, or all that it counts has expired: start afresh.
-        if stored is None or stored.dropped_through_ms > cutoff_ms or stored.head_ms <= cutoff_ms:
-            stored = ViewState(0, cutoff_ms + 1, 0, cutoff_ms, NEVER, cutoff_ms)
-        total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms = stored
-        if tail_ms > cutoff_ms and (head_ms, head_seq) >= last:
-            return stored, room
-        if (head_ms, head_seq) < last:  # L7
-            through, room = self._piece(db, project, (head_ms, head_seq), last, room)
-            total += self._sum(db, project, check.view, (head_ms, head_seq), through)
-            head_ms, head_seq = through
-        if tail_ms <= cutoff_ms and room:  # L8
-            through, room = self._piece(db, project, (tail_ms, tail_seq - 1), (cutoff_ms, NEVER), room)
-            total -= self._sum(db, project, check.view, (tail_ms, tail_seq - 1), through)
-            if not room:
-                dropped_through_ms, tail_ms, tail_seq = through[0], through[0], through[1] + 1
-        if tail_ms <= cutoff_ms and room:
-            newest_dropped = "SELECT MAX(ms) FROM charges WHERE project = ? AND ms <= ?"
-            dropped_through_ms = max(
-                dropped_through_ms, db.execute(newest_dropped, (project, cutoff_ms)).fetchone()[0] or 0
-            )
-            oldest_left = "SELECT ms, seq FROM charges WHERE project = ? AND ms > ? ORDER BY ms, seq LIMIT 1"
-            tail_ms, tail_seq = db.execute(oldest_left, (project, cutoff_ms)).fetchone() or (cutoff_ms + 1, 0)
-        if total < 0:
-            raise DamagedError("more has left a view than it had")
-        return ViewState(total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms), room
-
-    def _piece(self, db: sqlite3.Connection, project: str, after: Id, until: Id, room: int) -> tuple[Id, int]:
-        """Up to where the charges in after < id <= until may be read now, and how many others; 0: there are more."""
-        if until[0] - after[0] <= MINUTE_MS:
-            return until, room
-        between = (project, after[0], until[0], *after, *until)
-        found = db.execute(f"SELECT COUNT(*) FROM (SELECT 1 {_BETWEEN} LIMIT ?)", (*between, room)).fetchone()[0]  # noqa: S608
-        if found < room:
-            return until, room - found
-        ms, seq = db.execute(f"SELECT ms, seq {_BETWEEN} LIMIT 1 OFFSET ?", (*between, room - 1)).fetchone()
-        return (ms, seq), 0
-
-    def _sum(self, db: sqlite3.Connection, project: str, view: View, after: Id, until: Id) -> int:
-        """What `view` counts of the charges with after < id <= until."""
-        if view not in self._sums:
-            self._sums[view] = _sum_sql(view)
-        sql, names = self._sums[view]
-        row: tuple[int] = db.execute(sql, (project, after[0], until[0], *after, *until, *names)).fetchone()
-        return checked_row(row, integers=1)[0]
-
     def _closed(self, db: sqlite3.Connection, request: ChargeRequest, now_ms: int) -> Exhaustion | None:
         """L20. Of the exhaustions that close this call, the one that lasts longest; None if there is none."""
         closed_by = request.closed_by
         if not closed_by:
             return None
         rows = db.execute(
-            f"SELECT {_EXHAUSTION} FROM exhaustions"  # noqa: S608  # a constant, and placeholders
-            f" WHERE project = ? AND reopened_ms = 0 AND bucket IN ({_marks(closed_by)}) AND until_ms + ? > ?"
+            f"SELECT {EXHAUSTION} FROM exhaustions"  # noqa: S608  # a constant, and placeholders
+            f" WHERE project = ? AND reopened_ms = 0 AND bucket IN ({marks(closed_by)}) AND until_ms + ? > ?"
             " ORDER BY until_ms DESC",
             (request.project, *closed_by, request.jitter_ms, now_ms),
         ).fetchone()
-        return None if rows is None else _exhaustion(rows)
+        return None if rows is None else exhaustion_of(rows)
 
     def _trim(self, db: sqlite3.Connection, project: str, now_ms: int, retention_ms: int) -> None:
         """L13. Remove what no window can reach any more and the history has (L29), a bounded number of charges at
@@ -584,11 +465,11 @@ class SqliteLedger(OfOneProcess):
             ).fetchone()
             at, epoch, unlogged_until_ms, stored_ms, _, _ = self._head(db, project)
             if retention_ms > stored_ms:
-                self._set_project(db, project, epoch, unlogged_until_ms, retention_ms)
+                set_project(db, project, epoch, unlogged_until_ms, retention_ms)
             for number, charge in charges:
                 if row is None or number > row[0]:
-                    at = _following(at, clock_ms)
-                    self._append(db, project, at, charge)
+                    at = following_id(at, clock_ms)
+                    append_charge(db, project, at, charge)
             last = charges[-1][0]
             if row is None or last > row[0]:
                 db.execute("REPLACE INTO repaid VALUES (?, ?, ?, ?)", (project, machine, last, clock_ms))
@@ -612,9 +493,9 @@ class SqliteLedger(OfOneProcess):
             for usage in usages:
                 if is_carry(usage.epoch) and root_of(usage.epoch) == root_of(current):
                     continue  # this log has it
-                sql = f"SELECT {_UNLOGGED} FROM unlogged WHERE project = ? AND view = ? AND epoch = ?"  # noqa: S608
+                sql = f"SELECT {UNLOGGED} FROM unlogged WHERE project = ? AND view = ? AND epoch = ?"  # noqa: S608
                 row = db.execute(sql, (project, usage.view, usage.epoch)).fetchone()
-                known = None if row is None else _usage(row)
+                known = None if row is None else usage_of(row)
                 stands = usage if known is None else known.with_report(usage, self._clock())
                 if stands != known:
                     changed = True
@@ -636,7 +517,7 @@ class SqliteLedger(OfOneProcess):
             if not current or lost:
                 stands_epoch = following_epoch(current, epoch)
             if stands_epoch != current or changed or retention_ms > stored_ms:
-                self._set_project(db, project, stands_epoch, unlogged_until_ms, max(retention_ms, stored_ms))
+                set_project(db, project, stands_epoch, unlogged_until_ms, max(retention_ms, stored_ms))
             return stands_epoch
 
         return self._transact(project, work, write=True)
@@ -647,12 +528,12 @@ class SqliteLedger(OfOneProcess):
 
         def work(db: sqlite3.Connection) -> Entry | None:
             row = db.execute(
-                f"SELECT {_COLUMNS} FROM charges WHERE project = ? AND ms = ? AND seq = ?",  # noqa: S608  # a constant
+                f"SELECT {COLUMNS} FROM charges WHERE project = ? AND ms = ? AND seq = ?",  # noqa: S608  # a constant
                 (project, ms, seq),
             ).fetchone()
             if row is None:
                 return None
-            entry = _entry(row)
+            entry = entry_of(row)
             db.execute(
                 "UPDATE charges SET units = ? WHERE project = ? AND ms = ? AND seq = ?", (units, project, ms, seq)
             )
@@ -665,7 +546,7 @@ class SqliteLedger(OfOneProcess):
                         (selector.cost(units) - selector.cost(entry.units), project, view.name, ms, seq, ms, seq),
                     )
             db.execute(
-                f"DELETE FROM views WHERE project = ? AND name NOT IN ({_marks(views)})",  # noqa: S608  # placeholders only
+                f"DELETE FROM views WHERE project = ? AND name NOT IN ({marks(views)})",  # noqa: S608  # placeholders only
                 (project, *(view.name for view in views)),
             )
             sqlite_history.correct(db, project, entry, units)
@@ -685,11 +566,11 @@ class SqliteLedger(OfOneProcess):
     ) -> Sequence[Entry]:
         after, until_ms, count = checked_range(after, until_ms, count)
         rows = db.execute(
-            f"SELECT {_COLUMNS} FROM charges"  # noqa: S608  # a constant
+            f"SELECT {COLUMNS} FROM charges"  # noqa: S608  # a constant
             " WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) ORDER BY ms, seq LIMIT ?",
             (project, after[0], until_ms, *after, count),
         ).fetchall()
-        return [_entry(row) for row in rows]
+        return [entry_of(row) for row in rows]
 
     def answers(self, several: Sequence[Question | Inquiry]) -> Sequence[Any] | None:
         """What several ask who only look, in one transaction. None in the place of an answer that needs more than that,
@@ -718,7 +599,7 @@ class SqliteLedger(OfOneProcess):
 
     def _add_up(self, project: str, after: Id, through: Id, db: sqlite3.Connection) -> tuple[list[HourOfLog], Id, int]:
         """The rows of a piece, the id that it ends with, and 0 if there is more."""
-        until, room = self._piece(db, project, after, through, ROWS_AT_ONCE)
+        until, room = piece_of_log(db, project, after, through, ROWS_AT_ONCE)
         between = (HOUR_MS, RUN_CHARS, project, after[0], until[0], *after, *until)
         rows: Iterable[tuple[int, int, int, int, str, str, str, str, str]] = db.execute(_ADDED_UP, between)
         hours = []
@@ -777,7 +658,7 @@ class SqliteLedger(OfOneProcess):
     def grants(self, project: str) -> Sequence[Grant]:
         sql = "SELECT granted FROM projects WHERE project = ?"
         row = self._transact(project, lambda db: db.execute(sql, (project,)).fetchone(), write=False)
-        return _read_granted("" if row is None else row[0])
+        return granted_of("" if row is None else row[0])
 
     def compared(self, project: str) -> Sequence[Compared]:
         sql = "SELECT compared FROM projects WHERE project = ?"
@@ -792,8 +673,8 @@ class SqliteLedger(OfOneProcess):
         epoch, whole_after_ms, granted, compared, *_ = rows[0]
         self._check_fence(epoch)
         checked_row((whole_after_ms, epoch, granted, compared), integers=1, below=LATEST_MS)
-        exhaustions = [_exhaustion(row[4:]) for row in rows if row[4] is not None]
-        return Notes(exhaustions, _read_granted(granted), read_compared(compared), whole_after_ms)
+        exhaustions = [exhaustion_of(row[4:]) for row in rows if row[4] is not None]
+        return Notes(exhaustions, granted_of(granted), read_compared(compared), whole_after_ms)
 
     def claim(self, project: str, claim: Claim, *, take_over: bool = False) -> Claimed:
         return self._claims(project, claim, lambda record, checked: record.claim(checked, take_over=take_over))
@@ -865,7 +746,7 @@ class SqliteLedger(OfOneProcess):
             db.execute("DELETE FROM claims WHERE project = ? AND until_ms > ?", (project, now_ms + LONGEST_CLAIM_MS))
             at_ms = max(now_ms, repaired_ms_of(current) + 1)
             begun = f"{root_of(current)}/{epoch}@{at_ms}" if current else f"{epoch}@{at_ms}"
-            self._set_project(db, project, begun, unlogged_until_ms, retention_ms)
+            set_project(db, project, begun, unlogged_until_ms, retention_ms)
             db.execute(
                 "UPDATE projects SET trimmed_through_ms = MIN(trimmed_through_ms, ?) WHERE project = ?",
                 (now_ms - 1, project),
@@ -879,13 +760,13 @@ class SqliteLedger(OfOneProcess):
     def _redate(self, db: sqlite3.Connection, project: str, now_ms: int) -> Id:
         """Give the charges dated ahead of `now_ms` ids from then on. Returns the newest id of all."""
         ahead = db.execute(
-            f"SELECT {_COLUMNS} FROM charges WHERE project = ? AND ms > ? ORDER BY ms, seq",  # noqa: S608  # a constant
+            f"SELECT {COLUMNS} FROM charges WHERE project = ? AND ms > ? ORDER BY ms, seq",  # noqa: S608  # a constant
             (project, now_ms),
         ).fetchall()
         db.execute("DELETE FROM charges WHERE project = ? AND ms > ?", (project, now_ms))
         at, *_ = self._head(db, project)
         for _, _, *rest in ahead:
-            at = _following(at, now_ms)
+            at = following_id(at, now_ms)
             db.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (project, *at, *rest))
         return at
 
@@ -896,7 +777,7 @@ class SqliteLedger(OfOneProcess):
         )
 
         def work(db: sqlite3.Connection) -> list[Repair]:
-            return [_repair(row) for row in db.execute(sql, (project,)).fetchall()]
+            return [repair_of(row) for row in db.execute(sql, (project,)).fetchall()]
 
         return self._transact(project, work, write=False)
 
@@ -940,127 +821,3 @@ def _data_version(db: sqlite3.Connection) -> int:
     """What changes when another connection has changed the file."""
     version: int = db.execute("PRAGMA data_version").fetchone()[0]
     return version
-
-
-def _following(last: Id, clock_ms: int) -> Id:
-    """L10. The id of a charge made now: ids never go back, whatever the clock does."""
-    return (clock_ms, 0) if clock_ms > last[0] else (last[0], last[1] + 1)
-
-
-def exhaustions_of(db: sqlite3.Connection, project: str) -> dict[str, Exhaustion]:
-    """The recorded exhaustions by bucket, those that were lifted too."""
-    sql = f"SELECT {_EXHAUSTION} FROM exhaustions WHERE project = ? ORDER BY 1"  # noqa: S608  # a constant
-    return {row[0]: _exhaustion(row) for row in db.execute(sql, (project,)).fetchall()}
-
-
-def usages_of(db: sqlite3.Connection, project: str) -> list[UnloggedUsage]:
-    """All unlogged usage of a project, by view."""
-    sql = f"SELECT {_UNLOGGED} FROM unlogged WHERE project = ? ORDER BY 1, 2"  # noqa: S608  # a constant
-    return [_usage(row) for row in db.execute(sql, (project,)).fetchall()]
-
-
-def _entry(row: tuple[int, int, int, int, str, str, str, str, str]) -> Entry:
-    if checked_row(row, integers=4)[0] >= LATEST_MS:
-        raise DamagedError("a charge in the far future")
-    return Entry(*row)
-
-
-def _repair(row: tuple[int, int, int, int, int, int]) -> Repair:
-    newest_ms, newest_seq, begun_ms, at_ms, through_ms, through_seq = checked_row(row, integers=6)
-    checked_row((newest_ms, begun_ms, at_ms, through_ms), integers=4, below=LATEST_MS)
-    return Repair((newest_ms, newest_seq), begun_ms, at_ms, (through_ms, through_seq))
-
-
-def _exhaustion(row: tuple[str, int, int, str, str, int, str]) -> Exhaustion:
-    bucket, since_ms, until_ms, evidence, reported_by, reopened_ms, because = row
-    times = since_ms, 0 if until_ms == NEVER else until_ms, reopened_ms
-    checked_row((*times, bucket, evidence, reported_by, because), integers=3, below=LATEST_MS)
-    return Exhaustion(*row)
-
-
-def _read_granted(text: object) -> tuple[Grant, ...]:
-    try:
-        return read_grants(str(text))
-    except ValueError as error:
-        raise DamagedError(f"{text!r:.100}") from error
-
-
-def _usage(row: tuple[str, str, str, int, int, int, int, int, int, int]) -> UnloggedUsage:
-    view, epoch, expiries, last_ms, last_seq, *kept = row
-    checked_row((last_ms, last_seq, *kept, view, epoch, expiries), integers=len(kept) + 2)
-    try:
-        return UnloggedUsage(view, epoch, read_expiries(expiries), (last_ms, last_seq), *kept)
-    except (ValueError, AttributeError) as error:
-        raise DamagedError(f"{expiries!r:.100}") from error
-
-
-def _cutoff(check: LimitCheck, now_ms: int) -> int:
-    """L5. The newest millisecond that is out of the window at `now_ms`."""
-    if isinstance(check.view.window, Sliding):
-        return now_ms - check.view.window.window_ms
-    assert check.edges is not None  # noqa: S101  # a calendar limit comes with its edges
-    return check.edges[1 if now_ms >= check.edges[1] else 0] - 1
-
-
-def _edges_fit(checks: Sequence[LimitCheck], now_ms: int) -> bool:
-    """L11. Whether the caller's clock and ours are in the same calendar periods, or in neighbouring ones."""
-    for check in checks:  # noqa: SIM110  # half the time of `all` and a generator
-        if check.edges is not None and not check.edges[0] <= now_ms < check.edges[2]:
-            return False
-    return True
-
-
-def _leaving_at(
-    db: sqlite3.Connection, project: str, check: LimitCheck, view: ViewState, expiring: Sequence[tuple[int, int]]
-) -> int | None:
-    """The time of the first charge behind which a view counts so little that the call fits; or of one that would leave
-    when the unlogged units expire with which it does. `expiring`: until when those count, and how many, in order."""
-    left, room = view.total + sum(units for _, units in expiring), check.cap_units - check.cost_units
-    if not isinstance(check.view.window, Sliding) or not check.cost_units or not 0 <= room < left:
-        return None
-    window_ms, expired = check.view.window.window_ms, 0
-    selected, names = _selected(check.view)
-    sql = (
-        f"SELECT ms, {_counted(check.view)} FROM charges"  # noqa: S608  # constants and placeholders only
-        f" WHERE project = ? AND ms >= ? AND (ms, seq) >= (?, ?){selected} ORDER BY ms, seq"
-    )
-    rows = db.execute(sql, (project, view.tail_ms, view.tail_ms, view.tail_seq, *names))
-    for ms, units in itertools.chain(rows, [(NEVER, 0)]):
-        while expired < len(expiring) and expiring[expired][0] <= ms + window_ms:
-            until_ms, lost_units = expiring[expired]
-            expired, left = expired + 1, left - lost_units
-            if left <= room:
-                return max(0, until_ms - window_ms)
-        left -= units
-        if left <= room:
-            at_ms: int = checked_row((ms,), integers=1)[0]
-            return at_ms
-    return None
-
-
-def _sum_sql(view: View) -> tuple[str, tuple[str, ...]]:
-    """L2. SQL that sums what a view counts in (after, until], and the names that it selects."""
-    selected, names = _selected(view)
-    # The plain bounds on ms are implied by the pairs; they are what the primary key is searched by.
-    sql = (
-        f"SELECT COALESCE(SUM({_counted(view)}), 0) FROM charges"  # noqa: S608  # constants and placeholders only
-        f" WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) AND (ms, seq) <= (?, ?){selected}"
-    )
-    return sql, names
-
-
-def _counted(view: View) -> str:
-    return "MIN(units, 1)" if view.selector.count == "calls" else "units"
-
-
-def _selected(view: View) -> tuple[str, tuple[str, ...]]:
-    selector, sql = view.selector, ""
-    fields = {"bucket": selector.buckets, "method": selector.methods, "job": selector.jobs}
-    for field, names in fields.items():
-        if names:
-            sql += f" AND {field} IN ({_marks(names)})"
-    return sql, (*selector.buckets, *selector.methods, *selector.jobs)
-
-
-def _marks(values: Sequence[object]) -> str:
-    return ", ".join("?" * len(values))
