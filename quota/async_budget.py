@@ -44,7 +44,8 @@ HELD_UP_S = 0.25
 """A ledger that fails after so long was silent: who waited for its thread meanwhile is given up too."""
 
 HOUSEKEEPERS = 8
-"""So many threads do what is neither a question to the ledger nor quick: they read files, or tell the ledger more."""
+"""So many threads do what a decision needs besides its question and is not quick: they read files, or tell the ledger
+more. As many others correct charges and look at numbers: where the ledger is silent, they hold up no decision."""
 
 
 class AsyncBudget(OfOneProcess):
@@ -225,7 +226,7 @@ class Awaiter:
                     if self._lines is not None and hasattr(step, "words"):  # a Command
                         answer = await self._lines.ask(step.words, started_s)
                     elif type(step) is not Question:
-                        answer = await (self._look(step) if type(step) is MethodType else self.in_thread(step))
+                        answer = await (self._look(step) if type(step) is MethodType else self._in_thread(step))
                     elif self._lines is not None:
                         answer = await self.do(step.ledger.deciding(step.request, commit=step.commit))  # type: ignore[attr-defined]
                     else:
@@ -237,7 +238,12 @@ class Awaiter:
         except StopIteration as ended:
             return ended.value  # type: ignore[no-any-return]
 
-    async def in_thread(self, step: Callable[[], T]) -> T:
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Do what is no step of a decision, and return what it leads to."""
+        self._check_open()
+        return await get_running_loop().run_in_executor(self._others, work)
+
+    async def _in_thread(self, step: Callable[[], T]) -> T:
         self._check_open()
         return await get_running_loop().run_in_executor(self._housekeepers, step)
 
@@ -294,6 +300,7 @@ class Awaiter:
             lines.close()
         self._asker.shutdown(wait=False)
         self._housekeepers.shutdown(wait=False)
+        self._others.shutdown(wait=False)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -304,6 +311,7 @@ class Awaiter:
         self._looks: dict[MethodType, Future[Any]] = {}
         self._asker = ThreadPoolExecutor(1, thread_name_prefix="quota-ledger")
         self._housekeepers = ThreadPoolExecutor(HOUSEKEEPERS, thread_name_prefix="quota-house")
+        self._others = ThreadPoolExecutor(HOUSEKEEPERS, thread_name_prefix="quota-other")
 
 
 def _none() -> None:

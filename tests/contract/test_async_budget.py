@@ -454,6 +454,29 @@ def test_a_silent_server_holds_up_neither_a_decision_nor_the_loop(
         run(main())
 
 
+@pytest.mark.usefixtures("real_walls")
+def test_corrections_at_a_silent_server_hold_up_no_decision(
+    server: RedisServer, configure: Configure, run: Run
+) -> None:
+    async def main() -> None:
+        async with quota.open_async(config) as q:
+            budget = q.budget()
+            ids = [decision.id for decision in await budget.charge_many(["forecast.get"] * 40)]
+            proxy.pause()
+            given_back = [asyncio.ensure_future(budget.refund(charge_id or "")) for charge_id in ids]
+            await asyncio.sleep(0)
+            assert (await budget.charge("forecast.get")).reason == "ledger-unavailable"
+            assert not all(one.done() for one in given_back), "the decision waited for all of them"
+            for one in given_back:
+                one.cancel()
+            await asyncio.gather(*given_back, return_exceptions=True)
+            proxy.resume()
+
+    with Proxy(server.port) as proxy:
+        config = configure(proxy.url)
+        run(main())
+
+
 def test_what_was_lost_before_it_left_is_asked_again_as_a_first_try(
     server: RedisServer, configure: Configure, run: Run
 ) -> None:
