@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from quota.common.clock import elapsed_s
 from quota.common.fork import start_over_in_child
 from quota.ledger.redis_connection import PIECE_BYTES, Line
+from quota.ledger.redis_decision import says_more
 from quota.ledger.redis_errors import Failed, Lost, NoAnswer, NotRedis, error_of
 from quota.ledger.resp import MAX_REPLY_BYTES, RawError
 
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     """Who waits for the reply, what is asked, and since when (`elapsed_s`)."""
 
 MAX_IN_FLIGHT = 64
+
+FEW = 8
+"""So many are in flight on a new connection, and while the server answers that it has more to read (L21)."""
 
 AT_ONCE = 16
 """So many questions leave together, before the turn of the loop ends: the server has something to do meanwhile."""
@@ -125,6 +129,8 @@ class LoopLine:
         """When the server last answered, or was asked after it had answered all."""
         self._part_bytes = 0
         """So much has come of a reply that is not whole yet."""
+        self._at_most = FEW
+        """So many questions may be in flight."""
 
     def ask(self, words: bytes, since_s: float) -> Future[Any]:
         """The reply, an error among them as a value: a future whose exception nobody fetches makes a noise."""
@@ -159,7 +165,7 @@ class LoopLine:
             return
         pieces = []
         was_quiet = not awaited
-        while waiting and len(awaited) < MAX_IN_FLIGHT:
+        while waiting and len(awaited) < self._at_most:
             question = waiting.popleft()
             if not question[0].done():
                 awaited.append(question)
@@ -203,6 +209,8 @@ class LoopLine:
             if len(replies) + is_part_left > len(awaited):
                 raise NotRedis("more than was asked for")
             self._hear(len(replies), size)
+            if replies:
+                self._at_most = FEW if any(map(says_more, replies)) else MAX_IN_FLIGHT
             received = True
         except Failed as error:
             received = True
@@ -274,7 +282,7 @@ class LoopLine:
         elif self._closed:
             made.close()
         else:
-            self._line, self._spoke, self._part_bytes = made, False, 0
+            self._line, self._spoke, self._part_bytes, self._at_most = made, False, 0, FEW
             self._loop.add_reader(made.fileno(), self._receive)
             self._flush()
 

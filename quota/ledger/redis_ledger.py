@@ -213,7 +213,7 @@ class RedisLedger(OfOneProcess):
             lost = _may_be_done(reply)
             reply = yield from self._charge(request, commit, started_s, retry=lost, last_try=again, whole=unknown)
         elif says_more(reply):
-            reply = yield from self._charge(request, commit, started_s)
+            reply = yield from self._charge(request, commit, started_s, more=reply)
         if is_unfinished(request, reply):
             reply = yield from self._to_the_end(request, commit, started_s, reply)
         if isinstance(reply, list) and len(reply) > BEFORE_USED + len(request.checks):
@@ -266,10 +266,11 @@ class RedisLedger(OfOneProcess):
         retry: bool = False,
         last_try: bool = False,
         whole: bool = False,
+        more: Any = None,
     ) -> Steps[Any]:
         """Run charge.lua to a result, or while a decision may count (L21). A retry after a lost answer says so, and
-        so never charges twice (L16). What was lost before it left is asked again as a first try. A server that does
-        not know the script gets the `whole` of it."""
+        so never charges twice (L16). What was lost before it left is asked again as a first try; where the server had
+        more to read before, that is the answer. A server that does not know the script gets the `whole` of it."""
         args = arguments(request, self._now(), commit)
         while True:
             if retry:
@@ -282,12 +283,14 @@ class RedisLedger(OfOneProcess):
                     whole = True
                     continue
                 if last_try or not _may_retry(error, started_s):
+                    if more is not None and not retry and isinstance(error, Lost) and not error.left:
+                        return more
                     raise (yield partial(self._error, error, request.project)) from error
                 retry, last_try = retry or _may_be_done(error), True
                 continue
             if not says_more(reply) or elapsed_s() - started_s >= COUNT_WITHIN_S:
                 return reply
-            whole = False
+            more, whole = reply, False
 
     def _to_the_end(self, request: ChargeRequest, commit: bool, started_s: float, reply: Any) -> Steps[Any]:
         """Ask again until a refusal says when there is room, or while a decision may count (L21). That it was refused

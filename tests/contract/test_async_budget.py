@@ -23,6 +23,8 @@ import redis
 
 import quota
 from quota.common.clock import NEVER
+from quota.ledger import redis_ledger
+from quota.ledger.redis_async import FEW
 from quota.ledger.sqlite_ledger import SqliteLedger
 from support.loops import KINDS, Run
 from support.losses import LedgerStorage, RedisStorage
@@ -475,6 +477,27 @@ def test_corrections_at_a_silent_server_hold_up_no_decision(
     with Proxy(server.port) as proxy:
         config = configure(proxy.url)
         run(main())
+
+
+def test_a_server_that_counts_a_long_log_is_asked_by_few_tasks_at_a_time(
+    server: RedisServer, configure: Configure, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers what it has read together at its end: 64 of its longest scripts would look like silence."""
+
+    async def main() -> None:
+        async with quota.open_async(config) as q:
+            decisions = await asyncio.gather(*(q.budget().charge("history.get") for _ in range(40)))
+            assert {decision.reason for decision in decisions} == {"counting"}
+
+    with quota.open(configure(server.url, units=10**6)) as q:
+        for _ in range(250):
+            q.budget().charge_many(["forecast.get"] * 100)
+    monkeypatch.setattr(redis_ledger, "COUNT_WITHIN_S", 0)  # each task asks twice
+    with Proxy(server.port) as proxy:
+        config = configure(proxy.url, units=10**6)
+        config.write_text(config.read_text().replace('window = "1h"', 'window = "2h"'))  # a limit that is new
+        run(main())
+        assert 0 < proxy.most_at_once <= FEW
 
 
 def test_what_was_lost_before_it_left_is_asked_again_as_a_first_try(

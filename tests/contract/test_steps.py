@@ -13,9 +13,10 @@ from quota.budget import charging_attempt, deciding
 from quota.common.clock import NEVER
 from quota.decision import Decision
 from quota.errors import UnknownMethod
+from quota.ledger import redis_ledger
 from quota.ledger.contract import Identity, Question, read_entries
 from quota.ledger.entry import Charge
-from quota.ledger.redis_errors import Lost, error_of
+from quota.ledger.redis_errors import Lost, NoAnswer, error_of
 from quota.ledger.redis_ledger import Command, RedisLedger
 from quota.ledger.resp import INCOMPLETE, RawError, new_replies
 from quota.ledger.unlogged import UnloggedUsage
@@ -163,6 +164,31 @@ def test_where_no_answer_comes_it_is_refused(redis_server: RedisServer) -> None:
     )
     assert (decision.admitted, decision.reason) == (False, "ledger-unavailable")
     assert len(list(read_entries(setup.ledger, setup.project, 0, NEVER))) == 1
+    setup.ledger.close()
+
+
+def test_a_ledger_that_counts_is_said_to_count_where_there_was_no_time_to_ask_it_again(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of that has left, so nothing is charged. What has left may be: then the ledger did not answer."""
+
+    def decision(error: Lost) -> Decision:
+        async def ask(words: bytes) -> Any:
+            if line.asked:
+                raise error
+            return await line(words)
+
+        line = Line(redis_server.port)
+        budget = setup.budget(limit(10**6, name=f"new-{error.left}", window_ms=(2 + error.left) * HOUR_MS))
+        decided: Decision = asyncio.run(awaited(deciding(budget, "videos.list", commit=True), ask))
+        return decided
+
+    setup = Setup.open(redis_server.url)
+    for _ in range(6):
+        setup.budget(limit(10**6)).charge_many(["videos.list"] * 100)
+    monkeypatch.setattr(redis_ledger, "RETRY_WITHIN_S", -1)
+    assert decision(NoAnswer("not sent", left=False)).reason == "counting"
+    assert decision(NoAnswer("no answer")).reason == "ledger-unavailable"
     setup.ledger.close()
 
 

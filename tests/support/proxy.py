@@ -49,6 +49,8 @@ class Proxy:
         self.requests = 0
         self.trips = 0
         """What any client sent, scripts or not."""
+        self.most_at_once = 0
+        """So many script calls came in one piece."""
         self.connections = 0
         self._faults: list[Fault] = []
         self._held: list[tuple[socket.socket, bytes]] = []
@@ -173,6 +175,7 @@ class Proxy:
                 if swallowing:
                     continue
                 self.requests += b"EVALSHA" in data
+                self.most_at_once = max(self.most_at_once, data.count(b"EVALSHA"))
                 self.trips += 1
                 fault = self._next_fault(data)
                 kind = fault.kind if fault else None

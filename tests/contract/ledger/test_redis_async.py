@@ -22,7 +22,7 @@ import pytest
 import redis
 
 from quota.common.clock import elapsed_s
-from quota.ledger.redis_async import AT_ONCE, MAX_IN_FLIGHT, AsyncConnections
+from quota.ledger.redis_async import AT_ONCE, FEW, MAX_IN_FLIGHT, AsyncConnections
 from quota.ledger.redis_connection import Connections, Server
 from quota.ledger.redis_errors import ErrorReply, Failed, Lost, NoAnswer, NotRedis
 from quota.ledger.redis_url import client_maker
@@ -98,6 +98,14 @@ class Told:
         """On the newest connection."""
         self.connections[-1].sendall(said)
 
+    async def greet(self, lines: AsyncConnections) -> None:
+        """Answer a first question, and forget it: on a new connection, few are asked at a time."""
+        asking = asyncio.ensure_future(echo(lines, "first"))
+        assert await soon(lambda: b"first" in self.heard)
+        self.say(b"+first\r\n")
+        assert await asking == "first"
+        self.heard = b""
+
     def close(self) -> None:
         for one in (self._listener, *self.connections):
             with suppress(OSError):
@@ -133,6 +141,7 @@ def test_all_tasks_of_a_loop_share_a_connection_and_each_gets_its_own_answer(ser
 
 def test_no_more_than_64_questions_are_under_way(told: Told, run: Run) -> None:
     async def main() -> None:
+        await told.greet(lines)
         asking = [asyncio.ensure_future(echo(lines, f"<{n}>")) for n in range(100)]
         assert await soon(lambda: told.heard.count(b"ECHO") == MAX_IN_FLIGHT == 64)
         await asyncio.sleep(0.05)
@@ -142,6 +151,29 @@ def test_no_more_than_64_questions_are_under_way(told: Told, run: Run) -> None:
             assert await asking[n] == f"<{n}>"
             if n < 36:
                 assert await soon(lambda n=n: told.heard.count(b"ECHO") == 65 + n)
+
+    with connected(told.port, name="") as lines:
+        run(main())
+
+
+def test_few_are_under_way_on_a_new_connection_and_while_the_server_has_more_to_read(told: Told, run: Run) -> None:
+    async def main() -> None:
+        asking = [asyncio.ensure_future(echo(lines, f"<{n}>")) for n in range(100)]
+        for _ in range(2):
+            assert await soon(lambda: told.heard.count(b"ECHO") == FEW)
+            await asyncio.sleep(0.05)
+            assert told.heard.count(b"ECHO") == FEW
+            told.heard = b""
+            told.say(b"*1\r\n$4\r\nMORE\r\n" * FEW)
+        assert await soon(lambda: told.heard.count(b"ECHO") == FEW)
+        assert await asyncio.gather(*asking[: 2 * FEW]) == [["MORE"]] * 2 * FEW
+        told.heard = b""
+        told.say(b"+said\r\n" * FEW)
+        assert await soon(lambda: told.heard.count(b"ECHO") == MAX_IN_FLIGHT)
+        told.say(b"+said\r\n" * MAX_IN_FLIGHT)
+        assert await soon(lambda: told.heard.count(b"ECHO") == 100 - 3 * FEW)
+        told.say(b"+said\r\n" * (100 - 3 * FEW - MAX_IN_FLIGHT))
+        assert await asyncio.gather(*asking[2 * FEW :]) == ["said"] * (100 - 2 * FEW)
 
     with connected(told.port, name="") as lines:
         run(main())
@@ -158,6 +190,7 @@ def test_an_answer_makes_room_for_a_question_before_its_task_goes_on(told: Told,
             time.sleep(0.001)
 
     async def main() -> None:
+        await told.greet(lines)
         asking = [asyncio.ensure_future(first())]
         asking += [asyncio.ensure_future(echo(lines, f"<{n}>")) for n in range(1, MAX_IN_FLIGHT + 1)]
         assert await soon(lambda: told.heard.count(b"ECHO") == MAX_IN_FLIGHT)
@@ -356,6 +389,7 @@ def test_a_question_is_given_up_that_waits_too_long_behind_others_and_its_answer
     """The server answers all the time, and too slowly for whoever stands at the end."""
 
     async def main() -> None:
+        await told.greet(lines)
         asking = [asyncio.ensure_future(echo(lines, f"<{n}>")) for n in range(20)]
         assert await soon(lambda: b"<19>" in told.heard)
         said = 0
