@@ -180,9 +180,10 @@ def _observation_from(
 ) -> ViewObservation:
     last = read_id(f"{last_ms}-{last_seq}")
     since, until = int(since_ms), read_ms(until_ms)
-    if since > until:
+    counted = checked_count(int(units))
+    if counted and since > until:  # of nothing, where the newest entry is two windows old or there is none
         raise ValueError("it begins after all of it has expired")
-    return ViewObservation(view, epoch, checked_count(int(units)), since, last, until, _expiries_from(slices))
+    return ViewObservation(view, epoch, counted, since, last, until, _expiries_from(slices))
 
 
 def _span_text(span: Span) -> str:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quota.common.clock import NEVER
-from quota.ledger.contract import CLOCK_SLACK_MS, read_entries
+from quota.ledger.contract import CLOCK_SLACK_MS, RETENTION_SLACK_MS, read_entries
 from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Limit, Selector, Sliding, View
 from support.histories import Step, WrongError, hold, run_all
@@ -197,12 +197,21 @@ class History:
         self.asked["repairs"] += 1
         self.unaware = {one for one, seen in self.seen.items() if seen}
         self.marks_lost_for = set()
-        # Of a log that was emptied the machines remember the date, and hear of the repair when they ask. It then counts
-        # for a day, also where a calendar's ends before.
-        for number, made in enumerate(self.made):
-            if made.dated_ms > ledger_ms:
-                made.dated_ms = ledger_ms
-                self.oldest.add(("pacific", number))
+        # Where the newest entry of a log that is gone was dated ahead, all that was seen of it counts for a window.
+        seen = {n for known in self.seen.values() for _, n in known}
+        gone = {self.made[n].log for n in seen if self.made[n].dated_ms > ledger_ms} - {self.log}
+        self.oldest |= {(one.name, n) for one in LIMITS for n, made in enumerate(self.made) if made.log in gone}
+        # Of what a log has no more, because it was emptied or a clock a year ahead let it be trimmed, the machines
+        # remember the date, and hear of the repair when they ask. All that was seen with it then counts for a day, also
+        # where a calendar's ends before.
+        ahead = {number for number, made in enumerate(self.made) if made.dated_ms > ledger_ms}
+        for known in self.seen.values():
+            together = {number for _, number in known}
+            if together & ahead:
+                self.oldest |= {("pacific", number) for number in together}
+        for number in ahead:
+            self.made[number].dated_ms = ledger_ms
+            self.oldest.add(("pacific", number))
 
     def _entries(self) -> list[Any]:
         return list(read_entries(self.bystander, "p", 0, NEVER))
@@ -271,7 +280,7 @@ class History:
                 # What is dated early, by a clock that was behind, expires early.
                 cutoff_ms = self._cutoff_ms(one, max(self.now_ms, now_ms))
                 least = [self.made[n] for view, n in self.known if view == one.name]
-                least = [m for m in least if m.dated_ms > self.trimmed_ms.get(m.log, 0)]
+                least = [m for m in least if m.dated_ms > self._forgotten_ms(one, m.log)]
                 units = sum(cost(m.units) for m in least if min(m.ms, m.dated_ms) > cutoff_ms)
                 hold(used >= units, f"{one.name} counts {used} of {units} that were seen: granted again")
                 self.asked["counts checked"] += 1
@@ -290,6 +299,15 @@ class History:
         self.ran_ahead = self.ran_ahead or now_ms > self.now_ms + CLOCK_SLACK_MS
         self._forget(name, now_ms)
         self.unaware.discard(name)
+
+    def _forgotten_ms(self, one: Limit, log: int) -> int:
+        """Up to when the charges of a log may be forgotten. Of another log than this the ledger has what it was told,
+        and keeps that for each limit's own window."""
+        trimmed_ms = self.trimmed_ms.get(log, 0)
+        if log == self.log:
+            return trimmed_ms
+        latest_ms = self.trimmed_ms.get(self.log, 0) + RETENTION_MS
+        return max(trimmed_ms, latest_ms - one.view.window.longest_ms - RETENTION_SLACK_MS)
 
     def _of_this_log(self) -> Known:
         return {(view, n) for view, n in self.known if self.made[n].log == self.log}

@@ -799,6 +799,21 @@ def test_the_next_process_keeps_what_it_does_not_ask_about(site: Site) -> None:
     assert machine.budget(search).charge("search.list").limits[0].used_units == 200
 
 
+@pytest.mark.parametrize("charged", [0, 1])
+def test_a_process_that_saw_an_idle_limit_hands_on_all_that_it_saw(site: Site, charged: int) -> None:
+    """Nothing was charged for two of the limit's windows, or ever."""
+    machine, hour = site.machine(), limit(10, HOUR_MS, name="hour", jobs=("idle",))
+    if charged:
+        charge(machine.budget(limit(10)))
+    site.now_ms += 3 * HOUR_MS
+    assert machine.budget(hour).peek("videos.list", job="idle").admitted
+    charge(machine.budget(limit(10)), 8)
+    machine.stop()
+    site.empty()
+    machine.start()
+    assert charge(machine.budget(limit(10))) == 9 + charged
+
+
 def test_without_a_folder_a_process_remembers_for_itself(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     (site.folder / "closed").mkdir(mode=0o500)
     machine = site.machine("closed/a")
