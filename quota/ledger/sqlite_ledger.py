@@ -184,7 +184,7 @@ class SqliteLedger(OfOneProcess):
             result = self._count_on(request, commit)
         if result.outcome != "refused":
             return result
-        return result._replace(leaving_ms=self._leaving_ms(request, result.now_ms))
+        return result._replace(leaving_ms=self._leaving_ms(request, result))
 
     def _count_on(self, request: ChargeRequest, commit: bool) -> ChargeResult:
         """Decide again while a decision may count (L21): others get their turn between the transactions. What a peek
@@ -195,10 +195,10 @@ class SqliteLedger(OfOneProcess):
             if result.outcome != "counting" or elapsed_s() >= ends_s:
                 return result
 
-    def _leaving_ms(self, request: ChargeRequest, now_ms: int) -> tuple[int | None, ...]:
+    def _leaving_ms(self, request: ChargeRequest, result: ChargeResult) -> tuple[int | None, ...]:
         """L9. See `ChargeResult.leaving_ms`. It depends on nothing that leaves before that charge, so it is remembered
         until the file changes. It is read outside of the decision: nobody waits for this."""
-        project = request.project
+        project, now_ms = request.project, result.now_ms
         keys = [(project, check.view, check.cap_units - check.cost_units) for check in request.checks]
 
         def remembered(db: sqlite3.Connection) -> tuple[int | None, ...] | None:
@@ -225,9 +225,13 @@ class SqliteLedger(OfOneProcess):
 
         try:
             known = self._file.transact(remembered, write=None)
-            return self._file.transact(read, write=False) if known is None else known
+            if known is None:
+                known = self._file.transact(read, write=False)
         except LedgerError:  # that it was refused stands
             return ()
+        # What refused then may have left since, where another limit refuses now.
+        told = zip(known, result.used_units, request.checks, strict=True)
+        return tuple([at_ms if used + check.cost_units > check.cap_units else None for at_ms, used, check in told])
 
     def _decide_from_memory(
         self, db: sqlite3.Connection, request: ChargeRequest, commit: bool, write: bool

@@ -186,6 +186,17 @@ def test_each_has_its_own_entry_and_the_costs_are_sums_of_what_each_limit_counts
     assert refused.leaving_ms == (None, NOW_MS)
 
 
+def test_a_limit_that_has_room_again_is_not_told_as_full_beside_another(ledger_url: str) -> None:
+    now_ms = NOW_MS
+    limits = [Limit(name, 1, View(Selector(), Sliding(ms)), 1, 0) for name, ms in (("short", 300), ("long", 2_000))]
+    with closing(open_ledger(ledger_url, clock=lambda: now_ms)) as ledger:
+        told = []
+        for now_ms in (NOW_MS, NOW_MS + 1, NOW_MS + 300):
+            asked = request_of(limits, [Spent(0, 0, 1, "units", "videos.list", "")], f"t{now_ms}", now_ms)
+            told.append(ledger.decide(asked, commit=now_ms == NOW_MS).leaving_ms)
+    assert told == [(), (NOW_MS, NOW_MS), (None, NOW_MS)]
+
+
 def test_a_peek_at_several_charges_nothing(ledger: Ledger) -> None:
     peeked = ledger.decide(three(), commit=False)
     assert (peeked.outcome, peeked.ids, peeked.used_units, peeked.last) == ("admitted", (), (0, 0), (0, 0))
