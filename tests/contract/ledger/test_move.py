@@ -84,8 +84,9 @@ class Places:
         return self.opened[-1]
 
     def pair(self, here: str, there: str) -> tuple[Movable, Movable]:
-        """Two empty ledgers; those opened before are given up."""
+        """Two empty ledgers, at the first moment; those opened before are given up."""
         self.close()
+        self.now_ms = NOW_MS
         with redis.Redis(port=self.server.port) as client:
             client.flushall()
         return self.new(here), self.new(there)
