@@ -200,6 +200,9 @@ class Months:
             self.corrected.clear()
         if name == "state":
             self.has_hint = False
+            if not self.client.exists(f"quota:{{{self.setup.project}}}:history"):  # nobody knows what had been summed
+                for one in self.made:
+                    one.summed = one.id in kept
 
     # -- what must be -----------------------------------------------------------------------------------------------
 
