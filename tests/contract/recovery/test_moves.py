@@ -24,6 +24,9 @@ from quota.common.clock import NEVER
 from quota.ledger.contract import read_entries
 from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, Calendar, Sliding
+from quota.recovery.observations import Watermark
+from quota.recovery.watermark_file import read_slots
+from quota.recovery.watermark_folder import FOLDER
 from quota.settings.load import load_settings
 from support.histories import Step, WrongError, hold, run_all
 from support.moves import ALLOWANCE, MAX_COST, PROJECT, Owner, RedisPlace, SqlitePlace
@@ -327,6 +330,13 @@ class History:
         for entry in news[: len(owed)]:
             self._remember(log, entry)
         self._check(key, log, decision, news[len(owed) :])
+        self._check_memory(self.owners[key].state)
+
+    def _check_memory(self, state: Path) -> None:
+        """What a machine wrote down it can read."""
+        for path in state.glob(f"{FOLDER}/*/*"):
+            for slot in read_slots(str(path)) if path.name != "told" else ():
+                hold(Watermark.from_slot(*slot) is not None, f"{path.name} cannot be read: {slot.text}")
 
     def _drawn(self, machine: str, configuration: str, decision: Decision, *, commit: bool) -> None:
         """The allowance is one for all configurations of a machine."""
