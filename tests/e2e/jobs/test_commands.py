@@ -136,6 +136,27 @@ def test_a_function_that_raises_leaves_no_traceback(quota: Quota, upstream: Emul
     assert one_line(done, 1) == "mine: KeyError: 'no such thing'"
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_what_googles_library_says_of_an_old_python_is_not_mailed_every_night(
+    quota: Quota, upstream: Emulator, asked: bool
+) -> None:
+    source = """
+from warnings import warn_explicit
+def fetch(client, region, cursor):
+    warn_explicit("too old", FutureWarning, "a.py", 1, module="google.api_core._python_version_support")
+    warn_explicit("mine", FutureWarning, "b.py", 1, module="mine")
+"""
+    (quota.folder / "mine.py").write_text(source)
+    configure(quota, upstream.address, job='[jobs.mine]\nfetch = "mine:fetch"\nregions = ["US"]')
+    if asked:
+        quota.env["PYTHONWARNINGS"] = "default"
+    stderr = quota("run", "mine", "--quiet").stderr
+    assert [said for said in ("a.py:1: FutureWarning: too old", "b.py:1: FutureWarning: mine") if said in stderr] == [
+        "a.py:1: FutureWarning: too old",
+        "b.py:1: FutureWarning: mine",
+    ][not asked :]
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
