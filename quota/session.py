@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from functools import cached_property
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from quota.arguments import one, text
 from quota.attribution import AttemptKeys, attempt_number, machine_name
 from quota.budget import SESSION_CLOSED, Budget, close_budget
 from quota.common.clock import host_clock
-from quota.common.fork import OfOneProcess
+from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.text import listed, nearest, show
 from quota.errors import ConfigError, UsageError
 from quota.ledger.contract import Identity
@@ -33,6 +34,17 @@ JITTER_MS = 60_000
 SERVICE = "quota.clients.google.service(budget, key=...)"
 
 
+class _Closing:
+    """One thread at a time closes a session; its signal handler may, too. A forked child lacks the thread that did."""
+
+    def __init__(self) -> None:
+        self.start_over_in_child()
+        start_over_in_child(self)
+
+    def start_over_in_child(self) -> None:
+        self.lock = RLock()
+
+
 class Session(OfOneProcess):
     """An open configuration. Close it, or use it in a `with` block. Opening contacts nothing.
 
@@ -45,6 +57,7 @@ class Session(OfOneProcess):
         self._attempt_keys = AttemptKeys()
         self._clock = clock
         self._closed = False
+        self._closing = _Closing()
         self._ledger: Ledger | None = None
         self._allowance: Allowance | None = None
         self._budgets: dict[str, Budget] = {}
@@ -219,34 +232,35 @@ class Session(OfOneProcess):
         return made
 
     def close(self) -> None:
-        """Close the ledger and the connections, for good. It may be called twice.
+        """Close the ledger and the connections, for good. It may be called twice, and by several threads.
 
         What this process still has to tell and to read, of all projects together, it does within a second, mostly at
         once. What it has not read by then is read after a later decision.
         """
-        self._closed = True
-        while self._services:
-            self._services.pop().close()
-        if self._allowance is not None:
-            self._allowance.close()
-        recorders, self._recorders = self._recorders, {}
-        if recorders:
-            from quota.recorder import close_all
+        with self._closing.lock:  # whoever closes it meanwhile waits for the end
+            self._closed = True
+            while self._services:
+                self._services.pop().close()
+            if self._allowance is not None:
+                self._allowance.close()
+            recorders, self._recorders = self._recorders, {}
+            if recorders:
+                from quota.recorder import close_all
 
-            close_all(recorders.values())
-        ledger, self._ledger = self._ledger, None
-        if ledger is not None and self._high_water_marks:
-            from quota.recovery.high_water_mark import end_all
+                close_all(recorders.values())
+            ledger, self._ledger = self._ledger, None
+            if ledger is not None and self._high_water_marks:
+                from quota.recovery.high_water_mark import end_all
 
-            end_all(self._high_water_marks.values(), ledger)
-        while self._budgets:
-            close_budget(self._budgets.popitem()[1])
-        while self._high_water_marks:
-            from quota.recovery.high_water_mark import close_high_water_mark
+                end_all([*self._high_water_marks.values()], ledger)
+            while self._budgets:
+                close_budget(self._budgets.popitem()[1])
+            while self._high_water_marks:
+                from quota.recovery.high_water_mark import close_high_water_mark
 
-            close_high_water_mark(self._high_water_marks.popitem()[1])
-        if ledger is not None:
-            ledger.close()
+                close_high_water_mark(self._high_water_marks.popitem()[1])
+            if ledger is not None:
+                ledger.close()
 
     def _check_open(self) -> None:
         if self._closed:

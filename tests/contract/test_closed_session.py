@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -73,6 +74,28 @@ def test_a_closed_session_opens_nothing(config: Path, name: str) -> None:
     with pytest.raises(quota.UsageError, match="this session is closed"):
         OF_A_SESSION[name](session)
     session.close()
+
+
+def test_who_closes_a_session_that_another_thread_closes_waits_for_its_end(config: Path) -> None:
+    class Service:
+        def close(self) -> None:
+            other.start()
+            other.join(0.1)
+            waits.append(other.is_alive())
+
+    def close() -> None:
+        session.close()
+        closed.append(not session._budgets)
+
+    waits: list[bool] = []
+    closed: list[bool] = []
+    session = quota.open(config)
+    session.budget().charge("videos.list")
+    session._services.append(Service())
+    other = threading.Thread(target=close)
+    close()
+    other.join()
+    assert (waits, closed) == ([True], [True, True])
 
 
 @pytest.mark.parametrize("name", OF_A_BUDGET)
