@@ -23,6 +23,7 @@ SQLite files are held (`quota.common.sqlite_file`). These objects start over in 
 from __future__ import annotations
 
 import os
+import threading
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakValueDictionary
@@ -76,7 +77,14 @@ def start_over_in_child(one: StartsOver) -> None:
     _starting_over[next(_numbers)] = one
 
 
-_holding: list[Generator[None, None, None]] = []
+class _Holding(threading.local):
+    """What each thread holds over a fork: others may fork meanwhile, and wait until it is free."""
+
+    def __init__(self) -> None:
+        self.now: list[Generator[None, None, None]] = []
+
+
+_holding = _Holding()
 
 
 def _before() -> None:
@@ -85,10 +93,11 @@ def _before() -> None:
 
 def _hold(ones: list[Held]) -> None:
     """Hold all objects, the last one first. Raises the exception of one only after it has held them all."""
+    holding = _holding.now
     try:
         while ones:
-            _holding.append(ones[-1].held_over_fork())
-            next(_holding[-1])
+            holding.append(ones[-1].held_over_fork())
+            next(holding[-1])
             ones.pop()
     finally:
         if ones:
@@ -96,11 +105,12 @@ def _hold(ones: list[Held]) -> None:
 
 
 def _release() -> None:
+    holding = _holding.now
     try:
-        while _holding:
-            _holding.pop().close()
+        while holding:
+            holding.pop().close()
     finally:
-        if _holding:
+        if holding:
             _release()
 
 

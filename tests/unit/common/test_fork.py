@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,6 +84,34 @@ def test_an_exception_in_the_turn_of_one_takes_nobody_elses(interrupted: str) ->
     assert {turn for turn in turns if turn.startswith("release")} == {"release a", "release b", "release c"}
     assert [turn for turn in in_child if turn.startswith("start over")][-1] == "start over child c"
     assert {f"start over child {name}" for name in "abc"} <= set(in_child)
+
+
+def test_a_thread_that_forks_leaves_alone_what_another_one_holds() -> None:
+    """It took that for its own: what was held was released too soon, or never, and both threads stood still."""
+
+    class Held:
+        def held_over_fork(self) -> Generator[None, None, None]:
+            name = threading.current_thread().name
+            if name == "other":
+                reached.set()
+                assert goes_on.wait(100)
+            turns.append(f"hold {name}")
+            try:
+                yield
+            finally:
+                turns.append(f"release {name}")
+
+    one, turns = Held(), list[str]()
+    hold_over_fork(one)
+    reached, goes_on = threading.Event(), threading.Event()
+    other = threading.Thread(target=forked, args=([],), name="other")
+    other.start()
+    assert reached.wait(100)
+    forked([])
+    assert turns == ["hold MainThread", "release MainThread"]
+    goes_on.set()
+    other.join()
+    assert turns[2:] == ["hold other", "release other"]
 
 
 def test_who_is_gone_has_no_turn() -> None:
