@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from asyncio import timeout
 from typing import TYPE_CHECKING
+from weakref import finalize
 
-from quota.clients.gate import MAX_PEEK_BYTES, AsyncHostGate, MethodOf
+from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, AsyncHostGate, MethodOf
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,6 +53,7 @@ def aiohttp_middleware(
             raise
         return response
 
+    finalize(metered, gate.close)  # aiohttp closes no middleware
     return metered
 
 
@@ -58,10 +61,14 @@ async def _peek(broken: type[Exception], response: aiohttp.ClientResponse) -> by
     """The beginning of an answer, which its reader still gets."""
     head = b""
     try:
-        while len(head) < MAX_PEEK_BYTES and (piece := await response.content.readany()):
-            head += piece
+        async with timeout(PEEK_WITHIN_S) as wall:
+            while len(head) < MAX_PEEK_BYTES and (piece := await response.content.readany()):
+                head += piece
     except broken:
         pass  # its reader is told, too
+    except TimeoutError:
+        if not wall.expired():
+            raise
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # since 2018, and nothing does it instead
         response.content.unread_data(head)

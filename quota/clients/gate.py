@@ -24,6 +24,9 @@ MethodOf = str | Callable[[str, str], str]
 MAX_PEEK_BYTES = 64 * 1024
 """How much of an error body is read to classify it, packed and unpacked. The client still gets all of it."""
 
+PEEK_WITHIN_S = 2.0
+"""A body that comes drop by drop is classified by what has come until then: its reader may want it as it comes."""
+
 UNPACKED_AT_ONCE = 16
 """It is unpacked in pieces of so many bytes. Of gzip such a piece holds up to 16 kB, of brotli 16 MB. All that is
 read of a body may hold more than there is memory."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from quota.clients.gate import MAX_PEEK_BYTES, AsyncHostGate, HostGate, MethodOf, unpacked
+from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, AsyncHostGate, HostGate, MethodOf, unpacked
+from quota.common.clock import elapsed_s
 from quota.common.text import show
 from quota.errors import UsageError
 
@@ -44,9 +45,12 @@ def httpx_transport(
             self._error: httpx.TransportError | None = None
 
         def peek(self) -> bytes:
-            size = 0
+            size, ends_s = 0, elapsed_s() + PEEK_WITHIN_S
             try:
-                while size < MAX_PEEK_BYTES and (chunk := next(self._rest, None)) is not None:
+                while size < MAX_PEEK_BYTES and elapsed_s() < ends_s:
+                    chunk = next(self._rest, None)
+                    if chunk is None:
+                        break
                     self._head.append(chunk)
                     size += len(chunk)
             except httpx.TransportError as error:
@@ -76,7 +80,11 @@ def httpx_transport(
                 attempt.answered(response.status_code, b"")
                 return response
             stream = Peeked(cast("httpx.SyncByteStream", response.stream))
-            attempt.answered(response.status_code, _decoded(httpx, response, stream.peek()))
+            try:
+                attempt.answered(response.status_code, _decoded(httpx, response, stream.peek()))
+            except BaseException:  # interrupted: nobody else knows of the response
+                stream.close()
+                raise
             return _with_stream(httpx, response, stream)
 
         def close(self) -> None:
@@ -108,9 +116,12 @@ def httpx_async_transport(
             self._error: httpx.TransportError | None = None
 
         async def peek(self) -> bytes:
-            size = 0
+            size, ends_s = 0, elapsed_s() + PEEK_WITHIN_S
             try:
-                while size < MAX_PEEK_BYTES and (chunk := await anext(self._rest, None)) is not None:
+                while size < MAX_PEEK_BYTES and elapsed_s() < ends_s:
+                    chunk = await anext(self._rest, None)
+                    if chunk is None:
+                        break
                     self._head.append(chunk)
                     size += len(chunk)
             except httpx.TransportError as error:

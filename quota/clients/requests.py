@@ -17,7 +17,8 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
-from quota.clients.gate import MAX_PEEK_BYTES, HostGate, MethodOf, unpacked
+from quota.clients.gate import MAX_PEEK_BYTES, PEEK_WITHIN_S, HostGate, MethodOf, unpacked
+from quota.common.clock import elapsed_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -53,7 +54,11 @@ def requests_adapter(budget: Budget, method: MethodOf, *, hosts: str | Iterable[
                 if _never_left(error):
                     attempt.never_left()
                 raise
-            _note_response(attempt, response)
+            try:
+                _note_response(attempt, response)
+            except BaseException:  # interrupted: nobody else knows of the response
+                response.close()
+                raise
             return response
 
     return MeteredAdapter(**options)
@@ -143,9 +148,11 @@ class _PeekedBody(io.RawIOBase):
         self._raw = raw
         self._at = 0
         self._error: Exception | None = None
+        ends_s = elapsed_s() + PEEK_WITHIN_S
+        read = getattr(raw, "read1", raw.read)  # urllib3 before 2.1 waits for all that is asked for
         try:
-            while len(self.head) < MAX_PEEK_BYTES:
-                more = raw.read(MAX_PEEK_BYTES - len(self.head), decode_content=False)
+            while len(self.head) < MAX_PEEK_BYTES and elapsed_s() < ends_s:
+                more = read(MAX_PEEK_BYTES - len(self.head), decode_content=False)
                 if not more:
                     break
                 self.head += more

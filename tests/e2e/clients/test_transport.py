@@ -6,7 +6,9 @@ import asyncio
 import gc
 import gzip
 import json
+import logging
 import socket
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,10 +19,14 @@ from urllib.parse import urlsplit
 import aiohttp
 import httpx
 import pytest
+import redis
 import requests
 
 from quota.async_budget import AsyncBudget, Awaiter
 from quota.budget import Budget
+from quota.clients import aiohttp as of_aiohttp
+from quota.clients import httpx as of_httpx
+from quota.clients import requests as of_requests
 from quota.clients.aiohttp import aiohttp_middleware
 from quota.clients.gate import MAX_PEEK_BYTES, HostGate
 from quota.clients.httpx import httpx_async_transport, httpx_transport
@@ -29,10 +35,12 @@ from quota.common.clock import NEVER
 from quota.errors import Refused, UsageError
 from quota.ledger.contract import Ledger
 from quota.ledger.entry import Entry
+from quota.ledger.factory import open_ledger
 from quota.ledger.sqlite_ledger import SqliteLedger
 from quota.limits import DAY_MS, Limit, Selector, Sliding, View
 from quota.settings.books import load_book
 from support.plain_http import Answer, Arrived, PlainServer
+from support.servers import RedisServer, until
 
 SPENT = json.dumps({"error": {"message": "Out of quota.", "errors": [{"reason": "quotaExceeded"}]}}).encode()
 
@@ -95,6 +103,10 @@ def name_of(verb: str, url: str) -> str:
     return "search.list" if "search" in url else "videos.list" if verb == "GET" else "playlists.insert"
 
 
+Begun = Callable[[], object]
+"""Called when a client has an answer that it has not read yet."""
+
+
 class Requests:
     """The clients under one name, as far as these tests use them."""
 
@@ -111,8 +123,9 @@ class Requests:
     def post(self, url: str) -> int:
         return self.session.post(url, timeout=100).status_code
 
-    def stream(self, url: str) -> bytes:
+    def stream(self, url: str, begun: Begun = int) -> bytes:
         with self.session.get(url, timeout=100, stream=True) as response:
+            begun()
             return b"".join(response.iter_content(1_000))
 
     def raw(self, url: str) -> bytes:
@@ -136,8 +149,9 @@ class Httpx:
     def post(self, url: str) -> int:
         return self.client.post(url).status_code
 
-    def stream(self, url: str) -> bytes:
+    def stream(self, url: str, begun: Begun = int) -> bytes:
         with self.client.stream("GET", url) as response:
+            begun()
             return b"".join(response.iter_bytes(1_000))
 
     def raw(self, url: str) -> bytes:
@@ -163,9 +177,10 @@ class AsyncHttpx:
     def post(self, url: str) -> int:
         return self.runner.run(self.client.post(url)).status_code
 
-    def stream(self, url: str) -> bytes:
+    def stream(self, url: str, begun: Begun = int) -> bytes:
         async def read() -> bytes:
             async with self.client.stream("GET", url) as response:
+                begun()
                 return b"".join([chunk async for chunk in response.aiter_bytes(1_000)])
 
         return self.runner.run(read())
@@ -207,9 +222,10 @@ class Aiohttp:
 
         return self.runner.run(read())
 
-    def stream(self, url: str) -> bytes:
+    def stream(self, url: str, begun: Begun = int) -> bytes:
         async def read() -> bytes:
             async with self.session.get(url) as response:
+                begun()
                 return b"".join([chunk async for chunk in response.content.iter_chunked(1_000)])
 
         return self.runner.run(read())
@@ -415,6 +431,74 @@ def test_a_long_error_is_only_looked_into(connect: Connect, server: PlainServer)
     client = connect(server)
     assert client.stream(f"{server.address}/long") == b"x" * (3 * MAX_PEEK_BYTES)
     assert client.get(f"{server.address}/long")[1] == b"x" * (3 * MAX_PEEK_BYTES)
+
+
+def test_an_error_that_comes_drop_by_drop_is_given_to_its_reader_as_it_comes(
+    connect: Connect, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was waited for to the end, or to 64 kB."""
+
+    def drip() -> None:
+        with listener.accept()[0] as client:
+            client.recv(65_536)
+            client.sendall(b"HTTP/1.1 503 Unavailable\r\nContent-Type: text/event-stream\r\n\r\n")
+            for _ in range(1_000):
+                client.sendall(b"x")
+                if begun.wait(0.02):
+                    break
+            else:
+                late.append(True)
+
+    begun, late = threading.Event(), list[bool]()
+    for client in (of_aiohttp, of_httpx, of_requests):
+        monkeypatch.setattr(client, "PEEK_WITHIN_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        host = f"127.0.0.1:{listener.getsockname()[1]}"
+        assert set(connect(host).stream(f"http://{host}/", begun.set)) == set(b"x")
+        dripping.join()
+    assert not late
+    assert charged(ledger) == {"videos.list": 1}
+
+
+def test_an_answer_is_closed_where_a_signal_handler_raises_while_it_is_understood(
+    server: PlainServer, ledger: Ledger
+) -> None:
+    class Interrupts(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise KeyboardInterrupt
+
+    inner = httpx.HTTPTransport(limits=httpx.Limits(max_connections=1), trust_env=False)
+    transport = httpx_transport(make_budget(ledger), name_of, hosts=[server.host], inner=inner)
+    handler = Interrupts()
+    logging.getLogger("quota").addHandler(handler)
+    with httpx.Client(transport=transport, timeout=httpx.Timeout(100, pool=1)) as client, PlainServer(answer) as other:
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                client.get(f"{server.address}/spent")
+        finally:
+            logging.getLogger("quota").removeHandler(handler)
+        assert client.get(f"{other.address}/ok").status_code == 200, "its connection is free"
+
+
+def test_a_middleware_that_is_gone_leaves_no_connection(redis_server: RedisServer) -> None:
+    """Also where its loop goes on: with a blocking budget, it has a connection of its own."""
+
+    async def ask(budget: Budget) -> None:
+        for _ in range(5):
+            middleware = aiohttp_middleware(budget, "videos.list", hosts=[server.host])
+            async with aiohttp.ClientSession(middlewares=[middleware]) as session, session.get(server.address):
+                pass
+            del middleware, session
+            gc.collect()
+        await asyncio.to_thread(until, lambda: len(server_side.client_list()) < before + 3, "they are closed")
+
+    with PlainServer(answer) as server, redis.Redis(port=redis_server.port) as server_side:
+        ledger = open_ledger(redis_server.url)
+        before = len(server_side.client_list())
+        asyncio.run(ask(make_budget(ledger)))
+        ledger.close()
 
 
 @pytest.mark.parametrize(
