@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from quota.common.clock import host_clock, rfc3339
 from quota.common.text import many, spell
+from quota.jobs.store.store import is_stale
 from quota.limits import DAY_MS, Calendar
 from quota.notify import Notice, notify
 
@@ -109,9 +110,11 @@ def _of_budget(project: str, status: Status) -> Iterator[Notice]:
 def _of_regions(project: str, job: str, stale_ms: int | None, checkpoints: Sequence[Checkpoint]) -> Iterator[Notice]:
     now_ms = host_clock()
     for one in checkpoints:
-        if stale_ms is None or one.completed_at_ms is None or now_ms - one.completed_at_ms <= stale_ms:
+        if stale_ms is None or one.completed_at_ms is None or not is_stale(one.completed_at_ms, now_ms, stale_ms):
             continue
         where = f"region {one.region} of job {job}" if one.region else f"job {job}"
         message = f"{where} was last complete {spell(now_ms - one.completed_at_ms)} ago"
+        if (ahead_ms := one.completed_at_ms - now_ms) > 0:
+            message = f"{where} was last complete while a clock was wrong: it is dated {spell(ahead_ms)} ahead"
         facts = {"job": job, "region": one.region, "completed_at": rfc3339(one.completed_at_ms)}
         yield Notice("stale", project, f"{job} {one.region}".rstrip(), message, DAY_MS, facts)

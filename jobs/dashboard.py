@@ -15,7 +15,7 @@ from quota.jobs.plan.plan import make_plan
 from quota.jobs.plan.simulation import SLOT_MS, read_state
 from quota.jobs.runner import work_of
 from quota.jobs.schedule.ticks import streams
-from quota.jobs.store.store import Store, is_made
+from quota.jobs.store.store import Store, is_made, is_stale
 from quota.jobs.textfile import of_regions, of_run
 from quota.limits import DAY_MS
 
@@ -76,7 +76,7 @@ def _regions(
     for region in job.regions or ("",):
         one = here.get(region)
         completed_ms = None if one is None else one.completed_at_ms
-        stale = stale_ms is not None and completed_ms is not None and now_ms - completed_ms > stale_ms
+        stale = stale_ms is not None and completed_ms is not None and is_stale(completed_ms, now_ms, stale_ms)
         stand, detail = _stands(one, now_ms)
         yield Region(project, job.name, region, completed_ms, stand, detail, nexts.get(region), stale)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from quota.common.clock import host_clock, rfc3339
 from quota.errors import QuotaError
+from quota.jobs.store.store import is_stale
 from quota.web.health import Check, health
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Health:
             "age_s": max(0, now_ms - newest_ms) // 1_000,
             "oldest_age_s": max(0, now_ms - oldest_ms) // 1_000,
         }
-        if stale_ms is not None and now_ms - oldest_ms > stale_ms:
+        if stale_ms is not None and any(is_stale(one_ms, now_ms, stale_ms) for one_ms in completed):
             return Check("freshness", "warn", "a region is stale", members)
         return Check("freshness", members=members)
 

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from quota.jobs.job import RunReport
 
 KEPT_MS = 35 * DAY_MS
+MAX_AHEAD_MS = 2 * DAY_MS
+"""Runs may be so far apart. A time that is further on is believed once runs have had it for DOUBTED_MS."""
+
+DOUBTED_MS = DAY_MS
+
 MAX_KEPT = 50_000
 """A run that is refused takes 1.4 kB. A job that starts each second begins three million in 35 days."""
 
@@ -98,7 +103,7 @@ class RunHistory:
         now_ms = self._clock()
 
         def work(db: sqlite3.Connection) -> int:
-            db.execute("DELETE FROM past_runs WHERE began_at_ms <= ?", (now_ms - KEPT_MS,))
+            db.execute("DELETE FROM past_runs WHERE began_at_ms <= ?", (believed_ms(db, now_ms) - KEPT_MS,))
             db.execute("DELETE FROM past_runs WHERE id <= (SELECT max(id) FROM past_runs) + 1 - ?", (MAX_KEPT,))
             row = (run, project, job, UNFINISHED, now_ms)
             sql = "INSERT INTO past_runs (run, project, job, outcome, began_at_ms) VALUES (?, ?, ?, ?, ?)"
@@ -159,6 +164,20 @@ class RunHistory:
         )
         row = self._file.transact(lambda db: db.execute(sql, (job,)).fetchone(), write=False)
         return None if row is None else _read(row)
+
+
+def believed_ms(db: sqlite3.Connection, now_ms: int) -> int:
+    """The time by which a run may delete what is old: now, unless that is days after the last run and runs have not
+    had such a time for a day. Either the machine was off, or its clock is wrong; then it is the time of that run."""
+    row: Sequence[Any] = db.execute("SELECT time_ms, doubted_ms FROM store").fetchone() or (None, None)
+    time_ms, doubted_ms = (int(ms) if _is_whole(ms) else None for ms in row)
+    since_ms = now_ms if doubted_ms is None else min(doubted_ms, now_ms)
+    if time_ms is None or now_ms - time_ms <= MAX_AHEAD_MS or now_ms - since_ms >= DOUBTED_MS:
+        time_ms, doubted_ms = now_ms, None
+    else:
+        doubted_ms = since_ms
+    db.execute("UPDATE store SET time_ms = ?, doubted_ms = ?", (time_ms, doubted_ms))
+    return time_ms
 
 
 def _refusal_text(refusal: Decision) -> str:

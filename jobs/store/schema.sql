@@ -69,9 +69,11 @@ CREATE INDEX channels_by_age ON channels (refreshed_ms);
 
 -- The store's own id: by it the ledger knows whose the regions of a job are. Who copies the file copies the id.
 CREATE TABLE store (
-    id TEXT NOT NULL
+    id         TEXT    NOT NULL,
+    time_ms    INTEGER,                       -- of the last run whose time was believed: what is old is old by it
+    doubted_ms INTEGER                        -- since when runs have a time that lies days after that; null: none has
 );
-INSERT INTO store VALUES (lower(hex(randomblob(16))));
+INSERT INTO store (id) VALUES (lower(hex(randomblob(16))));
 
 -- The runs of each job here, and where the job ran instead when this machine last asked.
 CREATE TABLE runs (

@@ -35,8 +35,9 @@ from quota.jobs.store.rows import (
     text_or_none,
     video_row,
 )
-from quota.jobs.store.runs import RunHistory
+from quota.jobs.store.runs import RunHistory, believed_ms
 from quota.ledger.file_errors import refuse_others
+from quota.limits import HOUR_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 APPLICATION_ID = 0x766964A1
 """Marks the file as ours: a version number alone would let any other program's database pass."""
 
@@ -68,6 +69,9 @@ MAX_RANKED = 50_000
 """A search ranks at most so many videos: with a word in all of 645,000, ranking every one took 1.6 s."""
 
 MAX_IDS_READ = 50
+
+AHEAD_MS = HOUR_MS
+"""What is dated so far ahead of now, a clock that was wrong has dated."""
 
 
 class StoreError(quota.QuotaError):
@@ -433,6 +437,7 @@ class Store:
         phrases = query(as_text(words))
         if not 1 <= limit <= MAX_SEARCH_ROWS:
             raise quota.UsageError(f"--limit {limit}: show 1 to {MAX_SEARCH_ROWS} videos")
+        now_ms = self._clock()
 
         def work(db: sqlite3.Connection) -> list[Found]:
             values = {"query": phrases, "region": text_or_none(region), "most": MAX_RANKED, "limit": limit}
@@ -444,7 +449,7 @@ class Store:
                     text_or_none(channel),
                     text_or_none(published),
                     count_or_none(views),
-                    _rankings(db, video_id, text_or_none(region)),
+                    _rankings(db, video_id, text_or_none(region), now_ms),
                 )
                 for video_id, title, channel, published, views in rows
             ]
@@ -476,9 +481,11 @@ class Store:
         """Delete what was not refreshed within the retention. Returns the number of rows deleted.
 
         It works in small transactions and deletes at most MAX_DELETED rows of a table. A pass that began before the
-        retention starts over: its first pages are gone.
+        retention starts over: its first pages are gone. A time that is days after the last run's is not believed at
+        once (`believed_ms`): what a clock that is wrong would delete is paid for.
         """
-        cutoff_ms = self._clock() - self.retention_ms
+        now_ms = self._clock()
+        cutoff_ms = self._write(lambda db: believed_ms(db, now_ms)) - self.retention_ms
         deleted = 0
         for delete in _DELETE_OLD:
             for _ in range(MAX_DELETED // DELETE_PER_TRANSACTION):
@@ -622,14 +629,15 @@ def _free_start(db: sqlite3.Connection, checkpoint: Checkpoint, started_at_ms: i
     return started_at_ms
 
 
-def _rankings(db: sqlite3.Connection, video_id: str, region: str | None) -> tuple[Ranking, ...]:
+def _rankings(db: sqlite3.Connection, video_id: str, region: str | None, now_ms: int) -> tuple[Ranking, ...]:
+    """The newest of each job and region. One that a wrong clock dated ahead counts only where there is no other."""
     rows = db.execute(
         # With max(), SQLite takes the other columns from the row that has the maximum.
-        "SELECT job, region, rank, max(taken_at_ms) FROM rankings WHERE video_id = ? AND ifnull(region = ?, 1)"
-        " GROUP BY job, region ORDER BY rank, region, job",
-        (video_id, region),
+        "SELECT job, region, rank, taken_at_ms, max(taken_at_ms - iif(taken_at_ms > ?, ?, 0)) FROM rankings"
+        " WHERE video_id = ? AND ifnull(region = ?, 1) GROUP BY job, region ORDER BY rank, region, job",
+        (now_ms + AHEAD_MS, _TOO_MANY, video_id, region),
     ).fetchall()
-    return tuple(Ranking(*row) for row in rows if count_or_none(row[2]) is not None and is_time(row[3]))
+    return tuple(Ranking(*row[:4]) for row in rows if count_or_none(row[2]) is not None and is_time(row[3]))
 
 
 def _checkpoint(
@@ -662,6 +670,11 @@ def _digest(cursor: Cursor | None) -> bytes:
 
 
 _TOO_MANY = 2**53
+
+
+def is_stale(completed_ms: int, now_ms: int, stale_ms: int) -> bool:
+    """Whether a pass that was complete then is stale. One dated ahead is: nobody knows how old it is."""
+    return now_ms - completed_ms > stale_ms or completed_ms > now_ms + AHEAD_MS
 
 
 def is_time(value: object) -> bool:

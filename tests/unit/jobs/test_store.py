@@ -21,7 +21,7 @@ import pytest
 import quota
 from quota.jobs.job import Page
 from quota.jobs.store.reader import Reader
-from quota.jobs.store.store import APPLICATION_ID, SCHEMA_VERSION, Checkpoint, Store, StoreError
+from quota.jobs.store.store import APPLICATION_ID, SCHEMA_VERSION, Checkpoint, Store, StoreError, is_stale
 from support.interrupts import Interrupted, at_every_place, interrupt
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
@@ -513,6 +513,54 @@ def test_what_was_not_refreshed_within_the_retention_is_deleted_and_nothing_else
     assert rows(store, "SELECT video_id FROM videos") == [("b",)]
     assert rows(store, "SELECT taken_at_ms FROM rankings") == [(start_ms + 30 * DAY_MS,)]
     assert count(store, "channels") == 0
+
+
+def test_a_clock_that_is_ahead_for_less_than_a_day_deletes_nothing(store: Store, clock: Clock) -> None:
+    """Before, the first run of a machine that booted a month ahead deleted all that was older than a moment."""
+    right_ms = clock.now_ms
+    store.runs.begin("r", "p", "t")
+    save(store, Page(videos=[video("a")], ranked=True, channels=[{"id": "c"}]), at_ms=right_ms, finished=True)
+    clock.now_ms = right_ms + DAY_MS
+    assert store.delete_expired() == 0
+    for hour in range(24):
+        clock.now_ms = right_ms + 60 * DAY_MS + hour * HOUR_MS
+        store.runs.begin("r", "p", "t")
+        assert store.delete_expired() == 0
+    clock.now_ms = right_ms + 3 * DAY_MS  # right again
+    assert store.delete_expired() == 0
+    assert (count(store, "videos"), count(store, "rankings"), count(store, "checkpoints")) == (1, 1, 1)
+    assert len(store.runs.read()) == 25, "nor is it forgotten which runs there were"
+    for hour in (0, 23, 24):  # a machine that was off so long is believed after a day
+        clock.now_ms = right_ms + 60 * DAY_MS + hour * HOUR_MS
+        assert store.delete_expired() == (3 if hour == 24 else 0)
+
+
+def test_runs_that_are_days_apart_delete_what_is_old_at_the_next_but_one(store: Store, clock: Clock) -> None:
+    save(store, Page(videos=[video("a")]), finished=True)
+    deleted = []
+    for _ in range(8):
+        deleted.append(store.delete_expired())
+        clock.now_ms += 7 * DAY_MS
+    assert sum(deleted) == 1
+    assert deleted[:5] == [0] * 5
+
+
+def test_a_ranking_that_a_wrong_clock_dated_ahead_hides_none_of_today(store: Store, clock: Clock) -> None:
+    right_ms = clock.now_ms
+    clock.now_ms += 30 * DAY_MS
+    save(store, Page(videos=[video("a"), video("b")], ranked=True), at_ms=clock.now_ms, finished=True)
+    clock.now_ms = right_ms
+    save(store, Page(videos=[video("b")], ranked=True), at_ms=right_ms, finished=True)
+    [one] = [one for one in store.search("b") if one.video_id == "b"]
+    assert [(ranking.rank, ranking.taken_at_ms) for ranking in one.rankings] == [(1, right_ms)]
+    [other] = [one for one in store.search("a") if one.video_id == "a"]
+    assert [ranking.rank for ranking in other.rankings] == [1], "it is all there is"
+
+
+def test_a_region_dated_ahead_is_stale() -> None:
+    now_ms = 10 * DAY_MS
+    assert [is_stale(now_ms - age_ms, now_ms, DAY_MS) for age_ms in (0, DAY_MS, DAY_MS + 1)] == [False, False, True]
+    assert [is_stale(now_ms + ahead_ms, now_ms, DAY_MS) for ahead_ms in (HOUR_MS, HOUR_MS + 1)] == [False, True]
 
 
 def test_one_clean_up_is_bounded_and_the_next_goes_on(
