@@ -303,7 +303,8 @@ class HighWaterMark:
         self._seen_at = latest.label
         self._decided_ms = latest.at_ms
         same_log = [one for one in (*watermarks, *self._siblings) if one.root == latest.root]
-        self._sliced = furthest_slices(same_log, latest.epoch)
+        # Siblings may have read further, and know no more of what has expired since. What moves along is ours alone.
+        self._sliced = furthest_slices(same_log if here else watermarks, latest.epoch)
         since_ms = latest.at_ms - RETENTION_SLACK_MS
         for watermark in same_log:
             # A later report says what survived its loss, which only its own observations hold.

@@ -320,6 +320,7 @@ class History:
         charged = [method] if decision.admitted and commit else []
         news = [entry for entry in self._entries(place) if (entry.ms, entry.seq) > log.newest]
         log.newest = max([log.newest, *((entry.ms, entry.seq) for entry in news)])
+        news = [entry for entry in news if entry.units]  # one that lacked a carry was given back, and made again
         entered = [entry.method for entry in news]
         if ran_before and entered == charged:
             owed = []  # such a process looks only now and then for what others drew
