@@ -28,10 +28,17 @@ A decision changes two pages, and SQLite writes each of them whole, so smaller p
 the longest names still fits into a quarter of a page, so no charge needs an overflow page.
 """
 
+LOOK_BESIDE_S = 0.001
+"""How long a transaction believes that the files beside the database are still those that its connection has open. A
+look at both takes some microseconds, so of many decisions in a row few look."""
+
 _UNPREPARED = -1
 """Stands for an inode while the connection is not ready for use. No file has this inode."""
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+_OUT_OF_STEP = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+"""What SQLite also says where the files beside the database are not those that belong to it."""
 
 
 class DamagedError(Exception):
@@ -121,6 +128,9 @@ class SqliteFile:
         self._lock = threading.RLock()
         self._db: sqlite3.Connection | None = None
         self._inode = _UNPREPARED
+        self._beside = (f"{path}-wal", f"{path}-shm") if path else ()
+        self._inodes_beside: list[int] = []
+        self._looked_s = 0.0
         self._turn = 0  # counts how often a connection was dropped
         hold_over_fork(self)
 
@@ -169,6 +179,8 @@ class SqliteFile:
 
                         time.sleep(random.uniform(0.0002, 0.002))  # noqa: S311  # a jitter, not a secret
                         continue
+                    if self.path and _code(error) in _OUT_OF_STEP:
+                        self._let_go()  # the next transaction begins with the files that are there then
                     raise self._explained(error) from error
                 except (DamagedError, TypeError, OverflowError, UnicodeDecodeError, MemoryError) as error:
                     # UnicodeDecodeError: SQLite's message quotes a damaged schema, and the driver cannot decode it.
@@ -226,13 +238,13 @@ class SqliteFile:
     def _connection(self) -> sqlite3.Connection:
         db = self._db
         if db is not None:
-            if self._inode == _inode(self.path):
+            if self._inode == _inode(self.path) and self._is_in_step():
                 if not db.in_transaction:
                     return db
                 if not self.path:
                     return self._moved(db)
-            # The file was deleted or replaced, and no other process would see what we write to the old one. Or a
-            # transaction is open: a signal handler interrupted it, and has called us.
+            # The file, or one beside it, was deleted or replaced, and no other process would see what we write to the
+            # old one. Or a transaction is open: a signal handler interrupted it, and has called us.
             self._let_go()
         if self.path:
             self._check()
@@ -249,8 +261,22 @@ class SqliteFile:
                 self._db = None
             _end(db)
             raise
+        self._inodes_beside = [_inode(path) for path in self._beside]
+        self._looked_s = time.monotonic()
         self._inode = inode
         return db
+
+    def _is_in_step(self) -> bool:
+        """Whether the connection has the files open that are beside the database now, as far as that was looked at.
+
+        Whoever puts a copy back over the file often deletes them. A process that went on with the old ones would not
+        see what others write, nor they what it writes.
+        """
+        now_s = time.monotonic()
+        if now_s - self._looked_s < LOOK_BESIDE_S:
+            return True
+        self._looked_s = now_s
+        return self._inodes_beside == [_inode(path) for path in self._beside]
 
     def _check(self) -> None:
         why = doubt_of_database(self.path)

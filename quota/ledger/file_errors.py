@@ -24,7 +24,8 @@ def file_wording(path: str, what: str, *, version: int, lost_then: str, remedy: 
         no_file=f"{file}: {{reason}}; check its folder",
         disk_full=f"{file}: the disk is full; nothing was charged",
         damaged=f"{file} is damaged; move it away ({lost_then})",
-        disk_fails=f"{file}: reading or writing it failed; check the disk and its space",
+        disk_fails=f"{file}: reading or writing it failed; check the disk and its space, or, if its -wal was "
+        f"deleted, restart what has it open: fuser {path}",
         other=f"{file}: {{reason}}",
     )
 
