@@ -3,10 +3,11 @@
 -- Guarantee: nothing is changed.
 --
 -- KEYS  1 log, 2 state, 3 corrections (see charge.lua), 4 history (see roll_up.lua)
--- Reply { info, lifetimes, missing }
+-- Reply { info, lifetimes, missing, refused }
 --       info        the server's INFO; empty where this user may not see it
 --       lifetimes   for each key its lifetime in ms; -2 where it is missing, -1 where it has none
 --       missing     the commands that the scripts need, and this user may not run
+--       refused     why the server takes no charge from anybody now: a replica, out of memory; empty where it takes one
 
 -- >>> rights
 -- L22. Of the commands of all these scripts, those that this user of the server may not run. Each is tried where it changes
@@ -40,4 +41,7 @@ for n, key in ipairs(KEYS) do
   lifetimes[n] = failure(lifetime_ms) and -2 or lifetime_ms
 end
 local info = redis.pcall('INFO')
-return { failure(info) and '' or info, lifetimes, missing_rights() }
+-- The first command that could write: after one that the server took, it refuses none for want of memory.
+local refused = failure(redis.pcall('XADD', KEYS[2] .. ':none', 'NOMKSTREAM', '*', 'f', 'v'))
+local missing = missing_rights()
+return { failure(info) and '' or info, lifetimes, missing, #missing == 0 and refused or '' }

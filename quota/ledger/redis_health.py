@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from quota.common.findings import Finding
+from quota.common.findings import Finding, finding_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -16,10 +16,14 @@ OLDEST = (6, 2)
 NO_LIFETIME = -1
 
 
-def findings(info: str, lifetimes: Sequence[int], missing: Sequence[str], keys: Sequence[str]) -> Iterator[Finding]:
-    """The findings about a server that answered, from the reply of `lua/examine.lua`."""
+def findings(
+    info: str, lifetimes: Sequence[int], missing: Sequence[str], keys: Sequence[str], refused: str
+) -> Iterator[Finding]:
+    """The findings about a server that answered, from the reply of `lua/examine.lua`. `refused` is in our words."""
     facts = dict(re.findall(r"^(\w+):([^\r\n]*)\r?$", info, re.MULTILINE))
     yield _rights(missing)
+    if refused:
+        yield finding_of("error", "server writes", refused, "no call is admitted until it can be written to")
     if not facts:
         yield Finding(
             "warning", "server", "what it is and how it keeps its data could not be seen", "let this user run INFO"

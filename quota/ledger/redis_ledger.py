@@ -68,6 +68,7 @@ from quota.ledger.redis_errors import (
     Lost,
     Misconfigured,
     NotRedis,
+    error_of,
     explained,
     is_denied,
 )
@@ -323,9 +324,10 @@ class RedisLedger(OfOneProcess):
         from quota.ledger.redis_health import findings  # late: `quota doctor` alone asks
 
         reply = self._script("examine", project, [], with_history=True)
-        info, lifetimes, missing = self._read(tuple, reply)
+        info, lifetimes, missing, refused = self._read(tuple, reply)
         keys = (*keys_of(project), history_key(project))
-        return list(findings(info, lifetimes, missing, keys))
+        why = str(self._error(error_of(refused))) if refused else ""
+        return list(findings(info, lifetimes, missing, keys, why))
 
     # -- corrections and reading -------------------------------------------------------------------------------------
 

@@ -288,6 +288,26 @@ def test_a_server_that_forgets_and_evicts(command: Quota) -> None:
         own.close()
 
 
+def test_a_server_that_answers_and_takes_no_charge(command: Quota, server: RedisServer) -> None:
+    """It answers every question, so all else looks well."""
+    command.configure(f'[ledger]\nurl = "{server.url}"\n' + MAIN)
+    assert command("charge", "search.list", KEY="k").returncode == 0
+    with redis.Redis(port=server.port) as client:
+        for break_it, mend_it, message, remedy in (
+            (("REPLICAOF", "127.0.0.1", "1"), ("REPLICAOF", "NO", "ONE"), "is a replica", "name the primary"),
+            (("CONFIG", "SET", "maxmemory", "1"), ("CONFIG", "SET", "maxmemory", "0"), "is out of memory", "raise its"),
+        ):
+            client.execute_command(*break_it)
+            finding = found(command, "server writes", status=1)
+            assert finding["level"] == "error"
+            assert message in finding["message"]
+            assert finding["remedy"].startswith(remedy)
+            assert finding["message"] in one_line(command("charge", "search.list", KEY="k"), 69)
+            client.execute_command(*mend_it)
+            assert "server writes" not in command("doctor", KEY="k").stdout
+            assert command("charge", "search.list", KEY="k").returncode == 0
+
+
 def test_each_right_that_is_missing_is_named(tmp_path: Path, server: RedisServer) -> None:
     """And none of the others: each command of the scripts is taken away once."""
     path = tmp_path / "quota.toml"
