@@ -389,6 +389,26 @@ def test_a_download_is_charged_for_each_piece(upstream: Emulator, ledger: Ledger
     assert charged(ledger) == {"captions.download": 1}
 
 
+def test_a_key_of_the_callers_own_is_in_no_error(upstream: Emulator, connect: Connect) -> None:
+    """A batch and a download make the error themselves."""
+    theirs = "a-key-of-the-caller"
+    youtube = connect(upstream.address)
+    errors: list[Any] = []
+    call = youtube.captions().download(id="a-caption", key=theirs)
+    call.uri = call.uri if theirs in call.uri else f"{call.uri}&key={theirs}"
+    for send in (call.execute, MediaIoBaseDownload(io.BytesIO(), call).next_chunk):
+        with pytest.raises(HttpError) as raised:
+            send()
+        errors.append(raised.value)
+    batch = youtube.new_batch_http_request(lambda name, answer, error: errors.append(error))
+    batch.add(call)
+    batch.execute()
+    assert len(errors) == 3
+    for error in errors:
+        assert theirs not in f"{error} {error!r} {error.uri} {vars(error)}"
+        assert "key=[redacted]" in error.uri
+
+
 def test_a_batch_costs_what_its_calls_cost(upstream: Emulator, ledger: Ledger, connect: Connect) -> None:
     youtube = connect(upstream.address)
     answers: dict[str, Any] = {}
