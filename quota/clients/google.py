@@ -282,8 +282,9 @@ class _Routes:
         prefix = urlsplit(document["rootUrl"]).path.rstrip("/")
         self._batch = f"{prefix}/{document.get('batchPath', 'batch')}"
         self._literal: dict[tuple[str, str], str] = {}
+        self._nearly: dict[tuple[str, str], str] = {}
         self._patterns: list[tuple[int, str, re.Pattern[str], str]] = []
-        self.upload_paths: set[str] = set()
+        self._uploads: list[re.Pattern[str]] = []
         base = f"/{document['servicePath']}"
         for method in _methods(document):
             path = base + method.get("flatPath", method["path"])
@@ -291,34 +292,54 @@ class _Routes:
             if "mediaUpload" in method:
                 for protocol in method["mediaUpload"]["protocols"].values():
                     self._add(method, prefix + protocol["path"])
-                    self.upload_paths.add(prefix + protocol["path"])
+                    self._uploads.append(_pattern(prefix + protocol["path"]))
         # `/things/x:cancel` fits `/things/{id}`, too: the method whose path says most is tried first.
         self._patterns.sort(key=itemgetter(0), reverse=True)
 
     def _add(self, method: Mapping[str, Any], path: str) -> None:
         if "{" not in path:
             self._literal[method["httpMethod"], path] = method["id"]
+            self._nearly[method["httpMethod"], path.lower()] = method["id"]
             return
-        parts = re.split(r"(\{[^}]*\})", path)
-        # `{+name}` may contain slashes, `{name}` may not.
-        pattern = "".join(
-            re.escape(part) if not part.startswith("{") else ".+" if part.startswith("{+") else "[^/]+"
-            for part in parts
-        )
-        said = sum(len(part) for part in parts if not part.startswith("{"))
-        self._patterns.append((said, method["httpMethod"], re.compile(pattern), method["id"]))
+        said = len(re.sub(r"\{[^}]*\}", "", path))
+        self._patterns.append((said, method["httpMethod"], _pattern(path), method["id"]))
 
     def method(self, verb: str, path: str) -> str | None:
-        """For example "youtube.videos.list" for ("GET", "/youtube/v3/videos"). None for an unknown method."""
-        known = self._literal.get((verb, unquote(path)))
-        if known is None:
-            known = next(
-                (name for _, v, pattern, name in self._patterns if v == verb and pattern.fullmatch(path)), None
-            )
-        return known
+        """For example "youtube.videos.list" for ("GET", "/youtube/v3/videos"). None for an unknown method.
+
+        A path that is nearly a method's (`/youtube/v3//Search/`) is that method, and HEAD is GET: upstream may take
+        them for it, and the book's default is far less than a search costs.
+        """
+        if (known := self._literal.get((verb, unquote(path)))) or (known := self._matching(verb, path)):
+            return known
+        verb, path = "GET" if verb == "HEAD" else verb, _plain(path)
+        return self._nearly.get((verb, path.lower())) or self._matching(verb, path)
+
+    def _matching(self, verb: str, path: str) -> str | None:
+        return next((name for _, v, pattern, name in self._patterns if v == verb and pattern.fullmatch(path)), None)
 
     def is_batch(self, verb: str, path: str) -> bool:
-        return verb == "POST" and (path == self._batch or path.startswith(f"{self._batch}/"))
+        return verb == "POST" and f"{_plain(path)}/".lower().startswith(f"{self._batch}/".lower())
+
+    def is_upload(self, path: str) -> bool:
+        return any(pattern.fullmatch(path) for pattern in self._uploads)
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    """`{+name}` may contain slashes, `{name}` may not."""
+    parts = re.split(r"(\{[^}]*\})", path)
+    return re.compile(
+        "".join(
+            re.escape(part) if not part.startswith("{") else ".+" if part.startswith("{+") else "[^/]+"
+            for part in parts
+        ),
+        re.IGNORECASE,
+    )
+
+
+def _plain(path: str) -> str:
+    """The path as a server may read it: decoded, with one slash for several, and none at its end."""
+    return "/" + "/".join(part for part in unquote(path).split("/") if part)
 
 
 def _methods(resource: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -391,7 +412,7 @@ class _Gate:
         """Whether this request continues an upload. The request that opened the upload was charged."""
         if request is not None:
             return request.resumable is not None and request.resumable_uri is not None
-        return path in self._routes.upload_paths and "upload_id" in parse_qs(query)
+        return self._routes.is_upload(path) and "upload_id" in parse_qs(query)
 
     def _charge_batch(self, headers: Mapping[str, Any], body: Any) -> list[_Sent]:
         inner = list(_batched_calls(str(_header(headers, "content-type") or ""), body))

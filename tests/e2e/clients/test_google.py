@@ -389,6 +389,42 @@ def test_a_download_is_charged_for_each_piece(upstream: Emulator, ledger: Ledger
     assert charged(ledger) == {"captions.download": 1}
 
 
+@pytest.mark.parametrize(
+    ("verb", "path", "method"),
+    [
+        ("GET", "/youtube/v3/search/", "youtube.search.list"),
+        ("HEAD", "/youtube/v3/search", "youtube.search.list"),
+        ("GET", "/youtube%2Fv3%2fsearch", "youtube.search.list"),
+        ("GET", "//youtube/v3//search", "youtube.search.list"),
+        ("GET", "/YouTube/v3/SEARCH", "youtube.search.list"),
+        ("HEAD", "/youtube/v3/Captions/x/", "youtube.captions.download"),
+        ("POST", "/upload/youtube/v3/videos/", "youtube.videos.insert"),
+        ("POST", "/youtube/v3/search", None),
+        ("GET", "/youtube/v3/searches", None),
+    ],
+)
+def test_what_is_nearly_a_methods_path_is_charged_as_that_method(
+    ledger: Ledger, verb: str, path: str, method: str | None
+) -> None:
+    document = json.loads(get_static_doc("youtube", "v3"))
+    assert MeteredHttp(Meter(make_budget(ledger)), document)._gate._routes.method(verb, path) == method
+
+
+@pytest.mark.parametrize("path", ["//batch/youtube/v3", "/Batch/youtube/v3/", "/batch", "/%62atch"])
+def test_a_batch_is_one_however_its_path_is_written(ledger: Ledger, path: str) -> None:
+    routes = MeteredHttp(Meter(make_budget(ledger)), json.loads(get_static_doc("youtube", "v3")))._gate._routes
+    assert (routes.is_batch("POST", path), routes.is_batch("POST", "/batches")) == (True, False)
+
+
+def test_a_chunk_is_known_by_its_path_also_where_that_names_a_file(ledger: Ledger) -> None:
+    document = json.loads(get_static_doc("drive", "v3"))
+    gate = MeteredHttp(Meter(make_budget(ledger)), document)._gate
+    path = "/upload/drive/v3/files/a-file"
+    assert gate._is_chunk(None, path, "uploadType=resumable&upload_id=x")
+    assert not gate._is_chunk(None, path, "uploadType=resumable")
+    assert not gate._is_chunk(None, "/drive/v3/files/a-file", "upload_id=x")
+
+
 def test_a_key_of_the_callers_own_is_in_no_error(upstream: Emulator, connect: Connect) -> None:
     """A batch and a download make the error themselves."""
     theirs = "a-key-of-the-caller"
