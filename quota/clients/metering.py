@@ -210,7 +210,8 @@ class Hosts:
     """The metered hosts: names such as `api.example.com`, which means any port, or `127.0.0.1:8765`.
 
     The names of loopback (`localhost`, `127.0.0.1`, `::1`) are one host, and so are `bücher.example` and the
-    `xn--bcher-kva.example` that clients make of it. Raises UsageError for an invalid host name.
+    `xn--bcher-kva.example` that clients make of it, and the ways to write an address (`10.1`, `0xa.1`, `10.0.0.1`).
+    Raises UsageError for an invalid host name.
     """
 
     def __init__(self, names: str | Iterable[str]) -> None:
@@ -226,11 +227,17 @@ class Hosts:
 
 def _host(name: str) -> str:
     name = name.strip("[]").rstrip(".").lower()
+    if name.rpartition(".")[2][:1].isdigit():  # no name's last part begins so: the system reads all of it as an address
+        import socket
+
+        with suppress(OSError, ValueError):
+            name = socket.inet_ntoa(socket.inet_aton(name))
     if is_loopback(name):
         return "localhost"
     if ":" in name:
         with suppress(ValueError):
-            return str(ip_address(name))
+            address = ip_address(name)
+            return str(getattr(address, "ipv4_mapped", None) or address)
     return name if name.isascii() else _in_ascii(name)
 
 

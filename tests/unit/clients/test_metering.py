@@ -273,6 +273,15 @@ def test_what_an_operator_must_know_is_logged_by_name(
         ("xn--bcher-kva.example", "bücher.example", 443, True),
         ("[2001:DB8:0::1]:8443", "2001:db8::1", 8443, True),
         ("api.example.com", "b\u00fc..example", 443, False),
+        ("127.0.0.1", "127.1", 80, True),
+        ("127.1:80", "localhost", 80, True),
+        ("10.0.0.1", "0xa.1", 80, True),
+        ("0xA.0.0.1", "167772161", 80, True),
+        ("167772161", "10.0.0.1.", 80, True),
+        ("010.0.0.1", "8.0.0.1", 80, True),
+        ("10.0.0.1", "::ffff:10.0.0.1", 80, True),
+        ("10.0.0.1", "10.0.0.256", 80, False),
+        ("10.0.0.1", "10.0.0.2", 80, False),
     ],
 )
 def test_a_host_is_known_by_its_name_and_port(name: str, host: str, port: int, metered: bool) -> None:
