@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING
 
 from quota.cli.output import REFUSED_STATUS, fail, log_to_stderr, print_json, say, unprinted
@@ -49,7 +49,8 @@ def run(
                 ping.start()
 
         try:
-            with watching(job, quiet) as watcher:
+            # What a fetch function prints does not get into the report.
+            with redirect_stdout(sys.stderr), watching(job, quiet) as watcher:
                 report = run_job(session, job, regions=regions, here=here, refusal=begins, stop=stop, watcher=watcher)
         except BaseException as error:
             report = failed_report(session, job, error)

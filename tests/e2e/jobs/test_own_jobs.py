@@ -81,6 +81,16 @@ def test_a_job_in_the_users_folder_jobs_is_checked_and_run(tmp_path: Path) -> No
         assert upstream.usage()["requests"] == 2
 
 
+def test_what_a_fetch_function_prints_is_not_in_the_report(tmp_path: Path) -> None:
+    with Emulator() as upstream:
+        write(tmp_path, "mine:daily", upstream.address)
+        code = (tmp_path / "mine.py").read_text().replace("    answer =", '    print("asking", region)\n    answer =')
+        (tmp_path / "mine.py").write_text(f'print("imported")\n{code}')
+        done = run(tmp_path, "run", "daily", "--json")
+    assert json.loads(done.stdout)["outcome"] == "done"
+    assert {"imported", "asking US"} <= set(done.stderr.splitlines())
+
+
 @pytest.mark.parametrize("own_folder", [True, False], ids=["beside a folder jobs", "alone"])
 def test_a_module_that_imports_jobs_is_told_the_name_of_quotas(tmp_path: Path, own_folder: bool) -> None:
     write(tmp_path, "mine:daily", module="jobs.job")
