@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from quota.arguments import text
 from quota.common.fork import start_over_in_child
+from quota.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,11 +26,20 @@ def current_attribution() -> tuple[str, str]:
 @contextmanager
 def labels(*, job: str = "", region: str = "") -> Iterator[None]:
     """Label the charges made inside this block: they carry this job and region unless they name their own."""
-    reset = _labels.set((text(job, "job"), text(region, "region")))
+    job, region = text(job, "job"), text(region, "region")
+    check_name("job", job)
+    check_name("region", region)
+    reset = _labels.set((job, region))
     try:
         yield
     finally:
         _labels.reset(reset)
+
+
+def check_name(what: str, name: str, least: int = 0) -> None:
+    """Raises UsageError for a name that no charge may have."""
+    if not least <= len(name) <= 64 or not name.isprintable():
+        raise UsageError(f"{what} {name[:80]!r}: a name has 1 to 64 printable characters")
 
 
 class AttemptKeys:

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from quota.answer import Answers, LogNeededError, ahead_ms, clocks_of, standings_of, states_of, unread
 from quota.arguments import MAX_NUMBER, one, text, texts, whole, whole_clock
-from quota.attribution import AttemptKeys, current_attribution
+from quota.attribution import AttemptKeys, check_name, current_attribution
 from quota.checklist import (
     MAX_CHARGE_UNITS,
     MAX_KEPT,
@@ -42,7 +42,6 @@ from quota.checklist import (
     PriceChangedError,
     believed,
     charge_units,
-    check_name,
 )
 from quota.common.clock import NEVER, elapsed_s, host_clock, rfc3339
 from quota.common.fork import OfOneProcess
@@ -312,7 +311,9 @@ class Budget(OfOneProcess):
 
         Raises LedgerError, also when this machine's clock and the ledger's disagree.
         """
-        checklist, request, result = self._look(text(job or "", "job"))
+        job = "" if job is None else text(job, "job")
+        check_name("job", job)
+        checklist, request, result = self._look(job)
         return states_of(checklist, request, result)
 
     def outlook(self, methods: Iterable[str] = ()) -> Outlook:

@@ -13,10 +13,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from quota.arguments import MAX_NUMBER, whole
+from quota.attribution import check_name
 from quota.common.clock import NEVER
 from quota.common.text import many
 from quota.common.values import NamedTuple, Value, replace
-from quota.errors import CostExceedsLimit, UsageError
+from quota.errors import CostExceedsLimit
 from quota.ledger.contract import LimitCheck
 from quota.ledger.grants import read_grants
 from quota.limits import HOUR_MS, Calendar, paced_units
@@ -320,9 +321,3 @@ class Checklists(dict[Key, Checklist]):
 def charge_units(units: object) -> int:
     """The units of a charge, checked. Raises UsageError."""
     return whole(units, "units: a charge", 1, MAX_CHARGE_UNITS)
-
-
-def check_name(what: str, name: str, least: int = 0) -> None:
-    """Raises UsageError for a name that no charge may have."""
-    if not least <= len(name) <= 64 or not name.isprintable():
-        raise UsageError(f"{what} {name[:80]!r}: a name has 1 to 64 printable characters")

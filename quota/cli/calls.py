@@ -6,8 +6,9 @@ import codecs
 import os
 from typing import TYPE_CHECKING
 
+from quota.attribution import check_name
 from quota.budget import check_call
-from quota.checklist import MAX_CHARGE_UNITS, check_name
+from quota.checklist import MAX_CHARGE_UNITS
 from quota.common.named import read_named
 from quota.common.text import show
 from quota.common.values import NamedTuple

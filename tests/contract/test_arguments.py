@@ -329,3 +329,19 @@ def test_a_name_by_inheritance_is_a_name(setup: Setup) -> None:
     assert setup.budget().charge(Verb.VIDEOS, job=Verb.VIDEOS, region=Verb.VIDEOS).admitted
     (entry,) = setup.ledger.read(setup.project, (0, 0), NEVER, 10)
     assert (entry.method, entry.job, entry.region) == ("videos.list",) * 3
+
+
+@pytest.mark.parametrize("name", ["x" * 65, "\n", "a\x1b", 0, False, b""])
+def test_a_name_that_no_charge_may_have_is_told_where_it_is_given(setup: Setup, name: Any) -> None:
+    """Not at the charge inside a block of labels, which may be far from there; and no 0 is taken for none."""
+    budget = setup.budget()
+    for give in (lambda: labels(job=name), lambda: labels(region=name)):
+        with pytest.raises(UsageError), give():
+            pytest.fail("the block began")
+    with pytest.raises(UsageError):
+        budget.usage(name)
+
+
+def test_a_refusal_without_a_decision_can_be_shown() -> None:
+    """Who tests their own program raises it with what is at hand."""
+    assert str(quota.Refused(None)) == "None"  # type: ignore[arg-type]
