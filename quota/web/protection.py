@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from quota.common.log import line
 from quota.common.text import describe, show
@@ -55,6 +56,7 @@ def protected(app: App, *, hosts: Collection[str] | None, policy: str = OF_A_PAG
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
+        scope = _in_origin_form(scope)
         started = False
         unsent: Exception | None = None
 
@@ -92,6 +94,17 @@ def protected(app: App, *, hosts: Collection[str] | None, policy: str = OF_A_PAG
                 await send_problem(sends, Problem(500, "The server failed to answer this request; its log says why."))
 
     return outer
+
+
+def _in_origin_form(scope: Any) -> Any:
+    """`GET http://host/path`, as programs ask that take this server for a proxy, means `/path` of that host, whatever
+    the Host says (RFC 9112, 3.2.2)."""
+    raw: bytes = scope.get("raw_path") or b""
+    if not raw.lower().startswith((b"http://", b"https://")):
+        return scope
+    authority, _, rest = raw.partition(b"://")[2].partition(b"/")
+    headers = [(b"host", authority), *(field for field in scope["headers"] if field[0] != b"host")]
+    return {**scope, "path": unquote(f"/{rest.decode('latin-1')}"), "raw_path": b"/" + rest, "headers": headers}
 
 
 def _wrong_host(scope: Any, hosts: Collection[str]) -> Problem | None:

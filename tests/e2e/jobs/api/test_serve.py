@@ -466,6 +466,21 @@ def test_any_other_method_is_405(api: Api, method: str) -> None:
         assert answer.headers["allow"] == "GET, HEAD"
 
 
+def test_the_absolute_form_of_a_target_is_that_of_a_path(api: Api) -> None:
+    """Its host decides, not the Host: RFC 9112, 3.2.2."""
+    url = api.client.base_url
+    for target, status in (
+        (f"http://{url.host}:{url.port}/healthz", b" 200 "),
+        (f"HTTP://{url.host}/%68ealthz", b" 200 "),
+        ("http://rebound.example/healthz", b" 421 "),
+        (f"http://{url.host}", b" 200 "),
+    ):
+        with socket.create_connection((url.host, url.port or 80), timeout=60) as one:
+            one.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+            head = one.makefile("rb").readline()
+        assert status in head, (target, head)
+
+
 def test_another_host_is_421(api: Api) -> None:
     document = problem(api.client.get("/healthz", headers={"host": "rebound.example"}), 421)
     described = api.json("/openapi.json")
