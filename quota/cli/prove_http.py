@@ -7,10 +7,12 @@ again half a window later, when the next one has begun.
 from __future__ import annotations
 
 import http.client
+import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import closing
 from dataclasses import dataclass
@@ -78,7 +80,8 @@ def _proved(window_ms: int) -> tuple[HttpRow, ...] | None:
         command = [sys.executable, "-P", "-m", "quota.cli.prove_http", file, str(window_ms)]
         # SIGTERM alone would leave the server and the folder behind.
         before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # noqa: S603
+        pipe = subprocess.PIPE
+        server = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)  # noqa: S603
         try:
             assert server.stdout is not None  # noqa: S101  # it is a pipe
             host, _, port = server.stdout.readline().strip().removeprefix("http://").rpartition(":")
@@ -167,9 +170,16 @@ def _make_app(file: str, window_ms: int) -> Any:
     return asgi(_Fixed(window_ms), Rules(rules, url=f"sqlite:///{file}", exempt=[_PATHS[FIXED]]))
 
 
+def _end_with_parent() -> None:
+    """Nobody writes to this program: its input ends when the program that started it does, also by SIGKILL."""
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def _serve(file: str, window_ms: int) -> None:
     from quota.web.lifecycle import address_of, listen, serve
 
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     listener = listen("127.0.0.1", 0)
     serve(lambda: _make_app(file, window_ms), listener, ready=lambda: print(address_of(listener), flush=True))  # noqa: T201
 

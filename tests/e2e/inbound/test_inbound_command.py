@@ -157,6 +157,22 @@ def test_without_rules_the_command_says_what_to_add(quota: Quota) -> None:
     )
 
 
+def test_a_proof_that_is_killed_leaves_no_server_behind(quota: Quota, tmp_path: Path) -> None:
+    """By SIGKILL, where nothing of it can end the server."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    proof = subprocess.Popen([*QUOTA, "prove", "--http"], env={**quota.env, "TMPDIR": str(temporary)}, cwd=tmp_path)
+    until(lambda: any(temporary.glob("quota-prove-*/inbound.db")))
+    proof.kill()
+    proof.wait(60)
+
+    def is_gone() -> bool:
+        commands = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+        return str(temporary) not in commands
+
+    until(is_gone)
+
+
 def test_a_proof_that_is_ended_leaves_no_server_behind(quota: Quota, tmp_path: Path) -> None:
     """As by `timeout` or a supervisor: the server listened on until somebody found it."""
     temporary = tmp_path / "temporary"
@@ -166,7 +182,7 @@ def test_a_proof_that_is_ended_leaves_no_server_behind(quota: Quota, tmp_path: P
     proof.terminate()
     assert proof.wait(60) == 143
     assert list(temporary.iterdir()) == []
-    commands = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    commands = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(temporary) not in commands
 
 
