@@ -613,12 +613,12 @@ def test_threads_that_find_the_same_loop_closed_do_not_meet(server: RedisServer)
 def test_after_close_the_next_question_connects_again(told: Told, run: Run) -> None:
     async def main() -> None:
         asking = [asyncio.ensure_future(echo(lines, "x")) for _ in range(100)]
-        assert await soon(lambda: told.heard.count(b"ECHO") == 64)
+        assert await soon(lambda: told.heard.count(b"ECHO") == FEW)
         lines.close()
         for n, one in enumerate(asking):
             with pytest.raises(Lost) as raised:
                 await one
-            assert raised.value.left == (n < 64)
+            assert raised.value.left == (n < FEW)
         again = asyncio.ensure_future(echo(lines, "again"))
         assert await soon(lambda: b"again" in told.heard)
         told.say(b"+again\r\n")
