@@ -23,8 +23,9 @@ from quota.errors import LedgerError, Refused, UsageError
 from quota.ledger.contract import Question
 
 if TYPE_CHECKING:
-    from asyncio import Future
+    from asyncio import AbstractEventLoop, Future
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+    from concurrent.futures import Future as Submitted
 
     from quota.budget import Outlook
     from quota.common.steps import Steps
@@ -219,6 +220,7 @@ class Awaiter:
     async def do(self, steps: Steps[T]) -> T:
         """Do all steps, one after the other, and return what they lead to."""
         started_s = elapsed_s()
+        running_loop()
         try:
             step: Any = next(steps)
             while True:
@@ -240,27 +242,34 @@ class Awaiter:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Do what is no step of a decision, and return what it leads to."""
-        self._check_open()
-        return await get_running_loop().run_in_executor(self._others, work)
+        return await self._begin(self._others, work)
 
     async def _in_thread(self, step: Callable[[], T]) -> T:
+        return await self._begin(self._housekeepers, step)
+
+    def _begin(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> Future[T]:
+        loop = running_loop()
+        return wrap_future(self._submit(threads, work), loop=loop)
+
+    def _submit(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> Submitted[T]:
         self._check_open()
-        return await get_running_loop().run_in_executor(self._housekeepers, step)
+        try:
+            return threads.submit(work)
+        except RuntimeError as error:  # this process ends, or may start no more threads
+            raise LedgerError(f"ledger {self._label}: there is no thread to go on with it: {error}") from None
 
     async def _look(self, look: MethodType) -> Any:
         """A step that is a bare method changes nothing for its caller: tasks that want it at once share one."""
-        loop = get_running_loop()
         looking = self._looks.get(look)
-        if looking is None or looking.done() or looking.get_loop() is not loop:
-            self._check_open()
-            looking = self._looks[look] = loop.run_in_executor(self._housekeepers, look)
+        if looking is None or looking.done() or looking.get_loop() is not get_running_loop():
+            looking = self._looks[look] = self._begin(self._housekeepers, look)
         return await shield(looking)
 
     async def _ask_in_thread(self, question: Question) -> Any:
         """Ask a ledger that one thread asks for all: a file, which takes one decision at a time, or a cluster."""
-        self._check_open()
-        asking = self._asker.submit(self._ask_in_turn, question, elapsed_s())
-        late = False
+        asking = self._submit(self._asker, partial(self._ask_in_turn, question, elapsed_s()))
+        late, task = False, current_task()
+        cancelled = 0 if task is None else task.cancelling()  # of a task that cleans up, it was before
 
         def give_up() -> None:
             nonlocal late
@@ -270,8 +279,7 @@ class Awaiter:
         try:
             return await wrap_future(asking)
         except CancelledError:
-            task = current_task()
-            if not late or (task is not None and task.cancelling()):
+            if not late or (task is not None and task.cancelling() > cancelled):
                 raise
             raise self._not_asked("is asked more than it can answer") from None
         finally:
@@ -312,6 +320,14 @@ class Awaiter:
         self._asker = ThreadPoolExecutor(1, thread_name_prefix="quota-ledger")
         self._housekeepers = ThreadPoolExecutor(HOUSEKEEPERS, thread_name_prefix="quota-house")
         self._others = ThreadPoolExecutor(HOUSEKEEPERS, thread_name_prefix="quota-other")
+
+
+def running_loop() -> AbstractEventLoop:
+    try:
+        return get_running_loop()
+    except RuntimeError:
+        message = "it is awaited on loops of asyncio or uvloop alone; elsewhere, as under trio, ask a budget of "
+        raise UsageError(f"{message}quota.open() in a thread") from None
 
 
 def _none() -> None:

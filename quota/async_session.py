@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from asyncio import get_running_loop
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from quota.arguments import one
-from quota.async_budget import AsyncBudget, Awaiter
+from quota.async_budget import AsyncBudget, Awaiter, running_loop
 from quota.common.fork import OfOneProcess
 from quota.session import Session, open_session
 
@@ -52,9 +51,9 @@ class AsyncSession(OfOneProcess):
 
     async def aclose(self) -> None:
         """Close the ledger and the connections, for good. It may be called twice."""
-        thread = ThreadPoolExecutor(1, thread_name_prefix="quota-close")
+        loop, thread = running_loop(), ThreadPoolExecutor(1, thread_name_prefix="quota-close")
         try:
-            await get_running_loop().run_in_executor(thread, self._session.close)
+            await loop.run_in_executor(thread, self._session.close)
         finally:
             thread.shutdown(wait=False)
             if self._awaiter is not None:

@@ -16,6 +16,7 @@ after the loop has read what had come meanwhile.
 from __future__ import annotations
 
 import copy
+import sys
 import threading
 from asyncio import _get_running_loop, get_running_loop
 from collections import deque
@@ -131,6 +132,8 @@ class LoopLine:
         """So much has come of a reply that is not whole yet."""
         self._at_most = FEW
         """So many questions may be in flight."""
+        self._complaint = ""
+        """The server's last word, where that was an error: it may close the connection after it."""
 
     def ask(self, words: bytes, since_s: float) -> Future[Any]:
         """The reply, an error among them as a value: a future whose exception nobody fetches makes a noise."""
@@ -211,10 +214,11 @@ class LoopLine:
             self._hear(len(replies), size)
             if replies:
                 self._at_most = FEW if any(map(says_more, replies)) else MAX_IN_FLIGHT
+                self._complaint = str(replies[-1]) if type(replies[-1]) is RawError else ""
             received = True
         except Failed as error:
             received = True
-            self._drop(error)
+            self._drop(Lost(self._complaint) if self._complaint and type(error) is Lost else error)
             return
         finally:
             if not received:  # interrupted
@@ -255,6 +259,8 @@ class LoopLine:
         if self._connecting or self._closed or not self._waiting:
             return
         try:
+            if sys.is_finalizing():  # it would never begin, and be waited for
+                raise RuntimeError("this process ends")
             threading.Thread(target=self._connect, name="quota-connect", daemon=True).start()
             self._connecting = True
         except RuntimeError as error:  # no more threads can be started
@@ -282,7 +288,7 @@ class LoopLine:
         elif self._closed:
             made.close()
         else:
-            self._line, self._spoke, self._part_bytes, self._at_most = made, False, 0, FEW
+            self._line, self._spoke, self._part_bytes, self._at_most, self._complaint = made, False, 0, FEW, ""
             self._loop.add_reader(made.fileno(), self._receive)
             self._flush()
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
@@ -646,6 +646,77 @@ for _ in range(2):
 """
 
 
+ENDING = """
+import asyncio, atexit, sys, quota
+
+run = asyncio.run
+if sys.argv[2] == "uvloop":
+    import uvloop
+    run = uvloop.run
+budget = quota.open_async(sys.argv[1]).budget()
+run(budget.charge("forecast.get"))
+
+def late(print=print, run=run, budget=budget, peek=budget._budget.peek, expected=(quota.QuotaError, RuntimeError)):
+    try:
+        print(run(budget.charge("forecast.get")).reason)
+    except expected as error:
+        print(type(error).__name__)
+    print(peek("forecast.get").reason)
+
+class AtTheVeryEnd:
+    def __del__(self, late=late):
+        late()
+
+atexit.register(late)
+end = sys.modules["kept to the end"] = AtTheVeryEnd()
+"""
+
+
+@pytest.mark.parametrize("loop", KINDS)
+def test_a_process_that_ends_is_told_so_or_is_answered(ledger_url: str, configure: Configure, loop: str) -> None:
+    """There are no new threads by then. Who is not awaited needs none."""
+    command = [sys.executable, "-c", ENDING, str(configure(ledger_url)), loop]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    said = ended.stdout.split()
+    assert len(said) == 4
+    assert set(said[::2]) <= {"ok", "ledger-unavailable", "LedgerError"}
+    assert set(said[1::2]) == {"ok"}
+
+
+def test_without_a_loop_of_asyncio_it_is_said_what_to_do_and_nothing_is_done(
+    ledger_url: str, configure: Configure, run: Run
+) -> None:
+    def awaited_elsewhere(awaitable: Awaitable[Any]) -> None:
+        with pytest.raises(
+            quota.UsageError, match=r"loops of asyncio or uvloop .* trio, ask a budget of quota.open\(\)"
+        ):
+            awaitable.__await__().send(None)  # type: ignore[attr-defined]
+
+    config = configure(ledger_url)
+    q = quota.open_async(config)
+    charge_id = run(q.budget().charge("forecast.get")).id
+    awaited_elsewhere(q.budget().charge("forecast.get"))
+    awaited_elsewhere(q.budget().peek("forecast.get"))
+    awaited_elsewhere(q.budget().refund(charge_id))
+    awaited_elsewhere(q.aclose())
+    assert run(q.budget().usage())[0].used_units == 1
+    run(q.aclose())
+
+
+def test_each_task_is_told_why_a_server_closed_their_connection(configure: Configure, run: Run) -> None:
+    """It says so to one of them, and closes it."""
+
+    async def main() -> None:
+        async with quota.open_async(config) as q:
+            decisions = await asyncio.gather(*(q.budget().charge("forecast.get") for _ in range(5)))
+            assert all("wants a password" in decision.detail for decision in decisions)
+
+    with RedisServer("--requirepass", "secret") as closed:
+        config = configure(closed.url)
+        run(main())
+
+
 @pytest.mark.parametrize("loop", KINDS)
 def test_a_loop_that_ends_without_aclose_makes_no_noise(ledger_url: str, configure: Configure, loop: str) -> None:
     command = [sys.executable, "-W", "error", "-c", LEFT_OPEN, str(configure(ledger_url)), loop]
@@ -655,10 +726,20 @@ def test_a_loop_that_ends_without_aclose_makes_no_noise(ledger_url: str, configu
         assert len(charged(configure(ledger_url))) >= 2
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
 def test_a_file_that_is_busy_is_waited_for_no_longer_than_a_decision_takes(
-    configure: Configure, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    configure: Configure, run: Run, tmp_path: Path, *, cancelled: bool
 ) -> None:
-    """One thread asks a file for all tasks. Who waits too long for it is told so, and is not charged."""
+    """One thread asks a file for all tasks. Who waits too long for it is told so, and is not charged: also a task that
+    was cancelled before, and charges while it cleans up."""
+
+    async def charge(budget: quota.AsyncBudget) -> quota.Decision:
+        task = asyncio.current_task()
+        if cancelled and task is not None:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+        return await budget.charge("forecast.get")
 
     async def main() -> None:
         async with quota.open_async(config) as q:
@@ -666,7 +747,7 @@ def test_a_file_that_is_busy_is_waited_for_no_longer_than_a_decision_takes(
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("quota.async_budget.WAIT_S", 0.05)
                 patch.setattr(type(q.budget()._budget.ledger), "decide", slow(type(q.budget()._budget.ledger).decide))
-                decisions = await asyncio.gather(*(q.budget().charge("forecast.get") for _ in range(20)))
+                decisions = await asyncio.gather(*(charge(q.budget()) for _ in range(20)))
             waited = [one for one in decisions if not one.admitted]
             assert len(waited) > 10
             assert {one.reason for one in waited} == {"ledger-unavailable"}
