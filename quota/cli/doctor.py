@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from quota.common.clock import host_clock, rfc3339, utc
 from quota.common.findings import Finding, finding_of, ranked
 from quota.common.redact import redact
-from quota.common.storage import examine_folder
+from quota.common.storage import examine_folder, obstacle
 from quota.common.text import describe, many, one_line
 from quota.errors import BadAnswer, ConfigError, LedgerError, QuotaError, Refused
 from quota.limits import MINUTE_MS, SECOND_MS
@@ -83,8 +83,14 @@ def _ledger(session: Session, names: list[str]) -> Iterator[Finding]:
     except ConfigError as error:
         yield finding_of("error", "ledger", error)
         return
-    if url.startswith("sqlite:///") and not os.path.exists(url.removeprefix("sqlite:///")):
-        yield Finding("ok", "ledger", f"{ledger.label} is not there yet; the first charge makes it")
+    path = url.removeprefix("sqlite:///") if url.startswith("sqlite:///") else ""
+    prevented = obstacle(path) if os.path.lexists(path) else None
+    if prevented:
+        why, remedy = prevented
+        yield Finding("error", "ledger", f"{ledger.label} takes no charge: {why}", remedy)
+    if path and not os.path.exists(path):
+        if not prevented:
+            yield Finding("ok", "ledger", f"{ledger.label} is not there yet; the first charge makes it")
         yield from ledger.examine(session.credential(names[0]).project)
         return
     try:

@@ -249,6 +249,8 @@ class SqliteFile:
         if self.path:
             self._check()
             if not self._read_only and not os.path.exists(self.path):
+                if os.path.islink(self.path):  # as where what it names is not mounted
+                    raise self._error(self._wording.no_file.replace("{reason}", "it is a link to nothing"))
                 _make(self.path, private=self._private)
                 self._check()
         inode = _inode(self.path)
@@ -355,7 +357,7 @@ class SqliteFile:
             return self._error(wording.cannot_open)
         if code == sqlite3.SQLITE_FULL:
             return self._error(wording.disk_full)
-        if code == sqlite3.SQLITE_CORRUPT or _is_undecodable(error):
+        if code == sqlite3.SQLITE_CORRUPT or _is_undecodable(error) or _lacks_its_tables(error):
             return self._unusable(wording.damaged)
         if code == sqlite3.SQLITE_IOERR:
             return self._error(wording.disk_fails)
@@ -391,6 +393,11 @@ def _code(error: sqlite3.Error) -> int:
 
 def _is_undecodable(error: sqlite3.Error) -> bool:
     return "Could not decode" in str(error)
+
+
+def _lacks_its_tables(error: sqlite3.Error) -> bool:
+    """Whether a table or column that the format has is not there: somebody removed it."""
+    return str(error).startswith(("no such table", "no such column"))
 
 
 def _inode(path: str) -> int:

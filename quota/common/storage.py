@@ -81,6 +81,8 @@ def obstacle(path: str | os.PathLike[str]) -> tuple[str, str] | None:
     while not os.path.lexists(there) and there != os.path.dirname(there):
         there = os.path.dirname(there)
     is_file, name = there == path, one_line(there)
+    if not os.path.exists(there):  # as where what it names is not mounted
+        return f"{name} is a link to nothing", "make what it names, or correct the path"
     if not is_file and not os.path.isdir(there):
         return f"{name} is no folder", "correct the path"
     if not os.access(there, os.W_OK | os.X_OK * (not is_file), effective_ids=_EFFECTIVE):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import tempfile
 from collections import namedtuple
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ from quota.limits import DAY_MS, HOUR_MS
 from support.commands import Quota, one_line
 from support.plain_http import Answer, PlainServer
 from support.servers import RedisServer
+from support.users import not_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -252,6 +255,46 @@ def test_a_store_that_cannot_be_opened(command: Quota) -> None:
     assert finding["level"] == "error"
     (command.folder / "videos.db").unlink()
     assert found(command, "store")["level"] == "ok"
+
+
+def test_a_ledger_that_is_a_link_to_a_file_that_is_not_there(command: Quota) -> None:
+    """As where its disk is not mounted. It was told as one that the first charge makes, and no charge was admitted."""
+    command.configure('[ledger]\nurl = "sqlite:///ledger.db"\n' + MAIN)
+    (command.folder / "disk").mkdir()
+    (command.folder / "ledger.db").symlink_to(command.folder / "disk" / "ledger.db")
+    finding = found(command, "ledger", status=1)
+    assert finding["level"] == "error"
+    assert finding["message"].endswith("/ledger.db is a link to nothing")
+    assert "ledger.db is a link to nothing; make what it names" in command("check", KEY="k").stdout
+    assert "it is a link to nothing" in one_line(command("charge", "search.list", KEY="k"), 69)
+
+
+def test_a_ledger_that_may_only_be_read(command: Quota, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every question is answered, and no charge is admitted: all was said to be well."""
+    for name, value in (command.env | {"KEY": "k"}).items():
+        monkeypatch.setenv(name, value)
+    path = command.configure('[ledger]\nurl = "sqlite:///ledger.db"\n' + MAIN)
+    assert command("charge", "search.list", KEY="k").returncode == 0
+    (command.folder / "ledger.db").chmod(0o400)
+    with not_root(), quota.open(path) as session:
+        assert session.budget().charge("search.list").reason == "ledger-unavailable"
+        (finding, *_) = (one for one in examine(session) if one.level == "error")
+    assert finding.location == "ledger"
+    assert finding.message.endswith(
+        "ledger.db takes no charge: this user may not write to " + str(path.parent / "ledger.db")
+    )
+
+
+def test_a_ledger_without_its_tables_is_damaged_to_every_command(command: Quota) -> None:
+    command.configure('[ledger]\nurl = "sqlite:///ledger.db"\n' + MAIN)
+    assert command("charge", "search.list", KEY="k").returncode == 0
+    with closing(sqlite3.connect(command.folder / "ledger.db")) as other:
+        other.execute("DROP TABLE charges")
+    assert "is damaged" in found(command, "ledger", status=1)["message"]
+    for words, status in ((("status",), 69), (("charge", "search.list"), 69)):
+        assert "is damaged; move it away" in one_line(command(*words, KEY="k"), status)
+    done = command("check", KEY="k")
+    assert (done.returncode, done.stderr.count("is damaged; move it away")) == (78, 1)
 
 
 # -- a server ----------------------------------------------------------------------------------------------------------
