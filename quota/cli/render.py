@@ -129,8 +129,8 @@ def spending_notes(spending: Spending) -> list[str]:
 
 
 def render_charges(charges: Sequence[tuple[str, Entry]], *, projects: bool) -> RenderableType:
-    """Render single charges, each with its project. The columns fold, and the run is left out, where they are too
-    wide."""
+    """Render single charges, each with its project. Where the columns are too wide, they fold, and some are left
+    out: the run first."""
     corrected = any(entry.units != entry.charged_units for _, entry in charges)
     columns = [Column("time"), Column("id"), Column("units", number=True)]
     columns += [Column("charged", number=True)] if corrected else []
@@ -149,7 +149,9 @@ def render_charges(charges: Sequence[tuple[str, Entry]], *, projects: bool) -> R
         ]
         for project, entry in charges
     ]
-    return FirstThatFits(tables(columns, rows, without=[len(columns) - 1]))
+    names = [column.heading for column in columns]
+    without = [names.index(name) for name in ("run", "region", "job", "method")]
+    return FirstThatFits(tables(columns, rows, without=without, least_fold=16))  # an id is to be copied whole
 
 
 def render_refusals(refusals: Sequence[KeptRefusal]) -> RenderableType:

@@ -17,6 +17,8 @@ import stat
 
 from quota.common.text import one_line
 
+NO_FILE = "is neither a file nor a folder"
+
 MAX_LINKS = 40
 """As many symbolic links as Linux follows in one path."""
 
@@ -29,7 +31,7 @@ def doubt(found: os.stat_result, path: int | str | os.PathLike[str], *, roots: b
     A folder may belong to root; a file only with `roots`. Nothing else than a file or a folder is sound.
     """
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
-        return "is neither a file nor a folder"
+        return NO_FILE
     if os.name != "posix":
         return ""
     roots = roots or stat.S_ISDIR(found.st_mode)

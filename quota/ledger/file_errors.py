@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quota.common.folders import doubt_of_database
+from quota.common.owners import NO_FILE
 from quota.common.sqlite_file import DEADLINE_S, Wording
 from quota.common.text import one_line
 from quota.errors import ConfigError
@@ -33,5 +34,7 @@ def file_wording(path: str, what: str, *, version: int, lost_then: str, remedy: 
 def refuse_others(path: str, what: str) -> None:
     """Raises ConfigError for a file that others could change. So it is not opened, and no allowance takes its place."""
     why = doubt_of_database(path) if path else ""
+    if why.endswith(NO_FILE):
+        raise ConfigError(f"{what} {one_line(path)}: {one_line(why)}; name another file, or move that one away")
     if why:
         raise ConfigError(f"{what} {one_line(path)}: {one_line(why)}; make both this user's alone (chown, chmod)")

@@ -15,6 +15,7 @@ import quota
 from quota.cli.commands import cli
 from quota.common.clock import host_clock
 from quota.common.folders import NotAloneError, first_within, open_alone
+from quota.errors import ConfigError
 from quota.inbound.contract import Limit, Policy
 from quota.inbound.storage import open_storage
 from quota.jobs.lock import lock_file
@@ -23,6 +24,7 @@ from quota.jobs.store.store import Store
 from quota.ledger.contract import Identity
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger, open_movable
+from quota.ledger.file_errors import refuse_others
 from quota.limits import DAY_MS
 from quota.metrics import write_file
 from quota.recovery.allowance import Allowance
@@ -410,3 +412,11 @@ def test_what_others_could_have_made_has_an_error_of_its_own(tmp_path: Path) -> 
         open_alone(tmp_path / "file2", os.O_WRONLY | os.O_CREAT | os.O_EXCL) and open_alone(
             tmp_path / "file2", os.O_WRONLY | os.O_CREAT | os.O_EXCL
         )
+
+
+def test_a_pipe_in_the_place_of_a_database_is_not_made_somebodys_alone(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "file")
+    with pytest.raises(ConfigError) as refused:
+        refuse_others(str(tmp_path / "file"), "ledger")
+    told = "file is neither a file nor a folder; name another file, or move that one away"
+    assert str(refused.value) == f"ledger {tmp_path / 'file'}: {told}"

@@ -56,6 +56,16 @@ def test_single_charges_are_listed_with_ids_for_a_correction_newest_last(quota: 
     assert quota("log", "--method", "").stdout == "nothing like that was charged in the last 24h\n"
 
 
+@pytest.mark.parametrize("columns", ["40", "60", "80", "200"])
+def test_an_id_is_whole_in_a_terminal_of_any_width(quota: Quota, columns: str) -> None:
+    """It is there to be copied."""
+    charged = quota.json("charge", "search.list", "--job", "a-job-of-this-name", "--region", "DE")["id"]
+    shown = quota("log", COLUMNS=columns).stdout
+    assert charged in shown
+    assert max(map(len, shown.splitlines())) <= int(columns)
+    assert ("a-job-of-" in shown, "DE" in shown) == ((int(columns) >= 80,) * 2)
+
+
 def test_the_table_fits_a_terminal(quota: Quota) -> None:
     quota("charge", "search.list", "--job", "j" * 64, "--region", "r" * 64)
     for line in quota("log").stdout.splitlines():
