@@ -21,10 +21,12 @@ def main() -> None:
         signal.signal(signal.SIGINT, _end)
     from quota.cli.program import main
 
-    if catches:
-        signal.signal(signal.SIGINT, before)
     try:
+        if catches:
+            signal.signal(signal.SIGINT, before)
         main()
+    except KeyboardInterrupt:  # before `main` could catch it, or after
+        os._exit(128 + signal.SIGINT)
     finally:
         if catches:
             signal.signal(signal.SIGINT, _end)

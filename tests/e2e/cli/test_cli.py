@@ -843,3 +843,34 @@ print("importlib.metadata" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=quota.env)
     assert done.stdout == "False\n"
+
+
+INTERRUPTED = """
+import os, signal, sys
+
+handlers = []
+
+def watch(frame, event, called):
+    if event == "c_return" and getattr(called, "__module__", "") == "_signal" and called.__name__ == "signal":
+        handlers.append(called)
+        if len(handlers) == 2:  # Python's own handler is back, and the command has not begun
+            sys.setprofile(None)
+            os.kill(os.getpid(), signal.SIGINT)
+
+from quota.cli.entry import main
+sys.argv = ["quota", "status"]
+sys.setprofile(watch)
+main()
+"""
+
+
+def test_an_interrupt_just_before_the_command_begins_ends_it_silently(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED],
+        cwd=tmp_path,
+        env=Quota(tmp_path).env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
