@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from quota.arguments import one, text
 from quota.attribution import AttemptKeys, attempt_number, machine_name
 from quota.budget import SESSION_CLOSED, Budget, close_budget
-from quota.common.clock import host_clock
+from quota.common.clock import host_clock, rfc3339
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.text import listed, nearest, show
 from quota.errors import ConfigError, UsageError
@@ -63,6 +63,7 @@ class Session(OfOneProcess):
         self._budgets: dict[str, Budget] = {}
         self._high_water_marks: dict[Identity, HighWaterMark] = {}
         self._recorders: dict[str, Recorder] = {}
+        self._has_told = False
         self._services: list[Any] = []
         self._leaves: dict[str, dict[str, Mapping[str, int]]] = {}
         for job in settings.jobs.values():
@@ -150,7 +151,27 @@ class Session(OfOneProcess):
 
             opened = open_high_water_mark(self._state_folder, identity, self.ledger.label)
             self._high_water_marks[identity] = opened
+            if opened.path is not None and not os.path.isdir(os.path.dirname(opened.path)):
+                self._tell_of_left_behind()
         return self._high_water_marks[identity]
+
+    def _tell_of_left_behind(self) -> None:
+        """A project begins on this machine: say so if it may be another name of one that was charged until now."""
+        if self._has_told or not self.settings.ledger.identity:  # without a file there is nothing to be renamed
+            return
+        self._has_told = True
+        from quota.common.log import warn
+        from quota.recovery.left_behind import left_behind
+
+        identities = [self._identity(one) for one in self.settings.credentials.values()]
+        for name, until_ms in left_behind(self._state_folder, identities, (self._clock or host_clock)()):
+            warn(
+                "project_left project=%s until=%s: it was charged here, and no credential has it any more; "
+                'one that was renamed begins a new budget: give it project = "%s"',
+                name,
+                rfc3339(until_ms),
+                name,
+            )
 
     def _open_recorder(self, project: str) -> Recorder:
         """What this process tells the ledger of a project beside its decisions."""

@@ -529,6 +529,20 @@ def test_a_stderr_that_cannot_be_written_changes_no_exit_status(quota: Quota, wh
 # -- configuration -----------------------------------------------------------------------------------------------------
 
 
+def test_the_first_charge_of_a_renamed_credential_says_so(quota: Quota) -> None:
+    """Not only `check`, which nobody runs from cron."""
+    main, renamed = (f'[credentials.{name}]\napi = "youtube-v3"\nkey = "env:KEY"\n' for name in ("main", "other"))
+    quota.configure(main)
+    assert quota("charge", "videos.list").stderr == ""
+    quota.configure(main + renamed)
+    assert quota("charge", "videos.list", "--credential", "other").stderr == "", "another one"
+    quota.configure(renamed.replace("other", "third"))
+    lines = quota("charge", "videos.list").stderr.splitlines()
+    assert [line.split(" until=")[0] for line in lines] == ["project_left project=main", "project_left project=other"]
+    assert lines[0].endswith('one that was renamed begins a new budget: give it project = "main"')
+    assert quota("charge", "videos.list").stderr == "", "once"
+
+
 def test_check_says_that_a_credential_was_renamed(quota: Quota) -> None:
     """And with it the project, where none is named: what was charged would be granted once more."""
     main, renamed = (f'[credentials.{name}]\napi = "youtube-v3"\nkey = "env:KEY"\n' for name in ("main", "other"))
