@@ -117,6 +117,8 @@ class Made:
     units: int
     log: int
     """The log that it was entered in. A ledger that was emptied begins another."""
+    refunded: int = 0
+    """So many units were given back."""
 
 
 @dataclass
@@ -240,7 +242,7 @@ class History:
         self.bystanders[place].settle(PROJECT, entry.id, 0, tuple(one.view for one in self.limits))
         for made in self.made:
             if made.id == entry.id and made.log == self.at[place].number:
-                made.units = 0
+                made.units, made.refunded = 0, max(made.units, made.refunded)
 
     # -- what happens to ledgers -------------------------------------------------------------------------------------
 
@@ -392,6 +394,12 @@ class History:
             used = state.used_units - sum(cost(entry.units) for entry in charged)
             least = self._within(one, log.known)
             least_units = sum(cost(min(units, self.made[n].units)) for (_, n), units in least.items())
+            # What was refunded at another ledger may hide as many units from there, once it would have expired.
+            hidden = sum(cost(made.refunded) for made in self.made if made.log != log.number)
+            there = sum(
+                cost(min(u, self.made[n].units)) for (_, n), u in least.items() if self.made[n].log != log.number
+            )
+            least_units -= min(hidden, there)
             own = {(name, n): self.made[n].units for name, n in most if self.made[n].log == log.number}
             others = {k: units for k, units in most.items() if k not in own}
             most_units = sum(map(cost, self._within(one, own).values()))
