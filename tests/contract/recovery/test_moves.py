@@ -499,3 +499,37 @@ def test_where_old_copies_are_put_back_while_ledgers_alternate_few_counts_are_to
     counts = runner.asked["exact"] + runner.asked["with caution"]
     assert runner.asked["too little"] <= counts / 200, runner.asked
     assert runner.asked["too much"] <= counts / 20, runner.asked
+
+
+FAILED_ONCE: dict[str, list[Step]] = {
+    "a slot with an idle limit could not be read": [
+        ("asks", ("a", "named", 0, "search.list", True)),
+        ("moved", ("a", "named", 2, 3)),
+        ("asks_on", ("a", "named", 1, "search.list", False)),
+        ("asks", ("a", "named", 0, "videos.list", True)),
+        ("moved", ("a", "named", 1, 3)),
+        ("asks", ("a", "named", 0, "search.list", False)),
+    ],
+    "what another configuration read later made old units last": [
+        ("asks_on", ("a", "test", 1, "search.list", True)),
+        ("asks", ("a", "named", 0, "search.list", True)),
+        ("asks", ("a", "test", 1, "captions.list", True)),
+        ("asks", ("a", "test", 0, "videos.list", True)),
+        ("asks", ("a", "named", 0, "videos.list", True)),
+        ("moved", ("a", "named", 1, 1)),
+        ("time_passes", (17 * MINUTE_MS + HOUR_MS - 1,)),
+        ("asks", ("a", "test", 0, "videos.list", True)),
+        ("moved", ("a", "test", 1, 1)),
+        ("time_passes", (DAY_MS - 17 * MINUTE_MS,)),
+        ("asks_on", ("a", "prod", 0, "captions.list", True)),
+        ("asks_on", ("a", "test", 0, "search.list", False)),
+    ],
+}
+
+
+@pytest.mark.usefixtures("_environment")
+@pytest.mark.parametrize("steps", FAILED_ONCE.values(), ids=FAILED_ONCE)
+def test_a_history_that_failed_once_holds(
+    servers: list[tuple[RedisServer, Path]], tmp_path: Path, steps: list[Step]
+) -> None:
+    assert Runner(tmp_path, servers, copies=False).run(steps) is None
