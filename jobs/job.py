@@ -358,13 +358,15 @@ def _plain_parameters(fetch: object) -> tuple[tuple[str, ...], set[str]] | None:
 def _import(module_name: str, name: str, folder: Path | None) -> object:
     import importlib
     import sys
+    from contextlib import redirect_stdout
 
     if folder is not None and str(folder) not in sys.path:
         # At the end, so that a file beside the configuration never hides an installed module. It stays there, because
         # the function may import its neighbours when it is called.
         sys.path.append(str(folder))
     try:
-        return importlib.import_module(module_name)
+        with redirect_stdout(sys.stderr):  # stdout is for what a command prints, often as JSON
+            return importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a script may call sys.exit where it is imported
         import logging
 

@@ -87,8 +87,12 @@ def test_what_a_fetch_function_prints_is_not_in_the_report(tmp_path: Path) -> No
         code = (tmp_path / "mine.py").read_text().replace("    answer =", '    print("asking", region)\n    answer =')
         (tmp_path / "mine.py").write_text(f'print("imported")\n{code}')
         done = run(tmp_path, "run", "daily", "--json")
+        others = [run(tmp_path, *command, "--json") for command in (("check",), ("plan", "--days", "1"))]
     assert json.loads(done.stdout)["outcome"] == "done"
     assert {"imported", "asking US"} <= set(done.stderr.splitlines())
+    for other in others:
+        json.loads(other.stdout)
+        assert "imported" in other.stderr.splitlines()
 
 
 @pytest.mark.parametrize("own_folder", [True, False], ids=["beside a folder jobs", "alone"])
