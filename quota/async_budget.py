@@ -323,6 +323,7 @@ class Awaiter:
 
 
 def running_loop() -> AbstractEventLoop:
+    """The loop that awaits. Raises UsageError where it is none of asyncio's."""
     try:
         return get_running_loop()
     except RuntimeError:

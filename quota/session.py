@@ -157,14 +157,12 @@ class Session(OfOneProcess):
 
     def _tell_of_left_behind(self) -> None:
         """A project begins on this machine: say so if it may be another name of one that was charged until now."""
-        if self._has_told or not self.settings.ledger.identity:  # without a file there is nothing to be renamed
+        if self._has_told:
             return
         self._has_told = True
         from quota.common.log import warn
-        from quota.recovery.left_behind import left_behind
 
-        identities = [self._identity(one) for one in self.settings.credentials.values()]
-        for name, until_ms in left_behind(self._state_folder, identities, (self._clock or host_clock)()):
+        for name, until_ms in projects_left(self):
             warn(
                 "project_left project=%s until=%s: it was charged here, and no credential has it any more; "
                 'one that was renamed begins a new budget: give it project = "%s"',
@@ -307,6 +305,17 @@ def open_session(config: str | Path | None = None, *, clock: Callable[[], int] |
     if not settings.credentials:
         raise ConfigError(f"{settings.source}: credentials: missing; {A_CREDENTIAL}")
     return Session(settings, clock=clock)
+
+
+def projects_left(session: Session) -> list[tuple[str, int]]:
+    """The projects that this configuration charged on this machine and that no credential has any more, each with the
+    time in ms until which that counts. One of them may be another name of one that begins now."""
+    if not session.settings.ledger.identity:  # without a file there is nothing to be renamed
+        return []
+    from quota.recovery.left_behind import left_behind
+
+    identities = [session._identity(one) for one in session.settings.credentials.values()]
+    return left_behind(session._state_folder, identities, (session._clock or host_clock)())
 
 
 def machine_jitter_ms() -> int:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from quota.common.clock import host_clock, weekday
+from quota.common.clock import weekday
 from quota.common.findings import Finding, finding_of, ranked
 from quota.common.storage import obstacle
 from quota.common.text import one_line
 from quota.errors import ConfigError, LedgerError, UnusableLedger
-from quota.settings.folders import state_folder
+from quota.session import projects_left
 from quota.settings.lint import lint
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 def check(session: Session) -> list[Finding]:
     """All findings about a session's configuration, its ledger and its allowance, errors first."""
-    return ranked(
-        [*lint(session.settings), *ask_ledger(session.settings), *_journal(session), *_renamed(session.settings)]
-    )
+    return ranked([*lint(session.settings), *ask_ledger(session.settings), *_journal(session), *_renamed(session)])
 
 
 def _journal(session: Session) -> list[Finding]:
@@ -42,16 +40,9 @@ def _journal(session: Session) -> list[Finding]:
     return []
 
 
-def _renamed(settings: Settings) -> Iterator[Finding]:
+def _renamed(session: Session) -> Iterator[Finding]:
     """A credential that got another name, and names no `project`, charges a budget of its own from then on."""
-    from quota.ledger.contract import Identity
-    from quota.recovery.left_behind import left_behind
-
-    file = settings.ledger.identity
-    if not file:  # without a configuration file there is nothing to be renamed
-        return
-    identities = [Identity(file, one.project, one.endpoint or "") for one in settings.credentials.values()]
-    for name, until_ms in left_behind(state_folder(), identities, host_clock()):
+    for name, until_ms in projects_left(session):
         yield Finding(
             "warning",
             "credentials",

@@ -23,7 +23,7 @@ from quota.cli.options import (
     json_option,
     since_option,
 )
-from quota.cli.output import fail, output_lost, print_json, print_rich, say
+from quota.cli.output import fail, ignore_old_python, output_lost, print_json, print_rich, say
 from quota.common.text import many, show
 from quota.errors import ConfigError, QuotaError
 
@@ -861,6 +861,7 @@ def _prove_over_http(as_json: bool) -> None:
 def run_click() -> int:
     """Run the command that `sys.argv` names, with the arguments as click reads them, and return its exit status."""
     gc.set_threshold(50_000, 20, 50)  # what a command reads it needs to its end: to look for garbage in it takes long
+    ignore_old_python()
     try:
         result = cli.main(prog_name="quota", standalone_mode=False)
     except click.ClickException as error:

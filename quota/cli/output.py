@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from quota.common.text import printable, show
@@ -129,8 +130,15 @@ def quiet_libraries() -> None:
     """Silence libraries that warn of upstream's error answers: the command explains these itself."""
     import logging
 
+    ignore_old_python()
     if not os.environ.get("QUOTA_LOG"):
         logging.getLogger("googleapiclient.http").setLevel(logging.ERROR)
+
+
+def ignore_old_python() -> None:
+    """Leave out what Google's library says of a Python past its end of life: cron would mail it with every run."""
+    if not sys.warnoptions:
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"google\.")
 
 
 class _Output(io.FileIO):

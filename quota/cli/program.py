@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import sys
-import warnings
 
 from quota.cli.output import echo, fail, guard_streams, log_to_stderr, unprinted
 from quota.cli.plain import read
@@ -23,9 +22,6 @@ def run() -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # An argument that the locale cannot decode contains lone surrogates, which could not be printed.
         sys.stdout.reconfigure(errors="backslashreplace")
-    if not sys.warnoptions:
-        # Google's library warns of a Python that is past its end of life: cron would mail that with every run.
-        warnings.filterwarnings("ignore", category=FutureWarning, module=r"google\.")
     try:
         if os.environ.get("QUOTA_LOG") or os.environ.get("QUOTA_LOG_FORMAT"):
             log_to_stderr()

@@ -157,33 +157,37 @@ def test_without_rules_the_command_says_what_to_add(quota: Quota) -> None:
     )
 
 
+def start_proof(quota: Quota, temporary: Path) -> subprocess.Popen[bytes]:
+    """`quota prove --http` with its files in this folder, once its server is there."""
+    temporary.mkdir()
+    proof = subprocess.Popen([*QUOTA, "prove", "--http"], env={**quota.env, "TMPDIR": str(temporary)}, cwd=quota.folder)
+    until(lambda: any(temporary.glob("quota-prove-*/inbound.db")))
+    return proof
+
+
+def serves(temporary: Path) -> bool:
+    """Whether a process is there that was told of this folder."""
+    commands = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    return str(temporary) in commands
+
+
 def test_a_proof_that_is_killed_leaves_no_server_behind(quota: Quota, tmp_path: Path) -> None:
     """By SIGKILL, where nothing of it can end the server."""
     temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    proof = subprocess.Popen([*QUOTA, "prove", "--http"], env={**quota.env, "TMPDIR": str(temporary)}, cwd=tmp_path)
-    until(lambda: any(temporary.glob("quota-prove-*/inbound.db")))
+    proof = start_proof(quota, temporary)
     proof.kill()
     proof.wait(60)
-
-    def is_gone() -> bool:
-        commands = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-        return str(temporary) not in commands
-
-    until(is_gone)
+    until(lambda: not serves(temporary))
 
 
 def test_a_proof_that_is_ended_leaves_no_server_behind(quota: Quota, tmp_path: Path) -> None:
     """As by `timeout` or a supervisor: the server listened on until somebody found it."""
     temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    proof = subprocess.Popen([*QUOTA, "prove", "--http"], env={**quota.env, "TMPDIR": str(temporary)}, cwd=tmp_path)
-    until(lambda: any(temporary.glob("quota-prove-*/inbound.db")))
+    proof = start_proof(quota, temporary)
     proof.terminate()
     assert proof.wait(60) == 143
     assert list(temporary.iterdir()) == []
-    commands = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert str(temporary) not in commands
+    assert not serves(temporary)
 
 
 def test_the_proof_over_http(quota: Quota) -> None:
