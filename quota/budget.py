@@ -63,6 +63,7 @@ from quota.ledger.contract import (
     asked_again,
     read_entries,
     repeating,
+    repeating_in_steps,
     retention_of,
 )
 from quota.ledger.entry import Charge
@@ -76,7 +77,7 @@ if TYPE_CHECKING:
     from quota.checklist import Key, Together
     from quota.common.steps import Steps
     from quota.decision import LimitState
-    from quota.ledger.contract import ChargeResult, Exhaustion, Expected, Ledger, LimitCheck, Repeated
+    from quota.ledger.contract import ChargeResult, Exhaustion, Expected, Ledger, LimitCheck, Repeated, RepeatedInSteps
     from quota.ledger.entry import Entry
     from quota.ledger.unlogged import UnloggedUsage
     from quota.recorder import Recorder
@@ -117,7 +118,7 @@ class _Prepared:
     """A kind of call, with all that is the same each time that it is decided: from `since_ms` until `until_ms`, while
     the ledger and the grants are these."""
 
-    __slots__ = ("checklist", "commit", "decide", "grants", "key", "ledger", "request", "since_ms", "until_ms")
+    __slots__ = ("checklist", "commit", "decide", "grants", "key", "ledger", "request", "since_ms", "steps", "until_ms")
 
     def __init__(self, key: Key, checklist: Checklist, request: ChargeRequest, ledger: Ledger, commit: bool) -> None:
         self.key, self.checklist, self.request, self.ledger, self.commit = key, checklist, request, ledger, commit
@@ -127,11 +128,19 @@ class _Prepared:
             self.since_ms = self.until_ms = 0
         self.until_ms = min(self.until_ms, self.grants.until_ms)
         self.decide: Repeated | None = None
+        self.steps: RepeatedInSteps | None = None
 
     def repeated(self) -> Repeated:
-        """What decides it for those who wait for the ledger. Who does the steps of a decision needs none."""
-        self.decide = repeating(self.ledger, self.request, commit=self.commit)
+        """What decides it for those who wait for the ledger."""
+        often = self.until_ms > 0
+        self.decide = repeating(self.ledger, self.request, commit=self.commit, often=often)
         return self.decide
+
+    def repeated_in_steps(self) -> RepeatedInSteps:
+        """What decides it for those who do the steps of a decision."""
+        often = self.until_ms > 0
+        self.steps = repeating_in_steps(self.ledger, self.request, commit=self.commit, often=often)
+        return self.steps
 
 
 def _limits(limits: Limit | Iterable[Limit]) -> tuple[Limit, ...]:
@@ -481,7 +490,7 @@ class Budget(OfOneProcess):
         at = self._ready(caller_ms, commit)
         if at is not None:
             try:
-                asked = result = yield Question(self.ledger, asked_again(prepared.request, *at), commit)
+                asked = result = yield from (prepared.steps or prepared.repeated_in_steps())(*at)
                 decision = self._at_once(prepared, at, result, commit)
                 if decision is not None:
                     return decision

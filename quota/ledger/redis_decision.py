@@ -10,7 +10,6 @@ The head of `lua/charge.lua` describes the arguments and the reply.
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from quota.common.clock import LATEST_MS, NEVER
@@ -76,14 +75,10 @@ class Question:
     Whatever it says is said by `arguments` too. To pack that anew takes longer than the server needs to answer.
     """
 
-    __slots__ = (
-        *("_after", "_before", "_commit", "_granted", "_how", "_longer", "_request", "_what"),
-        *("charge", "fixed"),
-    )
+    __slots__ = ("_after", "_before", "_commit", "_granted", "_how", "_longer", "_request", "_what")
 
     def __init__(self, request: ChargeRequest, commit: bool) -> None:
         self._request, self._commit = request, commit
-        self.charge, self.fixed = request.charge[:-1], fixed_of(request)
         keys, args = keys_of(request.project), arguments(request, "0", commit)
         head = ("EVALSHA", script("charge")[1], str(len(keys)), *keys)
         self._before = f"*{len(head) + len(args)}\r\n{_bulks(head)}"
@@ -92,10 +87,6 @@ class Question:
         self._granted = request.granted
         fixed = f"{self._before}{self._what}{self._how}{self._after}"
         self._longer = len(fixed.encode()) - len(fixed)
-
-    def packed(self, request: ChargeRequest, now: str) -> bytes:
-        """What this request asks: it is the same but for what each decision has of its own."""
-        return self.words(now, request.caller_ms, request.charge.idempotency_key, request.expected)
 
     def words(self, now: str, caller_ms: int, idempotency_key: str, expected: Expected) -> bytes:
         at, seen = str(caller_ms), _expected(expected, self._granted)
@@ -108,10 +99,6 @@ class Question:
             request = asked_again(self._request, caller_ms, idempotency_key, expected)
             return call_of_charge(request.project, arguments(request, now, self._commit))
         return packed
-
-
-fixed_of = attrgetter("project", "checks", "closed_by", "jitter_ms", "retention_ms", "granted", "also")
-"""What is the same in a request that is asked again, but for its charge."""
 
 
 def _bulks(words: Iterable[str]) -> str:

@@ -54,7 +54,6 @@ from quota.ledger.redis_decision import (
     Question,
     arguments,
     call_of_charge,
-    fixed_of,
     is_unfinished,
     result_of,
     result_of_line,
@@ -106,7 +105,7 @@ if TYPE_CHECKING:
     from quota.common.steps import Steps
     from quota.ledger.claims import Claim, Claimed, Ending
     from quota.ledger.compared import Compared
-    from quota.ledger.contract import ChargeRequest, Expected, LimitCheck, Repeated
+    from quota.ledger.contract import ChargeRequest, Expected, LimitCheck, Repeated, RepeatedInSteps
     from quota.ledger.entry import Charge, Id
     from quota.ledger.grants import Grant
     from quota.ledger.redis_cluster import Cluster
@@ -130,9 +129,6 @@ READ_AT_ONCE = 250
 HOURS_AHEAD = 100
 """So many hours are read that lie ahead of the clock."""
 
-MAX_QUESTIONS = 1_000
-"""So many kinds of questions are kept packed."""
-
 # None of these is compiled before it is needed.
 _LASTING_WORDS = "the ledger has (?:format|moved to)|WRONGTYPE |[Aa]uthenticat|WRONGPASS|unknown command|DB index"
 """Of the errors that the server itself reports, those that another try does not change."""
@@ -155,7 +151,6 @@ class RedisLedger(OfOneProcess):
         self._url = url
         self._connect = client_maker(url, self.label, self._timeout_s)
         self._connected: Connections | Cluster | None = None
-        self._questions: dict[tuple[str, int, str, bool], Question | Sequence[LimitCheck]] = {}
         self._say_evicts_at_s = 0.0
         self._lock = threading.RLock()  # a signal handler may ask while its thread connects
         start_over_in_child(self)
@@ -184,26 +179,50 @@ class RedisLedger(OfOneProcess):
             except Failed as error:
                 reply = error
             if type(reply) is str and "+" not in reply:
-                try:
-                    return result_of_line(checks, expected[0], reply, commit)
-                except UNREADABLE as error:
-                    raise self._unreadable(reply) from error
+                return self._ordinary(checks, expected, reply, commit)
             again = asked_again(request, caller_ms, idempotency_key, expected)
             return run(self._concluding(again, commit, started_s, reply))
 
         return decide
 
+    def repeating_in_steps(self, request: ChargeRequest, *, commit: bool) -> RepeatedInSteps | None:
+        """The same in steps: nearly always one, a Command. None for a cluster of servers: it has no single connection
+        for who does them."""
+        if self.connections() is None:
+            return None
+        question, checks = Question(request, commit), request.checks
+
+        def decide(caller_ms: int, idempotency_key: str, expected: Expected) -> Steps[ChargeResult]:
+            started_s = elapsed_s()
+            reply: Any
+            try:
+                words = question.words(self._now(), caller_ms, idempotency_key, expected)
+                reply = yield Command(self._ask, request.project, words, started_s)
+            except Failed as error:
+                reply = error
+            if type(reply) is str and "+" not in reply:
+                return self._ordinary(checks, expected, reply, commit)
+            again = asked_again(request, caller_ms, idempotency_key, expected)
+            return (yield from self._concluding(again, commit, started_s, reply))
+
+        return decide
+
     def deciding(self, request: ChargeRequest, *, commit: bool) -> Steps[ChargeResult]:
-        """`decide`, for whoever does its steps: nearly always one, a Command."""
+        """`decide`, for whoever does its steps."""
         started_s = elapsed_s()
         reply: Any
         try:
-            reply = yield Command(self._ask, request.project, self._packed(request, commit), started_s)
+            words = call_of_charge(request.project, arguments(request, self._now(), commit))
+            reply = yield Command(self._ask, request.project, words, started_s)
         except Failed as error:
             reply = error
-        if type(reply) is str and "+" not in reply:
-            return self._result(request, reply, commit)
         return (yield from self._concluding(request, commit, started_s, reply))
+
+    def _ordinary(self, checks: Sequence[LimitCheck], expected: Expected, line: str, commit: bool) -> ChargeResult:
+        try:
+            return result_of_line(checks, expected[0], line, commit)
+        except UNREADABLE as error:
+            raise self._unreadable(line) from error
 
     def _concluding(self, request: ChargeRequest, commit: bool, started_s: float, reply: Any) -> Steps[ChargeResult]:
         """What follows from the first reply of a decision that began at `started_s`, or from a Failed in its place."""
@@ -221,15 +240,6 @@ class RedisLedger(OfOneProcess):
             yield partial(self._say_evicts, str(reply.pop()))
         return self._result(request, reply, commit)
 
-    def _packed(self, request: ChargeRequest, commit: bool) -> bytes:
-        """The first question of a decision."""
-        question = None
-        if type(request.checks) is tuple and not request.also:
-            question = self._question(request, commit)
-        if question is not None:
-            return question.packed(request, self._now())
-        return call_of_charge(request.project, arguments(request, self._now(), commit))
-
     def _result(self, request: ChargeRequest, reply: Any, commit: bool) -> ChargeResult:
         try:
             return result_of(request, reply, commit=commit)
@@ -242,21 +252,6 @@ class RedisLedger(OfOneProcess):
         if isinstance(client, Connections):
             return client.ask(words, since_s + client.wall_s)
         return client.ask(keys_of(project).log, words, since_s + client.wall_s)
-
-    def _question(self, request: ChargeRequest, commit: bool) -> Question | None:
-        """What is the same in all questions about these checks: a budget asks it for hours. None for the first one: of
-        many projects each is asked once."""
-        checks, charge = request.checks, request.charge
-        key = request.project, id(checks), charge.region, commit
-        question = self._questions.get(key)
-        if question is None:
-            if len(self._questions) >= MAX_QUESTIONS:
-                self._questions = {}
-            self._questions[key] = checks
-            return None
-        if not isinstance(question, Question) or question.charge != charge[:-1] or question.fixed != fixed_of(request):
-            question = self._questions[key] = Question(request, commit)
-        return question
 
     def _charge(
         self,

@@ -16,7 +16,7 @@ from quota.async_budget import AsyncBudget, Awaiter
 from quota.budget import deciding
 from quota.ledger.contract import Question
 from quota.ledger.redis_async import AsyncConnections
-from quota.ledger.redis_ledger import RedisLedger
+from quota.ledger.redis_ledger import Command, RedisLedger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -98,10 +98,10 @@ def _words(budget: AsyncBudget, ledger: RedisLedger) -> bytes:
     """What a decision sends."""
     steps = deciding(budget._budget, CHEAP, **LABELS, commit=True)
     step: Any = next(steps)
-    while not isinstance(step, Question):
-        step = steps.send(step())
-    command: Any = next(ledger.deciding(step.request, commit=True))
-    words: bytes = command.words
+    while not isinstance(step, Command):
+        in_one = isinstance(step, Question)  # the first of a process
+        step = next(ledger.deciding(step.request, commit=True)) if in_one else steps.send(step())
+    words: bytes = step.words
     return words
 
 

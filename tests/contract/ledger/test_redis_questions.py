@@ -10,9 +10,9 @@ from contextlib import closing
 import hiredis
 import pytest
 
-from quota.ledger.contract import NOTHING_EXPECTED, ChargeRequest, Expected, LimitCheck
+from quota.ledger.contract import NOTHING_EXPECTED, ChargeRequest, Expected, LimitCheck, asked_again
 from quota.ledger.entry import Charge
-from quota.ledger.redis_decision import arguments
+from quota.ledger.redis_decision import Question, arguments
 from quota.ledger.redis_ledger import RedisLedger
 from quota.ledger.redis_scripts import keys_of, script
 from quota.limits import DAY_MS, Calendar, Selector, Sliding, View
@@ -57,28 +57,17 @@ def some_checks(r: random.Random) -> tuple[LimitCheck, ...]:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_packed_question_says_what_its_arguments_say(seed: int) -> None:
     r = random.Random(seed)
-    with closing(RedisLedger("redis://127.0.0.1:1")) as ledger:
-        known = [some_checks(r) for _ in range(6)]
-        for _ in range(400):
-            if r.random() < 0.05:
-                known[r.randrange(6)] = some_checks(r)  # at the place of one that is gone, perhaps
-            request, commit, now = a_request(r, r.choice(known)), r.random() < 0.5, r.choice(("0", "1793000000000"))
+    for _ in range(100):
+        request, commit = a_request(r, some_checks(r)), r.random() < 0.5
+        question = Question(request, commit)
+        for _ in range(4):
+            now, again = r.choice(("0", "1793000000000")), a_request(r, request.checks)
+            at = again.caller_ms, again.charge.idempotency_key, again.expected
             replies = hiredis.Reader(encoding="utf-8")
-            question = ledger._question(request, commit) or ledger._question(request, commit)  # none for the first one
-            assert question is not None
-            replies.feed(question.packed(request, now))
-            words = ["EVALSHA", script("charge")[1], "3", *keys_of(request.project), *arguments(request, now, commit)]
-            assert replies.gets() == words
+            replies.feed(question.words(now, *at))
+            args = arguments(asked_again(request, *at), now, commit)
+            assert replies.gets() == ["EVALSHA", script("charge")[1], "3", *keys_of(request.project), *args]
             assert not replies.has_data()
-
-
-def test_questions_that_are_never_asked_again_are_forgotten() -> None:
-    r = random.Random(1)
-    with closing(RedisLedger("redis://127.0.0.1:1")) as ledger:
-        kept = [some_checks(r) for _ in range(2_500)]
-        for checks in kept:
-            ledger._question(a_request(r, checks), True)
-        assert len(ledger._questions) <= 1_000
 
 
 IN_A_SHORT_PROCESS = """
