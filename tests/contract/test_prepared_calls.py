@@ -11,8 +11,10 @@ from collections import Counter
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from quota.attribution import AttemptKeys, labels
-from quota.budget import Budget, close_budget
+from quota.budget import Budget, close_budget, deciding
 from quota.common.steps import run
 from quota.errors import LedgerError, QuotaError
 from quota.ledger.contract import Exhaustion, Identity, read_entries
@@ -23,6 +25,7 @@ from quota.recorder import Recorder
 from quota.recovery.allowance import Allowance
 from quota.recovery.high_water_mark import HighWaterMark
 from support.books import BOOK
+from support.setup import Setup, limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -229,3 +232,13 @@ def test_what_is_prepared_changes_no_decision(ledger_place: LedgerStorage, tmp_p
         found += history.found
     for what in ("ok", "limit", "clock", "exhausted", "ledger-unavailable", "UsageError", "UnknownMethod"):
         assert found[what] > 2, found
+
+
+def test_kinds_of_calls_beyond_number_are_not_all_kept(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a process asks may name a region that nobody names again. What is not kept is decided as well."""
+    monkeypatch.setattr("quota.budget.MAX_KEPT", 5)
+    budget = setup.budget(limit(20))
+    decisions = [budget.charge("videos.list", region=f"r{n % 10}") for n in range(20)]
+    decisions += [run(deciding(budget, "videos.list", region="another", commit=True))]
+    assert [decision.admitted for decision in decisions] == [True] * 20 + [False]
+    assert len(budget._prepared) == 5
