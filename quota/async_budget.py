@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from quota.common.steps import Steps
     from quota.costs import CostBook
     from quota.decision import Decision, LimitState
-    from quota.ledger.contract import Ledger
+    from quota.ledger.contract import ChargeResult, Ledger, Repeated
     from quota.ledger.entry import Charge, Entry
     from quota.ledger.redis_async import AsyncConnections
+    from quota.ledger.redis_ledger import At, RepeatedQuestion
     from quota.limits import Limit
 
 T = TypeVar("T")
@@ -81,7 +82,7 @@ class AsyncBudget(OfOneProcess):
         self, method: str, *, units: int | None = None, job: str | None = None, region: str | None = None
     ) -> Decision:
         """Charge one call of `method` before it leaves, if every limit has room for it: `Budget.charge`."""
-        return await self._awaiter.do(deciding(self._budget, method, units=units, job=job, region=region, commit=True))
+        return await deciding(self._budget, self._awaiter, method, units=units, job=job, region=region, commit=True)
 
     async def charge_many(
         self, calls: Iterable[str | tuple[str, int]], *, job: str | None = None, region: str | None = None
@@ -93,7 +94,7 @@ class AsyncBudget(OfOneProcess):
         self, method: str, *, units: int | None = None, job: str | None = None, region: str | None = None
     ) -> Decision:
         """The decision that `charge` would make now, without charging."""
-        return await self._awaiter.do(deciding(self._budget, method, units=units, job=job, region=region, commit=False))
+        return await deciding(self._budget, self._awaiter, method, units=units, job=job, region=region, commit=False)
 
     async def refund(self, charge_id: str) -> Charge | Entry:
         """Give back a charge whose request provably never left this machine: `Budget.refund`."""
@@ -217,16 +218,28 @@ class Awaiter:
         self.start_over_in_child()
         start_over_in_child(self)
 
+    async def ask(self, repeated: Repeated, at: At) -> ChargeResult:
+        """What a ledger decides that is asked the same again. Raises LedgerError."""
+        started_s, loop = elapsed_s(), running_loop()
+        lines = self._lines
+        if lines is None:
+            return await self._ask_in_thread(partial(repeated, *at))  # type: ignore[no-any-return]
+        question: RepeatedQuestion = repeated  # type: ignore[assignment]  # of a ledger that has lines
+        reply = await lines.ask(loop, question.words(at), started_s)
+        result = question.result(at, reply)
+        return await self.do(question.concluding(at, started_s, reply)) if result is None else result
+
     async def do(self, steps: Steps[T]) -> T:
         """Do all steps, one after the other, and return what they lead to."""
-        started_s = elapsed_s()
-        running_loop()
+        started_s, loop = elapsed_s(), running_loop()
         try:
             step: Any = next(steps)
             while True:
                 try:
                     if self._lines is not None and hasattr(step, "words"):  # a Command
-                        answer = await self._lines.ask(step.words, started_s)
+                        answer = await self._lines.ask(loop, step.words, started_s)
+                        if isinstance(answer, Exception):
+                            raise answer
                     elif type(step) is not Question:
                         answer = await (self._look(step) if type(step) is MethodType else self._in_thread(step))
                     elif self._lines is not None:
@@ -265,7 +278,7 @@ class Awaiter:
             looking = self._looks[look] = self._begin(self._housekeepers, look)
         return await shield(looking)
 
-    async def _ask_in_thread(self, question: Question) -> Any:
+    async def _ask_in_thread(self, question: Callable[[], ChargeResult]) -> Any:
         """Ask a ledger that one thread asks for all: a file, which takes one decision at a time, or a cluster."""
         asking = self._submit(self._asker, partial(self._ask_in_turn, question, elapsed_s()))
         late, task = False, current_task()
@@ -285,7 +298,7 @@ class Awaiter:
         finally:
             timer.cancel()
 
-    def _ask_in_turn(self, question: Question, since_s: float) -> Any:
+    def _ask_in_turn(self, question: Callable[[], ChargeResult], since_s: float) -> Any:
         if since_s < self._silent_until_s:
             raise self._not_asked("did not answer the decision before")
         began_s = elapsed_s()

@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from quota.answer import Answers, LogNeededError, ahead_ms, clocks_of, standings_of, states_of, unread
 from quota.arguments import MAX_NUMBER, one, text, texts, whole, whole_clock
@@ -63,7 +63,6 @@ from quota.ledger.contract import (
     asked_again,
     read_entries,
     repeating,
-    repeating_in_steps,
     retention_of,
 )
 from quota.ledger.entry import Charge
@@ -77,7 +76,7 @@ if TYPE_CHECKING:
     from quota.checklist import Key, Together
     from quota.common.steps import Steps
     from quota.decision import LimitState
-    from quota.ledger.contract import ChargeResult, Exhaustion, Expected, Ledger, LimitCheck, Repeated, RepeatedInSteps
+    from quota.ledger.contract import ChargeResult, Exhaustion, Expected, Ledger, LimitCheck, Repeated
     from quota.ledger.entry import Entry
     from quota.ledger.unlogged import UnloggedUsage
     from quota.recorder import Recorder
@@ -114,11 +113,21 @@ _At = tuple[int, str, "Expected"]
 expected to have."""
 
 
+class Awaits(Protocol):
+    """Waits on an event loop for what a decision needs: `quota.async_budget.Awaiter`."""
+
+    async def ask(self, repeated: Repeated, at: _At) -> ChargeResult:
+        """The ledger's answer. Raises LedgerError."""
+
+    async def do(self, steps: Steps[T]) -> T:
+        """Do all steps, one after the other, and return what they lead to."""
+
+
 class _Prepared:
     """A kind of call, with all that is the same each time that it is decided: from `since_ms` until `until_ms`, while
     the ledger and the grants are these."""
 
-    __slots__ = ("checklist", "commit", "decide", "grants", "key", "ledger", "request", "since_ms", "steps", "until_ms")
+    __slots__ = ("checklist", "commit", "decide", "grants", "key", "ledger", "request", "since_ms", "until_ms")
 
     def __init__(self, key: Key, checklist: Checklist, request: ChargeRequest, ledger: Ledger, commit: bool) -> None:
         self.key, self.checklist, self.request, self.ledger, self.commit = key, checklist, request, ledger, commit
@@ -128,19 +137,11 @@ class _Prepared:
             self.since_ms = self.until_ms = 0
         self.until_ms = min(self.until_ms, self.grants.until_ms)
         self.decide: Repeated | None = None
-        self.steps: RepeatedInSteps | None = None
 
     def repeated(self) -> Repeated:
-        """What decides it for those who wait for the ledger."""
-        often = self.until_ms > 0
-        self.decide = repeating(self.ledger, self.request, commit=self.commit, often=often)
+        """What decides it."""
+        self.decide = repeating(self.ledger, self.request, commit=self.commit)
         return self.decide
-
-    def repeated_in_steps(self) -> RepeatedInSteps:
-        """What decides it for those who do the steps of a decision."""
-        often = self.until_ms > 0
-        self.steps = repeating_in_steps(self.ledger, self.request, commit=self.commit, often=often)
-        return self.steps
 
 
 def _limits(limits: Limit | Iterable[Limit]) -> tuple[Limit, ...]:
@@ -462,7 +463,7 @@ class Budget(OfOneProcess):
         All else is left to the steps, with what was answered."""
         prepared, caller_ms = self._prepared_for(method, units, bucket, job, region, commit)
         asked: ChargeResult | LedgerError | None = None
-        at = self._ready(caller_ms, commit)
+        at = self._ready(prepared, caller_ms)
         if at is not None:
             try:
                 asked = result = (prepared.decide or prepared.repeated())(*at)
@@ -473,8 +474,9 @@ class Budget(OfOneProcess):
                 asked = error
         return run(self._going_on(prepared, at, asked, commit))
 
-    def _deciding(
+    async def _deciding(
         self,
+        awaiter: Awaits,
         method: str,
         units: int | None,
         bucket: str | None,
@@ -482,21 +484,20 @@ class Budget(OfOneProcess):
         region: str | None,
         *,
         commit: bool,
-    ) -> Steps[Decision]:
-        """A decision, for whoever does its steps. What may take long is a step; the rest is quick, and in memory. It
-        goes as in `_decide`."""
+    ) -> Decision:
+        """The same for an event loop: what may take long is awaited. The rest is quick, and in memory."""
         prepared, caller_ms = self._prepared_for(method, units, bucket, job, region, commit)
         asked: ChargeResult | LedgerError | None = None
-        at = self._ready(caller_ms, commit)
+        at = self._ready(prepared, caller_ms)
         if at is not None:
             try:
-                asked = result = yield from (prepared.steps or prepared.repeated_in_steps())(*at)
+                asked = result = await awaiter.ask(prepared.decide or prepared.repeated(), at)
                 decision = self._at_once(prepared, at, result, commit)
                 if decision is not None:
                     return decision
             except LedgerError as error:
                 asked = error
-        return (yield from self._going_on(prepared, at, asked, commit))
+        return await awaiter.do(self._going_on(prepared, at, asked, commit))
 
     def _prepared_for(
         self, method: str, units: int | None, bucket: str | None, job: str | None, region: str | None, commit: bool
@@ -537,13 +538,16 @@ class Budget(OfOneProcess):
             self._prepared[call] = prepared
         return prepared
 
-    def _ready(self, caller_ms: int, commit: bool) -> _At | None:
-        """With what the ledger may be asked at once; None where something must be looked up or repaid before."""
+    def _ready(self, prepared: _Prepared, caller_ms: int) -> _At | None:
+        """With what the ledger may be asked at once; None where something must be looked up or repaid before, or the
+        call is prepared for this moment alone."""
+        if not prepared.until_ms:
+            return None
         allowance, high_water_mark = self._allowance, self._high_water_mark
         expected = NOTHING_EXPECTED if high_water_mark is None else high_water_mark.known()
         if expected is None or (allowance is not None and allowance.may_owe(self._identity)):
             return None
-        return caller_ms, self._attempt_keys.next() if commit else "", expected
+        return caller_ms, self._attempt_keys.next() if prepared.commit else "", expected
 
     def _at_once(self, prepared: _Prepared, at: _At, result: ChargeResult, commit: bool) -> Decision | None:
         """What an ordinary answer says; None where there is more to be done before."""
@@ -806,17 +810,18 @@ class Budget(OfOneProcess):
 # -- for clients and jobs, not for users -------------------------------------------------------------------------------
 
 
-def deciding(
+async def deciding(
     budget: Budget,
+    awaiter: Awaits,
     method: str,
     *,
     units: int | None = None,
     job: str | None = None,
     region: str | None = None,
     commit: bool,
-) -> Steps[Decision]:
-    """`Budget.charge`, or without `commit` `Budget.peek`, for whoever does the steps: see `quota.common.steps`."""
-    return budget._deciding(method, units, None, job, region, commit=commit)
+) -> Decision:
+    """`Budget.charge`, or without `commit` `Budget.peek`, awaited."""
+    return await budget._deciding(awaiter, method, units, None, job, region, commit=commit)
 
 
 def looking(budget: Budget, methods: Iterable[str] = ()) -> Steps[Outlook]:
@@ -847,9 +852,9 @@ def charge_attempt(budget: Budget, method: str, verb: str) -> Decision:
     return budget._decide(*_attempt(budget, method, verb), None, None, commit=True)
 
 
-def charging_attempt(budget: Budget, method: str, verb: str) -> Steps[Decision]:
-    """The same for whoever does the steps."""
-    return budget._deciding(*_attempt(budget, method, verb), None, None, commit=True)
+async def charging_attempt(budget: Budget, awaiter: Awaits, method: str, verb: str) -> Decision:
+    """The same, awaited."""
+    return await budget._deciding(awaiter, *_attempt(budget, method, verb), None, None, commit=True)
 
 
 def charge_attempts(budget: Budget, calls: Iterable[tuple[str, str]]) -> list[Decision]:

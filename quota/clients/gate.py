@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from quota.async_budget import AsyncBudget
-    from quota.budget import Budget
-    from quota.common.steps import Steps
+    from quota.budget import Awaits, Budget
 
 MethodOf = str | Callable[[str, str], str]
 """An API method's name, or a function that gives it for (verb, url), for example ("GET", "https://...")."""
@@ -66,9 +65,9 @@ class HostGate:
         """The charged attempt; None for a host that is not metered. Raises Refused."""
         return self._meter.attempt(self._name(verb, url), verb) if self._is_metered(url) else None
 
-    def charging(self, verb: str, url: str) -> Steps[Attempt | None]:
-        """`charge`, for whoever does the steps."""
-        return (yield from self._meter.attempting(self._name(verb, url), verb)) if self._is_metered(url) else None
+    async def charging(self, awaiter: Awaits, verb: str, url: str) -> Attempt | None:
+        """`charge`, awaited."""
+        return await self._meter.attempting(awaiter, self._name(verb, url), verb) if self._is_metered(url) else None
 
     def _is_metered(self, url: str) -> bool:
         parts = urlsplit(url)
@@ -100,7 +99,7 @@ class AsyncHostGate:
 
     async def charge(self, verb: str, url: str) -> Attempt | None:
         """The charged attempt; None for a host that is not metered. Raises Refused."""
-        return await self._awaiter.do(self._gate.charging(verb, url))
+        return await self._gate.charging(self._awaiter, verb, url)
 
     async def never_left(self, attempt: Attempt) -> None:
         await self._awaiter.in_thread(attempt.never_left)

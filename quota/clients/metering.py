@@ -32,7 +32,7 @@ from quota.limits import Calendar
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from quota.common.steps import Steps
+    from quota.budget import Awaits
     from quota.costs import CostBook
     from quota.decision import Decision
 
@@ -58,9 +58,9 @@ class Meter:
         """
         return self._attempted(charge_attempt(self.budget, self._name(method), verb))
 
-    def attempting(self, method: str, verb: str) -> Steps[Attempt]:
-        """`attempt`, for whoever does the steps."""
-        return self._attempted((yield from charging_attempt(self.budget, self._name(method), verb)))
+    async def attempting(self, awaiter: Awaits, method: str, verb: str) -> Attempt:
+        """`attempt`, awaited."""
+        return self._attempted(await charging_attempt(self.budget, awaiter, self._name(method), verb))
 
     def _name(self, method: str) -> str:
         name = self.budget.book.canonical(text(method, "method"))

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from quota.arguments import whole
 from quota.common.clock import LATEST_MS, NEVER
-from quota.common.steps import Steps
 from quota.common.values import NamedTuple, new_tuple
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, longest_ms_of
 
@@ -240,29 +239,16 @@ def asked_again(request: ChargeRequest, caller_ms: int, idempotency_key: str, ex
     )
 
 
-def repeating(ledger: Ledger, request: ChargeRequest, *, commit: bool, often: bool) -> Repeated:
-    """`Ledger.decide` for what is `asked_again`: `often`, in the ledger's own way, where it has one. That takes longer
-    to prepare and is quicker then."""
-    own: Callable[..., Repeated] | None = getattr(ledger, "repeating", None) if often else None
+def repeating(ledger: Ledger, request: ChargeRequest, *, commit: bool) -> Repeated:
+    """`Ledger.decide` for what is `asked_again`, in the ledger's own way where it has a quicker one."""
+    own: Callable[..., Repeated] | None = getattr(ledger, "repeating", None)
     if own is not None:
         return own(request, commit=commit)
     return lambda *at: ledger.decide(asked_again(request, *at), commit=commit)
 
 
-def repeating_in_steps(ledger: Ledger, request: ChargeRequest, *, commit: bool, often: bool) -> RepeatedInSteps:
-    """The same for whoever does the steps."""
-    own: Callable[..., RepeatedInSteps | None] | None = getattr(ledger, "repeating_in_steps", None) if often else None
-
-    def decide(*at: Any) -> Steps[ChargeResult]:
-        return (yield Question(ledger, asked_again(request, *at), commit))  # type: ignore[no-any-return]
-
-    return (own and own(request, commit=commit)) or decide
-
-
 Repeated = Callable[[int, str, Expected], ChargeResult]
 """Decides the same request at another time, with another idempotency key and other expectations."""
-
-RepeatedInSteps = Callable[[int, str, Expected], Steps[ChargeResult]]
 
 
 class Question:

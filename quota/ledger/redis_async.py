@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 import sys
 import threading
-from asyncio import _get_running_loop, get_running_loop
+from asyncio import _get_running_loop
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -66,17 +66,12 @@ class AsyncConnections:
         self._lines: dict[AbstractEventLoop, LoopLine] = {}
         start_over_in_child(self)
 
-    async def ask(self, words: bytes, since_s: float | None = None) -> Any:
-        """The server's reply to a packed command, unchanged. Raises Failed.
+    def ask(self, loop: AbstractEventLoop, words: bytes, since_s: float) -> Future[Any]:
+        """The server's reply to a packed command, unchanged, or a Failed in its place.
 
         `since_s` is when the decision began that asks (`elapsed_s`): it ends within the second, whatever it waits for.
         """
-        loop = get_running_loop()
-        line = self._lines.get(loop) or self._add(loop)
-        reply = await line.ask(words, elapsed_s() if since_s is None else since_s)
-        if type(reply) is not str and isinstance(reply, Exception):
-            raise error_of(str(reply)) if type(reply) is RawError else reply
-        return reply
+        return (self._lines.get(loop) or self._add(loop)).ask(words, since_s)
 
     def _add(self, loop: AbstractEventLoop) -> LoopLine:
         for other in list(self._lines):
@@ -233,6 +228,7 @@ class LoopLine:
         for future, reply in zip(reversed(futures), reversed(replies), strict=True):
             said = reply
             if type(reply) is RawError:
+                said = error_of(str(reply))
                 try:
                     self._connections.check_primary(reply)
                 except Lost as error:  # the next connection is made to the new primary

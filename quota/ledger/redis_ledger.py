@@ -105,12 +105,15 @@ if TYPE_CHECKING:
     from quota.common.steps import Steps
     from quota.ledger.claims import Claim, Claimed, Ending
     from quota.ledger.compared import Compared
-    from quota.ledger.contract import ChargeRequest, Expected, LimitCheck, Repeated, RepeatedInSteps
+    from quota.ledger.contract import ChargeRequest, Expected
     from quota.ledger.entry import Charge, Id
     from quota.ledger.grants import Grant
     from quota.ledger.redis_cluster import Cluster
     from quota.ledger.unlogged import UnloggedUsage
     from quota.limits import View
+
+    At = tuple[int, str, Expected]
+    """The caller's time, the idempotency key and what is expected, of a question that is asked again."""
 
 T = TypeVar("T")
 
@@ -166,46 +169,9 @@ class RedisLedger(OfOneProcess):
     def decide(self, request: ChargeRequest, *, commit: bool) -> ChargeResult:
         return run(self.deciding(request, commit=commit))
 
-    def repeating(self, request: ChargeRequest, *, commit: bool) -> Repeated:
+    def repeating(self, request: ChargeRequest, *, commit: bool) -> RepeatedQuestion:
         """See `quota.ledger.contract.repeating`."""
-        question, checks = Question(request, commit), request.checks
-
-        def decide(caller_ms: int, idempotency_key: str, expected: Expected) -> ChargeResult:
-            started_s = elapsed_s()
-            reply: Any
-            try:
-                words = question.words(self._now(), caller_ms, idempotency_key, expected)
-                reply = self._ask(request.project, words, started_s)
-            except Failed as error:
-                reply = error
-            if type(reply) is str and "+" not in reply:
-                return self._ordinary(checks, expected, reply, commit)
-            again = asked_again(request, caller_ms, idempotency_key, expected)
-            return run(self._concluding(again, commit, started_s, reply))
-
-        return decide
-
-    def repeating_in_steps(self, request: ChargeRequest, *, commit: bool) -> RepeatedInSteps | None:
-        """The same in steps: nearly always one, a Command. None for a cluster of servers: it has no single connection
-        for who does them."""
-        if self.connections() is None:
-            return None
-        question, checks = Question(request, commit), request.checks
-
-        def decide(caller_ms: int, idempotency_key: str, expected: Expected) -> Steps[ChargeResult]:
-            started_s = elapsed_s()
-            reply: Any
-            try:
-                words = question.words(self._now(), caller_ms, idempotency_key, expected)
-                reply = yield Command(self._ask, request.project, words, started_s)
-            except Failed as error:
-                reply = error
-            if type(reply) is str and "+" not in reply:
-                return self._ordinary(checks, expected, reply, commit)
-            again = asked_again(request, caller_ms, idempotency_key, expected)
-            return (yield from self._concluding(again, commit, started_s, reply))
-
-        return decide
+        return RepeatedQuestion(self, request, commit)
 
     def deciding(self, request: ChargeRequest, *, commit: bool) -> Steps[ChargeResult]:
         """`decide`, for whoever does its steps."""
@@ -218,20 +184,17 @@ class RedisLedger(OfOneProcess):
             reply = error
         return (yield from self._concluding(request, commit, started_s, reply))
 
-    def _ordinary(self, checks: Sequence[LimitCheck], expected: Expected, line: str, commit: bool) -> ChargeResult:
-        try:
-            return result_of_line(checks, expected[0], line, commit)
-        except UNREADABLE as error:
-            raise self._unreadable(line) from error
-
     def _concluding(self, request: ChargeRequest, commit: bool, started_s: float, reply: Any) -> Steps[ChargeResult]:
-        """What follows from the first reply of a decision that began at `started_s`, or from a Failed in its place."""
+        """What follows from the first reply of a decision that began at `started_s`, or from a Failed in its place.
+        Any other error is raised."""
         if isinstance(reply, Failed):
             again, unknown = _may_retry(reply, started_s), _is_unknown_script(reply)
             if not again and not unknown:
                 raise (yield partial(self._error, reply, request.project)) from reply
             lost = _may_be_done(reply)
             reply = yield from self._charge(request, commit, started_s, retry=lost, last_try=again, whole=unknown)
+        elif isinstance(reply, Exception):
+            raise reply
         elif says_more(reply):
             reply = yield from self._charge(request, commit, started_s, more=reply)
         if is_unfinished(request, reply):
@@ -761,6 +724,47 @@ def _may_be_done(error: Failed) -> bool:
 
 def _is_unknown_script(error: Failed) -> bool:
     return isinstance(error, ErrorReply) and error.code == "NOSCRIPT"
+
+
+class RepeatedQuestion:
+    """A request that is asked again and again, packed once. Called, it waits for the decision.
+
+    Whoever has a connection of its own asks `words` there, and gets the decision from `result`, or from the steps of
+    `concluding`.
+    """
+
+    __slots__ = ("_checks", "_commit", "_ledger", "_question", "_request")
+
+    def __init__(self, ledger: RedisLedger, request: ChargeRequest, commit: bool) -> None:
+        self._ledger, self._request, self._commit = ledger, request, commit
+        self._checks, self._question = request.checks, Question(request, commit)
+
+    def __call__(self, caller_ms: int, idempotency_key: str, expected: Expected) -> ChargeResult:
+        started_s = elapsed_s()
+        ledger, at = self._ledger, (caller_ms, idempotency_key, expected)
+        reply: Any
+        try:
+            reply = ledger._ask(self._request.project, self._question.words(ledger._now(), *at), started_s)
+        except Failed as error:
+            reply = error
+        result = self.result(at, reply)
+        return run(self.concluding(at, started_s, reply)) if result is None else result
+
+    def words(self, at: At) -> bytes:
+        return self._question.words(self._ledger._now(), *at)
+
+    def result(self, at: At, reply: Any) -> ChargeResult | None:
+        """The decision, where the reply is an ordinary one: a line that has no more to say."""
+        if type(reply) is not str or "+" in reply:
+            return None
+        try:
+            return result_of_line(self._checks, at[2][0], reply, self._commit)
+        except UNREADABLE as error:
+            raise self._ledger._unreadable(reply) from error
+
+    def concluding(self, at: At, started_s: float, reply: Any) -> Steps[ChargeResult]:
+        """What follows from any other reply to what was asked then, or from a Failed in its place."""
+        return self._ledger._concluding(asked_again(self._request, *at), self._commit, started_s, reply)
 
 
 class Command:

@@ -13,10 +13,9 @@ from bench.budgets import CHEAP, LABELS, guarded, one
 from bench.race import Contestant, race
 from bench.report import Bar, Report
 from quota.async_budget import AsyncBudget, Awaiter
-from quota.budget import deciding
-from quota.ledger.contract import Question
+from quota.common.clock import elapsed_s, host_clock
 from quota.ledger.redis_async import AsyncConnections
-from quota.ledger.redis_ledger import Command, RedisLedger
+from quota.ledger.redis_ledger import RedisLedger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -41,7 +40,7 @@ def measure(report: Report, server: RedisServer, folder: Path, rounds: int) -> N
     times_ns: dict[int, list[int]] = {64: [], 512: []}
 
     async def ask(_: int) -> None:
-        await lines.ask(words)
+        await lines.ask(asyncio.get_running_loop(), words, elapsed_s())
 
     async def decide(tasks: int) -> None:
         started_ns = perf_counter_ns()
@@ -51,7 +50,7 @@ def measure(report: Report, server: RedisServer, folder: Path, rounds: int) -> N
 
     with asyncio.Runner() as runner, _beside_the_server():
         runner.run(decide(64))
-        words = _words(budget, ledger)
+        words = _words(budget)
 
         def spread(one: Callable[[int], Coroutine[Any, Any, None]], tasks: int) -> Callable[[], None]:
             async def work() -> None:
@@ -94,14 +93,11 @@ def measure(report: Report, server: RedisServer, folder: Path, rounds: int) -> N
     ]
 
 
-def _words(budget: AsyncBudget, ledger: RedisLedger) -> bytes:
+def _words(budget: AsyncBudget) -> bytes:
     """What a decision sends."""
-    steps = deciding(budget._budget, CHEAP, **LABELS, commit=True)
-    step: Any = next(steps)
-    while not isinstance(step, Command):
-        in_one = isinstance(step, Question)  # the first of a process
-        step = next(ledger.deciding(step.request, commit=True)) if in_one else steps.send(step())
-    words: bytes = step.words
+    blocking: Any = budget._budget
+    [prepared] = blocking._prepared.values()
+    words: bytes = prepared.repeated().words((host_clock(), "again", blocking._high_water_mark.expected()))
     return words
 
 

@@ -1,20 +1,23 @@
 """What a budget keeps prepared of a call changes no decision: histories at random, in three projects in step. One is
-decided as it is, one in steps, and one by the long way, which prepares each call anew and asks by the rules at once.
+decided as it is, one awaited, and one by the long way, which prepares each call anew and asks by the rules at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import re
 from collections import Counter
+from contextvars import copy_context
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from quota.async_budget import Awaiter
 from quota.attribution import AttemptKeys, labels
-from quota.budget import Budget, close_budget, deciding
+from quota.budget import Budget, close_budget
 from quota.common.steps import run
 from quota.errors import LedgerError, QuotaError
 from quota.ledger.contract import Exhaustion, Identity, read_entries
@@ -80,9 +83,12 @@ class LongWay(Budget):
         return False
 
 
-class InSteps(Budget):
+class Awaited(Budget):
+    awaiter: Awaiter
+    runner: asyncio.Runner
+
     def _decide(self, *call: Any, commit: bool) -> Decision:
-        return run(self._deciding(*call, commit=commit))
+        return self.runner.run(self._deciding(self.awaiter, *call, commit=commit), context=copy_context())
 
 
 class World:
@@ -135,8 +141,9 @@ class History:
         self.now_ms = self.caller_ms = PRICE_CHANGE_MS - self.random.choice((5_000, 40_000, HOUR_MS))
         self.ledger = open_ledger(storage.url, clock=lambda: self.now_ms)
         more = (PACED,) if seed % 3 == 0 else ()
-        kinds = (Budget, InSteps, LongWay)
+        kinds = (Budget, Awaited, LongWay)
         self.worlds = [World(kind, self.ledger, folder, lambda: self.caller_ms, *more) for kind in kinds]
+        Awaited.awaiter, Awaited.runner = Awaiter(self.ledger), asyncio.Runner()
         self.found: Counter[str] = Counter()
 
     def same(self, do: Callable[[World], Any]) -> Any:
@@ -150,7 +157,7 @@ class History:
             shown = repr(result).replace(world.project, "p")
             results.append(re.sub(r"allowance-[0-9a-f]{8}", "allowance", shown))  # the journal's own name
         assert results[0] == results[2], "as it is, beside the long way"
-        assert results[1] == results[2], "in steps, beside the long way"
+        assert results[1] == results[2], "awaited, beside the long way"
         return result
 
     def step(self) -> None:
@@ -216,6 +223,8 @@ class History:
     def close(self) -> None:
         for world in self.worlds:
             world.close()
+        Awaited.awaiter.close()
+        Awaited.runner.close()
         self.ledger.close()
 
 
@@ -239,6 +248,6 @@ def test_kinds_of_calls_beyond_number_are_not_all_kept(setup: Setup, monkeypatch
     monkeypatch.setattr("quota.budget.MAX_KEPT", 5)
     budget = setup.budget(limit(20))
     decisions = [budget.charge("videos.list", region=f"r{n % 10}") for n in range(20)]
-    decisions += [run(deciding(budget, "videos.list", region="another", commit=True))]
+    decisions += [budget.charge("videos.list", region="another")]
     assert [decision.admitted for decision in decisions] == [True] * 20 + [False]
     assert len(budget._prepared) == 5

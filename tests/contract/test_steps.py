@@ -10,13 +10,13 @@ import pytest
 
 from quota.attribution import labels
 from quota.budget import charging_attempt, deciding
-from quota.common.clock import NEVER
+from quota.common.clock import NEVER, elapsed_s
 from quota.decision import Decision
 from quota.errors import UnknownMethod
 from quota.ledger import redis_ledger
 from quota.ledger.contract import Identity, Question, read_entries
 from quota.ledger.entry import Charge
-from quota.ledger.redis_errors import Lost, NoAnswer, error_of
+from quota.ledger.redis_errors import Failed, Lost, NoAnswer, error_of
 from quota.ledger.redis_ledger import Command, RedisLedger
 from quota.ledger.resp import INCOMPLETE, RawError, new_replies
 from quota.ledger.unlogged import UnloggedUsage
@@ -54,6 +54,26 @@ async def awaited(steps: Steps[Any], ask: Callable[[bytes], Awaitable[Any]] | No
         return ended.value
 
 
+class Waiting:
+    """Waits for a decision in threads; with `ask`, for what a Redis server is asked on a connection of one's own."""
+
+    def __init__(self, ask: Callable[[bytes], Awaitable[Any]] | None = None) -> None:
+        self._ask = ask
+
+    async def ask(self, repeated: Any, at: Any) -> ChargeResult:
+        if self._ask is None:
+            return await asyncio.to_thread(repeated, *at)
+        started_s, reply = elapsed_s(), None
+        try:
+            reply = await self._ask(repeated.words(at))
+        except Failed as error:
+            reply = error
+        return repeated.result(at, reply) or await self.do(repeated.concluding(at, started_s, reply))
+
+    async def do(self, steps: Steps[Any]) -> Any:
+        return await awaited(steps, self._ask)
+
+
 class Line:
     """An awaited connection. It loses the answers of these commands, counted from 0."""
 
@@ -82,7 +102,7 @@ def test_awaited_it_is_decided_as_it_is_blocking(setup: Setup) -> None:
     def charge(number: int) -> Decision:
         if number % 2:
             return budget.charge("videos.list", job="j", region="DE")
-        decision: Decision = asyncio.run(awaited(deciding(budget, "videos.list", job="j", region="DE", commit=True)))
+        decision: Decision = asyncio.run(deciding(budget, Waiting(), "videos.list", job="j", region="DE", commit=True))
         return decision
 
     decisions = [charge(number) for number in range(10)]
@@ -90,7 +110,7 @@ def test_awaited_it_is_decided_as_it_is_blocking(setup: Setup) -> None:
     assert [decision.limits[0].used_units for decision in decisions] == [*range(1, 9), 8, 8]
     blocking, in_steps = decisions[-1], decisions[-2]
     assert in_steps._replace(decided_at_ms=0) == blocking._replace(decided_at_ms=0)
-    peek = asyncio.run(awaited(deciding(budget, "videos.list", commit=False)))
+    peek = asyncio.run(deciding(budget, Waiting(), "videos.list", commit=False))
     assert (peek.admitted, peek.reason, peek.id) == (False, "limit", None)
 
 
@@ -117,7 +137,7 @@ def test_labels_are_those_of_the_task_that_begins(setup: Setup) -> None:
 
     async def charge(job: str) -> str:
         with labels(job=job, region="FR"):
-            decision: Decision = await awaited(deciding(budget, "videos.list", commit=True))
+            decision: Decision = await deciding(budget, Waiting(), "videos.list", commit=True)
         return str(decision.id)
 
     async def both() -> list[str]:
@@ -131,9 +151,9 @@ def test_labels_are_those_of_the_task_that_begins(setup: Setup) -> None:
 
 def test_an_attempt_costs_what_it_costs_blocking(setup: Setup) -> None:
     budget = setup.budget()
-    decision: Decision = asyncio.run(awaited(charging_attempt(budget, "of.nobody", "POST")))
+    decision: Decision = asyncio.run(charging_attempt(budget, Waiting(), "of.nobody", "POST"))
     with pytest.raises(UnknownMethod):
-        asyncio.run(awaited(deciding(budget, "of.nobody", commit=True)))
+        asyncio.run(deciding(budget, Waiting(), "of.nobody", commit=True))
     assert (decision.admitted, decision.cost_units) == (True, budget.book.default_price("POST").units)
 
 
@@ -149,7 +169,7 @@ def test_it_is_asked_on_a_connection_of_ones_own_and_again_when_the_answer_is_lo
     assert isinstance(setup.ledger, RedisLedger)
     setup.ledger._command("SCRIPT", "FLUSH")
     line = Line(redis_server.port, lost)
-    decision = asyncio.run(awaited(deciding(setup.budget(), "videos.list", commit=True), line))
+    decision = asyncio.run(deciding(setup.budget(), Waiting(line), "videos.list", commit=True))
     assert (decision.admitted, decision.source, decision.limits[0].used_units) == (True, "ledger", 1)
     assert line.asked == asked
     assert [entry.id for entry in read_entries(setup.ledger, setup.project, 0, NEVER)] == [decision.id]
@@ -160,7 +180,7 @@ def test_where_no_answer_comes_it_is_refused(redis_server: RedisServer) -> None:
     """The charge may be in the log: then it counts there."""
     setup = Setup.open(redis_server.url)
     decision = asyncio.run(
-        awaited(deciding(setup.budget(), "videos.list", commit=True), Line(redis_server.port, (0, 1, 2, 3)))
+        deciding(setup.budget(), Waiting(Line(redis_server.port, (0, 1, 2, 3))), "videos.list", commit=True)
     )
     assert (decision.admitted, decision.reason) == (False, "ledger-unavailable")
     assert len(list(read_entries(setup.ledger, setup.project, 0, NEVER))) == 1
@@ -180,7 +200,7 @@ def test_a_ledger_that_counts_is_said_to_count_where_there_was_no_time_to_ask_it
 
         line = Line(redis_server.port)
         budget = setup.budget(limit(10**6, name=f"new-{error.left}", window_ms=(2 + error.left) * HOUR_MS))
-        decided: Decision = asyncio.run(awaited(deciding(budget, "videos.list", commit=True), ask))
+        decided: Decision = asyncio.run(deciding(budget, Waiting(ask), "videos.list", commit=True))
         return decided
 
     setup = Setup.open(redis_server.url)
@@ -221,7 +241,7 @@ def test_the_ledger_is_asked_in_steps_alone(setup: Setup, tmp_path: Path) -> Non
     budget.ledger = watched  # type: ignore[assignment]
 
     def charge() -> Decision:
-        decision: Decision = asyncio.run(awaited(deciding(budget, "videos.list", commit=True)))
+        decision: Decision = asyncio.run(deciding(budget, Waiting(), "videos.list", commit=True))
         return decision
 
     assert charge().admitted
@@ -232,5 +252,5 @@ def test_the_ledger_is_asked_in_steps_alone(setup: Setup, tmp_path: Path) -> Non
     setup.ledger.add_unlogged(setup.project, "after", [usage])
     refused = charge()
     assert (refused.reason, refused.retry_at_ms) == ("limit", setup.now_ms + HOUR_MS)
-    prepared = {("repeating_in_steps", True)}  # asks nobody
+    prepared = {("repeating", True)}  # asks nobody
     assert watched.called - prepared == {("decide", False), ("repay", False), ("read", False)}

@@ -53,8 +53,15 @@ def connected(port: int, timeout_s: float = TIMEOUT_S, name: str = NAME) -> Iter
         lines.close()
 
 
+async def reply_to(lines: AsyncConnections, *words: str) -> Any:
+    reply = await lines.ask(asyncio.get_running_loop(), pack(words), elapsed_s())
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
+
+
 def echo(lines: AsyncConnections, word: str) -> Coroutine[Any, Any, Any]:
-    return lines.ask(pack(("ECHO", word)))
+    return reply_to(lines, "ECHO", word)
 
 
 def on_server(server: RedisServer) -> list[str]:
@@ -215,12 +222,12 @@ def test_a_long_question_and_a_long_answer_pass(server: RedisServer, run: Run) -
 
 def test_an_error_is_an_answer_and_its_connection_is_kept(server: RedisServer, run: Run) -> None:
     async def main() -> None:
-        mine = await lines.ask(pack(("CLIENT", "ID")))
+        mine = await reply_to(lines, "CLIENT", "ID")
         for wrong in (("EVALSHA", "0" * 40, "0"), ("NONSENSE",)):
             with pytest.raises(ErrorReply) as raised:
-                await lines.ask(pack(wrong))
+                await reply_to(lines, *wrong)
         assert raised.value.code == ""
-        assert await lines.ask(pack(("CLIENT", "ID"))) == mine
+        assert await reply_to(lines, "CLIENT", "ID") == mine
 
     with connected(server.port) as lines:
         run(main())
@@ -417,7 +424,7 @@ def test_a_question_is_given_up_that_waits_too_long_behind_others_and_its_answer
 
 def test_a_loop_that_was_held_up_blames_nobody(server: RedisServer, run: Run) -> None:
     async def main() -> None:
-        mine = await lines.ask(pack(("CLIENT", "ID")))
+        mine = await reply_to(lines, "CLIENT", "ID")
         asking = [asyncio.ensure_future(echo(lines, f"<{n}>")) for n in range(100)]
         for _ in range(3):
             await asyncio.sleep(0)
@@ -425,7 +432,7 @@ def test_a_loop_that_was_held_up_blames_nobody(server: RedisServer, run: Run) ->
             time.sleep(5 * SHORT_S)
             await asyncio.sleep(0)
         assert await asyncio.gather(*asking[:64]) == [f"<{n}>" for n in range(64)]
-        assert await lines.ask(pack(("CLIENT", "ID"))) == mine
+        assert await reply_to(lines, "CLIENT", "ID") == mine
         await asyncio.gather(*asking, return_exceptions=True)
 
     with connected(server.port, timeout_s=SHORT_S) as lines:
@@ -439,13 +446,13 @@ def test_what_was_not_sent_is_withdrawn_and_what_was_is_done(server: RedisServer
     async def main() -> None:
         await echo(lines, "first")
         proxy.pause()
-        asking = [asyncio.ensure_future(lines.ask(pack(("INCR", f"{n}")))) for n in range(AT_ONCE - 1)]
+        asking = [asyncio.ensure_future(reply_to(lines, "INCR", f"{n}")) for n in range(AT_ONCE - 1)]
         await asyncio.sleep(0)
         asking[7].cancel()  # before anything of that turn was sent
         for _ in range(2):
             await asyncio.sleep(0)
         asking[9].cancel()
-        asking += [asyncio.ensure_future(lines.ask(pack(("INCR", f"{n}")))) for n in range(AT_ONCE - 1, 100)]
+        asking += [asyncio.ensure_future(reply_to(lines, "INCR", f"{n}")) for n in range(AT_ONCE - 1, 100)]
         for _ in range(3):
             await asyncio.sleep(0)
         asking[80].cancel()
@@ -529,7 +536,7 @@ def test_every_server_that_is_reached_directly_is_asked_on_one(tmp_path: Path, r
         words = [long if n == 30 else f"<{n}>" for n in range(100)]
         for _ in range(3):
             assert await asyncio.gather(*(echo(lines, word) for word in words)) == words
-        await lines.ask(pack(("SET", "key", "here")))
+        await reply_to(lines, "SET", "key", "here")
         lines.close()
 
     try:
@@ -561,7 +568,7 @@ def test_one_object_serves_loops_one_after_another_and_side_by_side(server: Redi
     async def main() -> int:
         words = [f"<{n}>" for n in range(200)]
         assert await asyncio.gather(*(echo(lines, word) for word in words)) == words
-        return int(await lines.ask(pack(("CLIENT", "ID"))))
+        return int(await reply_to(lines, "CLIENT", "ID"))
 
     def work() -> None:
         ids.append(run(main()))
@@ -634,7 +641,7 @@ def test_a_child_forked_in_a_loop_has_a_connection_of_its_own_and_leaves_the_par
     server: RedisServer, run: Run
 ) -> None:
     async def client_id() -> int:
-        return int(await lines.ask(pack(("CLIENT", "ID"))))
+        return int(await reply_to(lines, "CLIENT", "ID"))
 
     def in_a_child() -> int:
         theirs = run(client_id())
@@ -659,13 +666,17 @@ LEFT_OPEN = """
 import asyncio, gc, sys
 from quota.ledger.redis_async import AsyncConnections
 from quota.ledger.redis_url import client_maker
+from quota.common.clock import elapsed_s
 from quota.ledger.resp import pack
+
+async def asking(*words):
+    return await lines.ask(asyncio.get_running_loop(), pack(words), elapsed_s())
 
 async def main():
     asyncio.get_running_loop().slow_callback_duration = 60  # a busy machine is no noise of ours
     for _ in range(3):
-        await lines.ask(pack(("PING",)))
-    asyncio.ensure_future(lines.ask(pack(("BLPOP", "nothing", "0"))))
+        await asking("PING")
+    asyncio.ensure_future(asking("BLPOP", "nothing", "0"))
     await asyncio.sleep(0.01)
 
 run = asyncio.run
@@ -679,7 +690,7 @@ gc.collect()
 run(main())
 loop = asyncio.new_event_loop()
 loop.slow_callback_duration = 60
-loop.run_until_complete(asyncio.wait_for(lines.ask(pack(("PING",))), 5))
+loop.run_until_complete(asyncio.wait_for(asking("PING"), 5))
 loop.close()
 del lines, client
 gc.collect()
@@ -720,7 +731,7 @@ def test_nothing_is_done_twice_and_nothing_confirmed_is_missing(server: RedisSer
         outcomes[word] = "given up"
         script = "redis.call('HINCRBY', KEYS[1], ARGV[1], 1) return ARGV[1]"
         try:
-            assert await lines.ask(pack(("EVAL", script, "1", "done", word))) == word
+            assert await reply_to(lines, "EVAL", script, "1", "done", word) == word
             outcomes[word] = "confirmed"
         except Failed as error:
             outcomes[word] = "lost" if getattr(error, "left", True) else "not sent"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import random
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from quota.common.steps import Steps
-    from quota.decision import Decision
     from quota.ledger.entry import Entry, Id
     from support.losses import LedgerStorage
 
@@ -90,26 +90,35 @@ def test_a_charge_that_is_lost_while_its_answer_waits_to_be_recorded_is_made_aga
     """Another task restores what was missing first, and does not know of this charge."""
     budget = site.machine().budget(limit(10))
     assert budget.charge("videos.list").admitted
-    steps = deciding(budget, "videos.list", commit=True)
-    step = next(steps)
-    while not isinstance(step, Question):
-        step = steps.send(step())
-    answer = step()
-    site.empty()
-    assert budget.charge("videos.list").admitted
-    decision = finished(steps, answer)
+
+    class Meanwhile:
+        """Something else happens between the ledger's answer and what is done with it."""
+
+        happened = False
+
+        async def ask(self, repeated: Any, at: Any) -> Any:
+            return self._answered(repeated(*at))
+
+        async def do(self, steps: Steps[Any]) -> Any:
+            try:
+                step = next(steps)
+                while True:
+                    answer = step()
+                    step = steps.send(self._answered(answer) if isinstance(step, Question) else answer)
+            except StopIteration as ended:
+                return ended.value
+
+        def _answered(self, answer: Any) -> Any:
+            if not self.happened:
+                self.happened = True
+                site.empty()
+                assert budget.charge("videos.list").admitted
+            return answer
+
+    decision = asyncio.run(deciding(budget, Meanwhile(), "videos.list", commit=True))
     assert decision.admitted
     assert budget.usage()[0].used_units == 3
     assert decision.id in {entry.id for entry in read_entries(site.machines[0].ledger, "p", 0, NEVER)}
-
-
-def finished(steps: Steps[Decision], answer: object) -> Decision:
-    """Do the steps that are left."""
-    try:
-        while True:
-            answer = steps.send(answer)()
-    except StopIteration as ended:
-        return ended.value  # type: ignore[no-any-return]
 
 
 @pytest.mark.topology
