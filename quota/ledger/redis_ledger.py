@@ -739,9 +739,8 @@ class RepeatedQuestion:
         self._ledger, self._request, self._commit = ledger, request, commit
         self._checks, self._question = request.checks, Question(request, commit)
 
-    def __call__(self, caller_ms: int, idempotency_key: str, expected: Expected) -> ChargeResult:
-        started_s = elapsed_s()
-        ledger, at = self._ledger, (caller_ms, idempotency_key, expected)
+    def __call__(self, *at: *At) -> ChargeResult:
+        started_s, ledger = elapsed_s(), self._ledger
         reply: Any
         try:
             reply = ledger._ask(self._request.project, self._question.words(ledger._now(), *at), started_s)
