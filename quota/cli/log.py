@@ -33,6 +33,7 @@ def print_charges(
     as_json: bool,
 ) -> None:
     """The charges to these projects since `start_ms`, each with its cost book; `since` is how the user wrote it."""
+    after_ms = max(ledger.whole_after_ms(project) for project in books)  # first: a ledger that has moved says so here
     charges = (
         (project, entry)
         for project, entry in read_charges(ledger, books, start_ms)
@@ -51,7 +52,6 @@ def print_charges(
         return
     if not found:
         say(f"nothing {'' if job is None is method else 'like that '}was charged in the last {since}")
-    after_ms = max(ledger.whole_after_ms(project) for project in books)
     if after_ms >= start_ms > 0:
         say(f"only since {weekday(after_ms)}, not {since}: older charges are in `quota spend`, by the hour")
 

@@ -84,8 +84,10 @@ def test_an_owner_changes_the_place_of_the_ledger_and_the_day_goes_on(
     assert (moved.returncode, moved.stderr) == (0, "")
     assert moved.stdout.splitlines()[0] == f"project moving: 2 charges moved to {new}"
     assert f'\n  [ledger]\n  url = "{new}"\n' in moved.stdout
-    for args in (("charge", "search.list"), ("status",), ("spend",)):
-        assert f"has moved to {new} and takes no charge any more" in one_line(web2(*args), 69)
+    for args in ("charge search.list", "status", "spend", "log", "log --refused", "explain"):
+        assert f"has moved to {new} and takes no charge any more" in one_line(web2(*args.split()), 69)
+    for args in ("status", "spend", "log", "log --refused", "explain"):
+        assert f"has moved to {new} and takes no charge any more" in one_line(web2(*args.split(), "--json"), 69)
     drawn = web2("charge", "videos.list")
     assert drawn.returncode == 0, "the allowance"
 
