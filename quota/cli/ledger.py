@@ -186,13 +186,13 @@ def _carry_out(source: Movable, target: Movable, steps: Sequence[Step]) -> list[
         raise
     except LedgerError as error:
         if not _begun(source, steps):
-            raise LedgerError(f"{error}; nothing was moved, and {source.label} takes charges as before") from error
+            raise LedgerError(f"{error}; nothing was moved, and {source.label} is as it was") from error
         raise LedgerError(f"{error}; the move is not finished: {later}") from error
     except KeyboardInterrupt:
         if _begun(source, steps):
             say(f"quota: the move is not finished: {later}", err=True)
         else:
-            say(f"quota: nothing was moved, and {source.label} takes charges as before", err=True)
+            say(f"quota: nothing was moved, and {source.label} is as it was", err=True)
         raise
 
 

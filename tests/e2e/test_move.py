@@ -17,11 +17,11 @@ from quota.ledger.contract import read_entries
 from quota.ledger.factory import open_movable
 from support.commands import Quota, one_line
 from support.installation import Installation, until
+from support.servers import RedisServer, free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from support.servers import RedisServer
 
 CONFIG = """
 [ledger]
@@ -143,11 +143,25 @@ def test_what_cannot_be_moved_is_one_line(tmp_path: Path, redis_server: RedisSer
         said = one_line(quota("ledger", "move", "sqlite:///ledger.db", new), 69)
         assert "not finished" not in said, "the old ledger takes charges, and there is nothing to take back"
         assert quota("peek", "videos.list").returncode == 0
-    assert "nothing was moved, and sqlite:///" in one_line(
-        quota("ledger", "move", "sqlite:///ledger.db", "sqlite:////proc/new.db"), 69
-    )
+    said = one_line(quota("ledger", "move", "sqlite:///ledger.db", "sqlite:////proc/new.db"), 69)
+    assert said.endswith(f"; nothing was moved, and sqlite:///{tmp_path}/ledger.db is as it was")
     done = quota("ledger", "move", "sqlite:///ledger.db", "sqlite:///new.db", "--all")
     assert done.stdout.splitlines()[0].endswith("2 charges moved to sqlite:///" + str(tmp_path / "new.db"))
+
+
+def test_a_replica_is_told_as_one_and_not_said_to_take_charges(tmp_path: Path, redis_server: RedisServer) -> None:
+    quota = Quota(tmp_path)
+    configure(quota, redis_server.url, "p")
+    assert quota("charge", "videos.list").returncode == 0
+    with redis.Redis(port=redis_server.port) as client:
+        client.replicaof("127.0.0.1", str(free_port()))
+        try:
+            said = one_line(quota("ledger", "move", redis_server.url, "sqlite:///new.db"), 69)
+        finally:
+            client.replicaof("NO", "ONE")
+    assert "is a replica, which cannot be written to; name the primary; nothing was moved" in said
+    assert "charges" not in said
+    assert quota("charge", "videos.list").returncode == 0
 
 
 def test_an_unfinished_move_to_a_ledger_that_is_gone_names_the_way_back(tmp_path: Path) -> None:
