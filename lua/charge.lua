@@ -335,6 +335,8 @@ repeat
   end
   if not sure then break end
 
+  -- Changes nothing, and fails where a charge would, as on a replica: a peek promises no more than that.
+  if not commit then call('XADD', KEYS[2] .. ':none', 'NOMKSTREAM', '*', 'f', 'v') end
   local admitted = commit and fits
   local newest = last
   if admitted then
@@ -534,6 +536,7 @@ for _, key in ipairs(idempotency_keys) do
     return wrong('a charge needs an idempotency key without spaces, @ or /')
   end
 end
+if not commit then redis.call('XADD', KEYS[2] .. ':none', 'NOMKSTREAM', '*', 'f', 'v') end
 
 -- >>> clock
 -- The server's clock in ms, or the time that was given, for tests and simulation.

@@ -28,7 +28,8 @@ from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.ledger.history import HISTORY_MS
 from quota.ledger.redis_ledger import RedisLedger
-from quota.limits import DAY_MS, Selector, Sliding, View
+from quota.ledger.unlogged import UnloggedUsage
+from quota.limits import DAY_MS, HOUR_MS, Selector, Sliding, View
 from quota.recovery.high_water_mark import HighWaterMark
 from support.books import BOOK
 from support.claims import claim_of
@@ -365,6 +366,31 @@ def test_what_a_server_may_say_to_a_charge(reply: bytes, told: str) -> None:
 def suppress_all(work: object) -> None:
     with suppress(redis.RedisError):
         work()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("unlogged", [False, True], ids=["", "unlogged"])
+@pytest.mark.parametrize("fault", ["replica", "memory", "replicas"])
+def test_a_peek_promises_nothing_that_a_charge_is_refused(own_server: RedisServer, fault: str, unlogged: bool) -> None:
+    """All that it reads is there, and it has nothing to write."""
+    with redis.Redis(port=own_server.port) as client, opened(own_server.url) as (budget, ledger):
+        if unlogged:
+            expiries = ((2, ledger.now_ms() + HOUR_MS),)
+            ledger.add_unlogged("p", "after", [UnloggedUsage(budget.limits[0].view.name, "lost", expiries, (0, 0))])
+        assert budget.charge("search.list").admitted
+        time.sleep(0.01)  # the first peek that comes later than the charge brings the views up to it
+        assert budget.peek("search.list").admitted
+        changes = client.info()["rdb_changes_since_last_save"]
+        assert budget.peek("search.list").admitted
+        assert client.info()["rdb_changes_since_last_save"] == changes
+        if fault == "replica":
+            client.replicaof("127.0.0.1", str(free_port()))
+        else:
+            client.config_set(*{"memory": ("maxmemory", "1"), "replicas": ("min-replicas-to-write", "1")}[fault])
+        peeked, charged = budget.peek("search.list"), budget.charge("search.list")
+        assert (peeked.reason, peeked.detail) == (charged.reason, charged.detail)
+        assert charged.reason == "ledger-unavailable"
+        with pytest.raises(LedgerError):
+            budget.usage()
 
 
 def unable_to_charge(url: str) -> str:
