@@ -315,14 +315,18 @@ def test_a_server_without_memory(own_server: RedisServer) -> None:
 
 def test_a_server_that_cannot_persist(own_server: RedisServer) -> None:
     with redis.Redis(port=own_server.port) as client:
-        client.config_set("save", "3600 1")
-        os.chmod(own_server.folder, 0o500)
-        shutil.rmtree(own_server.folder)
-        client.set("x", "y", ex=1000)
-        client.bgsave()
-        while client.info("persistence")["rdb_bgsave_in_progress"]:
-            time.sleep(0.002)
+        cannot_save(own_server, client)
     assert "cannot save its data" in unable_to_charge(own_server.url)
+
+
+def cannot_save(server: RedisServer, client: redis.Redis) -> None:
+    client.config_set("save", "3600 1")
+    os.chmod(server.folder, 0o500)
+    shutil.rmtree(server.folder)
+    client.set("x", "y", ex=1000)
+    client.bgsave()
+    while client.info("persistence")["rdb_bgsave_in_progress"]:
+        time.sleep(0.002)
 
 
 def test_a_server_with_too_many_clients(own_server: RedisServer) -> None:
@@ -369,7 +373,7 @@ def suppress_all(work: object) -> None:
 
 
 @pytest.mark.parametrize("unlogged", [False, True], ids=["", "unlogged"])
-@pytest.mark.parametrize("fault", ["replica", "memory", "replicas"])
+@pytest.mark.parametrize("fault", ["replica", "memory", "replicas", "disk"])
 def test_a_peek_promises_nothing_that_a_charge_is_refused(own_server: RedisServer, fault: str, unlogged: bool) -> None:
     """All that it reads is there, and it has nothing to write."""
     with redis.Redis(port=own_server.port) as client, opened(own_server.url) as (budget, ledger):
@@ -384,6 +388,8 @@ def test_a_peek_promises_nothing_that_a_charge_is_refused(own_server: RedisServe
         assert client.info()["rdb_changes_since_last_save"] == changes
         if fault == "replica":
             client.replicaof("127.0.0.1", str(free_port()))
+        elif fault == "disk":
+            cannot_save(own_server, client)
         else:
             client.config_set(*{"memory": ("maxmemory", "1"), "replicas": ("min-replicas-to-write", "1")}[fault])
         peeked, charged = budget.peek("search.list"), budget.charge("search.list")
