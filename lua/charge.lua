@@ -536,6 +536,7 @@ for _, key in ipairs(idempotency_keys) do
     return wrong('a charge needs an idempotency key without spaces, @ or /')
   end
 end
+-- As on the fast path: a peek fails where a charge would.
 if not commit then redis.call('XADD', KEYS[2] .. ':none', 'NOMKSTREAM', '*', 'f', 'v') end
 
 -- >>> clock
