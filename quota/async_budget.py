@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from quota.common.steps import Steps
     from quota.costs import CostBook
     from quota.decision import Decision, LimitState
-    from quota.ledger.contract import ChargeResult, Ledger, Repeated
+    from quota.ledger.contract import At, ChargeResult, Ledger, Repeated
     from quota.ledger.entry import Charge, Entry
     from quota.ledger.redis_async import AsyncConnections
-    from quota.ledger.redis_ledger import At, RepeatedQuestion
+    from quota.ledger.redis_ledger import RepeatedQuestion
     from quota.limits import Limit
 
 T = TypeVar("T")

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from quota.checklist import Key, Together
     from quota.common.steps import Steps
     from quota.decision import LimitState
-    from quota.ledger.contract import ChargeResult, Exhaustion, Expected, Ledger, LimitCheck, Repeated
+    from quota.ledger.contract import At, ChargeResult, Exhaustion, Expected, Ledger, LimitCheck, Repeated
     from quota.ledger.entry import Entry
     from quota.ledger.unlogged import UnloggedUsage
     from quota.recorder import Recorder
@@ -108,15 +108,10 @@ _Asked = tuple[Checklist, "ChargeRequest", "ChargeResult"]
 """A request and the ledger's answer, with the checklist that both follow."""
 
 
-_At = tuple[int, str, "Expected"]
-"""What is different each time that a call is decided: the caller's time, the idempotency key, and what the ledger is
-expected to have."""
-
-
 class Awaits(Protocol):
     """Waits on an event loop for what a decision needs: `quota.async_budget.Awaiter`."""
 
-    async def ask(self, repeated: Repeated, at: _At) -> ChargeResult:
+    async def ask(self, repeated: Repeated, at: At) -> ChargeResult:
         """The ledger's answer. Raises LedgerError."""
 
     async def do(self, steps: Steps[T]) -> T:
@@ -538,7 +533,7 @@ class Budget(OfOneProcess):
             self._prepared[call] = prepared
         return prepared
 
-    def _ready(self, prepared: _Prepared, caller_ms: int) -> _At | None:
+    def _ready(self, prepared: _Prepared, caller_ms: int) -> At | None:
         """With what the ledger may be asked at once; None where something must be looked up or repaid before, or the
         call is prepared for this moment alone."""
         if not prepared.until_ms:
@@ -549,7 +544,7 @@ class Budget(OfOneProcess):
             return None
         return caller_ms, self._attempt_keys.next() if prepared.commit else "", expected
 
-    def _at_once(self, prepared: _Prepared, at: _At, result: ChargeResult, commit: bool) -> Decision | None:
+    def _at_once(self, prepared: _Prepared, at: At, result: ChargeResult, commit: bool) -> Decision | None:
         """What an ordinary answer says; None where there is more to be done before."""
         checklist, request = prepared.checklist, prepared.request
         if not self._is_ordinary(request.checks, result):
@@ -565,7 +560,7 @@ class Budget(OfOneProcess):
         return decision
 
     def _going_on(
-        self, prepared: _Prepared, at: _At | None, asked: ChargeResult | LedgerError | None, commit: bool
+        self, prepared: _Prepared, at: At | None, asked: ChargeResult | LedgerError | None, commit: bool
     ) -> Steps[Decision]:
         """What follows where the answer was not ordinary, or the ledger could not be asked at once."""
         key, checklist = prepared.key, prepared.checklist

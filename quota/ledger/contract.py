@@ -247,8 +247,12 @@ def repeating(ledger: Ledger, request: ChargeRequest, *, commit: bool) -> Repeat
     return lambda *at: ledger.decide(asked_again(request, *at), commit=commit)
 
 
+At = tuple[int, str, Expected]
+"""What is different each time that a request is asked again: the caller's time, the idempotency key, and what the
+ledger is expected to have."""
+
 Repeated = Callable[[int, str, Expected], ChargeResult]
-"""Decides the same request at another time, with another idempotency key and other expectations."""
+"""Decides the same request again, with what is different this time."""
 
 
 class Question:

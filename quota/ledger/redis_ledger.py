@@ -105,15 +105,12 @@ if TYPE_CHECKING:
     from quota.common.steps import Steps
     from quota.ledger.claims import Claim, Claimed, Ending
     from quota.ledger.compared import Compared
-    from quota.ledger.contract import ChargeRequest, Expected
+    from quota.ledger.contract import At, ChargeRequest
     from quota.ledger.entry import Charge, Id
     from quota.ledger.grants import Grant
     from quota.ledger.redis_cluster import Cluster
     from quota.ledger.unlogged import UnloggedUsage
     from quota.limits import View
-
-    At = tuple[int, str, Expected]
-    """The caller's time, the idempotency key and what is expected, of a question that is asked again."""
 
 T = TypeVar("T")
 
