@@ -11,6 +11,7 @@ import struct
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quota.arguments import MAX_NUMBER, whole, whole_clock
@@ -167,9 +168,12 @@ class SqliteStorage:
                 side, lambda db: self._count(db, side, policy, identity_bytes, cost), within_s, write=None
             )
             if usual is not None:
-                decision, met = usual
+                decision, met, sweeps = usual
                 if met is not None:
                     self._met.note(met[0], was_before=met[1])
+                if sweeps:
+                    with suppress(StorageAway):  # it is counted; later will do
+                        self._transact(side, partial(_sweep, decision.now_ms, SWEEP_AT_ONCE), 0, write=None)
                 return decision
             within_s = deadline - time.monotonic()
         decision, made, met = self._transact(
@@ -203,9 +207,10 @@ class SqliteStorage:
 
     def _count(
         self, db: sqlite3.Connection, side: _Side, policy: Policy, identity_bytes: bytes, cost: int
-    ) -> tuple[Decision, tuple[Window, bool] | None] | None:
+    ) -> tuple[Decision, tuple[Window, bool] | None, bool] | None:
         """The usual cases, without a transaction around them: a `counter` of one limit admits or refuses. The decision,
-        and an identity that its window meets now. None: nothing was counted, and this is another case.
+        an identity that its window meets now, and whether to delete what has expired. None: nothing was counted, and
+        this is another case.
 
         The clock is read before the file is locked. So at the edge of a window a process may count for the old one
         what another has not seen there, as if it had come first.
@@ -219,8 +224,6 @@ class SqliteStorage:
         name = previous_name = _number_of(name_of(salt, identity_bytes))
         if previous_salt != salt:
             previous_name = _number_of(name_of(previous_salt, identity_bytes))
-        if name % SWEEP_EVERY == 0:  # if it is new, what has expired is deleted with it
-            return None
         at_ms, expires_ms = now_ms - number * window_ms, (number + 2) * window_ms
         old = (expires_ms - window_ms, limit_id, previous_name)
         free = most - cost
@@ -232,13 +235,13 @@ class SqliteStorage:
             if policy.count_rejected:
                 return None
             decision, _ = decide(policy, [States(previous, current)], now_ms, cost)
-            return None if decision.admitted else (decision, None)
+            return None if decision.admitted else (decision, None, False)
         current, previous = rows[0]
         left = COUNTER.left(limit, States(counted(previous), counted(current)), at_ms)
         decision = Decision(True, now_ms, (LimitState(*left, 0),))
         if current != cost:
-            return decision, None
-        return decision, ((policy.rule, window_ms, number), previous is not None)
+            return decision, None, False
+        return decision, ((policy.rule, window_ms, number), previous is not None), name % SWEEP_EVERY == 0
 
     def _decide(
         self, db: sqlite3.Connection, side: _Side, policy: Policy, identity_bytes: bytes, cost: int
@@ -298,7 +301,7 @@ class SqliteStorage:
                 continue
             db.execute("INSERT INTO states VALUES (?, ?, ?, ?)", (expires_ms, limit_id, name, state))
             if name % SWEEP_EVERY == 0:  # names are random, so this also holds for workers that live for one request
-                db.execute(_SWEEP, (now_ms, SWEEP_AT_ONCE))
+                _sweep(now_ms, SWEEP_AT_ONCE, db)
 
     def _new_plan(self, db: sqlite3.Connection, policy: Policy, now_ms: int) -> _Numbered:
         """The salts, made where there are none yet (I4), and the numbers of the limits."""
@@ -345,11 +348,7 @@ class SqliteStorage:
 
     def _sweep(self, now_ms: int) -> None:
         """Delete what has expired, for up to WALL_S."""
-        ends_s = time.monotonic() + WALL_S
-
-        def work(db: sqlite3.Connection) -> int:
-            return db.execute(_SWEEP, (now_ms, SWEEP_LATER)).rowcount
-
+        ends_s, work = time.monotonic() + WALL_S, partial(_sweep, now_ms, SWEEP_LATER)
         while self._transact(self._patient, work, WALL_S) == SWEEP_LATER and time.monotonic() < ends_s:
             time.sleep(SWEEP_PAUSE_S)
 
@@ -439,6 +438,11 @@ class _Pending:
 
 def _kind(policy: Policy, limit: Limit) -> str:
     return f"gcra {limit.number}" if policy.algorithm == "gcra" else policy.algorithm
+
+
+def _sweep(now_ms: int, at_once: int, db: sqlite3.Connection) -> int:
+    """Delete what has expired, and return how many states that were."""
+    return db.execute(_SWEEP, (now_ms, at_once)).rowcount
 
 
 def _number_of(name: bytes) -> int:
