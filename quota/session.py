@@ -151,14 +151,12 @@ class Session(OfOneProcess):
 
             opened = open_high_water_mark(self._state_folder, identity, self.ledger.label)
             self._high_water_marks[identity] = opened
-            if opened.path is not None and not os.path.isdir(os.path.dirname(opened.path)):
+            if not (self._has_told or opened.path is None or os.path.isdir(os.path.dirname(opened.path))):
                 self._tell_of_left_behind()
         return self._high_water_marks[identity]
 
     def _tell_of_left_behind(self) -> None:
         """A project begins on this machine: say so if it may be another name of one that was charged until now."""
-        if self._has_told:
-            return
         self._has_told = True
         from quota.common.log import warn
 

@@ -39,6 +39,7 @@ and the first decision of a machine that had seen more.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from functools import partial
@@ -129,6 +130,7 @@ _HANDLES = frozenset(
         "_configuration",
         "_file",
         "_writable_file",
+        "_is_unmade",
         "_said_full",
         "_lock",
         "_started",
@@ -163,6 +165,7 @@ class HighWaterMark:
         self._configuration = one_line(configuration)
         self._file: WatermarkFile | None = None
         self._writable_file: WatermarkFile | None = None  # the same, if one of its slots is ours
+        self._is_unmade = False  # this machine saw nothing of the project yet: the file is made to be written
         self._said_full = False
         self._glanced: Watermark | None = None  # all that this machine had seen, at a first glance
         self._start_process()
@@ -262,7 +265,7 @@ class HighWaterMark:
         begins = not self._started
         if begins:
             self._start()
-            self._started = True
+            self._started = not self._is_unmade  # until there is something to write, each look begins anew
         self._look(begins=begins)
         self._set_expected()
         self._next_look_s = time.monotonic() + LOOK_EVERY_S
@@ -274,17 +277,24 @@ class HighWaterMark:
             file.close()
         self._glanced = None
         self._start_afresh()
-        if self.path is not None:
+        if self.path is None:
+            return
+        self._is_unmade = not os.path.isdir(os.path.dirname(self.path))
+        if not self._is_unmade:
             try:
-                self._file = _opened(self.path)
-                _close_others(self)
-                if self._file.own_slot is not None:
-                    self._writable_file = self._file
-                else:
-                    self._warn(f"more than {SLOTS} processes use it at once")
-                self._recall(self._file.own_slot)
+                self._recall(self._claim(_opened(self.path)))
             except OSError as error:
                 self._give_up(error)
+
+    def _claim(self, file: WatermarkFile) -> int | None:
+        """Go on with this file, and return which slot of it is ours."""
+        self._file, self._is_unmade = file, False
+        _close_others(self)
+        if file.own_slot is not None:
+            self._writable_file = file
+        else:
+            self._warn(f"more than {SLOTS} processes use it at once")
+        return file.own_slot
 
     def _recall(self, own_slot: int | None) -> None:
         """Begin with the epoch that was seen last, at this place if it was seen here at all.
@@ -743,6 +753,11 @@ class HighWaterMark:
 
     def _write(self, *, clear: bool = False) -> None:
         """Write all that is known. `clear`: our slot now holds what ended processes knew, so empty theirs."""
+        if self._is_unmade and self.path is not None:
+            try:
+                self._claim(_made(self.path))
+            except OSError as error:
+                self._give_up(error)
         if self._writable_file is None:
             return
         watermark = self._watermark()
@@ -837,6 +852,7 @@ class HighWaterMark:
         if error.errno is None:  # not the system's: the TimeoutError of a signal handler
             raise error
         self._warn(error.strerror or error)
+        self._is_unmade = False
         file, self._file, self._writable_file = self._file, None, None
         if file is not None:
             with contextlib.suppress(OSError):
@@ -887,10 +903,15 @@ class HighWaterMark:
 def _opened(path: str) -> WatermarkFile:
     """The file, made if it is not there. Raises OSError."""
     try:
-        return WatermarkFile(path, make=False)
-    except FileNotFoundError:
-        make_room(path)
         return WatermarkFile(path)
+    except FileNotFoundError:
+        return _made(path)
+
+
+def _made(path: str) -> WatermarkFile:
+    """A new file. Raises OSError."""
+    make_room(path)
+    return WatermarkFile(path, make=True)
 
 
 def _same_views(checks: Sequence[LimitCheck], others: Sequence[LimitCheck]) -> bool:

@@ -149,11 +149,13 @@ class WatermarkFile(SlotReader):
     """An open file in which this process has a slot. Raises OSError if the file cannot be used.
 
     Only the process that opened it may use it. The lock on its slot belongs to the whole process, so a process must not
-    open the same file twice. `own_slot` is None if all slots are taken: then the file may only be read. Without `make`,
-    a file that is not there raises FileNotFoundError.
+    open the same file twice. `own_slot` is None if all slots are taken: then the file may only be read.
+
+    A file that is not there raises FileNotFoundError, or is made with `make`. Whoever makes it has read nothing of it
+    and gets a slot that holds nothing: another process may have made it first, and ended.
     """
 
-    def __init__(self, path: str, *, make: bool = True) -> None:
+    def __init__(self, path: str, *, make: bool = False) -> None:
         if sys.platform == "win32":
             raise OSError(0, "this platform has no locks on parts of a file")
         super().__init__(open_alone(path, os.O_RDWR | os.O_CREAT if make else os.O_RDWR))
@@ -162,7 +164,7 @@ class WatermarkFile(SlotReader):
             if any(data) and _CHECKSUM.unpack(data) != (FORMAT,):
                 raise OSError(0, "another version of quota-ledger wrote it; delete it")
             with _opening:
-                self.own_slot = self._claim()
+                self.own_slot = self._claim(only_empty=make)
                 _in_use[path] = self
         except BaseException:
             os.close(self._fd)
@@ -212,15 +214,19 @@ class WatermarkFile(SlotReader):
         for slot in range(self._slots_written()):
             if slot != self.own_slot and self._read_head(slot) is not None and self._lock(slot):
                 os.pwrite(self._fd, bytes(_MIN_HEAD), slot * SLOT_BYTES)
-                fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot * SLOT_BYTES)
+                self._unlock(slot)
 
     def close(self) -> None:
         if _in_use.get(self._path) is self:
             del _in_use[self._path]
         os.close(self._fd)
 
-    def _claim(self) -> int | None:
-        return next(filter(self._lock, range(SLOTS)), None)
+    def _claim(self, *, only_empty: bool) -> int | None:
+        for slot in filter(self._lock, range(SLOTS)):
+            if not only_empty or self._read_head(slot) is None:
+                return slot
+            self._unlock(slot)
+        return None
 
     def _lock(self, slot: int) -> bool:
         try:
@@ -228,6 +234,9 @@ class WatermarkFile(SlotReader):
         except (BlockingIOError, PermissionError):  # POSIX allows both for a lock that another holds
             return False
         return True
+
+    def _unlock(self, slot: int) -> None:
+        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot * SLOT_BYTES)
 
 
 _in_use: dict[str, WatermarkFile] = {}

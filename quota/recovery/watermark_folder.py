@@ -85,16 +85,15 @@ def make_room(path: str) -> None:
     """
     own = os.path.dirname(path)
     folder = os.path.dirname(own)
-    if not os.path.isdir(own):
-        is_first = not os.path.isdir(folder)
-        make_folder(own)
-        for former in FORMER_FOLDERS if is_first else ():
-            unread = os.path.join(os.path.dirname(folder), former)
-            if os.path.isdir(unread):
-                warn(
-                    "memory_unusable path=%s: an older quota-ledger wrote it and this one does not read it; delete it",
-                    unread,
-                )
+    is_first = not os.path.isdir(folder)
+    make_folder(own)
+    for former in FORMER_FOLDERS if is_first else ():
+        unread = os.path.join(os.path.dirname(folder), former)
+        if os.path.isdir(unread):
+            warn(
+                "memory_unusable path=%s: an older quota-ledger wrote it and this one does not read it; delete it",
+                unread,
+            )
     now_s = time.monotonic()
     if now_s - _swept_at_s.get(folder, -inf) >= DAY_MS / 1000:
         _swept_at_s[folder] = now_s

@@ -18,7 +18,8 @@ from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS
 from quota.notify import Notice, notify
 from quota.recovery.allowance import Allowance
-from quota.recovery.high_water_mark import HighWaterMark
+from quota.recovery.watermark_file import WatermarkFile
+from quota.recovery.watermark_folder import make_room
 from quota.settings.folders import make_state_folder
 from support.claims import claim_of
 from support.commands import Quota
@@ -51,8 +52,9 @@ def of_a_journal(folder: Path) -> None:
 
 
 def of_a_memory(folder: Path) -> None:
-    with closing(HighWaterMark(f"{folder}/marks/p/1", "p")) as high_water_mark:
-        high_water_mark.expected()
+    path = f"{folder}/marks/p/1"
+    make_room(path)
+    WatermarkFile(path, make=True).close()
 
 
 def of_the_state(folder: Path) -> None:

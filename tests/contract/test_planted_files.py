@@ -71,7 +71,7 @@ def a_stores_reader(path: Path) -> None:
 
 
 def a_watermark_file(path: Path) -> None:
-    WatermarkFile(str(path)).close()
+    WatermarkFile(str(path), make=True).close()
 
 
 def a_note(path: Path) -> None:
@@ -349,7 +349,7 @@ def test_what_a_machine_saw_is_not_read_from_a_file_of_others(tmp_path: Path, ca
     assert "memory_unusable" in caplog.text
     assert "belongs to nobody, and this is root" in caplog.text
     path.unlink()
-    with closing(WatermarkFile(str(path))) as written:
+    with closing(WatermarkFile(str(path), make=True)) as written:
         written.write((1, 0), 1, 1, (), "seen\n")
     assert len(read_slots(str(path))) == 1
     os.chown(path, NOBODY, NOBODY)

@@ -554,7 +554,7 @@ api = "youtube-v3"
             assert _open_files(state_dir / "allowance.db")
         assert _open_files(state_dir / "allowance.db") == []
     left = sorted(path.name for path in state_dir.iterdir())
-    assert left == ["allowance.db", "marks"], "no side files of the journal are left behind"
+    assert left == ["allowance.db"], "no side files of the journal are left behind"
 
 
 def _open_files(path: Path) -> list[str]:

@@ -25,7 +25,7 @@ from quota.recovery import high_water_mark as high_water_mark
 from quota.recovery import loss as loss
 from quota.recovery.high_water_mark import HighWaterMark, close_high_water_mark, open_high_water_mark
 from quota.recovery.watermark_file import SLOT_BYTES, WatermarkFile
-from quota.recovery.watermark_folder import watermark_path
+from quota.recovery.watermark_folder import make_room, watermark_path
 from support.books import BOOK
 from support.interrupts import Interrupted, at_place
 from support.losses import Machine
@@ -827,11 +827,10 @@ def test_without_a_folder_a_process_remembers_for_itself(site: Site, caplog: pyt
     (site.folder / "closed").mkdir(mode=0o500)
     machine = site.machine("closed/a")
     site.folder.chmod(0o755)
-    with not_root():
-        machine.high_water_mark.expected()
-    assert [r.getMessage().partition(" ")[0] for r in caplog.records] == ["memory_unusable"]
     budget = machine.budget(limit(10))
-    charge(budget, 8)
+    with not_root():
+        charge(budget, 8)
+    assert [r.getMessage().partition(" ")[0] for r in caplog.records] == ["memory_unusable"]
     site.empty()
     assert charge(budget) == 9
 
@@ -881,6 +880,7 @@ def test_identities_are_remembered_apart(tmp_path: Path) -> None:
 def test_a_process_has_one_high_water_mark_for_each_file(tmp_path: Path) -> None:
     identity = Identity("/etc/quota.toml", "p")
     path = watermark_path(tmp_path, identity)
+    make_room(path)
     first, second = (open_high_water_mark(tmp_path, identity, "redis://a") for _ in "12")
     assert first is second
     first.expected()
@@ -979,6 +979,36 @@ def test_a_process_notices_what_only_another_of_its_machine_has_seen(site: Site)
     close(budget, high_water_mark)
 
 
+def test_a_process_that_saw_nothing_yet_notices_what_others_saw(site: Site) -> None:
+    path = str(site.folder / "state" / "marks" / "p" / "1")
+    budget, high_water_mark = resting(site, path)
+    assert not high_water_mark.expected().ids
+    assert Children(_charge_some, (site.storage.url, path, 3)).answers() == [3]
+    site.storage.empty()
+    high_water_mark._next_look_s = 0.0
+    assert charge(budget) == 3 + 1
+    close(budget, high_water_mark)
+
+
+def test_what_two_saw_that_began_at_once_is_kept(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second has made the file, and ended, when the first is about to make it."""
+    path = str(site.folder / "state" / "marks" / "p" / "1")
+    budget, high_water_mark = resting(site, path)
+
+    def make_room_late(at: str) -> None:
+        monkeypatch.undo()
+        site.storage.empty()
+        assert Children(_charge_some, (site.storage.url, path, 3)).answers() == [3]
+        site.storage.empty()
+        make_room(at)
+
+    monkeypatch.setattr("quota.recovery.high_water_mark.make_room", make_room_late)
+    assert charge(budget) == 1
+    high_water_mark._next_look_s = 0.0
+    assert charge(budget) == 1 + 3 + 1
+    close(budget, high_water_mark)
+
+
 def test_a_process_that_rested_notices_what_others_saw_after_a_loss(site: Site) -> None:
     """It saw only what an old copy has; meanwhile the ledger was emptied, spent from, and restored from that copy."""
     path = str(site.folder / "state" / "marks" / "p" / "1")
@@ -1032,7 +1062,7 @@ def test_a_process_that_rested_notices_what_another_configuration_saw(site: Site
 
 
 def _note_and_rest(path: str, at_ms: int) -> Iterator[None]:
-    slots = WatermarkFile(path)
+    slots = WatermarkFile(path, make=True)
     slots.write((at_ms, 0), 7, at_ms, (5,), f"epoch\tanother\t\t\nhead\t{limit(100).view.name}\t{DAY_MS}\n")
     yield
     signal.pause()

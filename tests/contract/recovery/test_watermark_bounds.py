@@ -195,7 +195,7 @@ def test_the_folder_of_an_older_version_is_said_once(
 @pytest.mark.parametrize("count", [0, 1, 56, 57, 58, 1_000])
 def test_a_head_holds_as_many_numbers_as_there_are(tmp_path: Path, count: int) -> None:
     """Up to 56 of them are read at once with their head, more take another read."""
-    slots = WatermarkFile(str(tmp_path / "slots"))
+    slots = WatermarkFile(str(tmp_path / "slots"), make=True)
     numbers = tuple(range(2**53 - count, 2**53))
     assert slots.write((5, 6), 7, 8, numbers, "one\ntwo\n") == 2
     assert slots.read_all()[0] == (((5, 6), 7, 8, numbers), "one\ntwo\n")
