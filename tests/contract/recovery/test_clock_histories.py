@@ -320,16 +320,19 @@ class History:
             cutoff_ms = self._cutoff_ms(one, now_ms)
             live = {(view, n) for view, n in self.known if view == one.name and self.made[n].dated_ms > cutoff_ms}
             self.seen[name] |= live
+            # After a clock that was ahead, the log may still have what has not been trimmed yet.
+            ours = ((n, made) for n, made in enumerate(self.made) if made.log == self.log)
+            shown = live | {(one.name, n) for n, made in ours if made.dated_ms > cutoff_ms}
             if isinstance(one.view.window, Sliding):
                 # Who sees a slice that has partly left the window knows only that it counts no longer than the newest.
                 newer_ms = cutoff_ms + one.view.window.window_ms // SLICES
                 back = now_ms < self.latest_ms.get(name, 0)  # what it sees again, it knows no slices of
-                self.oldest |= {(view, n) for view, n in live if back or self.made[n].dated_ms <= newer_ms}
+                self.oldest |= {(view, n) for view, n in shown if back or self.made[n].dated_ms <= newer_ms}
             elif isinstance(one.view.window, Calendar):
                 # And of a calendar where the newest entry lies in a later day: it counts no longer than that.
                 far_ms = one.view.window.edges(now_ms)[1]
-                if any(self.made[n].dated_ms >= far_ms for _, n in live):
-                    self.oldest |= live
+                if any(self.made[n].dated_ms >= far_ms for _, n in shown):
+                    self.oldest |= shown
         self.latest_ms[name] = max(now_ms, self.latest_ms.get(name, 0))
 
 
@@ -355,6 +358,29 @@ class Runner:
     def all(self, histories: int) -> None:
         run_all(histories, SEED, plan, self.run)
         print(f"{histories} histories: {dict(sorted(self.asked.items()))}")
+
+
+SEEN_AGAIN: list[Step] = [
+    ("asks", ("a", "videos.list", True)),
+    ("time_passes", (DAY_MS,)),
+    ("server", (365 * DAY_MS,)),
+    ("asks", ("a", "search.list", True)),
+    ("all_right", ()),
+    ("repair", ("a",)),
+    ("server", (-3 * HOUR_MS,)),
+    ("asks", ("a", "captions.list", True)),
+    ("emptied", ()),
+    ("time_passes", (5 * HOUR_MS,)),
+    ("asks", ("a", "videos.list", True)),
+]
+"""Set back over midnight, the clock shows yesterday's charge with today's. What is seen of a calendar's day is one sum,
+which counts as long as its newest charge: that of yesterday too, once the ledger is emptied."""
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+def test_yesterday_seen_again_counts_with_today(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    runner = Runner(tmp_path, request.getfixturevalue("redis_server") if kind == "redis" else None)
+    assert runner.run(SEEN_AGAIN) is None
 
 
 @pytest.mark.timeout(3_600)
