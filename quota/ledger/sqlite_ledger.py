@@ -134,6 +134,8 @@ _ADDED_UP = (
     " GROUP BY hour, method, job, region, bucket, run"
 )
 
+_CHANGES_NOTHING = "UPDATE projects SET epoch = epoch WHERE 0"
+
 TOGETHER_WITHIN_S = 0.05
 """So long what several ask is answered in one transaction: other threads wait for it."""
 
@@ -239,19 +241,19 @@ class SqliteLedger(OfOneProcess):
         memory, changes, version = self._memory, db.total_changes, -1
         if memory.unused and memory.db is db:
             memory.unused -= 1
-            db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+            _begin(db, commit)
             result, _ = self._decide(db, request, commit, write)
             db.execute("COMMIT")
             return result
         if memory.db is db and memory.changes == changes:
             known = memory.answer(request, self._clock(), commit=commit)
             if known is not None:
-                charged = known.id is not None
-                if charged:
-                    db.execute("BEGIN IMMEDIATE")
+                admitted = known.outcome == "admitted"
+                if admitted:
+                    _begin(db, commit)
                 version = _data_version(db)
                 if version == memory.version and changes == db.total_changes:
-                    if charged:
+                    if known.id is not None:
                         trims = memory.trims(request.project, known.last)
                         append_charge(db, request.project, known.last, request.charge)
                         if trims is not None:
@@ -260,9 +262,11 @@ class SqliteLedger(OfOneProcess):
                         changes = db.total_changes
                         db.execute("COMMIT")
                         memory.add(request, known, changes)
+                    elif admitted:
+                        db.execute("COMMIT")
                     return known
         if not db.in_transaction:
-            db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+            _begin(db, commit)
             version = _data_version(db)
         if memory.db is not db:
             memory = Memory(db, version)
@@ -585,6 +589,8 @@ class SqliteLedger(OfOneProcess):
             return [self._answer(db, one) if elapsed_s() < ends_s else None for one in several]
 
         try:
+            if not all(isinstance(one, Inquiry) for one in several):
+                self._file.transact(lambda db: db.execute(_CHANGES_NOTHING), write=True)
             return self._file.transact(work, write=False)
         except LedgerError:
             return None
@@ -819,6 +825,13 @@ class SqliteLedger(OfOneProcess):
 
     def close(self) -> None:
         self._file.close()
+
+
+def _begin(db: sqlite3.Connection, commit: bool) -> None:
+    """Begin a decision. A peek that changes nothing fails where a charge would: it promises nothing there."""
+    db.execute("BEGIN IMMEDIATE")
+    if not commit:  # of a file that may only be read, SQLite says so at the first statement that writes
+        db.execute(_CHANGES_NOTHING)
 
 
 def _data_version(db: sqlite3.Connection) -> int:
