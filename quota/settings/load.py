@@ -121,17 +121,18 @@ def _check_found(path: Path) -> None:
 
 
 def _settings(data: dict[str, Any], path: Path | None, source: str, folder: Path) -> Settings:
-    root = TomlTable(data, source, keys=("ledger", "credentials", "jobs", "store", "textfile", "notify", "inbound"))
+    tables = ("ledger", "credentials", "jobs", "store", "textfile", "notify", "inbound")
+    root = TomlTable(data, source, keys=tables, places=_PLACES)
     if "credentials" not in root and ("inbound" not in root or "jobs" in root):
         raise root.error(f"missing; {A_CREDENTIAL}", "credentials")
     credentials = _credentials(root.table("credentials"), folder) if "credentials" in root else {}
-    ledger = _ledger(root.table("ledger", (*ADDRESS_KEYS, "name", "unavailable"), default={}), folder, path)
+    ledger = _ledger(root.table("ledger", _LEDGER_KEYS, default={}), folder, path)
     return Settings(
         path=path,
         ledger=ledger,
         credentials=credentials,
         jobs=_jobs(root.table("jobs", default={}), credentials, folder),
-        store=_store(root.table("store", ("url", "retention", "name"), default={}), folder, ledger),
+        store=_store(root.table("store", _STORE_KEYS, default={}), folder, ledger),
         textfile=path_at(root, folder, "textfile", root.text("textfile")) if "textfile" in root else None,
         notify=_notify(root.table("notify", ("command", "url", "stale", "insecure_endpoint")), folder)
         if "notify" in root
@@ -140,10 +141,15 @@ def _settings(data: dict[str, Any], path: Path | None, source: str, folder: Path
     )
 
 
+_LEDGER_KEYS = (*ADDRESS_KEYS, "name", "unavailable")
+_UNAVAILABLE_KEYS = ("max_cost", "allowance", "machines")
+_STORE_KEYS = ("url", "retention", "name")
+
+
 def _inbound(root: TomlTable) -> Mapping[str, Any]:
     from quota.settings.inbound import check_keys  # late: few configurations have it
 
-    return check_keys(root)
+    return check_keys(TomlTable({"inbound": root.value("inbound")}, root.source))  # its keys mean something else
 
 
 def _notify(table: TomlTable, folder: Path) -> NotifySettings:
@@ -160,7 +166,7 @@ def _notify(table: TomlTable, folder: Path) -> NotifySettings:
 def _ledger(table: TomlTable, folder: Path, path: Path | None) -> LedgerSettings:
     unavailable = None
     if "unavailable" in table:
-        row = table.table("unavailable", ("max_cost", "allowance", "machines"))
+        row = table.table("unavailable", _UNAVAILABLE_KEYS)
         unavailable = Unavailable(
             row.whole("max_cost"), row.whole("allowance"), row.whole("machines", 1, maximum=1_000)
         )
@@ -473,6 +479,18 @@ _JOB_KEYS = (
     "insecure_endpoint",
 )
 _FUNCTION = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
+
+_PLACES = {
+    **dict.fromkeys(("quota", "headroom", "units", "count", "bucket", "pacing"), "[[credentials.NAME.limits]]"),
+    **dict.fromkeys(("api", "project", "key", "endpoint", "cloud_project", "auth"), "[credentials.NAME]"),
+    **dict.fromkeys(("fetch", "regions", "pages", "schedule", *_SCHEDULE_KEYS, "leave", "ping"), "[jobs.NAME]"),
+    **dict.fromkeys(_ANSWER_KEYS, "[jobs.NAME]"),
+    **dict.fromkeys(("max_cost", "allowance"), "`unavailable` of [ledger]"),
+    "unavailable": "[ledger]",
+    "retention": "[store]",
+    "stale": "[notify]",
+}
+"""Where keys belong that stand in one kind of table only."""
 
 
 def _jobs(table: TomlTable, credentials: Mapping[str, CredentialSettings], folder: Path) -> dict[str, JobSettings]:

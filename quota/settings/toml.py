@@ -8,6 +8,8 @@ A message reads `quota.toml: credentials.main.limits[1].windw: unknown key; did 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from quota.common.named import read_named
@@ -16,7 +18,7 @@ from quota.errors import ConfigError
 from quota.limits import MAX_UNITS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
     from datetime import date
     from pathlib import Path
 
@@ -24,23 +26,35 @@ MAX_FILE_BYTES = 1 << 20
 
 _REQUIRED: Final = object()
 
+NO_PLACES: Mapping[str, str] = MappingProxyType({})
+
 
 class TomlTable:
     """One table of a TOML file. It may have only these `keys`; None allows any, for a table whose keys are names.
 
-    The keys are checked first, so that a misspelt key is reported as misspelt, not as missing.
+    The keys are checked first, so that a misspelt key is reported as misspelt, not as missing. `places` says of keys in
+    which tables of the file they belong, for those that stand in another one.
     """
 
-    def __init__(self, data: Mapping[str, Any], source: str, path: str = "", keys: Iterable[str] | None = None) -> None:
+    def __init__(
+        self,
+        data: Mapping[str, Any],
+        source: str,
+        path: str = "",
+        keys: Iterable[str] | None = None,
+        places: Mapping[str, str] = NO_PLACES,
+    ) -> None:
         self._data = data
         self.source = source
         self.path = path
+        self._places = places
         if keys is None:
             return
         known = tuple(keys)
         for key in data:
             if key not in known:
-                raise self.error(f"unknown key; {nearest(key, known)}", key)
+                hint = f"it belongs in {places[key]}" if key in places else nearest(key, known)
+                raise self.error(f"unknown key; {hint}", key)
 
     def __contains__(self, key: str) -> bool:
         return key in self._data
@@ -152,7 +166,8 @@ class TomlTable:
         """`value`, found at `key`, as a table."""
         if not isinstance(value, dict):
             raise self._type_error(key, value, "a table")
-        return TomlTable(value, self.source, self.at(key) + ("" if index is None else f"[{index}]"), keys)
+        path = self.at(key) + ("" if index is None else f"[{index}]")
+        return TomlTable(value, self.source, path, keys, self._places)
 
     def tables(self, keys: Iterable[str]) -> dict[str, TomlTable]:
         """The tables in this table by name; each may have only these keys."""

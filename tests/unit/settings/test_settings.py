@@ -378,6 +378,20 @@ MISTAKES = [
         "jobs.trending.quux: unknown key; known: credential, fetch, regions, pages, schedule, timezone, stagger, "
         "jitter, misfire_grace, leave, options, max_body_mb, ...",
     ),
+    # Keys of another table.
+    (
+        "[[cred",
+        "headroom = 500\n[[cred",
+        "credentials.main.headroom: unknown key; it belongs in [[credentials.NAME.limits]]",
+    ),
+    (
+        "[ledger]\n",
+        "[ledger]\nallowance = 5\n",
+        "ledger.allowance: unknown key; it belongs in `unavailable` of [ledger]",
+    ),
+    ("leave = 500", 'retention = "1d"', "jobs.trending.retention: unknown key; it belongs in [store]"),
+    ("[store]", '[store]\nschedule = "every 1h"', "store.schedule: unknown key; it belongs in [jobs.NAME]"),
+    ("[store]", '[inbound]\nkey = "a"\n[store]', "inbound.key: unknown key; did you mean 'keys'?"),
     ("leave = 500", "max_body_md = 16", "jobs.trending.max_body_md: unknown key; did you mean 'max_body_mb'?"),
     (
         "leave = 500",
