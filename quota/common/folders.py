@@ -56,11 +56,14 @@ def open_alone(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> i
     makes = flags & os.O_CREAT
     flags = flags & ~os.O_CREAT | _SAFELY
     while True:
+        if makes:
+            with contextlib.suppress(FileExistsError):
+                return os.open(path, flags | os.O_CREAT | os.O_EXCL, mode)
         try:
             fd = os.open(path, flags & ~os.O_TRUNC)
             break
         except FileNotFoundError:
-            if not makes:
+            if not makes:  # else it is gone again
                 raise
         except OSError as error:
             why = {errno.ELOOP: "is a symbolic link", errno.ENXIO: "is neither a file nor a folder"}.get(
@@ -69,8 +72,6 @@ def open_alone(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> i
             if why is None:
                 raise
             raise NotAloneError(errno.EPERM, why, os.fspath(path)) from None
-        with contextlib.suppress(FileExistsError):  # another process made it first
-            return os.open(path, flags | os.O_CREAT | os.O_EXCL, mode)
     try:
         why = _doubt(os.fstat(fd), fd)
         if why:

@@ -249,8 +249,9 @@ class HighWaterMark:
         """The same for who only looks. Where all that this machine saw lies in one slot of one file, it is but read: no
         slot is claimed unless the answer shows more. So who looks at thousands of projects writes nothing."""
         with self._lock:
-            if not (self._started or self._changing or self.path is None or siblings_of(self.path)):
-                slots = read_slots(self.path)
+            if not (self._started or self._changing or self.path is None):
+                siblings = siblings_of(self.path)
+                slots = read_slots(self.path) if siblings == [] else []
                 seen = Watermark.from_slot(*slots[0]) if len(slots) == 1 else None
                 if seen is not None and seen.label == self._label and _is_plain(seen):
                     self._glanced = seen
@@ -469,7 +470,8 @@ class HighWaterMark:
         if not result.epoch:
             return
         if not self._started:
-            self._start()
+            if not self._is_unmade:  # else there was nothing to be read just now
+                self._start()
             self._started = True
         if result.epoch != self._epoch:
             if self._checks or self._observations:
@@ -823,7 +825,7 @@ class HighWaterMark:
         self._next_siblings_s = time.monotonic() + CARRY_EVERY_S
         if self.path is None:
             return
-        slots = [slot for path in siblings_of(self.path) for slot in read_slots(path)]
+        slots = [slot for path in siblings_of(self.path) or () for slot in read_slots(path)]
         self._siblings = tuple(found for found in (Watermark.from_slot(*slot) for slot in slots) if found is not None)
 
     def _say_two_ledgers(self) -> None:

@@ -22,11 +22,14 @@ def left_behind(folder: Path, identities: Sequence[Identity], now_ms: int) -> li
 
     A project at another endpoint has the same name, and is none of these.
     """
+    folders = list(project_folders(folder))
+    if not folders:
+        return []
     known = [os.path.dirname(watermark_path(folder, one)) for one in identities]
     names = {os.path.basename(path).rpartition("-")[0] for path in known}
     configurations = {one.ledger for one in identities}
     found: dict[str, int] = {}
-    for name, paths in project_folders(folder):
+    for name, paths in folders:
         if name in names:
             continue
         marks = [mark for path in paths for slot in read_slots(path) if (mark := Watermark.from_slot(*slot))]

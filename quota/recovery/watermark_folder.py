@@ -47,13 +47,13 @@ def watermark_path(folder: Path, identity: Identity) -> str:
     return os.sep.join((str(folder), FOLDER, f"{spelled}-{identity.upstream_hash[:16]}", identity.hash))
 
 
-def siblings_of(path: str) -> list[str]:
-    """The files of other identities of the same upstream project; none where the folder cannot be read."""
+def siblings_of(path: str) -> list[str] | None:
+    """The files of other identities of the same upstream project; None where there is no folder that can be read."""
     folder, _, name = path.rpartition(os.sep)
     try:
         names = os.listdir(folder)
     except OSError:
-        return []
+        return None
     return [os.path.join(folder, one) for one in names if one != name and _OF_AN_IDENTITY.fullmatch(one)]
 
 
@@ -85,7 +85,9 @@ def make_room(path: str) -> None:
     """
     own = os.path.dirname(path)
     folder = os.path.dirname(own)
-    is_first = not os.path.isdir(folder)
+    now_s = time.monotonic()
+    is_due = now_s - _swept_at_s.get(folder, -inf) >= DAY_MS / 1000
+    is_first = is_due and not os.path.isdir(folder)
     make_folder(own)
     for former in FORMER_FOLDERS if is_first else ():
         unread = os.path.join(os.path.dirname(folder), former)
@@ -94,8 +96,7 @@ def make_room(path: str) -> None:
                 "memory_unusable path=%s: an older quota-ledger wrote it and this one does not read it; delete it",
                 unread,
             )
-    now_s = time.monotonic()
-    if now_s - _swept_at_s.get(folder, -inf) >= DAY_MS / 1000:
+    if is_due:
         _swept_at_s[folder] = now_s
         _sweep(folder)
 
