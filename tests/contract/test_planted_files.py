@@ -360,27 +360,45 @@ def test_what_a_machine_saw_is_not_read_from_a_file_of_others(tmp_path: Path, ca
 
 
 @needs_root
+@pytest.mark.parametrize("moment", ["before it is made", "after it was found", "after it was gone"])
 @pytest.mark.parametrize("kind", ["a file", "a link"])
 def test_what_others_put_there_while_a_file_is_made_is_not_taken_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, moment: str
 ) -> None:
-    """Between the look, which found nothing, and the making."""
+    """One's own file stands there and is gone again, and somebody is quicker at each step between."""
     path, opened = tmp_path / "file", os.open
+    planted: list[str] = []
+
+    def plant() -> None:
+        planted.append(kind)
+        path.unlink(missing_ok=True)
+        if kind == "a file":
+            path.write_bytes(b"theirs")
+        else:
+            path.symlink_to(tmp_path / "elsewhere")
+        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
 
     def open_and_plant(*args: Any, **options: Any) -> int:
+        if moment == "before it is made" and not planted:
+            plant()
         try:
             return opened(*args, **options)
+        except FileExistsError:
+            if moment == "after it was found" and not planted:
+                plant()
+            elif moment == "after it was gone" and not planted:
+                path.unlink()
+            raise
         except FileNotFoundError:
-            if kind == "a file":
-                path.write_bytes(b"theirs")
-            else:
-                path.symlink_to(tmp_path / "elsewhere")
-            os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+            plant()
             raise
 
+    if moment != "before it is made":
+        path.write_bytes(b"one's own")
     monkeypatch.setattr(os, "open", open_and_plant)
     with pytest.raises(NotAloneError):
         open_alone(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    assert planted
     assert not (tmp_path / "elsewhere").exists()
     if kind == "a file":
         assert path.read_bytes() == b"theirs"
