@@ -13,10 +13,9 @@ import os
 import signal
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from quota.cli.output import fail
 from quota.common.fork import start_over_in_child
 
 if TYPE_CHECKING:
@@ -87,14 +86,14 @@ def _count_down(reading: int, over: list[bool], within_s: float, statuses: Mappi
             os.close(reading)  # not before: a later signal writes a byte, too
             return
         if waits and not over and time.monotonic() >= told_s + SAY_AFTER_S:
-            _say(waits)
+            _say(f"quota: {waits}\n".encode())
             waits = ""
         time.sleep(0.05)
-    if sys.stderr.isatty():
-        os.write(2, b"\x1b[?25h\n")  # show the cursor that a progress line may have hidden
+    if os.isatty(2):
+        _say(b"\x1b[?25h\n")  # show the cursor that a progress line may have hidden
     what = "a thread that a fetch function left behind" if over else "the work in progress"
-    _say(f"interrupted; {what} took over {within_s:g} s and was abandoned; what was stored is kept")
-    time.sleep(0.1)
+    why = f"interrupted; {what} took over {within_s:g} s and was abandoned; what was stored is kept"
+    _say(f"quota: {why}\n".encode())
     os._exit(statuses.get(number, 128 + number))
 
 
@@ -107,9 +106,14 @@ def _threads_left() -> bool:
     return any(one is not main and not one.daemon for one in threading.enumerate())
 
 
-def _say(line: str) -> None:
-    """Print a line, in a thread of its own, because the block may be waiting for stderr."""
-    _thread.start_new_thread(fail, (line,))
+def _say(line: bytes) -> None:
+    """Print a line on stderr, if stderr takes it at once: the block may be waiting for that, in the middle of a line of
+    its own. A thread could wait for it, too, but Python 3.12 starts none once the block was the last thing to do."""
+    import select  # imported late: few runs are interrupted
+
+    with suppress(OSError):
+        if select.select([], [2], [], 0)[1]:
+            os.write(2, line)
 
 
 @contextmanager

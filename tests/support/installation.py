@@ -53,18 +53,18 @@ class Installation:
         with quota.open(self.config, clock=self.clock) as session:
             return run_job(session, job, clock=self.clock, **options)
 
-    def start(self, *args: str) -> subprocess.Popen[str]:
+    def start(self, *args: str, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
         """A `quota` command in a process of its own."""
-        return self.spawn(*QUOTA, *args)
+        return self.spawn(*QUOTA, *args, stderr=stderr)
 
-    def spawn(self, *command: str, **options: Any) -> subprocess.Popen[str]:
+    def spawn(self, *command: str, stderr: int = subprocess.PIPE, **options: Any) -> subprocess.Popen[str]:
         """Any command in the folder."""
         return subprocess.Popen(
             command,
             cwd=self.folder,
             env=self.quota.env,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
             **options,
         )

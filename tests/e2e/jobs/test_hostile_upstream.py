@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import signal
 import sqlite3
@@ -12,7 +13,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -519,6 +520,15 @@ def test_a_page_that_arrives_in_time_is_stored_however_often_it_is_told(
     assert site.stored() == 3
 
 
+WAITS = """
+import threading
+
+def fetch(client, region, cursor):
+    open("in-the-call", "w").close()
+    threading.Event().wait()
+"""
+
+
 BUSY = """
 import sqlite3
 from quota.jobs.job import Page
@@ -546,6 +556,29 @@ def test_a_call_that_no_signal_interrupts_is_abandoned_too(site: Site, command: 
     assert 7 < time.monotonic() - started < 100
     assert "abandoned" in err.splitlines()[-1]
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("command", "status"), [("run j", 143), ("schedule", 0)])
+def test_a_stderr_that_takes_no_more_holds_up_no_end(site: Site, command: str, status: int) -> None:
+    """Whoever reads it has stopped, and what is to be said of the end would be waited for."""
+    (site.folder / "waits.py").write_text(WAITS)
+    site.configure('schedule = "every 6d"\nmisfire_grace = "6d"', fetch="waits:fetch")
+    reading, writing = os.pipe()
+    try:
+        child = site.start(*command.split(), stderr=writing)
+        until((site.folder / "in-the-call").exists)
+        os.set_blocking(writing, False)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(writing, b"x" * 4096)
+        os.set_blocking(writing, True)
+        child.send_signal(signal.SIGTERM)
+        child.communicate(timeout=100)
+        assert child.returncode == status
+    finally:
+        child.kill()
+        os.close(reading)
+        os.close(writing)
 
 
 LEAVES = """
