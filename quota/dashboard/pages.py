@@ -232,13 +232,14 @@ def _coded(text: str) -> Markup:
 
 
 def _title(verdicts: Sequence[words.Verdict]) -> str:
-    """For the tab of the browser: the worst verdict."""
+    """For the tab of the browser: the worst verdict, and on how many of the credentials it is."""
     order = ("unknown", "closed", "full", "near", "open")
     worst = min(verdicts, key=lambda one: order.index(one.state), default=None)
     if worst is None:
         return "No answer"
     until = "" if worst.until is None else f" {worst.until.clock}"
-    count = f" ({many(len(verdicts), 'credential')})" if len(verdicts) > 1 else ""
+    alike, all_of_them = sum(one.state == worst.state for one in verdicts), many(len(verdicts), "credential")
+    count = "" if len(verdicts) == 1 else f" ({all_of_them if alike == len(verdicts) else f'{alike} of {all_of_them}'})"
     return f"{worst.headline}{until}{count}"
 
 

@@ -184,6 +184,16 @@ def test_with_the_ledger_away_it_shows_the_last_state_and_since_when(tmp_path: P
         server.close()
 
 
+def test_the_title_says_the_worst_and_of_how_many_credentials_it_is(tmp_path: Path) -> None:
+    house = Quota(tmp_path)
+    house.env["KEY"] = "a-key"
+    house.configure(HOUSE.replace("ENDPOINT", "http://127.0.0.1:9"))
+    with serve(house) as served:
+        assert "<title>Open (2 credentials) &middot;" in get(served).text
+        assert house("charge", "search.list", "--credential", "main", "--units", "2000").returncode == 0
+        until(lambda: re.search(r"<title>Full until [^(]*\(1 of 2 credentials\) &middot;", get(served).text))
+
+
 def test_a_ledger_that_never_answered_is_said_and_ends_with_the_process(tmp_path: Path) -> None:
     """It accepts connections and says nothing: every reading hangs."""
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
