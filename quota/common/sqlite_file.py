@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sqlite3
 import threading
@@ -209,6 +208,12 @@ class SqliteFile:
         with self._lock:
             self._let_go()
 
+    def __del__(self) -> None:
+        """Close what nobody closed, as every Python before 3.13 does by itself, without a ResourceWarning."""
+        db = vars(self).get("_db")  # not there if `__init__` failed
+        if db is not None:
+            db.close()
+
     def held_over_fork(self) -> Generator[None, None, None]:
         """Wait for the current transaction, and close the file. Both processes open it again when they need it.
 
@@ -286,14 +291,7 @@ class SqliteFile:
             from urllib.parse import quote  # imported late: few processes only read
 
             target = f"file:{quote(os.fsencode(os.path.abspath(self.path)))}?mode=ro"
-        return sqlite3.connect(
-            target,
-            timeout=0,
-            isolation_level=None,
-            check_same_thread=False,
-            factory=_Connection,
-            uri=self._read_only,
-        )
+        return sqlite3.connect(target, timeout=0, isolation_level=None, check_same_thread=False, uri=self._read_only)
 
     def _reads_leniently_now(self, error: sqlite3.Error) -> bool:
         """Whether there was text that is not UTF-8, which the connection replaces from now on. Until it meets one,
@@ -375,15 +373,6 @@ def statements(script: str) -> list[str]:
             found.append(pending)
             pending = ""
     return found
-
-
-class _Connection(sqlite3.Connection):
-    """Closes itself where nobody did, as every Python before 3.13 does, without a ResourceWarning. In a circle of what
-    is garbage together, what holds the connection may come too late for that."""
-
-    def __del__(self) -> None:
-        with contextlib.suppress(sqlite3.Error):  # it was never open
-            self.close()
 
 
 def _end(db: sqlite3.Connection) -> None:
