@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from quota.common.text import describe, one_line
-from quota.common.values import Value
 from quota.errors import BadAnswer
 
 if TYPE_CHECKING:
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 Kind = Literal["exhausted", "transient", "answer", "config", "cursor", "region"]
 
 
-class Failure(Value):
+@dataclass(frozen=True)
+class Failure:
     """One failed step, classified. `message` is one line without secrets.
 
     exhausted   upstream's own quota has run out, in `bucket`: no further call of this run can succeed

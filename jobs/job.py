@@ -21,13 +21,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import quota
 from quota.common.clock import rfc3339, utc
 from quota.common.text import describe, many, nearest, one_line, show, spell
-from quota.common.values import Value, field
 from quota.limits import DAY_MS
 from quota.settings.model import BUILT_IN_FETCHES
 
@@ -52,7 +52,8 @@ Fetch = Callable[..., "Page"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Page(Value):
+@dataclass(frozen=True)
+class Page:
     """What one step fetched. `videos` and `channels` are the API's own resources, as it sent them.
 
     `ranked`: the order of the videos matters (a chart). Their ranks continue those of the page before.
@@ -108,7 +109,8 @@ RegionOutcome = Literal["done", "partial", "skipped", "failed"]
 RunOutcome = Literal["done", "stopped", "failed", "overlap", "elsewhere"]
 
 
-class Away(Value):
+@dataclass(frozen=True)
+class Away:
     """Where a region is that a run did not get: on `runs_on`, heard of at `heard_ms` by the ledger's clock, which is
     `now_ms`. It is free at `until_ms` if nothing more is heard.
 
@@ -135,7 +137,8 @@ class Away(Value):
         return f"runs on {self.runs_on} {heard}; taken over if silent until {until}"
 
 
-class RegionReport(Value):
+@dataclass(frozen=True)
+class RegionReport:
     """How one region ended in one run. `items`, `pages` and `units` are what this run added.
 
     done      the pass is complete
@@ -153,7 +156,8 @@ class RegionReport(Value):
     error: str | None = None
 
 
-class RunReport(Value):
+@dataclass(frozen=True)
+class RunReport:
     """How one run ended. `regions` are those that the run covered: after an earlier stop, only the ones left over.
 
     `attempts` counts the HTTP attempts that were charged, and `units` is their cost. `why` is one line for people.

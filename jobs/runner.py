@@ -27,6 +27,7 @@ import json
 import logging
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import quota
@@ -36,7 +37,6 @@ from quota.budget import note_refusal
 from quota.common.clock import host_clock
 from quota.common.log import line
 from quota.common.text import describe
-from quota.common.values import Value, replace
 from quota.jobs.failure import Failure, classify_failure
 from quota.jobs.hold import Hold
 from quota.jobs.job import Page, RegionReport, RunReport, attempt_of, load_fetch, wants_store
@@ -257,7 +257,8 @@ def _refused_report(session: Session, job: JobSettings, decision: Decision) -> R
     )
 
 
-class _End(Value):
+@dataclass(frozen=True)
+class _End:
     """Why a run ends here."""
 
     outcome: RunOutcome

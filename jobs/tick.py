@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quota.cli.output import REFUSED_STATUS, fail, log_to_stderr, print_json, say, unprinted
 from quota.common.text import printable
-from quota.common.values import replace
 from quota.errors import QuotaError
 from quota.jobs.interruption import interruptible
 from quota.jobs.progress import named, watching

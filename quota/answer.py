@@ -10,13 +10,12 @@ must not wait for that gives `unread` in its place, and learns by LogNeededError
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.checklist import cap
 from quota.common.clock import NEVER, rfc3339
 from quota.common.log import warn
 from quota.common.text import many
-from quota.common.values import NamedTuple, new_tuple
 from quota.decision import COUNTING, REPAIR, Decision, LimitState
 from quota.errors import LedgerError
 from quota.ledger.contract import COUNT_AGAIN_MS, RETENTION_SLACK_MS
@@ -88,26 +87,23 @@ class Answers(NamedTuple):
             tightest: LimitState | None = states[0]
         else:
             tightest = min(states, key=_further_calls, default=None)
-        return new_tuple(
-            Decision,
-            (
-                admitted,
-                result.id,
-                "ledger" if admitted and commit else None,
-                self.credential,
-                self.project,
-                checklist.method,
-                checklist.units,
-                reason,
-                refused_by,
-                tightest.remaining_units if tightest else 0,
-                result.now_ms,
-                retry_at_ms,
-                states,
-                detail,
-                ahead_ms(result),
-                False,
-            ),
+        return Decision(
+            admitted,
+            result.id,
+            "ledger" if admitted and commit else None,
+            self.credential,
+            self.project,
+            checklist.method,
+            checklist.units,
+            reason,
+            refused_by,
+            tightest.remaining_units if tightest else 0,
+            result.now_ms,
+            retry_at_ms,
+            states,
+            detail,
+            ahead_ms(result),
+            False,
         )
 
     def ordinary(
@@ -127,32 +123,29 @@ class Answers(NamedTuple):
         for n, used in enumerate(result.used_units):  # a third of the time of `zip`
             _, cap_units, cost_units, _ = checks[n]
             left = cap_units - used if cap_units > used else 0
-            states.append(new_tuple(LimitState, (limits[n].name, cost_units, used, cap_units, left, 0, 0, 0, 0)))
+            states.append(LimitState(limits[n].name, cost_units, used, cap_units, left, 0, 0, 0, 0))
             further_calls = left // (cost_units or 1)
             if further_calls < fewest:
                 fewest, remaining = further_calls, left
         admitted = refused is None
         refused_by, retry_at_ms = refused or (None, None)
-        return new_tuple(
-            Decision,
-            (
-                admitted,
-                result.id,
-                "ledger" if commit and admitted else None,
-                credential,
-                project,
-                checklist.method,
-                checklist.units,
-                "ok" if admitted else "limit",
-                refused_by,
-                remaining,
-                result.now_ms,
-                retry_at_ms,
-                tuple(states),
-                "",
-                ahead_ms(result),
-                False,
-            ),
+        return Decision(
+            admitted,
+            result.id,
+            "ledger" if commit and admitted else None,
+            credential,
+            project,
+            checklist.method,
+            checklist.units,
+            "ok" if admitted else "limit",
+            refused_by,
+            remaining,
+            result.now_ms,
+            retry_at_ms,
+            tuple(states),
+            "",
+            ahead_ms(result),
+            False,
         )
 
     def _refusal(
@@ -256,7 +249,7 @@ def states_of(checklist: Checklist, request: ChargeRequest, result: ChargeResult
     for limit, check, used in zip(checklist.limits, request.checks, result.used_units, strict=False):
         _, cap_units, cost_units, _ = check
         left = cap_units - used if cap_units > used else 0
-        states.append(new_tuple(LimitState, (limit.name, cost_units, used, cap_units, left, 0, 0, 0, 0)))
+        states.append(LimitState(limit.name, cost_units, used, cap_units, left, 0, 0, 0, 0))
     for n, usages in enumerate(result.unlogged):
         live = [part for usage in usages for part in usage.expiries if part[1] > result.now_ms]
         if live:

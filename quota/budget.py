@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from quota.answer import Answers, LogNeededError, ahead_ms, clocks_of, standings_of, states_of, unread
 from quota.arguments import MAX_NUMBER, one, text, texts, whole, whole_clock
@@ -48,7 +48,6 @@ from quota.common.fork import OfOneProcess
 from quota.common.log import warn
 from quota.common.steps import run
 from quota.common.text import show
-from quota.common.values import NamedTuple
 from quota.costs import CostBook
 from quota.decision import COUNTING, REPAIR, SET_THE_CLOCK, Decision
 from quota.errors import LedgerError, UnknownCharge, UnusableLedger, UsageError

@@ -9,14 +9,14 @@ Grants       what upstream says it grants, by which caps are lowered
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.arguments import MAX_NUMBER, whole
 from quota.attribution import check_name
 from quota.common.clock import NEVER
 from quota.common.text import many
-from quota.common.values import NamedTuple, Value, replace
 from quota.errors import CostExceedsLimit
 from quota.ledger.contract import LimitCheck
 from quota.ledger.grants import read_grants
@@ -102,7 +102,8 @@ def cap(
 # -- the checklists ----------------------------------------------------------------------------------------------------
 
 
-class Checklist(Value, frozen=False):
+@dataclass
+class Checklist:
     """What the ledger must check for one kind of call: computed once, used for every decision about it."""
 
     method: str

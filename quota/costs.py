@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.arguments import texts
 from quota.common.clock import NEVER
 from quota.common.text import nearest, show
-from quota.common.values import NamedTuple, Value
 from quota.errors import UnknownMethod
 from quota.limits import Calendar, Window
 
@@ -37,7 +37,8 @@ class Price(NamedTuple):
     since: date
 
 
-class Pool(Value):
+@dataclass(frozen=True)
+class Pool:
     """How upstream's error bodies name a pool, and the methods to stop when it runs out.
 
     An error belongs to the pool if its `quota_limit`, `quota_metric` or message contains one of `marks`. `methods` then

@@ -5,11 +5,10 @@ Named tuples, like the values of `quota.ledger.contract`, and for the same reaso
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from quota.common.clock import rfc3339, utc
 from quota.common.text import many
-from quota.common.values import NamedTuple
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -7,12 +7,12 @@ limit's own name or number. Callers with different or changed configurations the
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from quota.arguments import MAX_NUMBER, one, text, texts, whole
 from quota.common.text import show
-from quota.common.values import Value, field
 from quota.errors import UsageError
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ def format_duration(duration_ms: int) -> str:
     return f"{duration_ms}ms"
 
 
-class Sliding(Value):
+@dataclass(frozen=True)
+class Sliding:
     """The last `window_ms` milliseconds, exactly: a charge at t counts in (t, t + window) and is free at t + window."""
 
     window_ms: int
@@ -74,7 +75,8 @@ class Sliding(Value):
         return self.window_ms
 
 
-class Calendar(Value):
+@dataclass(frozen=True)
+class Calendar:
     """The current hour, day or month in a named zone. Upstream itself counts by such periods.
 
     Days have 23, 24 or 25 hours; the edges come from the time zone database.
@@ -169,7 +171,8 @@ def _period_start(calendar: Calendar, at_ms: int, *, later: int = 0) -> int:
     return int(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp()) * 1000
 
 
-class Selector(Value):
+@dataclass(frozen=True)
+class Selector:
     """Selects the charges that a limit counts, by their units or as one per call. An empty field selects all names, a
     lone str that one.
     """
@@ -196,7 +199,8 @@ class Selector(Value):
         return min(units, 1) if self.count == "calls" else units
 
 
-class View(Value):
+@dataclass(frozen=True)
+class View:
     """One running total in the ledger: the charges that it counts, and its window."""
 
     selector: Selector
@@ -247,7 +251,8 @@ def _names(names: Collection[str]) -> str:
     return ",".join(sorted(re.sub(r"[%,|*]", lambda m: f"%{ord(m[0]):02X}", name) for name in names))
 
 
-class Limit(Value):
+@dataclass(frozen=True)
+class Limit:
     """A name, an enforced number, and the view that is compared with that number.
 
     `limit_units` is the enforced number, `quota_units` is upstream's grant, and `headroom_units` is the part of the

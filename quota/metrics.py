@@ -16,13 +16,12 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from quota.common.clock import NEVER
 from quota.common.folders import open_alone
 from quota.common.text import printable
-from quota.common.values import NamedTuple
 from quota.limits import Calendar
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from base64 import b64encode
 from collections.abc import Callable
 from hashlib import blake2b
 from secrets import token_hex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from quota.attribution import machine_name
@@ -35,7 +35,6 @@ from quota.common.hosts import is_readable_on_the_way
 from quota.common.log import warn
 from quota.common.redact import redact, register
 from quota.common.text import describe, one_line
-from quota.common.values import NamedTuple
 from quota.errors import ConfigError, LedgerError
 from quota.ledger.claims import MAX_TICK_MS, Claim
 from quota.limits import MINUTE_MS

@@ -12,10 +12,9 @@ L = 500 over 24 h, charges of 100 at 09:00, 10:00, 11:00, 12:00, 13:00. A call f
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import NEVER
-from quota.common.values import NamedTuple
 from quota.limits import Calendar, Sliding, paced_until
 
 if TYPE_CHECKING:

@@ -17,11 +17,10 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quota.arguments import MAX_NUMBER, texts, whole
 from quota.common.clock import LATEST_MS, NEVER, host_clock, rfc3339, utc
-from quota.common.values import NamedTuple
 from quota.decision import LimitState
 from quota.errors import LedgerError, UsageError
 from quota.ledger.contract import just_before, read_entries

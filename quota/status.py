@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.budget import looking
 from quota.checklist import cap
 from quota.common.clock import NEVER, rfc3339
-from quota.common.values import NamedTuple
 from quota.errors import Refused
 from quota.ledger.contract import (
     ChargeRequest,

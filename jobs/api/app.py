@@ -12,7 +12,7 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -22,7 +22,6 @@ from starlette.routing import Route
 from quota.common.clock import host_clock
 from quota.common.log import line
 from quota.common.text import show
-from quota.common.values import NamedTuple
 from quota.errors import UsageError
 from quota.jobs.api import cursor, pages, resources
 from quota.jobs.api.health import Health

@@ -11,9 +11,8 @@ lag the running minute is there too, up to now. A project is asked for by its na
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from quota.common.values import NamedTuple
 from quota.jobs.emulator import replies
 from quota.jobs.emulator.replies import Json, Rejected, Reply
 from quota.jobs.emulator.usage import MINUTE_MS, Meter

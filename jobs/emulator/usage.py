@@ -10,10 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from zoneinfo import ZoneInfo
-
-from quota.common.values import NamedTuple
 
 Allocation = Literal["pool", "buckets"]
 

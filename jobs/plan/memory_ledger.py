@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import NEVER
-from quota.common.values import NamedTuple
 from quota.ledger.contract import ChargeResult
 from quota.ledger.entry import Entry
 from quota.ledger.grants import grants_text

@@ -16,11 +16,10 @@ charged as a whole, as long as it is sure that every call of theirs would be adm
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from quota.budget import Budget, unlogged_usage
 from quota.common.clock import NEVER
-from quota.common.values import NamedTuple
 from quota.jobs.fetches.channels import PAGE_ITEMS as CHANNELS_A_CALL
 from quota.jobs.job import attempt_of, fetch_to_look_at
 from quota.jobs.plan.memory_ledger import MemoryLedger

@@ -7,10 +7,9 @@ It tries the jobs that use most of the limits that refuse: a longer interval, fe
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from quota.common.values import replace
 from quota.jobs.plan.simulation import pass_steps, prices_between, simulate
 from quota.jobs.schedule.ticks import streams, ticks
 from quota.limits import DAY_MS, MINUTE_MS, Sliding, format_duration

@@ -34,6 +34,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,6 @@ from quota.budget import note_refusal
 from quota.common.clock import host_clock, rfc3339, utc
 from quota.common.log import line
 from quota.common.text import describe, many
-from quota.common.values import replace
 from quota.jobs import runner
 from quota.jobs.afterwards import follow_up
 from quota.jobs.job import attempt_of, load_fetch

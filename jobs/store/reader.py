@@ -15,10 +15,9 @@ import json
 import sqlite3
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quota.common.sqlite_file import DamagedError, SqliteFile
-from quota.common.values import NamedTuple
 from quota.jobs.store.fulltext import query
 from quota.jobs.store.rows import as_text, count_or_none
 from quota.jobs.store.store import APPLICATION_ID, SCHEMA_VERSION, StoreError, is_time, path_of, wording

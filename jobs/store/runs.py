@@ -7,11 +7,10 @@ A row is written when a run begins and completed when it ends. So a run that was
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quota.common.clock import LATEST_MS, host_clock, rfc3339
 from quota.common.text import shorten
-from quota.common.values import NamedTuple
 from quota.limits import DAY_MS
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -22,7 +23,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import quota
 from quota.common.clock import host_clock, rfc3339
 from quota.common.sqlite_file import SqliteFile, Wording
-from quota.common.values import Value
 from quota.jobs.rotation import by_rotation
 from quota.jobs.store.fulltext import query
 from quota.jobs.store.rows import (
@@ -80,7 +80,8 @@ class StoreError(quota.QuotaError):
     exit_status: ClassVar[int] = 1
 
 
-class Checkpoint(Value):
+@dataclass(frozen=True)
+class Checkpoint:
     """Where one job stands in one region. `pages` and `items` count the current pass; see the table `checkpoints`.
 
     `work` is the job's project, fetch function and options (`quota.jobs.runner.work_of`): jobs of one name that do
@@ -105,7 +106,8 @@ class Checkpoint(Value):
         return self.started_at_ms is not None
 
 
-class Elsewhere(Value):
+@dataclass(frozen=True)
+class Elsewhere:
     """A job that another machine ran when this one last asked, at `asked_ms`: on `runs_on`, which the ledger had last
     heard of at `heard_ms`. Another machine takes over if nothing more is heard of it until `until_ms`. `fetched_ms` is
     when this store last got something of the job; None if it has nothing."""
@@ -128,7 +130,8 @@ class Elsewhere(Value):
         }
 
 
-class Ranking(Value):
+@dataclass(frozen=True)
+class Ranking:
     """The newest rank of a video in one region's ranking of one job."""
 
     job: str
@@ -137,7 +140,8 @@ class Ranking(Value):
     taken_at_ms: int
 
 
-class Found(Value):
+@dataclass(frozen=True)
+class Found:
     """One search result and its rankings. Texts and counts are None where upstream left them out."""
 
     video_id: str

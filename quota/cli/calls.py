@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import codecs
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.attribution import check_name
 from quota.budget import check_call
 from quota.checklist import MAX_CHARGE_UNITS
 from quota.common.named import read_named
 from quota.common.text import show
-from quota.common.values import NamedTuple
 from quota.errors import UsageError
 from quota.ledger.contract import MAX_CHARGES
 

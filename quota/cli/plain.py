@@ -8,9 +8,7 @@ itself: for help and errors, and for all that is rare. A fuzz test compares the 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
-
-from quota.common.values import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

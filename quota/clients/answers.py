@@ -20,7 +20,7 @@ import time
 import zlib
 from contextlib import contextmanager
 from http.client import HTTPResponse, IncompleteRead
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from googleapiclient.errors import HttpError
@@ -29,7 +29,6 @@ from googleapiclient.model import JsonModel
 from quota.arguments import seconds, whole
 from quota.common.redact import redact
 from quota.common.text import show, spaced
-from quota.common.values import NamedTuple
 from quota.errors import BadAnswer
 
 if TYPE_CHECKING:

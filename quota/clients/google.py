@@ -27,7 +27,7 @@ from email.parser import BytesParser
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, RemoteDisconnected, ResponseNotReady
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import google_auth_httplib2
@@ -46,7 +46,6 @@ from quota.common.fork import start_over_in_child
 from quota.common.hosts import is_loopback, is_readable_on_the_way
 from quota.common.redact import redact, register
 from quota.common.text import show
-from quota.common.values import NamedTuple
 from quota.errors import BadAnswer, ConfigError, UsageError
 
 if TYPE_CHECKING:

@@ -6,11 +6,10 @@ import os
 import sqlite3
 import threading
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from quota.common.folders import doubt_of_database, make_folder, open_alone
 from quota.common.fork import hold_over_fork
-from quota.common.values import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -6,9 +6,8 @@ beside it, so that letters are never stretched.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from quota.common.values import NamedTuple
 from quota.dashboard.words import date, hour
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS
 

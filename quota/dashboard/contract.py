@@ -7,9 +7,7 @@ cannot read.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
-
-from quota.common.values import NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

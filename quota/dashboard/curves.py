@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from quota.common.values import NamedTuple
 from quota.limits import DAY_MS, HOUR_MS, Calendar
 
 if TYPE_CHECKING:

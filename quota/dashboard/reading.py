@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.budget import ask, unlogged_usage
 from quota.common.clock import NEVER
-from quota.common.values import NamedTuple
 from quota.dashboard.curves import Event, curve, since
 from quota.dashboard.words import Searches
 from quota.errors import UsageError

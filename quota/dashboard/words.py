@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import NEVER, moment, rfc3339, second, utc
 from quota.common.text import many, spaced
-from quota.common.values import NamedTuple
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 
 if TYPE_CHECKING:

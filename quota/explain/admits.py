@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from quota.attribution import machine_name
 from quota.budget import drawn_units, leaves_of
 from quota.checklist import cap
 from quota.common.text import one_line
-from quota.common.values import NamedTuple, replace
 from quota.limits import MAX_UNITS, Limit
 
 if TYPE_CHECKING:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.budget import draw_of
 from quota.common.clock import NEVER, rfc3339
 from quota.common.text import one_line
-from quota.common.values import NamedTuple
 from quota.errors import UnknownCharge, UsageError
 from quota.explain.log import added_up, cutoff
 from quota.ledger.contract import RETENTION_SLACK_MS, just_before, read_entries

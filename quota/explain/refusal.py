@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from heapq import merge
 from itertools import chain, islice, pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from quota.budget import ask
 from quota.checklist import Together
 from quota.common.clock import NEVER, rfc3339
-from quota.common.values import NamedTuple
 from quota.errors import UsageError
 from quota.explain.admits import changes_that_admit, closed_by_upstream
 from quota.explain.log import added_up, cutoff

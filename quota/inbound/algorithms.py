@@ -15,9 +15,8 @@ after it, and what is left then.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from quota.common.values import NamedTuple
 from quota.inbound.contract import MAX_SCALE, Decision, LimitState
 
 if TYPE_CHECKING:

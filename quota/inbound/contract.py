@@ -26,11 +26,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
 
 from quota.arguments import MAX_NUMBER, text, whole
 from quota.common.text import show
-from quota.common.values import NamedTuple
 from quota.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from quota.common.values import NamedTuple
 from quota.inbound.contract import MAX_TOTALS
 
 if TYPE_CHECKING:

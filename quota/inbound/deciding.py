@@ -14,13 +14,12 @@ import atexit
 import threading
 from contextlib import suppress
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import ref
 
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
 from quota.common.text import quoted
-from quota.common.values import NamedTuple
 from quota.errors import StorageAway
 from quota.inbound.contract import AT_ONCE_S, WALL_S, Decision
 from quota.inbound.counting import Counts

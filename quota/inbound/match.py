@@ -21,10 +21,9 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.text import show
-from quota.common.values import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

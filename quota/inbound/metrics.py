@@ -9,9 +9,8 @@ metrics_app    an ASGI application that answers with it
 from __future__ import annotations
 
 from asyncio import get_running_loop
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quota.common.values import NamedTuple
 from quota.errors import StorageAway
 from quota.inbound.counting import BUCKETS_S, decision_times, requests_in
 from quota.inbound.opening import opened

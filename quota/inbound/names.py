@@ -10,9 +10,8 @@ import re
 import secrets
 from hashlib import blake2b
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from quota.common.values import NamedTuple
 from quota.errors import UsageError
 from quota.inbound.contract import MAX_WINDOW_MS
 from quota.limits import DAY_MS

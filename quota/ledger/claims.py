@@ -9,10 +9,9 @@ Record          what a ledger stores of one job, and the rules that change it. `
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from quota.arguments import MAX_NUMBER, text, whole
-from quota.common.values import NamedTuple
 from quota.errors import UsageError
 from quota.limits import DAY_MS, HOUR_MS
 

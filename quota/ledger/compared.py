@@ -6,10 +6,9 @@ Nothing is decided by it. So what cannot be read is left out, and no error stops
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import LATEST_MS
-from quota.common.values import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

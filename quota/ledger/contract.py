@@ -21,11 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from quota.arguments import whole
 from quota.common.clock import LATEST_MS, NEVER
-from quota.common.values import NamedTuple, new_tuple
 from quota.limits import DAY_MS, HOUR_MS, MINUTE_MS, longest_ms_of
 
 if TYPE_CHECKING:
@@ -232,10 +231,9 @@ class ChargeRequest(NamedTuple):
 def asked_again(request: ChargeRequest, caller_ms: int, idempotency_key: str, expected: Expected) -> ChargeRequest:
     """The same request at another time."""
     project, charge, checks, closed_by, _, jitter_ms, _, retention_ms, granted, also = request
-    charge = new_tuple(type(charge), (*charge[:-1], idempotency_key))
-    return new_tuple(
-        ChargeRequest,
-        (project, charge, checks, closed_by, caller_ms, jitter_ms, expected, retention_ms, granted, also),
+    charge = type(charge)(*charge[:-1], idempotency_key)
+    return ChargeRequest(
+        project, charge, checks, closed_by, caller_ms, jitter_ms, expected, retention_ms, granted, also
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quota.common.values import NamedTuple
+from typing import NamedTuple
 
 DEFAULT_BUCKET = "units"
 """The bucket that a stored charge means when it names none."""

@@ -11,9 +11,8 @@ sealed, and OLD can be opened again only before that. So at most one of them is 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
 
-from quota.common.values import NamedTuple
 from quota.errors import LedgerError, UnusableLedger
 from quota.ledger.contract import Ledger
 

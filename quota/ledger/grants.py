@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import LATEST_MS
-from quota.common.values import NamedTuple
 from quota.limits import DAY_MS
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ No decision reads any of this. `lua/roll_up.lua` and `lua/add_refusals.lua` writ
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from quota.common.values import NamedTuple
 from quota.limits import DAY_MS, HOUR_MS
 
 if TYPE_CHECKING:

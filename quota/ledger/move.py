@@ -17,11 +17,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from quota.common.clock import NEVER
 from quota.common.text import many, show
-from quota.common.values import NamedTuple
 from quota.errors import LedgerError, MoveRefused
 from quota.ledger.contract import MIN_RETENTION_MS, following_epoch, read_entries, root_of
 from quota.ledger.fence import OvertakenError

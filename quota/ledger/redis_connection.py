@@ -21,11 +21,10 @@ import _socket
 import errno
 import select
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quota.common.clock import elapsed_s
 from quota.common.fork import start_over_in_child
-from quota.common.values import NamedTuple
 from quota.ledger.redis_errors import ErrorReply, Failed, Lost, NoAnswer, NotRedis, error_of
 from quota.ledger.resp import INCOMPLETE, MAX_REPLY_BYTES, RawError, new_replies, pack
 

@@ -6,8 +6,8 @@ The head of `lua/charge.lua` describes the keys.
 from __future__ import annotations
 
 from functools import cache, lru_cache
+from typing import NamedTuple
 
-from quota.common.values import NamedTuple
 from quota.errors import ConfigError
 
 try:

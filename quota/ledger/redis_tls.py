@@ -13,11 +13,10 @@ import ssl
 import stat
 import time
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quota.common.named import at_once
 from quota.common.text import one_line
-from quota.common.values import NamedTuple
 from quota.ledger.redis_connection import Line, raise_if_not_the_systems
 from quota.ledger.redis_errors import Failed, Lost, Misconfigured, NoAnswer
 from quota.ledger.resp import pack

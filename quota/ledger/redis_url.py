@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from quota.common.text import nearest
-from quota.common.values import NamedTuple
 from quota.errors import ConfigError
 from quota.ledger.redis_connection import Connections, Server
 from quota.ledger.redis_errors import Failed, Misconfigured

@@ -6,11 +6,10 @@ Each function works in a transaction of `quota.ledger.sqlite_ledger`.
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import LATEST_MS, NEVER
 from quota.common.sqlite_file import checked_row
-from quota.common.values import NamedTuple
 from quota.ledger.history import (
     HISTORY_MS,
     MAX_CELLS,

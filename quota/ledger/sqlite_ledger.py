@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from quota.arguments import MAX_NUMBER, whole, whole_clock
 from quota.common.clock import LATEST_MS, NEVER, elapsed_s, host_clock
 from quota.common.fork import OfOneProcess
 from quota.common.sqlite_file import DEADLINE_S, DamagedError, SqliteFile, checked_row
-from quota.common.values import NamedTuple
 from quota.errors import LedgerError, UnusableLedger, UsageError
 from quota.ledger import sqlite_history
 from quota.ledger.compared import compared_text, read_compared

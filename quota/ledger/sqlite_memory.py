@@ -10,9 +10,8 @@ A view that is remembered is ahead of the stored one, which reads on from the lo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from quota.common.values import NamedTuple
 from quota.ledger.contract import CLOCK_BEHIND_MS, CLOCK_SLACK_MS, ChargeResult
 from quota.limits import MINUTE_MS, Sliding
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import itertools
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import NEVER
 from quota.common.sqlite_file import DamagedError, checked_row
-from quota.common.values import NamedTuple
 from quota.ledger.sqlite_rows import marks
 from quota.limits import MINUTE_MS, Sliding
 

@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import LATEST_MS, NEVER
-from quota.common.values import NamedTuple
 
 if TYPE_CHECKING:
     from quota.ledger.entry import Id

@@ -18,9 +18,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from quota.common.values import NamedTuple
 from quota.ledger.unlogged import UPSTREAM, UnloggedUsage, upstream_epoch
 from quota.limits import MINUTE_MS, Sliding
 

@@ -19,7 +19,7 @@ import time
 from datetime import datetime
 from functools import partial
 from http.client import HTTPException
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import google.auth
@@ -41,7 +41,6 @@ from quota.common.log_filter import install
 from quota.common.named import read_named
 from quota.common.redact import redact, register
 from quota.common.text import one_line, shorten, show, spaced
-from quota.common.values import NamedTuple
 from quota.errors import BadAnswer, ConfigError
 
 if TYPE_CHECKING:

@@ -14,13 +14,12 @@ wrong. All steps may be repeated: the same figures change nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.attribution import AttemptKeys
 from quota.budget import unlogged_usage
 from quota.checklist import granted_units
 from quota.common.clock import NEVER, rfc3339
-from quota.common.values import NamedTuple
 from quota.errors import ConfigError, LedgerError, UsageError
 from quota.ledger.compared import Compared
 from quota.ledger.contract import read_entries, retention_of

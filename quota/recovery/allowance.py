@@ -36,14 +36,13 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.arguments import MAX_NUMBER, whole, whole_clock
 from quota.common.clock import LATEST_MS, host_clock
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
 from quota.common.sqlite_file import DEADLINE_S, SqliteFile, checked_row
-from quota.common.values import NamedTuple
 from quota.errors import LedgerError
 from quota.ledger.entry import Charge
 from quota.ledger.file_errors import file_wording

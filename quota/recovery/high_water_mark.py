@@ -44,14 +44,13 @@ import threading
 import time
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import NEVER, rfc3339
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
 from quota.common.steps import InSteps, run
 from quota.common.text import one_line, quoted
-from quota.common.values import NamedTuple, new_tuple
 from quota.errors import LedgerError
 from quota.ledger.contract import (
     NOTHING_EXPECTED,
@@ -449,7 +448,7 @@ class HighWaterMark:
             if last[0] >= self._next_step_ms:
                 self._step(last)
             self._ids_of_others = ()
-            self._expected = new_tuple(Expected, (epoch, (last,)))
+            self._expected = Expected(epoch, (last,))
             if self._writable_file is not None:
                 self._writable_file.write_head(last, now_ms, units)
         except OSError as error:

@@ -21,11 +21,10 @@ loss report it once: their reports are merged by view and lost epoch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import NEVER
 from quota.common.text import one_line
-from quota.common.values import NamedTuple
 from quota.ledger.contract import RETENTION_SLACK_MS, read_entries, root_of
 from quota.ledger.unlogged import CARRIED, UnloggedUsage, carry_epoch, covers, is_carry
 from quota.limits import selector_of

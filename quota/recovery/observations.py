@@ -19,10 +19,9 @@ expire last: 1,500 at 15:00 and 600 at 15:15.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import NEVER
-from quota.common.values import NamedTuple
 from quota.ledger.contract import root_of
 from quota.ledger.state_fields import checked_count, checked_id, read_id, read_ms
 from quota.ledger.unlogged import CARRIED, UnloggedUsage, expiries_text, is_carry, newest_expiries, read_expiries

@@ -22,9 +22,9 @@ import sys
 import threading
 import zlib
 from functools import lru_cache
+from typing import NamedTuple
 
 from quota.common.folders import open_alone
-from quota.common.values import NamedTuple
 
 if sys.platform != "win32":
     import fcntl

@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.text import one_line
-from quota.common.values import NamedTuple
 from quota.errors import ConfigError
 from quota.ledger.factory import canonical, check_file_url
 

@@ -8,6 +8,7 @@ command runs at its start: it opens the ledger, and the entry points of the grou
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,6 @@ from quota.common.clock import host_clock
 from quota.common.findings import Finding, finding_of, ranked
 from quota.common.storage import file_system
 from quota.common.text import many, nearest, one_line
-from quota.common.values import replace
 from quota.errors import ConfigError
 from quota.limits import DAY_MS, Calendar
 from quota.settings.folders import state_folder

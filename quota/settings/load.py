@@ -16,11 +16,11 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quota.common.text import listed, many, nearest, one_line, show
-from quota.common.values import replace
 from quota.errors import ConfigError, UsageError
 from quota.ledger.factory import LEDGER_SCHEMES
 from quota.limits import (

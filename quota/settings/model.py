@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quota.common.text import one_line
-from quota.common.values import NamedTuple, Value
 from quota.limits import DAY_MS, MINUTE_MS, Limit
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ class LedgerSettings(NamedTuple):
         return f"<LedgerSettings {self.url.partition(':')[0]} {self.identity}>"
 
 
-class CredentialSettings(Value):
+@dataclass(frozen=True)
+class CredentialSettings:
     """One credential. `key_ref` says where the secret is (`env:NAME`, `file:/path`); None for the emulator's demo.
 
     `endpoint` is None for the API's own address. Credentials of one project have the same limits. `cloud_project` is
@@ -79,7 +80,8 @@ class CredentialSettings(Value):
     insecure_endpoint: bool = False
 
 
-class JobSettings(Value):
+@dataclass(frozen=True)
+class JobSettings:
     """One job. `leave` is in units by limit name; `options` are keyword arguments for the fetch function.
 
     Without `regions` the job makes one pass without a region. `schedule` is a cron line on the wall clock of
@@ -134,7 +136,8 @@ class NotifySettings(NamedTuple):
     insecure_endpoint: bool = False
 
 
-class Settings(Value):
+@dataclass(frozen=True)
+class Settings:
     """A whole configuration. `path` is its file; None for the built-in one. `textfile` is the folder for metrics.
 
     `inbound` is the table of that name as it stands in the file: `quota.inbound` reads it.

@@ -20,11 +20,11 @@ last asked. At all other times the tests compare the two.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from quota.common.text import show
-from quota.common.values import Value
 from quota.limits import DAY_MS, MINUTE_MS, SECOND_MS, parse_duration
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ MAX_PAUSE_DAYS = 8 * 366 + 1
 """The longest pause of a cron line that fires at all: 29 February, across a century year without a leap day."""
 
 
-class Every(Value):
+@dataclass(frozen=True)
+class Every:
     """Fires at each multiple of `interval_ms` since 1970, whatever the clock changes."""
 
     interval_ms: int
@@ -54,7 +55,8 @@ class Every(Value):
         return iter(range(first_ms, until_ms, self.interval_ms))
 
 
-class Cron(Value):
+@dataclass(frozen=True)
+class Cron:
     """A cron line in a zone. `weekdays` count from Sunday = 0. With `either` a day must match the day of the month or
     the weekday, otherwise both.
     """

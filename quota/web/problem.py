@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
-
-from quota.common.values import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

@@ -6,6 +6,7 @@ import io
 import random
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +17,6 @@ from quota.budget import Budget, charge_attempt
 from quota.cli.explain import render_charge, render_refusal
 from quota.common.clock import rfc3339
 from quota.common.steps import run
-from quota.common.values import replace
 from quota.decision import Decision
 from quota.errors import LedgerError, UnknownCharge, UsageError
 from quota.explain.admits import Change

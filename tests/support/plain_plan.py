@@ -4,11 +4,11 @@ ledger, one after the other.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quota.attribution import AttemptKeys
 from quota.common.clock import NEVER
-from quota.common.values import replace
 from quota.jobs.job import load_fetch
 from quota.jobs.plan.simulation import SLOT_MS, JobTotals, Refusal, Simulated, Spent, State, pass_steps, step_at
 from quota.jobs.rotation import by_rotation

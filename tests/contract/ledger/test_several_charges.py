@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import random
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
 
-from quota.common.values import replace
 from quota.ledger.contract import MAX_CHARGES, ChargeRequest, Exhaustion, LimitCheck
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from quota.common.values import replace
 from quota.errors import CostExceedsLimit, UsageError
 from quota.jobs.job import load_fetch
 from quota.jobs.plan.plan import make_plan, render_plan
