@@ -9,18 +9,17 @@ All rules stand in `quota.budget` and in the ledgers; here is only how they are 
 
 from __future__ import annotations
 
-from asyncio import CancelledError, current_task, get_running_loop, shield, wrap_future
+from asyncio import CancelledError, current_task, get_running_loop, wrap_future
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial, wraps
-from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quota.arguments import one, text, texts
-from quota.budget import SESSION_CLOSED, Budget, deciding, deciding_many
+from quota.budget import SESSION_CLOSED, Budget
 from quota.common.clock import elapsed_s
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.errors import LedgerError, Refused, UsageError
-from quota.ledger.contract import Question
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Future
@@ -28,13 +27,10 @@ if TYPE_CHECKING:
     from concurrent.futures import Future as Submitted
 
     from quota.budget import Outlook
-    from quota.common.steps import Steps
     from quota.costs import CostBook
     from quota.decision import Decision, LimitState
-    from quota.ledger.contract import At, ChargeResult, Ledger, Repeated
+    from quota.ledger.contract import Ledger
     from quota.ledger.entry import Charge, Entry
-    from quota.ledger.redis_async import AsyncConnections
-    from quota.ledger.redis_ledger import RepeatedQuestion
     from quota.limits import Limit
 
 T = TypeVar("T")
@@ -44,6 +40,9 @@ WAIT_S = 0.85
 
 HELD_UP_S = 0.25
 """A ledger that fails after so long was silent: who waited for its thread meanwhile is given up too."""
+
+ASKERS = 8
+"""So many threads ask a Redis server at once."""
 
 HOUSEKEEPERS = 8
 """So many threads do what a decision needs besides its question and is not quick: they read files, or tell the ledger
@@ -82,19 +81,27 @@ class AsyncBudget(OfOneProcess):
         self, method: str, *, units: int | None = None, job: str | None = None, region: str | None = None
     ) -> Decision:
         """Charge one call of `method` before it leaves, if every limit has room for it: `Budget.charge`."""
-        return await deciding(self._budget, self._awaiter, method, units=units, job=job, region=region, commit=True)
+        return (await self._asked([(method, units, None)], job, region, commit=True))[0]
 
     async def charge_many(
         self, calls: Iterable[str | tuple[str, int]], *, job: str | None = None, region: str | None = None
     ) -> list[Decision]:
         """Charge 1 to 100 calls in one step before they leave, all or none: `Budget.charge_many`."""
-        return await self._awaiter.do(deciding_many(self._budget, calls, job=job, region=region))
+        return await self._awaiter.ask(partial(self._budget.charge_many, calls, job=job, region=region))
 
     async def peek(
         self, method: str, *, units: int | None = None, job: str | None = None, region: str | None = None
     ) -> Decision:
         """The decision that `charge` would make now, without charging."""
-        return await deciding(self._budget, self._awaiter, method, units=units, job=job, region=region, commit=False)
+        return (await self._asked([(method, units, None)], job, region, commit=False))[0]
+
+    async def _asked(self, calls: list[Any], job: str | None, region: str | None, *, commit: bool) -> list[Decision]:
+        work = partial(self._budget._decide, *calls[0], job, region, commit=commit)
+        try:
+            return [await self._awaiter.ask(work)]
+        except LedgerError as error:
+            given_up = partial(copy_context().run, self._budget.given_up, calls, job, region, commit, error)
+            return await self._awaiter.in_thread(given_up)
 
     async def refund(self, charge_id: str) -> Charge | Entry:
         """Give back a charge whose request provably never left this machine: `Budget.refund`."""
@@ -209,56 +216,19 @@ class Awaiter:
     def __init__(self, ledger: Ledger) -> None:
         self._label = ledger.label
         self._closed = False
-        self._lines: AsyncConnections | None = None
+        self._at_once = ASKERS if getattr(ledger, "connections", _none)() is not None else 1
         self._silent_until_s = 0.0
-        if getattr(ledger, "connections", _none)() is not None:
-            from quota.ledger.redis_async import AsyncConnections
-
-            self._lines = AsyncConnections(ledger.connections)  # type: ignore[attr-defined]
         self.start_over_in_child()
         start_over_in_child(self)
 
-    async def ask(self, repeated: Repeated, at: At) -> ChargeResult:
-        """What a ledger decides that is asked the same again. Raises LedgerError."""
-        started_s, loop = elapsed_s(), running_loop()
-        lines = self._lines
-        if lines is None:
-            return await self._ask_in_thread(partial(repeated, *at))  # type: ignore[no-any-return]
-        question: RepeatedQuestion = repeated  # type: ignore[assignment]  # of a ledger that has lines
-        reply = await lines.ask(loop, question.words(at), started_s)
-        result = question.result(at, reply)
-        return await self.do(question.concluding(at, started_s, reply)) if result is None else result
-
-    async def do(self, steps: Steps[T]) -> T:
-        """Do all steps, one after the other, and return what they lead to."""
-        started_s, loop = elapsed_s(), running_loop()
-        try:
-            step: Any = next(steps)
-            while True:
-                try:
-                    if self._lines is not None and hasattr(step, "words"):  # a Command
-                        answer = await self._lines.ask(loop, step.words, started_s)
-                        if isinstance(answer, Exception):
-                            raise answer
-                    elif type(step) is not Question:
-                        answer = await (self._look(step) if type(step) is MethodType else self._in_thread(step))
-                    elif self._lines is not None:
-                        answer = await self.do(step.ledger.deciding(step.request, commit=step.commit))  # type: ignore[attr-defined]
-                    else:
-                        answer = await self._ask_in_thread(step)
-                except BaseException as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(answer)
-        except StopIteration as ended:
-            return ended.value  # type: ignore[no-any-return]
+    async def ask(self, work: Callable[[], T]) -> T:
+        """A decision, in a thread that asks the ledger. Raises LedgerError."""
+        running_loop()
+        return await self._ask_in_thread(partial(copy_context().run, work))  # type: ignore[no-any-return]
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Do what is no step of a decision, and return what it leads to."""
         return await self._begin(self._others, work)
-
-    async def _in_thread(self, step: Callable[[], T]) -> T:
-        return await self._begin(self._housekeepers, step)
 
     def _begin(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> Future[T]:
         loop = running_loop()
@@ -271,14 +241,7 @@ class Awaiter:
         except RuntimeError as error:  # this process ends, or may start no more threads
             raise LedgerError(f"ledger {self._label}: there is no thread to go on with it: {error}") from None
 
-    async def _look(self, look: MethodType) -> Any:
-        """A step that is a bare method changes nothing for its caller: tasks that want it at once share one."""
-        looking = self._looks.get(look)
-        if looking is None or looking.done() or looking.get_loop() is not get_running_loop():
-            looking = self._looks[look] = self._begin(self._housekeepers, look)
-        return await shield(looking)
-
-    async def _ask_in_thread(self, question: Callable[[], ChargeResult]) -> Any:
+    async def _ask_in_thread(self, question: Callable[[], Any]) -> Any:
         """Ask a ledger that one thread asks for all: a file, which takes one decision at a time, or a cluster."""
         asking = self._submit(self._asker, partial(self._ask_in_turn, question, elapsed_s()))
         late, task = False, current_task()
@@ -298,7 +261,7 @@ class Awaiter:
         finally:
             timer.cancel()
 
-    def _ask_in_turn(self, question: Callable[[], ChargeResult], since_s: float) -> Any:
+    def _ask_in_turn(self, question: Callable[[], Any], since_s: float) -> Any:
         if since_s < self._silent_until_s:
             raise self._not_asked("did not answer the decision before")
         began_s = elapsed_s()
@@ -316,11 +279,7 @@ class Awaiter:
     def close(self) -> None:
         """What is under way is given up, and may have been charged."""
         self._closed = True
-        lines, self._lines = self._lines, None
-        if lines is not None:
-            lines.close()
         self._asker.shutdown(wait=False)
-        self._housekeepers.shutdown(wait=False)
         self._others.shutdown(wait=False)
 
     def _check_open(self) -> None:
@@ -329,9 +288,7 @@ class Awaiter:
 
     def start_over_in_child(self) -> None:
         """A forked child lacks its parent's threads."""
-        self._looks: dict[MethodType, Future[Any]] = {}
-        self._asker = ThreadPoolExecutor(1, thread_name_prefix="quota-ledger")
-        self._housekeepers = ThreadPoolExecutor(HOUSEKEEPERS, thread_name_prefix="quota-house")
+        self._asker = ThreadPoolExecutor(self._at_once, thread_name_prefix="quota-ledger")
         self._others = ThreadPoolExecutor(HOUSEKEEPERS, thread_name_prefix="quota-other")
 
 

@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from quota.answer import Answers, LogNeededError, ahead_ms, clocks_of, standings_of, states_of, unread
 from quota.arguments import MAX_NUMBER, one, text, texts, whole, whole_clock
@@ -46,7 +46,6 @@ from quota.checklist import (
 from quota.common.clock import NEVER, elapsed_s, host_clock, rfc3339
 from quota.common.fork import OfOneProcess
 from quota.common.log import warn
-from quota.common.steps import run
 from quota.common.text import show
 from quota.costs import CostBook
 from quota.decision import COUNTING, REPAIR, SET_THE_CLOCK, Decision
@@ -58,7 +57,6 @@ from quota.ledger.contract import (
     RETENTION_SLACK_MS,
     ChargeRequest,
     Identity,
-    Question,
     asked_again,
     read_entries,
     repeating,
@@ -73,7 +71,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from quota.checklist import Key, Together
-    from quota.common.steps import Steps
     from quota.decision import LimitState
     from quota.ledger.contract import At, ChargeResult, Exhaustion, Expected, Ledger, LimitCheck, Repeated
     from quota.ledger.entry import Entry
@@ -105,16 +102,6 @@ _DECIDED = ("admitted", "refused", "exhausted")
 
 _Asked = tuple[Checklist, "ChargeRequest", "ChargeResult"]
 """A request and the ledger's answer, with the checklist that both follow."""
-
-
-class Awaits(Protocol):
-    """Waits on an event loop for what a decision needs: `quota.async_budget.Awaiter`."""
-
-    async def ask(self, repeated: Repeated, at: At) -> ChargeResult:
-        """The ledger's answer. Raises LedgerError."""
-
-    async def do(self, steps: Steps[T]) -> T:
-        """Do all steps, one after the other, and return what they lead to."""
 
 
 class _Prepared:
@@ -248,7 +235,7 @@ class Budget(OfOneProcess):
         its own; `limits`, `retry_at` and the rest are those of all calls together. Raises as `charge` does, also
         CostExceedsLimit for calls that can never fit together. Then, too, nothing is charged.
         """
-        return run(deciding_many(self, calls, job=job, region=region))
+        return self._deciding_all(_calls(calls), job, region)
 
     def peek(
         self,
@@ -325,17 +312,17 @@ class Budget(OfOneProcess):
 
         Raises LedgerError, also when this machine's clock and the ledger's disagree.
         """
-        return run(looking(self, texts(methods, "methods")))
+        return self._looking(texts(methods, "methods"))
 
-    def _looking(self, methods: Sequence[str]) -> Steps[Outlook]:
+    def _looking(self, methods: Sequence[str]) -> Outlook:
         checklist = self._checklists.of_a_look()
         charge = Charge(0, checklist.bucket, "", "", "", "")
-        checklist, request, result = yield from self._counting(checklist, charge)
+        checklist, request, result = self._counting(checklist, charge)
         room_ms: tuple[int | None, ...] = (None,) * len(self.limits)
         full: Decision | None = None
         if result.outcome != "admitted":  # else every limit has room
-            room_ms = yield from self._with_log(partial(_room_of_each, *standings_of(checklist, request, result)))
-            full = yield from self._with_log(partial(self._full, checklist, request, result))
+            room_ms = self._with_log(partial(_room_of_each, *standings_of(checklist, request, result)))
+            full = self._with_log(partial(self._full, checklist, request, result))
         closed, next_ms = result.exhaustion, full.retry_at_ms if full is not None else None
         if closed is not None:
             next_ms = None if closed.until_ms == NEVER else max(next_ms or 0, closed.until_ms + self._jitter_ms)
@@ -345,7 +332,7 @@ class Budget(OfOneProcess):
             known = [method for method in methods if book.canonical(method) in book.methods]
             prices = {method: book.price(method) for method in known}
             by_share = sorted(prices, key=lambda m: prices[m].units / book.buckets[prices[m].bucket].quota_units)
-            dearest = (yield from self._would_be_told(by_share[-1])) if by_share else None
+            dearest = (self._would_be_told(by_share[-1])) if by_share else None
         return Outlook(
             result.now_ms,
             states_of(checklist, request, result),
@@ -357,12 +344,12 @@ class Budget(OfOneProcess):
             ahead_ms(result),
         )
 
-    def _with_log(self, say: Callable[[ReadEntries], T]) -> Steps[T]:
+    def _with_log(self, say: Callable[[ReadEntries], T]) -> T:
         """What can mostly be said without the log. Where it must be read, that is a step."""
         try:
             return say(unread)
         except LogNeededError:
-            return (yield partial(say, self._entries))  # type: ignore[no-any-return]
+            return say(self._entries)  # type: ignore[no-any-return]
 
     def _full(
         self, checklist: Checklist, request: ChargeRequest, result: ChargeResult, read: ReadEntries
@@ -391,29 +378,29 @@ class Budget(OfOneProcess):
             commit=False,
         )
 
-    def _would_be_told(self, method: str) -> Steps[Decision | None]:
+    def _would_be_told(self, method: str) -> Decision | None:
         """The decision of `peek` for a method by the ledger alone; None for a call that can never be admitted."""
         try:
             checklist = self._checklists.make((method, None, None, ""))
             charge = Charge(checklist.units, checklist.bucket, checklist.method, "", "", "")
-            checklist, request, result = yield from self._asking(checklist, (charge,), False, looks=True)
+            checklist, request, result = self._asking(checklist, (charge,), False, looks=True)
         except UsageError:
             return None
         except PriceChangedError:  # it changed just now
-            return (yield from self._would_be_told(method))
-        return (yield from self._with_log(partial(self._answers.decision, checklist, request, result, commit=False)))
+            return self._would_be_told(method)
+        return self._with_log(partial(self._answers.decision, checklist, request, result, commit=False))
 
     def _look(self, job: str) -> _Asked:
-        return run(self._looking_at(job))
+        return self._looking_at(job)
 
-    def _looking_at(self, job: str) -> Steps[_Asked]:
+    def _looking_at(self, job: str) -> _Asked:
         checklist = self._checklists.of("", 0, "", self.limits, (0,) * len(self.limits), job)
         return self._counting(checklist, Charge(0, "", "", "", "", ""))
 
-    def _counting(self, checklist: Checklist, charge: Charge) -> Steps[_Asked]:
+    def _counting(self, checklist: Checklist, charge: Charge) -> _Asked:
         """What the ledger counts, for people: they wait for one that has a long log to count first."""
         for _ in range(MAX_COUNTING):
-            checklist, request, result = yield from self._asking(checklist, (charge,), False, looks=True)
+            checklist, request, result = self._asking(checklist, (charge,), False, looks=True)
             if result.outcome == "clock":
                 raise LedgerError(f"ledger {self.ledger.label}: {clocks_of(request, result)}; {SET_THE_CLOCK}")
             if result.outcome != "counting":
@@ -466,32 +453,20 @@ class Budget(OfOneProcess):
                     return decision
             except LedgerError as error:
                 asked = error
-        return run(self._going_on(prepared, at, asked, commit))
+        return self._going_on(prepared, at, asked, commit)
 
-    async def _deciding(
-        self,
-        awaiter: Awaits,
-        method: str,
-        units: int | None,
-        bucket: str | None,
-        job: str | None,
-        region: str | None,
-        *,
-        commit: bool,
-    ) -> Decision:
-        """The same for an event loop: what may take long is awaited. The rest is quick, and in memory."""
-        prepared, caller_ms = self._prepared_for(method, units, bucket, job, region, commit)
-        asked: ChargeResult | LedgerError | None = None
-        at = self._ready(prepared, caller_ms)
-        if at is not None:
-            try:
-                asked = result = await awaiter.ask(prepared.decide or prepared.repeated(), at)
-                decision = self._at_once(prepared, at, result, commit)
-                if decision is not None:
-                    return decision
-            except LedgerError as error:
-                asked = error
-        return await awaiter.do(self._going_on(prepared, at, asked, commit))
+    def given_up(
+        self, calls: Sequence[_Call], job: str | None, region: str | None, commit: bool, error: LedgerError
+    ) -> list[Decision]:
+        """The decision of calls that were not asked of the ledger, because others wait for it: see `_unanswered`."""
+        labelled = current_attribution()
+        job, region = labelled[0] if job is None else job, labelled[1] if region is None else region
+        checklist, charges = self._together([(*call, job) for call in calls], region, commit)
+        decision, ids = self._unanswered(checklist, charges, error, commit=commit)
+        if commit and not decision.admitted:
+            note_refusal(self, decision, job, region, len(charges))
+        each = zip(charges, ids or (None,) * len(charges), strict=True)
+        return [decision._replace(id=i, method=c.method, cost_units=c.units) for c, i in each]
 
     def _prepared_for(
         self, method: str, units: int | None, bucket: str | None, job: str | None, region: str | None, commit: bool
@@ -560,16 +535,16 @@ class Budget(OfOneProcess):
 
     def _going_on(
         self, prepared: _Prepared, at: At | None, asked: ChargeResult | LedgerError | None, commit: bool
-    ) -> Steps[Decision]:
+    ) -> Decision:
         """What follows where the answer was not ordinary, or the ledger could not be asked at once."""
         key, checklist = prepared.key, prepared.checklist
         if at is None:  # the rules find out the time, and what to expect
             at = 0, self._attempt_keys.next() if commit else "", NOTHING_EXPECTED
         request = asked_again(prepared.request, *at)
         so_far = asked if asked is None or isinstance(asked, LedgerError) else (checklist, request, asked)
-        return (yield from self._concluding((key,), checklist, (request.charge,), commit, so_far))[0]
+        return (self._concluding((key,), checklist, (request.charge,), commit, so_far))[0]
 
-    def _deciding_all(self, calls: Sequence[_Call], job: str | None, region: str | None) -> Steps[list[Decision]]:
+    def _deciding_all(self, calls: Sequence[_Call], job: str | None, region: str | None) -> list[Decision]:
         """The decisions about calls that are charged together."""
         labelled = current_attribution()
         job = text(labelled[0] if job is None else job, "job")
@@ -577,7 +552,7 @@ class Budget(OfOneProcess):
         check_name("region", region)
         keys = tuple([(method, units, bucket, job) for method, units, bucket in calls])
         checklist, charges = self._together(keys, region, commit=True)
-        decision, charges, ids = yield from self._concluding(keys, checklist, charges, commit=True)
+        decision, charges, ids = self._concluding(keys, checklist, charges, commit=True)
         return [
             decision._replace(id=charge_id, method=charge.method, cost_units=charge.units)
             for charge, charge_id in zip(charges, ids or (None,) * len(charges), strict=True)
@@ -597,7 +572,7 @@ class Budget(OfOneProcess):
         charges: tuple[Charge, ...],
         commit: bool,
         asked: _Asked | LedgerError | None = None,
-    ) -> Steps[tuple[Decision, tuple[Charge, ...], tuple[str, ...]]]:
+    ) -> tuple[Decision, tuple[Charge, ...], tuple[str, ...]]:
         """The decision about a call, or several together, what was to be charged, and the ids of it. `asked`: the
         ledger's answer, or the error in its place, if it was asked."""
         try:
@@ -605,23 +580,23 @@ class Budget(OfOneProcess):
                 if isinstance(asked, LedgerError):
                     raise asked
                 if asked is None and self._allowance is not None and self._allowance.may_owe(self._identity):
-                    yield self._repay
-                checklist, request, result = yield from self._asking(checklist, charges, commit, asked)
+                    self._repay()
+                checklist, request, result = self._asking(checklist, charges, commit, asked)
                 ids = result.ids
                 try:
                     decision = self._answers.decision(checklist, request, result, unread, commit=commit)
                 except LogNeededError:
-                    decision = yield partial(
-                        self._answers.decision, checklist, request, result, self._entries_in_time(), commit=commit
+                    decision = self._answers.decision(
+                        checklist, request, result, self._entries_in_time(), commit=commit
                     )
             except LedgerError as error:
                 checklist.check_price(self._clock())
-                decision, ids = yield partial(self._unanswered, checklist, charges, error, commit=commit)
+                decision, ids = self._unanswered(checklist, charges, error, commit=commit)
         except PriceChangedError:  # the price changed after the checklist was built, as happens in a long-lived process
             for key in keys:
                 self._checklists.pop(key, None)
             checklist, charges = self._together(keys, charges[0].region, commit)
-            return (yield from self._concluding(keys, checklist, charges, commit))
+            return self._concluding(keys, checklist, charges, commit)
         if commit and not decision.admitted:
             note_refusal(self, decision, charges[0].job, charges[0].region, len(charges))
         return decision, charges, ids
@@ -634,7 +609,7 @@ class Budget(OfOneProcess):
                 self._settle_repaid(corrected)
 
     def _ask_ledger(self, checklist: Checklist, charge: Charge, *, commit: bool) -> _Asked:
-        return run(self._asking(checklist, (charge,), commit))
+        return self._asking(checklist, (charge,), commit)
 
     def _asking(
         self,
@@ -644,7 +619,7 @@ class Budget(OfOneProcess):
         asked: _Asked | None = None,
         *,
         looks: bool = False,
-    ) -> Steps[_Asked]:
+    ) -> _Asked:
         """Send one request to the ledger; return it with the result, and with the checklist that it follows. The budget
         sends it again with a fresh time if this machine's clock proved wrong, with lower caps if upstream grants less
         than this process knew, and after it has restored data that the ledger lost. `asked`: it was sent once. `looks`:
@@ -656,9 +631,9 @@ class Budget(OfOneProcess):
                 expected = NOTHING_EXPECTED
                 if high_water_mark is not None:
                     see = high_water_mark.glance if looks and not behind_tries else high_water_mark.expected
-                    expected = high_water_mark.known() or (yield see)
+                    expected = high_water_mark.known() or see()
                 checklist, request = self._request(checklist, charges[0], expected, self._clock(), charges[1:])
-                result: ChargeResult = yield Question(self.ledger, request, commit)
+                result: ChargeResult = self.ledger.decide(request, commit=commit)
             else:
                 checklist, request, result = asked
                 asked = None
@@ -676,7 +651,7 @@ class Budget(OfOneProcess):
                 new_key, retention_ms = self._attempt_keys.next(), self._retention_ms
                 try:
                     restore = high_water_mark.restore_missing
-                    yield partial(restore, self.ledger, result, request.expected, new_key, retention_ms)
+                    restore(self.ledger, result, request.expected, new_key, retention_ms)
                 except SeenAheadError as seen:
                     return checklist, request, result._replace(outcome="clock", seen_ahead_ms=seen.seen_ms)
                 if commit:  # the lost request may still arrive; it must not be mistaken for this one
@@ -686,20 +661,20 @@ class Budget(OfOneProcess):
             else:
                 if self._said_ahead or ahead_ms(result):
                     self._say_ahead(result)
-                if high_water_mark is not None and (yield partial(high_water_mark.record, request.checks, result)):
+                if high_water_mark is not None and high_water_mark.record(request.checks, result):
                     new_key, retention_ms = self._attempt_keys.next(), self._retention_ms
-                    lacked = yield high_water_mark.follow_up(self.ledger, result, new_key, retention_ms)
+                    lacked = high_water_mark.follow_up(self.ledger, result, new_key, retention_ms)
                     if lacked and behind_tries < MAX_LOSSES:
                         behind_tries += 1
                         for charge_id in result.ids:  # the call has not left
                             views = tuple(limit.view for limit in self.limits)
-                            yield partial(self.ledger.settle, self.project, charge_id, 0, views)
+                            self.ledger.settle(self.project, charge_id, 0, views)
                         charges = self._anew(charges) if result.ids else charges
                         continue
                 recorder = self._recorder
                 if not looks and recorder is not None and recorder.is_due(result.now_ms):
                     newest_before_ms = max(request.expected.ids, default=(0, 0))[0]
-                    yield partial(recorder.answered, result.now_ms, newest_before_ms)
+                    recorder.answered(result.now_ms, newest_before_ms)
                 return checklist, request, result
 
     def _anew(self, charges: tuple[Charge, ...]) -> tuple[Charge, ...]:
@@ -804,35 +779,14 @@ class Budget(OfOneProcess):
 # -- for clients and jobs, not for users -------------------------------------------------------------------------------
 
 
-async def deciding(
-    budget: Budget,
-    awaiter: Awaits,
-    method: str,
-    *,
-    units: int | None = None,
-    job: str | None = None,
-    region: str | None = None,
-    commit: bool,
-) -> Decision:
-    """`Budget.charge`, or without `commit` `Budget.peek`, awaited."""
-    return await budget._deciding(awaiter, method, units, None, job, region, commit=commit)
-
-
-def looking(budget: Budget, methods: Iterable[str] = ()) -> Steps[Outlook]:
+def looking(budget: Budget, methods: Iterable[str] = ()) -> Outlook:
     """`Budget.outlook`, for whoever does the steps."""
     return budget._looking(tuple(methods))
 
 
-def counting(budget: Budget) -> Steps[object]:
+def counting(budget: Budget) -> object:
     """What `Budget.usage` asks, for whoever does the steps."""
     return budget._looking_at("")
-
-
-def deciding_many(
-    budget: Budget, calls: Iterable[str | tuple[str, int]], *, job: str | None = None, region: str | None = None
-) -> Steps[list[Decision]]:
-    """`Budget.charge_many`, for whoever does the steps."""
-    return (yield from budget._deciding_all(_calls(calls), job, region))
 
 
 def check_call(budget: Budget, call: str | tuple[str, int], job: str) -> None:
@@ -846,14 +800,9 @@ def charge_attempt(budget: Budget, method: str, verb: str) -> Decision:
     return budget._decide(*_attempt(budget, method, verb), None, None, commit=True)
 
 
-async def charging_attempt(budget: Budget, awaiter: Awaits, method: str, verb: str) -> Decision:
-    """The same, awaited."""
-    return await budget._deciding(awaiter, *_attempt(budget, method, verb), None, None, commit=True)
-
-
 def charge_attempts(budget: Budget, calls: Iterable[tuple[str, str]]) -> list[Decision]:
     """`Budget.charge_many` for 1 to 100 outgoing calls, each a method and its HTTP verb."""
-    return run(budget._deciding_all([_attempt(budget, method, verb) for method, verb in calls], None, None))
+    return budget._deciding_all([_attempt(budget, method, verb) for method, verb in calls], None, None)
 
 
 def _attempt(budget: Budget, method: str, verb: str) -> _Call:

@@ -5,24 +5,21 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.budget import looking
 from quota.checklist import cap
 from quota.common.clock import NEVER, rfc3339
+from quota.common.several import several
 from quota.errors import Refused
 from quota.ledger.contract import (
     ChargeRequest,
-    Inquiry,
     LimitCheck,
-    Question,
     just_before,
     read_entries,
     retention_of,
 )
 from quota.ledger.entry import Charge
-from quota.ledger.side_by_side import run_side_by_side
 from quota.limits import DAY_MS, Calendar, Selector, Sliding, paced_until
 from quota.session import machine_jitter_ms
 from quota.settings.model import BUILT_IN_FETCHES
@@ -31,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from quota.budget import Budget, Outlook
-    from quota.common.steps import Steps
     from quota.costs import Bucket, CostBook
     from quota.decision import LimitState
     from quota.ledger.compared import Compared
@@ -203,14 +199,14 @@ def read_status(
             lasting[key] = [_lasting(budget.book, limit, at_ms) for limit in budget.limits]
         return lasting[key]
 
-    def reading(name: str) -> Steps[CredentialRow]:
+    def reading(name: str) -> CredentialRow:
         settings, budget = credentials[name], session.budget(name)
-        outlook = yield from looking(budget, fetches.get(name, []))
-        notes: Notes = yield Inquiry(ledger, "notes", settings.project)
+        outlook = looking(budget, fetches.get(name, []))
+        notes: Notes = ledger.notes(settings.project)
         # On each machine a closed bucket opens a little later than upstream's reset. The status uses that time too.
         exhausted = [x for x in notes.exhaustions if _ends(x) + jitter_ms > at_ms]
-        oldest_of = (yield from _oldest_of(budget, outlook.states, at_ms)) if next_capacity else None
-        limits = yield from _limit_rows(budget, lasting_of(budget), outlook, notes, exhausted, oldest_of, at_ms)
+        oldest_of = (_oldest_of(budget, outlook.states, at_ms)) if next_capacity else None
+        limits = _limit_rows(budget, lasting_of(budget), outlook, notes, exhausted, oldest_of, at_ms)
         return CredentialRow(
             outlook,
             settings.book.main_bucket.name,
@@ -227,7 +223,7 @@ def read_status(
         )
 
     rows: list[CredentialRow] = []
-    for row in run_side_by_side(ledger, map(reading, names)):
+    for row in several(reading, names):
         rows.append(row)
         if progress is not None:
             progress(len(rows), len(names))
@@ -266,7 +262,7 @@ def _limit_rows(
     exhausted: Sequence[Exhaustion],
     oldest_of: Mapping[str, int] | None,
     at_ms: int,
-) -> Steps[tuple[LimitRow, ...]]:
+) -> tuple[LimitRow, ...]:
     counts_since_ms, rows = notes.whole_after_ms, []
     grants = {grant.bucket: grant for grant in notes.grants if grant.believed_at(at_ms)}
     granted = {bucket: grant.quota_units for bucket, grant in grants.items()}
@@ -278,7 +274,7 @@ def _limit_rows(
             enforced_units = cap(limit, 0, 1, None, granted)
         next_ms = None
         if oldest_of is not None and state.used_units:
-            next_ms = yield from _next_capacity(budget, limit, enforced_units, edges, state, oldest_of, at_ms)
+            next_ms = _next_capacity(budget, limit, enforced_units, edges, state, oldest_of, at_ms)
         opens_ms = _opens(budget.book, selector, closed) if closed else None
         if opens_ms is not None:
             state = state._replace(remaining_units=0)
@@ -312,7 +308,7 @@ def _next_capacity(
     state: LimitState,
     oldest_of: Mapping[str, int],
     at_ms: int,
-) -> Steps[int]:
+) -> int:
     """When a limit of which something is used has more capacity."""
     if edges is not None:
         now_units = state.limit_units
@@ -320,7 +316,7 @@ def _next_capacity(
         return paced_until(enforced_units, edges, now_units + 1) if more else edges[1]
     longest_ms, oldest_ms = limit.view.window.longest_ms, oldest_of.get(limit.name)
     if oldest_ms is None and state.used_units > state.unlogged_units:
-        oldest_ms = yield partial(_oldest_entry, budget, limit, at_ms - longest_ms + 1)
+        oldest_ms = _oldest_entry(budget, limit, at_ms - longest_ms + 1)
     leaves_ms = [] if oldest_ms is None else [oldest_ms + longest_ms]
     leaves_ms += [state.unlogged_next_ms] if state.unlogged_units else []
     return min(leaves_ms, default=at_ms)
@@ -332,7 +328,7 @@ def _oldest_entry(budget: Budget, limit: Limit, since_ms: int) -> int | None:
     return next((e.ms for e in entries if _counts(limit, e)), None)
 
 
-def _oldest_of(budget: Budget, states: Sequence[LimitState], at_ms: int) -> Steps[dict[str, int]]:
+def _oldest_of(budget: Budget, states: Sequence[LimitState], at_ms: int) -> dict[str, int]:
     """By sliding limit the time of the oldest charge that it counts, as far as the ledger says it.
 
     Mostly it is the first entry of the window. Where that is of another limit's, or given back: the charge that must
@@ -347,7 +343,7 @@ def _oldest_of(budget: Budget, states: Sequence[LimitState], at_ms: int) -> Step
         return {}
     after_ms = {limit.name: at_ms - limit.view.window.longest_ms for limit, _ in used}
     range_read = just_before(min(after_ms.values()) + 1), NEVER, 1
-    first: Sequence[Entry] = yield Inquiry(budget.ledger, "read", budget.project, *range_read)
+    first: Sequence[Entry] = budget.ledger.read(budget.project, *range_read)
     found = {limit.name: e.ms for limit, _ in used for e in first if e.ms > after_ms[limit.name] and _counts(limit, e)}
     used = [(limit, units) for limit, units in used if limit.name not in found]
     if not used:
@@ -356,7 +352,7 @@ def _oldest_of(budget: Budget, states: Sequence[LimitState], at_ms: int) -> Step
     checks = tuple([LimitCheck(limit.view, units, 1, None) for limit, units in used])
     retention_ms = retention_of(limit.view.window for limit in budget.limits)
     request = ChargeRequest(budget.project, nothing, checks, (), at_ms, retention_ms=retention_ms)
-    result: ChargeResult = yield Question(budget.ledger, request, False)
+    result: ChargeResult = budget.ledger.decide(request, commit=False)
     if result.outcome != "refused" or not result.leaving_ms:
         return found
     answers = zip(used, result.used_units, result.leaving_ms, strict=True)

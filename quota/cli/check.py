@@ -59,8 +59,8 @@ def ask_ledger(settings: Settings) -> list[Finding]:
     warning. Does not create a missing ledger file.
     """
     from quota.budget import Budget, counting
+    from quota.common.several import several
     from quota.ledger.factory import open_ledger
-    from quota.ledger.side_by_side import run_side_by_side
 
     url = settings.ledger.url
     if url.startswith("sqlite:"):
@@ -80,7 +80,7 @@ def ask_ledger(settings: Settings) -> list[Finding]:
             Budget(credential=one.name, project=one.project, book=one.book, limits=one.limits, ledger=ledger)
             for one in {c.project: c for c in settings.credentials.values()}.values()
         )
-        for _ in run_side_by_side(ledger, map(counting, budgets)):
+        for _ in several(counting, budgets):
             pass
     except LedgerError as error:
         level: Level = "error" if isinstance(error, UnusableLedger) else "warning"

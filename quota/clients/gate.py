@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from quota.async_budget import AsyncBudget
-    from quota.budget import Awaits, Budget
+    from quota.budget import Budget
 
 MethodOf = str | Callable[[str, str], str]
 """An API method's name, or a function that gives it for (verb, url), for example ("GET", "https://...")."""
@@ -65,10 +65,6 @@ class HostGate:
         """The charged attempt; None for a host that is not metered. Raises Refused."""
         return self._meter.attempt(self._name(verb, url), verb) if self._is_metered(url) else None
 
-    async def charging(self, awaiter: Awaits, verb: str, url: str) -> Attempt | None:
-        """`charge`, awaited."""
-        return await self._meter.attempting(awaiter, self._name(verb, url), verb) if self._is_metered(url) else None
-
     def _is_metered(self, url: str) -> bool:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme in ("https", "wss") else 80)
@@ -99,7 +95,7 @@ class AsyncHostGate:
 
     async def charge(self, verb: str, url: str) -> Attempt | None:
         """The charged attempt; None for a host that is not metered. Raises Refused."""
-        return await self._gate.charging(self._awaiter, verb, url)
+        return await self._awaiter.ask(partial(self._gate.charge, verb, url))
 
     async def never_left(self, attempt: Attempt) -> None:
         await self._awaiter.in_thread(attempt.never_left)

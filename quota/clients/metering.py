@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from quota.arguments import text, texts
 from quota.attribution import current_attribution, machine_name
-from quota.budget import Budget, charge_attempt, charge_attempts, charging_attempt
+from quota.budget import Budget, charge_attempt, charge_attempts
 from quota.clients.upstream_errors import UpstreamError, classify
 from quota.common.clock import NEVER, rfc3339
 from quota.common.hosts import is_loopback
@@ -32,7 +32,6 @@ from quota.limits import Calendar
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from quota.budget import Awaits
     from quota.costs import CostBook
     from quota.decision import Decision
 
@@ -57,10 +56,6 @@ class Meter:
         error nothing was charged and nothing may be sent.
         """
         return self._attempted(charge_attempt(self.budget, self._name(method), verb))
-
-    async def attempting(self, awaiter: Awaits, method: str, verb: str) -> Attempt:
-        """`attempt`, awaited."""
-        return self._attempted(await charging_attempt(self.budget, awaiter, self._name(method), verb))
 
     def _name(self, method: str) -> str:
         name = self.budget.book.canonical(text(method, "method"))

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from quota.arguments import whole
 from quota.common.clock import LATEST_MS, NEVER
@@ -251,30 +251,6 @@ ledger is expected to have."""
 
 Repeated = Callable[[int, str, Expected], ChargeResult]
 """Decides the same request again, with what is different this time."""
-
-
-class Question:
-    """A request on its way to a ledger: a step (`quota.common.steps`), whose answer is the ChargeResult."""
-
-    __slots__ = ("commit", "ledger", "request")
-
-    def __init__(self, ledger: Ledger, request: ChargeRequest, commit: bool) -> None:
-        self.ledger, self.request, self.commit = ledger, request, commit
-
-    def __call__(self) -> ChargeResult:
-        return self.ledger.decide(self.request, commit=self.commit)
-
-
-class Inquiry:
-    """A method of a ledger that only reads, on its way: a step, whose answer is what the method returns."""
-
-    __slots__ = ("args", "ledger", "name")
-
-    def __init__(self, ledger: Ledger, name: Literal["notes", "read"], *args: Any) -> None:
-        self.ledger, self.name, self.args = ledger, name, args
-
-    def __call__(self) -> Any:
-        return getattr(self.ledger, self.name)(*self.args)
 
 
 class Notes(NamedTuple):

@@ -29,13 +29,10 @@ from quota.ledger.redis_errors import ErrorReply, Failed, Lost, NoAnswer, NotRed
 from quota.ledger.resp import INCOMPLETE, MAX_REPLY_BYTES, RawError, new_replies, pack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable
 
 SPARE_S = 0.25
 """A call may take this beyond the time of two answers: with answers that may take 0.35 s, it ends within a second."""
-
-TOGETHER = 10
-"""So many commands that are asked together have as long as one that is asked alone."""
 
 PIECE_BYTES = 65_536
 """So much is received at once, and has as long to come as a whole short reply."""
@@ -119,10 +116,6 @@ class Line:
         found = [self._rest(0, within_s, started_s) for _ in range(count)]
         self.check_quiet()
         return found
-
-    def next_reply(self, within_s: float) -> Any:
-        """The reply to the first of several commands that was not answered yet. `check_quiet` follows the last one."""
-        return self._rest(0, within_s, time.monotonic())
 
     def check_quiet(self) -> None:
         """Raises NotRedis where more has come than was asked for."""
@@ -239,39 +232,6 @@ class Connections:
             raise error_of(str(reply))
         return reply
 
-    def asking_all(self, several: Sequence[bytes]) -> Generator[None, None, list[Any]]:
-        """What `ask` gives for each of these packed commands, asked together. A Failed stands where `ask` would raise
-        it. A server that reads several commands at once does them all before it sends any reply: each reply may take
-        longer by as many commands as there are.
-
-        It yields once: the server has all commands then, and works."""
-        idle, replies = self._idle, list[Any]()
-        within_s = self.timeout_s * (1 + len(several) / TOGETHER)
-        line = _pop(idle)
-        is_new = line is None
-        try:
-            line = line or self.new_line()
-        except Failed as error:
-            return [error] * len(several)
-        answered = False
-        try:
-            line.send(b"".join(several), within_s)
-            yield
-            while len(replies) < len(several):
-                reply = line.next_reply(within_s)
-                if type(reply) is RawError:
-                    self.check_primary(reply)
-                    reply = error_of(str(reply))
-                replies.append(reply)
-            line.check_quiet()
-            answered = True
-        except Failed as error:
-            failed = self.why(error) if is_new and not replies else error
-            replies += [failed] * (len(several) - len(replies))
-        finally:
-            self._end(line, idle, answered=answered)
-        return replies
-
     def check_primary(self, reply: RawError) -> None:
         """A primary that was replaced refuses to write: the next connection is made to the new one."""
         if self._may_move and "READONLY " in str(reply):
@@ -301,10 +261,6 @@ class Connections:
     def connect(self, ends_s: float) -> None:
         """Make an idle connection."""
         self._idle.append(self._connect(ends_s))
-
-    def new_line(self) -> Line:
-        """A connection that is nobody else's."""
-        return self._connect(elapsed_s() + self.wall_s)
 
     def why(self, error: Failed) -> Failed:
         """What is behind this error, the first thing that came of a new connection."""

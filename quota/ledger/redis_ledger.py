@@ -16,7 +16,6 @@ from quota.arguments import MAX_NUMBER, text, whole, whole_clock
 from quota.common.clock import NEVER, elapsed_s
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.log import warn
-from quota.common.steps import run
 from quota.errors import LedgerError, UnusableLedger, UsageError
 from quota.ledger.compared import compared_text, read_compared
 from quota.ledger.contract import (
@@ -86,7 +85,6 @@ from quota.ledger.redis_fields import (
 )
 from quota.ledger.redis_scripts import FORMAT, history_key, keys_of, script
 from quota.ledger.redis_url import client_maker, label_of, user_of
-from quota.ledger.resp import pack
 from quota.ledger.state_fields import (
     exhaustion_text,
     id_text,
@@ -102,7 +100,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from quota.common.findings import Finding
-    from quota.common.steps import Steps
     from quota.ledger.claims import Claim, Claimed, Ending
     from quota.ledger.compared import Compared
     from quota.ledger.contract import At, ChargeRequest
@@ -163,41 +160,37 @@ class RedisLedger(OfOneProcess):
 
     # -- the decision ------------------------------------------------------------------------------------------------
 
-    def decide(self, request: ChargeRequest, *, commit: bool) -> ChargeResult:
-        return run(self.deciding(request, commit=commit))
-
     def repeating(self, request: ChargeRequest, *, commit: bool) -> RepeatedQuestion:
         """See `quota.ledger.contract.repeating`."""
         return RepeatedQuestion(self, request, commit)
 
-    def deciding(self, request: ChargeRequest, *, commit: bool) -> Steps[ChargeResult]:
-        """`decide`, for whoever does its steps."""
+    def decide(self, request: ChargeRequest, *, commit: bool) -> ChargeResult:
         started_s = elapsed_s()
         reply: Any
         try:
             words = call_of_charge(request.project, arguments(request, self._now(), commit))
-            reply = yield Command(self._ask, request.project, words, started_s)
+            reply = self._ask(request.project, words, started_s)
         except Failed as error:
             reply = error
-        return (yield from self._concluding(request, commit, started_s, reply))
+        return self._concluding(request, commit, started_s, reply)
 
-    def _concluding(self, request: ChargeRequest, commit: bool, started_s: float, reply: Any) -> Steps[ChargeResult]:
+    def _concluding(self, request: ChargeRequest, commit: bool, started_s: float, reply: Any) -> ChargeResult:
         """What follows from the first reply of a decision that began at `started_s`, or from a Failed in its place.
         Any other error is raised."""
         if isinstance(reply, Failed):
             again, unknown = _may_retry(reply, started_s), _is_unknown_script(reply)
             if not again and not unknown:
-                raise (yield partial(self._error, reply, request.project)) from reply
+                raise self._error(reply, request.project) from reply
             lost = _may_be_done(reply)
-            reply = yield from self._charge(request, commit, started_s, retry=lost, last_try=again, whole=unknown)
+            reply = self._charge(request, commit, started_s, retry=lost, last_try=again, whole=unknown)
         elif isinstance(reply, Exception):
             raise reply
         elif says_more(reply):
-            reply = yield from self._charge(request, commit, started_s, more=reply)
+            reply = self._charge(request, commit, started_s, more=reply)
         if is_unfinished(request, reply):
-            reply = yield from self._to_the_end(request, commit, started_s, reply)
+            reply = self._to_the_end(request, commit, started_s, reply)
         if isinstance(reply, list) and len(reply) > BEFORE_USED + len(request.checks):
-            yield partial(self._say_evicts, str(reply.pop()))
+            self._say_evicts(str(reply.pop()))
         return self._result(request, reply, commit)
 
     def _result(self, request: ChargeRequest, reply: Any, commit: bool) -> ChargeResult:
@@ -223,7 +216,7 @@ class RedisLedger(OfOneProcess):
         last_try: bool = False,
         whole: bool = False,
         more: Any = None,
-    ) -> Steps[Any]:
+    ) -> Any:
         """Run charge.lua to a result, or while a decision may count (L21). A retry after a lost answer says so, and
         so never charges twice (L16). What was lost before it left is asked again as a first try; where the server had
         more to read before, that is the answer. A server that does not know the script gets the `whole` of it."""
@@ -233,7 +226,7 @@ class RedisLedger(OfOneProcess):
                 args[RETRY_AGE_MS] = str(int((elapsed_s() - started_s) * 1000))
             try:
                 words = call_of_charge(request.project, args, whole=whole)
-                reply = yield Command(self._ask, request.project, words, started_s)
+                reply = self._ask(request.project, words, started_s)
             except Failed as error:
                 if _is_unknown_script(error) and not whole:
                     whole = True
@@ -241,19 +234,19 @@ class RedisLedger(OfOneProcess):
                 if last_try or not _may_retry(error, started_s):
                     if more is not None and not retry and isinstance(error, Lost) and not error.left:
                         return more
-                    raise (yield partial(self._error, error, request.project)) from error
+                    raise self._error(error, request.project) from error
                 retry, last_try = retry or _may_be_done(error), True
                 continue
             if not says_more(reply) or elapsed_s() - started_s >= COUNT_WITHIN_S:
                 return reply
             more, whole = reply, False
 
-    def _to_the_end(self, request: ChargeRequest, commit: bool, started_s: float, reply: Any) -> Steps[Any]:
+    def _to_the_end(self, request: ChargeRequest, commit: bool, started_s: float, reply: Any) -> Any:
         """Ask again until a refusal says when there is room, or while a decision may count (L21). That it was refused
         stands, whatever fails after it."""
         while True:
             try:
-                reply = yield from self._charge(request, commit, started_s, retry=True, last_try=True)
+                reply = self._charge(request, commit, started_s, retry=True, last_try=True)
             except LedgerError:
                 return still_counting(reply)
             if not is_unfinished(request, reply):
@@ -317,39 +310,13 @@ class RedisLedger(OfOneProcess):
         self, project: str, after: tuple[int, int], until_ms: int, count: int, within_s: float | None = None
     ) -> Sequence[Entry]:
         keys, since_s = keys_of(project), elapsed_s()
-
-        def ask(args: list[str]) -> Steps[Any]:
-            left_s = None if within_s is None else max(0.0, within_s - (elapsed_s() - since_s))
-            return (yield partial(self._retried, lambda ends_s: self._run("read", keys, args, ends_s, left_s), project))
-
-        return run(self._in_pieces(after, until_ms, count, ask))
-
-    def reading(
-        self, project: str, after: tuple[int, int], until_ms: int, count: int, *_: object
-    ) -> Steps[Sequence[Entry]]:
-        """`read`, in steps. It is not asked again where the answer is lost: others are asked for at the same time."""
-        keys = keys_of(project)
-
-        def ask(args: list[str]) -> Steps[Any]:
-            words = pack(("EVALSHA", script("read")[1], str(len(keys)), *keys, *args))
-            try:
-                return (yield Command(self._ask, project, words, elapsed_s()))
-            except Failed as error:
-                if not _is_unknown_script(error):
-                    raise self._error(error, project) from error
-            return (yield partial(self._script, "read", project, args))
-
-        return self._in_pieces(after, until_ms, count, ask)
-
-    def _in_pieces(
-        self, after: Id, until_ms: int, count: int, ask: Callable[[list[str]], Steps[Any]]
-    ) -> Steps[Sequence[Entry]]:
-        """The entries of a range, of which no answer has so many that it holds the server."""
         after, until_ms, count = checked_range(after, until_ms, count)
         found: list[Entry] = []
         while True:
             piece = min(count - len(found), READ_AT_ONCE)
-            rows = yield from ask(range_arguments(after, until_ms, piece))
+            args = range_arguments(after, until_ms, piece)
+            left_s = None if within_s is None else max(0.0, within_s - (elapsed_s() - since_s))
+            rows = self._retried(lambda ends_s: self._run("read", keys, args, ends_s, left_s), project)  # noqa: B023
             found += [self._read(read_entry, row) for row in rows]
             if len(rows) < piece or len(found) >= count:
                 return found
@@ -406,15 +373,6 @@ class RedisLedger(OfOneProcess):
 
     def notes(self, project: str) -> Notes:
         return self._notes(self._state(project))
-
-    def noting(self, project: str) -> Steps[Notes]:
-        """`notes`, in steps."""
-        command = "HGETALL", keys_of(project).state
-        try:
-            reply = yield Command(self._ask, project, pack(command), elapsed_s())
-        except Failed:
-            reply = yield partial(self._query, *command)
-        return self._notes(self._checked_state(reply))
 
     def _notes(self, state: Mapping[str, str]) -> Notes:
         return Notes(
@@ -580,8 +538,7 @@ class RedisLedger(OfOneProcess):
     # Every word of a command must be text: see `quota.ledger.redis_connection`.
 
     def connections(self) -> Connections | None:
-        """The connections to its server, for who does the steps of `deciding`; None for a cluster of servers. Contacts
-        nothing."""
+        """The connections to its server; None for a cluster of servers. Contacts nothing."""
         client = self._connect_once()
         return client if isinstance(client, Connections) else None
 
@@ -724,11 +681,7 @@ def _is_unknown_script(error: Failed) -> bool:
 
 
 class RepeatedQuestion:
-    """A request that is asked again and again, packed once. Called, it waits for the decision.
-
-    Whoever has a connection of its own asks `words` there, and gets the decision from `result`, or from the steps of
-    `concluding`.
-    """
+    """A request that is asked again and again, packed once. Called, it waits for the decision."""
 
     __slots__ = ("_checks", "_commit", "_ledger", "_question", "_request")
 
@@ -744,10 +697,11 @@ class RepeatedQuestion:
         except Failed as error:
             reply = error
         result = self.result(at, reply)
-        return run(self.concluding(at, started_s, reply)) if result is None else result
-
-    def words(self, at: At) -> bytes:
-        return self._question.words(self._ledger._now(), *at)
+        return (
+            ledger._concluding(asked_again(self._request, *at), self._commit, started_s, reply)
+            if result is None
+            else result
+        )
 
     def result(self, at: At, reply: Any) -> ChargeResult | None:
         """The decision, where the reply is an ordinary one: a line that has no more to say."""
@@ -757,23 +711,3 @@ class RepeatedQuestion:
             return result_of_line(self._checks, at[2][0], reply, self._commit)
         except UNREADABLE as error:
             raise self._ledger._unreadable(reply) from error
-
-    def concluding(self, at: At, started_s: float, reply: Any) -> Steps[ChargeResult]:
-        """What follows from any other reply to what was asked then, or from a Failed in its place."""
-        return self._ledger._concluding(asked_again(self._request, *at), self._commit, started_s, reply)
-
-
-class Command:
-    """A packed command for the server that has a project's keys: a step, which asks on the ledger's own connections.
-
-    Whoever has a connection of its own may ask `words` there instead. It sends the reply back as it came, or throws the
-    Failed that `Connections.ask` would raise. `since_s` is when the decision began.
-    """
-
-    __slots__ = ("_ask", "project", "since_s", "words")
-
-    def __init__(self, ask: Callable[[str, bytes, float], Any], project: str, words: bytes, since_s: float) -> None:
-        self._ask, self.project, self.words, self.since_s = ask, project, words, since_s
-
-    def __call__(self) -> Any:
-        return self._ask(self.project, self.words, self.since_s)

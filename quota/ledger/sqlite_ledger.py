@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from quota.arguments import MAX_NUMBER, whole, whole_clock
 from quota.common.clock import LATEST_MS, NEVER, elapsed_s, host_clock
@@ -29,7 +29,6 @@ from quota.ledger.contract import (
     Ahead,
     ChargeResult,
     Exhaustion,
-    Inquiry,
     Notes,
     Repair,
     checked_exhaustion,
@@ -75,7 +74,7 @@ if TYPE_CHECKING:
     from quota.common.findings import Finding
     from quota.ledger.claims import Claim, Claimed, Ending, Record
     from quota.ledger.compared import Compared
-    from quota.ledger.contract import ChargeOutcome, ChargeRequest, Question
+    from quota.ledger.contract import ChargeOutcome, ChargeRequest
     from quota.ledger.entry import Charge, Id
     from quota.ledger.grants import Grant
     from quota.ledger.history import History, RefusalCount
@@ -134,9 +133,6 @@ _ADDED_UP = (
 )
 
 _CHANGES_NOTHING = "UPDATE projects SET epoch = epoch WHERE 0"
-
-TOGETHER_WITHIN_S = 0.05
-"""So long what several ask is answered in one transaction: other threads wait for it."""
 
 
 class SqliteLedger(OfOneProcess):
@@ -578,27 +574,6 @@ class SqliteLedger(OfOneProcess):
             (project, after[0], until_ms, *after, count),
         ).fetchall()
         return [entry_of(row) for row in rows]
-
-    def answers(self, several: Sequence[Question | Inquiry]) -> Sequence[Any] | None:
-        """What several ask who only look, in one transaction. None in the place of an answer that needs more than that,
-        or for which no time is left, and instead of all where one cannot be had: these are to be asked one by one."""
-
-        def work(db: sqlite3.Connection) -> list[Any]:
-            ends_s = elapsed_s() + TOGETHER_WITHIN_S
-            return [self._answer(db, one) if elapsed_s() < ends_s else None for one in several]
-
-        try:
-            if not all(isinstance(one, Inquiry) for one in several):
-                self._file.transact(lambda db: db.execute(_CHANGES_NOTHING), write=True)
-            return self._file.transact(work, write=False)
-        except LedgerError:
-            return None
-
-    def _answer(self, db: sqlite3.Connection, asked: Question | Inquiry) -> Any:
-        if isinstance(asked, Inquiry):
-            return (self._notes if asked.name == "notes" else self._entries)(db, *asked.args)
-        result, _ = self._decide(db, asked.request, False, False)
-        return None if result.outcome in ("counting", "refused") else result  # what these still need is read apart
 
     def add_up(self, project: str, after: Id, through: Id) -> Iterator[HourOfLog]:
         room = 0

@@ -49,14 +49,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from quota.common.clock import NEVER, rfc3339
 from quota.common.fork import start_over_in_child
 from quota.common.log import warn
-from quota.common.steps import InSteps, run
 from quota.common.text import one_line, quoted
 from quota.errors import LedgerError
 from quota.ledger.contract import (
     NOTHING_EXPECTED,
     RETENTION_SLACK_MS,
     Expected,
-    Inquiry,
     root_of,
 )
 from quota.ledger.unlogged import is_carry
@@ -82,7 +80,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from quota.common.steps import Steps
     from quota.ledger.contract import ChargeResult, Identity, Ledger, LimitCheck
     from quota.ledger.entry import Entry, Id
     from quota.ledger.unlogged import UnloggedUsage
@@ -525,11 +522,7 @@ class HighWaterMark:
 
     # -- the log, slice by slice ---------------------------------------------------------------------------------------
 
-    def follow_up(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> InSteps[bool]:
-        """What is to be done after `record` said so: one step, or several."""
-        return InSteps(partial(self._following_up, ledger, result, new_epoch, retention_ms))
-
-    def _following_up(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> Steps[bool]:
+    def follow_up(self, ledger: Ledger, result: ChargeResult, new_epoch: str, retention_ms: int) -> bool:
         """Hand the ledger a carry that it lacks, or else read on. If it does not answer, try again: the carry with the
         next decision, the log in a minute. The arguments are as in `restore_missing`.
 
@@ -546,7 +539,7 @@ class HighWaterMark:
                     self._change(partial(self._carry_over, ledger, result, new_epoch, retention_ms, watermarks))
                     carried = True
         if not carried:
-            yield from self._reading_on(ledger, PIECE)
+            self._reading_on(ledger, PIECE)
         return carried
 
     def _is_too_late(self, result: ChargeResult) -> bool:
@@ -561,9 +554,9 @@ class HighWaterMark:
         """Read a last piece of the log, if the ledger answers in time: this process is about to give it up."""
         if time.monotonic() < self._next_look_s + FRESH_S:
             self._next_read_s = 0.0
-            run(self._reading_on(ledger, LAST_PIECE, within_s))
+            self._reading_on(ledger, LAST_PIECE, within_s)
 
-    def _reading_on(self, ledger: Ledger, count: int, within_s: float | None = None) -> Steps[None]:
+    def _reading_on(self, ledger: Ledger, count: int, within_s: float | None = None) -> None:
         """Read a piece of the slices that are over, for all views of the last decision at once, and keep their sums.
 
         Nobody waits for it: no lock is held meanwhile.
@@ -580,7 +573,7 @@ class HighWaterMark:
             self._reading = True
             nothing = after >= (until_ms, NEVER)
             of_the_log = self._project, after, until_ms, count, within_s
-            entries: Sequence[Entry] = [] if nothing else (yield Inquiry(ledger, "read", *of_the_log))
+            entries: Sequence[Entry] = [] if nothing else ledger.read(*of_the_log)
         except LedgerError:
             return
         finally:

@@ -24,7 +24,6 @@ WALLS: list[tuple[Any, str]] = [
     (redis_ledger, "RETRY_WITHIN_S"),
     (redis_ledger, "COUNT_WITHIN_S"),
     (sqlite_ledger, "COUNT_WITHIN_S"),
-    (sqlite_ledger, "TOGETHER_WITHIN_S"),
     (recorder, "END_WITHIN_S"),
     (Allowance, "_deadline_s"),
     (async_budget, "WAIT_S"),
