@@ -21,8 +21,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quota.budget import ALLOWANCE_ID, Budget
+from quota.budget import Budget
 from quota.common.clock import NEVER
+from quota.corrections import ALLOWANCE_ID
 from quota.errors import CostExceedsLimit, UnknownCharge
 from quota.ledger.contract import (
     CLOCK_BEHIND_MS,

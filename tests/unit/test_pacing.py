@@ -151,7 +151,7 @@ def test_calls_without_a_paced_limit_reckon_nothing_per_decision() -> None:
     limit = Limit("day", 500, View(Selector(buckets=("units",)), PACIFIC), 500, 0)
     _, budget = start(limit)
     budget.charge("videos.list")
-    (checklist,) = budget._checklists.values()
+    (checklist,) = budget._account.checklists.values()
     assert checklist.caps_at(MIDNIGHT) is checklist.caps
 
 

@@ -169,9 +169,9 @@ def test_a_debt_waits_until_the_clocks_agree(ledger_url: str, tmp_path: Path) ->
     (tmp_path / "missing").touch()
     allowance = Allowance(str(tmp_path / "allowance.db"), 1, 50, lambda: world.true_ms)
     budget = world.budgets["a"]
-    budget._allowance, budget.ledger = allowance, away
+    budget._account.allowance, budget._account.ledger = allowance, away
     assert budget.charge("videos.list").source == "allowance"
-    budget.ledger = world.ledger
+    budget._account.ledger = world.ledger
     world.skew_ms["ledger"] = YEAR_MS
     refused = budget.charge("videos.list")
     assert (refused.admitted, refused.reason) == (False, "clock")
