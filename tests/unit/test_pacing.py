@@ -149,7 +149,7 @@ def test_a_limit_that_has_room_now_and_less_after_its_reset_moves_the_time() -> 
 
 
 def test_what_was_used_leaves_at_the_ledgers_edge_also_where_the_callers_clock_is_past_it() -> None:
-    """The pace begins again by the caller's clock. What counts at the ledger's edge is nothing, so one call has room."""
+    """The pace begins again by the caller's clock. At the ledger's edge nothing counts, so one call has room."""
     standing = Standing(paced(4), cap_units=4, cost_units=1, used_units=1, unlogged=(), full=True)
     now_ms = MIDNIGHT - 2_000
     clocks = Clocks(now_ms, caller_ms=MIDNIGHT + 1_000, newest_ms=now_ms)
