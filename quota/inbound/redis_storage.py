@@ -42,7 +42,6 @@ from quota.inbound.names import (
     salt_names,
     shard_of,
 )
-from quota.ledger.redis_connection import Connections
 from quota.ledger.redis_errors import ErrorReply, Failed, explained
 from quota.ledger.redis_scripts import script
 from quota.ledger.redis_url import client_maker, label_of, user_of
@@ -51,8 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from quota.inbound.contract import Limit, Policy
-    from quota.ledger.redis_cluster import Cluster
-    from quota.ledger.redis_connection import Call
+    from quota.ledger.redis_connection import Call, Cluster, Connections
 
     Words = Sequence[str | bytes]
     # Yields a command, is sent its reply or thrown its error, and returns the decision.
@@ -126,10 +124,9 @@ class RedisStorage:
         now_ms = given_ms or host_clock() + self._behind_ms
         plan = self._plans.get(policy)
         call = None
-        # A client of a cluster may connect, or ask the nodes who is who.
-        if plan is not None and plan.since_ms <= now_ms < plan.until_ms and isinstance(client, Connections):
+        if plan is not None and plan.since_ms <= now_ms < plan.until_ms and client is not None:
             try:
-                call = client.begin("EVALSHA", plan.sha, *plan.words(identity_bytes, cost, given_ms))
+                call = client.begin(client.pack("EVALSHA", plan.sha, *plan.words(identity_bytes, cost, given_ms)))
                 if call is not None and call.is_answered(within_s):
                     reply = call.reply(0)
                     call = None
@@ -301,19 +298,10 @@ class RedisStorage:
                 raise self._damaged(key) from error
 
     def _keys(self, wanted: str) -> Iterator[str]:
-        client = self._connected()
-        if not isinstance(client, Connections):  # of a cluster, whose nodes each know their own
-            try:
-                yield from client.scan(wanted)
-            except Failed as error:
-                raise self._away(error) from error
-            return
-        cursor = "0"
-        while True:
-            cursor, keys = self._ask("SCAN", cursor, "MATCH", wanted, "COUNT", "1000")
-            yield from keys
-            if cursor == "0":
-                return
+        try:
+            yield from self._connected().scan(wanted)
+        except Failed as error:
+            raise self._away(error) from error
 
     def rotate(self) -> int:
         fixed = _pairs(self._ask("HGETALL", FIXED))
@@ -359,20 +347,9 @@ class RedisStorage:
 
     def _command(self, words: Words, deadline: float) -> Any:
         client = self._connected()
-        ends_s = elapsed_s() + deadline - time.monotonic()
-        if not isinstance(client, Connections):
-            return client.execute_command(*words, ends_s=ends_s)
-        call = client.begin(*words)
-        if call is not None:
-            return call.reply(deadline - time.monotonic())
-        client.connect(ends_s)
-        try:
-            call = client.begin(*words)
-            if call is None:
-                return client.execute_command(*words, ends_s=ends_s)
-            return call.reply(deadline - time.monotonic())
-        except Failed as error:  # the first that came of a new connection
-            raise client.why(error) from error
+        call = client.begin(client.pack(*words))
+        left_s = deadline - time.monotonic()
+        return client.execute_command(*words, ends_s=elapsed_s() + left_s) if call is None else call.reply(left_s)
 
     def _connected(self) -> Connections | Cluster:
         client = self._client

@@ -14,7 +14,6 @@ from urllib.parse import unquote
 from quota.errors import LedgerError
 from quota.ledger.entry import DEFAULT_BUCKET
 from quota.ledger.fence import NOT_MOVED, REFUSALS, ROLES, Field, OvertakenError, Role, Standing, fence_to
-from quota.ledger.redis_connection import Connections
 from quota.ledger.redis_errors import Failed
 from quota.ledger.redis_ledger import RedisLedger
 from quota.ledger.redis_scripts import history_key, keys_of
@@ -40,16 +39,7 @@ class MovableRedisLedger(RedisLedger):
     def projects(self) -> list[str]:
         pattern = "quota:{*}:*"
         try:
-            client = self._connect_once()
-            if not isinstance(client, Connections):
-                found: Any = list(client.scan(pattern))
-            else:
-                found, cursor = [], "0"
-                while True:
-                    cursor, piece = self._command("SCAN", cursor, "MATCH", pattern, "COUNT", "1000")
-                    found += piece
-                    if str(cursor) == "0":
-                        break
+            found = list(self._connect_once().scan(pattern))
         except Failed as error:
             raise LedgerError(self._explain(error)) from error
         named = (re.fullmatch(r"quota:\{(.*)\}:(?:log|state|corrections)", key) for key in found)

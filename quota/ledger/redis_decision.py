@@ -71,11 +71,12 @@ class Question:
         self._before = b"*%d\r\n%b" % (len(head) + len(args), _bulks(head))
         self._what, self._how, self._checked = _bulks(args[2:7]), _bulks(args[9:12]), _bulks(args[13:])
 
-    def words(self, request: ChargeRequest, now: str, age: str = FIRST_TRY) -> bytes:
+    def words(self, request: ChargeRequest, now: str, age: str = FIRST_TRY) -> list[bytes]:
         """The packed words for a request of this kind. `age`: of a retry, in ms since the first try."""
         own = now, str(request.caller_ms), _keys(request), age, _expected(request)
         now_, caller, keys, age_, expected = map(_bulk, own)
-        return b"".join((self._before, now_, caller, self._what, keys, age_, self._how, expected, self._checked))
+        parts = (self._before, now_, caller, self._what, keys, age_, self._how, expected, self._checked)
+        return [b"".join(parts)]
 
 
 def _bulk(word: str) -> bytes:

@@ -45,7 +45,6 @@ from quota.ledger.history import (
     RefusalCount,
     hours_of,
 )
-from quota.ledger.redis_connection import Connections
 from quota.ledger.redis_decision import (
     BEFORE_USED,
     FIRST_TRY,
@@ -101,7 +100,7 @@ if TYPE_CHECKING:
     from quota.ledger.contract import ChargeRequest
     from quota.ledger.entry import Charge, Id
     from quota.ledger.grants import Grant
-    from quota.ledger.redis_cluster import Cluster
+    from quota.ledger.redis_connection import Cluster, Connections
     from quota.ledger.unlogged import UnloggedUsage
     from quota.limits import View
 
@@ -223,12 +222,10 @@ class RedisLedger(OfOneProcess):
         except UNREADABLE as error:
             raise self._unreadable(reply) from error
 
-    def _ask(self, project: str, words: bytes, since_s: float) -> Any:
+    def _ask(self, project: str, words: list[bytes], since_s: float) -> Any:
         """Of a decision that began then: it ends within the second, whatever it waits for."""
         client = self._connected or self._connect_once()
-        if isinstance(client, Connections):
-            return client.ask(words, since_s + client.wall_s)
-        return client.ask(keys_of(project).log, words, since_s + client.wall_s)
+        return client.ask(words, since_s + client.wall_s, key=keys_of(project).log)
 
     def _say_evicts(self, policy: str) -> None:
         """Warn once a day for each server, whichever project noticed; once a process if the server drops the claim."""
@@ -513,11 +510,6 @@ class RedisLedger(OfOneProcess):
 
     # Every word of a command must be text: see `quota.ledger.redis_connection`.
 
-    def connections(self) -> Connections | None:
-        """The connections to its server; None for a cluster of servers. Contacts nothing."""
-        client = self._connect_once()
-        return client if isinstance(client, Connections) else None
-
     def _connect_once(self) -> Connections | Cluster:
         client = self._connected
         if client is None:
@@ -526,10 +518,7 @@ class RedisLedger(OfOneProcess):
         return client
 
     def _command(self, *command: str, ends_s: float | None = None, within_s: float | None = None) -> Any:
-        client = self._connect_once()
-        if isinstance(client, Connections):
-            return client.execute_command(*command, ends_s=ends_s, within_s=within_s)
-        return client.execute_command(*command, ends_s=ends_s if within_s is None else elapsed_s() + within_s)
+        return self._connect_once().execute_command(*command, ends_s=ends_s, within_s=within_s)
 
     def _run(
         self,

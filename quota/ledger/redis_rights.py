@@ -19,7 +19,7 @@ shows whether the server may drop our keys."""
 OF_A_CLUSTER = ("cluster|slots", "asking")
 """What a client asks to find out which node has a key, and says to one that gets the key just now."""
 
-OF_A_SENTINEL = ("sentinel|master",)
+OF_A_SENTINEL = ("sentinel|masters",)
 """What a client asks sentinels, as a user of theirs."""
 
 PASSWORD = "PASSWORD"  # noqa: S105  # whoever pastes it writes their own

@@ -1,7 +1,10 @@
-"""TLS: encrypted connections, and one line for each way in which they can fail.
+"""TLS: one line for each way in which an encrypted connection can fail.
 
-A certificate that is renewed in place is used by the next connection. This module imports `ssl`, which no url without
-TLS needs.
+    check_files       the certificates and the key that a url names, before anybody connects
+    behind_secured    what is behind a failure on a connection with TLS
+    behind_plain      what is behind one without: the server may speak TLS
+
+redis-py reads the files for each connection, so one that is renewed in place is used by the next.
 """
 
 from __future__ import annotations
@@ -11,21 +14,21 @@ import os
 import socket
 import ssl
 import stat
-import time
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from quota.common.named import at_once
 from quota.common.text import one_line
-from quota.ledger.redis_connection import Line, raise_if_not_the_systems
-from quota.ledger.redis_errors import Failed, Lost, Misconfigured, NoAnswer
-from quota.ledger.resp import pack
+from quota.ledger.redis_errors import Misconfigured
 
 if TYPE_CHECKING:
-    from quota.ledger.redis_connection import Server, Socket
+    from collections.abc import Mapping
+
+    import redis
+
+    from quota.ledger.redis_url import Target
 
 WAIT_S = 0.1
-"""So long a server may take to show what is behind an error: the decision that failed waits for it."""
+"""How long a server may take to show what is behind an error: the decision that failed waits for it."""
 
 _NOT_TRUSTED = (2, 18, 19, 20, 21, 27)
 """OpenSSL's codes for a chain that ends in no certificate known here (X509_V_ERR_...)."""
@@ -34,157 +37,54 @@ _NOT_YET_VALID, _EXPIRED, _OTHER_HOST = (9,), (10,), (62, 64)
 _WITHOUT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE")
 """How OpenSSL calls an answer that is no TLS, over its versions."""
 
-
-class SecuredSocket(ssl.SSLSocket):
-    """One that is closed without a word where nobody closed it, as `redis_connection.Socket`."""
-
-    def __del__(self) -> None:
-        self.close()
+_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 
 
-FILE_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+def check_files(options: Mapping[str, Any]) -> None:
+    """Raises Misconfigured for a file of these options that cannot be used."""
+    for option in _FILES:
+        if options[option]:
+            _check_readable(option, options[option])
+    try:
+        context = ssl.create_default_context(cafile=options["ssl_ca_certs"])
+    except OSError as error:
+        raise Misconfigured(f"ssl_ca_certs: {one_line(options['ssl_ca_certs'])} holds no PEM certificate") from error
+    if options["ssl_certfile"]:
+        _check_certificate(context, options)
 
 
-class Tls(NamedTuple):
-    """What a connection is secured with. The files are PEM; without `ca_certs` the system's certificates count."""
-
-    ca_certs: str = ""
-    certfile: str = ""
-    keyfile: str = ""
-    key_password: str = ""
-    verify: bool = True
-    check_hostname: bool = True
-    remedy: str = ""
-    """What to do about a server that speaks no TLS."""
-
-    def __repr__(self) -> str:
-        """Without the password."""
-        return "<Tls>"
-
-    def context(self) -> ssl.SSLContext:
-        """Raises Misconfigured for a file that cannot be used."""
-        return _context(
-            self._replace(remedy=""), tuple(_state_of(option, getattr(self, option[4:])) for option in FILE_OPTIONS)
-        )
-
-    def new_context(self) -> ssl.SSLContext:
-        try:
-            context = ssl.create_default_context(cafile=self.ca_certs or None)
-        except ssl.SSLError as error:
-            raise Misconfigured(f"ssl_ca_certs: {one_line(self.ca_certs)} holds no PEM certificate") from error
-        except OSError as error:
-            raise _unreadable("ssl_ca_certs", self.ca_certs, error) from error
-        context.sslsocket_class = SecuredSocket
-        context.check_hostname = self.verify and self.check_hostname
-        context.verify_mode = ssl.CERT_REQUIRED if self.verify else ssl.CERT_NONE
-        if self.certfile:
-            self._load_certificate(context)
-        return context
-
-    def _load_certificate(self, context: ssl.SSLContext) -> None:
-        asked = []
-
-        def password() -> str:  # without it, OpenSSL would ask whoever sits at the terminal
-            asked.append(True)
-            return self.key_password
-
-        key = one_line(self.keyfile or self.certfile)
-        try:
-            context.load_cert_chain(self.certfile, self.keyfile or None, password)
-        except (OSError, ValueError) as error:
-            if asked:
-                raise Misconfigured(f"the key in {key} is encrypted, and ssl_password is not its password") from error
-            if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
-                raise Misconfigured(
-                    f"the key in {key} is not that of the certificate in {one_line(self.certfile)}; correct ssl_keyfile"
-                ) from error
-            if _holds_certificate(self.certfile):
-                raise Misconfigured(f"ssl_keyfile: {key} holds no PEM private key") from error
-            raise Misconfigured(f"ssl_certfile: {one_line(self.certfile)} holds no PEM certificate") from error
-
-    def line(self, connected: Socket, server: Server) -> TlsLine:
-        """An encrypted connection over this one. Raises Failed."""
-        made = self._wrapped(connected, server, self.context())
-        try:
-            left_s = server.left_s(server.connect_timeout_s + WAIT_S)
-            _wait(made, max(left_s - WAIT_S, left_s / 2))  # the rest is for `_answers_plainly`
-            self._shake_hands(made, server)
-            return TlsLine(made)
-        except BaseException:
-            made.close()
-            raise
-
-    def _wrapped(self, connected: Socket, server: Server, context: ssl.SSLContext) -> ssl.SSLSocket:
-        bare = socket.socket(fileno=connected.detach())
-        return context.wrap_socket(bare, server_hostname=server.host, do_handshake_on_connect=False)
-
-    def _shake_hands(self, made: ssl.SSLSocket, server: Server) -> None:
-        try:
-            made.do_handshake()
-        except TimeoutError as error:
-            if not str(error).endswith("timed out"):  # a signal handler's
-                raise
-            if _answers_plainly(server):
-                raise self._without_tls() from error
-            raise NoAnswer("no handshake") from error
-        except ssl.SSLCertVerificationError as error:
-            if error.verify_code in _OTHER_HOST:
-                raise Misconfigured(
-                    f"its certificate is for {self._names(server)}, not {server.host}; use that name, or renew it"
-                ) from error
-            raise fault_of(error) or Lost(str(error)) from error
-        except OSError as error:
-            raise_if_not_the_systems(error)
-            if getattr(error, "reason", None) in _WITHOUT_TLS:
-                raise self._without_tls() from error
-            raise fault_of(error) or Lost(str(error)) from error
-
-    def _without_tls(self) -> Misconfigured:
-        return Misconfigured(f"it speaks no TLS; {self.remedy}")
-
-    def _names(self, server: Server) -> str:
-        """The names in the server's certificate, on a connection of its own."""
-        try:
-            connected = server.connected()
-            with self._wrapped(connected, server, self._replace(check_hostname=False).context()) as made:
-                _wait(made, server.left_s(server.connect_timeout_s))
-                made.do_handshake()
-                certificate: Any = made.getpeercert() or {}
-        except (OSError, Failed):
-            return "another host"
-        names = [str(name) for kind, name in certificate.get("subjectAltName", ()) if kind in ("DNS", "IP Address")]
-        return one_line(", ".join(names[:3]) + (", ..." if len(names) > 3 else "")) or "no host at all"
-
-
-def _wait(made: ssl.SSLSocket, within_s: float) -> None:
-    """What is done next may take so long. Raises NoAnswer where there is no time for it."""
-    if within_s <= 0:
-        raise NoAnswer("no time for a handshake")
-    made.settimeout(within_s)
-
-
-@lru_cache(maxsize=16)
-def _context(tls: Tls, _files: tuple[object, ...]) -> ssl.SSLContext:
-    """A context is made anew when one of its files changes: the system's certificates take 50 ms to read."""
-    return tls.new_context()
-
-
-def _state_of(option: str, path: str) -> object:
-    """What changes with a file's content. Raises Misconfigured if it cannot be read."""
-    if not path:
-        return None
+def _check_readable(option: str, path: str) -> None:
     try:
         with open(path, "rb", opener=at_once) as file:
             found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "it is no file")
     except (OSError, ValueError) as error:
-        raise _unreadable(option, path, error) from error
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+        why = getattr(error, "strerror", None) or error
+        raise Misconfigured(f"{option}: {one_line(path)} cannot be read: {why}") from error
 
 
-def _unreadable(option: str, path: str, error: OSError | ValueError) -> Misconfigured:
-    return Misconfigured(f"{option}: {one_line(path)} cannot be read: {getattr(error, 'strerror', None) or error}")
+def _check_certificate(context: ssl.SSLContext, options: Mapping[str, Any]) -> None:
+    certfile, keyfile = options["ssl_certfile"], options["ssl_keyfile"]
+    asked = []
+
+    def password() -> str:  # without it, OpenSSL would ask whoever sits at the terminal
+        asked.append(True)
+        return str(options["ssl_password"])
+
+    key = one_line(keyfile or certfile)
+    try:
+        context.load_cert_chain(certfile, keyfile, password)
+    except (OSError, ValueError) as error:
+        if asked:
+            raise Misconfigured(f"the key in {key} is encrypted, and ssl_password is not its password") from error
+        if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
+            raise Misconfigured(
+                f"the key in {key} is not that of the certificate in {one_line(certfile)}; correct ssl_keyfile"
+            ) from error
+        if _holds_certificate(certfile):
+            raise Misconfigured(f"ssl_keyfile: {key} holds no PEM private key") from error
+        raise Misconfigured(f"ssl_certfile: {one_line(certfile)} holds no PEM certificate") from error
 
 
 def _holds_certificate(path: str) -> bool:
@@ -195,9 +95,73 @@ def _holds_certificate(path: str) -> bool:
     return True
 
 
-def fault_of(error: BaseException | None) -> Misconfigured | None:
+# -- what is behind a failure ------------------------------------------------------------------------------------------
+
+
+def behind_secured(
+    error: BaseException, another: redis.Connection, host: str, port: int, target: Target
+) -> Misconfigured | None:
+    """What is behind a failure on a connection with TLS; None for what may be anything. A server may end the connection
+    while we ask, because of our certificate: on `another` one, where it is asked nothing, it says so."""
+    try:
+        check_files(target.options)
+    except Misconfigured as found:  # it was there when the url was read
+        return found
+    found = _found_in(error, host, target.remedy)
+    if found is not None:
+        return found
+    if _answers_plainly(host, port):  # Redis is silent about a handshake, or ends the connection
+        return Misconfigured(f"it speaks no TLS; {target.remedy}")
+    if isinstance(error.__context__, TimeoutError):
+        return None
+    try:
+        another.connect()
+        another.can_read(WAIT_S)
+    except Exception as again:  # the library's
+        found = _found_in(again, host, target.remedy)
+    finally:
+        another.disconnect()
+    return found
+
+
+def _found_in(error: BaseException, host: str, remedy: str) -> Misconfigured | None:
+    cause = error.__context__
+    if not isinstance(cause, ssl.SSLError):
+        return None
+    if getattr(cause, "reason", None) in _WITHOUT_TLS:
+        return Misconfigured(f"it speaks no TLS; {remedy}")
+    return fault_of(cause, host)
+
+
+def behind_plain(host: str, port: int, remedy: str) -> Misconfigured | None:
+    """The same for a connection without TLS."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with socket.create_connection((host, port), WAIT_S) as bare, context.wrap_socket(bare, server_hostname=host):
+            speaks_tls = True
+    except ssl.SSLError as error:
+        speaks_tls = "ALERT" in str(error.reason)
+    except (OSError, ValueError):
+        return None
+    return Misconfigured(f"it speaks TLS; {remedy}") if speaks_tls else None
+
+
+def _answers_plainly(host: str, port: int) -> bool:
+    """Whether a server that is silent about our handshake, as Redis is, answers without one."""
+    try:
+        with socket.create_connection((host, port), WAIT_S) as bare:
+            bare.sendall(b"*1\r\n$4\r\nPING\r\n")
+            return bare.recv(1) in (b"+", b"-")
+    except (OSError, ValueError):
+        return False
+
+
+def fault_of(error: ssl.SSLError, host: str) -> Misconfigured | None:
     """What OpenSSL found wrong; None for what may be anything."""
     if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in _OTHER_HOST:
+            return Misconfigured(f"its certificate is not for {host}; use a name that it is for, or renew it")
         if error.verify_code in _NOT_TRUSTED:
             return Misconfigured(
                 'its certificate is not signed by a CA trusted here; name yours: ssl_ca_certs = "PATH"'
@@ -207,7 +171,7 @@ def fault_of(error: BaseException | None) -> Misconfigured | None:
         if error.verify_code in _NOT_YET_VALID:
             return Misconfigured("its certificate is not valid yet; correct the clock here, or where it was made")
         return Misconfigured(f"its certificate cannot be trusted: {one_line(error.verify_message)}")
-    reason = str(getattr(error, "reason", None) or "") if isinstance(error, ssl.SSLError) else ""
+    reason = str(error.reason or "")
     if "CERTIFICATE_REQUIRED" in reason or "ALERT_HANDSHAKE_FAILURE" in reason:
         return Misconfigured("it wants a client certificate; add ssl_certfile and ssl_keyfile")
     refused = next((why for alert, why in _REFUSED.items() if f"ALERT_{alert}" in reason), "")
@@ -228,122 +192,3 @@ _REFUSED = {
     "DECRYPT_ERROR": "it cannot be used",
     "ACCESS_DENIED": "access denied",
 }
-
-
-def _answers_plainly(server: Server) -> bool:
-    """Whether a server that is silent about our handshake, as Redis is, answers without one."""
-    try:
-        line = Line(server.connected())
-    except Failed:
-        return False
-    try:
-        line.ask(pack(("PING",)), server.left_s(WAIT_S))
-    except Failed:
-        return False
-    finally:
-        line.close()
-    return True
-
-
-class TlsLine(Line):
-    """A connection with TLS, where what comes may be no part of a reply: a server sends tickets at any time."""
-
-    __slots__ = ("_came", "_comes")
-
-    def __init__(self, connected: ssl.SSLSocket) -> None:
-        super().__init__(connected)
-        self._comes = self.readable
-        self.readable = self._is_readable
-        self._came: bytes | Failed = b""
-        """What was read to see whether it is part of a reply, or how that failed."""
-
-    def _is_readable(self, within_ms: float) -> bool:
-        ends_s = time.monotonic() + within_ms / 1000
-        while not self._came and self._comes(max(ends_s - time.monotonic(), 0) * 1000):
-            try:
-                self._came = self._receive()
-            except Failed as error:
-                self._came = error
-        return bool(self._came)
-
-    def send(self, words: bytes, within_s: float) -> None:
-        connected: Any = self._socket
-        try:
-            connected.settimeout(within_s)
-            connected.sendall(words)
-            connected.settimeout(0)
-        except TimeoutError as error:
-            if str(error) != "The write operation timed out":  # a signal handler's
-                raise
-            raise NoAnswer("not all could be sent") from error
-        except OSError as error:
-            self._send_failed(error)
-
-    def send_some(self, words: bytes | memoryview) -> int:
-        try:
-            return super().send_some(words)
-        except Lost as error:
-            if isinstance(error.__cause__, (ssl.SSLWantWriteError, ssl.SSLWantReadError)):
-                return 0
-            raise
-
-    def _receive(self) -> bytes:
-        came, self._came = self._came, b""
-        if isinstance(came, Failed):
-            raise came
-        if came:
-            return came
-        try:
-            return super()._receive()
-        except Lost as error:
-            if isinstance(error.__cause__, ssl.SSLWantReadError):
-                return b""
-            raise fault_of(error.__cause__) or error from error.__cause__
-
-
-# -- what is behind a connection that ended without a word -------------------------------------------------------------
-
-
-def why_secured(server: Server, error: Failed) -> Failed:
-    """A server may end the connection while we ask, because of our certificate: asked nothing, it says so."""
-    try:
-        assert server.secured is not None  # noqa: S101  # see `client_maker`
-        line = server.secured(server.connected(), server)
-    except Failed as found:
-        return found
-    try:
-        while line.readable(server.left_s(WAIT_S) * 1000):
-            line.receive_some()
-    except Misconfigured as found:
-        return found
-    except Failed:
-        pass
-    finally:
-        line.close()
-    return error
-
-
-def why_plain(server: Server, error: Failed, remedy: str) -> Failed:
-    """A server that speaks TLS ends a connection that does not."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    try:
-        made = Tls()._wrapped(server.connected(), server, context)
-    except Failed:
-        return error
-    try:
-        _wait(made, server.left_s(WAIT_S))
-        made.do_handshake()
-    except NoAnswer:
-        return error
-    except TimeoutError as found:
-        if not str(found).endswith("timed out"):  # a signal handler's
-            raise
-        return error
-    except OSError as found:
-        raise_if_not_the_systems(found)
-        if "ALERT" not in str(getattr(found, "reason", None)):
-            return error
-    finally:
-        made.close()
-    return Misconfigured(f"it speaks TLS; {remedy}")

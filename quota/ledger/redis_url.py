@@ -1,34 +1,29 @@
-"""What a url of Redis names: a client of the server, and a label for people.
+"""What a url of Redis names: where the server is, how it is spoken to, and a label for people.
 
-    client_maker    checks a url, and returns a function that makes its client
-    label_of        the url without its secrets, with the database that it means
-    user_of         as whom it logs in
-    database_of     in which database
+    target_of      checks a url, and takes it apart
+    client_maker   the same, and returns a function that makes its client
+    label_of       the url without its secrets, with the database that it means
+    user_of        as whom it logs in
+    database_of    in which database
 
 The schemes are `redis`, `unix`, `redis+sentinel`, `redis+cluster`, and with TLS `rediss`, `rediss+sentinel` and
-`rediss+cluster`. `ssl` is imported only for those with TLS, and for sentinels with `sentinel_ssl=true`.
+`rediss+cluster`.
 """
 
 from __future__ import annotations
 
 import re
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from quota.common.text import nearest
 from quota.errors import ConfigError
-from quota.ledger.redis_connection import Connections, Server
-from quota.ledger.redis_errors import Failed, Misconfigured
+from quota.ledger.redis_errors import Misconfigured
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from quota.ledger.redis_cluster import Cluster
-    from quota.ledger.redis_connection import Line, Socket
-    from quota.ledger.redis_tls import Tls
-
-    Why = Callable[[Server, Failed], Failed]
+    from quota.ledger.redis_connection import Cluster, Connections
 
 _TIMEOUTS = ("socket_timeout", "socket_connect_timeout")
 _NEEDLESS = (
@@ -54,7 +49,7 @@ def client_maker(
     if not all(map(_is_database, _databases(url))):
         raise ConfigError(f"{what} {label}: its database is no number; end it in /0, or in ?db=0 after a unix socket")
     try:
-        return _maker(_parts(url), timeout_s)
+        target = target_of(url, timeout_s)
     except (_WrongError, Misconfigured) as error:
         raise ConfigError(f"{what} {label}: {error}") from None
     except (ValueError, TypeError):
@@ -64,39 +59,67 @@ def client_maker(
             "USER:PASSWORD@ before HOST and with %XX for its special characters"
         ) from None
 
+    def make() -> Connections | Cluster:
+        from quota.ledger.redis_connection import Cluster, connections_to  # late: it imports redis-py
+
+        return Cluster(target) if target.kind == "cluster" else connections_to(target)
+
+    return make
+
 
 class _WrongError(Exception):
     """A url that can be read and not be used: the text says why."""
 
 
-class _Parts(NamedTuple):
-    """A url, taken apart. `kind` is what the scheme says of the server: "", "unix", "sentinel" or "cluster"."""
+class Target(NamedTuple):
+    """A url, taken apart. `kind` is what the scheme says of the server: "", "unix", "sentinel" or "cluster". `options`
+    are redis-py's for a connection to the server, `sentinel_options` for one to a sentinel. The remedies are what to do
+    where one of them speaks TLS and the url says that it does not, or the reverse."""
 
     kind: str
     is_secure: bool
     sentinels_are_secure: bool
-    nodes: Sequence[tuple[str, int | None]]
+    nodes: Sequence[tuple[str, int]]
     path: str
-    db: int
-    options: Mapping[str, str]
+    timeout_s: float
+    connect_timeout_s: float
+    options: Mapping[str, Any]
+    sentinel_options: Mapping[str, Any]
+    remedy: str
+    sentinel_remedy: str
 
-    def scheme(self, *, secure: bool) -> str:
-        """The scheme of the same url with TLS, or without."""
-        return f"redis{'s' if secure else ''}{'+' if self.kind else ''}{self.kind}"
+    def __repr__(self) -> str:
+        """Without the password: it must not be seen where somebody shows the values of variables."""
+        return f"<Target {self.path or self.nodes}>"
 
-    def remedy(self, *, of_sentinels: bool = False) -> str:
-        """What to write where a server, or a sentinel, speaks TLS and the url says that it does not, or the reverse."""
-        scheme = f"write {self.scheme(secure=not self.is_secure)}://"
-        if self.kind != "sentinel":
-            return scheme
-        if self.sentinels_are_secure != self.is_secure:
-            return "remove sentinel_ssl" if of_sentinels else scheme
-        if of_sentinels:
-            return f"{scheme}, or sentinel_ssl = {_flag(not self.is_secure)} where only the sentinels differ"
-        return f"{scheme} and sentinel_ssl = {_flag(self.is_secure)}"
+    @property
+    def service(self) -> str:
+        """What the sentinels call the server."""
+        return self.path.partition("/")[0]
+
+    def at(self, host: str, port: int, *, is_sentinel: bool = False) -> Target:
+        """One node of a cluster, or one of the sentinels, for itself."""
+        one = self._replace(kind="", nodes=((host, port),))
+        if not is_sentinel:
+            return one
+        return one._replace(
+            is_secure=self.sentinels_are_secure, options=self.sentinel_options, remedy=self.sentinel_remedy
+        )
 
 
-def _parts(url: str) -> _Parts:
+def _remedies(kind: str, *, is_secure: bool, sentinels_are_secure: bool) -> tuple[str, str]:
+    """What to write where a server, or a sentinel, speaks TLS and the url says that it does not, or the reverse."""
+    remedy = f"write redis{'' if is_secure else 's'}{'+' if kind else ''}{kind}://"
+    if kind != "sentinel":
+        return remedy, ""
+    if sentinels_are_secure != is_secure:
+        return remedy, "remove sentinel_ssl"
+    only_they = f"{remedy}, or sentinel_ssl = {_flag(not is_secure)} where only the sentinels differ"
+    return f"{remedy} and sentinel_ssl = {_flag(is_secure)}", only_they
+
+
+def target_of(url: str, timeout_s: float) -> Target:
+    """Raises ValueError, TypeError or Misconfigured for a url that cannot be used."""
     scheme, slashes, rest = url.partition("://")
     if not slashes:
         raise ValueError("nobody can say which of its parts is the host")
@@ -114,22 +137,60 @@ def _parts(url: str) -> _Parts:
         whole = urlsplit(url)
         parts, path, query = [whole], unquote(whole.path), whole.query
         userinfo = whole.netloc.rpartition("@")[0]
-    options = _given(query, kind, is_secure=is_secure)
-    sentinel_ssl = options.get("sentinel_ssl", _flag(is_secure))
+    given = _given(query, kind, is_secure=is_secure)
+    sentinel_ssl = given.get("sentinel_ssl", _flag(is_secure))
     if sentinel_ssl not in ("true", "false"):
         raise _WrongError("sentinel_ssl is true or false (by default as the scheme says)")
     username, _, password = userinfo.partition(":")
     for name, text in (("username", username), ("password", password)):
         if text:
-            options[name] = unquote(text)
-    return _Parts(
+            given[name] = unquote(text)
+    if kind == "unix":
+        path = path or given.get("path", "")
+    elif kind == "cluster" and (database_of(url) or path.strip("0")):
+        raise _WrongError("a cluster has no database numbers")
+    elif kind == "sentinel" and not path.partition("/")[0]:
+        secure = "s" if is_secure else ""
+        raise _WrongError(f"name the service too: redis{secure}+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB")
+    sentinels_are_secure = kind == "sentinel" and sentinel_ssl == "true"
+    tls = _of_tls(given) if is_secure or sentinels_are_secure else {}
+    answer_s, connect_s = _times(given, timeout_s)
+    shared = {"decode_responses": True, "encoding_errors": "replace", "protocol": 2, "driver_info": None}
+    port = 26379 if kind == "sentinel" else 6379
+    remedy, sentinel_remedy = _remedies(kind, is_secure=is_secure, sentinels_are_secure=sentinels_are_secure)
+    return Target(
         kind=kind,
         is_secure=is_secure,
-        sentinels_are_secure=kind == "sentinel" and sentinel_ssl == "true",
-        nodes=[(unquote(part.hostname or ""), part.port) for part in parts],
+        sentinels_are_secure=sentinels_are_secure,
+        nodes=[
+            (
+                unquote(part.hostname or "") or given.get("host", "localhost"),
+                part.port or int(given.get("port", str(port))),
+            )
+            for part in parts
+        ],
         path=path,
-        db=database_of(url),
-        options=options,
+        timeout_s=answer_s,
+        connect_timeout_s=connect_s,
+        options={
+            **shared,
+            **(tls if is_secure else {}),
+            "db": database_of(url),
+            "username": given.get("username") or None,
+            "password": given.get("password", ""),
+            "client_name": given.get("client_name") or None,
+            "socket_timeout": answer_s,
+            "socket_connect_timeout": connect_s,
+            **({} if kind == "unix" else {"socket_keepalive": given.get("socket_keepalive", "0").upper() not in FALSE}),
+        },
+        sentinel_options={
+            **shared,
+            **(tls if sentinels_are_secure else {}),
+            "username": given.get("sentinel_username") or None,
+            "password": given.get("sentinel_password", ""),
+        },
+        remedy=remedy,
+        sentinel_remedy=sentinel_remedy,
     )
 
 
@@ -154,100 +215,35 @@ def _given(query: str, kind: str, *, is_secure: bool) -> dict[str, str]:
     return {name: text for name, text in given.items() if text}
 
 
-def _maker(parts: _Parts, timeout_s: float) -> Callable[[], Connections | Cluster]:
-    tls = _tls(parts) if parts.is_secure or parts.sentinels_are_secure else None
-    server = _server(parts, timeout_s, tls)
-    if parts.kind in ("", "unix"):
-        return server.connections
-    if parts.kind == "cluster":
-        if parts.db or parts.path.strip("0"):
-            raise _WrongError("a cluster has no database numbers")
-        from quota.ledger import redis_cluster
-
-        seeds = [server._replace(host=host, port=port or 6379) for host, port in parts.nodes]
-        return partial(redis_cluster.Cluster, seeds)
-    from quota.ledger.redis_sentinel import SENTINEL_TIMEOUT_S, Sentinels
-
-    service = parts.path.partition("/")[0]
-    if not service:
-        secure = "s" if parts.is_secure else ""
-        raise _WrongError(f"name the service too: redis{secure}+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB")
-    sentinels = [
-        Server(
-            SENTINEL_TIMEOUT_S,
-            SENTINEL_TIMEOUT_S,
-            host=host,
-            port=port or 26379,
-            username=parts.options.get("sentinel_username", ""),
-            password=parts.options.get("sentinel_password", ""),
-            secured=_secured(parts, tls, of_sentinels=True),
-            explain=_why(parts.remedy(of_sentinels=True)),
-        )
-        for host, port in parts.nodes
-    ]
-    return Sentinels(sentinels, service, server).connections
-
-
-def _server(parts: _Parts, timeout_s: float, tls: Tls | None) -> Server:
-    """The server that a url names, or what is the same for all the servers that it may mean."""
-    given = parts.options
-    if given.get("protocol", "2") not in ("2", "3") or not all(
-        given.get(name, "0").isdecimal() for name in ("health_check_interval", "max_connections")
-    ):
+def _times(given: Mapping[str, str], timeout_s: float) -> tuple[float, float]:
+    """How long an answer, and a connect, may take."""
+    numbers = (given.get(name, "0") for name in ("health_check_interval", "max_connections"))
+    if given.get("protocol", "2") not in ("2", "3") or not all(number.isdecimal() for number in numbers):
         raise ValueError("an option is none")
     answer_s, connect_s = (float(given.get(name, timeout_s)) for name in _TIMEOUTS)
     if not (0 < answer_s <= _LONGEST_S and 0 < connect_s <= _LONGEST_S):
         raise ValueError("no time to wait")
-    host, port = parts.nodes[0]
-    return Server(
-        answer_s,
-        connect_s,
-        host=host or given.get("host", "localhost"),
-        port=port or int(given.get("port", "6379")),
-        path=parts.path or given.get("path", "") if parts.kind == "unix" else "",
-        db=parts.db,
-        username=given.get("username", ""),
-        password=given.get("password", ""),
-        client_name=given.get("client_name", ""),
-        keepalive=given.get("socket_keepalive", "0").upper() not in FALSE,
-        secured=_secured(parts, tls),
-        explain=None if parts.kind == "unix" else _why(parts.remedy()),
-    )
+    return answer_s, connect_s
 
 
-def _tls(parts: _Parts) -> Tls:
-    from quota.ledger.redis_tls import Tls
+def _of_tls(given: Mapping[str, str]) -> dict[str, Any]:
+    """redis-py's options for TLS. Raises Misconfigured for a file that cannot be used."""
+    from quota.ledger.redis_tls import check_files
 
-    given = parts.options
     if given.get("ssl_cert_reqs", "required") not in ("required", "optional", "none"):
         raise _WrongError("ssl_cert_reqs is required (by default) or none")
     if "ssl_keyfile" in given and "ssl_certfile" not in given:
         raise _WrongError("ssl_keyfile has no effect without ssl_certfile; name the certificate too")
-    tls = Tls(
-        ca_certs=given.get("ssl_ca_certs", ""),
-        certfile=given.get("ssl_certfile", ""),
-        keyfile=given.get("ssl_keyfile", ""),
-        key_password=given.get("ssl_password", ""),
-        verify=given.get("ssl_cert_reqs", "required") != "none",
-        check_hostname=given.get("ssl_check_hostname", "1").upper() not in FALSE,
-    )
-    tls.context()
-    return tls
-
-
-def _secured(parts: _Parts, tls: Tls | None, *, of_sentinels: bool = False) -> Callable[[Socket, Server], Line] | None:
-    if tls is None or not (parts.sentinels_are_secure if of_sentinels else parts.is_secure):
-        return None
-    return tls._replace(remedy=parts.remedy(of_sentinels=of_sentinels)).line
-
-
-def _why(remedy: str) -> Why:
-    def why(server: Server, error: Failed) -> Failed:
-        from quota.ledger.redis_tls import why_plain, why_secured
-
-        return why_plain(server, error, remedy) if server.secured is None else why_secured(server, error)
-
-    return why
+    options = {
+        "ssl_ca_certs": given.get("ssl_ca_certs"),
+        "ssl_certfile": given.get("ssl_certfile"),
+        "ssl_keyfile": given.get("ssl_keyfile"),
+        "ssl_password": given.get("ssl_password", ""),  # without one, OpenSSL would ask whoever sits at the terminal
+        "ssl_cert_reqs": "none" if given.get("ssl_cert_reqs") == "none" else "required",
+        "ssl_check_hostname": given.get("ssl_check_hostname", "1").upper() not in FALSE,
+    }
+    check_files(options)
+    return options
 
 
 def _flag(value: bool) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from quota import async_budget, recorder
 from quota.inbound import redis_storage, sqlite_storage
-from quota.ledger import redis_ledger, redis_sentinel, sqlite_ledger
+from quota.ledger import redis_connection, redis_ledger, sqlite_ledger
 from quota.ledger.redis_ledger import RedisLedger
 from quota.ledger.sqlite_ledger import SqliteLedger
 from quota.recovery.allowance import Allowance
@@ -20,7 +20,7 @@ PATIENCE_S = 20.0
 WALLS: list[tuple[Any, str]] = [
     (SqliteLedger, "_deadline_s"),
     (RedisLedger, "_timeout_s"),
-    (redis_sentinel, "SENTINEL_TIMEOUT_S"),
+    (redis_connection, "DISCOVERY_S"),
     (redis_ledger, "RETRY_WITHIN_S"),
     (redis_ledger, "COUNT_WITHIN_S"),
     (sqlite_ledger, "COUNT_WITHIN_S"),

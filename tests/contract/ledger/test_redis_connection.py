@@ -1,4 +1,4 @@
-"""Connections without a pool: an answer belongs to its question, whatever happens between the two."""
+"""Connections: an answer belongs to its question, whatever happens between the two."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ import pytest
 import redis
 
 from quota.budget import Budget
-from quota.common.clock import elapsed_s
-from quota.ledger import redis_connection
 from quota.ledger.factory import open_ledger
-from quota.ledger.redis_connection import Connections, Server
+from quota.ledger.redis_connection import Connections, connections_to
 from quota.ledger.redis_errors import ErrorReply, Lost, NoAnswer, NotRedis
+from quota.ledger.redis_url import target_of
 from support.books import BOOK
 from support.claims import claim_of
 from support.processes import in_child
@@ -37,15 +36,18 @@ TIMEOUT_S = 5.0
 SHORT_S = 0.2
 """Where a test waits for it. A busy machine may take that long for a call, so that no other test counts on it."""
 
-NAME = "without-a-pool"
+NAME = "of-the-tests"
 
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
 
 
 @contextmanager
-def connected(port: int, timeout_s: float = TIMEOUT_S, name: str = NAME) -> Iterator[Connections]:
-    server = Server(timeout_s, timeout_s, "127.0.0.1", port, client_name=name)
-    with closing(Connections(lambda _: server.connect(), timeout_s)) as connections:
+def connected(
+    port: int, timeout_s: float = TIMEOUT_S, name: str = NAME, place: str = "", login: str = ""
+) -> Iterator[Connections]:
+    named = f"?client_name={name}" if name else ""
+    target = target_of(f"redis://{login}127.0.0.1:{port}{place}{named}", timeout_s)
+    with closing(connections_to(target)) as connections:
         yield connections
 
 
@@ -69,7 +71,7 @@ def ask_at_once(server: RedisServer, connections: Connections, calls: int) -> No
     """Let several calls be under way at the same time, so that there are as many connections."""
 
     def check() -> None:
-        connections.execute_command("BLPOP", "held", 0)
+        connections.execute_command("BLPOP", "held", "0")
 
     asking = [threading.Thread(target=check) for _ in range(calls)]
     with redis.Redis(port=server.port) as client:
@@ -121,9 +123,15 @@ def test_half_an_answer_is_not_completed_by_the_next_one() -> None:
             one.close()
 
 
-@pytest.mark.parametrize("more", [b"+PONG\r\n", b"$5\r\nhal", b"\0"])
-def test_more_than_an_answer_is_none_and_nothing_of_it_is_read_later(more: bytes) -> None:
-    said = iter([b"+one\r\n" + more, b"+two\r\n"])
+def test_more_than_an_answer_is_not_read_as_the_next_one() -> None:
+    said = iter([b"+one\r\n+PONG\r\n", b"+two\r\n"])
+    with RespServer(lambda _: next(said)) as server, connected(server.port, name="") as connections:
+        assert connections.execute_command("ECHO", "one") == "one"
+        assert connections.execute_command("ECHO", "two") == "two"
+
+
+def test_what_is_no_answer_is_said_to_be_none() -> None:
+    said = iter([b"HTTP/1.1 400 Bad Request\r\n", b"+two\r\n"])
     with RespServer(lambda _: next(said)) as server, connected(server.port, name="") as connections:
         with pytest.raises(NotRedis):
             connections.execute_command("ECHO", "one")
@@ -155,63 +163,10 @@ def test_what_comes_unasked_is_not_taken_for_an_answer() -> None:
         thread.join()
 
 
-@pytest.mark.parametrize("each_s", [0.0, 0.05])
-def test_an_answer_without_an_end_is_given_up(each_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too slow, or too long: however steadily it comes."""
-    monkeypatch.setattr(redis_connection, "MAX_REPLY_BYTES", 2**22)
-
-    def serve(listener: socket.socket) -> None:
-        with suppress(OSError), listener.accept()[0] as accepted:
-            accepted.recv(1000)
-            accepted.sendall(b"$99999999\r\n")
-            while not done.wait(each_s):
-                accepted.sendall(b"x" * (65_536 if not each_s else 1))
-
-    done = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve, args=(listener,))
-        thread.start()
-        port, error = listener.getsockname()[1], NoAnswer if each_s else NotRedis
-        with connected(port, timeout_s=SHORT_S, name="") as connections, pytest.raises(error):
-            connections.execute_command("ECHO", "one")
-        done.set()
-        thread.join()
-
-
-def test_what_has_come_is_no_silence_however_late_we_look() -> None:
-    """The rest of an answer comes while this process does not get its turn."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        line = redis_connection.Line(ours)
-        feed, rest = line._feed, iter([b"f!\r\n"])
-
-        def stalling(data: bytes) -> None:
-            feed(data)
-            for more in rest:
-                theirs.sendall(more)
-                time.sleep(SHORT_S + 0.05)
-
-        line._feed = stalling
-        theirs.sendall(b"$5\r\nhal")
-        assert line.ask(b"", SHORT_S) == "half!"
-
-
 def test_a_long_command_and_a_long_answer_pass(server: RedisServer) -> None:
     with connected(server.port) as connections:
         for size in (65_530, 65_536, 3_000_000):
             assert connections.execute_command("ECHO", "\u00e9" * size) == "\u00e9" * size
-
-
-def test_why_a_server_closed_a_connection_is_read_although_nothing_can_be_sent() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener, connected(listener.getsockname()[1], name="") as ours:
-        ours.connect(elapsed_s() + TIMEOUT_S)
-        with listener.accept()[0] as accepted:
-            accepted.sendall(b"-ERR max number of clients reached\r\n")
-        with closing(ours._idle.pop()) as line:
-            line.send(b"x", SHORT_S)  # is answered with a reset
-            time.sleep(0.05)
-            with pytest.raises(Lost, match="max number of clients"):
-                line.send(b"x", SHORT_S)
 
 
 @contextmanager
@@ -299,8 +254,8 @@ def test_a_signal_handler_may_ask_in_the_middle_of_a_call(server: RedisServer) -
 def test_an_error_is_an_answer_and_its_connection_is_kept(server: RedisServer) -> None:
     with connected(server.port) as connections:
         mine = connections.execute_command("CLIENT", "ID")
-        connections.execute_command("SET", "text", "x", "EX", 100)
-        for wrong in (("EVALSHA", "0" * 40, 0), ("LPUSH", "text", 1), ("NONSENSE",)):
+        connections.execute_command("SET", "text", "x", "EX", "100")
+        for wrong in (("EVALSHA", "0" * 40, "0"), ("LPUSH", "text", "1"), ("NONSENSE",)):
             with pytest.raises(ErrorReply):
                 connections.execute_command(*wrong)
         assert connections.execute_command("CLIENT", "ID") == mine
@@ -408,35 +363,23 @@ def test_a_forked_child_has_connections_of_its_own_and_leaves_the_parents_alone(
 # -- passwords and databases -------------------------------------------------------------------------------------------
 
 
-def test_a_connection_logs_in_and_chooses_its_database_in_one_trip_and_asks_nothing_before(
-    server: RedisServer,
-) -> None:
+def test_a_connection_logs_in_and_chooses_its_database_before_it_asks() -> None:
     heard: list[bytes] = []
 
-    def serve() -> None:
-        with listener.accept()[0] as accepted:
-            for said in (b"+OK\r\n+OK\r\n+OK\r\n", b"+PONG\r\n"):
-                heard.append(accepted.recv(1000))
-                accepted.sendall(said)
+    def answer(words: list[bytes]) -> bytes:
+        heard.append(words[0])
+        return b"+OK\r\n"
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve)
-        thread.start()
-        full = Server(
-            TIMEOUT_S, TIMEOUT_S, "127.0.0.1", listener.getsockname()[1], "", 3, "user", "secret", client_name=NAME
-        )
-        with closing(Connections(lambda _: full.connect(), TIMEOUT_S)) as connections:
-            assert connections.execute_command("PING") == "PONG"
-        thread.join()
-    assert [word in heard[0] for word in (b"AUTH", b"SETNAME", b"SELECT", b"PING")] == [True, True, True, False]
+    with (
+        RespServer(answer) as server,
+        connected(server.port, place="/3", login="user:secret@") as connections,
+    ):
+        assert connections.execute_command("PING") == "OK"
+    assert heard == [b"AUTH", b"CLIENT", b"SELECT", b"PING"]
 
 
 def test_nothing_is_done_in_another_database_than_the_chosen_one(server: RedisServer) -> None:
-    nowhere = Server(TIMEOUT_S, TIMEOUT_S, "127.0.0.1", server.port, db=99)
-    with (
-        closing(Connections(lambda _: nowhere.connect(), TIMEOUT_S)) as connections,
-        redis.Redis(port=server.port) as client,
-    ):
+    with connected(server.port, place="/99") as connections, redis.Redis(port=server.port) as client:
         with pytest.raises(ErrorReply, match="DB index is out of range"):
             connections.execute_command("SET", "x", "y")
         assert client.keys("*") == []

@@ -134,9 +134,9 @@ def test_a_server_that_is_asked_as_a_sentinel(redis_server: RedisServer, ask: As
 def test_a_primary_that_no_sentinel_sees(ask: Ask) -> None:
     """As while they choose another one."""
     state = b"".join(
-        b"$%d\r\n%s\r\n" % (len(word), word) for word in (b"flags", b"s_down,master", b"ip", b"::", b"port", b"1")
+        b"$%d\r\n%s\r\n" % (len(word), word) for word in (b"name", SERVICE.encode(), b"flags", b"s_down,master")
     )
-    with RespServer(lambda _: b"*6\r\n" + state) as sentinel:
+    with RespServer(lambda _: b"*1\r\n*4\r\n" + state) as sentinel:
         line = ask(f"redis+sentinel://127.0.0.1:{sentinel.port}/{SERVICE}")
     assert line.endswith("has no primary now, as its sentinels see it; run again in a moment"), line
 

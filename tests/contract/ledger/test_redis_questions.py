@@ -64,7 +64,7 @@ def test_a_packed_question_says_what_its_arguments_say(seed: int) -> None:
             again = request._replace(charge=own, caller_ms=again.caller_ms, expected=again.expected)
             again = again._replace(granted=request.granted)
             replies = hiredis.Reader(encoding="utf-8")
-            replies.feed(question.words(again, now))
+            replies.feed(b"".join(question.words(again, now)))
             args = arguments(again, now, commit)
             assert replies.gets() == ["EVALSHA", script("charge")[1], "3", *keys_of(request.project), *args]
             assert not replies.has_data()

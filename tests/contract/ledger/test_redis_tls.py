@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import subprocess
-import sys
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -108,7 +106,7 @@ FAULTS = [
     ("good", {}, NO_CA),
     ("good", {"ca": "stranger"}, NO_CA),
     ("other_host", {}, NO_CA),
-    ("other_host", {"ca": "ca"}, "its certificate is for other.example, not localhost; use that name, or renew it"),
+    ("other_host", {"ca": "ca"}, "its certificate is not for localhost; use a name that it is for, or renew it"),
     ("expired", {"ca": "ca"}, "its certificate has expired; renew it, or correct this machine's clock"),
     ("mutual", {"ca": "ca"}, "it wants a client certificate; add ssl_certfile and ssl_keyfile"),
     (
@@ -354,27 +352,6 @@ def test_an_encrypted_key_is_opened_with_its_password_and_nobody_is_asked_for_it
 
 
 # -- what it costs -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("url", "imported"),
-    [
-        ("redis://localhost:1/1", "[]"),
-        ("unix:///nowhere", "[]"),
-        ("redis+sentinel://localhost:1/main", "[]"),
-        ("rediss://localhost:1", "['ssl']"),
-        ("rediss+sentinel://localhost:1/main", "['ssl']"),
-    ],
-)
-def test_what_a_url_does_not_need_is_not_imported(url: str, imported: str) -> None:
-    """Each takes longer than all else that a short process does."""
-    code = (
-        "import sys\nfrom quota.errors import LedgerError\nfrom quota.ledger.factory import open_ledger\n"
-        f"try:\n    open_ledger('{url}').now_ms()\n"
-        "except LedgerError:\n    print(sorted({'ssl', 'redis'} & sys.modules.keys()))"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == imported
 
 
 def test_a_ledger_of_tls_is_the_same_by_either_name(servers: Servers) -> None:

@@ -15,14 +15,10 @@ from redis.crc import key_slot
 
 from quota.async_budget import AsyncBudget, Awaiter
 from quota.budget import Budget
-from quota.common.clock import elapsed_s
 from quota.errors import StorageAway
 from quota.inbound.storage import open_storage
 from quota.ledger import redis_rights
 from quota.ledger.factory import open_ledger
-from quota.ledger.redis_connection import Server
-from quota.ledger.redis_errors import Lost
-from quota.ledger.redis_several import Several
 from support.books import BOOK
 from support.clusters import Nodes
 from support.inbound import policy
@@ -146,20 +142,6 @@ def test_whoever_answers_is_found_behind_others_that_are_silent(
     with silence() as port, opened(url_of(scheme, port, port, well)) as budget:  # type: ignore[attr-defined]
         until(lambda: charge(budget).admitted, "the one that is well is not found")
         assert charge(budget).admitted
-
-
-def test_whoever_answered_is_asked_first_next_time() -> None:
-    asked: list[int] = []
-
-    def ask(server: Server) -> int:
-        asked.append(server.port)
-        if server.port != 3:
-            raise Lost("silent")
-        return server.port
-
-    several = Several([Server(1.0, 1.0, port=port) for port in (1, 2, 3)])
-    assert [several.first(ask, elapsed_s() + 20, 1.0) for _ in range(2)] == [3, 3]
-    assert asked == [1, 2, 3, 3]
 
 
 @pytest.mark.usefixtures("real_walls")
