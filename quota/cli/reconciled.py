@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quota.cli.tables import Column, FirstThatFits, tables
+from quota.cli.tables import Column, FirstThatFits, line, stacked, tables
 from quota.common.clock import rfc3339, utc, weekday
-from quota.common.text import many, printable, spell
+from quota.common.text import many, spell
 from quota.reconcile.comparison import TOLERANCE_MS
 
 if TYPE_CHECKING:
@@ -24,12 +24,6 @@ MAX_METHODS = 5
 
 def render_reconciled(result: Reconciled, *, dry_run: bool) -> RenderableType:
     """One project: a line for each difference, both counts as a table, and what follows."""
-    from rich.console import Group
-    from rich.text import Text
-
-    def line(text: str, style: str = "") -> RenderableType:
-        return Text(printable(text), style, overflow="fold")
-
     parts = [line(f"{result.credential}: project {result.project}, in Google Cloud {result.cloud_project}", "bold")]
     parts += [line(text, "yellow") for count in result.buckets for text in _differences(count, result)]
     if result.newest_ms is None:
@@ -71,7 +65,7 @@ def render_reconciled(result: Reconciled, *, dry_run: bool) -> RenderableType:
         parts.append(line(said))
     else:
         parts.append(line("both counts agree", "green"))
-    return Group(*parts)
+    return stacked(parts)
 
 
 def _table(result: Reconciled) -> RenderableType:

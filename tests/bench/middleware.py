@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from bench.race import Contestant, race
 from bench.report import Bar, Report
 from quota.inbound.sqlite_storage import PAGE_BYTES
-from support.web import Served
+from support.web import Served, serve_by_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +36,7 @@ INSERTING = "/inserting/"
 ROUNDS, CALLS = 100, 20
 CROWD_ROUNDS, CROWD_REQUESTS = 15, 200
 CLIENTS = 4
+FOLDER = "QUOTA_BENCH_FOLDER"
 BODY = b'{"hello":"world"}'
 
 
@@ -207,7 +208,16 @@ def serve_them(folder: str, workers: int) -> None:
 
     listener = listen("127.0.0.1", 0)
     address = address_of(listener)
-    serve(lambda: make_app(folder), listener, workers=workers, ready=lambda: print(address, flush=True))
+    if workers == 1:
+        serve(lambda: make_app(folder), listener, ready=lambda: print(address, flush=True))
+        return
+    print(address, flush=True)
+    os.environ[FOLDER] = folder
+    serve_by_workers("bench.middleware:app_of_a_worker", listener, workers)
+
+
+def app_of_a_worker() -> Any:
+    return make_app(os.environ[FOLDER])
 
 
 def main() -> None:

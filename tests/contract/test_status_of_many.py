@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import shutil
 import sqlite3
@@ -120,9 +119,7 @@ def test_a_status_asks_a_file_once_for_each_thing_that_is_shown(
         return transact(file, work, **how)
 
     monkeypatch.setattr(SqliteFile, "transact", asking)
-    thresholds = gc.get_threshold()
     shown = CliRunner().invoke(cli, ["status", *options, "--config", str(tmp_path / "quota.toml")])
-    gc.set_threshold(*thresholds)
     assert shown.exit_code == 0
     assert shown.output.count("pacific-day") == 20
     assert len(asked) == times * 2 + 1

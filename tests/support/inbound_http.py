@@ -23,7 +23,7 @@ import uvicorn
 from quota.inbound import asgi, load_rules
 from quota.web.lifecycle import address_of, listen, serve
 from support.patience import be_patient
-from support.web import Served
+from support.web import Served, serve_by_workers
 
 if TYPE_CHECKING:
     import socket
@@ -134,10 +134,11 @@ def main(what: str, name: str = "") -> None:
     elif what == "asgi":
         serve(lambda: _loaded(name), listener, ready=lambda: print(address, flush=True))
     else:
-        serve(_patient_app, listener, workers=int(what), ready=lambda: print(address, flush=True))
+        print(address, flush=True)
+        serve_by_workers("support.inbound_http:patient_app", listener, int(what))
 
 
-def _patient_app() -> Any:
+def patient_app() -> Any:
     """In each worker: what is shown is what they admit together, however busy the machine is."""
     be_patient()
     return asgi(answer, load_rules())

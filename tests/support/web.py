@@ -18,6 +18,7 @@ from quota.web.problem import Problem, send_problem
 from quota.web.protection import names_of, protected
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Mapping, Sequence
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -58,10 +59,19 @@ class Served:
         return self.process.returncode, stderr
 
 
-def hanging(workers: int, *options: str, path: Path | None = None) -> Served:
+def hanging(*options: str, path: Path | None = None) -> Served:
     """This module as a program. `path` has further modules."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (TESTS, *([path] if path else ()))))}
-    return Served([sys.executable, "-m", "support.web", str(workers), *options], env=env)
+    return Served([sys.executable, "-m", "support.web", *options], env=env)
+
+
+def serve_by_workers(make_app: str, listener: socket.socket, workers: int) -> None:
+    """Serve `module:name`, which makes an application, by uvicorn's own workers, until a signal ends them."""
+    import uvicorn
+    from uvicorn.supervisors import Multiprocess
+
+    config = uvicorn.Config(make_app, factory=True, workers=workers, log_config=None, access_log=False)
+    Multiprocess(config, target=uvicorn.Server(config).run, sockets=[listener]).run()
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -87,12 +97,10 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     await send_problem(send, Problem(404, f"process {os.getpid()}"))
 
 
-def main(workers: int, fault: str = "") -> None:
+def main(fault: str = "") -> None:
     def make_app() -> Any:
         if fault == "misconfigured":
             raise ConfigError("quota.toml: no")
-        if fault == "dies":
-            os._exit(7)
         return protected(app, hosts=names_of("127.0.0.1"))
 
     if fault == "impatient":
@@ -102,11 +110,11 @@ def main(workers: int, fault: str = "") -> None:
     if fault:
         print(address_of(listener), flush=True)
     try:
-        serve(make_app, listener, workers=workers, ready=lambda: print(address_of(listener), flush=True))
+        serve(make_app, listener, ready=lambda: print(address_of(listener), flush=True))
     except QuotaError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_status)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:])
+    main(*sys.argv[1:])
