@@ -24,7 +24,9 @@ MAX_METHODS = 5
 
 def render_reconciled(result: Reconciled, *, dry_run: bool) -> RenderableType:
     """One project: a line for each difference, both counts as a table, and what follows."""
-    parts = [line(f"{result.credential}: project {result.project}, in Google Cloud {result.cloud_project}", "bold")]
+    parts: list[RenderableType] = [
+        line(f"{result.credential}: project {result.project}, in Google Cloud {result.cloud_project}", "bold")
+    ]
     parts += [line(text, "yellow") for count in result.buckets for text in _differences(count, result)]
     if result.newest_ms is None:
         parts.append(line("upstream has counted nothing; is cloud_project right?", "yellow"))

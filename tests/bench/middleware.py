@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from bench.race import Contestant, race
 from bench.report import Bar, Report
 from quota.inbound.sqlite_storage import PAGE_BYTES
-from support.web import Served, serve_by_workers
+from support.web import Served, helped_by, shared_socket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,6 @@ INSERTING = "/inserting/"
 ROUNDS, CALLS = 100, 20
 CROWD_ROUNDS, CROWD_REQUESTS = 15, 200
 CLIENTS = 4
-FOLDER = "QUOTA_BENCH_FOLDER"
 BODY = b'{"hello":"world"}'
 
 
@@ -208,16 +207,15 @@ def serve_them(folder: str, workers: int) -> None:
 
     listener = listen("127.0.0.1", 0)
     address = address_of(listener)
-    if workers == 1:
-        serve(lambda: make_app(folder), listener, ready=lambda: print(address, flush=True))
-        return
-    print(address, flush=True)
-    os.environ[FOLDER] = folder
-    serve_by_workers("bench.middleware:app_of_a_worker", listener, workers)
+    command = [sys.executable, "-m", "bench.middleware", "worker", folder]
+    _helpers = helped_by(command, listener, workers - 1)
+    serve(lambda: make_app(folder), listener, ready=lambda: print(address, flush=True))
 
 
-def app_of_a_worker() -> Any:
-    return make_app(os.environ[FOLDER])
+def serve_with_them(folder: str, number: str) -> None:
+    from quota.web.lifecycle import serve
+
+    serve(lambda: make_app(folder), shared_socket(number), ready=lambda: print("ready", flush=True))
 
 
 def main() -> None:
@@ -234,6 +232,8 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["serve", folder, workers]:
             serve_them(folder, int(workers))
+        case ["worker", folder, number]:
+            serve_with_them(folder, number)
         case ["ask", port, path]:
             ask(int(port), path)
         case _:

@@ -23,7 +23,7 @@ import uvicorn
 from quota.inbound import asgi, load_rules
 from quota.web.lifecycle import address_of, listen, serve
 from support.patience import be_patient
-from support.web import Served, serve_by_workers
+from support.web import Served, helped_by, shared_socket
 
 if TYPE_CHECKING:
     import socket
@@ -127,6 +127,9 @@ async def answer(scope: Any, receive: Any, send: Any) -> None:
 
 
 def main(what: str, name: str = "") -> None:
+    if what == "worker":
+        serve(_patient_app, shared_socket(name), ready=lambda: print("ready", flush=True))
+        return
     listener = listen("127.0.0.1", 0)
     address = address_of(listener)
     if what == "wsgi":
@@ -134,11 +137,11 @@ def main(what: str, name: str = "") -> None:
     elif what == "asgi":
         serve(lambda: _loaded(name), listener, ready=lambda: print(address, flush=True))
     else:
-        print(address, flush=True)
-        serve_by_workers("support.inbound_http:patient_app", listener, int(what))
+        _helpers = helped_by([sys.executable, "-m", "support.inbound_http", "worker"], listener, int(what) - 1)
+        serve(_patient_app, listener, ready=lambda: print(address, flush=True))
 
 
-def patient_app() -> Any:
+def _patient_app() -> Any:
     """In each worker: what is shown is what they admit together, however busy the machine is."""
     be_patient()
     return asgi(answer, load_rules())

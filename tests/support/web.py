@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +20,6 @@ from quota.web.problem import Problem, send_problem
 from quota.web.protection import names_of, protected
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Mapping, Sequence
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -65,13 +66,28 @@ def hanging(*options: str, path: Path | None = None) -> Served:
     return Served([sys.executable, "-m", "support.web", *options], env=env)
 
 
-def serve_by_workers(make_app: str, listener: socket.socket, workers: int) -> None:
-    """Serve `module:name`, which makes an application, by uvicorn's own workers, until a signal ends them."""
-    import uvicorn
-    from uvicorn.supervisors import Multiprocess
+def helped_by(command: Sequence[str], listener: socket.socket, count: int) -> list[subprocess.Popen[bytes]]:
+    """Start so many processes that serve the same socket: `command` with its number, for `shared_socket`. They end with
+    this process. Returns once each serves, and has said `ready`."""
+    number, pipe = listener.fileno(), subprocess.PIPE
+    started = [
+        subprocess.Popen([*command, str(number)], stdin=pipe, stdout=pipe, pass_fds=[number]) for _ in range(count)
+    ]
+    for one in started:
+        assert one.stdout is not None
+        assert one.stdout.readline() == b"ready\n"
+    return started
 
-    config = uvicorn.Config(make_app, factory=True, workers=workers, log_config=None, access_log=False)
-    Multiprocess(config, target=uvicorn.Server(config).run, sockets=[listener]).run()
+
+def shared_socket(number: str) -> socket.socket:
+    """In one of these processes: the socket that it serves."""
+
+    def end_with_the_other() -> None:
+        sys.stdin.read()
+        os._exit(0)
+
+    threading.Thread(target=end_with_the_other, daemon=True).start()
+    return socket.socket(fileno=int(number))
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
