@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from quota.reconcile.reconcile import Reconciled
 
 MAX_METHODS = 5
-"""At most so many methods are named for a difference."""
+"""The most methods that are named for a difference."""
 
 
 def render_reconciled(result: Reconciled, *, dry_run: bool) -> RenderableType:
