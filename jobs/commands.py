@@ -1,11 +1,10 @@
-"""The commands of `quota` that this package adds: run, runs, schedule, plan, search, serve, demo, emulate.
+"""The commands of `quota` that this package adds beside `run`: runs, schedule, plan, search, serve, demo, emulate.
 
 The work is elsewhere.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 from contextlib import contextmanager
@@ -14,50 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quota.cli.options import config_option, json_option
-from quota.cli.output import REFUSED_STATUS, log_to_stderr, print_json, print_rich, say
+from quota.cli.options import config_option, duration_ms, json_option
+from quota.cli.output import log_to_stderr, print_json, print_rich, say
 from quota.common.text import many, nearest, printable, show
-from quota.jobs import tick
 from quota.jobs.interruption import exits, interruptible
 from quota.jobs.progress import watching
-from quota.jobs.tick import configured, print_report
+from quota.jobs.tick import configured, print_report, textfile_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from quota.jobs.store.store import Elsewhere, Found
-
-
-textfile_option = click.option(
-    "--textfile", metavar="FOLDER", help="Write metrics there for node_exporter, after each run."
-)
-
-
-@click.command("run", short_help="Run one tick of JOB.")
-@click.argument("job")
-@click.option("--region", "regions", multiple=True, metavar="R", help="Only this region of the job; may be repeated.")
-@click.option("--fail-on-refusal", is_flag=True, help=f"Exit with {REFUSED_STATUS} when the budget stopped the run.")
-@click.option("--here", is_flag=True, help="Take over the regions that run on another machine.")
-@click.option("--quiet", is_flag=True, help="Print only errors and refusals.")
-@textfile_option
-@json_option
-@config_option
-def run(**options: Any) -> int:
-    """Run one tick of JOB: fetch its regions until it is done or the budget refuses a call.
-
-    When the budget is spent, a run exits at once with status 0 and prints where and when it will resume. Progress is
-    saved; the next run resumes there, even days later.
-
-    Where machines share a ledger, a job runs on one of them. On the others a run says where, and exits with status 0.
-
-    \b
-    Example:
-      quota run trending
-      quota run trending --region DE --region FR --json
-      quota run trending --quiet    # for cron, which mails all output
-      quota run trending --here     # and not where it ran until now
-    """
-    return tick.run(**options)
 
 
 @click.command("runs")
@@ -82,12 +48,8 @@ def runs(job: str | None, since: str, limit: int, as_json: bool, config: str | N
     from quota.common.clock import host_clock
     from quota.jobs.history import render_runs
     from quota.jobs.store.store import Store
-    from quota.limits import parse_duration
 
-    try:
-        since_ms = parse_duration(since)
-    except ValueError as error:
-        raise click.UsageError(f"--since {error}") from None
+    since_ms = duration_ms("--since", since)
     with configured(config) as session:
         settings = session.settings.store
         with Store(settings.url, retention_ms=settings.retention_ms, create=False) as store:
@@ -118,8 +80,6 @@ def schedule(textfile: str | None, config: str | None) -> None:
     """
     from quota.jobs.schedule.scheduler import log_schedule, run_schedule
 
-    # As Python does by itself, and no short command: the Google client of each tick is a circle of objects.
-    gc.set_threshold(700, 10, 10)
     # SIGTERM from a supervisor is the regular way to end it. Ctrl-C exits with the same status as everywhere else.
     with interruptible({signal.SIGTERM: 0}, says=False) as stop, configured(config, textfile) as session:
         log_schedule()
@@ -240,11 +200,10 @@ def _found_line(video: Found) -> str:
 @click.command("serve", short_help="Serve what was fetched as an HTTP API.")
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="H", help="Address to listen on.")
 @click.option("--port", default=8080, show_default=True, metavar="P", help="Port; 0 takes a free one.")
-@click.option("--workers", default=1, show_default=True, metavar="N", help="Processes that serve.")
 @click.option("--hostname", "names", multiple=True, metavar="NAME", help="Clients call it so; may be repeated.")
 @click.option("--unlimited", is_flag=True, help="Serve others also without a rule on who may ask.")
 @config_option
-def serve(host: str, port: int, workers: int, names: tuple[str, ...], unlimited: bool, config: str | None) -> None:
+def serve(host: str, port: int, names: tuple[str, ...], unlimited: bool, config: str | None) -> None:
     """Serve the local store as an HTTP API: rankings, search and channels, in upstream's field names.
 
     It only reads, and never spends quota. It prints its address as soon as it listens; / lists what can be asked.
@@ -258,7 +217,7 @@ def serve(host: str, port: int, workers: int, names: tuple[str, ...], unlimited:
     Example:
       pip install 'quota-ledger[web]'           # once: it needs the extra `web`
       quota serve
-      quota serve --port 0 --workers 2
+      quota serve --port 0
       quota serve --hostname api.example.org    # behind a proxy on this machine
     """
     from quota.web.lifecycle import require_web
@@ -267,7 +226,7 @@ def serve(host: str, port: int, workers: int, names: tuple[str, ...], unlimited:
     from quota.jobs.api.serving import run_api
 
     log_to_stderr()
-    run_api(config, host=host, port=port, workers=workers, names=names, unlimited=unlimited, say=say)
+    run_api(config, host=host, port=port, names=names, unlimited=unlimited, say=say)
 
 
 @click.command("emulate", short_help="Serve the emulated upstream, for development.")
@@ -296,16 +255,12 @@ def emulate(port: int, recorded: str | None, allocation: Any, quota_units: int, 
     """
     import quota
     from quota.jobs.emulator import Emulator
-    from quota.limits import parse_duration
 
     if not 0 <= port <= 65_535:
         raise quota.UsageError(f"port {port}: a port is a number from 0 to 65535")
     lag_ms = 0
     if lag not in ("0", "0s"):
-        try:
-            lag_ms = parse_duration(lag)
-        except ValueError as error:
-            raise quota.UsageError(f"--lag {error}") from None
+        lag_ms = duration_ms("--lag", lag)
     # SIGTERM from a supervisor is the regular way to end it. Ctrl-C exits with the same status as everywhere else.
     with exits({signal.SIGTERM: 0, signal.SIGINT: 128 + signal.SIGINT}):
         try:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from quota.jobs.store.runs import PastRun
 
 MAX_WHY = 60
-"""So many characters of a reason are shown; the JSON has all."""
+"""The most characters of a reason that are shown; the JSON has all."""
 
 STYLES = {"failed": "red", UNFINISHED: "yellow"}
 COLUMNS = (

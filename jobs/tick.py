@@ -1,6 +1,6 @@
-"""What `quota run` does, with the values of its options, without click: one run of a job, and what its configuration
-asks for around it. Every tick loads this module, even one that is refused: only what all of them need is imported at
-the top.
+"""`quota run`: one run of a job, and what its configuration asks for around it.
+
+Every tick loads this module, even one that is refused: only what all of them need is imported at the top.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import click
+
+from quota.cli.options import config_option, json_option
 from quota.cli.output import REFUSED_STATUS, fail, log_to_stderr, print_json, say, unprinted
 from quota.common.text import printable
 from quota.errors import QuotaError
@@ -25,6 +28,20 @@ if TYPE_CHECKING:
     from quota.session import Session
 
 
+textfile_option = click.option(
+    "--textfile", metavar="FOLDER", help="Write metrics there for node_exporter, after each run."
+)
+
+
+@click.command("run", short_help="Run one tick of JOB.")
+@click.argument("job")
+@click.option("--region", "regions", multiple=True, metavar="R", help="Only this region of the job; may be repeated.")
+@click.option("--fail-on-refusal", is_flag=True, help=f"Exit with {REFUSED_STATUS} when the budget stopped the run.")
+@click.option("--here", is_flag=True, help="Take over the regions that run on another machine.")
+@click.option("--quiet", is_flag=True, help="Print only errors and refusals.")
+@textfile_option
+@json_option
+@config_option
 def run(
     *,
     job: str,
@@ -36,7 +53,20 @@ def run(
     as_json: bool,
     config: str | None,
 ) -> int:
-    """`quota run`: returns the exit status."""
+    """Run one tick of JOB: fetch its regions until it is done or the budget refuses a call.
+
+    When the budget is spent, a run exits at once with status 0 and prints where and when it will resume. Progress is
+    saved; the next run resumes there, even days later.
+
+    Where machines share a ledger, a job runs on one of them. On the others a run says where, and exits with status 0.
+
+    \b
+    Example:
+      quota run trending
+      quota run trending --region DE --region FR --json
+      quota run trending --quiet    # for cron, which mails all output
+      quota run trending --here     # and not where it ran until now
+    """
     from quota.jobs.runner import failed_report, run_job
 
     log_to_stderr()

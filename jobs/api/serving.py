@@ -1,4 +1,4 @@
-"""`quota serve`: where it may listen, and the processes that serve."""
+"""`quota serve`: where it may listen, and what stands before the application."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ def run_api(
     *,
     host: str,
     port: int,
-    workers: int,
     names: Sequence[str],
     unlimited: bool,
     say: Callable[[str], object],
@@ -62,7 +61,7 @@ def run_api(
 
     with listen(host, port) as listener:
         address = address_of(listener)
-        serve(make, listener, workers=workers, ready=lambda: say(f"quota serve: {address} ({settings.source})"))
+        serve(make, listener, ready=lambda: say(f"quota serve: {address} ({settings.source})"))
 
 
 def _host_name(text: str) -> str:

@@ -66,7 +66,7 @@ class _Total:
 
 
 class _Logged(NamedTuple):
-    """So many equal charges of one ms, numbered from `seq`."""
+    """A number of equal charges of one ms, numbered from `seq`."""
 
     ms: int
     seq: int

@@ -33,7 +33,7 @@ MAX_KEPT = 50_000
 MAX_REFUSAL_CHARACTERS = 4_000
 MAX_WHY_CHARACTERS = 1_000
 MAX_ERRORS_CHARACTERS = 20_000
-"""So many characters do the errors of a run's regions take together, but each may have 100."""
+"""The most characters that the errors of a run's regions have together, but each may have 100."""
 
 MAX_ROWS = 10_000
 

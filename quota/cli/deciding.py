@@ -1,40 +1,72 @@
-"""What `quota charge`, `quota peek` and `quota exec` do, each with the values of its options, without click: a script
-starts them all day. They return the exit status.
-"""
+"""The commands that decide, and those that correct a charge: charge, peek, exec, refund, settle."""
 
 from __future__ import annotations
 
 import os
+import signal
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import click
+
 import quota
-from quota.cli.output import decision_status, fail, print_json, say, unprinted
+from quota.cli.options import call_options, config_option, credential_option, json_option
+from quota.cli.output import decision_status, fail, print_json, say, say_built_in, unprinted
 from quota.common.text import many
 from quota.errors import UnknownMethod
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from quota.session import Session
 
+@click.command()
+@click.option("--file", metavar="CALLS", help="Charge the calls in this file together; `-` is stdin.")
+@partial(call_options, method="[METHOD | --file CALLS]", required=False)
+@json_option
+@config_option
+def charge(file: str | None, **call: Any) -> int:
+    """Charge one call of METHOD before it leaves. Exit 75 when refused.
 
-def charge(*, config: str | None, as_json: bool, file: str | None, **call: Any) -> int:
-    """`quota charge`: the call, or with `file` the calls in it, together."""
+    With --file up to 100 calls are charged in one step, all or none. Each line is METHOD [UNITS]; `#` begins a comment.
+    A METHOD with its units may have any name. The units left are those after all calls.
+
+    \b
+    Example:
+      quota charge search.list --job backfill --region DE && curl ...
+      quota charge videos.list --json
+      printf 'search.list\\nvideos.list 3\\n' | quota charge --file -
+    """
     if file is None:
-        return _decide(config, as_json, call, commit=True)
-    return _charge_together(config, as_json, file, call)
+        if call["method"] is None:
+            raise click.UsageError("say what to charge: METHOD, or --file CALLS for several calls")
+    elif call["method"] is not None:
+        raise click.UsageError("METHOD and --file are two ways to say what to charge; leave one out")
+    elif call["units"] is not None:
+        raise click.UsageError("with --file, units go into the file, behind the method: METHOD UNITS")
+    if file is not None:
+        return _charge_together(file=file, **call)
+    return _decide(commit=True, **call)
 
 
-def peek(*, config: str | None, as_json: bool, **call: Any) -> int:
-    """`quota peek`"""
-    return _decide(config, as_json, call, commit=False)
+@click.command()
+@call_options
+@json_option
+@config_option
+def peek(**call: Any) -> int:
+    """Say what `charge` would decide now. Charges nothing. Exit 75 when it would be refused.
+
+    \b
+    Example:
+      quota peek search.list || exit 0
+    """
+    return _decide(commit=False, **call)
 
 
-def _decide(config: str | None, as_json: bool, call: dict[str, Any], *, commit: bool) -> int:
+def _decide(*, commit: bool, credential: str | None, config: str | None, as_json: bool, **call: Any) -> int:
     with quota.open(config) as session:
         say_built_in(session, err=as_json)
-        budget = session.budget(call.pop("credential"))
+        budget = session.budget(credential)
         with _units_instead():
             decision = (budget.charge if commit else budget.peek)(**call)
         # Before the session ends: it then tells the ledger of a refusal, and that may wait for the ledger.
@@ -48,16 +80,18 @@ def _decide(config: str | None, as_json: bool, call: dict[str, Any], *, commit: 
     return decision_status(decision)
 
 
-def _charge_together(config: str | None, as_json: bool, file: str, call: dict[str, Any]) -> int:
+def _charge_together(
+    *, file: str, credential: str | None, job: str, region: str, config: str | None, as_json: bool, **_none: None
+) -> int:
     from quota.cli.calls import check_calls, read_calls
 
     lines = read_calls(file)
     with quota.open(config) as session:
         say_built_in(session, err=as_json)
-        budget = session.budget(call["credential"])
+        budget = session.budget(credential)
         with _units_instead("METHOD UNITS"):
-            check_calls(budget, lines, call["job"])
-            decisions = budget.charge_many([line.call for line in lines], job=call["job"], region=call["region"])
+            check_calls(budget, lines, job)
+            decisions = budget.charge_many([line.call for line in lines], job=job, region=region)
         first = decisions[0]
         if as_json:
             print_json([decision.as_json() for decision in decisions])
@@ -74,10 +108,75 @@ def _charge_together(config: str | None, as_json: bool, file: str, call: dict[st
     return decision_status(first)
 
 
-def charge_and_become(
-    *, method: str, command: list[str], config: str | None, credential: str | None, **call: Any
-) -> int:
-    """`quota exec`: returns only where the command does not run."""
+@click.command()
+@click.argument("charge_id", metavar="ID")
+@credential_option
+@config_option
+def refund(charge_id: str, credential: str | None, config: str | None) -> None:
+    """Give back a charge whose request never left this machine.
+
+    An unknown ID exits with 1.
+
+    \b
+    Example:
+      quota refund 1795233255077-0
+    """
+    _settle(charge_id, 0, credential, config)
+
+
+@click.command()
+@click.argument("charge_id", metavar="ID")
+@click.argument("units", type=int)
+@credential_option
+@config_option
+def settle(charge_id: str, units: int, credential: str | None, config: str | None) -> None:
+    """Set what a charge really cost, in units. May be repeated.
+
+    An unknown ID exits with 1.
+
+    \b
+    Example:
+      quota settle 1795233255077-0 35
+    """
+    _settle(charge_id, units, credential, config)
+
+
+def _settle(charge_id: str, units: int, credential: str | None, config: str | None) -> None:
+    with quota.open(config) as session:
+        say_built_in(session, err=False)
+        before = session.budget(credential).settle(charge_id, units)
+    say(f"{before.method} {charge_id}: now {many(units, 'unit')}, before {before.units:,}")
+
+
+class BeforeCommand(click.Command):
+    """A command whose own arguments end at the first `--`. The rest belongs to another program and is not parsed."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        rest = super().parse_args(ctx, args[:end])
+        ctx.params["command"] = args[end + 1 :]
+        return rest
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "-- COMMAND..."]
+
+
+@click.command("exec", cls=BeforeCommand)
+@call_options
+@config_option
+def exec_(method: str, command: list[str], credential: str | None, config: str | None, **call: Any) -> int:
+    """Charge METHOD, then run COMMAND.
+
+    If the charge is refused, COMMAND does not run and the exit status is 75. Options for quota come before the first
+    `--`, the command after it.
+
+    \b
+    Example:
+      quota exec search.list -- ./search.sh DE
+      quota exec search.list --job nightly -- ./search.sh --region DE
+    """
+    if not command or not command[0]:
+        raise click.UsageError("no command to run; write: quota exec METHOD -- COMMAND...")
     with quota.open(config) as session:
         say_built_in(session, err=True)
         budget = session.budget(credential)
@@ -100,8 +199,6 @@ def _become(command: list[str]) -> None:
     """Replace this process by another program, with default signal handling. Python ignores SIGPIPE and SIGXFSZ, and
     the program would inherit that: `yes | head` would not end.
     """
-    import signal
-
     before = {
         number: signal.signal(number, signal.SIG_DFL)
         for number in (getattr(signal, name, None) for name in ("SIGPIPE", "SIGXFSZ"))
@@ -112,14 +209,6 @@ def _become(command: list[str]) -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def say_built_in(session: Session, *, err: bool) -> None:
-    """Say that no configuration was found: the user may think of another budget than the one that is charged."""
-    from quota.settings.model import BUILT_IN_NOTICE
-
-    if session.settings.path is None:
-        say(f"quota: {BUILT_IN_NOTICE}" if err else BUILT_IN_NOTICE, err=err)
 
 
 @contextmanager

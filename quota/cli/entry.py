@@ -1,6 +1,5 @@
 """The entry point of the command `quota`. Importing the rest takes a moment, and Ctrl-C must work during it too."""
 
-import gc
 import os
 import signal
 
@@ -10,11 +9,7 @@ def _end(number: int, _frame: object) -> None:
 
 
 def main() -> None:
-    """Run the command line. Once imported, it handles Ctrl-C itself.
-
-    What a short process makes is in use to its end: to look for garbage would be a tenth of its time.
-    """
-    gc.set_threshold(50_000)
+    """Run the command line. Once imported, it handles Ctrl-C itself."""
     before = signal.getsignal(signal.SIGINT)
     catches = before is signal.default_int_handler  # a script starts background jobs with SIGINT ignored; keep that
     if catches:
@@ -30,4 +25,3 @@ def main() -> None:
     finally:
         if catches:
             signal.signal(signal.SIGINT, _end)
-        gc.freeze()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quota.common.text import show
+from quota.limits import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,6 +67,14 @@ credential_option = click.option("--credential", metavar="C", help="Whose budget
 
 
 since_option = click.option("--since", default="24h", metavar="DURATION", help="How far back.", show_default=True)
+
+
+def duration_ms(option: str, value: str) -> int:
+    """The value of an option that is a duration."""
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise click.UsageError(f"{option} {error}") from None
 
 
 def call_options(command: Callable[..., Any], method: str = "METHOD", *, required: bool = True) -> Callable[..., Any]:

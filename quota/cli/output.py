@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import logging
 
     from quota.decision import Decision
+    from quota.session import Session
 
 REFUSED_STATUS = Refused.exit_status
 MAX_LINE = 1_000
@@ -77,6 +78,14 @@ def print_rich(renderable: Any) -> None:
 def say(line: str, *, err: bool = False) -> None:
     """One line for people, without control characters."""
     echo(printable(line), err=err)
+
+
+def say_built_in(session: Session, *, err: bool) -> None:
+    """Say that no configuration was found: the user may think of another budget than the one that is charged."""
+    from quota.settings.model import BUILT_IN_NOTICE
+
+    if session.settings.path is None:
+        say(f"quota: {BUILT_IN_NOTICE}" if err else BUILT_IN_NOTICE, err=err)
 
 
 def fail(message: str) -> None:

@@ -6,8 +6,8 @@ import io
 import os
 import sys
 
+from quota.cli.commands import run_click
 from quota.cli.output import echo, fail, guard_streams, log_to_stderr, unprinted
-from quota.cli.plain import read
 from quota.errors import QuotaError
 
 
@@ -25,7 +25,7 @@ def run() -> int:
     try:
         if os.environ.get("QUOTA_LOG") or os.environ.get("QUOTA_LOG_FORMAT"):
             log_to_stderr()
-        status = _command(sys.argv[1:])
+        status = run_click()
     except QuotaError as error:
         fail(str(error))
         return error.exit_status
@@ -38,18 +38,3 @@ def run() -> int:
         fail(f"unexpected {type(error).__name__}: {error}; QUOTA_DEBUG=1 shows where, please report it")
         return 1
     return 1 if unprinted() and not status else status
-
-
-def _command(arguments: list[str]) -> int:
-    plain = read(arguments)
-    if plain is None:
-        from quota.cli.commands import run_click
-
-        return run_click()
-    from importlib import import_module
-
-    function, values = plain
-    module, name = function.split(":")
-    status = getattr(import_module(module), name)(**values)
-    assert isinstance(status, int)  # noqa: S101  # our own
-    return status

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quota.cli.tables import Column, FirstThatFits, tables
+from quota.cli.tables import Column, FirstThatFits, line, stacked, tables
 from quota.common.clock import rfc3339, utc, weekday
-from quota.common.text import many, printable, spell
+from quota.common.text import many, spell
 from quota.reconcile.comparison import TOLERANCE_MS
 
 if TYPE_CHECKING:
@@ -19,18 +19,14 @@ if TYPE_CHECKING:
     from quota.reconcile.reconcile import Reconciled
 
 MAX_METHODS = 5
-"""At most so many methods are named for a difference."""
+"""The most methods that are named for a difference."""
 
 
 def render_reconciled(result: Reconciled, *, dry_run: bool) -> RenderableType:
     """One project: a line for each difference, both counts as a table, and what follows."""
-    from rich.console import Group
-    from rich.text import Text
-
-    def line(text: str, style: str = "") -> RenderableType:
-        return Text(printable(text), style, overflow="fold")
-
-    parts = [line(f"{result.credential}: project {result.project}, in Google Cloud {result.cloud_project}", "bold")]
+    parts: list[RenderableType] = [
+        line(f"{result.credential}: project {result.project}, in Google Cloud {result.cloud_project}", "bold")
+    ]
     parts += [line(text, "yellow") for count in result.buckets for text in _differences(count, result)]
     if result.newest_ms is None:
         parts.append(line("upstream has counted nothing; is cloud_project right?", "yellow"))
@@ -71,7 +67,7 @@ def render_reconciled(result: Reconciled, *, dry_run: bool) -> RenderableType:
         parts.append(line(said))
     else:
         parts.append(line("both counts agree", "green"))
-    return Group(*parts)
+    return stacked(parts)
 
 
 def _table(result: Reconciled) -> RenderableType:

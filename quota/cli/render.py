@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from quota.cli.tables import Column, FirstThatFits, Line, Parts, tables
+from quota.cli.tables import Column, FirstThatFits, line, stacked, tables
 from quota.common.clock import moment, second, weekday
 from quota.common.text import listed, many, spell
 from quota.ledger.history import MAX_CELLS, OTHER, RUN_CHARS
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 def render_status(status: Status) -> RenderableType:
     """Render a status: a headline, a table of limits and warnings for each credential."""
     where = "shared by every machine that reaches it" if status.shared else "shared by this machine only"
-    parts: list[RenderableType] = [Line(BUILT_IN_NOTICE, "yellow")] if status.built_in else []
-    parts += [Line(f"ledger {status.ledger}, {where}")]
+    parts: list[RenderableType] = [line(BUILT_IN_NOTICE, "yellow")] if status.built_in else []
+    parts += [line(f"ledger {status.ledger}, {where}")]
     resets: dict[tuple[int, str | None], str] = {}  # the same for most
     for credential in status.credentials:
-        parts.append(Line(""))
+        parts.append(line(""))
         shared = f", one budget with {', '.join(credential.shared_with)}" if credential.shared_with else ""
-        parts.append(Line(f"{credential.name}: project {credential.project}, {credential.api}{shared}", "bold"))
-        parts.append(Line(_verdict(credential, status.at_ms), "bold green" if credential.open else "bold red"))
+        parts.append(line(f"{credential.name}: project {credential.project}, {credential.api}{shared}", "bold"))
+        parts.append(line(_verdict(credential, status.at_ms), "bold green" if credential.open else "bold red"))
         parts += _told(early_of(credential))
         parts.append(_limit_table(credential, status.at_ms))
         for edge_ms, zone in dict.fromkeys((row.resets_ms, row.zone) for row in credential.limits):
@@ -45,9 +45,9 @@ def render_status(status: Status) -> RenderableType:
             if (edge_ms, zone) not in resets:
                 at, soon = clock(edge_ms, zone), spell(edge_ms - status.at_ms)
                 resets[edge_ms, zone] = f"upstream resets {at} {zone} ({clock(edge_ms)} here), in {soon}"
-            parts.append(Line(resets[edge_ms, zone]))
+            parts.append(line(resets[edge_ms, zone]))
         parts += _told(notes_of(credential, status.at_ms))
-    return Parts(parts)
+    return stacked(parts)
 
 
 def _limit_table(credential: CredentialRow, at_ms: int) -> RenderableType:
@@ -183,13 +183,9 @@ def _short_hour(rfc3339_text: str) -> str:
 # -- the lines of a status ---------------------------------------------------------------------------------------------
 
 
-def line(text: str, style: str = "") -> RenderableType:
-    return Line(text, style)
-
-
 def told(parts: Iterable[Part]) -> RenderableType:
     """Render lines and tables."""
-    return Parts(_told(parts))
+    return stacked(_told(parts))
 
 
 def _told(parts: Iterable[Part]) -> list[RenderableType]:
@@ -242,7 +238,6 @@ _LEVEL_STYLE = {"error": "bold red", "warning": "yellow", "ok": "green"}
 
 def render_findings(findings: Sequence[Finding]) -> RenderableType:
     """Render findings: one paragraph each, with its remedy on a line of its own, and the sum at the end."""
-    from rich.console import Group
     from rich.padding import Padding
     from rich.text import Text
 
@@ -260,4 +255,4 @@ def render_findings(findings: Sequence[Finding]) -> RenderableType:
         f"{levels.count('ok')} ok",
     )
     parts.append(line(", ".join(counts), "bold"))
-    return Group(*parts)
+    return stacked(parts)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 1000, 200
 COLOURS = 6
-"""So many jobs have a colour of their own; the others are one band together."""
+"""The most jobs that have a colour of their own; the others are one band together."""
 
 OTHERS = "others"
 TALL = 0.11

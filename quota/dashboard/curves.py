@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from quota.limits import Window
 
 SAMPLES = 145
-"""So many moments of the past are shown: one in 10 minutes of a day."""
+"""The number of past moments that are shown: one in 10 minutes of a day."""
 
 AHEAD_SAMPLES = 96
 LEAST_AHEAD_MS = 3 * HOUR_MS

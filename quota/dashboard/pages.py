@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from quota.wording.parts import Part
 
 ROWS = 12
-"""So many rows of a table are seen at once; the rest unfolds."""
+"""The most rows of a table that are seen at once; the rest unfolds."""
 
 REFUSALS = RUNS = 10
 
@@ -191,7 +191,7 @@ class Site:
         return sorted(largest, key=lambda job: (-largest[job], order.index(job) if job in order else len(order), job))
 
     def _prices(self, now: Now | None) -> Iterator[tuple[str, int]]:
-        """What a few calls cost, for who has never heard of units."""
+        """What a few calls cost, for a reader who has never heard of units."""
         if now is None:
             return
         first = next(iter(self._settings.credentials.values()))

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from bench.race import Contestant, race
 from bench.report import Bar, Report
 from quota.inbound.sqlite_storage import PAGE_BYTES
-from support.web import Served
+from support.web import Served, helped_by, shared_socket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -207,7 +207,15 @@ def serve_them(folder: str, workers: int) -> None:
 
     listener = listen("127.0.0.1", 0)
     address = address_of(listener)
-    serve(lambda: make_app(folder), listener, workers=workers, ready=lambda: print(address, flush=True))
+    command = [sys.executable, "-m", "bench.middleware", "worker", folder]
+    _helpers = helped_by(command, listener, workers - 1)
+    serve(lambda: make_app(folder), listener, ready=lambda: print(address, flush=True))
+
+
+def serve_with_them(folder: str, number: str) -> None:
+    from quota.web.lifecycle import serve
+
+    serve(lambda: make_app(folder), shared_socket(number), ready=lambda: print("ready", flush=True))
 
 
 def main() -> None:
@@ -224,6 +232,8 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["serve", folder, workers]:
             serve_them(folder, int(workers))
+        case ["worker", folder, number]:
+            serve_with_them(folder, number)
         case ["ask", port, path]:
             ask(int(port), path)
         case _:

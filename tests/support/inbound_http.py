@@ -23,7 +23,7 @@ import uvicorn
 from quota.inbound import asgi, load_rules
 from quota.web.lifecycle import address_of, listen, serve
 from support.patience import be_patient
-from support.web import Served
+from support.web import Served, helped_by, shared_socket
 
 if TYPE_CHECKING:
     import socket
@@ -127,6 +127,9 @@ async def answer(scope: Any, receive: Any, send: Any) -> None:
 
 
 def main(what: str, name: str = "") -> None:
+    if what == "worker":
+        serve(_patient_app, shared_socket(name), ready=lambda: print("ready", flush=True))
+        return
     listener = listen("127.0.0.1", 0)
     address = address_of(listener)
     if what == "wsgi":
@@ -134,7 +137,8 @@ def main(what: str, name: str = "") -> None:
     elif what == "asgi":
         serve(lambda: _loaded(name), listener, ready=lambda: print(address, flush=True))
     else:
-        serve(_patient_app, listener, workers=int(what), ready=lambda: print(address, flush=True))
+        _helpers = helped_by([sys.executable, "-m", "support.inbound_http", "worker"], listener, int(what) - 1)
+        serve(_patient_app, listener, ready=lambda: print(address, flush=True))
 
 
 def _patient_app() -> Any:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -58,10 +60,34 @@ class Served:
         return self.process.returncode, stderr
 
 
-def hanging(workers: int, *options: str, path: Path | None = None) -> Served:
+def hanging(*options: str, path: Path | None = None) -> Served:
     """This module as a program. `path` has further modules."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (TESTS, *([path] if path else ()))))}
-    return Served([sys.executable, "-m", "support.web", str(workers), *options], env=env)
+    return Served([sys.executable, "-m", "support.web", *options], env=env)
+
+
+def helped_by(command: Sequence[str], listener: socket.socket, count: int) -> list[subprocess.Popen[bytes]]:
+    """Start so many processes that serve the same socket: `command` with its number, for `shared_socket`. They end with
+    this process. Returns once each serves, and has said `ready`."""
+    number, pipe = listener.fileno(), subprocess.PIPE
+    started = [
+        subprocess.Popen([*command, str(number)], stdin=pipe, stdout=pipe, pass_fds=[number]) for _ in range(count)
+    ]
+    for one in started:
+        assert one.stdout is not None
+        assert one.stdout.readline() == b"ready\n"
+    return started
+
+
+def shared_socket(number: str) -> socket.socket:
+    """In one of these processes: the socket that it serves."""
+
+    def end_with_the_other() -> None:
+        sys.stdin.read()
+        os._exit(0)
+
+    threading.Thread(target=end_with_the_other, daemon=True).start()
+    return socket.socket(fileno=int(number))
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -87,12 +113,10 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     await send_problem(send, Problem(404, f"process {os.getpid()}"))
 
 
-def main(workers: int, fault: str = "") -> None:
+def main(fault: str = "") -> None:
     def make_app() -> Any:
         if fault == "misconfigured":
             raise ConfigError("quota.toml: no")
-        if fault == "dies":
-            os._exit(7)
         return protected(app, hosts=names_of("127.0.0.1"))
 
     if fault == "impatient":
@@ -102,11 +126,11 @@ def main(workers: int, fault: str = "") -> None:
     if fault:
         print(address_of(listener), flush=True)
     try:
-        serve(make_app, listener, workers=workers, ready=lambda: print(address_of(listener), flush=True))
+        serve(make_app, listener, ready=lambda: print(address_of(listener), flush=True))
     except QuotaError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_status)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:])
+    main(*sys.argv[1:])

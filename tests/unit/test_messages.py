@@ -14,7 +14,6 @@ from quota.cli.commands import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(path for wing in ("quota", "jobs") for path in (ROOT / wing).rglob("*.py"))
-SOURCES.remove(ROOT / "quota" / "cli" / "plain.py")  # declares options, and says nothing
 COUNTED = (
     "units|calls|charges|pages|items|regions|ticks|jobs|days|hours|errors|warnings|limits|attempts|requests|entries"
 )
@@ -76,16 +75,17 @@ SAID_BY = {
     "jobs/plan/plan.py": ["plan"],
     "jobs/store/store.py": ["search"],
     "jobs/tick.py": ["run", "schedule"],
-    "quota/cli/deciding.py": ["charge", "peek", "exec"],
 }
 """The commands whose users see a file's messages. Those of any other file may reach the users of all commands."""
 
 
 MANY_COMMANDS = {
-    "quota/cli/commands.py": "quota.cli.commands",
+    "quota/cli/configuration.py": "quota.cli.configuration",
     "quota/cli/dashboard.py": "quota.cli.dashboard",
+    "quota/cli/deciding.py": "quota.cli.deciding",
     "quota/cli/inbound.py": "quota.cli.inbound",
     "quota/cli/ledger.py": "quota.cli.ledger",
+    "quota/cli/reports.py": "quota.cli.reports",
     "jobs/commands.py": "quota.jobs.commands",
 }
 """Where commands are defined, and the module that is."""

@@ -217,7 +217,7 @@ from quota.cli.program import run
 sys.argv[1:] = ["run", "t"]
 run()
 heavy = ("googleapiclient", "httplib2", "google.auth", "apscheduler", "redis", "requests", "httpx", "rich", "tenacity",
-    "click", "dataclasses", "hashlib", "importlib.metadata", "inspect", "platformdirs", "shutil", "socket", "tempfile")
+    "importlib.metadata", "platformdirs")
 print([name for name in sys.modules if name in heavy or name.startswith(("googleapiclient.", "redis."))])
 """
     env = bench.quota.env

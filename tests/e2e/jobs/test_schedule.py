@@ -579,23 +579,6 @@ def test_a_refused_tick_imports_no_client(tmp_path: Path, upstream: Emulator, st
     assert (machine.folder / "loaded").read_text() == ""
 
 
-def test_it_looks_for_garbage_often(tmp_path: Path, upstream: Emulator, start: Any) -> None:
-    """A short command hardly looks for any. Here the Google client of each tick is a circle of objects: after a
-    thousand ticks of six jobs they took up 170 MB."""
-    machine = Machine(tmp_path / "one")
-    machine.configure(upstream.address, '[jobs.t]\nfetch = "trending"\nschedule = "every 1s"')
-    code = (
-        "import atexit, gc\n"
-        "import quota.cli.program\n"
-        "atexit.register(lambda: open('looks', 'w').write(str(gc.get_threshold())))\n"
-        "quota.cli.program.main()"
-    )
-    scheduler = start(machine, "-c", code)
-    scheduler.until("schedule_started")
-    assert scheduler.stop()[0] == 0
-    assert (machine.folder / "looks").read_text() == "(700, 10, 10)"
-
-
 def test_without_a_ledger_ticks_are_refused_and_it_goes_on(tmp_path: Path, upstream: Emulator, start: Any) -> None:
     machine = Machine(tmp_path / "one")
     jobs = '[jobs.t]\nfetch = "trending"\nschedule = "every 1s"'

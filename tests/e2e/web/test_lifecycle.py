@@ -18,12 +18,11 @@ from support.installation import until
 from support.web import Served, hanging
 
 ENDINGS = [
-    # signal, workers, what its connections are doing
-    (signal.SIGTERM, 1, ["/waits", "/begins", "/waits-for-a-thread", ""]),
-    (signal.SIGINT, 1, [""]),
-    (signal.SIGTERM, 1, ["/blocks"]),
-    (signal.SIGINT, 2, ["/waits", "/waits", "/begins", "", ""]),
-    (signal.SIGTERM, 2, ["/blocks", "/blocks", ""]),
+    # signal, what its connections are doing
+    (signal.SIGTERM, ["/waits", "/begins", "/waits-for-a-thread", ""]),
+    (signal.SIGINT, [""]),
+    (signal.SIGTERM, ["/blocks"]),
+    (signal.SIGINT, ["/waits", "/waits", "/begins", "", ""]),
 ]
 
 
@@ -36,18 +35,11 @@ def ask(served: Served, path: str) -> HTTPConnection:
     return connection
 
 
-def who_answers(served: Served) -> int:
-    connection = ask(served, "/other")
-    answer = connection.getresponse().read().decode()
-    connection.close()
-    return int(answer.partition("process ")[2].partition('"')[0])
-
-
 def test_a_signal_ends_it_whatever_its_connections_do() -> None:
     with ExitStack() as stack:
         running = []
-        for number, workers, paths in ENDINGS:
-            served = stack.enter_context(hanging(workers))
+        for number, paths in ENDINGS:
+            served = stack.enter_context(hanging())
             connections = [stack.enter_context(closing(ask(served, path))) for path in sorted(paths)]
             running.append((number, served, connections))
         for number, served, _ in running:
@@ -57,43 +49,14 @@ def test_a_signal_ends_it_whatever_its_connections_do() -> None:
         assert running[0][2][-2].getresponse().status == 503  # it waited, and got an answer
 
 
-def test_a_worker_that_dies_is_replaced() -> None:
-    with hanging(2) as served:
-        dead: list[int] = []
-        for _ in range(2):  # after both, whoever answers has taken the place of one
-            dead.append(who_answers(served))
-            os.kill(dead[-1], signal.SIGKILL)
-            until(lambda: not os.path.exists(f"/proc/{dead[-1]}"))
-        assert who_answers(served) not in dead
-        status, stderr = served.end(signal.SIGTERM)
-    assert (status, stderr) == (0, "".join(f"worker_replaced pid={pid} status=-9\n" for pid in dead))
-
-
-def test_workers_end_with_their_parent() -> None:
-    with hanging(2) as served:
-        worker = who_answers(served)
-        served.process.kill()
-        until(lambda: not os.path.exists(f"/proc/{worker}"))
-
-
-@pytest.mark.parametrize(
-    ("workers", "fault", "status", "said"),
-    [
-        (1, "misconfigured", 78, "quota.toml: no"),
-        (3, "misconfigured", 78, "quota.toml: no"),
-        (2, "dies", 1, "the workers end as soon as they start; QUOTA_LOG=debug shows why"),
-    ],
-)
-def test_an_application_that_cannot_be_made_ends_it(workers: int, fault: str, status: int, said: str) -> None:
-    with hanging(workers, fault) as served:
+def test_an_application_that_cannot_be_made_ends_it() -> None:
+    with hanging("misconfigured") as served:
         _, stderr = served.process.communicate(timeout=300)
-    assert served.process.returncode == status
-    assert stderr.splitlines()[-1] == said
-    assert all(one.startswith("worker_replaced") for one in stderr.splitlines()[:-1])
+    assert (served.process.returncode, stderr) == (78, "quota.toml: no\n")
 
 
 def test_an_error_is_a_line_and_a_problem() -> None:
-    with hanging(1) as served:
+    with hanging() as served:
         with closing(ask(served, "/fails")) as connection:
             answer = connection.getresponse()
             assert (answer.status, answer.headers["content-type"]) == (500, "application/problem+json")
@@ -106,7 +69,7 @@ def test_an_error_is_a_line_and_a_problem() -> None:
 
 def test_a_client_that_sends_no_request_is_let_go() -> None:
     with ExitStack() as stack:
-        served = stack.enter_context(hanging(1, "impatient"))
+        served = stack.enter_context(hanging("impatient"))
         waits = stack.enter_context(closing(ask(served, "/waits")))
         kept = stack.enter_context(closing(ask(served, "")))
         kept.sock.sendall(b"GET / HTTP/1.1\r\nHost")
@@ -121,7 +84,7 @@ def test_a_client_that_sends_no_request_is_let_go() -> None:
 def test_a_client_that_takes_no_answer_is_let_go() -> None:
     """Neither an answer that is larger than what the system holds for it, nor many that were asked for at once."""
     with ExitStack() as stack:
-        served = stack.enter_context(hanging(1, "impatient"))
+        served = stack.enter_context(hanging("impatient"))
         opened = [
             stack.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=300)) for _ in range(2)
         ]
@@ -132,7 +95,7 @@ def test_a_client_that_takes_no_answer_is_let_go() -> None:
 
 def test_what_is_no_request_is_told_to_its_sender_alone() -> None:
     """Our log says nothing of it: whoever can connect could fill it."""
-    with hanging(1) as served:
+    with hanging() as served:
         for rest in (b"zz\r\n", b"0\r\n" + b"x: y\r\n" * 40_000):
             with closing(socket.create_connection(("127.0.0.1", served.port), timeout=300)) as one:
                 one.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + rest)
@@ -144,7 +107,7 @@ def test_what_is_no_request_is_told_to_its_sender_alone() -> None:
 def test_a_head_without_an_end_is_not_waited_for_and_no_other_parser_reads_it(tmp_path: Path) -> None:
     """uvicorn would take httptools, which holds a head of any size, wherever somebody has installed it."""
     (tmp_path / "httptools.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w').close()\nraise ImportError\n")
-    with hanging(1, path=tmp_path) as served:
+    with hanging(path=tmp_path) as served:
         for start in (b"GET /", b"GET / HTTP/1.1\r\nx: "):
             with closing(socket.create_connection(("127.0.0.1", served.port), timeout=300)) as one:
                 one.sendall(start)
@@ -172,7 +135,7 @@ def test_as_many_connections_are_admitted_as_the_user_may_have() -> None:
     with ExitStack() as stack:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard - 1, hard))
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        served = stack.enter_context(hanging(1))
+        served = stack.enter_context(hanging())
         assert resource.prlimit(served.process.pid, resource.RLIMIT_NOFILE)[0] == max(min(hard, 65_536), hard - 1)
 
 

@@ -564,7 +564,7 @@ def test_no_question_spends_quota_or_writes(api: Api) -> None:
 def test_it_needs_neither_store_nor_ledger_and_makes_neither(tmp_path: Path) -> None:
     quota = Quota(tmp_path)
     quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9"))
-    options = ["--port", "0", "--workers", "2", "--hostname", "Api.example"]
+    options = ["--port", "0", "--hostname", "Api.example"]
     with Served([*QUOTA, "serve", *options], cwd=tmp_path, env=quota.env) as served:
         for host in ("api.example", "localhost"):
             answer = httpx.get(f"{served.address}/healthz", headers={"host": host}, timeout=100)
@@ -601,10 +601,10 @@ def test_what_others_reach_wants_a_rule_or_a_word(tmp_path: Path, rules: str, mi
     assert f"no rule limits {missing}: write one as [inbound.NAME] in quota.toml, or say --unlimited" in said
 
 
-def test_others_are_held_to_the_rules_over_all_workers(tmp_path: Path) -> None:
+def test_others_are_held_to_the_rules(tmp_path: Path) -> None:
     quota = Quota(tmp_path)
     quota.configure(CONFIG.format(endpoint="http://127.0.0.1:9") + INBOUND.format(path="/api/*", shadow="false"))
-    options = ["--host", "::", "--port", "0", "--workers", "2"]
+    options = ["--host", "::", "--port", "0"]
     with Served([*QUOTA, "serve", *options], cwd=tmp_path, env=quota.env) as served:
         address = f"http://[::1]:{served.port}"
         answers = [
@@ -636,7 +636,6 @@ def test_why_it_cannot_begin_is_one_line(tmp_path: Path) -> None:
         port = str(taken.getsockname()[1])
         assert f"127.0.0.1:{port}: Address already in use" in one_line(quota("serve", "--port", port), 1)
     assert "port 70000" in one_line(quota("serve", "--port", "70000"), 2)
-    assert "start 1 to 64" in one_line(quota("serve", "--port", "0", "--workers", "0"), 2)
     for name in ("api.example.org:443", "https://api.example.org", "*.example.org", "a b"):
         assert "write a name alone" in one_line(quota("serve", "--port", "0", "--hostname", name), 2)
     quota.configure("[oops]\n")

@@ -1,0 +1,343 @@
+"""The commands that tell what happened: status, spend, log, explain, reconcile; and reopen, which acts on it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import quota
+from quota.cli.options import config_option, credential_option, duration_ms, json_option, since_option
+from quota.cli.output import fail, output_lost, print_json, print_rich, say, say_built_in
+from quota.common.text import many, show
+from quota.errors import QuotaError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WATCH_S = 2
+
+
+@click.command()
+@click.option("--watch", is_flag=True, help="Refresh every two seconds until Ctrl-C.")
+@click.option("--check", "checks", is_flag=True, help="Exit 75 if any credential is full or closed.")
+@json_option
+@config_option
+def status(watch: bool, checks: bool, as_json: bool, config: str | None) -> None:
+    """Show whether calls are admitted and what each limit has left.
+
+    OPEN: the cheapest call would be admitted now. FULL: a limit is used up until the time shown. CLOSED: upstream
+    reported that its quota is used up. If the ledger does not answer, the exit status is 69.
+
+    \b
+    Example:
+      quota status
+      quota status --check > /dev/null || echo "not now"
+      quota status --json | jq '.credentials[].limits[].remaining_units'
+      quota status --watch --json     # one line of JSON each time
+    """
+    from quota.cli.render import render_status
+    from quota.status import read_status
+
+    if watch and checks:
+        raise click.UsageError("--check and --watch cannot be combined: --watch never ends")
+    with quota.open(config) as session:
+        if as_json:
+            say_built_in(session, err=True)
+        if watch and as_json:
+            _repeat(lambda: print_json(read_status(session).as_json(), indent=None))
+            return
+        if watch:
+            _watch(lambda: render_status(read_status(session, next_capacity=False)))
+            return
+        progress = _said_now_and_then() if sys.stderr.isatty() else None
+        current = read_status(session, progress=progress, next_capacity=as_json)  # no table shows it
+    if as_json:
+        print_json(current.as_json())
+    else:
+        print_rich(render_status(current))
+    if checks:
+        click.get_current_context().exit(current.exit_status)
+
+
+def _said_now_and_then() -> Callable[[int, int], None]:
+    """A line for people who wait, every two seconds."""
+    from quota.common.clock import elapsed_s
+
+    said_s = elapsed_s()
+
+    def progress(read: int, credentials: int) -> None:
+        nonlocal said_s
+        if elapsed_s() - said_s >= WATCH_S:
+            said_s = elapsed_s()
+            say(f"{read:,} of {many(credentials, 'credential')} read", err=True)
+
+    return progress
+
+
+def _repeat(draw: Callable[[], None]) -> None:
+    """Draw again and again, until nobody reads it."""
+    import time
+
+    while True:
+        draw()
+        if output_lost() is not None:
+            return
+        time.sleep(WATCH_S)
+
+
+def _watch(render: Callable[[], Any]) -> None:
+    if not sys.stdout.isatty():
+        _repeat(lambda: print_rich(render()))
+        return
+    import time
+
+    from rich.live import Live
+
+    with Live(render(), auto_refresh=False, screen=True) as live:
+        while True:
+            time.sleep(WATCH_S)
+            live.update(render(), refresh=True)
+
+
+@click.command()
+@click.option(
+    "--by", default="method", metavar="FIELDS", help="Any of method,job,region,run,day,hour,bucket.", show_default=True
+)
+@since_option
+@credential_option
+@json_option
+@config_option
+def spend(by: str, since: str, credential: str | None, as_json: bool, config: str | None) -> None:
+    """Show who spent the budget: charges and units, largest first.
+
+    The ledger keeps 35 days by the hour: who charged what, and what was refused. Runs are known as long as the ledger
+    has single charges, at least 49 hours. If you ask for more, a line says where the history begins. Another line says
+    how many units the limits count for charges that the ledger's log lacks.
+
+    \b
+    Example:
+      quota spend --by job,region --since 2d
+      quota spend --by day --since 30d
+    """
+    from dataclasses import replace
+
+    from quota.cli.render import render_spending, spending_notes
+    from quota.common.clock import weekday
+    from quota.spending import SPEND_FIELDS, read_spending
+
+    fields = [field.strip() for field in by.split(",")]
+    for field in fields:
+        if field not in SPEND_FIELDS:
+            raise click.UsageError(f"--by {show(field)}: choose from {', '.join(SPEND_FIELDS)}")
+    since_ms = duration_ms("--since", since)
+    with quota.open(config) as session:
+        say_built_in(session, err=as_json)
+        chosen = session.settings.credentials.values() if credential is None else [session.credential(credential)]
+        start_ms = max(0, session.ledger.now_ms() - since_ms)
+        projects = {c.project: session.budget(c.name) for c in chosen}
+        usage = [sorted(budget.usage(), key=lambda one: one.unlogged_units) for budget in projects.values()]
+        fullest = [state for states in usage for state in states[-1:]]
+        spending = replace(
+            read_spending(session.ledger, projects, fields, start_ms),
+            unlogged_units=sum(state.unlogged_units for state in fullest),
+            upstream_units=sum(state.upstream_units for state in fullest),
+        )
+    if as_json:
+        print_json(spending.as_json())
+        return
+    cut = spending.since_ms > start_ms
+    if spending.rows:
+        print_rich(render_spending(spending))
+    else:
+        say(f"nothing was charged {f'since {weekday(spending.since_ms)}' if cut else f'in the last {since}'}")
+    for note in spending_notes(spending):
+        say(note)
+    if cut:
+        why = "the history does not keep runs" if "run" in fields else "the ledger has dropped older charges"
+        say(f"only since {weekday(spending.since_ms)}, not {since}: {why}")
+    lost_units = spending.unlogged_units - spending.upstream_units
+    if lost_units:
+        lost = many(lost_units, "unit")
+        say(f"not listed: {lost} of charges that the ledger's log lacks; its limits still count them")
+    if spending.upstream_units:
+        say(f"not listed: {many(spending.upstream_units, 'unit')} that only upstream counted; see `quota reconcile`")
+
+
+@click.command()
+@since_option
+@click.option("--job", metavar="J", help="Only charges of this job.")
+@click.option("--method", metavar="M", help="Only charges of this API method.")
+@click.option("--refused", is_flag=True, help="Show refused calls instead: the last 100 of a project.")
+@credential_option
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON for each.")
+@config_option
+def log(
+    since: str,
+    job: str | None,
+    method: str | None,
+    refused: bool,
+    credential: str | None,
+    as_json: bool,
+    config: str | None,
+) -> None:
+    """Show single charges with their ids, the newest last.
+
+    The ids are for `quota refund`, `quota settle` and `quota explain`. The ledger keeps single charges as long as the
+    longest window needs them, at least 49 hours; `quota spend` sums up 35 days.
+
+    \b
+    Example:
+      quota log --since 1h --job trending
+      quota log --method search.list --json | jq -r .id
+      quota log --refused
+    """
+    from quota.cli.log import print_charges, print_refusals
+
+    since_ms = duration_ms("--since", since)
+    with quota.open(config) as session:
+        say_built_in(session, err=as_json)
+        chosen = session.settings.credentials.values() if credential is None else [session.credential(credential)]
+        books = {one.project: one.book for one in chosen}
+        start_ms = max(0, session.ledger.now_ms() - since_ms)
+        print_ = print_refusals if refused else print_charges
+        print_(session.ledger, books, since, start_ms, job=job, method=method, as_json=as_json)
+
+
+@click.command()
+@click.argument("charge_id", metavar="[CHARGE-ID | --last]", required=False)
+@click.option("--last", is_flag=True, help="The last refusal. So it is without CHARGE-ID, too.")
+@click.option("--job", metavar="J", help="The last refusal of this job.")
+@credential_option
+@json_option
+@config_option
+def explain(
+    charge_id: str | None, last: bool, job: str | None, credential: str | None, as_json: bool, config: str | None
+) -> None:
+    """Explain the last refusal, or a charge.
+
+    For a refusal: which limit decided, what fills it, when it has room again, and which change would have admitted the
+    call. For a charge: who made it, how it was corrected, each limit before and after it, and when it stops counting.
+
+    The ledger keeps the last 100 refusals of a project, and single charges for at least 49 hours. If it has no such
+    refusal or charge, the exit status is 1. It asks again for the call that was refused, and charges nothing.
+
+    \b
+    Example:
+      quota explain
+      quota explain --last --job backfill
+      quota explain 1795233255077-0
+      quota explain --json | jq '.admits'
+    """
+    from quota.cli.explain import render_charge, render_refusal
+    from quota.explain.charge import explain_charge
+    from quota.explain.refusal import explain_refusal
+
+    if charge_id is not None and (last or job is not None):
+        raise click.UsageError(
+            "a CHARGE-ID and --last or --job cannot be combined: one is a charge, the other a refusal"
+        )
+    with quota.open(config) as session:
+        say_built_in(session, err=as_json)
+        if charge_id is not None:
+            charge = explain_charge(session, charge_id, credential)
+            data, text = charge.as_json(), render_charge(charge)
+        else:
+            refusal = explain_refusal(session, credential, job)
+            if refusal is None:
+                of = f" of job {show(job)}" if job is not None else ""
+                raise QuotaError(
+                    f"the ledger keeps no refused call{of}: a process tells it of one within 10 s, or as it ends"
+                )
+            data, text = refusal.as_json(), render_refusal(refusal)
+    if as_json:
+        print_json(data)
+    else:
+        print_rich(text)
+
+
+@click.command()
+@click.argument("bucket")
+@click.option("--because", required=True, metavar="TEXT", help="Why you expect upstream to admit calls again.")
+@credential_option
+@config_option
+def reopen(bucket: str, because: str, credential: str | None, config: str | None) -> None:
+    """Open a bucket that upstream reported as used up.
+
+    `quota status` shows the reason until upstream reports it again. If the bucket is not closed, the exit status is 1.
+
+    \b
+    Example:
+      quota reopen units --because "quota raised to 50,000 today"
+    """
+    import logging
+
+    from quota.common.log import line
+    from quota.common.redact import redact
+    from quota.common.text import one_line
+
+    reason = one_line(redact(because)).strip()
+    if not reason:
+        raise click.UsageError("--because needs a reason")
+    with quota.open(config) as session:
+        say_built_in(session, err=False)
+        project = session.credential(credential).project
+        lifted = bucket.isprintable() and session.ledger.reopen(project, bucket, reason)
+        known = [x.bucket for x in session.ledger.exhaustions(project) if not x.reopened_ms]
+    if not lifted:
+        raise QuotaError(
+            f"bucket {show(bucket)} of project {project!r} is not closed; closed: {', '.join(known) or 'none'}"
+        )
+    reopened = line("bucket_reopened", project=project, bucket=bucket, because=reason)
+    logging.getLogger("quota").info("%s", reopened)
+    say(f"bucket {bucket} of project {project} is open again: {reason}")
+
+
+@click.command("reconcile")
+@click.option("--dry-run", is_flag=True, help="Compare only; change nothing.")
+@click.option("--check", "checks", is_flag=True, help="Exit 1 if the two counts differ.")
+@click.option("--credential", metavar="C", help="Only this credential's project.")
+@json_option
+@config_option
+def reconcile_(dry_run: bool, checks: bool, credential: str | None, as_json: bool, config: str | None) -> None:
+    """Compare our count with the provider's own, and tighten ours.
+
+    It reads what upstream counted and what it grants from Cloud Monitoring, for every project whose credential has a
+    cloud_project. Units that only upstream knows of count here from now on; a smaller quota lowers the limits. Nothing
+    is ever freed. The account that `auth` names needs the permission monitoring.timeSeries.list. If upstream's figures
+    cannot be had, the exit status is 1 and nothing is changed.
+
+    \b
+    Example:
+      quota reconcile
+      quota reconcile --check || echo "somebody else spends this project"
+      quota reconcile > /dev/null     # from cron, every hour
+    """
+    from quota.errors import BadAnswer
+    from quota.reconcile.reconcile import chosen_credentials, reconcile
+
+    results, failed = [], False
+    with quota.open(config) as session:
+        for one in chosen_credentials(session, credential):
+            try:
+                results.append(reconcile(session, one, commit=not dry_run))
+            except BadAnswer as error:  # another project may do better
+                failed = True
+                fail(f"{one.name}: {error}")
+        if failed and not results:
+            click.get_current_context().exit(BadAnswer.exit_status)
+        if as_json:
+            print_json({"dry_run": dry_run, "projects": [result.as_json() for result in results]})
+        else:
+            from quota.cli.reconciled import render_reconciled
+
+            for result in results:
+                print_rich(render_reconciled(result, dry_run=dry_run))
+        if session.settings.notify is not None and not dry_run:
+            from quota.cli.reconciled import notices_of
+            from quota.notify import notify
+
+            notify(session, [notice for result in results for notice in notices_of(result)])
+    if failed or (checks and any(result.differs for result in results)):
+        click.get_current_context().exit(1)
