@@ -189,16 +189,16 @@ schedule = "every 1s"
     settings = load_settings(machines[0].folder / "quota.toml")
     began_ms = time.time_ns() // 1_000_000
     by_hand = 0
-    while time.time_ns() // 1_000_000 < began_ms + 5_000:
+    while time.time_ns() // 1_000_000 < began_ms + 3_000:
         done = machines[0].quota.json("run", "mine")
         by_hand += done["units"]
         assert done["outcome"] in ("done", "overlap", "elsewhere")
         time.sleep(0.3)
     due = {
         (tick.job, ",".join(tick.regions), rfc3339(tick.at_ms))
-        for tick in ticks(settings.jobs.values(), began_ms, began_ms + 5_000)
+        for tick in ticks(settings.jobs.values(), began_ms, began_ms + 3_000)
     }
-    assert len(due) >= 10
+    assert len(due) >= 6
 
     def ran() -> set[tuple[str, str, str]]:
         return {tick for scheduler in schedulers for tick in named(scheduler.lines("tick_started"))}
@@ -302,7 +302,7 @@ def test_of_the_ticks_that_a_machine_slept_through_the_newest_runs_and_the_other
     scheduler.until("tick_ended")
     scheduler.process.send_signal(signal.SIGSTOP)
     slept_ms = time.time_ns() // 1_000_000
-    until(lambda: time.time_ns() // 1_000_000 > slept_ms + 4_000)
+    until(lambda: time.time_ns() // 1_000_000 > slept_ms + 2_500)
     scheduler.process.send_signal(signal.SIGCONT)
     until(lambda: any(int(line.get("ticks", 1)) > 1 for line in scheduler.lines("tick_skipped")))
     scheduler.until("tick_started", 3)
