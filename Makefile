@@ -24,7 +24,7 @@ lint: .venv/installed-test .venv/installed-lint
 		>imports.txt || (cat imports.txt; exit 1)
 	@grep -q "quota.jobs.runner" $(LINKED)/lines/linecount.txt || (echo "mypy did not see quota.jobs"; exit 1)
 
-# Both ledgers and the inbound limits beside the field, as ratios to floors measured in the same run; how long a plan
+# Both ledgers beside the field and in processes of their own, as ratios to floors of the same run; inbound limits; how long a plan
 # takes, an answer of the API, and the first byte of the page; what a rule adds to an answer of FastAPI.
 # BEFORE=REVISION puts decisions as that revision made them into the same races.
 bench: .venv/installed-test .venv/installed-bench
@@ -35,11 +35,13 @@ bench: .venv/installed-test .venv/installed-bench
 # inputs to everything that reads what others wrote, a busy year, a hundred kills, 1,500 histories of losses and as many
 # random plans, 100 histories of each short cut beside the long way and of what was spent, 2,000 of a ledger whose url is
 # edited and 2,000 of wrong clocks, moves stopped at every place and 40 killed, 2,000 faults of the connections of event
-# loops, 20,000 charges interrupted by signals on each ledger, and a process that looks for losses interrupted everywhere.
+# loops, 20,000 charges interrupted by signals on each ledger, a process that looks for losses interrupted everywhere, and runs that
+# have their whole time to stop.
 soak: .venv/installed-test
 	@QUOTA_TEST_OPERATIONS=100000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/ledger/test_random_operations.py
 	@QUOTA_TEST_DAYS=61 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/jobs/test_simulated_months.py
 	@QUOTA_TEST_INPUTS=100000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/fuzz
+	@QUOTA_TEST_WALLS="8, 9" $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/e2e/jobs/test_hostile_upstream.py
 	@QUOTA_TEST_CALLS=400 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/ledger/test_growth.py
 	@QUOTA_TEST_KILLS=100 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k anywhere tests/e2e/test_processes.py
 	@QUOTA_TEST_EXAMPLES=1500 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/recovery/test_state_machine.py tests/contract/recovery/test_wrong_clocks.py tests/unit/jobs/test_simulation.py

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import redis
 
-from bench import cold, growth, many, moments, on_loops, on_redis, on_sqlite, textfile, together
+from bench import cold, growth, many, moments, on_loops, on_redis, on_sqlite, together
 from bench.before import Before
 from bench.on_redis import DAY_UNITS
 from bench.report import Report
@@ -23,9 +23,9 @@ from support.servers import RedisServer
 @dataclass(frozen=True)
 class Effort:
     """How much is measured: rounds of the races and calls in each, charges filled in before, one in how many of a day's
-    charges is made to be weighed, how many fill the windows that refuse, by how much other logs are shorter than their
-    bars are for, how often what is paid once is paid, whether also a copy is started as a wheel installs it, and how
-    many projects are many.
+    charges is made to be weighed, how many fill the windows that refuse, by how much other logs are shorter than they
+    are for users, how many decisions an event loop makes, whether also a copy is started as a wheel installs it, and
+    how many projects are many.
     """
 
     rounds: int
@@ -36,13 +36,13 @@ class Effort:
     share: int
     full: int
     shorter: int
-    repeats: int
+    decisions: int
     installed: bool
     projects: int
 
 
-FULL = Effort(200, 20, 60, 30, (100, 1_000, 10_000, 50_000), 1, DAY_UNITS, 1, 20, installed=True, projects=10_000)
-QUICK = Effort(30, 10, 15, 4, (100, 1_000), 10, 200, 400, 3, installed=False, projects=200)
+FULL = Effort(200, 20, 60, 30, (100, 1_000, 10_000, 50_000), 1, DAY_UNITS, 1, 3_000, installed=True, projects=1_000)
+QUICK = Effort(30, 10, 15, 4, (100, 1_000), 10, 200, 400, 150, installed=False, projects=50)
 
 
 def main() -> None:
@@ -77,9 +77,8 @@ def main() -> None:
                 effort.calls,
             )
             together.measure(report, server.url, folder, growth_rounds)
-            on_loops.measure(report, server, folder, cold_rounds)
-            moments.measure(report, server, folder, effort.full, effort.shorter, effort.repeats)
-            textfile.measure(report, folder, server.url, growth_rounds)
+            on_loops.measure(report, server, folder, cold_rounds, effort.decisions)
+            moments.measure(report, server, folder, effort.full, effort.shorter)
             many.measure(report, folder, server.url, effort.projects)
             cold.measure(report, folder, server.url, cold_rounds, installed=effort.installed)
         finally:

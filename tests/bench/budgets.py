@@ -24,6 +24,8 @@ CHEAP, DEAR = "videos.list", "search.list"
 DEAR_UNITS = 100
 LABELS = {"job": "trending", "region": "US"}
 REPAID_AT_ONCE = 100
+NOTHING = "return 1"
+"""The script of the floors."""
 
 
 def day(units: int = PLENTY) -> Limit:
@@ -94,11 +96,10 @@ def refusing(ledger: Ledger, project: str, *, walked: int) -> Callable[[], Decis
     return call
 
 
-def refusing_when_full(ledger: Ledger, project: str, limits: int, charges: int, units: int) -> Callable[[], Decision]:
-    """A charge that is refused by so many limits, each of them full of charges of 1."""
-    full = budget(ledger, project, three(charges)[:limits])
+def refusing_when_full(full: Budget, ledger: Ledger, charges: int, units: int) -> Callable[[], Decision]:
+    """A charge that is refused by the limits of a budget, each of them full of charges of 1."""
     full.charge(DEAR, units=1, **LABELS)  # a ledger has an epoch once somebody was admitted
-    fill(ledger, project, charges - 1, DEAR)
+    fill(ledger, full.project, charges - 1, DEAR)
     full.charge(DEAR, units=2, **LABELS)  # the totals are known then, and when another call fits
 
     def call() -> Decision:

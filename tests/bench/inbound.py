@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import redis
 
 from bench.__main__ import _pin, _where
-from bench.on_redis import NOTHING, _client
+from bench.budgets import NOTHING
 from bench.peers import PLENTY
 from bench.race import Contestant, race
 from bench.report import Bar, Report
@@ -48,12 +48,12 @@ POLICIES = {
 
 
 def measure_time(report: Report, server: RedisServer, folder: Path, rounds: int, calls: int) -> None:
-    client = _client(server)
+    client = redis.Redis.from_url(server.url)
     sha = client.script_load(NOTHING)
     shared, local = open_storage(server.url), open_storage(f"sqlite:///{folder / 'inbound.db'}")
     report.progress.begin("inbound, time of a decision")
     contestants = [
-        Contestant("floor: EVALSHA return 1", lambda: client.execute_command("EVALSHA", sha, 0)),
+        Contestant("floor: EVALSHA return 1", lambda: client.evalsha(sha, 0)),
         *(Contestant(f"quota, {name}", asking(shared, policy)) for name, policy in POLICIES.items()),
         *(Contestant(name, call) for name, call in peers(server.url)),
         *(Contestant(f"quota, {name}, SQLite", asking(local, policy)) for name, policy in POLICIES.items()),

@@ -1,4 +1,4 @@
-"""What many projects cost: reading their configuration, and the status of all, first and later looks of a machine."""
+"""What many projects cost: the status of all of them, first and later looks of a machine."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 import quota
-from bench.report import Bar, Report
-from quota.settings.load import load_settings
+from bench.report import Bar, Figure, Report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-CONFIGURATION_S = 1
 STATUS_S = 5
 
 _SHOWN = "from quota.cli.entry import main; main()"
@@ -27,7 +25,7 @@ def measure(report: Report, folder: Path, redis_url: str, projects: int) -> None
     report.progress.begin("many projects")
     folder = folder / "many"
     folder.mkdir()
-    bars = []
+    figures = []
     for name, url in (("Redis", redis_url), ("SQLite", f"sqlite:///{folder / 'ledger.db'}")):
         path = folder / f"{name}.toml"
         path.write_text(f'[ledger]\nurl = "{url}"\n' + "".join(map(_credential, range(projects))))
@@ -43,12 +41,9 @@ def measure(report: Report, folder: Path, redis_url: str, projects: int) -> None
             subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
 
         for look in ("first status", "status"):
-            bars.append(Bar(f"{look} of {projects:,} projects, {name}", _taken_s(show), STATUS_S, "s"))
-    bars.append(
-        Bar(f"configuration of {projects:,} projects", _taken_s(lambda: load_settings(path)), CONFIGURATION_S, "s")
-    )
-    report.figures("many", "Many projects", bars)
-    report.bars += [bar for bar in bars if bar.most is not None]
+            figures.append(Figure(f"{look} of {projects:,} projects, {name}", _taken_s(show), "s"))
+    report.figures("many", "Many projects", figures)
+    report.bars += [Bar(name, taken_s, STATUS_S, unit) for name, taken_s, unit in figures]
 
 
 def _credential(n: int) -> str:

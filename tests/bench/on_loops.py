@@ -1,21 +1,19 @@
-"""Decisions of many tasks on an event loop, beside the same bytes on the same connection without decisions."""
+"""Decisions of many tasks on an event loop, beside bare script calls through redis-py's own client for event loops."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from contextlib import contextmanager
-from statistics import quantiles
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
-from bench.budgets import CHEAP, LABELS, guarded, one
+import redis.asyncio
+
+import quota
+from bench.budgets import CHEAP, LABELS, NOTHING
 from bench.race import Contestant, race
 from bench.report import Bar, Report
-from quota.async_budget import AsyncBudget, Awaiter
-from quota.common.clock import elapsed_s, host_clock
-from quota.ledger.redis_async import AsyncConnections
-from quota.ledger.redis_ledger import RedisLedger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -23,82 +21,68 @@ if TYPE_CHECKING:
 
     from support.servers import RedisServer
 
-DECISIONS = 2_048
-"""So many are made in a call, whatever the number of tasks: each makes several, and beginning a task counts for
-little."""
+TASKS = 64
+BARE = 5
+"""So many bare calls may take as long as a decision."""
 
-MOST = 1.25
-"""Four fifths of the rate of the floor."""
+CONFIGURATION = """
+[ledger]
+url = "{url}?socket_timeout=20"
+[credentials.main]
+api = "youtube-v3"
+project = "bench-loops"
+[[credentials.main.limits]]
+name = "day"
+units = 1_000_000_000
+window = "24h"
+"""
+"""A busy machine is slow, and measured all the same."""
 
 
-def measure(report: Report, server: RedisServer, folder: Path, rounds: int) -> None:
-    report.progress.begin(f"asyncio, time of {DECISIONS:,} decisions")
-    ledger = RedisLedger(f"{server.url}?socket_timeout=20")  # a busy machine is slow, and measured all the same
-    awaiter = Awaiter(ledger)
-    budget = AsyncBudget(guarded(ledger, "loops", one(), folder), awaiter)
-    lines = AsyncConnections(ledger.connections)
-    times_ns: dict[int, list[int]] = {64: [], 512: []}
+def measure(report: Report, server: RedisServer, folder: Path, rounds: int, decisions: int) -> None:
+    report.progress.begin(f"asyncio, time of {decisions:,} decisions")
+    path = folder / "loops.toml"
+    path.write_text(CONFIGURATION.format(url=server.url))
+    client = redis.asyncio.Redis.from_url(server.url)
+    state = patch.dict(os.environ, {"QUOTA_STATE_DIR": str(folder / "loops-state")})
+    with state, asyncio.Runner() as runner, _beside_the_server():
+        session = quota.open_async(path)
+        budget = session.budget()
+        sha = runner.run(client.script_load(NOTHING))
 
-    async def ask(_: int) -> None:
-        await lines.ask(asyncio.get_running_loop(), words, elapsed_s())
+        async def ask() -> None:
+            await client.evalsha(sha, 0)
 
-    async def decide(tasks: int) -> None:
-        started_ns = perf_counter_ns()
-        decision = await budget.charge(CHEAP, **LABELS)
-        times_ns[tasks].append(perf_counter_ns() - started_ns)
-        assert decision.admitted, decision
+        async def decide() -> None:
+            decision = await budget.charge(CHEAP, **LABELS)
+            assert decision.admitted, decision
 
-    with asyncio.Runner() as runner, _beside_the_server():
-        runner.run(decide(64))
-        words = _words(budget)
-
-        def spread(one: Callable[[int], Coroutine[Any, Any, None]], tasks: int) -> Callable[[], None]:
-            async def work() -> None:
-                for _ in range(DECISIONS // tasks):
-                    await one(tasks)
+        def together(one: Callable[[], Coroutine[Any, Any, None]], calls: int) -> Callable[[], None]:
+            async def work(calls: int) -> None:
+                for _ in range(calls):
+                    await one()
 
             async def gather() -> None:
-                await asyncio.gather(*(work() for _ in range(tasks)))
+                shares = (calls // TASKS + (task < calls % TASKS) for task in range(TASKS))
+                await asyncio.gather(*map(work, shares))
 
             return lambda: runner.run(gather())
 
-        rows = race(
-            [
-                Contestant("the same bytes, 64 tasks", spread(ask, 64)),
-                Contestant("the same bytes, 512 tasks", spread(ask, 512)),
-                Contestant("quota, 64 tasks, guarded", spread(decide, 64)),
-                Contestant("quota, 512 tasks, guarded", spread(decide, 512)),
-            ],
-            rounds,
-            1,
-            report.progress,
-        )
-    awaiter.close()
-    lines.close()
-    ledger.close()
+        bare, ours = f"{BARE * decisions:,} bare script calls", f"{decisions:,} decisions"
+        contestants = [
+            Contestant(bare, together(ask, BARE * decisions)),
+            Contestant(ours, together(decide, decisions)),
+        ]
+        rows = race(contestants, rounds, 1, report.progress)
+        runner.run(session.aclose())
+        runner.run(client.aclose())
     report.race(
         "loops",
-        f"asyncio: time of {DECISIONS:,} decisions on one connection to Redis",
+        f"asyncio: {TASKS} tasks over Redis",
         rows,
-        "ratio to the same bytes without decisions; the server has a CPU of its own,\nwhere there are two",
+        "ratio to bare `EVALSHA return 1` through redis.asyncio; the server has a CPU of\nits own, where there are two",
     )
-    report.figures(
-        "loops-p99",
-        "asyncio: the slowest of a hundred decisions",
-        [Bar(f"{tasks} tasks", quantiles(times, n=100)[98] / 1e6, None, "ms") for tasks, times in times_ns.items()],
-    )
-    report.bars += [
-        Bar("asyncio, 64 tasks beside the same bytes", rows[2].ratio, MOST),
-        Bar("asyncio, 512 tasks beside 64", rows[3].ratio / rows[2].ratio, 1.1),
-    ]
-
-
-def _words(budget: AsyncBudget) -> bytes:
-    """What a decision sends."""
-    blocking: Any = budget._budget
-    [prepared] = blocking._prepared.values()
-    words: bytes = prepared.repeated().words((host_clock(), "again", blocking._high_water_mark.expected()))
-    return words
+    report.bars.append(Bar(f"asyncio, {ours} beside {BARE * decisions:,} calls", rows[1].ratio, 1))
 
 
 @contextmanager

@@ -23,7 +23,6 @@ from bench.budgets import (
 )
 from bench.peers import pyrate_sqlite
 from bench.race import Contestant, race
-from bench.report import Bar, Report
 from quota.ledger.factory import open_ledger
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bench.before import Before
+    from bench.report import Report
     from quota.ledger.contract import Ledger
 
 DAY_UNITS = 9_500
@@ -74,15 +74,8 @@ def measure(report: Report, folder: Path, rounds: int, calls: int, before: Befor
         "ratio to a bare INSERT into a table of the same shape, WAL, synchronous NORMAL;\n"
         "pyrate-limiter begins each round with an empty budget; `mean` includes the\ncheckpoints",
     )
-    ratio = {row.name: row.ratio for row in rows}
-    report.bars += [
-        Bar("SQLite, one limit", ratio["quota, 1 limit, 1 unit"], 3),
-        Bar("SQLite, what guarding costs", ratio["quota, 1 limit, guarded"] / ratio["quota, 1 limit, 1 unit"], 1.05),
-        Bar("SQLite, three limits", ratio["quota, 3 limits, 1 unit"], 3.6),
-        Bar("SQLite, peek at three limits", ratio["quota, peek, 3 limits"], 2),
-    ]
     if before:
-        before.hold(report, "SQLite", ratio)
+        before.hold(report, "SQLite", {row.name: row.ratio for row in rows})
     for opened in ledgers:
         opened.close()
 

@@ -60,6 +60,23 @@ def _limits(client: redis.Redis, url: str, key: str) -> Hit:
     return lambda units: limiter.hit(item, key, cost=units)
 
 
+def limits_when_full(url: str, full: int) -> Callable[[], object] | None:
+    """A hit of the library `limits` on a day that is full; None if it is not installed."""
+    if find_spec("limits") is None:
+        return None
+    from limits import RateLimitItemPerDay
+    from limits.storage import RedisStorage
+    from limits.strategies import MovingWindowRateLimiter
+
+    limiter, item = MovingWindowRateLimiter(RedisStorage(url)), RateLimitItemPerDay(full)
+    limiter.hit(item, "full", cost=full)
+
+    def call() -> None:
+        assert not limiter.hit(item, "full")
+
+    return call
+
+
 def _pyrate(client: redis.Redis, url: str, key: str) -> Hit:
     from pyrate_limiter import Duration, Rate, RedisBucket
 

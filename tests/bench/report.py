@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,18 +36,26 @@ class Progress:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A ratio, a time or a size that the product is held to: at most `most`. None: it is only told."""
+class Figure(NamedTuple):
+    """What is measured once, and only told."""
 
     name: str
     measured: float
-    most: float | None
+    unit: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A ratio, a time or a size that the product is held to: at most `most`."""
+
+    name: str
+    measured: float
+    most: float
     unit: str = "x"
 
     @property
     def met(self) -> bool:
-        return self.most is None or self.measured <= self.most
+        return self.measured <= self.most
 
 
 @dataclass
@@ -79,12 +87,12 @@ class Report:
             for name, size, charges in rows
         ]
 
-    def figures(self, key: str, title: str, bars: Sequence[Bar]) -> None:
+    def figures(self, key: str, title: str, figures: Sequence[Figure]) -> None:
         """A table of what is measured once, each in a unit of its own."""
         self._begin(title, "")
-        for bar in bars:
-            print(f"{bar.name:<{BAR_WIDTH}}{f'{bar.measured:,.2f} {bar.unit}':>13}")
-        self.tables[key] = [asdict(bar) for bar in bars]
+        for name, measured, unit in figures:
+            print(f"{name:<{BAR_WIDTH}}{f'{measured:,.2f} {unit}':>13}")
+        self.tables[key] = [figure._asdict() for figure in figures]
 
     def show_bars(self) -> None:
         """Everything that there is a bar for."""

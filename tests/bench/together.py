@@ -7,20 +7,18 @@ from typing import TYPE_CHECKING
 
 from bench.budgets import CHEAP, LABELS, guarded, two
 from bench.race import Contestant, race
-from bench.report import Bar, Report
 from quota.ledger.factory import open_ledger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from bench.report import Report
     from quota.budget import Budget
 
 SIZES = (10, 100)
 CALLS = 3
 """In each round. A hundred single charges are a long call."""
-
-BARS = {("Redis", 10): 0.45, ("Redis", 100): 0.12, ("SQLite", 10): 0.7, ("SQLite", 100): 0.2}
 
 
 def measure(report: Report, redis_url: str, folder: Path, rounds: int) -> None:
@@ -39,15 +37,6 @@ def measure(report: Report, redis_url: str, folder: Path, rounds: int) -> None:
             rows,
             "2 limits, guarded; ratio to the first line",
         )
-        ratio = {row.name: row.ratio for row in rows}
-        report.bars += [
-            Bar(
-                f"{ledger_name}, {size} calls together",
-                ratio[f"{size} calls together"] / ratio[f"{size} calls, one by one"],
-                BARS[ledger_name, size],
-            )
-            for size in SIZES
-        ]
 
 
 def _one_by_one(spent: Budget, size: int) -> Callable[[], object]:

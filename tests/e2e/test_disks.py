@@ -19,6 +19,7 @@ import pytest
 import quota
 from quota.jobs.emulator import Emulator
 from quota.jobs.runner import run_job
+from quota.ledger.sqlite_ledger import DEADLINE_S, SqliteLedger
 from support.commands import one_line
 from support.installation import Installation
 from support.users import not_root
@@ -220,7 +221,9 @@ def test_a_full_disk_under_everything_lets_nothing_leave(machine: Machine) -> No
 
 # Python warns of forking with threads; the child here only becomes somebody else.
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_state_folder_that_may_not_be_written_stops_no_call_and_admits_none(upstream_less: Machine) -> None:
+def test_a_state_folder_that_may_not_be_written_stops_no_call_and_admits_none(
+    upstream_less: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The journal there holds a debt that this user may read but not mark, and the ledger counts it once."""
     machine = upstream_less
 
@@ -230,8 +233,10 @@ def test_a_state_folder_that_may_not_be_written_stops_no_call_and_admits_none(up
             with quota.open(machine.folder / "quota.toml") as session:
                 decision = session.budget().charge("videos.list")
                 said += [decision.source, decision.limits[0].used_units]
-        with machine.ledger_held(), quota.open(machine.folder / "quota.toml") as session:
-            decision = session.budget().charge("videos.list")
+        with monkeypatch.context() as patched, machine.ledger_held():
+            patched.setattr(SqliteLedger, "_deadline_s", DEADLINE_S)  # it will never answer: a second is enough
+            with quota.open(machine.folder / "quota.toml") as session:
+                decision = session.budget().charge("videos.list")
             said += [decision.reason, "allowance" in decision.detail]
         with quota.open(machine.folder / "quota.toml") as session:
             said.append(run_job(session, "t", stop=lambda: 15).outcome)

@@ -194,7 +194,7 @@ def test_chargers_and_a_mover_that_is_killed_lose_and_double_nothing(tmp_path: P
     configure(home.quota, urls[0], "p", LIMITS.format(units=units))
     chargers = [home.spawn(sys.executable, "-c", CHARGER, str(n)) for n in range(4)]
     try:
-        for old, new in (urls, urls[::-1], urls):
+        for old, new in (urls, urls[::-1]):
             ledgers = [open_movable(url) for url in (old, new)]
             before = ledgers[0].standing("p").charges
             until(lambda ledger=ledgers[0], charges=before: ledger.standing("p").charges > charges + 5)

@@ -405,7 +405,7 @@ def test_an_error_can_be_read_in_each_way_that_urllib3_has(server: PlainServer, 
 
 def test_a_timeout_stays_charged(connect: Connect, server: PlainServer, ledger: Ledger) -> None:
     with pytest.raises((requests.ReadTimeout, httpx.ReadTimeout, TimeoutError)):
-        connect(server).get(f"{server.address}/silent", timeout_s=2)
+        connect(server).get(f"{server.address}/silent", timeout_s=1)
     assert charged(ledger) == {"videos.list": 1}
 
 
@@ -518,7 +518,7 @@ def test_an_error_that_cannot_be_read_fails_for_the_client_as_it_would_without_u
 ) -> None:
     """It stays charged, and is judged by its status alone."""
     with pytest.raises(failure):
-        connect(server).get(server.address + path, timeout_s=2 if path == "/stalls" else 100)
+        connect(server).get(server.address + path, timeout_s=1 if path == "/stalls" else 100)
     gc.collect()  # a connection that was left open would say so now
     assert charged(ledger) == {"videos.list": 1}
     assert not ledger.exhaustions("p")

@@ -189,16 +189,16 @@ schedule = "every 1s"
     settings = load_settings(machines[0].folder / "quota.toml")
     began_ms = time.time_ns() // 1_000_000
     by_hand = 0
-    while time.time_ns() // 1_000_000 < began_ms + 5_000:
+    while time.time_ns() // 1_000_000 < began_ms + 3_000:
         done = machines[0].quota.json("run", "mine")
         by_hand += done["units"]
         assert done["outcome"] in ("done", "overlap", "elsewhere")
         time.sleep(0.3)
     due = {
         (tick.job, ",".join(tick.regions), rfc3339(tick.at_ms))
-        for tick in ticks(settings.jobs.values(), began_ms, began_ms + 5_000)
+        for tick in ticks(settings.jobs.values(), began_ms, began_ms + 3_000)
     }
-    assert len(due) >= 10
+    assert len(due) >= 6
 
     def ran() -> set[tuple[str, str, str]]:
         return {tick for scheduler in schedulers for tick in named(scheduler.lines("tick_started"))}
