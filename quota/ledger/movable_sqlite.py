@@ -43,8 +43,8 @@ TABLES = ("charges", "state")
 PIECE = 1_000
 FIELDS_AT_ONCE = 500
 
-DERIVED = frozenset(("last", "rolled_up", "history:swept_hour"))
-"""Fields that only Redis has: here they follow from the log and the other fields."""
+ONLY_IN_REDIS = frozenset(("last", "rolled_up", "retried", "history:swept_hour"))
+"""Fields that are not stored here: they follow from the log and the other fields, or have no use here (L16)."""
 
 _KEPT = ("epoch", "retention_ms", "fence", "move", "fenced_epoch")
 """What a ledger that is to be filled keeps when it is cleared."""
@@ -122,7 +122,8 @@ class MovableSqliteLedger(SqliteLedger):
         def work(db: sqlite3.Connection) -> None:
             if _filled(db, project) == after:
                 _raise_retention(db, project, retention_ms)
-                put_fields(db, project, [field for field in fields if field[0] not in DERIVED])
+                ours = [field for field in fields if not {field[0], field[0].partition(":")[0]} & ONLY_IN_REDIS]
+                put_fields(db, project, ours)
 
         self._in_move(project, move, work)
 

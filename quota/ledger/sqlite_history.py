@@ -114,10 +114,10 @@ def roll_up(db: sqlite3.Connection, project: str, now_ms: int, through_ms: int, 
         sums.save()
         head = head._replace(rolled_up=of_hour[-1][:2])
     oldest_hour = (now_ms - HISTORY_MS) // HOUR_MS
-    old = [hour for hour in _hours(db, project, "hour") if hour < oldest_hour]
-    if old:
-        head = head._replace(whole_after_ms=max(head.whole_after_ms, (max(old) + 1) * HOUR_MS - 1))
-        drop_fields(db, project, [f"history:hour:{hour}" for hour in old])
+    too_old = [hour for hour in _hours(db, project, "hour") if hour < oldest_hour]
+    if too_old:
+        head = head._replace(whole_after_ms=max(head.whole_after_ms, (max(too_old) + 1) * HOUR_MS - 1))
+        drop_fields(db, project, [f"history:hour:{hour}" for hour in too_old])
     drop_fields(
         db, project, [f"history:refused:{hour}" for hour in _hours(db, project, "refused") if hour < oldest_hour]
     )

@@ -209,7 +209,8 @@ class SqliteLedger(OfOneProcess):
             return ChargeResult("granted", None, now_ms, last, (), epoch=epoch, granted=granted)
 
         changed: dict[str, str | int] = {}
-        views, used, unlogged, room = [], [], (), ROWS_AT_ONCE
+        unlogged: tuple[tuple[UnloggedUsage, ...], ...] = ()
+        views, used, room = [], [], ROWS_AT_ONCE
         for check, name in zip(request.checks, names, strict=True):
             stored = ViewState.of(fields.get(name))
             view, room = advance(db, project, check, now_ms, last, stored, room)
