@@ -6,6 +6,7 @@ Whatever none of us wrote there raises DamagedError, or one of UNREADABLE. Each 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from quota.common.clock import LATEST_MS
@@ -42,8 +43,8 @@ def append_charge(db: sqlite3.Connection, project: str, at: Id, charge: Charge) 
 def newest_id(db: sqlite3.Connection, project: str) -> Id:
     """The id of the newest entry; (0, 0) if there is none."""
     row: Id = db.execute(_NEWEST, (project,)).fetchone() or (0, 0)
-    ms, _ = checked_row(row, integers=2)
-    if ms >= LATEST_MS:
+    ms, seq = row
+    if not (type(ms) is type(seq) is int and 0 <= ms < LATEST_MS and seq >= 0):
         raise DamagedError("a charge in the far future")
     return row
 
@@ -64,8 +65,12 @@ def entry_of(row: tuple[int, int, int, int, str, str, str, str, str]) -> Entry:
 
 def read_fields(db: sqlite3.Connection, project: str, names: Sequence[str]) -> dict[str, str]:
     """Those of these fields that there are."""
-    sql = f"SELECT name, value FROM state WHERE project = ? AND name IN ({marks(names)})"  # noqa: S608  # placeholders
-    return _checked(db.execute(sql, (project, *names)).fetchall())
+    return _checked(db.execute(_reading(len(names)), (project, *names)).fetchall())
+
+
+@lru_cache
+def _reading(names: int) -> str:
+    return f"SELECT name, value FROM state WHERE project = ? AND name IN ({marks(range(names))})"  # noqa: S608
 
 
 def fields_of(db: sqlite3.Connection, project: str, kind: str) -> dict[str, str]:
@@ -76,15 +81,15 @@ def fields_of(db: sqlite3.Connection, project: str, kind: str) -> dict[str, str]
 
 
 def _checked(rows: Sequence[tuple[str, str]]) -> dict[str, str]:
-    for row in rows:
-        if type(row[1]) is not str:
-            raise DamagedError(f"{row!r:.100}")
+    for name, value in rows:
+        if type(value) is not str:
+            raise DamagedError(f"{name!r:.100}: {value!r:.100}")
     return dict(rows)
 
 
 def put_fields(db: sqlite3.Connection, project: str, fields: Iterable[tuple[str, str | int]]) -> None:
-    rows = [(project, name, str(value)) for name, value in fields]
-    db.executemany("REPLACE INTO state VALUES (?, ?, ?)", rows)
+    for name, value in fields:
+        db.execute("REPLACE INTO state VALUES (?, ?, ?)", (project, name, str(value)))
 
 
 def drop_fields(db: sqlite3.Connection, project: str, names: Iterable[str]) -> None:
