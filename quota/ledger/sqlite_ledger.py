@@ -99,7 +99,7 @@ TRIM_AT_ONCE = 10_000
 """So many charges are trimmed at once (L13)."""
 
 ROWS_AT_ONCE = 50_000
-"""So many charges are read for the views of a decision in one transaction, and what lies within a minute (L21)."""
+"""So many charges are read for the views of a decision in one transaction (L21)."""
 
 _OF_A_DECISION = ("epoch", "granted", "retention_ms", "unlogged_until_ms")
 
