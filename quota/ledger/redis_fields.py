@@ -11,17 +11,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from quota.common.clock import NEVER
-from quota.ledger.contract import Repair
 from quota.ledger.entry import DEFAULT_BUCKET, Entry
 from quota.ledger.history import (
     RUN_CHARS,
-    History,
     HourOfLog,
-    HourOfSpending,
-    RefusalCount,
-    RefusedSum,
-    RunningSum,
-    read_cells,
 )
 from quota.ledger.state_fields import checked_count, read_id, read_ms
 from quota.limits import HOUR_MS
@@ -34,39 +27,6 @@ if TYPE_CHECKING:
 
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
 """What is raised where a reply is none of ours."""
-
-HISTORY_FIELDS = ("rolled_up", "whole_after_ms", "gap", "sums_after", "sums", "refused_sums")
-"""The fields of the history that are read beside its hours; `lua/roll_up.lua` and `lua/add_refusals.lua` describe
-them."""
-
-
-def history_of(hours: Sequence[str], reply: Sequence[str | None], formerly: str | None) -> History:
-    """`formerly` is the state's copy of `rolled_up`: it says what was in the sums of a history that is lost."""
-    rolled_up, whole_after_ms, gap, summed_after, sums, refused_sums = reply[: len(HISTORY_FIELDS)]
-    texts = reply[len(HISTORY_FIELDS) :]
-    spent, refused = texts[: len(hours)], texts[len(hours) :]
-    gap_from, gap_to = gap.split(" ") if gap else ("", "")
-    return History(
-        rolled_up=read_id(rolled_up or "0-0"),
-        whole_after_ms=read_ms(whole_after_ms or "0"),
-        gap=(read_ms(gap_from), read_ms(gap_to)) if gap else None,
-        summed_after=read_id((summed_after if rolled_up else formerly) or "0-0"),
-        hours=tuple(
-            HourOfSpending(int(hour) * HOUR_MS, names[0], names[1], names[2], names[3], *numbers)
-            for hour, text in zip(hours, spent, strict=True)
-            for names, numbers in read_cells(text or "", 4, 2)
-        ),
-        sums=tuple(RunningSum(names[0], names[1], *numbers) for names, numbers in read_cells(sums or "", 2, 3)),
-        refused=tuple(
-            RefusalCount(int(hour) * HOUR_MS, names[0], names[1], names[2], *numbers)
-            for hour, text in zip(hours, refused, strict=True)
-            for names, numbers in read_cells(text or "", 3, 1)
-        ),
-        refused_sums=tuple(
-            RefusedSum(names[0], names[1], names[2], *numbers)
-            for names, numbers in read_cells(refused_sums or "", 3, 1)
-        ),
-    )
 
 
 def units_text(charge: Charge) -> str:
@@ -81,11 +41,6 @@ def range_arguments(after: Id, until_ms: int, count: int) -> list[str]:
 
 def leading_ms(text: str) -> int:
     return int(text.partition(" ")[0])
-
-
-def read_repair(line: str) -> Repair:
-    newest, begun_ms, at_ms, through = line.split(" ")
-    return Repair(read_id(newest), read_ms(begun_ms), read_ms(at_ms), read_id(through))
 
 
 def read_claimed(claim: Claim, reply: list[Any]) -> Claimed:

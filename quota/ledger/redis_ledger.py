@@ -66,27 +66,27 @@ from quota.ledger.redis_errors import (
     is_denied,
 )
 from quota.ledger.redis_fields import (
-    HISTORY_FIELDS,
     UNREADABLE,
     added_up,
-    history_of,
     leading_ms,
     range_arguments,
     range_start,
     read_claimed,
     read_entry,
-    read_repair,
     units_text,
 )
 from quota.ledger.redis_scripts import FORMAT, history_key, keys_of, script
 from quota.ledger.redis_url import client_maker, label_of, user_of
 from quota.ledger.state_fields import (
+    HISTORY_FIELDS,
     exhaustion_text,
+    history_of,
     id_text,
     read_epoch,
     read_exhaustion,
     read_id,
     read_ms,
+    read_repair,
     read_usages,
 )
 from quota.limits import DAY_MS, HOUR_MS

@@ -1,15 +1,15 @@
 """The history of the embedded ledger: charges added up by hour, and refusals (L29, L30 in ARCHITECTURE.md).
 
-Each function works in a transaction of `quota.ledger.sqlite_ledger`.
+Its fields are those of `lua/roll_up.lua` and `lua/add_refusals.lua`, with `history:` before their names. Each function
+works in a transaction of `quota.ledger.sqlite_ledger`.
 """
 
 from __future__ import annotations
 
-from itertools import groupby
+import json
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.common.clock import LATEST_MS, NEVER
-from quota.common.sqlite_file import checked_row
+from quota.common.clock import NEVER
 from quota.ledger.history import (
     HISTORY_MS,
     MAX_CELLS,
@@ -17,52 +17,86 @@ from quota.ledger.history import (
     OTHER,
     ROLL_UP_AT_ONCE,
     History,
-    HourOfSpending,
     RefusalCount,
-    RefusedSum,
-    RunningSum,
     cells_text,
     cut,
     read_cells,
 )
+from quota.ledger.sqlite_fields import drop_fields, fields_of, put_fields, read_fields
+from quota.ledger.state_fields import HISTORY_FIELDS, history_of, id_text, read_id, read_ms
 from quota.limits import HOUR_MS
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from quota.ledger.entry import Entry, Id
 
+ROLLED_UP = "history:rolled_up"
+REFUSALS = "history:refusals"
+
+_OF_CHARGES, _OF_REFUSALS = (4, 2), (3, 1)
+"""So many names and numbers a row of an hour has."""
+_SUMS, _REFUSED_SUMS = (2, 3), (3, 1)
+
 
 class _Head(NamedTuple):
-    rolled_ms: int
-    rolled_seq: int
+    rolled_up: Id
     whole_after_ms: int
-    gap_from_ms: int
-    gap_to_ms: int
-    summed_after_ms: int
-    summed_after_seq: int
+    gap: tuple[int, int]
+    sums_after: Id
+
+    def fields(self) -> list[tuple[str, str]]:
+        fields = [
+            (ROLLED_UP, id_text(self.rolled_up)),
+            ("history:whole_after_ms", str(self.whole_after_ms)),
+            ("history:sums_after", id_text(self.sums_after)),
+        ]
+        if self.gap[1]:
+            fields.append(("history:gap", f"{self.gap[0]} {self.gap[1]}"))
+        return fields
 
 
-_HEAD = f"SELECT {', '.join(_Head._fields)} FROM histories WHERE project = ?"  # noqa: S608  # constants
-_COUNT = "SELECT COUNT(*) FROM {} WHERE project = ? {}"
+class _Cells:
+    """Rows of numbers by names, as one field has them. After MAX_CELLS rows, all that is new counts under OTHER."""
+
+    def __init__(self, db: sqlite3.Connection, project: str, field: str, shape: tuple[int, int]) -> None:
+        self._db, self._project, self._field = db, project, field
+        names, self._numbers = shape
+        self._others = (OTHER,) * names
+        text = read_fields(db, project, (field,)).get(field, "")
+        self.rows = {tuple(parts): numbers for parts, numbers in read_cells(text, *shape)}
+
+    def add(self, names: Iterable[str], *numbers: int) -> None:
+        key = tuple(map(cut, names))
+        if key not in self.rows and len(self.rows) - (self._others in self.rows) >= MAX_CELLS:
+            key = self._others
+        known = self.rows.get(key, [0] * self._numbers)
+        self.rows[key] = [number + more for number, more in zip(known, numbers, strict=True)]
+
+    def change(self, names: Iterable[str], *numbers: int) -> None:
+        """Change the row of these names, or the one of all that came after MAX_CELLS, by what may be less than 0."""
+        key = tuple(map(cut, names))
+        known = self.rows.get(key) or self.rows.get(self._others)
+        if known is not None:
+            known[:] = [max(0, number + more) for number, more in zip(known, numbers, strict=True)]
+
+    def save(self) -> None:
+        put_fields(self._db, self._project, [(self._field, cells_text(self.rows.items()))])
 
 
 def roll_up(db: sqlite3.Connection, project: str, now_ms: int, through_ms: int, trimmed_through_ms: int) -> bool:
     """Add at most ROLL_UP_AT_ONCE charges of one hour, up to `through_ms`; whether there is more to do."""
     stored = _head(db, project)
-    head = stored or _Head(0, 0, trimmed_through_ms, 0, 0, 0, 0)
+    head = stored or _Head((0, 0), trimmed_through_ms, (0, 0), (0, 0))
     oldest = db.execute("SELECT ms, seq FROM charges WHERE project = ? ORDER BY ms, seq LIMIT 1", (project,)).fetchone()
     if oldest is None and stored is None:
         return False
-    rolled = head.rolled_ms, head.rolled_seq
+    rolled = head.rolled_up
     seen_ms = max(head.whole_after_ms, rolled[0])
     if trimmed_through_ms > seen_ms and (oldest is None or oldest > rolled):
-        old = head.gap_to_ms < now_ms - HISTORY_MS
-        head = head._replace(
-            gap_from_ms=seen_ms if old else min(head.gap_from_ms, seen_ms),
-            gap_to_ms=max(head.gap_to_ms, trimmed_through_ms),
-        )
+        old = head.gap[1] < now_ms - HISTORY_MS
+        head = head._replace(gap=(seen_ms if old else min(head.gap[0], seen_ms), max(head.gap[1], trimmed_through_ms)))
     rows = db.execute(
         "SELECT ms, seq, method, job, region, bucket, units, charged_units FROM charges"
         " WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) ORDER BY ms, seq LIMIT ?",
@@ -70,118 +104,83 @@ def roll_up(db: sqlite3.Connection, project: str, now_ms: int, through_ms: int, 
     ).fetchall()
     of_hour = [row for row in rows if row[0] // HOUR_MS == rows[0][0] // HOUR_MS]
     if of_hour:
-        _add_hour(db, project, of_hour, (head.summed_after_ms, head.summed_after_seq))
-        head = head._replace(rolled_ms=of_hour[-1][0], rolled_seq=of_hour[-1][1])
-    oldest_hour_ms = (now_ms - HISTORY_MS) // HOUR_MS * HOUR_MS
-    newest_old = "SELECT MAX(hour_ms) FROM hours WHERE project = ? AND hour_ms < ?"
-    newest_old_ms = db.execute(newest_old, (project, oldest_hour_ms)).fetchone()[0]
-    if newest_old_ms is not None:
-        head = head._replace(whole_after_ms=max(head.whole_after_ms, newest_old_ms + HOUR_MS - 1))
+        cells = _hour(db, project, of_hour[0][0])
+        sums = _Cells(db, project, "history:sums", _SUMS)
+        for ms, seq, method, job, region, bucket, units, charged_units in of_hour:
+            cells.add((method, job, region, bucket), 1, units)
+            if (ms, seq) > head.sums_after:
+                sums.add((method, job), 1, charged_units, 0)
+        cells.save()
+        sums.save()
+        head = head._replace(rolled_up=of_hour[-1][:2])
+    oldest_hour = (now_ms - HISTORY_MS) // HOUR_MS
+    too_old = [hour for hour in _hours(db, project, "hour") if hour < oldest_hour]
+    if too_old:
+        head = head._replace(whole_after_ms=max(head.whole_after_ms, (max(too_old) + 1) * HOUR_MS - 1))
+        drop_fields(db, project, [f"history:hour:{hour}" for hour in too_old])
+    drop_fields(
+        db, project, [f"history:refused:{hour}" for hour in _hours(db, project, "refused") if hour < oldest_hour]
+    )
     if head != stored:
-        db.execute("REPLACE INTO histories VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (project, *head))
-    for table in ("hours", "refused"):
-        db.execute(f"DELETE FROM {table} WHERE project = ? AND hour_ms < ?", (project, oldest_hour_ms))  # noqa: S608  # constants
+        put_fields(db, project, head.fields())
     return len(of_hour) < len(rows) or len(rows) == ROLL_UP_AT_ONCE
 
 
 def rolled_up(db: sqlite3.Connection, project: str) -> Id | None:
     """The newest charge that the history has; None where nobody keeps one."""
-    head = _head(db, project)
-    return None if head is None else (head.rolled_ms, head.rolled_seq)
+    text = read_fields(db, project, (ROLLED_UP,)).get(ROLLED_UP)
+    return None if text is None else read_id(text)
 
 
 def correct(db: sqlite3.Connection, project: str, entry: Entry, units: int) -> None:
     """A charge counts `units` from now on (L15): in its hour, if that has it already, and in the sums of
     corrections."""
     changed = units - entry.units
+    if not changed:
+        return
     rolled = rolled_up(db, project)
-    if rolled is not None and (entry.ms, entry.seq) <= rolled and changed:
-        hour_ms = entry.ms // HOUR_MS * HOUR_MS
-        names = cut(entry.method), cut(entry.job), cut(entry.region), cut(entry.bucket)
-        _change_hour(db, project, hour_ms, names, 0, changed)
-    if changed:
-        _add_sum(db, project, (cut(entry.method), cut(entry.job)), (0, 0, abs(changed)))
+    if rolled is not None and (entry.ms, entry.seq) <= rolled:
+        cells = _hour(db, project, entry.ms)
+        cells.change((entry.method, entry.job, entry.region, entry.bucket), 0, changed)
+        cells.save()
+    sums = _Cells(db, project, "history:sums", _SUMS)
+    sums.add((entry.method, entry.job), 0, 0, abs(changed))
+    sums.save()
 
 
 def read_history(db: sqlite3.Connection, project: str, since_ms: int, now_ms: int) -> History:
-    head = _head(db, project) or _Head(0, 0, 0, 0, 0, 0, 0)
-    first_ms = max(since_ms, now_ms - HISTORY_MS, 0) // HOUR_MS * HOUR_MS
-    of_hours = "WHERE project = ? AND hour_ms >= ? ORDER BY hour_ms"  # the clock may have gone back since
-    span = project, first_ms
-    hours = db.execute(
-        f"SELECT charges, units, hour_ms, method, job, region, bucket FROM hours {of_hours}",  # noqa: S608  # constants
-        span,
-    ).fetchall()
-    refused = db.execute(
-        f"SELECT calls, hour_ms, refused_by, job, reason FROM refused {of_hours}",  # noqa: S608  # constants
-        span,
-    ).fetchall()
-    sums = db.execute(
-        "SELECT charges, units, corrected_units, method, job FROM sums WHERE project = ?", (project,)
-    ).fetchall()
-    refused_sums = db.execute(
-        "SELECT calls, refused_by, job, reason FROM refused_sums WHERE project = ?", (project,)
-    ).fetchall()
-    for row in hours:
-        checked_row(row, integers=3)
-        checked_row(row[2:3], integers=1, below=LATEST_MS)
-    for row in refused:
-        checked_row(row, integers=2)
-        checked_row(row[1:2], integers=1, below=LATEST_MS)
-    for row in refused_sums:
-        checked_row(row, integers=1)
-    for row in sums:
-        checked_row(row, integers=3)
-    return History(
-        rolled_up=(head.rolled_ms, head.rolled_seq),
-        whole_after_ms=head.whole_after_ms,
-        gap=(head.gap_from_ms, head.gap_to_ms) if head.gap_to_ms else None,
-        summed_after=(head.summed_after_ms, head.summed_after_seq),
-        hours=tuple(HourOfSpending(*row[2:], *row[:2]) for row in hours),
-        sums=tuple(RunningSum(method, job, *numbers) for *numbers, method, job in sums),
-        refused=tuple(RefusalCount(hour_ms, limit, job, why, calls) for calls, hour_ms, limit, job, why in refused),
-        refused_sums=tuple(RefusedSum(limit, job, why, calls) for calls, limit, job, why in refused_sums),
-    )
+    fields = fields_of(db, project, "history")
+    first = max(since_ms, now_ms - HISTORY_MS, 0) // HOUR_MS
+    known = {int(name.rpartition(":")[2]) for name in fields if name.startswith(("hour:", "refused:"))}
+    hours = [str(hour) for hour in sorted(known) if hour >= first]  # the clock may have gone back since
+    words = [*HISTORY_FIELDS, *(f"hour:{hour}" for hour in hours), *(f"refused:{hour}" for hour in hours)]
+    return history_of(hours, [fields.get(word) for word in words], None)
 
 
 def add_refusals(db: sqlite3.Connection, project: str, counts: Sequence[RefusalCount], refusals: Sequence[str]) -> None:
+    sums = _Cells(db, project, "history:refused_sums", _REFUSED_SUMS)
+    hours: dict[int, _Cells] = {}
     for one in counts:
-        names = cut(one.limit), cut(one.job), cut(one.reason)
-        hour_ms = one.hour_ms // HOUR_MS * HOUR_MS
-        where = "hour_ms = ? AND refused_by = ? AND job = ? AND reason = ?"
-        key = names
-        if not _known(db, "refused", project, where, (hour_ms, *names)):
-            others = db.execute(
-                _COUNT.format("refused", "AND hour_ms = ? AND refused_by != ?"), (project, hour_ms, OTHER)
-            ).fetchone()[0]
-            if others >= MAX_CELLS:
-                key = OTHER, OTHER, OTHER
-        db.execute(
-            "INSERT INTO refused VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET calls = calls + excluded.calls",
-            (project, hour_ms, *key, one.calls),
-        )
-        if not _known(db, "refused_sums", project, "refused_by = ? AND job = ? AND reason = ?", names):
-            others = db.execute(_COUNT.format("refused_sums", "AND refused_by != ?"), (project, OTHER)).fetchone()[0]
-            if others >= MAX_CELLS:
-                names = OTHER, OTHER, OTHER
-        db.execute(
-            "INSERT INTO refused_sums VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET calls = calls + excluded.calls",
-            (project, *names, one.calls),
-        )
-    newest = db.execute("SELECT MAX(number) FROM refusals WHERE project = ?", (project,)).fetchone()[0] or 0
-    for number, refusal in enumerate(refusals, newest + 1):
-        db.execute("INSERT INTO refusals VALUES (?, ?, ?)", (project, number, refusal))
-    db.execute(
-        "DELETE FROM refusals WHERE project = ? AND number <= ?", (project, newest + len(refusals) - MAX_REFUSALS)
-    )
+        hour, names = one.hour_ms // HOUR_MS, (one.limit, one.job, one.reason)
+        if hour not in hours:
+            hours[hour] = _Cells(db, project, f"history:refused:{hour}", _OF_REFUSALS)
+        hours[hour].add(names, one.calls)
+        sums.add(names, one.calls)
+    for cells in (*hours.values(), sums) if counts else ():
+        cells.save()
+    if refusals:
+        kept = [*read_refusals(db, project), *refusals][-MAX_REFUSALS:]
+        put_fields(db, project, [(REFUSALS, json.dumps(kept))])
 
 
 def read_refusals(db: sqlite3.Connection, project: str) -> list[str]:
-    rows = db.execute("SELECT refusal FROM refusals WHERE project = ? ORDER BY number", (project,)).fetchall()
-    return [checked_row(row, integers=0)[0] for row in rows]
+    found = json.loads(read_fields(db, project, (REFUSALS,)).get(REFUSALS, "[]"))
+    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        raise ValueError("refusals are texts")
+    return found
 
 
-# -- after a repair, and in a move -------------------------------------------------------------------------------------
+# -- after a repair ----------------------------------------------------------------------------------------------------
 
 
 def take_back(db: sqlite3.Connection, project: str, now_ms: int) -> bool:
@@ -196,174 +195,55 @@ def take_back(db: sqlite3.Connection, project: str, now_ms: int) -> bool:
         "SELECT method, job, COUNT(*), SUM(charged_units) FROM charges"
         " WHERE project = ? AND (ms, seq) > (?, ?) GROUP BY method, job"
     )
+    sums = _Cells(db, project, "history:sums", _SUMS)
     for method, job, charges, units in db.execute(sql, (project, *rolled)).fetchall():
-        _add_sum(db, project, (cut(method), cut(job)), (charges, units, 0))
-    hour_ms = now_ms // HOUR_MS * HOUR_MS
-    db.execute("DELETE FROM hours WHERE project = ? AND hour_ms > ?", (project, hour_ms))
+        sums.add((method, job), charges, units, 0)
+    sums.save()
+    hour = now_ms // HOUR_MS
+    drop_fields(db, project, [f"history:hour:{later}" for later in _hours(db, project, "hour") if later > hour])
     sql = (
         "SELECT method, job, region, bucket, COUNT(*), SUM(units) FROM charges"
         " WHERE project = ? AND ms > ? AND ms < ? AND (ms, seq) <= (?, ?) GROUP BY method, job, region, bucket"
     )
-    for *names, charges, units in db.execute(sql, (project, now_ms, hour_ms + HOUR_MS, *rolled)).fetchall():
-        _change_hour(db, project, hour_ms, tuple(map(cut, names)), -charges, -units)
+    cells = _hour(db, project, now_ms)
+    for *names, charges, units in db.execute(sql, (project, now_ms, (hour + 1) * HOUR_MS, *rolled)).fetchall():
+        cells.change(names, -charges, -units)
+    cells.save()
     newest = "SELECT ms, seq FROM charges WHERE project = ? AND ms <= ? ORDER BY ms DESC, seq DESC LIMIT 1"
     unchanged = db.execute(newest, (project, now_ms)).fetchone() or (now_ms - 1, NEVER)
-    db.execute("UPDATE histories SET rolled_ms = ?, rolled_seq = ? WHERE project = ?", (*unchanged, project))
+    put_fields(db, project, [(ROLLED_UP, id_text(unchanged))])
     return True
 
 
 def sums_have(db: sqlite3.Connection, project: str, through: Id) -> None:
     """All charges up to this id are in the sums, whether they are rolled up or not."""
-    sql = "UPDATE histories SET summed_after_ms = ?, summed_after_seq = ? WHERE project = ?"
-    db.execute(sql, (*through, project))
-
-
-def fields(db: sqlite3.Connection, project: str) -> Iterator[tuple[str, str]]:
-    """The history as fields, with the names that Redis has for them, and all refusals in one."""
-    head = _head(db, project)
-    if head is not None:
-        yield "rolled_up", f"{head.rolled_ms}-{head.rolled_seq}"  # the copy in the state
-        yield "history:rolled_up", f"{head.rolled_ms}-{head.rolled_seq}"
-        yield "history:whole_after_ms", str(head.whole_after_ms)
-        yield "history:sums_after", f"{head.summed_after_ms}-{head.summed_after_seq}"
-        if head.gap_to_ms:
-            yield "history:gap", f"{head.gap_from_ms} {head.gap_to_ms}"
-    history = read_history(db, project, 0, 0)
-    of_hours = groupby(history.hours, key=lambda row: row.hour_ms)
-    for hour_ms, rows in of_hours:
-        yield f"history:hour:{hour_ms // HOUR_MS}", cells_text((row[1:5], row[5:]) for row in rows)
-    for hour_ms, counts in groupby(history.refused, key=lambda row: row.hour_ms):
-        yield f"history:refused:{hour_ms // HOUR_MS}", cells_text((row[1:4], row[4:]) for row in counts)
-    oldest = [*(row.hour_ms for row in history.hours[:1]), *(row.hour_ms for row in history.refused[:1])]
-    if oldest:
-        yield "history:swept_hour", str(min(oldest) // HOUR_MS - 1)
-    if history.sums:
-        yield "history:sums", cells_text((row[:2], row[2:]) for row in history.sums)
-    if history.refused_sums:
-        yield "history:refused_sums", cells_text((row[:3], row[3:]) for row in history.refused_sums)
-    refusals = read_refusals(db, project)
-    if refusals:
-        import json
-
-        yield "history:refusals", json.dumps(refusals)
-
-
-def put(db: sqlite3.Connection, project: str, name: str, value: str) -> None:
-    """One field of a history as rows, the inverse of `fields`. Raises ValueError for what no program of ours writes."""
-    kind, _, number = name.partition(":")
-    if kind == "hour":
-        for names, numbers in read_cells(value, 4, 2):
-            row = (project, int(number) * HOUR_MS, *names, *numbers)
-            db.execute("REPLACE INTO hours VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-    elif kind == "refused":
-        for names, numbers in read_cells(value, 3, 1):
-            row = (project, int(number) * HOUR_MS, *names, *numbers)
-            db.execute("REPLACE INTO refused VALUES (?, ?, ?, ?, ?, ?)", row)
-    elif kind == "sums":
-        for names, numbers in read_cells(value, 2, 3):
-            db.execute("REPLACE INTO sums VALUES (?, ?, ?, ?, ?, ?)", (project, *names, *numbers))
-    elif kind == "refused_sums":
-        for names, numbers in read_cells(value, 3, 1):
-            db.execute("REPLACE INTO refused_sums VALUES (?, ?, ?, ?, ?)", (project, *names, *numbers))
-    elif kind == "refusals":
-        import json
-
-        for n, text in enumerate(json.loads(value), 1):
-            db.execute("REPLACE INTO refusals VALUES (?, ?, ?)", (project, n, text))
-    elif kind in _HEAD_FIELDS:
-        columns = _HEAD_FIELDS[kind]
-        numbers = [int(part) for part in value.replace("-", " ").split(" ")]
-        db.execute("INSERT OR IGNORE INTO histories VALUES (?, 0, 0, 0, 0, 0, 0, 0)", (project,))
-        for column, found in zip(columns, numbers, strict=True):
-            db.execute(f"UPDATE histories SET {column} = ? WHERE project = ?", (found, project))  # noqa: S608  # constants
-
-
-_HEAD_FIELDS = {
-    "rolled_up": ("rolled_ms", "rolled_seq"),
-    "whole_after_ms": ("whole_after_ms",),
-    "gap": ("gap_from_ms", "gap_to_ms"),
-    "sums_after": ("summed_after_ms", "summed_after_seq"),
-}
+    put_fields(db, project, [("history:sums_after", id_text(through))])
 
 
 # -- pieces ------------------------------------------------------------------------------------------------------------
 
 
 def _head(db: sqlite3.Connection, project: str) -> _Head | None:
-    row = db.execute(_HEAD, (project,)).fetchone()
-    if row is None:
+    names = [f"history:{name}" for name in HISTORY_FIELDS[:4]]
+    rolled, whole_after_ms, gap, sums_after = map(read_fields(db, project, names).get, names)
+    if rolled is None:
         return None
-    head = _Head(*checked_row(row, integers=len(row)))
-    times_ms = head.rolled_ms, head.whole_after_ms, head.gap_from_ms, head.gap_to_ms, head.summed_after_ms
-    checked_row(times_ms, integers=len(times_ms), below=LATEST_MS)
-    return head
-
-
-def _add_hour(
-    db: sqlite3.Connection,
-    project: str,
-    rows: Sequence[tuple[int, int, str, str, str, str, int, int]],
-    summed_after: Id,
-) -> None:
-    """Add charges of one hour to it, and to the sums."""
-    hour_ms = rows[0][0] // HOUR_MS * HOUR_MS
-    known = {
-        tuple(row)
-        for row in db.execute(
-            "SELECT method, job, region, bucket FROM hours WHERE project = ? AND hour_ms = ?", (project, hour_ms)
-        )
-    }
-    known.discard((OTHER,) * 4)
-    added: dict[tuple[str, ...], tuple[int, int]] = {}
-    summed: dict[tuple[str, str], tuple[int, int]] = {}
-    for ms, seq, method, job, region, bucket, units, charged_units in rows:
-        checked_row((ms, seq, units, charged_units, method, job, region, bucket), integers=4)
-        key: tuple[str, ...] = cut(method), cut(job), cut(region), cut(bucket)
-        if key not in known:
-            if len(known) < MAX_CELLS:
-                known.add(key)
-            else:
-                key = (OTHER,) * 4
-        charges, counted = added.get(key, (0, 0))
-        added[key] = charges + 1, counted + units
-        if (ms, seq) > summed_after:
-            charges, counted = summed.get((cut(method), cut(job)), (0, 0))
-            summed[cut(method), cut(job)] = charges + 1, counted + charged_units
-    db.executemany(
-        "INSERT INTO hours VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-        " ON CONFLICT DO UPDATE SET charges = charges + excluded.charges, units = units + excluded.units",
-        [(project, hour_ms, *key, *numbers) for key, numbers in added.items()],
-    )
-    for name, numbers in summed.items():
-        _add_sum(db, project, name, (*numbers, 0))
-
-
-def _add_sum(db: sqlite3.Connection, project: str, name: tuple[str, str], numbers: tuple[int, int, int]) -> None:
-    if not _known(db, "sums", project, "method = ? AND job = ?", name):
-        others = db.execute(_COUNT.format("sums", "AND method != ?"), (project, OTHER)).fetchone()[0]
-        if others >= MAX_CELLS:
-            name = OTHER, OTHER
-    db.execute(
-        "INSERT INTO sums VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET charges = charges + excluded.charges,"
-        " units = units + excluded.units, corrected_units = corrected_units + excluded.corrected_units",
-        (project, *name, *numbers),
+    gap_from, gap_to = (gap or "0 0").split(" ")
+    return _Head(
+        read_id(rolled),
+        read_ms(whole_after_ms or "0"),
+        (read_ms(gap_from), read_ms(gap_to)),
+        read_id(sums_after or "0-0"),
     )
 
 
-def _change_hour(
-    db: sqlite3.Connection, project: str, hour_ms: int, names: Sequence[str], charges: int, units: int
-) -> None:
-    """Add to the row of these names, or to the one of all that came after MAX_CELLS."""
-    for key in (names, (OTHER,) * 4):
-        done = db.execute(
-            "UPDATE hours SET charges = MAX(0, charges + ?), units = MAX(0, units + ?)"
-            " WHERE project = ? AND hour_ms = ? AND method = ? AND job = ? AND region = ? AND bucket = ?",
-            (charges, units, project, hour_ms, *key),
-        )
-        if done.rowcount:
-            return
+def _hour(db: sqlite3.Connection, project: str, ms: int) -> _Cells:
+    return _Cells(db, project, f"history:hour:{ms // HOUR_MS}", _OF_CHARGES)
 
 
-def _known(db: sqlite3.Connection, table: str, project: str, where: str, key: Sequence[object]) -> bool:
-    sql = f"SELECT 1 FROM {table} WHERE project = ? AND {where}"  # noqa: S608  # constants and placeholders
-    return db.execute(sql, (project, *key)).fetchone() is not None
+def _hours(db: sqlite3.Connection, project: str, kind: str) -> list[int]:
+    """The hours, since 1970, that have such a row."""
+    begins = f"history:{kind}:"
+    sql = "SELECT name FROM state WHERE project = ? AND name >= ? AND name < ?"
+    rows = db.execute(sql, (project, begins, f"history:{kind};")).fetchall()
+    return [int(name.removeprefix(begins)) for (name,) in rows]

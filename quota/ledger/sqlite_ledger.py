@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, TypeVar
 
 from quota.arguments import MAX_NUMBER, whole, whole_clock
-from quota.common.clock import LATEST_MS, NEVER, elapsed_s, host_clock
+from quota.common.clock import NEVER, elapsed_s, host_clock
 from quota.common.fork import OfOneProcess
 from quota.common.sqlite_file import DEADLINE_S, DamagedError, SqliteFile, checked_row
 from quota.errors import LedgerError, UnusableLedger, UsageError
@@ -43,32 +44,39 @@ from quota.ledger.contract import (
 from quota.ledger.entry import Entry
 from quota.ledger.fence import FENCE, fenced_error
 from quota.ledger.file_errors import file_wording, refuse_others
-from quota.ledger.grants import grants_text
+from quota.ledger.grants import grants_text, read_grants
 from quota.ledger.history import HISTORY_MS, RUN_CHARS, HourOfLog
-from quota.ledger.sqlite_rows import (
+from quota.ledger.sqlite_fields import (
     COLUMNS,
-    EXHAUSTION,
-    UNLOGGED,
+    UNREADABLE,
     append_charge,
+    drop_fields,
+    drop_kind,
     entry_of,
-    exhaustion_of,
     exhaustions_of,
+    fields_of,
     following_id,
-    granted_of,
-    marks,
-    repair_of,
-    set_project,
-    unlogged_of,
-    usage_of,
+    newest_id,
+    put_fields,
+    read_fields,
     usages_of,
 )
-from quota.ledger.sqlite_views import advance, edges_fit, leaving_at, piece_of_log, save_view, save_views, stored_view
-from quota.ledger.unlogged import UnloggedUsage, expiries_text, is_carry
+from quota.ledger.sqlite_views import ViewState, advance, edges_fit, leaving_at, read_piece
+from quota.ledger.state_fields import (
+    exhaustion_text,
+    read_exhaustion,
+    read_ms,
+    read_repair,
+    read_usages,
+    repair_text,
+    usages_text,
+)
+from quota.ledger.unlogged import UnloggedUsage, is_carry
 from quota.limits import HOUR_MS, MINUTE_MS, longest_ms_of
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from quota.common.findings import Finding
     from quota.ledger.claims import Claim, Claimed, Ending, Record
@@ -82,7 +90,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 APPLICATION_ID = 0x51_4C_47_31
 """Marks an SQLite file as a ledger ("QLG1")."""
 
@@ -91,26 +99,10 @@ TRIM_AT_ONCE = 10_000
 """So many charges are trimmed at once (L13)."""
 
 ROWS_AT_ONCE = 50_000
-"""So many charges are read for the views of a decision in one transaction, and what lies within a minute (L21)."""
+"""So many charges are read for the views of a decision in one transaction (L21)."""
 
-_HEAD = (
-    "SELECT ms, seq, epoch, unlogged_until_ms, retention_ms, granted,"
-    " (SELECT MAX(until_ms) FROM exhaustions WHERE project = charges.project AND reopened_ms = 0)"
-    " FROM charges LEFT JOIN projects USING (project)"
-    " WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1"
-)
+_OF_A_DECISION = ("epoch", "granted", "retention_ms", "unlogged_until_ms")
 
-_NOTES = (
-    "SELECT COALESCE(epoch, ''), COALESCE(trimmed_through_ms, 0), COALESCE(granted, ''), COALESCE(compared, ''),"  # noqa: S608  # constants
-    f" {EXHAUSTION} FROM (SELECT ? AS project)"
-    " LEFT JOIN projects USING (project) LEFT JOIN exhaustions USING (project) ORDER BY bucket"
-)
-_AHEAD = "exhaustions WHERE project = ? AND (since_ms > ? OR reopened_ms > ?)"
-_EXHAUSTIONS_AHEAD = f"SELECT COUNT(*) FROM {_AHEAD}"  # noqa: S608  # a constant
-_FORGET_REPAIRS = (
-    "DELETE FROM repairs WHERE project = ? AND at_ms NOT IN"
-    " (SELECT at_ms FROM repairs WHERE project = ? ORDER BY at_ms DESC LIMIT ?)"
-)
 _ADDED_UP = (
     "SELECT ms / ? AS hour, COUNT(*), SUM(units), MIN(units), method, job, region, bucket,"
     " substr(idempotency_key, 1, ?) AS run FROM charges"
@@ -118,7 +110,7 @@ _ADDED_UP = (
     " GROUP BY hour, method, job, region, bucket, run"
 )
 
-_CHANGES_NOTHING = "UPDATE projects SET epoch = epoch WHERE 0"
+_CHANGES_NOTHING = "UPDATE state SET value = value WHERE 0"
 
 
 class SqliteLedger(OfOneProcess):
@@ -162,9 +154,9 @@ class SqliteLedger(OfOneProcess):
     def decide(self, request: ChargeRequest, *, commit: bool) -> ChargeResult:
         """While there is more to count, others get their turn between two transactions (L21)."""
         ends_s = elapsed_s() + COUNT_WITHIN_S
-        result = self._file.transact(lambda db: self._decide(db, request, commit), write=True)
+        result = self._run(lambda db: self._decide(db, request, commit), write=True)
         while result.outcome == "counting" and elapsed_s() < ends_s:
-            result = self._file.transact(lambda db: self._decide(db, request, commit), write=True)
+            result = self._run(lambda db: self._decide(db, request, commit), write=True)
         if result.outcome != "refused":
             return result
         return result._replace(leaving_ms=self._leaving_ms(request, result))
@@ -174,21 +166,24 @@ class SqliteLedger(OfOneProcess):
         project, now_ms = request.project, result.now_ms
 
         def read(db: sqlite3.Connection) -> tuple[int | None, ...]:
-            last, _, unlogged_until_ms, *_ = self._head(db, project)
-            unlogged = unlogged_of(db, request, now_ms) if unlogged_until_ms > now_ms else ((),) * len(request.checks)
-            found = []
-            for check, used, usages in zip(request.checks, result.used_units, unlogged, strict=True):
+            last, found = newest_id(db, project), []
+            fields = read_fields(
+                db, project, [f"{kind}:{check.view.name}" for check in request.checks for kind in ("view", "unlogged")]
+            )
+            for check, used in zip(request.checks, result.used_units, strict=True):
                 leaving_ms = None
                 if used + check.cost_units > check.cap_units:
-                    stored = stored_view(db, project, check.view)
-                    view, _ = advance(db, project, check, now_ms, last, stored, NEVER)
+                    view, _ = advance(
+                        db, project, check, now_ms, last, ViewState.of(fields.get(f"view:{check.view.name}")), NEVER
+                    )
+                    usages = _unlogged(fields, check.view, now_ms)
                     expiring = [(until, n) for usage in usages for n, until in usage.expiries if until > now_ms]
                     leaving_ms = leaving_at(db, project, check, view, sorted(expiring))
                 found.append(leaving_ms)
             return tuple(found)
 
         try:
-            return self._file.transact(read, write=False)
+            return self._run(read, write=False)
         except LedgerError:  # that it was refused stands
             return ()
 
@@ -198,55 +193,65 @@ class SqliteLedger(OfOneProcess):
         project, charge = request.project, request.charge
         clock_ms = self._clock()
         now_ms = min(clock_ms, request.caller_ms + CLOCK_SLACK_MS)  # L11
-        last, epoch, unlogged_until_ms, retention_ms, closed_until_ms, granted = self._head(db, project)
+        names = [f"view:{check.view.name}" for check in request.checks]
+        closed = [f"closed:{bucket}" for bucket in request.closed_by]
+        fields = read_fields(db, project, [*_OF_A_DECISION, *closed, *names])
+        epoch, granted = fields.get("epoch", ""), fields.get("granted", "")
+        self._check_fence(epoch)
+        last = newest_id(db, project)
         if not clocks_agree(clock_ms, request.caller_ms) or not edges_fit(request.checks, now_ms):
             return ChargeResult("clock", None, clock_ms, last, (), epoch=epoch)
         expected = request.expected
         if expected.epoch and expected != (epoch, (last,)) and self._is_behind(db, request, last, epoch):
             return ChargeResult("behind", None, now_ms, last, (), epoch=epoch)
         if request.granted is not None and request.granted != granted:  # L28
-            granted_of(granted)
+            read_grants(granted)
             return ChargeResult("granted", None, now_ms, last, (), epoch=epoch, granted=granted)
 
-        stored, views, used, room = [], [], [], ROWS_AT_ONCE
-        for check in request.checks:
-            state = stored_view(db, project, check.view)
-            view, room = advance(db, project, check, now_ms, last, state, room)
-            stored.append(state)
+        changed: dict[str, str | int] = {}
+        unlogged: tuple[tuple[UnloggedUsage, ...], ...] = ()
+        views, used, room = [], [], ROWS_AT_ONCE
+        for check, name in zip(request.checks, names, strict=True):
+            stored = ViewState.of(fields.get(name))
+            view, room = advance(db, project, check, now_ms, last, stored, room)
+            if view != stored:
+                changed.setdefault(name, view.text())  # of two limits with one view the first has come further
             views.append(view)
             used.append(view.total)
             if not room:  # what a peek has read is kept too
-                save_views(db, request, views, stored)
+                put_fields(db, project, changed.items())
                 return ChargeResult("counting", None, now_ms, last, (), epoch=epoch)
-        unlogged = unlogged_of(db, request, now_ms) if unlogged_until_ms > now_ms else ()
-        for i, usages in enumerate(unlogged):
-            used[i] += sum(usage.units_at(now_ms) for usage in usages)
-        exhaustion = self._closed(db, request, now_ms) if closed_until_ms else None
+        if int(fields.get("unlogged_until_ms", 0)) > now_ms:
+            lost = read_fields(db, project, [f"unlogged:{check.view.name}" for check in request.checks])
+            unlogged = tuple([_unlogged(lost, check.view, now_ms) for check in request.checks])
+            for i, usages in enumerate(unlogged):
+                used[i] += sum(usage.units_at(now_ms) for usage in usages)
+        exhaustion = _closed([fields[name] for name in closed if name in fields], now_ms - request.jitter_ms)
         fits = True  # L9
         for check, total in zip(request.checks, used, strict=True):
             if check.cost_units and total + check.cost_units > check.cap_units:
                 fits = False
+        retention_ms = int(fields.get("retention_ms", 0))
+        if commit and request.retention_ms > retention_ms:
+            changed["retention_ms"] = retention_ms = request.retention_ms
         if exhaustion is not None or not fits or not commit:
             if commit:
-                if request.retention_ms > retention_ms:
-                    set_project(db, project, epoch, unlogged_until_ms, request.retention_ms)
-                save_views(db, request, views, stored)
+                put_fields(db, project, changed.items())
             outcome: ChargeOutcome = "exhausted" if exhaustion is not None else "admitted" if fits else "refused"
             return ChargeResult(outcome, None, now_ms, last, tuple(used), exhaustion, epoch, unlogged)
 
+        if not epoch:
+            changed["epoch"] = epoch = charge.idempotency_key
         at = first = following_id(last, clock_ms)
         append_charge(db, project, at, charge)
         for further in request.also:
             at = following_id(at, clock_ms)
             append_charge(db, project, at, further)
-        if not epoch or request.retention_ms > retention_ms:
-            epoch, retention_ms = epoch or charge.idempotency_key, max(retention_ms, request.retention_ms)
-            set_project(db, project, epoch, unlogged_until_ms, retention_ms)
-        for i, (check, view) in enumerate(zip(request.checks, views, strict=True)):
+        for i, (check, name, view) in enumerate(zip(request.checks, names, views, strict=True)):
             used[i] += check.cost_units
-            total, tail_ms, tail_seq, _, _, dropped_through_ms = view
-            charged = total + check.cost_units, tail_ms, tail_seq, *at, dropped_through_ms
-            save_view(db, project, check.view, charged)
+            total, tail_ms, tail_seq, *_, dropped_through_ms = view
+            changed[name] = ViewState(total + check.cost_units, tail_ms, tail_seq, *at, dropped_through_ms).text()
+        put_fields(db, project, changed.items())
         if at[0] // MINUTE_MS != last[0] // MINUTE_MS:
             # A clock that stood ahead for this one charge costs no history.
             self._trim(db, project, min(now_ms, last[0]), retention_ms)
@@ -254,44 +259,31 @@ class SqliteLedger(OfOneProcess):
         charge_id = f"{first[0]}-{first[1]}"
         return ChargeResult("admitted", charge_id, now_ms, at, tuple(used), None, epoch, unlogged, also=also)
 
+    def _run(self, work: Callable[[sqlite3.Connection], T], *, write: bool | None, within_s: float | None = None) -> T:
+        """`work` in one transaction. A field that none of us wrote is damage."""
+
+        def checked(db: sqlite3.Connection) -> T:
+            try:
+                return work(db)
+            except UNREADABLE as error:
+                raise DamagedError(str(error)) from error
+
+        return self._file.transact(checked, write=write, within_s=within_s)
+
     def _transact(
         self, project: str, work: Callable[[sqlite3.Connection], T], *, write: bool, within_s: float | None = None
     ) -> T:
         """`work` in one transaction, unless the ledger is fenced (L27). Only the log of a fenced ledger can be read."""
 
         def guarded(db: sqlite3.Connection) -> T:
-            epoch = db.execute("SELECT epoch FROM projects WHERE project = ?", (project,)).fetchone()
-            if epoch is not None:
-                self._check_fence(str(epoch[0]))
+            self._check_fence(read_fields(db, project, ("epoch",)).get("epoch", ""))
             return work(db)
 
-        return self._file.transact(guarded, write=write, within_s=within_s)
+        return self._run(guarded, write=write, within_s=within_s)
 
     def _check_fence(self, epoch: str) -> None:
         if epoch[:1] == FENCE:
             raise fenced_error(f"ledger {self.label}", epoch)
-
-    def _head(self, db: sqlite3.Connection, project: str) -> tuple[Id, str, int, int, int, str]:
-        """last, epoch, unlogged_until_ms, retention_ms, closed_until_ms, granted: the newest entry's id, the epoch
-        (empty before the first charge), until when any unlogged usage counts, how long charges are kept, until when any
-        exhaustion may stand (0: none does), and the text of upstream's grants. One query, where there is an entry.
-        """
-        row = db.execute(_HEAD, (project,)).fetchone()
-        if row is None:
-            sql = "SELECT epoch, unlogged_until_ms, retention_ms, granted FROM projects WHERE project = ?"
-            row = (0, 0, *(db.execute(sql, (project,)).fetchone() or ("", 0, 0, "")), NEVER)
-        ms, seq, epoch, unlogged_until_ms, retention_ms, granted, closed_until_ms = row
-        if epoch is None:
-            epoch, unlogged_until_ms, retention_ms, granted = "", 0, 0, ""
-        whole = type(ms) is type(seq) is type(unlogged_until_ms) is type(retention_ms) is int
-        if not (whole and type(epoch) is type(granted) is str):
-            checked_row((ms, seq, unlogged_until_ms, retention_ms, epoch, granted), integers=4)
-        if not 0 <= ms < LATEST_MS or seq < 0:
-            raise DamagedError("a charge in the far future")
-        self._check_fence(epoch)
-        if type(closed_until_ms) is not int:
-            closed_until_ms = 0 if closed_until_ms is None else NEVER
-        return (ms, seq), epoch, unlogged_until_ms, retention_ms, closed_until_ms, granted
 
     def _is_behind(self, db: sqlite3.Connection, request: ChargeRequest, last: Id, epoch: str) -> bool:
         """L18. Whether this ledger lacks what the caller expects of it."""
@@ -301,19 +293,6 @@ class SqliteLedger(OfOneProcess):
         ids = [at for at in request.expected.ids if at != last]
         missing_ms = [at[0] for at in ids if db.execute(sql, (request.project, *at)).fetchone() is None]
         return bool(missing_ms) and max(missing_ms) > self._trimmed_through_ms(db, request.project)
-
-    def _closed(self, db: sqlite3.Connection, request: ChargeRequest, now_ms: int) -> Exhaustion | None:
-        """L20. Of the exhaustions that close this call, the one that lasts longest; None if there is none."""
-        closed_by = request.closed_by
-        if not closed_by:
-            return None
-        rows = db.execute(
-            f"SELECT {EXHAUSTION} FROM exhaustions"  # noqa: S608  # a constant, and placeholders
-            f" WHERE project = ? AND reopened_ms = 0 AND bucket IN ({marks(closed_by)}) AND until_ms + ? > ?"
-            " ORDER BY until_ms DESC",
-            (request.project, *closed_by, request.jitter_ms, now_ms),
-        ).fetchone()
-        return None if rows is None else exhaustion_of(rows)
 
     def _trim(self, db: sqlite3.Connection, project: str, now_ms: int, retention_ms: int) -> None:
         """L13. Remove what no window can reach any more and the history has (L29), a bounded number of charges at
@@ -328,19 +307,17 @@ class SqliteLedger(OfOneProcess):
         if newest_trimmed is not None:
             db.execute("DELETE FROM charges WHERE project = ? AND ms <= ?", (project, newest_trimmed))
             # A view that still counts some of these could not drop them later: it starts afresh at its next use.
-            db.execute("DELETE FROM views WHERE project = ? AND tail_ms <= ?", (project, newest_trimmed))
-            db.execute(
-                "UPDATE projects SET trimmed_through_ms = MAX(trimmed_through_ms, ?) WHERE project = ?",
-                (newest_trimmed, project),
-            )
+            views = {name: ViewState.of(text) for name, text in fields_of(db, project, "view").items()}
+            gone = [name for name, view in views.items() if view is None or view.tail_ms <= newest_trimmed]
+            drop_fields(db, project, [f"view:{name}" for name in gone])
+            through_ms = max(newest_trimmed, self._trimmed_through_ms(db, project))
+            put_fields(db, project, [("trimmed_through_ms", through_ms)])
 
     def whole_after_ms(self, project: str) -> int:
         return self._transact(project, lambda db: self._trimmed_through_ms(db, project), write=False)
 
     def _trimmed_through_ms(self, db: sqlite3.Connection, project: str) -> int:
-        sql = "SELECT trimmed_through_ms FROM projects WHERE project = ?"
-        row: tuple[int] = db.execute(sql, (project,)).fetchone() or (0,)
-        return checked_row(row, integers=1, below=LATEST_MS)[0]
+        return read_ms(read_fields(db, project, ("trimmed_through_ms",)).get("trimmed_through_ms", "0"))
 
     def examine(self, project: str) -> Sequence[Finding]:
         from quota.common.findings import Finding  # late: `quota doctor` alone asks
@@ -365,22 +342,21 @@ class SqliteLedger(OfOneProcess):
             clock_ms = self._clock()
             if caller_ms is not None and not clocks_agree(clock_ms, caller_ms):
                 return False
-            row = db.execute(
-                "SELECT number FROM repaid WHERE project = ? AND machine = ?", (project, machine)
-            ).fetchone()
-            at, epoch, unlogged_until_ms, stored_ms, _, _ = self._head(db, project)
-            if retention_ms > stored_ms:
-                set_project(db, project, epoch, unlogged_until_ms, retention_ms)
+            number_of, time_of = f"repaid:{machine}", f"repaid_at:{machine}"
+            fields = read_fields(db, project, (number_of, "retention_ms"))
+            known, at = int(fields.get(number_of, -1)), newest_id(db, project)
+            kept_ms = max(retention_ms, int(fields.get("retention_ms", 0)))
             for number, charge in charges:
-                if row is None or number > row[0]:
+                if number > known:
                     at = following_id(at, clock_ms)
                     append_charge(db, project, at, charge)
-            last = charges[-1][0]
-            if row is None or last > row[0]:
-                db.execute("REPLACE INTO repaid VALUES (?, ?, ?, ?)", (project, machine, last, clock_ms))
+            put_fields(db, project, [("retention_ms", kept_ms)])
+            if charges[-1][0] > known:
+                put_fields(db, project, [(number_of, charges[-1][0]), (time_of, clock_ms)])
             # A machine that is made anew each day leaves a number each day.
-            oldest_ms = clock_ms - max(retention_ms, stored_ms)
-            db.execute("DELETE FROM repaid WHERE project = ? AND at_ms BETWEEN 1 AND ?", (project, oldest_ms))
+            times_ms = fields_of(db, project, "repaid_at").items()
+            gone = [one for one, at_ms in times_ms if 1 <= int(at_ms) <= clock_ms - kept_ms]
+            drop_fields(db, project, [f"{kind}:{one}" for one in gone for kind in ("repaid", "repaid_at")])
             return True
 
         return self._transact(project, work, write=True)
@@ -389,43 +365,43 @@ class SqliteLedger(OfOneProcess):
         self, project: str, epoch: str, usages: Sequence[UnloggedUsage], retention_ms: int = MIN_RETENTION_MS
     ) -> str:
         def work(db: sqlite3.Connection) -> str:
-            last, current, unlogged_until_ms, stored_ms, _, _ = self._head(db, project)
-            db.execute(
-                "DELETE FROM unlogged WHERE project = ? AND until_ms <= ?",
-                (project, min(self._clock(), last[0]) - RETENTION_SLACK_MS),
-            )
+            names = ("epoch", "unlogged_until_ms", "retention_ms")
+            found = read_fields(db, project, names)
+            current, until_ms, stored_ms = found.get("epoch", ""), *(int(found.get(name, 0)) for name in names[1:])
+            now_ms = self._clock()
+            oldest_ms = min(now_ms, newest_id(db, project)[0]) - RETENTION_SLACK_MS
+            known = {
+                (one.view, one.epoch): one
+                for of_view in usages_of(db, project).values()
+                for one in of_view
+                if one.until_ms > oldest_ms
+            }
             changed = lost = False
             for usage in usages:
                 if is_carry(usage.epoch) and root_of(usage.epoch) == root_of(current):
                     continue  # this log has it
-                sql = f"SELECT {UNLOGGED} FROM unlogged WHERE project = ? AND view = ? AND epoch = ?"  # noqa: S608
-                row = db.execute(sql, (project, usage.view, usage.epoch)).fetchone()
-                known = None if row is None else usage_of(row)
-                stands = usage if known is None else known.with_report(usage, self._clock())
-                if stands != known:
+                key = usage.view, usage.epoch
+                stands = known[key].with_report(usage, now_ms) if key in known else usage
+                if stands != known.get(key):
                     changed = True
                     lost = lost or not is_carry(usage.epoch)
-                    unlogged_until_ms = max(unlogged_until_ms, stands.until_ms)
-                    db.execute(
-                        "REPLACE INTO unlogged VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                        (
-                            project,
-                            stands.view,
-                            stands.epoch,
-                            expiries_text(stands.expiries),
-                            stands.until_ms,
-                            *stands.last,
-                            *stands.kept,
-                        ),
-                    )
+                    until_ms = max(until_ms, stands.until_ms)
+                    known[key] = stands
+            self._save_unlogged(db, project, known.values())
             stands_epoch = current
             if not current or lost:
                 stands_epoch = following_epoch(current, epoch)
             if stands_epoch != current or changed or retention_ms > stored_ms:
-                set_project(db, project, stands_epoch, unlogged_until_ms, max(retention_ms, stored_ms))
+                numbers = stands_epoch, until_ms, max(retention_ms, stored_ms)
+                put_fields(db, project, zip(names, numbers, strict=True))
             return stands_epoch
 
         return self._transact(project, work, write=True)
+
+    def _save_unlogged(self, db: sqlite3.Connection, project: str, usages: Iterable[UnloggedUsage]) -> None:
+        drop_kind(db, project, "unlogged")
+        of_views = groupby(sorted(usages), key=lambda usage: usage.view)
+        put_fields(db, project, [(f"unlogged:{view}", usages_text(list(of_view))) for view, of_view in of_views])
 
     def settle(self, project: str, charge_id: str, units: int, views: Sequence[View]) -> Entry | None:
         units = whole(units, "units: what a charge counts", 0, MAX_NUMBER)
@@ -442,18 +418,14 @@ class SqliteLedger(OfOneProcess):
             db.execute(
                 "UPDATE charges SET units = ? WHERE project = ? AND ms = ? AND seq = ?", (units, project, ms, seq)
             )
-            for view in dict.fromkeys(views):  # two limits may share a view: once is enough
-                selector = view.selector
-                if selector.counts(entry.bucket, entry.method, entry.job):
-                    db.execute(
-                        "UPDATE views SET total = total + ? WHERE project = ? AND name = ?"
-                        " AND (tail_ms, tail_seq) <= (?, ?) AND (head_ms, head_seq) >= (?, ?)",
-                        (selector.cost(units) - selector.cost(entry.units), project, view.name, ms, seq, ms, seq),
-                    )
-            db.execute(
-                f"DELETE FROM views WHERE project = ? AND name NOT IN ({marks(views)})",  # noqa: S608  # placeholders only
-                (project, *(view.name for view in views)),
-            )
+            named = {view.name: view.selector for view in views}
+            for name, text in fields_of(db, project, "view").items():
+                view, selector = ViewState.of(text), named.get(name)
+                if view is None or selector is None:
+                    drop_fields(db, project, [f"view:{name}"])
+                elif selector.counts(entry.bucket, entry.method, entry.job) and view.has_read((ms, seq)):
+                    more = selector.cost(units) - selector.cost(entry.units)
+                    put_fields(db, project, [(f"view:{name}", view._replace(total=view.total + more).text())])
             sqlite_history.correct(db, project, entry, units)
             return entry
 
@@ -462,19 +434,13 @@ class SqliteLedger(OfOneProcess):
     def read(
         self, project: str, after: Id, until_ms: int, count: int, within_s: float | None = None
     ) -> Sequence[Entry]:
-        return self._file.transact(
-            lambda db: self._entries(db, project, after, until_ms, count), write=None, within_s=within_s
-        )
-
-    def _entries(
-        self, db: sqlite3.Connection, project: str, after: Id, until_ms: int, count: int, *_: object
-    ) -> Sequence[Entry]:
         after, until_ms, count = checked_range(after, until_ms, count)
-        rows = db.execute(
+        sql = (
             f"SELECT {COLUMNS} FROM charges"  # noqa: S608  # a constant
-            " WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) ORDER BY ms, seq LIMIT ?",
-            (project, after[0], until_ms, *after, count),
-        ).fetchall()
+            " WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) ORDER BY ms, seq LIMIT ?"
+        )
+        values = (project, after[0], until_ms, *after, count)
+        rows = self._run(lambda db: db.execute(sql, values).fetchall(), write=None, within_s=within_s)
         return [entry_of(row) for row in rows]
 
     def add_up(self, project: str, after: Id, through: Id) -> Iterator[HourOfLog]:
@@ -485,7 +451,8 @@ class SqliteLedger(OfOneProcess):
 
     def _add_up(self, project: str, after: Id, through: Id, db: sqlite3.Connection) -> tuple[list[HourOfLog], Id, int]:
         """The rows of a piece, the id that it ends with, and 0 if there is more."""
-        until, room = piece_of_log(db, project, after, through, ROWS_AT_ONCE)
+        piece = read_piece(db, project, None, after, through, ROWS_AT_ONCE)
+        until, room = piece.through, ROWS_AT_ONCE - piece.charges
         between = (HOUR_MS, RUN_CHARS, project, after[0], until[0], *after, *until)
         rows: Iterable[tuple[int, int, int, int, str, str, str, str, str]] = db.execute(_ADDED_UP, between)
         hours = []
@@ -498,23 +465,14 @@ class SqliteLedger(OfOneProcess):
         exhaustion = checked_exhaustion(exhaustion)
 
         def work(db: sqlite3.Connection) -> Exhaustion:
-            standing = exhaustions_of(db, project).get(exhaustion.bucket)
-            now_ms = self._clock()
+            bucket, now_ms = exhaustion.bucket, self._clock()
+            standing = exhaustions_of(db, project).get(bucket)
             if standing is not None and standing.until_ms > now_ms:
                 reopened_ms = standing.reopened_ms
                 if not reopened_ms or exhaustion.since_ms < reopened_ms <= now_ms:
                     return standing
-            db.execute(
-                "REPLACE INTO exhaustions VALUES (?, ?, ?, ?, ?, ?, 0, '')",
-                (
-                    project,
-                    exhaustion.bucket,
-                    exhaustion.since_ms,
-                    exhaustion.until_ms,
-                    exhaustion.evidence,
-                    exhaustion.reported_by,
-                ),
-            )
+            drop_fields(db, project, [f"reopened:{bucket}"])
+            put_fields(db, project, [(f"closed:{bucket}", exhaustion_text(exhaustion))])
             return exhaustion
 
         return self._transact(project, work, write=True)
@@ -523,44 +481,43 @@ class SqliteLedger(OfOneProcess):
         return list(self._transact(project, lambda db: exhaustions_of(db, project), write=False).values())
 
     def reopen(self, project: str, bucket: str, because: str = "") -> bool:
-        sql = (
-            "UPDATE exhaustions SET reopened_ms = ?, reopened_because = ?"
-            " WHERE project = ? AND bucket = ? AND reopened_ms = 0"
-        )
-        values = (self._clock(), because, project, bucket)
-        return self._transact(project, lambda db: db.execute(sql, values).rowcount, write=True) > 0
+        def work(db: sqlite3.Connection) -> bool:
+            text = read_fields(db, project, (f"closed:{bucket}",)).get(f"closed:{bucket}")
+            if text is None:
+                return False
+            reopened = read_exhaustion(text)._replace(reopened_ms=self._clock(), reopened_because=because)
+            drop_fields(db, project, [f"closed:{bucket}"])
+            put_fields(db, project, [(f"reopened:{bucket}", exhaustion_text(reopened))])
+            return True
+
+        return self._transact(project, work, write=True)
 
     def grant(self, project: str, grants: Sequence[Grant], compared: Sequence[Compared] | None = None) -> None:
         try:
-            granted, seen = grants_text(grants), None if compared is None else compared_text(compared)
+            fields = [("granted", grants_text(grants))]
+            if compared is not None:
+                fields.append(("compared", compared_text(compared)))
         except ValueError as error:
             raise UsageError(f"grants: {error}") from None
-        sql = (
-            "INSERT INTO projects VALUES (?, '', 0, 0, 0, ?, COALESCE(?, '')) ON CONFLICT (project) DO UPDATE"
-            " SET granted = excluded.granted, compared = COALESCE(?, compared)"
-        )
-        self._transact(project, lambda db: db.execute(sql, (project, granted, seen, seen)), write=True)
+        self._transact(project, lambda db: put_fields(db, project, fields), write=True)
 
     def grants(self, project: str) -> Sequence[Grant]:
-        sql = "SELECT granted FROM projects WHERE project = ?"
-        row = self._transact(project, lambda db: db.execute(sql, (project,)).fetchone(), write=False)
-        return granted_of("" if row is None else row[0])
+        return self.notes(project).grants
 
     def compared(self, project: str) -> Sequence[Compared]:
-        sql = "SELECT compared FROM projects WHERE project = ?"
-        row = self._transact(project, lambda db: db.execute(sql, (project,)).fetchone(), write=False)
-        return read_compared("" if row is None else str(row[0]))
+        return self.notes(project).compared
 
     def notes(self, project: str) -> Notes:
-        return self._file.transact(lambda db: self._notes(db, project), write=None)
+        def work(db: sqlite3.Connection) -> Notes:
+            fields = read_fields(db, project, ("trimmed_through_ms", "granted", "compared"))
+            return Notes(
+                list(exhaustions_of(db, project).values()),
+                read_grants(fields.get("granted", "")),
+                read_compared(fields.get("compared", "")),
+                read_ms(fields.get("trimmed_through_ms", "0")),
+            )
 
-    def _notes(self, db: sqlite3.Connection, project: str) -> Notes:
-        rows = db.execute(_NOTES, (project,)).fetchall()
-        epoch, whole_after_ms, granted, compared, *_ = rows[0]
-        self._check_fence(epoch)
-        checked_row((whole_after_ms, epoch, granted, compared), integers=1, below=LATEST_MS)
-        exhaustions = [exhaustion_of(row[4:]) for row in rows if row[4] is not None]
-        return Notes(exhaustions, granted_of(granted), read_compared(compared), whole_after_ms)
+        return self._transact(project, work, write=False)
 
     def claim(self, project: str, claim: Claim, *, take_over: bool = False) -> Claimed:
         return self._claims(project, claim, lambda record, checked: record.claim(checked, take_over=take_over))
@@ -576,15 +533,16 @@ class SqliteLedger(OfOneProcess):
 
         def work(db: sqlite3.Connection) -> T:
             now_ms = self._clock()
-            db.execute("DELETE FROM claims WHERE project = ? AND until_ms <= ?", (project, now_ms))
-            sql = "SELECT record FROM claims WHERE project = ? AND name = ?"
-            row = db.execute(sql, (project, claim.name)).fetchone()
-            record = Record(None if row is None else row[0], now_ms)
+            stored = _claims_of(db, project)
+            drop_fields(db, project, [f"claim:{name}" for name, (until_ms, _) in stored.items() if until_ms <= now_ms])
+            until_ms, text = stored.get(claim.name, (0, ""))
+            record = Record(text if until_ms > now_ms else None, now_ms)
             answer = change(record, claim)
+            field = f"claim:{claim.name}"
             if until_ms := record.until_ms():
-                db.execute("REPLACE INTO claims VALUES (?, ?, ?, ?)", (project, claim.name, until_ms, record.stored()))
+                put_fields(db, project, [(field, f"{until_ms} {record.stored()}")])
             else:
-                db.execute("DELETE FROM claims WHERE project = ? AND name = ?", (project, claim.name))
+                drop_fields(db, project, [field])
             return answer
 
         return self._transact(project, work, write=True)
@@ -595,17 +553,12 @@ class SqliteLedger(OfOneProcess):
         return self._transact(project, lambda db: self._ahead(db, project, self._clock()), write=False)
 
     def _ahead(self, db: sqlite3.Connection, project: str, now_ms: int) -> Ahead:
-        def count(sql: str, *values: int) -> tuple[int, ...]:
-            row: tuple[int, ...] = db.execute(sql, (project, *values)).fetchone()
-            return checked_row(row, integers=len(row))
-
-        (newest_ms, _), *_ = self._head(db, project)
-        charges, units = count(
-            "SELECT COUNT(*), COALESCE(SUM(units), 0) FROM charges WHERE project = ? AND ms > ?", now_ms
-        )
-        (exhaustions,) = count(_EXHAUSTIONS_AHEAD, now_ms, now_ms)
-        (claims,) = count("SELECT COUNT(*) FROM claims WHERE project = ? AND until_ms > ?", now_ms + LONGEST_CLAIM_MS)
-        unlogged = sum(units_beyond(usage, now_ms) for usage in usages_of(db, project))
+        newest_ms, _ = newest_id(db, project)
+        sql = "SELECT COUNT(*), COALESCE(SUM(units), 0) FROM charges WHERE project = ? AND ms > ?"
+        charges, units = checked_row(db.execute(sql, (project, now_ms)).fetchone(), integers=2)
+        exhaustions, claims = (len(kind) for kind in _of_the_future(db, project, now_ms))
+        usages = [usage for of_view in usages_of(db, project).values() for usage in of_view]
+        unlogged = sum(units_beyond(usage, now_ms) for usage in usages)
         return Ahead(now_ms, newest_ms, charges, units, unlogged, exhaustions, claims)
 
     def repair(self, project: str, epoch: str, caller_ms: int) -> str | None:
@@ -613,32 +566,34 @@ class SqliteLedger(OfOneProcess):
             now_ms = self._clock()
             if not clocks_are_one(now_ms, caller_ms):
                 return None
-            newest, current, _, retention_ms, *_ = self._head(db, project)
+            fields = read_fields(db, project, ("epoch", "trimmed_through_ms", "repaired"))
+            newest, current = newest_id(db, project), fields.get("epoch", "")
             taken_back = sqlite_history.take_back(db, project, now_ms)
             through = self._redate(db, project, now_ms)
             if taken_back:
                 sqlite_history.sums_have(db, project, through)
-            db.execute("DELETE FROM views WHERE project = ?", (project,))
-            unlogged_until_ms = 0
-            for usage in usages_of(db, project):
-                clamped = usage.until(now_ms + longest_ms_of(usage.view))
-                unlogged_until_ms = max(unlogged_until_ms, clamped.until_ms)
-                if clamped != usage:
-                    db.execute(
-                        "UPDATE unlogged SET expiries = ?, until_ms = ? WHERE project = ? AND view = ? AND epoch = ?",
-                        (expiries_text(clamped.expiries), clamped.until_ms, project, usage.view, usage.epoch),
-                    )
-            db.execute(f"DELETE FROM {_AHEAD}", (project, now_ms, now_ms))  # noqa: S608  # a constant
-            db.execute("DELETE FROM claims WHERE project = ? AND until_ms > ?", (project, now_ms + LONGEST_CLAIM_MS))
+            drop_kind(db, project, "view")
+            clamped = [
+                usage.until(now_ms + longest_ms_of(view))
+                for view, of_view in usages_of(db, project).items()
+                for usage in of_view
+            ]
+            self._save_unlogged(db, project, clamped)
+            for names in _of_the_future(db, project, now_ms):
+                drop_fields(db, project, names)
             at_ms = max(now_ms, repaired_ms_of(current) + 1)
             begun = f"{root_of(current)}/{epoch}@{at_ms}" if current else f"{epoch}@{at_ms}"
-            set_project(db, project, begun, unlogged_until_ms, retention_ms)
-            db.execute(
-                "UPDATE projects SET trimmed_through_ms = MIN(trimmed_through_ms, ?) WHERE project = ?",
-                (now_ms - 1, project),
+            mark = repair_text(Repair(newest, now_ms, at_ms, through))
+            put_fields(
+                db,
+                project,
+                [
+                    ("epoch", begun),
+                    ("unlogged_until_ms", max((usage.until_ms for usage in clamped), default=0)),
+                    ("trimmed_through_ms", min(read_ms(fields.get("trimmed_through_ms", "0")), now_ms - 1)),
+                    ("repaired", "\n".join([mark, *fields.get("repaired", "").splitlines()][:MAX_REPAIRS])),
+                ],
             )
-            db.execute("REPLACE INTO repairs VALUES (?, ?, ?, ?, ?, ?, ?)", (project, *newest, now_ms, at_ms, *through))
-            db.execute(_FORGET_REPAIRS, (project, project, MAX_REPAIRS))
             return begun
 
         return self._transact(project, work, write=True)
@@ -650,20 +605,16 @@ class SqliteLedger(OfOneProcess):
             (project, now_ms),
         ).fetchall()
         db.execute("DELETE FROM charges WHERE project = ? AND ms > ?", (project, now_ms))
-        at, *_ = self._head(db, project)
+        at = newest_id(db, project)
         for _, _, *rest in ahead:
             at = following_id(at, now_ms)
             db.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (project, *at, *rest))
         return at
 
     def repairs(self, project: str) -> Sequence[Repair]:
-        sql = (
-            "SELECT newest_ms, newest_seq, begun_ms, at_ms, through_ms, through_seq FROM repairs WHERE project = ?"
-            " ORDER BY at_ms"
-        )
-
         def work(db: sqlite3.Connection) -> list[Repair]:
-            return [repair_of(row) for row in db.execute(sql, (project,)).fetchall()]
+            lines = read_fields(db, project, ("repaired",)).get("repaired", "").splitlines()
+            return [read_repair(line) for line in reversed(lines)]
 
         return self._transact(project, work, write=False)
 
@@ -701,3 +652,36 @@ class SqliteLedger(OfOneProcess):
 
     def close(self) -> None:
         self._file.close()
+
+
+def _unlogged(fields: Mapping[str, str], view: View, now_ms: int) -> tuple[UnloggedUsage, ...]:
+    """What the ledger lost and still counts in a view (L17)."""
+    usages = read_usages(view.name, fields.get(f"unlogged:{view.name}", ""))
+    return tuple([usage for usage in usages if usage.until_ms > now_ms])
+
+
+def _closed(records: Sequence[str], now_ms: int) -> Exhaustion | None:
+    """L20. Of the exhaustions that close a call, the one that lasts longest; None if there is none."""
+    if not records:
+        return None
+    longest = max(map(read_exhaustion, records), key=lambda exhaustion: exhaustion.until_ms)
+    return longest if longest.until_ms > now_ms else None
+
+
+def _claims_of(db: sqlite3.Connection, project: str) -> dict[str, tuple[int, str]]:
+    """By job, until when any of its claims holds, and their record."""
+    texts = fields_of(db, project, "claim").items()
+    return {name: (int(until_ms), record) for name, text in texts for until_ms, _, record in (text.partition(" "),)}
+
+
+def _of_the_future(db: sqlite3.Connection, project: str, now_ms: int) -> tuple[list[str], list[str]]:
+    """The fields of exhaustions, and of claims, that were made later than now (L26)."""
+    exhaustions, claims = exhaustions_of(db, project).values(), _claims_of(db, project).items()
+    return (
+        [
+            f"{'reopened' if one.reopened_ms else 'closed'}:{one.bucket}"
+            for one in exhaustions
+            if one.since_ms > now_ms or one.reopened_ms > now_ms
+        ],
+        [f"claim:{name}" for name, (until_ms, _) in claims if until_ms > now_ms + LONGEST_CLAIM_MS],
+    )

@@ -12,24 +12,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.clock import NEVER
 from quota.common.sqlite_file import DamagedError, checked_row
-from quota.ledger.sqlite_rows import marks
-from quota.limits import MINUTE_MS, Sliding
+from quota.ledger.sqlite_fields import marks
+from quota.limits import Sliding
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Sequence
 
-    from quota.ledger.contract import ChargeRequest, LimitCheck
+    from quota.ledger.contract import LimitCheck
     from quota.ledger.entry import Id
     from quota.limits import View
 
-_VIEW = (
-    "SELECT total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms FROM views WHERE project = ? AND name = ?"
-)
 _BETWEEN = (
     "FROM charges WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) AND (ms, seq) <= (?, ?)"
     " ORDER BY ms, seq"
 )
+"""The plain bounds on ms are implied by the pairs; they are what the primary key is searched by."""
 
 
 class ViewState(NamedTuple):
@@ -42,28 +40,35 @@ class ViewState(NamedTuple):
     head_seq: int
     dropped_through_ms: int
 
+    def text(self) -> str:
+        """As the field `view:NAME` has it: `TOTAL TAIL HEAD DROPPED_THROUGH_MS`."""
+        total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms = self
+        return f"{total} {tail_ms}-{tail_seq} {head_ms}-{head_seq} {dropped_through_ms}"
 
-def stored_view(db: sqlite3.Connection, project: str, view: View) -> ViewState | None:
-    """The view's state; None where it is missing or cannot be right, and is to be taken from the log again (L6)."""
-    row = db.execute(_VIEW, (project, view.name)).fetchone()
-    if row is None:
-        return None
-    total, t_ms, t_seq, h_ms, h_seq, dropped_through_ms = row
-    whole = type(total) is type(t_ms) is type(t_seq) is type(h_ms) is type(h_seq) is type(dropped_through_ms) is int
-    return ViewState(*row) if whole and total >= 0 else None
+    def has_read(self, at: Id) -> bool:
+        """Whether an entry with this id is in the total, if the view selects it."""
+        return (self.tail_ms, self.tail_seq) <= at <= (self.head_ms, self.head_seq)
+
+    @classmethod
+    def of(cls, text: str | None) -> ViewState | None:
+        """None where it is missing or cannot be right, and is to be taken from the log again (L6)."""
+        if text is None:
+            return None
+        try:
+            state = cls(*map(int, text.replace("-", " ").split(" ")))
+        except (ValueError, TypeError):
+            return None
+        return state if max(state) <= NEVER else None
 
 
-def save_view(db: sqlite3.Connection, project: str, view: View, state: tuple[int, int, int, int, int, int]) -> None:
-    db.execute("REPLACE INTO views VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (project, view.name, *state))
+class Piece(NamedTuple):
+    """What was read of the log: how many charges, the newest one's time (0: there was none), the units that a view
+    counts of them, and up to which id there are no others."""
 
-
-def save_views(
-    db: sqlite3.Connection, request: ChargeRequest, views: list[ViewState], stored: list[ViewState | None]
-) -> None:
-    """Save how far the views have read. Of two limits with one view the first has come further: it comes last."""
-    for check, view, state in reversed([*zip(request.checks, views, stored, strict=False)]):
-        if view != state:
-            save_view(db, request.project, check.view, view)
+    charges: int
+    newest_ms: int
+    units: int
+    through: Id
 
 
 def advance(
@@ -85,43 +90,33 @@ def advance(
     if tail_ms > cutoff_ms and (head_ms, head_seq) >= last:
         return stored, room
     if (head_ms, head_seq) < last:  # L7
-        through, room = piece_of_log(db, project, (head_ms, head_seq), last, room)
-        total += units_of(db, project, check.view, (head_ms, head_seq), through)
-        head_ms, head_seq = through
+        added = read_piece(db, project, check.view, (head_ms, head_seq), last, room)
+        total, room = total + added.units, room - added.charges
+        head_ms, head_seq = added.through
     if tail_ms <= cutoff_ms and room:  # L8
-        through, room = piece_of_log(db, project, (tail_ms, tail_seq - 1), (cutoff_ms, NEVER), room)
-        total -= units_of(db, project, check.view, (tail_ms, tail_seq - 1), through)
-        if not room:
-            dropped_through_ms, tail_ms, tail_seq = through[0], through[0], through[1] + 1
-    if tail_ms <= cutoff_ms and room:
-        newest_dropped = "SELECT MAX(ms) FROM charges WHERE project = ? AND ms <= ?"
-        dropped_through_ms = max(
-            dropped_through_ms, db.execute(newest_dropped, (project, cutoff_ms)).fetchone()[0] or 0
-        )
-        oldest_left = "SELECT ms, seq FROM charges WHERE project = ? AND ms > ? ORDER BY ms, seq LIMIT 1"
-        tail_ms, tail_seq = db.execute(oldest_left, (project, cutoff_ms)).fetchone() or (cutoff_ms + 1, 0)
+        left = read_piece(db, project, check.view, (tail_ms, tail_seq - 1), (cutoff_ms, NEVER), room)
+        total, room = total - left.units, room - left.charges
+        dropped_through_ms = max(dropped_through_ms, left.newest_ms)
+        if room:
+            oldest_left = "SELECT ms, seq FROM charges WHERE project = ? AND ms > ? ORDER BY ms, seq LIMIT 1"
+            tail_ms, tail_seq = db.execute(oldest_left, (project, cutoff_ms)).fetchone() or (cutoff_ms + 1, 0)
+        else:
+            tail_ms, tail_seq = left.through[0], left.through[1] + 1
     if total < 0:
         raise DamagedError("more has left a view than it had")
     return ViewState(total, tail_ms, tail_seq, head_ms, head_seq, dropped_through_ms), room
 
 
-def piece_of_log(db: sqlite3.Connection, project: str, after: Id, until: Id, room: int) -> tuple[Id, int]:
-    """Up to where the charges in after < id <= until may be read now, and how many others; 0: there are more."""
-    if until[0] - after[0] <= MINUTE_MS:
-        return until, room
+def read_piece(db: sqlite3.Connection, project: str, view: View | None, after: Id, until: Id, room: int) -> Piece:
+    """The charges with after < id <= until, at most so many of them."""
+    counted, names = ("0", ()) if view is None else _counted_if_selected(view)
     between = (project, after[0], until[0], *after, *until)
-    found = db.execute(f"SELECT COUNT(*) FROM (SELECT 1 {_BETWEEN} LIMIT ?)", (*between, room)).fetchone()[0]  # noqa: S608
-    if found < room:
-        return until, room - found
-    ms, seq = db.execute(f"SELECT ms, seq {_BETWEEN} LIMIT 1 OFFSET ?", (*between, room - 1)).fetchone()
-    return (ms, seq), 0
-
-
-def units_of(db: sqlite3.Connection, project: str, view: View, after: Id, until: Id) -> int:
-    """What `view` counts of the charges with after < id <= until."""
-    sql, names = _sum_sql(view)
-    row: tuple[int] = db.execute(sql, (project, after[0], until[0], *after, *until, *names)).fetchone()
-    return checked_row(row, integers=1)[0]
+    sql = f"SELECT COUNT(*), COALESCE(MAX(ms), 0), COALESCE(SUM({counted}), 0) FROM (SELECT * {_BETWEEN} LIMIT ?)"  # noqa: S608
+    row: tuple[int, int, int] = db.execute(sql, (*names, *between, room)).fetchone()
+    charges, newest_ms, units = checked_row(row, integers=3)
+    if charges == room:
+        until = db.execute(f"SELECT ms, seq {_BETWEEN} LIMIT 1 OFFSET ?", (*between, room - 1)).fetchone()
+    return Piece(charges, newest_ms, units, until)
 
 
 def edges_fit(checks: Sequence[LimitCheck], now_ms: int) -> bool:
@@ -152,7 +147,7 @@ def leaving_at(
     selected, names = _selected(check.view)
     sql = (
         f"SELECT ms, {_counted(check.view)} FROM charges"  # noqa: S608  # constants and placeholders only
-        f" WHERE project = ? AND ms >= ? AND (ms, seq) >= (?, ?){selected} ORDER BY ms, seq"
+        f" WHERE project = ? AND ms >= ? AND (ms, seq) >= (?, ?) AND {selected} ORDER BY ms, seq"
     )
     rows = db.execute(sql, (project, view.tail_ms, view.tail_ms, view.tail_seq, *names))
     for ms, units in itertools.chain(rows, [(NEVER, 0)]):
@@ -169,15 +164,10 @@ def leaving_at(
 
 
 @lru_cache(maxsize=1_000)
-def _sum_sql(view: View) -> tuple[str, tuple[str, ...]]:
-    """L2. SQL that sums what a view counts in (after, until], and the names that it selects."""
+def _counted_if_selected(view: View) -> tuple[str, tuple[str, ...]]:
+    """L2. What a view counts of a charge, in SQL, and the names that it selects."""
     selected, names = _selected(view)
-    # The plain bounds on ms are implied by the pairs; they are what the primary key is searched by.
-    sql = (
-        f"SELECT COALESCE(SUM({_counted(view)}), 0) FROM charges"  # noqa: S608  # constants and placeholders only
-        f" WHERE project = ? AND ms BETWEEN ? AND ? AND (ms, seq) > (?, ?) AND (ms, seq) <= (?, ?){selected}"
-    )
-    return sql, names
+    return f"CASE WHEN {selected} THEN {_counted(view)} ELSE 0 END", names
 
 
 def _counted(view: View) -> str:
@@ -185,9 +175,7 @@ def _counted(view: View) -> str:
 
 
 def _selected(view: View) -> tuple[str, tuple[str, ...]]:
-    selector, sql = view.selector, ""
+    selector = view.selector
     fields = {"bucket": selector.buckets, "method": selector.methods, "job": selector.jobs}
-    for field, names in fields.items():
-        if names:
-            sql += f" AND {field} IN ({marks(names)})"
-    return sql, (*selector.buckets, *selector.methods, *selector.jobs)
+    conditions = [f"{field} IN ({marks(names)})" for field, names in fields.items() if names]
+    return " AND ".join(conditions) or "1", (*selector.buckets, *selector.methods, *selector.jobs)

@@ -5,11 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quota.common.clock import LATEST_MS, NEVER
-from quota.ledger.contract import Exhaustion
+from quota.ledger.contract import Exhaustion, Repair
+from quota.ledger.history import History, HourOfSpending, RefusalCount, RefusedSum, RunningSum, read_cells
 from quota.ledger.unlogged import UnloggedUsage
+from quota.limits import HOUR_MS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from quota.ledger.entry import Id
+
+HISTORY_FIELDS = ("rolled_up", "whole_after_ms", "gap", "sums_after", "sums", "refused_sums")
+"""The fields of the history that are read beside its hours; `lua/roll_up.lua` and `lua/add_refusals.lua` describe
+them."""
 
 
 def id_text(at: Id) -> str:
@@ -93,3 +101,42 @@ def read_usages(view: str, text: str) -> tuple[UnloggedUsage, ...]:
     words = text.split(" ") if text else []
     fours = zip(words[::4], words[1::4], words[2::4], words[3::4], strict=True)
     return tuple(UnloggedUsage.from_fields(view, read_epoch(lost), *rest) for lost, *rest in fours)
+
+
+def repair_text(repair: Repair) -> str:
+    """`NEWEST BEGUN_MS AT_MS THROUGH`."""
+    return f"{id_text(repair.newest)} {repair.begun_ms} {repair.at_ms} {id_text(repair.through)}"
+
+
+def read_repair(line: str) -> Repair:
+    newest, begun_ms, at_ms, through = line.split(" ")
+    return Repair(read_id(newest), read_ms(begun_ms), read_ms(at_ms), read_id(through))
+
+
+def history_of(hours: Sequence[str], reply: Sequence[str | None], formerly: str | None) -> History:
+    """`formerly` is the state's copy of `rolled_up`: it says what was in the sums of a history that is lost."""
+    rolled_up, whole_after_ms, gap, summed_after, sums, refused_sums = reply[: len(HISTORY_FIELDS)]
+    texts = reply[len(HISTORY_FIELDS) :]
+    spent, refused = texts[: len(hours)], texts[len(hours) :]
+    gap_from, gap_to = gap.split(" ") if gap else ("", "")
+    return History(
+        rolled_up=read_id(rolled_up or "0-0"),
+        whole_after_ms=read_ms(whole_after_ms or "0"),
+        gap=(read_ms(gap_from), read_ms(gap_to)) if gap else None,
+        summed_after=read_id((summed_after if rolled_up else formerly) or "0-0"),
+        hours=tuple(
+            HourOfSpending(int(hour) * HOUR_MS, names[0], names[1], names[2], names[3], *numbers)
+            for hour, text in zip(hours, spent, strict=True)
+            for names, numbers in read_cells(text or "", 4, 2)
+        ),
+        sums=tuple(RunningSum(names[0], names[1], *numbers) for names, numbers in read_cells(sums or "", 2, 3)),
+        refused=tuple(
+            RefusalCount(int(hour) * HOUR_MS, names[0], names[1], names[2], *numbers)
+            for hour, text in zip(hours, refused, strict=True)
+            for names, numbers in read_cells(text or "", 3, 1)
+        ),
+        refused_sums=tuple(
+            RefusedSum(names[0], names[1], names[2], *numbers)
+            for names, numbers in read_cells(refused_sums or "", 3, 1)
+        ),
+    )

@@ -107,7 +107,7 @@ def test_a_handler_may_charge_in_the_middle_of_a_ledger_in_memory() -> None:
     test_a_handler_may_charge_anywhere_in_a_charge(setup)
 
 
-STEP = 1 if os.environ.get("QUOTA_TEST_INTERRUPTED") else 7
+STEP = 1 if os.environ.get("QUOTA_TEST_INTERRUPTED") else 4
 """Of the hundreds of places where a file is made, every so manyth is tried; `make soak` tries them all."""
 
 

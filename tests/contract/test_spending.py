@@ -147,8 +147,7 @@ def forget_history(place: LedgerStorage, path: Path) -> None:
             client.delete(*place.keys("*:history"))
     else:
         with closing(sqlite3.connect(path)) as db, db:
-            db.execute("DELETE FROM histories")
-            db.execute("DELETE FROM hours")
+            db.execute("DELETE FROM state WHERE name LIKE 'history:%'")
 
 
 RESETS = [

@@ -346,7 +346,7 @@ def test_check_exits_with_the_worst_over_all_credentials(tmp_path: Path) -> None
     assert quota.json("status", "--check", status=75)["credentials"][0]["open"] is False
     assert "cannot be combined" in one_line(quota("status", "--check", "--watch"), 2)
     db = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
-    db.execute("UPDATE views SET total = -5, head_ms = 'x'")
+    db.execute("UPDATE state SET value = 'x' WHERE name LIKE 'view:%'")
     db.execute("UPDATE charges SET ms = 'x'")
     db.close()
     one_line(quota("status", "--check"), 69)

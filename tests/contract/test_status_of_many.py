@@ -189,7 +189,7 @@ def damaged(_: Scene, place: LedgerStorage) -> None:
     """Of two the first in the configuration is told of, whatever is asked of it last."""
     if isinstance(place, SqliteStorage):
         with closing(sqlite3.connect(place.path)) as db, db:
-            db.execute("UPDATE projects SET granted = 'more than that' WHERE project IN ('p10', 'p12')")
+            db.execute("REPLACE INTO state SELECT column1, 'granted', 'more than that' FROM (VALUES ('p10'), ('p12'))")
         return
     with place.open() as client:
         client.hset("quota:{p10}:state", "granted", "more than that")
@@ -200,7 +200,7 @@ def damaged(_: Scene, place: LedgerStorage) -> None:
 def missing(_: Scene, place: LedgerStorage) -> None:
     if isinstance(place, SqliteStorage):
         with closing(sqlite3.connect(place.path)) as db, db:
-            for table in ("charges", "views", "projects"):
+            for table in ("charges", "state"):
                 db.execute(f"DELETE FROM {table} WHERE project = 'p10'")  # noqa: S608
         return
     with place.open() as client:

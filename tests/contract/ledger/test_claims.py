@@ -385,7 +385,8 @@ def test_a_ledger_that_cannot_answer_says_so() -> None:
 
 def stored_jobs(path: Path) -> list[str]:
     with closing(sqlite3.connect(path)) as db:
-        return [name for (name,) in db.execute("SELECT name FROM claims ORDER BY name")]
+        names = db.execute("SELECT name FROM state WHERE name LIKE 'claim:%' ORDER BY name")
+        return [name.removeprefix("claim:") for (name,) in names]
 
 
 def test_sqlite_forgets_claims_that_lapsed(tmp_path: Path) -> None:

@@ -375,7 +375,7 @@ def test_a_damaged_comparison_stops_nobody(site: Site) -> None:
     damaged = "units=1:2;\n=%s;search=" + "9" * 400
     if site.url.startswith("sqlite"):
         with closing(sqlite3.connect(site.folder / "ledger.db")) as db, db:
-            db.execute("UPDATE projects SET compared = ?", (damaged,))
+            db.execute("UPDATE state SET value = ? WHERE name = 'compared'", (damaged,))
     else:
         with redis.Redis.from_url(site.url) as client:
             client.hset("quota:{p}:state", "compared", damaged)

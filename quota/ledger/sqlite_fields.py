@@ -1,0 +1,116 @@
+"""What stands in the two tables of the SQLite ledger: charges as rows, all else as named fields.
+
+Whatever none of us wrote there raises DamagedError, or one of UNREADABLE. Each function works in a transaction of
+`quota.ledger.sqlite_ledger`. The fields are listed in `schema.sql`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from quota.common.clock import LATEST_MS
+from quota.common.sqlite_file import DamagedError, checked_row
+from quota.ledger.entry import Entry
+from quota.ledger.state_fields import read_exhaustion, read_usages
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterable, Sequence
+
+    from quota.ledger.contract import Exhaustion
+    from quota.ledger.entry import Charge, Id
+    from quota.ledger.unlogged import UnloggedUsage
+
+UNREADABLE = (ValueError, LookupError, AttributeError)
+"""What is raised where a field is none of ours."""
+
+COLUMNS = "ms, seq, units, charged_units, bucket, method, job, region, idempotency_key"
+
+_NEWEST = "SELECT ms, seq FROM charges WHERE project = ? ORDER BY ms DESC, seq DESC LIMIT 1"
+_APPEND = "INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_BEGINNING = "FROM state WHERE project = ? AND name >= ? AND name < ?"
+
+
+# -- the log -----------------------------------------------------------------------------------------------------------
+
+
+def append_charge(db: sqlite3.Connection, project: str, at: Id, charge: Charge) -> None:
+    units, *names = charge
+    db.execute(_APPEND, (project, *at, units, units, *names))
+
+
+def newest_id(db: sqlite3.Connection, project: str) -> Id:
+    """The id of the newest entry; (0, 0) if there is none."""
+    row: Id = db.execute(_NEWEST, (project,)).fetchone() or (0, 0)
+    ms, seq = row
+    if not (type(ms) is type(seq) is int and 0 <= ms < LATEST_MS and seq >= 0):
+        raise DamagedError("a charge in the far future")
+    return row
+
+
+def following_id(last: Id, clock_ms: int) -> Id:
+    """L10. The id of a charge made now: ids never go back, whatever the clock does."""
+    return (clock_ms, 0) if clock_ms > last[0] else (last[0], last[1] + 1)
+
+
+def entry_of(row: tuple[int, int, int, int, str, str, str, str, str]) -> Entry:
+    if checked_row(row, integers=4)[0] >= LATEST_MS:
+        raise DamagedError("a charge in the far future")
+    return Entry(*row)
+
+
+# -- the fields --------------------------------------------------------------------------------------------------------
+
+
+def read_fields(db: sqlite3.Connection, project: str, names: Sequence[str]) -> dict[str, str]:
+    """Those of these fields that there are."""
+    return _checked(db.execute(_reading(len(names)), (project, *names)).fetchall())
+
+
+@lru_cache
+def _reading(names: int) -> str:
+    return f"SELECT name, value FROM state WHERE project = ? AND name IN ({marks(range(names))})"  # noqa: S608
+
+
+def fields_of(db: sqlite3.Connection, project: str, kind: str) -> dict[str, str]:
+    """All fields `KIND:...`, by what follows the colon, in order."""
+    begins = f"{kind}:"
+    found = _checked(db.execute(f"SELECT name, value {_BEGINNING}", (project, begins, f"{kind};")).fetchall())
+    return {name.removeprefix(begins): value for name, value in found.items()}
+
+
+def _checked(rows: Sequence[tuple[str, str]]) -> dict[str, str]:
+    for name, value in rows:
+        if type(value) is not str:
+            raise DamagedError(f"{name!r:.100}: {value!r:.100}")
+    return dict(rows)
+
+
+def put_fields(db: sqlite3.Connection, project: str, fields: Iterable[tuple[str, str | int]]) -> None:
+    for name, value in fields:
+        db.execute("REPLACE INTO state VALUES (?, ?, ?)", (project, name, str(value)))
+
+
+def drop_fields(db: sqlite3.Connection, project: str, names: Iterable[str]) -> None:
+    db.executemany("DELETE FROM state WHERE project = ? AND name = ?", [(project, name) for name in names])
+
+
+def drop_kind(db: sqlite3.Connection, project: str, kind: str) -> None:
+    """Drop all fields `KIND:...`."""
+    db.execute(f"DELETE {_BEGINNING}", (project, f"{kind}:", f"{kind};"))  # a constant
+
+
+def exhaustions_of(db: sqlite3.Connection, project: str) -> dict[str, Exhaustion]:
+    """The recorded exhaustions by bucket, those that were lifted too."""
+    texts = fields_of(db, project, "closed") | fields_of(db, project, "reopened")
+    return {bucket: read_exhaustion(texts[bucket]) for bucket in sorted(texts)}
+
+
+def usages_of(db: sqlite3.Connection, project: str) -> dict[str, tuple[UnloggedUsage, ...]]:
+    """All unlogged usage of a project, by view."""
+    return {view: read_usages(view, text) for view, text in fields_of(db, project, "unlogged").items()}
+
+
+def marks(values: Sequence[object]) -> str:
+    return ", ".join("?" * len(values))
