@@ -513,9 +513,9 @@ class Budget(OfOneProcess):
         if not prepared.until_ms:
             return None
         allowance, high_water_mark = self._allowance, self._high_water_mark
-        expected = NOTHING_EXPECTED if high_water_mark is None else high_water_mark.known()
-        if expected is None or (allowance is not None and allowance.may_owe(self._identity)):
+        if allowance is not None and allowance.may_owe(self._identity):
             return None
+        expected = NOTHING_EXPECTED if high_water_mark is None else high_water_mark.expected()
         return caller_ms, self._attempt_keys.next() if prepared.commit else "", expected
 
     def _at_once(self, prepared: _Prepared, at: At, result: ChargeResult, commit: bool) -> Decision | None:
@@ -630,8 +630,7 @@ class Budget(OfOneProcess):
             if asked is None:
                 expected = NOTHING_EXPECTED
                 if high_water_mark is not None:
-                    see = high_water_mark.glance if looks and not behind_tries else high_water_mark.expected
-                    expected = high_water_mark.known() or see()
+                    expected = high_water_mark.expected()
                 checklist, request = self._request(checklist, charges[0], expected, self._clock(), charges[1:])
                 result: ChargeResult = self.ledger.decide(request, commit=commit)
             else:
@@ -710,7 +709,7 @@ class Budget(OfOneProcess):
             result.outcome in _DECIDED
             and not (self._said_ahead or ahead_ms(result))
             and (looks or recorder is None or not recorder.is_due(result.now_ms))
-            and (high_water_mark is None or high_water_mark.record_at_once(checks, result) is False)
+            and (high_water_mark is None or not high_water_mark.record(checks, result))
         )
 
     def _say_ahead(self, result: ChargeResult) -> None:
