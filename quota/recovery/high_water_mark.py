@@ -44,8 +44,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from quota.common.clock import NEVER, rfc3339
 from quota.common.fork import start_over_in_child
@@ -81,6 +80,8 @@ if TYPE_CHECKING:
     from quota.recovery.knowledge import Knowledge, Rest
     from quota.recovery.loss import Loss, Usages
     from quota.recovery.watermark_file import SlotContent, Written
+
+P = ParamSpec("P")
 
 LOOK_EVERY_S = 0.05
 """A process looks at most so often at what the others of its machine have seen."""
@@ -184,12 +185,14 @@ class HighWaterMark:
             with contextlib.suppress(OSError):
                 file.close()
 
-    def _change(self, work: Callable[[Knowledge], Knowledge]) -> Knowledge:
+    def _change(
+        self, work: Callable[Concatenate[Knowledge, P], Knowledge], *args: P.args, **options: P.kwargs
+    ) -> Knowledge:
         """Replace what is known by what `work` makes of it, and return that. Where a signal handler has changed it
         meanwhile, begin again with what it has become."""
         while True:
             before = self._known or self._begin()
-            after = work(before)
+            after = work(before, *args, **options)
             if self._known is before:  # between this and the next line no signal handler runs
                 self._known = after
                 return after
@@ -242,9 +245,9 @@ class HighWaterMark:
         if now_s >= self._next_siblings_s:
             self._read_siblings()
             self._say_two_ledgers(known)
-        known = self._change(partial(looked, seen=seen, siblings=self._siblings))
+        known = self._change(looked, seen, self._siblings)
         if seen.other_logs_tag != self._other_logs_tag and now_s >= self._next_carry_s:
-            known = self._change(partial(with_other_logs, watermarks=_watermarks(self._read_slots())))
+            known = self._change(with_other_logs, _watermarks(self._read_slots()))
             self._other_logs_tag, self._next_carry_s = seen.other_logs_tag, now_s + CARRY_EVERY_S
         return known
 
@@ -256,7 +259,7 @@ class HighWaterMark:
             before = self._known or self._begin()
             if self._file is None and self._is_usable and adds_nothing(before, checks, result):
                 return before.others.lacks_carry
-            known = self._change(partial(decided, checks=checks, result=result, label=self._label))
+            known = self._change(decided, checks, result, self._label)
             if known.rest is not before.rest:
                 lacking = lacking_carries(before, checks, result)
                 self._say_behind(largest(lacking, lacking, result.now_ms))
@@ -318,7 +321,7 @@ class HighWaterMark:
         with self._lock:
             if self._known is not None and self._known.epoch == known.epoch:
                 more = len(entries) == count
-                self._change(partial(with_read, unread=unread, entries=entries, more=more))
+                self._change(with_read, unread, entries, more=more)
                 self._save()
                 now_s = time.monotonic()
                 self._next_read_s = now_s + (now_s - started_s) / READ_SHARE if more else 0.0
@@ -379,7 +382,7 @@ class HighWaterMark:
         found = carries(watermarks, root, since_ms, renamed).usages
         if found:
             ledger.add_unlogged(self._project, new_epoch, list(found.values()), retention_ms)
-        self._change(partial(carried, found=found, now_ms=result.now_ms))
+        self._change(carried, found, result.now_ms)
         self._save()
 
     def _compare(

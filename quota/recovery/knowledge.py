@@ -24,7 +24,7 @@ from quota.recovery.observations import Watermark, merge, observation_of, span_o
 from quota.recovery.slices import furthest_slices, next_slice_end_ms, read_on, unread_slices, with_slices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from quota.ledger.contract import ChargeResult, LimitCheck
     from quota.ledger.entry import Entry, Id
@@ -63,19 +63,16 @@ class Rest(NamedTuple):
     """What most decisions leave as it is: all that is written as the text of a slot, and what follows from it.
 
     `checks` are those of the last decision, and `unlogged` what the ledger said to each. `observations` are of the
-    views that it did not check. `usages` are what the ledger counts of what it lost, and carries. Observations and
-    losses of other logs are kept for the day on which one of them comes back.
+    views that it did not check, and of other logs: one of them may come back. `usages` are by view and epoch.
     """
 
     epoch: str = ""
     label: str = ""
     checks: Sequence[LimitCheck] = ()
     unlogged: tuple[tuple[UnloggedUsage, ...], ...] = ()
-    observations: Mapping[str, ViewObservation] = MappingProxyType({})
+    observations: tuple[ViewObservation, ...] = ()
     usages: Mapping[tuple[str, str], UnloggedUsage] = MappingProxyType({})
     sliced: Mapping[str, SlicedUsage] = MappingProxyType({})
-    other_observations: frozenset[ViewObservation] = frozenset()
-    other_losses: Mapping[tuple[str, str], UnloggedUsage] = MappingProxyType({})
     tidy_ms: int = 0
     """Until then a decision about the same views changes only the numbers."""
     slice_end_ms: int = NEVER
@@ -119,8 +116,7 @@ class Knowledge(NamedTuple):
 
     def _beside_the_last(self, configuration: str) -> Watermark:
         rest = self.rest
-        observations = (*rest.observations.values(), *rest.other_observations)
-        usages = (*rest.usages.values(), *rest.other_losses.values())
+        observations, usages = tuple(rest.observations), tuple(rest.usages.values())
         return Watermark(
             rest.epoch, self.at_ms, observations, usages, rest.sliced, rest.label, configuration, self.path
         )
@@ -128,7 +124,7 @@ class Knowledge(NamedTuple):
     def expecting(self) -> Knowledge:
         """The same, with what the ledger must have by it."""
         others, rest = self.others, self.rest
-        ids = (*others.ids, self.newest) if rest.checks or rest.observations else others.ids
+        ids = (*others.ids, self.newest) if rest.checks or self.newest > (0, 0) else others.ids
         # When outdated: an old copy may have been put back that holds all that this process saw, but not what others
         # saw since. An epoch that no ledger has makes it compare everything, or carry over what is lacking.
         if self.must_compare or others.lacks_carry:
@@ -179,11 +175,12 @@ def recalled(watermarks: Sequence[Watermark], siblings: Sequence[Watermark], lab
     for watermark in same_log:
         # A later report says what survived its loss, which only its own observations hold.
         if watermark.epoch == latest.epoch or watermark.at_ms <= latest.at_ms:
-            for usage in watermark.counted():
-                if usage.until_ms > since_ms:
-                    merge(usages, usage, latest.at_ms)
-    own = [one for watermark in watermarks if watermark.epoch == latest.epoch for one in logged(watermark, since_ms)]
-    observations = {one.view: one for one in furthest_observations(own)}
+            _merge_live(usages, watermark.counted(), since_ms, latest.at_ms)
+    for watermark in watermarks:
+        # Carries of other logs are in the ledger, or `with_other_logs` finds that they are not.
+        of_others = (usage for usage in watermark.usages if _is_of_another_log(usage, latest.root))
+        _merge_live(usages, of_others, since_ms, latest.at_ms)
+    observations = furthest_observations(_kept(watermarks, latest.epoch, since_ms))
     same_epoch = (watermark for watermark in same_log if watermark.epoch == latest.epoch)
     others = Others(
         ids=tuple({one.last for watermark in same_epoch for one in logged(watermark, since_ms)}),
@@ -192,37 +189,39 @@ def recalled(watermarks: Sequence[Watermark], siblings: Sequence[Watermark], lab
     rest = Rest(
         epoch=latest.epoch,
         label=latest.label,
-        observations=observations,
+        observations=tuple(observations),
         usages=usages,
         # Siblings may have read further, and know no more of what has expired since. What moves along is ours alone.
         sliced=furthest_slices(same_log if here else watermarks, latest.epoch),
-        other_observations=frozenset(_of_other_logs(watermarks, latest.root, since_ms)),
-        other_losses=_losses_of_other_logs(watermarks, latest.root, since_ms, latest.at_ms),
     )
-    newest = max((one.last for one in own), default=(0, 0))
+    newest = max((one.last for one in observations if one.epoch == latest.epoch), default=(0, 0))
     found = Knowledge(newest, latest.at_ms, (), (), NOTHING_EXPECTED, others, rest)
     if any(watermark.root != latest.root for watermark in watermarks):
         return with_other_logs(found, watermarks)
     return found.expecting()
 
 
-def _of_other_logs(watermarks: Sequence[Watermark], root: str, since_ms: int) -> set[ViewObservation]:
-    """Carries among it are in the ledger, or `with_other_logs` finds that they are not."""
-    return furthest_observations(
-        with_slices(one, watermark.sliced) if one.epoch == watermark.epoch else one
-        for watermark in watermarks
-        for one in watermark.observations
-        if one.until_ms > since_ms and root_of(one.epoch) != root
-    )
-
-
-def _losses_of_other_logs(watermarks: Sequence[Watermark], root: str, since_ms: int, now_ms: int) -> Usages:
-    losses: Usages = {}
+def _kept(watermarks: Sequence[Watermark], epoch: str, since_ms: int) -> Iterator[ViewObservation]:
+    """What was seen in this epoch, and of other logs with the slices that are known of it."""
     for watermark in watermarks:
-        for usage in watermark.usages:
-            if usage.until_ms > since_ms and not is_carry(usage.epoch) and root_of(usage.epoch) != root:
-                merge(losses, usage, now_ms)
-    return losses
+        for one in watermark.observations:
+            if one.until_ms <= since_ms:
+                continue
+            if root_of(one.epoch) != root_of(epoch):
+                yield with_slices(one, watermark.sliced) if one.epoch == watermark.epoch else one
+            elif one.epoch == watermark.epoch == epoch:
+                yield one
+
+
+def _merge_live(into: Usages, usages: Iterable[UnloggedUsage], since_ms: int, now_ms: int) -> None:
+    for usage in usages:
+        if usage.until_ms > since_ms:
+            merge(into, usage, now_ms)
+
+
+def _is_of_another_log(usage: UnloggedUsage, root: str) -> bool:
+    """Whether another log lost it, and this one need not count it."""
+    return not is_carry(usage.epoch) and root_of(usage.epoch) != root
 
 
 # -- others ------------------------------------------------------------------------------------------------------------
@@ -272,10 +271,13 @@ def merge_counted(into: Usages, watermarks: Iterable[Watermark], root: str, now_
 
 def adds_nothing(known: Knowledge, checks: Sequence[LimitCheck], result: ChargeResult) -> bool:
     """Whether a decision shows what this machine had seen already, with all of its slices read."""
-    if result.epoch != known.epoch or result.unlogged or lacking_carries(known, checks, result):
+    if (result.epoch, result.last) != (known.epoch, known.newest) or result.unlogged:
         return False
+    if lacking_carries(known, checks, result):
+        return False
+    known_of = {one.view: one for one in known.rest.observations if one.epoch == known.epoch}
     for check, units in zip(checks, result.used_units, strict=True):
-        view, seen = check.view, known.rest.observations.get(check.view.name)
+        view, seen = check.view, known_of.get(check.view.name)
         now = observation_of(view.name, span_of(check), result.epoch, units, result.last, result.now_ms)
         if seen is None or (seen.units, seen.last, seen.until_ms) != (now.units, now.last, now.until_ms):
             return False
@@ -312,7 +314,7 @@ def _decided_on_more(known: Knowledge, checks: Sequence[LimitCheck], result: Cha
     if not result.epoch:
         return known
     if result.epoch != known.epoch:
-        if known.rest.checks or known.rest.observations:
+        if known.rest.checks or any(one.epoch == known.epoch for one in known.rest.observations):
             return known  # decided before another task restored what was missing
         known = _in_epoch(known, result.epoch)
     others = known.others._replace(ids=())
@@ -324,12 +326,12 @@ def _decided_on_more(known: Knowledge, checks: Sequence[LimitCheck], result: Cha
     for usage in lacking:
         merge(usages, usage, result.now_ms)
     views = {check.view.name for check in checks}
-    seen = {**rest.observations, **{one.view: one for one in known.last_observations()}}
+    seen = (*rest.observations, *known.last_observations())
     rest = rest._replace(
         label=label,
         checks=checks,
         unlogged=result.unlogged,
-        observations={view: one for view, one in seen.items() if view not in views},
+        observations=tuple([one for one in seen if one.epoch != result.epoch or one.view not in views]),
         usages=usages,
         slice_end_ms=min((next_slice_end_ms(check.view, rest.sliced) for check in checks), default=NEVER),
     )
@@ -349,24 +351,21 @@ def _decided_on_more(known: Knowledge, checks: Sequence[LimitCheck], result: Cha
 
 def _in_epoch(known: Knowledge, epoch: str) -> Knowledge:
     """Nothing is known of this log yet but its epoch; what is known of other logs stays."""
-    rest = Rest(
-        epoch=epoch,
-        other_observations=known.rest.other_observations,
-        other_losses=known.rest.other_losses,
-    )
+    root, rest = root_of(known.epoch), known.rest
+    usages = {key: usage for key, usage in rest.usages.items() if _is_of_another_log(usage, root)}
+    rest = Rest(epoch=epoch, observations=rest.observations, usages=usages)
     return NOTHING_KNOWN._replace(others=Others(lacks_carry=known.others.lacks_carry), rest=rest)
 
 
 def _tidied(rest: Rest, views: set[str], now_ms: int) -> Rest:
     """Without what has expired. `views` are those of the last decision."""
     since_ms = now_ms - RETENTION_SLACK_MS
-    observations = {view: o for view, o in rest.observations.items() if o.until_ms > since_ms and o.units > 0}
+    live = [one for one in rest.observations if one.until_ms > since_ms and (one.units or one.epoch != rest.epoch)]
+    views = views | {one.view for one in live}
     return rest._replace(
-        observations=observations,
-        other_observations=frozenset(o for o in rest.other_observations if o.until_ms > since_ms),
-        other_losses={key: usage for key, usage in rest.other_losses.items() if usage.until_ms > since_ms},
+        observations=tuple(live),
         usages={key: usage for key, usage in rest.usages.items() if usage.until_ms > since_ms},
-        sliced={view: sliced for view, sliced in rest.sliced.items() if view in observations or view in views},
+        sliced={view: sliced for view, sliced in rest.sliced.items() if view in views},
         tidy_ms=now_ms + TIDY_EVERY_MS,
     )
 
@@ -426,16 +425,14 @@ def with_read(known: Knowledge, unread: Sequence[Unread], entries: Sequence[Entr
 
 def compared(known: Knowledge, found: Comparison, epoch: str, label: str, now_ms: int, compared_ms: int) -> Knowledge:
     """Begin anew with what the log has, after the ledger was told what it lacks; since then it is in `epoch`."""
-    still_logged = sorted((one for one in found.still_logged if one.units > 0), key=lambda one: one.last)
+    still_logged = {one.view: one for one in sorted(found.still_logged, key=lambda one: one.last) if one.units > 0}
     rest = Rest(
         epoch=epoch,
         label=label,
-        observations={one.view: one._replace(epoch=epoch) for one in still_logged},
-        usages=found.usages,
-        other_observations=frozenset(found.other_observations),
-        other_losses=found.other_losses,
+        observations=(*(one._replace(epoch=epoch) for one in still_logged.values()), *found.other_observations),
+        usages=found.usages | found.other_losses,
     )
-    newest = max((one.last for one in still_logged), default=(0, 0))
+    newest = max((one.last for one in still_logged.values()), default=(0, 0))
     return known._replace(
         newest=newest, at_ms=now_ms, units=(), path=(), others=Others(compared_ms=compared_ms), rest=rest
     ).expecting()

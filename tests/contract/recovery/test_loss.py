@@ -871,7 +871,7 @@ def test_a_process_has_one_high_water_mark_for_each_file(tmp_path: Path) -> None
     assert first is second
     first.record((), ChargeResult("admitted", "1-0", NOW, (NOW, 0), (), epoch="e1"))
     close_high_water_mark(first)
-    assert second.expected() == Expected("e1", ())
+    assert second.expected() == Expected("e1", ((NOW, 0),))
     held = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd.isdigit() and _is_open(fd)]
     assert held.count(path) == 1
     close_high_water_mark(second)
