@@ -44,6 +44,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from quota.common.clock import NEVER, rfc3339
@@ -52,7 +53,7 @@ from quota.common.log import warn
 from quota.common.text import one_line, quoted
 from quota.errors import LedgerError
 from quota.ledger.contract import RETENTION_SLACK_MS, root_of
-from quota.ledger.unlogged import is_carry
+from quota.ledger.unlogged import UnloggedUsage, is_carry
 from quota.recovery.knowledge import (
     NO_EPOCH,
     adds_nothing,
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from quota.recovery.watermark_file import SlotContent, Written
 
 P = ParamSpec("P")
+Reports = list[UnloggedUsage]
 
 LOOK_EVERY_S = 0.05
 """A process looks at most so often at what the others of its machine have seen."""
@@ -145,7 +147,6 @@ class HighWaterMark:
         self._saved: Knowledge | None = None
         self._written: tuple[Rest, Written] | None = None
         self._siblings: tuple[Watermark, ...] = ()  # what other configurations for the same project saw
-        self._is_reading = False  # a piece of the log, without the lock
         self._other_logs_tag = 0  # of what others saw of other logs, when it was looked at last
         # By the monotonic clock: until then nothing is looked at, or read.
         self._next_look_s = 0.0
@@ -216,14 +217,7 @@ class HighWaterMark:
     def _begin(self) -> Knowledge:
         """Read all that the processes of this machine have written. Nothing that this one knows is lost, because it
         claims a slot as soon as it knows more."""
-        slots: list[SlotContent] = []
-        if self.path is not None and self._is_usable:
-            try:
-                slots = slots_of(self.path)
-            except FileNotFoundError:
-                pass
-            except OSError as error:
-                self._give_up(error)
+        slots = self._read_slots()
         watermarks = _watermarks(slots)
         self._read_siblings()
         known = recalled(watermarks, self._siblings, self._label)
@@ -280,7 +274,8 @@ class HighWaterMark:
             if known.others.lacks_carry and result.epoch == known.epoch:
                 with contextlib.suppress(LedgerError, SeenAheadError):
                     watermarks, _, _ = self._all_that_was_seen(known, ledger, result)
-                    self._carry_over(ledger, result, new_epoch, retention_ms, watermarks)
+                    tell = partial(ledger.add_unlogged, self._project, new_epoch, retention_ms=retention_ms)
+                    self._carry_over(ledger, result, watermarks, tell)
                     return True
         self._read_on(ledger, PIECE)
         return False
@@ -302,22 +297,19 @@ class HighWaterMark:
         """
         with self._lock:
             known = self._known
-            if known is None or self._is_reading or not self._must_read(known):
+            if known is None or not self._must_read(known):
                 return
             unread = known.unread()
-            self._next_read_s = time.monotonic() + READ_AGAIN_S
+            self._next_read_s = time.monotonic() + READ_AGAIN_S  # so nobody else reads meanwhile
         after = min((one.after for one in unread), default=(0, 0))
         until_ms = max((one.end_ms for one in unread), default=0)
         started_s = time.monotonic()
-        try:
-            self._is_reading = True
-            nothing = after >= (until_ms, NEVER)
-            of_the_log = self._project, after, until_ms, count, within_s
-            entries: Sequence[Entry] = [] if nothing else ledger.read(*of_the_log)
-        except LedgerError:
-            return
-        finally:
-            self._is_reading = False
+        entries: Sequence[Entry] = []
+        if after < (until_ms, NEVER):
+            try:
+                entries = ledger.read(self._project, after, until_ms, count, within_s)
+            except LedgerError:
+                return
         with self._lock:
             if self._known is not None and self._known.epoch == known.epoch:
                 more = len(entries) == count
@@ -347,11 +339,12 @@ class HighWaterMark:
             root = root_of(result.epoch)
             told: Usages = {}
             merge_counted(told, watermarks, root, result.now_ms)
+            tell = partial(ledger.add_unlogged, self._project, new_epoch, retention_ms=retention_ms)
             if known.others.lacks_carry and not known.must_compare and result.epoch == known.epoch:
-                self._carry_over(ledger, result, new_epoch, retention_ms, watermarks)
+                self._carry_over(ledger, result, watermarks, tell)
             else:
                 same_log = [*watermarks, *(_of_its_own_log(one) for one in siblings if one.root == root)]
-                self._compare(known, ledger, result, new_epoch, retention_ms, same_log, slots)
+                self._compare(ledger, result, same_log, slots, tell)
             self._say_carried(result, carries(watermarks, root, 0).labels, told)
 
     def _all_that_was_seen(
@@ -369,40 +362,32 @@ class HighWaterMark:
         return watermarks, siblings, slots
 
     def _carry_over(
-        self,
-        ledger: Ledger,
-        result: ChargeResult,
-        new_epoch: str,
-        retention_ms: int,
-        watermarks: Sequence[Watermark],
+        self, ledger: Ledger, result: ChargeResult, watermarks: Sequence[Watermark], tell: Callable[[Reports], str]
     ) -> None:
-        """Hand the ledger what counts of other logs. What it has itself lost shows in the next request."""
+        """Tell the ledger what counts of other logs. What it has itself lost shows in the next request."""
         root, since_ms = root_of(result.epoch), result.now_ms - RETENTION_SLACK_MS
         renamed = renamed_log(ledger, self._project, root, result.last, watermarks)
         found = carries(watermarks, root, since_ms, renamed).usages
         if found:
-            ledger.add_unlogged(self._project, new_epoch, list(found.values()), retention_ms)
+            tell([*found.values()])
         self._change(carried, found, result.now_ms)
         self._save()
 
     def _compare(
         self,
-        known: Knowledge,
         ledger: Ledger,
         result: ChargeResult,
-        new_epoch: str,
-        retention_ms: int,
         watermarks: Sequence[Watermark],
         slots: Sequence[SlotContent],
+        tell: Callable[[Reports], str],
     ) -> None:
-        """Compare all that was seen with the log, and begin anew with what it has."""
+        """Compare all that was seen with the log, tell the ledger what it lacks, and begin anew with what it has."""
+        before = self._known
         found = compare(ledger, self._project, result.epoch, result.last, result.now_ms, watermarks)
-        epoch = result.epoch
-        if found.usages:
-            epoch = ledger.add_unlogged(self._project, new_epoch, list(found.usages.values()), retention_ms)
+        epoch = tell([*found.usages.values()]) if found.usages else result.epoch
         compared_ms = max(watermark.at_ms for watermark in watermarks)
-        after = compared(known, found, epoch, self._label, result.now_ms, compared_ms)
-        if self._known is not known:
+        after = compared(found, epoch, self._label, result.now_ms, compared_ms)
+        if self._known is not before:
             return  # a signal handler has restored it meanwhile, and both reports are in the ledger
         self._known = after
         self._slots_read = slots
@@ -503,7 +488,7 @@ class HighWaterMark:
         except FileNotFoundError:
             return []
         except OSError as error:
-            self._give_up(error)
+            self._give_up(error, self._file)
             return []
 
     def _read_siblings(self) -> None:
@@ -528,7 +513,7 @@ class HighWaterMark:
                 other.configuration,
             )
 
-    def _give_up(self, error: OSError, file: WatermarkFile | None = None) -> None:
+    def _give_up(self, error: OSError, file: WatermarkFile | None) -> None:
         """The file cannot be used. From now on this process remembers only what it sees itself."""
         if error.errno is None:  # not the system's: the TimeoutError of a signal handler
             raise error

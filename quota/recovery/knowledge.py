@@ -423,7 +423,7 @@ def with_read(known: Knowledge, unread: Sequence[Unread], entries: Sequence[Entr
     return known._replace(rest=rest._replace(sliced=sliced, slice_end_ms=slice_end_ms))
 
 
-def compared(known: Knowledge, found: Comparison, epoch: str, label: str, now_ms: int, compared_ms: int) -> Knowledge:
+def compared(found: Comparison, epoch: str, label: str, now_ms: int, compared_ms: int) -> Knowledge:
     """Begin anew with what the log has, after the ledger was told what it lacks; since then it is in `epoch`."""
     still_logged = {one.view: one for one in sorted(found.still_logged, key=lambda one: one.last) if one.units > 0}
     rest = Rest(
@@ -433,9 +433,8 @@ def compared(known: Knowledge, found: Comparison, epoch: str, label: str, now_ms
         usages=found.usages | found.other_losses,
     )
     newest = max((one.last for one in still_logged.values()), default=(0, 0))
-    return known._replace(
-        newest=newest, at_ms=now_ms, units=(), path=(), others=Others(compared_ms=compared_ms), rest=rest
-    ).expecting()
+    others = Others(compared_ms=compared_ms)
+    return Knowledge(newest, now_ms, (), (), NOTHING_EXPECTED, others, rest).expecting()
 
 
 def carried(known: Knowledge, found: Usages, now_ms: int) -> Knowledge:
