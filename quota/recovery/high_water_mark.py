@@ -217,10 +217,12 @@ class HighWaterMark:
     def _begin(self) -> Knowledge:
         """Read all that the processes of this machine have written. Nothing that this one knows is lost, because it
         claims a slot as soon as it knows more."""
-        slots = self._read_slots()
+        before, slots = self._known, self._read_slots()
         watermarks = _watermarks(slots)
         self._read_siblings()
         known = recalled(watermarks, self._siblings, self._label)
+        if self._known is not before:  # a signal handler has charged meanwhile, and read them itself
+            return self._begin() if self._known is None else self._known
         self._known = known
         self._slots_read = slots
         if any(watermark.root != root_of(known.epoch) for watermark in watermarks):

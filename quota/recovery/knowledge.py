@@ -124,7 +124,9 @@ class Knowledge(NamedTuple):
     def expecting(self) -> Knowledge:
         """The same, with what the ledger must have by it."""
         others, rest = self.others, self.rest
-        ids = (*others.ids, self.newest) if rest.checks or self.newest > (0, 0) else others.ids
+        ids = others.ids
+        if (rest.checks or self.newest > (0, 0)) and self.newest not in ids:
+            ids = (*ids, self.newest)
         # When outdated: an old copy may have been put back that holds all that this process saw, but not what others
         # saw since. An epoch that no ledger has makes it compare everything, or carry over what is lacking.
         if self.must_compare or others.lacks_carry:

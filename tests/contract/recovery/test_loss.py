@@ -1265,3 +1265,48 @@ def test_a_high_water_mark_interrupted_anywhere_forgets_nothing(site: Site, lost
         again.stop()
         number += STEP
     assert number > 60
+
+
+@pytest.mark.parametrize("looks", [True, False], ids=["before it looks", "before it is closed"])
+def test_what_a_handler_charges_while_a_process_begins_is_not_forgotten(site: Site, *, looks: bool) -> None:
+    """Wherever it interrupts: the process goes on with what it has read before, and that has no such charge."""
+    number, more = 0, True
+    while more:
+        site.empty()
+        name, admitted = f"m{number}", [True] * 3
+        before = site.machine(name)
+        charge(before.budget(limit(1_000)), 3)
+        before.stop()
+        machine = site.machine(name)
+        budget, mark = machine.budget(limit(1_000)), machine.high_water_mark
+        if not looks:
+            charge(budget)
+            admitted.append(True)
+
+        def handle() -> None:
+            admitted.append(budget.charge("videos.list").admitted)  # noqa: B023
+
+        more = at_place(number, handle, mark.expected if looks else mark.close, within=_MODULES)
+        machine.stop()
+        site.empty()
+        again = site.machine(name)
+        assert charge(again.budget(limit(1_000))) == len(admitted) + 1, number
+        again.stop()
+        number += 1
+    assert number > 5
+
+
+def test_a_slot_that_was_written_since_it_was_read_is_left_alone(site: Site) -> None:
+    """Another process began, charged and ended between this one's first look and its first charge."""
+    path = str(site.folder / "state" / "marks" / "p" / "1")
+    assert Children(_charge_some, (site.storage.url, path, 2)).answers() == [2]
+    budget, high_water_mark = resting(site, path)
+    assert high_water_mark.expected().ids
+    copy = site.storage.copy()
+    assert Children(_charge_some, (site.storage.url, path, 3)).answers() == [5]
+    site.storage.restore(copy)
+    assert charge(budget) == 3, "it looks every 50 ms"
+    close(budget, high_water_mark)
+    budget, high_water_mark = resting(site, path)
+    assert charge(budget) == 3 + 3 + 1
+    close(budget, high_water_mark)
