@@ -53,7 +53,7 @@ class Others(NamedTuple):
     """When one of them last saw this log in another epoch."""
     compared_ms: int = 0
     """All that they saw until then has been compared with the log."""
-    must_compare: bool = False
+    saw_another_epoch: bool = False
     """One of them saw this log in another epoch, before it went on to another log."""
     lacks_carry: bool = False
     """The ledger does not count all that was seen of other logs."""
@@ -116,9 +116,9 @@ class Knowledge(NamedTuple):
 
     def _beside_the_last(self, configuration: str) -> Watermark:
         rest = self.rest
-        observations, usages = tuple(rest.observations), tuple(rest.usages.values())
+        usages = tuple(rest.usages.values())
         return Watermark(
-            rest.epoch, self.at_ms, observations, usages, rest.sliced, rest.label, configuration, self.path
+            rest.epoch, self.at_ms, rest.observations, usages, rest.sliced, rest.label, configuration, self.path
         )
 
     def expecting(self) -> Knowledge:
@@ -137,7 +137,7 @@ class Knowledge(NamedTuple):
     def must_compare(self) -> bool:
         """Whether others of this machine saw the ledger in another epoch, later than this process did."""
         others = self.others
-        return others.must_compare or others.other_epoch_ms > max(self.at_ms, others.compared_ms)
+        return others.saw_another_epoch or others.other_epoch_ms > max(self.at_ms, others.compared_ms)
 
     def is_without(self, result: ChargeResult) -> bool:
         """Whether a charge was made before another task restored what was missing, and may itself be missing."""
@@ -254,7 +254,7 @@ def with_other_logs(known: Knowledge, watermarks: Sequence[Watermark]) -> Knowle
     others = known.others
     others = others._replace(
         lacks_carry=others.lacks_carry or bool(not_counted(found, counted, known.at_ms)),
-        must_compare=others.must_compare or any(epoch != known.epoch for epoch, _ in told),
+        saw_another_epoch=others.saw_another_epoch or any(epoch != known.epoch for epoch, _ in told),
         ids=tuple({*others.ids, *(last for epoch, last in told if epoch == known.epoch)}),
     )
     return known._replace(others=others).expecting()
@@ -305,7 +305,7 @@ def decided(known: Knowledge, checks: Sequence[LimitCheck], result: ChargeResult
     path = known.path if known.path and last[0] < known.path[-1][0] + STEP_MS else _further(known.path, last)
     others = known.others
     expected = Expected(rest.epoch, (last,))
-    if others.ids or others.other_epoch_ms or others.must_compare or others.lacks_carry:
+    if others.ids or others.other_epoch_ms or others.saw_another_epoch or others.lacks_carry:
         others = others._replace(ids=())
         return Knowledge(last, result.now_ms, units, path, expected, others, rest).expecting()
     return Knowledge(last, result.now_ms, units, path, expected, others, rest)
