@@ -346,7 +346,7 @@ class HighWaterMark:
                 self._carry_over(ledger, result, watermarks, tell)
             else:
                 same_log = [*watermarks, *(_of_its_own_log(one) for one in siblings if one.root == root)]
-                self._compare(ledger, result, same_log, slots, tell)
+                self._compare(known, ledger, result, same_log, slots, tell)
             self._say_carried(result, carries(watermarks, root, 0).labels, told)
 
     def _all_that_was_seen(
@@ -377,6 +377,7 @@ class HighWaterMark:
 
     def _compare(
         self,
+        known: Knowledge,
         ledger: Ledger,
         result: ChargeResult,
         watermarks: Sequence[Watermark],
@@ -384,12 +385,11 @@ class HighWaterMark:
         tell: Callable[[Reports], str],
     ) -> None:
         """Compare all that was seen with the log, tell the ledger what it lacks, and begin anew with what it has."""
-        before = self._known
         found = compare(ledger, self._project, result.epoch, result.last, result.now_ms, watermarks)
         epoch = tell([*found.usages.values()]) if found.usages else result.epoch
         compared_ms = max(watermark.at_ms for watermark in watermarks)
         after = compared(found, epoch, self._label, result.now_ms, compared_ms)
-        if self._known is not before:
+        if self._known is not known:
             return  # a signal handler has restored it meanwhile, and both reports are in the ledger
         self._known = after
         self._slots_read = slots

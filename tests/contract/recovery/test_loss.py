@@ -1310,3 +1310,33 @@ def test_a_slot_that_was_written_since_it_was_read_is_left_alone(site: Site) -> 
     budget, high_water_mark = resting(site, path)
     assert charge(budget) == 3 + 3 + 1
     close(budget, high_water_mark)
+
+
+def test_what_a_handler_charges_while_a_process_restores_is_not_forgotten(site: Site) -> None:
+    """The process is killed right after that, before another decision of its own."""
+    number, more, step = 0, True, min(STEP, 7)
+    while more:
+        site.empty()
+        name, admitted = f"m{number}", [True] * 3
+        machine = site.machine(name)
+        budget, mark = machine.budget(limit(1_000)), machine.high_water_mark
+        charge(budget, 3)
+        expected = mark.expected()
+        site.empty()
+        asked = ChargeRequest("p", Charge(1, "units", "m", "", "", "t"), (), (), site.now_ms, 0, expected)
+        behind = machine.ledger.decide(asked, commit=False)
+
+        def handle() -> None:
+            admitted.append(budget.charge("videos.list").admitted)  # noqa: B023
+
+        def restore() -> None:
+            mark.restore_missing(machine.ledger, behind, expected, "e2", MIN_RETENTION_MS)  # noqa: B023
+
+        more = at_place(number, handle, restore, within=_MODULES)
+        machine.stop()
+        site.empty()
+        again = site.machine(name)
+        assert charge(again.budget(limit(1_000))) == len(admitted) + 1, number
+        again.stop()
+        number += step
+    assert number > 60
