@@ -116,7 +116,9 @@ class Account:
         """
         clock_tries = grant_tries = losses = 0
         while True:
-            checklist, request = self._request(checklist, charges, self._expected(glance=looks and not losses))
+            mark = self.high_water_mark
+            expected = NOTHING_EXPECTED if mark is None else mark.expected()
+            checklist, request = self._request(checklist, charges, expected)
             result = self.ledger.decide(request, commit=commit)
             outcome = result.outcome
             if outcome == "clock" and not clock_tries:
@@ -126,12 +128,12 @@ class Account:
                 if grant_tries > MAX_LOSSES:
                     raise LedgerError(f"ledger {self.ledger.label} changes what upstream grants with each call")
                 self._grants = believed(result.granted, request.caller_ms)
-            elif outcome == "behind" and self.high_water_mark is not None:
+            elif outcome == "behind" and mark is not None:
                 losses += 1
                 if losses > MAX_LOSSES:
                     raise LedgerError(f"ledger {self.ledger.label} loses what it is told; see its server's log")
                 try:
-                    self.high_water_mark.restore_missing(
+                    mark.restore_missing(
                         self.ledger, result, request.expected, self.attempt_keys.next(), self.retention_ms
                     )
                 except SeenAheadError as seen:
@@ -149,13 +151,6 @@ class Account:
                 if not looks and self.recorder is not None and self.recorder.is_due(result.now_ms):
                     self.recorder.answered(result.now_ms, max(request.expected.ids, default=(0, 0))[0])
                 return Asked(checklist, request, result)
-
-    def _expected(self, *, glance: bool) -> Expected:
-        """What the ledger must have, as this machine has seen it. A `glance` makes no file on the machine."""
-        mark = self.high_water_mark
-        if mark is None:
-            return NOTHING_EXPECTED
-        return mark.known() or (mark.glance() if glance else mark.expected())
 
     def _request(
         self, checklist: Checklist, charges: tuple[Charge, ...], expected: Expected
@@ -185,13 +180,10 @@ class Account:
         the answer does not hold."""
         if self._said_ahead or ahead_ms(result):
             self._say_ahead(result)
-        mark, checks = self.high_water_mark, request.checks
-        if mark is None:
+        mark = self.high_water_mark
+        if mark is None or not mark.record(request.checks, result):
             return False
-        more = mark.record_at_once(checks, result)
-        if more is None:
-            more = mark.record(checks, result)
-        return more and mark.follow_up(self.ledger, result, self.attempt_keys.next(), self.retention_ms)
+        return mark.follow_up(self.ledger, result, self.attempt_keys.next(), self.retention_ms)
 
     def _under_new_keys(self, charges: tuple[Charge, ...]) -> tuple[Charge, ...]:
         return tuple([charge._replace(idempotency_key=self.attempt_keys.next()) for charge in charges])

@@ -148,7 +148,7 @@ class Session(OfOneProcess):
         if self.settings.ledger.url == "sqlite://":
             return None
         if identity not in self._high_water_marks:
-            from quota.recovery.high_water_mark import open_high_water_mark
+            from quota.recovery.registry import open_high_water_mark
 
             opened = open_high_water_mark(self._state_folder, identity, self.ledger.label)
             self._high_water_marks[identity] = opened
@@ -268,13 +268,13 @@ class Session(OfOneProcess):
                 close_all(recorders.values())
             ledger, self._ledger = self._ledger, None
             if ledger is not None and self._high_water_marks:
-                from quota.recovery.high_water_mark import end_all
+                from quota.recovery.registry import end_all
 
                 end_all([*self._high_water_marks.values()], ledger)
             while self._budgets:
                 account_of(self._budgets.popitem()[1]).close()
             while self._high_water_marks:
-                from quota.recovery.high_water_mark import close_high_water_mark
+                from quota.recovery.registry import close_high_water_mark
 
                 close_high_water_mark(self._high_water_marks.popitem()[1])
             if ledger is not None:

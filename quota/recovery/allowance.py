@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from quota.arguments import MAX_NUMBER, whole, whole_clock
 from quota.common.clock import LATEST_MS, host_clock
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from quota.ledger.contract import Identity, Ledger
+
+T = TypeVar("T")
 
 APPLICATION_ID = 0x51_4C_4A_31
 """Marks an SQLite file as a journal ("QLJ1")."""
@@ -183,18 +185,7 @@ class Allowance:
             db.execute(
                 "INSERT INTO draws (identity, upstream, project, drawn_ms, units, bucket, method, job, region,"
                 " idempotency_key) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    identity.hash,
-                    upstream,
-                    identity.project,
-                    now_ms,
-                    charge.units,
-                    charge.bucket,
-                    charge.method,
-                    charge.job,
-                    charge.region,
-                    charge.idempotency_key,
-                ),
+                (identity.hash, upstream, identity.project, now_ms, *charge),
             ).lastrowid
             for charge in charges
         ]
@@ -225,6 +216,10 @@ class Allowance:
             return None
         return int(number) if tag == self._file.transact(_machine, write=False)[:TAG_LENGTH] else None
 
+    def _transact(self, work: Callable[[sqlite3.Connection], T], without: T, *, write: bool = False) -> T:
+        """Do this with the journal; `without` one, return that, and make none."""
+        return self._file.transact(work, write=write) if os.path.exists(self._path) else without
+
     # -- corrections ---------------------------------------------------------------------------------------------------
 
     def settle(self, identity: Identity, number: int, units: int) -> Charge | None:
@@ -242,19 +237,14 @@ class Allowance:
             db.execute("UPDATE draws SET units = ?, corrected = 1 WHERE number = ?", (units, number))
             return Charge(*checked_row(row, integers=1))
 
-        return self._file.transact(work, write=True) if os.path.exists(self._path) else None
+        return self._transact(work, None, write=True)
 
     def repaid(self, identity: Identity, number: int) -> Repaid | None:
         """A draw as it was handed to the ledger; None if it is still owed, or unknown (any more)."""
-
-        def work(db: sqlite3.Connection) -> Repaid | None:
-            row = db.execute(
-                "SELECT units, drawn_ms, idempotency_key FROM draws WHERE identity = ? AND number = ? AND repaid",
-                (identity.hash, number),
-            ).fetchone()
-            return None if row is None else Repaid(*checked_row(row, integers=2, below=LATEST_MS))
-
-        return self._file.transact(work, write=False) if os.path.exists(self._path) else None
+        draw = self.find(identity, number)
+        if draw is None or not draw.repaid:
+            return None
+        return Repaid(draw.charge.units, draw.drawn_ms, draw.charge.idempotency_key)
 
     def correct_repaid(self, identity: Identity, number: int, units: int) -> None:
         """Set what a repaid draw counts against the allowance, after the ledger was told the same."""
@@ -265,8 +255,7 @@ class Allowance:
         """Date now what a wrong clock dated ahead: else the allowance would stay used up until that time."""
         now_ms = self._clock()
         sql = "UPDATE draws SET drawn_ms = ? WHERE drawn_ms > ?"
-        if os.path.exists(self._path):
-            self._file.transact(lambda db: db.execute(sql, (now_ms, now_ms)), write=True)
+        self._transact(lambda db: db.execute(sql, (now_ms, now_ms)), None, write=True)
 
     # -- reports -------------------------------------------------------------------------------------------------------
 
@@ -281,7 +270,7 @@ class Allowance:
             rows = db.execute(sql, (identity.hash, len(run), run)).fetchall()
             return [Charge(*checked_row(row, integers=1)) for row in rows]
 
-        return self._file.transact(work, write=False) if os.path.exists(self._path) else []
+        return self._transact(work, [])
 
     def find(self, identity: Identity, number: int) -> Draw | None:
         """A draw of this number, repaid or not; None if the journal has none (any more)."""
@@ -297,7 +286,7 @@ class Allowance:
             drawn_ms, repaid, *charge = checked_row(row, integers=3, below=LATEST_MS)
             return Draw(drawn_ms, bool(repaid), Charge(*charge))
 
-        return self._file.transact(work, write=False) if os.path.exists(self._path) else None
+        return self._transact(work, None)
 
     def drawn_units(self, identity: Identity, at_ms: int, longest_ms: int) -> int:
         """What counted against the allowance at `at_ms`, as far as the journal still has it."""
@@ -307,7 +296,7 @@ class Allowance:
             row = db.execute(sql, (identity.upstream_hash, at_ms - longest_ms, at_ms)).fetchone()
             return int(checked_row(row, integers=1)[0])
 
-        return self._file.transact(work, write=False) if os.path.exists(self._path) else 0
+        return self._transact(work, 0)
 
     def check(self) -> None:
         """Raises LedgerError if there is a journal and it cannot be used. Makes none."""
@@ -316,17 +305,16 @@ class Allowance:
 
     def owed_units(self, identity: Identity) -> int:
         """What was drawn and is not repaid; 0 if the journal cannot be read."""
-        if not os.path.exists(self._path):
-            return 0
         sql = "SELECT COALESCE(SUM(units), 0) FROM draws WHERE identity = ? AND NOT repaid"
+
+        def work(db: sqlite3.Connection) -> int:
+            return int(checked_row(db.execute(sql, (identity.hash,)).fetchone(), integers=1)[0])
+
         try:
-            owed: tuple[int] = self._file.transact(
-                lambda db: checked_row(db.execute(sql, (identity.hash,)).fetchone(), integers=1), write=False
-            )
+            return self._transact(work, 0)
         except LedgerError as error:
             self._warn(error)
             return 0
-        return owed[0]
 
     # -- once the ledger answers again ---------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """What a process keeps of a ledger, and the arithmetic on it. Pure.
 
     ViewObservation   how much one view counted when it was seen last, and which part of the log that is
-    SlicedUsage       how much of a sliding view is in which slice of time: a 24th of its window
+    SlicedUsage       how much of a sliding view is in which slice of time (quota.recovery.slices)
     Watermark         everything that one process knows: the content of its slot (quota.recovery.watermark_file)
 
 For example a view of 24 h that is seen at 15:15, when its newest entry was charged at 15:15:
@@ -21,19 +21,17 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.common.clock import NEVER
 from quota.ledger.contract import root_of
 from quota.ledger.state_fields import checked_count, checked_id, read_id, read_ms
 from quota.ledger.unlogged import CARRIED, UnloggedUsage, expiries_text, is_carry, newest_expiries, read_expiries
-from quota.limits import Edges, Sliding, longest_ms_of, selector_of
+from quota.limits import Edges, longest_ms_of, selector_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from quota.ledger.contract import LimitCheck
-    from quota.ledger.entry import Entry, Id
+    from quota.ledger.entry import Id
     from quota.ledger.unlogged import Expiries
-    from quota.limits import View
     from quota.recovery.watermark_file import Head
 
 
@@ -43,13 +41,6 @@ class SeenAheadError(Exception):
     def __init__(self, seen_ms: int) -> None:
         super().__init__(seen_ms)
         self.seen_ms = seen_ms
-
-
-SLICES = 24
-"""A sliding window is divided into so many slices."""
-
-MIN_SLICE_MS = 1_000
-"""No slice is shorter: each of them costs one more read of the ledger."""
 
 
 class ViewObservation(NamedTuple):
@@ -100,7 +91,7 @@ class Watermark(NamedTuple):
     at_ms: int
     observations: tuple[ViewObservation, ...]
     usages: tuple[UnloggedUsage, ...]
-    sliced: dict[str, SlicedUsage]
+    sliced: Mapping[str, SlicedUsage]
     label: str = ""
     configuration: str = ""
     path: tuple[Id, ...] = ()
@@ -250,66 +241,3 @@ def merge(into: dict[tuple[str, str], UnloggedUsage], usage: UnloggedUsage, now_
     if usage.expiries:
         key = (usage.view, usage.epoch)
         into[key] = into[key].with_report(usage, now_ms) if key in into else usage
-
-
-def slice_ms_of(window_ms: int) -> int:
-    """How long a slice of a sliding window is: an hour of a day."""
-    return max(MIN_SLICE_MS, window_ms // SLICES)
-
-
-def next_slice_end_ms(view: View, sliced: dict[str, SlicedUsage]) -> int:
-    """How new an entry must be to complete the next slice of a view; any entry is, if no slice is known.
-
-    A calendar period has no slices: all of it expires at once. Nor has a window shorter than two slices.
-    """
-    window = view.window
-    if not isinstance(window, Sliding) or window.window_ms < 2 * MIN_SLICE_MS:
-        return NEVER
-    known = sliced.get(view.name)
-    if known is None:
-        return 0
-    ms, seq = known.through
-    return slice_end_ms(ms + (seq == NEVER), slice_ms_of(window.window_ms)) + 1
-
-
-def slice_end_ms(ms: int, slice_ms: int) -> int:
-    """The last ms of the slice in which an entry lies."""
-    return -(-ms // slice_ms) * slice_ms
-
-
-def with_entries(
-    known: Sequence[tuple[int, int]], view: View, entries: Sequence[Entry], after: Id, through: Id
-) -> Expiries:
-    """The slices of a view with what it counts of the entries in after < id <= through."""
-    selector, window_ms = view.selector, view.window.longest_ms
-    slice_ms = slice_ms_of(window_ms)
-    units = {until_ms: n for n, until_ms in known}
-    for entry in entries:
-        if after < (entry.ms, entry.seq) <= through and selector.counts(entry.bucket, entry.method, entry.job):
-            until_ms = slice_end_ms(entry.ms, slice_ms) + window_ms
-            units[until_ms] = units.get(until_ms, 0) + selector.cost(entry.units)
-    return tuple((n, until_ms) for until_ms, n in units.items() if n)
-
-
-def furthest_slices(watermarks: Sequence[Watermark], epoch: str) -> dict[str, SlicedUsage]:
-    """The slices of each view that reach furthest, of all that were read from the log in this epoch."""
-    best: dict[str, SlicedUsage] = {}
-    for watermark in watermarks:
-        if watermark.epoch == epoch:
-            for view, sliced in watermark.sliced.items():
-                best[view] = max(sliced, best.get(view, sliced))
-    return best
-
-
-def with_slices(observation: ViewObservation, sliced: dict[str, SlicedUsage]) -> ViewObservation:
-    """The observation with the slices that lie wholly in it. Of a slice that has partly left the window nothing is
-    known, so its units count with the rest, until the last entry expires.
-    """
-    window_ms = observation.until_ms - observation.last[0]
-    known = sliced.get(observation.view)
-    if known is None:
-        return observation
-    # A slice lies in the observation if it begins where that does or later, and ends before the last entry.
-    first_ms = observation.since_ms + slice_ms_of(window_ms) + window_ms
-    within = tuple((n, until_ms) for n, until_ms in known.expiries if first_ms <= until_ms < observation.until_ms)
-    return observation._replace(slices=within)

@@ -22,9 +22,12 @@ import sys
 import threading
 import zlib
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from quota.common.folders import open_alone
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 if sys.platform != "win32":
     import fcntl
@@ -78,6 +81,14 @@ class SlotContent(NamedTuple):
 
     head: Head
     text: str
+
+
+class Written(NamedTuple):
+    """A text that a slot holds: how many of its lines there was room for, and how a head begins that belongs to it."""
+
+    lines: int
+    beginning: tuple[int, int, int, int]
+    epoch_tag: int
 
 
 class SeenByOthers(NamedTuple):
@@ -151,11 +162,11 @@ class WatermarkFile(SlotReader):
     Only the process that opened it may use it. The lock on its slot belongs to the whole process, so a process must not
     open the same file twice. `own_slot` is None if all slots are taken: then the file may only be read.
 
-    A file that is not there raises FileNotFoundError, or is made with `make`. Whoever makes it has read nothing of it
-    and gets a slot that holds nothing: another process may have made it first, and ended.
+    A file that is not there raises FileNotFoundError, or is made with `make`. The slot will be written over, so it is
+    one that holds nothing, or only what is in `known`: another process may have written it since, and ended.
     """
 
-    def __init__(self, path: str, *, make: bool = False) -> None:
+    def __init__(self, path: str, *, make: bool = False, known: Collection[SlotContent] = ()) -> None:
         if sys.platform == "win32":
             raise OSError(0, "this platform has no locks on parts of a file")
         super().__init__(open_alone(path, os.O_RDWR | os.O_CREAT if make else os.O_RDWR))
@@ -164,7 +175,7 @@ class WatermarkFile(SlotReader):
             if any(data) and _CHECKSUM.unpack(data) != (FORMAT,):
                 raise OSError(0, "another version of quota-ledger wrote it; delete it")
             with _opening:
-                self.own_slot = self._claim(only_empty=make)
+                self.own_slot = self._claim(known)
                 _in_use[path] = self
         except BaseException:
             os.close(self._fd)
@@ -172,26 +183,28 @@ class WatermarkFile(SlotReader):
         self._path = path
         self._own_offset = (self.own_slot or 0) * SLOT_BYTES
 
-    def write(self, newest: tuple[int, int], epoch_tag: int, at_ms: int, numbers: tuple[int, ...], text: str) -> int:
-        """Write this process's slot; numbers are 0 or more. Returns how many of the text's lines there was room for."""
+    def write(
+        self, newest: tuple[int, int], epoch_tag: int, at_ms: int, numbers: tuple[int, ...], text: str
+    ) -> Written:
+        """Write this process's slot; numbers are 0 or more."""
         data = text.encode()
-        self._head = _head_struct(len(numbers))
-        room = SLOT_BYTES - self._head.size - _CHECKSUM.size
+        room = SLOT_BYTES - _head_struct(len(numbers)).size - _CHECKSUM.size
         if len(data) > room:
             data = data[: data.rfind(b"\n", 0, room) + 1]
-        self._format_and_text = (FORMAT, len(numbers), zlib.crc32(data), len(data))
-        self._epoch_tag = epoch_tag
-        head = self._head.pack(*self._format_and_text, *newest, epoch_tag, at_ms, *numbers)
-        os.pwrite(self._fd, head + _CHECKSUM.pack(zlib.crc32(head)) + data, self._own_offset)
-        return data.count(b"\n")
+        written = Written(data.count(b"\n"), (FORMAT, len(numbers), zlib.crc32(data), len(data)), epoch_tag)
+        self._write(written, newest, at_ms, numbers, data)
+        return written
 
-    def write_head(self, newest: tuple[int, int], at_ms: int, numbers: tuple[int, ...]) -> None:
-        """Write the head alone, with the tag, the text and as many numbers as in the last `write`.
+    def write_head(self, written: Written, newest: tuple[int, int], at_ms: int, numbers: tuple[int, ...]) -> None:
+        """Write the head alone, with as many numbers as in the `write` of its text. Most decisions do only this."""
+        self._write(written, newest, at_ms, numbers, b"")
 
-        Most decisions do only this.
-        """
-        head = self._head.pack(*self._format_and_text, *newest, self._epoch_tag, at_ms, *numbers)
-        os.pwrite(self._fd, head + _CHECKSUM.pack(zlib.crc32(head)), self._own_offset)
+    def _write(
+        self, written: Written, newest: tuple[int, int], at_ms: int, numbers: tuple[int, ...], text: bytes
+    ) -> None:
+        head = _head_struct(len(numbers)).pack(*written.beginning, *newest, written.epoch_tag, at_ms, *numbers)
+        data = head + _CHECKSUM.pack(zlib.crc32(head)) + text
+        os.pwrite(self._fd, data, self._own_offset)  # no call between: a signal handler may have closed the file
 
     def newest_of_others(self, tag: int) -> SeenByOthers:
         """What others saw of the epoch of this tag, and of others."""
@@ -209,21 +222,25 @@ class WatermarkFile(SlotReader):
                 other_logs.append((slot, head.epoch_tag, head.newest, found.text_checksum))
         return SeenByOthers(newest, other_epoch_ms, hash(tuple(other_logs)) if other_logs else 0)
 
-    def clear_abandoned(self) -> None:
-        """Empty the slots of processes that have ended."""
+    def clear_abandoned(self, known: Collection[SlotContent]) -> None:
+        """Empty the slots of processes that have ended, if they hold only what is in `known`."""
         for slot in range(self._slots_written()):
             if slot != self.own_slot and self._read_head(slot) is not None and self._lock(slot):
-                os.pwrite(self._fd, bytes(_MIN_HEAD), slot * SLOT_BYTES)
+                if self._read(slot) in known:
+                    os.pwrite(self._fd, bytes(_MIN_HEAD), slot * SLOT_BYTES)
                 self._unlock(slot)
 
     def close(self) -> None:
+        """Whoever is in the middle of using it gets an OSError."""
         if _in_use.get(self._path) is self:
             del _in_use[self._path]
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
-    def _claim(self, *, only_empty: bool) -> int | None:
+    def _claim(self, known: Collection[SlotContent]) -> int | None:
         for slot in filter(self._lock, range(SLOTS)):
-            if not only_empty or self._read_head(slot) is None:
+            if self._read_head(slot) is None or self._read(slot) in known:
                 return slot
             self._unlock(slot)
         return None
@@ -245,9 +262,9 @@ _in_use: dict[str, WatermarkFile] = {}
 _opening = threading.RLock()
 
 
-def read_slots(path: str) -> list[SlotContent]:
-    """All slots of a file of another configuration. A file that cannot be read has none."""
-    with _opening, contextlib.suppress(OSError):
+def slots_of(path: str) -> list[SlotContent]:
+    """All slots of a file. Raises OSError."""
+    with _opening:
         if path in _in_use:  # to close another descriptor of this file would end our lock
             return [*_in_use[path].read_all().values()]
         fd = open_alone(path, os.O_RDONLY)
@@ -256,4 +273,10 @@ def read_slots(path: str) -> list[SlotContent]:
         finally:
             if path not in _in_use:  # a signal handler may have claimed a slot meanwhile
                 os.close(fd)
+
+
+def read_slots(path: str) -> list[SlotContent]:
+    """The same of another configuration: a file that cannot be read has none."""
+    with contextlib.suppress(OSError):
+        return slots_of(path)
     return []

@@ -47,13 +47,13 @@ def watermark_path(folder: Path, identity: Identity) -> str:
     return os.sep.join((str(folder), FOLDER, f"{spelled}-{identity.upstream_hash[:16]}", identity.hash))
 
 
-def siblings_of(path: str) -> list[str] | None:
-    """The files of other identities of the same upstream project; None where there is no folder that can be read."""
+def siblings_of(path: str) -> list[str]:
+    """The files of other identities of the same upstream project; none where there is no folder that can be read."""
     folder, _, name = path.rpartition(os.sep)
     try:
         names = os.listdir(folder)
     except OSError:
-        return None
+        return []
     return [os.path.join(folder, one) for one in names if one != name and _OF_AN_IDENTITY.fullmatch(one)]
 
 

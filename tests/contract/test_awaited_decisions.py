@@ -102,10 +102,10 @@ class World:
     def seen(self) -> object:
         """What this machine knows of the ledger, in memory and in the file, and would ask of it."""
         mark = self.mark
-        file = mark._writable_file
-        slots = [] if file is None else file.read_all().values()
+        slots = [] if mark._file is None else mark._file.read_all().values()
         heads = [(slot.head.newest, slot.head.numbers) for slot in slots]
-        return mark._watermark(*mark._last_observations()), mark._expected.ids, heads
+        known = mark._known
+        return (None if known is None else (known.watermark(""), known.expected.ids)), heads
 
     def stored(self) -> object:
         entries = list(read_entries(self.ledger, self.project, 0, 2**53 - 1))

@@ -18,7 +18,7 @@ from quota.errors import LedgerError
 from quota.ledger.contract import Exhaustion
 from quota.ledger.grants import Grant
 from quota.limits import DAY_MS, HOUR_MS
-from quota.recovery import high_water_mark
+from quota.recovery import registry
 from quota.session import Session
 from quota.settings.load import load_settings
 from quota.status import read_status
@@ -151,7 +151,7 @@ def test_a_machine_that_only_looks_writes_what_is_new_to_it_and_nothing_else(
 
 def test_what_a_first_look_at_many_read_is_kept_of_all(ledger_url: str, tmp_path: Path, state_dir: Path) -> None:
     """Of no project the file is closed between what its look shows first and what it reads then."""
-    scene = Scene(ledger_url, tmp_path, 2 * high_water_mark.MAX_FILES + 10)
+    scene = Scene(ledger_url, tmp_path, 2 * registry.MAX_FILES + 10)
     scene.charge()
     scene.now_ms += 3 * HOUR_MS
     shutil.rmtree(state_dir)

@@ -469,26 +469,25 @@ def test_what_the_slot_of_a_process_held_of_another_ledger_is_not_forgotten(tmp_
     """It was claimed from a process that had spent at another ledger, while a third one used ours."""
     path, here = str(tmp_path / "marks" / "p" / "1"), f"sqlite:///{tmp_path}/a.db"
 
-    def budget(url: str) -> Budget:
-        high_water_mark = HighWaterMark(path, "p", label=url)
-        ledger = open_ledger(url)
-        return Budget(
+    def process(url: str) -> tuple[Budget, HighWaterMark]:
+        high_water_mark, ledger = HighWaterMark(path, "p", label=url), open_ledger(url)
+        budget = Budget(
             credential="main", project="p", book=BOOK, limits=(DAY,), ledger=ledger, high_water_mark=high_water_mark
         )
+        return budget, high_water_mark
 
-    def stop(spent: Budget) -> None:
-        assert spent._account.high_water_mark is not None
-        spent._account.high_water_mark.close()
-        spent.ledger.close()
+    def stop(budget: Budget, high_water_mark: HighWaterMark) -> None:
+        high_water_mark.close()
+        budget.ledger.close()
 
-    elsewhere = budget(f"sqlite:///{tmp_path}/b.db")
+    elsewhere, its_mark = process(f"sqlite:///{tmp_path}/b.db")
     assert elsewhere.charge("videos.list", units=100).admitted
     _charge_elsewhere(here, path, 10)
     assert elsewhere.charge("videos.list", units=40).admitted
-    stop(elsewhere)
-    after = budget(here)
+    stop(elsewhere, its_mark)
+    after, its_mark = process(here)
     assert after.charge("videos.list", units=1).limits[0].used_units == 151
-    stop(after)
+    stop(after, its_mark)
 
 
 def test_what_a_ledger_was_told_of_a_log_is_missed_when_a_copy_of_it_is_put_back(

@@ -15,14 +15,15 @@ import redis
 from quota.budget import Budget
 from quota.common.clock import NEVER
 from quota.errors import LedgerError
-from quota.ledger.contract import MIN_RETENTION_MS, ChargeRequest, Identity, read_entries
+from quota.ledger.contract import MIN_RETENTION_MS, ChargeRequest, ChargeResult, Expected, Identity, read_entries
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.ledger.unlogged import UnloggedUsage
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, View
 from quota.recovery import high_water_mark as high_water_mark
-from quota.recovery import loss as loss
-from quota.recovery.high_water_mark import HighWaterMark, close_high_water_mark, open_high_water_mark
+from quota.recovery import knowledge, loss, slices
+from quota.recovery.high_water_mark import HighWaterMark
+from quota.recovery.registry import END_WITHIN_S, close_high_water_mark, open_high_water_mark
 from quota.recovery.watermark_file import SLOT_BYTES, WatermarkFile
 from quota.recovery.watermark_folder import make_room, watermark_path
 from support.books import BOOK
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from quota.ledger.contract import ChargeResult
+    from quota.ledger.contract import LimitCheck
     from quota.ledger.entry import Entry, Id
     from support.losses import LedgerStorage
 
@@ -87,25 +88,21 @@ def charge(budget: Budget, times: int = 1, units: int = 1) -> int:
 
 def test_a_charge_that_is_lost_while_its_answer_waits_to_be_recorded_is_made_again(site: Site) -> None:
     """Another task restores what was missing first, and does not know of this charge."""
-    budget = site.machine().budget(limit(10))
+    machine = site.machine()
+    budget, mark = machine.budget(limit(10)), machine.high_water_mark
     assert budget.charge("videos.list").admitted
+    record, happened = mark.record, []
 
-    happened = False
-
-    def meanwhile(request: ChargeRequest, *, commit: bool) -> ChargeResult:
+    def record_late(checks: Sequence[LimitCheck], result: ChargeResult) -> bool:
         """Something else happens between the ledger's answer and what is done with it."""
-        nonlocal happened
-        result = decide(request, commit=commit)
         if not happened:
-            happened = True
+            happened.append(True)
             site.empty()
             assert budget.charge("videos.list").admitted
-        return result
+        return record(checks, result)
 
-    decide = budget.ledger.decide
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(budget.ledger, "decide", meanwhile)
-        decision = budget.charge("videos.list")
+    mark.record = record_late  # type: ignore[method-assign]
+    decision = budget.charge("videos.list")
     assert decision.admitted
     assert budget.usage()[0].used_units == 3
     assert decision.id in {entry.id for entry in read_entries(site.machines[0].ledger, "p", 0, NEVER)}
@@ -370,7 +367,7 @@ def test_a_long_log_is_read_on_by_later_decisions_and_processes(site: Site, how:
     for n in range(3):
         assert charge(machine.budget(limit(100))) == 9 + n
         if how == "ended each time":
-            machine.high_water_mark.end(machine.ledger)
+            machine.high_water_mark.end(machine.ledger, END_WITHIN_S)
         if how != "one process":
             machine.stop()
             machine.start()
@@ -405,13 +402,13 @@ def test_however_a_log_is_read_its_slices_are_the_same(site: Site, seed: int, mo
         for one in limits:
             window_ms = one.view.window.longest_ms
             slice_ms = window_ms // 24
-            whole_ms = (machine.high_water_mark._newest_id[0] - 1) // slice_ms * slice_ms
+            whole_ms = (machine.high_water_mark._known.newest[0] - 1) // slice_ms * slice_ms
             expected: dict[int, int] = {}
             for entry in read_entries(machine.ledger, "p", 0, whole_ms):
                 until_ms = -(-entry.ms // slice_ms) * slice_ms + window_ms
                 if until_ms > site.now_ms:
                     expected[until_ms] = expected.get(until_ms, 0) + entry.units
-            sliced = machine.high_water_mark._sliced[one.view.name]
+            sliced = machine.high_water_mark._known.rest.sliced[one.view.name]
             assert {until_ms: n for n, until_ms in sliced.expiries if until_ms > site.now_ms} == expected
             assert sliced.through == (whole_ms, NEVER)
 
@@ -427,7 +424,7 @@ def test_a_piece_of_the_log_is_read_with_a_small_part_of_the_decisions(
     reads = _noted_reads(machine)
     charge(machine.budget(limit(100)), 5)
     assert reads == [3]
-    machine.high_water_mark.end(machine.ledger)
+    machine.high_water_mark.end(machine.ledger, END_WITHIN_S)
     assert reads == [3, 5]
 
 
@@ -463,7 +460,7 @@ def test_a_log_that_cannot_be_read_stops_no_decision_and_is_asked_again_later(
     monkeypatch.setattr(machine.ledger, "read", failing)
     assert charge(machine.budget(limit(100)), 3) == 11
     assert len(asked) == 1
-    machine.high_water_mark.end(machine.ledger)
+    machine.high_water_mark.end(machine.ledger, END_WITHIN_S)
     assert len(asked) == 2
 
 
@@ -870,12 +867,11 @@ def test_identities_are_remembered_apart(tmp_path: Path) -> None:
 def test_a_process_has_one_high_water_mark_for_each_file(tmp_path: Path) -> None:
     identity = Identity("/etc/quota.toml", "p")
     path = watermark_path(tmp_path, identity)
-    make_room(path)
     first, second = (open_high_water_mark(tmp_path, identity, "redis://a") for _ in "12")
     assert first is second
-    first.expected()
+    first.record((), ChargeResult("admitted", "1-0", NOW, (NOW, 0), (), epoch="e1"))
     close_high_water_mark(first)
-    second.expected()
+    assert second.expected() == Expected("e1", ((NOW, 0),))
     held = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd.isdigit() and _is_open(fd)]
     assert held.count(path) == 1
     close_high_water_mark(second)
@@ -899,7 +895,7 @@ def test_a_watermark_is_bounded(site: Site) -> None:
     site.now_ms += 3 * DAY_MS
     machine.start()
     charge(machine.budget(limit(10_000)))
-    watermark = machine.high_water_mark._watermark(*machine.high_water_mark._last_observations())
+    watermark = machine.high_water_mark._known.watermark("")
     assert len(watermark.observations) + len(watermark.usages) == 1, "what has expired is forgotten"
 
 
@@ -1221,7 +1217,7 @@ def test_settling_leaves_unlogged_usage_alone(site: Site) -> None:
 # -- interrupted -------------------------------------------------------------------------------------------------------
 
 
-_MODULES = (high_water_mark.__file__, loss.__file__)
+_MODULES = tuple(module.__file__ for module in (high_water_mark, knowledge, loss, slices))
 STEP = 1 if os.environ.get("QUOTA_TEST_INTERRUPTED") else 30
 """Every so manyth place is tried, by each handler from another one on; `make soak` tries them all."""
 
@@ -1268,4 +1264,80 @@ def test_a_high_water_mark_interrupted_anywhere_forgets_nothing(site: Site, lost
         assert charge(again.budget(limit(1_000))) == used + 1
         again.stop()
         number += STEP
+    assert number > 60
+
+
+@pytest.mark.parametrize("looks", [True, False], ids=["before it looks", "before it is closed"])
+def test_what_a_handler_charges_while_a_process_begins_is_not_forgotten(site: Site, *, looks: bool) -> None:
+    """Wherever it interrupts: the process goes on with what it has read before, and that has no such charge."""
+    number, more = 0, True
+    while more:
+        site.empty()
+        name, admitted = f"m{number}", [True] * 3
+        before = site.machine(name)
+        charge(before.budget(limit(1_000)), 3)
+        before.stop()
+        machine = site.machine(name)
+        budget, mark = machine.budget(limit(1_000)), machine.high_water_mark
+        if not looks:
+            charge(budget)
+            admitted.append(True)
+
+        def handle() -> None:
+            admitted.append(budget.charge("videos.list").admitted)  # noqa: B023
+
+        more = at_place(number, handle, mark.expected if looks else mark.close, within=_MODULES)
+        machine.stop()
+        site.empty()
+        again = site.machine(name)
+        assert charge(again.budget(limit(1_000))) == len(admitted) + 1, number
+        again.stop()
+        number += 1
+    assert number > 5
+
+
+def test_a_slot_that_was_written_since_it_was_read_is_left_alone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process began, charged and ended between this one's first look and its first charge."""
+    monkeypatch.setattr(high_water_mark, "LOOK_EVERY_S", 1_000.0)
+    path = str(site.folder / "state" / "marks" / "p" / "1")
+    assert Children(_charge_some, (site.storage.url, path, 2)).answers() == [2]
+    budget, mark = resting(site, path)
+    assert mark.expected().ids
+    copy = site.storage.copy()
+    assert Children(_charge_some, (site.storage.url, path, 3)).answers() == [5]
+    site.storage.restore(copy)
+    assert charge(budget) == 3, "it has not looked since"
+    close(budget, mark)
+    budget, mark = resting(site, path)
+    assert charge(budget) == 3 + 3 + 1
+    close(budget, mark)
+
+
+def test_what_a_handler_charges_while_a_process_restores_is_not_forgotten(site: Site) -> None:
+    """The process is killed right after that, before another decision of its own."""
+    number, more, step = 0, True, min(STEP, 7)
+    while more:
+        site.empty()
+        name, admitted = f"m{number}", [True] * 3
+        machine = site.machine(name)
+        budget, mark = machine.budget(limit(1_000)), machine.high_water_mark
+        charge(budget, 3)
+        expected = mark.expected()
+        site.empty()
+        asked = ChargeRequest("p", Charge(1, "units", "m", "", "", "t"), (), (), site.now_ms, 0, expected)
+        behind = machine.ledger.decide(asked, commit=False)
+
+        def handle() -> None:
+            admitted.append(budget.charge("videos.list").admitted)  # noqa: B023
+
+        def restore() -> None:
+            mark.restore_missing(machine.ledger, behind, expected, "e2", MIN_RETENTION_MS)  # noqa: B023
+
+        more = at_place(number, handle, restore, within=_MODULES)
+        machine.stop()
+        site.empty()
+        again = site.machine(name)
+        assert charge(again.budget(limit(1_000))) == len(admitted) + 1, number
+        again.stop()
+        number += step
     assert number > 60

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quota.recovery import high_water_mark
+from quota.recovery import registry
 from quota.session import Session
 from quota.settings.load import load_settings
 
@@ -46,7 +46,7 @@ def open_marks(state: Path) -> int:
 def test_what_was_seen_of_many_projects_is_remembered_with_few_open_files(
     ledger_place: LedgerStorage, state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, same_process: bool
 ) -> None:
-    monkeypatch.setattr(high_water_mark, "MAX_FILES", 3)
+    monkeypatch.setattr(registry, "MAX_FILES", 3)
     settings = load_settings(configure(tmp_path, ledger_place.url, 10))
     session, now_ms = Session(settings, clock=lambda: now_ms), NOW_MS
     for _ in range(2):

@@ -13,7 +13,8 @@ import quota.recovery.watermark_file
 from quota.budget import Budget
 from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS, HOUR_MS
-from quota.recovery.high_water_mark import TIDY_EVERY_MS, HighWaterMark
+from quota.recovery.high_water_mark import HighWaterMark
+from quota.recovery.knowledge import TIDY_EVERY_MS
 from quota.recovery.watermark_file import WatermarkFile
 from support.books import BOOK
 from support.processes import in_child
@@ -116,8 +117,10 @@ def test_what_does_not_fit_into_a_slot_is_said(
     budget = scene.budget(*limits)
     assert budget.charge("search.list", units=10).admitted
     (high_water_mark,) = scene.opened
-    text = high_water_mark._watermark().to_text([(check.view.name, DAY_MS) for check in high_water_mark._checks])
-    head = quota.recovery.watermark_file._head_struct(len(high_water_mark._logged_units)).size + 4
+    known = high_water_mark._known
+    assert known is not None
+    text, _ = known.text("")
+    head = quota.recovery.watermark_file._head_struct(len(known.units)).size + 4
     slices = sum(len(line) + 1 for line in text.splitlines() if line.startswith("slices\t"))
     assert slices
     monkeypatch.setattr(quota.recovery.watermark_file, "SLOT_BYTES", head + len(text) - slices - (not room))
@@ -136,7 +139,9 @@ def test_of_what_does_not_fit_into_a_slot_the_rest_is_remembered(scene: Scene, m
     budget = scene.budget(*limits)
     assert budget.charge("videos.list", units=10).admitted
     head = quota.recovery.watermark_file._head_struct(len(limits)).size + 4
-    lines = scene.opened[0]._watermark().to_text([(one.view.name, DAY_MS) for one in limits]).splitlines(keepends=True)
+    known = scene.opened[0]._known
+    assert known is not None
+    lines = known.text("")[0].splitlines(keepends=True)
     room = head + len("".join(lines[: 1 + len(limits)])) - 1
     monkeypatch.setattr(quota.recovery.watermark_file, "SLOT_BYTES", room)
     scene.now_ms += TIDY_EVERY_MS  # the next decision writes all of it
@@ -197,8 +202,9 @@ def test_a_head_holds_as_many_numbers_as_there_are(tmp_path: Path, count: int) -
     """Up to 56 of them are read at once with their head, more take another read."""
     slots = WatermarkFile(str(tmp_path / "slots"), make=True)
     numbers = tuple(range(2**53 - count, 2**53))
-    assert slots.write((5, 6), 7, 8, numbers, "one\ntwo\n") == 2
+    written = slots.write((5, 6), 7, 8, numbers, "one\ntwo\n")
+    assert written.lines == 2
     assert slots.read_all()[0] == (((5, 6), 7, 8, numbers), "one\ntwo\n")
-    slots.write_head((9, 0), 10, numbers[::-1])
+    slots.write_head(written, (9, 0), 10, numbers[::-1])
     assert slots.read_all() == {0: (((9, 0), 7, 10, numbers[::-1]), "one\ntwo\n")}
     slots.close()

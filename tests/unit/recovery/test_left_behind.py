@@ -8,8 +8,8 @@ from quota.budget import Budget
 from quota.ledger.contract import Identity
 from quota.ledger.factory import open_ledger
 from quota.limits import DAY_MS
-from quota.recovery.high_water_mark import close_high_water_mark, open_high_water_mark
 from quota.recovery.left_behind import left_behind
+from quota.recovery.registry import close_high_water_mark, open_high_water_mark
 from support.books import BOOK
 from support.setup import limit
 

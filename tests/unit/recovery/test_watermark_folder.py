@@ -58,9 +58,9 @@ def test_a_sibling_that_comes_or_goes_is_seen_at_once(tmp_path: Path) -> None:
     own = str(make(path_of(tmp_path, 1)))
     for identity in range(1, 4):
         make(path_of(tmp_path, 1, identity))
-        assert len(siblings_of(own) or ()) == identity
+        assert len(siblings_of(own)) == identity
     path_of(tmp_path, 1, 1).unlink()
-    assert len(siblings_of(own) or ()) == 2
+    assert len(siblings_of(own)) == 2
 
 
 def test_what_has_no_siblings(tmp_path: Path) -> None:
@@ -70,9 +70,9 @@ def test_what_has_no_siblings(tmp_path: Path) -> None:
     assert siblings_of(str(own)) == []
 
 
-def test_where_there_is_no_folder_nothing_is_known_of_siblings(tmp_path: Path) -> None:
-    assert siblings_of(str(path_of(tmp_path / "none", 1))) is None
-    assert siblings_of("") is None
+def test_where_there_is_no_folder_there_are_no_siblings(tmp_path: Path) -> None:
+    assert siblings_of(str(path_of(tmp_path / "none", 1))) == []
+    assert siblings_of("") == []
 
 
 def test_a_folder_is_swept_once_for_many_new_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
