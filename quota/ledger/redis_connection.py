@@ -218,6 +218,7 @@ class Call:
         Failed."""
         line, connections = self._line, self._connections
         wait_s = max(within_s, LEAST_S)
+        failure: Failed | None = None
         try:
             if wait_s != connections.timeout_s:
                 line.update_current_socket_timeout(wait_s)
@@ -233,8 +234,6 @@ class Call:
         except BaseException:
             line.disconnect()
             raise
-        else:
-            failure = None
         if wait_s != connections.timeout_s:
             line.update_current_socket_timeout(connections.timeout_s)
         self._idle.append(line)
@@ -292,6 +291,8 @@ def connections_to(target: Target) -> Connections:
         kind = redis.SSLConnection if target.is_secure else redis.Connection
         pool = redis.ConnectionPool(kind, host=host, port=port, **options)
 
+    make: Callable[[], redis.Connection] = pool.make_connection  # type: ignore[assignment]  # no cache is between
+
     def explain(failure: Failed, error: RedisError) -> Failed:
         if isinstance(error, MasterNotFoundError):
             return _without_primary(target)
@@ -302,9 +303,9 @@ def connections_to(target: Target) -> Connections:
         host, port = getattr(pool, "master_address", None) or target.nodes[0]
         if not target.is_secure:
             return behind_plain(host, port, target.remedy) or failure
-        return behind_secured(error, pool.make_connection(), host, port, target) or failure
+        return behind_secured(error, make(), host, port, target) or failure
 
-    return Connections(pool.make_connection, target.timeout_s, target.connect_timeout_s, explain)
+    return Connections(make, target.timeout_s, target.connect_timeout_s, explain)
 
 
 def _shares(servers: int) -> dict[str, float]:

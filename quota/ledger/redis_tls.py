@@ -105,8 +105,8 @@ def behind_secured(
     while we ask, because of our certificate: on `another` one, where it is asked nothing, it says so."""
     try:
         check_files(target.options)
-    except Misconfigured as found:  # it was there when the url was read
-        return found
+    except Misconfigured as gone:  # it was there when the url was read
+        return gone
     found = _found_in(error, host, target.remedy)
     if found is not None:
         return found
