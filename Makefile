@@ -43,12 +43,12 @@ soak: .venv/installed-test
 	@QUOTA_TEST_CALLS=400 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/ledger/test_growth.py
 	@QUOTA_TEST_KILLS=100 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k anywhere tests/e2e/test_processes.py
 	@QUOTA_TEST_EXAMPLES=1500 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/recovery/test_state_machine.py tests/contract/recovery/test_wrong_clocks.py tests/unit/jobs/test_simulation.py
-	@QUOTA_TEST_SEEDS=100 $(BIN)/python -m pytest -n auto -q --timeout 3600 $(addprefix tests/contract/ledger/test_,fast_path.py rooms.py sqlite_memory.py counting.py several_charges.py history.py) tests/contract/test_prepared_calls.py
+	@QUOTA_TEST_SEEDS=100 $(BIN)/python -m pytest -n auto -q --timeout 3600 $(addprefix tests/contract/ledger/test_,fast_path.py rooms.py counting.py several_charges.py history.py) tests/contract/test_awaited_decisions.py
 	@QUOTA_TEST_HISTORIES=2000 $(BIN)/python -m pytest -n auto -q -rP --timeout 3600 tests/contract/recovery/test_moves.py tests/contract/recovery/test_clock_histories.py
 	@QUOTA_TEST_KILLS=1 $(BIN)/python -m pytest -n auto -q --timeout 3600 -k stopped tests/contract/ledger/test_move.py
 	@QUOTA_TEST_KILLS=20 $(BIN)/python -m pytest -n auto -q -rP --timeout 3600 tests/e2e/test_moving_under_load.py
 	@QUOTA_TEST_REQUESTS=20000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/inbound/test_histories.py
-	@QUOTA_TEST_FAULTS=2000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/test_async_budget.py tests/contract/ledger/test_redis_async.py -k twice
+	@QUOTA_TEST_FAULTS=2000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/test_async_budget.py -k twice
 	@QUOTA_TEST_INTERRUPTED=20000 $(BIN)/python -m pytest -n auto -q --timeout 3600 tests/contract/test_interrupts.py tests/contract/recovery/test_loss.py -k interrupt
 
 # Real processes killed at random, a Redis that dies and comes back: 5 minutes of it, or QUOTA_TEST_SECONDS;

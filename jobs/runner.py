@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import quota
 from quota.arguments import texts
 from quota.attribution import attempt_number
-from quota.budget import note_refusal
+from quota.budget import account_of
 from quota.common.clock import host_clock
 from quota.common.log import line
 from quota.common.text import describe
@@ -452,7 +452,7 @@ class _Run:
         if method is not None:
             decision = self.budget.peek(method, job=self.job.name, region=checkpoint.region)
             if not decision.admitted:
-                note_refusal(self.budget, decision, self.job.name, checkpoint.region)
+                account_of(self.budget).note_refusal(decision, self.job.name, checkpoint.region)
                 raise quota.Refused(decision)
         try:
             self.since_ms = self.session.ledger.now_ms()
@@ -539,7 +539,7 @@ class _Run:
         decision = None if method is None else self.budget.peek(method, job=self.job.name, region=checkpoint.region)
         if decision is None or decision.admitted:
             return _End("stopped", failure.message, refused=True, refused_by=failure.bucket)
-        note_refusal(self.budget, decision, self.job.name, checkpoint.region)
+        account_of(self.budget).note_refusal(decision, self.job.name, checkpoint.region)
         return _refused(decision)
 
     # -- outcomes ----------------------------------------------------------------------------------------------------
@@ -623,15 +623,15 @@ class _Run:
 
     def _charges(self) -> Iterable[Charge | Entry]:
         """The charges of this run, and maybe others. A repaid draw is in the journal and in the log; it counts once."""
-        from quota.budget import drawn_by
         from quota.common.clock import NEVER
+        from quota.corrections import drawn_by
         from quota.ledger.contract import read_entries
 
         project, run = self.budget.project, self.session.run
         asked = self.session.attempt_number() - self.attempts_before - 1
         found: dict[str, Charge | Entry] = {}
         try:
-            found.update((charge.idempotency_key, charge) for charge in drawn_by(self.budget, run))
+            found.update((charge.idempotency_key, charge) for charge in drawn_by(account_of(self.budget), run))
             entries = read_entries(self.session.ledger, project, self.since_ms, NEVER)
             found.update((entry.idempotency_key, entry) for entry in entries if entry.idempotency_key.startswith(run))
         except quota.LedgerError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quota.budget import hand_over_refusals
+from quota.budget import account_of
 from quota.common.clock import host_clock
 from quota.common.log import warn
 from quota.common.text import one_line
@@ -55,7 +55,7 @@ def write_metrics(
 
 
 def _sums(session: Session, job: JobSettings, project: str) -> tuple[tuple[RunningSum, ...], tuple[RefusedSum, ...]]:
-    hand_over_refusals(session.budget(job.credential))
+    account_of(session.budget(job.credential)).hand_over_refusals()
     try:
         return read_sums(session.ledger, project)
     except LedgerError as error:

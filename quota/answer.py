@@ -4,8 +4,7 @@
     states_of     each limit, as a result shows it
     standings_of  the same with all that `quota.retry_at` needs
 
-Nearly every answer follows from the result alone. When a refused call fits again may have to be read from the log; who
-must not wait for that gives `unread` in its place, and learns by LogNeededError that it must.
+Nearly every answer follows from the result alone. When a refused call fits again may have to be read from the log.
 """
 
 from __future__ import annotations
@@ -20,27 +19,15 @@ from quota.decision import COUNTING, REPAIR, Decision, LimitState
 from quota.errors import LedgerError
 from quota.ledger.contract import COUNT_AGAIN_MS, RETENTION_SLACK_MS
 from quota.ledger.unlogged import UPSTREAM
-from quota.limits import Calendar, Sliding
+from quota.limits import Calendar
 from quota.retry_at import Clocks, Standing, retry_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from quota.checklist import Checklist, Grants
     from quota.decision import Reason
-    from quota.ledger.contract import ChargeRequest, ChargeResult, LimitCheck
-    from quota.ledger.entry import Entry
+    from quota.ledger.contract import ChargeRequest, ChargeResult
     from quota.limits import Limit
     from quota.retry_at import ReadEntries
-
-
-class LogNeededError(Exception):
-    """The time at which a call fits cannot be said without reading the log."""
-
-
-def unread(_since_ms: int, _until_ms: int) -> Iterable[Entry]:
-    """The log's entries, for who must not wait for them."""
-    raise LogNeededError
 
 
 class Answers(NamedTuple):
@@ -60,10 +47,6 @@ class Answers(NamedTuple):
         commit: bool,
     ) -> Decision:
         """The decision about a call. `read` reads the ledger's log."""
-        if not result.unlogged:
-            refused = _room_at_once(checklist, request, result) if result.outcome == "refused" else None
-            if refused is not None or result.outcome == "admitted":
-                return self.ordinary(checklist, request.checks, result, refused, commit=commit)
         states = states_of(checklist, request, result)
         admitted = result.outcome == "admitted"
         reason: Reason = "ok"
@@ -83,10 +66,7 @@ class Answers(NamedTuple):
                 retry_at_ms = _room_from(opens_ms, checklist, request, result, read)
         elif not admitted:
             refused_by, reason, retry_at_ms, detail = self._refusal(checklist, request, result, read)
-        if len(states) == 1:
-            tightest: LimitState | None = states[0]
-        else:
-            tightest = min(states, key=_further_calls, default=None)
+        tightest = min(states, key=_further_calls, default=None)
         return Decision(
             admitted,
             result.id,
@@ -102,48 +82,6 @@ class Answers(NamedTuple):
             retry_at_ms,
             states,
             detail,
-            ahead_ms(result),
-            False,
-        )
-
-    def ordinary(
-        self,
-        checklist: Checklist,
-        checks: Sequence[LimitCheck],
-        result: ChargeResult,
-        refused: tuple[str, int] | None,
-        *,
-        commit: bool,
-    ) -> Decision:
-        """The decision of nearly every call, in one go. What it says is what `decision` would say. `refused`: by which
-        limit, and until when."""
-        credential, project, _ = self
-        states, fewest, remaining = [], NEVER, 0
-        limits = checklist.limits
-        for n, used in enumerate(result.used_units):  # a third of the time of `zip`
-            _, cap_units, cost_units, _ = checks[n]
-            left = cap_units - used if cap_units > used else 0
-            states.append(LimitState(limits[n].name, cost_units, used, cap_units, left, 0, 0, 0, 0))
-            further_calls = left // (cost_units or 1)
-            if further_calls < fewest:
-                fewest, remaining = further_calls, left
-        admitted = refused is None
-        refused_by, retry_at_ms = refused or (None, None)
-        return Decision(
-            admitted,
-            result.id,
-            "ledger" if commit and admitted else None,
-            credential,
-            project,
-            checklist.method,
-            checklist.units,
-            "ok" if admitted else "limit",
-            refused_by,
-            remaining,
-            result.now_ms,
-            retry_at_ms,
-            tuple(states),
-            "",
             ahead_ms(result),
             False,
         )
@@ -183,32 +121,6 @@ class Answers(NamedTuple):
 # -- parts of a decision -----------------------------------------------------------------------------------------------
 
 
-def _room_at_once(checklist: Checklist, request: ChargeRequest, result: ChargeResult) -> tuple[str, int] | None:
-    """Which limit delays a refused call longest, and until when: what `_refusal` would say. None where that takes
-    more than the ledger's answer."""
-    if checklist.paced or request.also or not result.leaving_ms:
-        return None
-    now_ms, newest_ms, latest_ms, name = result.now_ms, result.last[0], -1, ""
-    each = zip(checklist.limits, checklist.leaves, request.checks, result.used_units, result.leaving_ms, strict=True)
-    for limit, leave_units, check, used, leaving_ms in each:
-        view, cap_units, cost_units, edges = check
-        if used + cost_units <= cap_units:
-            continue
-        if leave_units or cost_units > cap_units:
-            return None
-        if edges is not None:  # a calendar window frees everything at its edge
-            room_ms = edges[1]
-            if not (edges[0] <= now_ms < room_ms and newest_ms < room_ms):
-                return None
-        elif leaving_ms is not None and isinstance(view.window, Sliding):
-            room_ms = max(now_ms, leaving_ms + view.window.window_ms)
-        else:
-            return None
-        if room_ms > latest_ms:
-            latest_ms, name = room_ms, limit.name
-    return (name, latest_ms) if name else None
-
-
 def _room_from(
     opens_ms: int, checklist: Checklist, request: ChargeRequest, result: ChargeResult, read: ReadEntries
 ) -> int:
@@ -240,7 +152,7 @@ def standings_of(
 
 
 def _further_calls(state: LimitState) -> int:
-    return state.remaining_units // state.cost_units
+    return state.remaining_units // max(state.cost_units, 1)
 
 
 def states_of(checklist: Checklist, request: ChargeRequest, result: ChargeResult) -> tuple[LimitState, ...]:

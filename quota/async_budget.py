@@ -2,7 +2,7 @@
 
     AsyncBudget   the methods of a Budget, each awaited
     AsyncSpend    a charge around a block, or around a coroutine or async generator function
-    Awaiter       does the steps of a decision (`quota.common.steps`) on one connection for each loop, or in threads
+    Awaiter       does in threads what a decision may wait for
 
 All rules stand in `quota.budget` and in the ledgers; here is only how they are waited for.
 """
@@ -11,27 +11,28 @@ from __future__ import annotations
 
 from asyncio import CancelledError, current_task, get_running_loop, wrap_future
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from quota.account import SESSION_CLOSED
 from quota.arguments import one, text, texts
-from quota.budget import SESSION_CLOSED, Budget
+from quota.budget import Budget, calls_of
 from quota.common.clock import elapsed_s
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.errors import LedgerError, Refused, UsageError
 
 if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop, Future
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+    from asyncio import AbstractEventLoop
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
     from concurrent.futures import Future as Submitted
 
-    from quota.budget import Outlook
+    from quota.budget import Call
     from quota.costs import CostBook
     from quota.decision import Decision, LimitState
     from quota.ledger.contract import Ledger
     from quota.ledger.entry import Charge, Entry
     from quota.limits import Limit
+    from quota.outlook import Outlook
 
 T = TypeVar("T")
 
@@ -42,11 +43,10 @@ HELD_UP_S = 0.25
 """A ledger that fails after so long was silent: who waited for its thread meanwhile is given up too."""
 
 ASKERS = 8
-"""So many threads ask a Redis server at once."""
+"""The threads that ask a ledger of several machines. A file takes one decision at a time, so one thread asks it."""
 
-HOUSEKEEPERS = 8
-"""So many threads do what a decision needs besides its question and is not quick: they read files, or tell the ledger
-more. As many others correct charges and look at numbers: where the ledger is silent, they hold up no decision."""
+OTHERS = 8
+"""The threads that correct charges, and look at numbers. Where the ledger is silent, they hold up no decision."""
 
 
 class AsyncBudget(OfOneProcess):
@@ -81,27 +81,29 @@ class AsyncBudget(OfOneProcess):
         self, method: str, *, units: int | None = None, job: str | None = None, region: str | None = None
     ) -> Decision:
         """Charge one call of `method` before it leaves, if every limit has room for it: `Budget.charge`."""
-        return (await self._asked([(method, units, None)], job, region, commit=True))[0]
+        return (await self._decide([(method, units, None)], job, region, commit=True))[0]
 
     async def charge_many(
         self, calls: Iterable[str | tuple[str, int]], *, job: str | None = None, region: str | None = None
     ) -> list[Decision]:
         """Charge 1 to 100 calls in one step before they leave, all or none: `Budget.charge_many`."""
-        return await self._awaiter.ask(partial(self._budget.charge_many, calls, job=job, region=region))
+        return await self._decide(calls_of(calls), job, region, commit=True)
 
     async def peek(
         self, method: str, *, units: int | None = None, job: str | None = None, region: str | None = None
     ) -> Decision:
         """The decision that `charge` would make now, without charging."""
-        return (await self._asked([(method, units, None)], job, region, commit=False))[0]
+        return (await self._decide([(method, units, None)], job, region, commit=False))[0]
 
-    async def _asked(self, calls: list[Any], job: str | None, region: str | None, *, commit: bool) -> list[Decision]:
-        work = partial(self._budget._decide, *calls[0], job, region, commit=commit)
+    async def _decide(
+        self, calls: Sequence[Call], job: str | None = None, region: str | None = None, *, commit: bool
+    ) -> list[Decision]:
+        """`Budget._decide`: what may wait is done in a thread."""
+        priced = self._budget._price(calls, job, region, commit=commit)
         try:
-            return [await self._awaiter.ask(work)]
+            return await self._awaiter.ask(partial(self._budget._ask, priced))
         except LedgerError as error:
-            given_up = partial(copy_context().run, self._budget.given_up, calls, job, region, commit, error)
-            return await self._awaiter.in_thread(given_up)
+            return await self._awaiter.in_thread(partial(self._budget._go_without, priced, error))
 
     async def refund(self, charge_id: str) -> Charge | Entry:
         """Give back a charge whose request provably never left this machine: `Budget.refund`."""
@@ -132,11 +134,6 @@ class AsyncBudget(OfOneProcess):
         runs. The charge stays whatever the body does, because a request that was sent has been spent.
         """
         return AsyncSpend(self, text(method, "method"), units=units, job=job, region=region)
-
-
-def parts_of(budget: AsyncBudget) -> tuple[Budget, Awaiter]:
-    """What decides, and what waits for it: for clients."""
-    return budget._budget, budget._awaiter
 
 
 # -- a charge around a block or a function -----------------------------------------------------------------------------
@@ -211,28 +208,20 @@ class AsyncSpend:
 
 
 class Awaiter:
-    """Does steps for the tasks of any loop. One for a session: its budgets share a ledger."""
+    """Waits for a ledger on behalf of the tasks of any loop. One for a session: its budgets share a ledger."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._label = ledger.label
         self._closed = False
-        self._at_once = ASKERS if getattr(ledger, "connections", _none)() is not None else 1
+        self._askers = ASKERS if ledger.shared else 1
         self._silent_until_s = 0.0
         self.start_over_in_child()
         start_over_in_child(self)
 
-    async def ask(self, work: Callable[[], T]) -> T:
-        """A decision, in a thread that asks the ledger. Raises LedgerError."""
-        running_loop()
-        return await self._ask_in_thread(partial(copy_context().run, work))  # type: ignore[no-any-return]
-
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Do what is no step of a decision, and return what it leads to."""
-        return await self._begin(self._others, work)
-
-    def _begin(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> Future[T]:
+        """Do what is no decision, and return what it leads to."""
         loop = running_loop()
-        return wrap_future(self._submit(threads, work), loop=loop)
+        return await wrap_future(self._submit(self._others, work), loop=loop)
 
     def _submit(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> Submitted[T]:
         self._check_open()
@@ -241,8 +230,10 @@ class Awaiter:
         except RuntimeError as error:  # this process ends, or may start no more threads
             raise LedgerError(f"ledger {self._label}: there is no thread to go on with it: {error}") from None
 
-    async def _ask_in_thread(self, question: Callable[[], Any]) -> Any:
-        """Ask a ledger that one thread asks for all: a file, which takes one decision at a time, or a cluster."""
+    async def ask(self, question: Callable[[], T]) -> T:
+        """Ask the ledger for a decision. Raises LedgerError, also for one that waits so long for a thread that it would
+        not end within the second: then it is never asked."""
+        running_loop()
         asking = self._submit(self._asker, partial(self._ask_in_turn, question, elapsed_s()))
         late, task = False, current_task()
         cancelled = 0 if task is None else task.cancelling()  # of a task that cleans up, it was before
@@ -261,7 +252,7 @@ class Awaiter:
         finally:
             timer.cancel()
 
-    def _ask_in_turn(self, question: Callable[[], Any], since_s: float) -> Any:
+    def _ask_in_turn(self, question: Callable[[], T], since_s: float) -> T:
         if since_s < self._silent_until_s:
             raise self._not_asked("did not answer the decision before")
         began_s = elapsed_s()
@@ -288,8 +279,8 @@ class Awaiter:
 
     def start_over_in_child(self) -> None:
         """A forked child lacks its parent's threads."""
-        self._asker = ThreadPoolExecutor(self._at_once, thread_name_prefix="quota-ledger")
-        self._others = ThreadPoolExecutor(HOUSEKEEPERS, thread_name_prefix="quota-other")
+        self._asker = ThreadPoolExecutor(self._askers, thread_name_prefix="quota-ledger")
+        self._others = ThreadPoolExecutor(OTHERS, thread_name_prefix="quota-other")
 
 
 def running_loop() -> AbstractEventLoop:
@@ -299,7 +290,3 @@ def running_loop() -> AbstractEventLoop:
     except RuntimeError:
         message = "it is awaited on loops of asyncio or uvloop alone; elsewhere, as under trio, ask a budget of "
         raise UsageError(f"{message}quota.open() in a thread") from None
-
-
-def _none() -> None:
-    return None

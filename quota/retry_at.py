@@ -125,7 +125,9 @@ def _calendar_room_at(
                 return at_ms
             pace_edges = window.edges(at_ms - ahead_ms)
             paced_ms = max(at_ms, paced_until(standing.cap_units, pace_edges, used + cost_units) + ahead_ms)
-            if paced_ms <= next_ms or next_ms == edges[1]:
+            if (
+                paced_ms <= next_ms
+            ):  # else the caller is past an edge, and what is used leaves before the pace makes room
                 return paced_ms
         at_ms = next_ms
 

@@ -7,9 +7,10 @@ from functools import cached_property
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
+from quota.account import SESSION_CLOSED
 from quota.arguments import one, text
 from quota.attribution import AttemptKeys, attempt_number, machine_name
-from quota.budget import SESSION_CLOSED, Budget, close_budget
+from quota.budget import Budget, account_of
 from quota.common.clock import host_clock, rfc3339
 from quota.common.fork import OfOneProcess, start_over_in_child
 from quota.common.text import listed, nearest, show
@@ -271,7 +272,7 @@ class Session(OfOneProcess):
 
                 end_all([*self._high_water_marks.values()], ledger)
             while self._budgets:
-                close_budget(self._budgets.popitem()[1])
+                account_of(self._budgets.popitem()[1]).close()
             while self._high_water_marks:
                 from quota.recovery.high_water_mark import close_high_water_mark
 

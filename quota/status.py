@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.budget import looking
 from quota.checklist import cap
 from quota.common.clock import NEVER, rfc3339
 from quota.common.several import several
@@ -27,7 +26,7 @@ from quota.settings.model import BUILT_IN_FETCHES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from quota.budget import Budget, Outlook
+    from quota.budget import Budget
     from quota.costs import Bucket, CostBook
     from quota.decision import LimitState
     from quota.ledger.compared import Compared
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from quota.ledger.entry import Entry
     from quota.ledger.grants import Grant
     from quota.limits import Edges, Limit, Window
+    from quota.outlook import Outlook
     from quota.session import Session
 
 
@@ -201,7 +201,7 @@ def read_status(
 
     def reading(name: str) -> CredentialRow:
         settings, budget = credentials[name], session.budget(name)
-        outlook = looking(budget, fetches.get(name, []))
+        outlook = budget.outlook(fetches.get(name, []))
         notes: Notes = ledger.notes(settings.project)
         # On each machine a closed bucket opens a little later than upstream's reset. The status uses that time too.
         exhausted = [x for x in notes.exhaustions if _ends(x) + jitter_ms > at_ms]

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from quota.budget import Budget, unlogged_usage
+from quota.budget import Budget, account_of
 from quota.common.clock import NEVER
 from quota.jobs.fetches.channels import PAGE_ITEMS as CHANNELS_A_CALL
 from quota.jobs.job import attempt_of, fetch_to_look_at
@@ -27,6 +27,7 @@ from quota.jobs.rotation import by_rotation
 from quota.ledger.contract import MIN_RETENTION_MS, read_entries
 from quota.ledger.entry import Charge
 from quota.limits import DAY_MS, MINUTE_MS
+from quota.outlook import unlogged_usage
 from quota.session import machine_jitter_ms
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def read_state(session: Session) -> State:
     for credential in settings.credentials.values():
         longest_ms = max((limit.view.window.longest_ms for limit in credential.limits), default=MIN_RETENTION_MS)
         entries[credential.project] = list(read_entries(ledger, credential.project, now_ms - longest_ms, NEVER))
-        unlogged[credential.project] = unlogged_usage(session.budget(credential.name))
+        unlogged[credential.project] = unlogged_usage(account_of(session.budget(credential.name)))
         exhaustions[credential.project] = [x for x in ledger.exhaustions(credential.project) if not x.reopened_ms]
         grants[credential.project] = ledger.grants(credential.project)
     checkpoints: dict[str, list[Checkpoint]] = {}

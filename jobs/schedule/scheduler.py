@@ -43,7 +43,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.base import BaseTrigger
 
 import quota
-from quota.budget import note_refusal
+from quota.budget import account_of
 from quota.common.clock import host_clock, rfc3339, utc
 from quota.common.log import line
 from quota.common.text import describe, many
@@ -324,7 +324,7 @@ class _JobQueue:
         decision = budget.peek(method, job=self.job.name, region=first.region)
         if decision.admitted:
             return None
-        note_refusal(budget, decision, self.job.name, first.region)
+        account_of(budget).note_refusal(decision, self.job.name, first.region)
         return decision
 
     def _run(self, session: Session, tick: Tick, refusal: Callable[[], Decision | None]) -> RunReport:

@@ -58,7 +58,7 @@ def ask_ledger(settings: Settings) -> list[Finding]:
     A ledger that every command will refuse, as one of another format, is an error; one that does not answer now is a
     warning. Does not create a missing ledger file.
     """
-    from quota.budget import Budget, counting
+    from quota.budget import Budget
     from quota.common.several import several
     from quota.ledger.factory import open_ledger
 
@@ -80,7 +80,7 @@ def ask_ledger(settings: Settings) -> list[Finding]:
             Budget(credential=one.name, project=one.project, book=one.book, limits=one.limits, ledger=ledger)
             for one in {c.project: c for c in settings.credentials.values()}.values()
         )
-        for _ in several(counting, budgets):
+        for _ in several(Budget.usage, budgets):
             pass
     except LedgerError as error:
         level: Level = "error" if isinstance(error, UnusableLedger) else "warning"

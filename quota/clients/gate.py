@@ -57,20 +57,20 @@ class HostGate:
         names = texts(hosts, "host")
         if not names:
             raise UsageError("no host is given, so nothing would be charged; give the API's host")
-        self._meter = Meter(budget)
+        self.meter = Meter(budget)
         self._method = method
         self._hosts = Hosts(names)
 
     def charge(self, verb: str, url: str) -> Attempt | None:
         """The charged attempt; None for a host that is not metered. Raises Refused."""
-        return self._meter.attempt(self._name(verb, url), verb) if self._is_metered(url) else None
+        return self.meter.attempt(self.name(verb, url), verb) if self.is_metered(url) else None
 
-    def _is_metered(self, url: str) -> bool:
+    def is_metered(self, url: str) -> bool:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme in ("https", "wss") else 80)
         return (parts.hostname or "", port) in self._hosts
 
-    def _name(self, verb: str, url: str) -> str:
+    def name(self, verb: str, url: str) -> str:
         return self._method if isinstance(self._method, str) else self._method(verb, url)
 
 
@@ -78,15 +78,15 @@ class AsyncHostGate:
     """The same on an event loop. A budget of `quota.open()` is awaited, too, for this client alone."""
 
     def __init__(self, budget: AsyncBudget | Budget, method: MethodOf, hosts: str | Iterable[str]) -> None:
-        from quota.async_budget import AsyncBudget, Awaiter, parts_of
+        from quota.async_budget import AsyncBudget, Awaiter
 
         self._own: Awaiter | None = None
-        if isinstance(budget, AsyncBudget):
-            blocking, self._awaiter = parts_of(budget)
-            self._gate = HostGate(blocking, method, hosts)
-        else:
-            self._gate = HostGate(budget, method, hosts)
-            self._own = self._awaiter = Awaiter(budget.ledger)
+        if not isinstance(budget, AsyncBudget):
+            Meter(budget)  # is it one at all?
+            self._own = Awaiter(budget.ledger)
+            budget = AsyncBudget(budget, self._own)
+        self._budget = budget
+        self._gate = HostGate(budget._budget, method, hosts)
 
     def close(self) -> None:
         """Close what was made for this client alone."""
@@ -95,14 +95,18 @@ class AsyncHostGate:
 
     async def charge(self, verb: str, url: str) -> Attempt | None:
         """The charged attempt; None for a host that is not metered. Raises Refused."""
-        return await self._awaiter.ask(partial(self._gate.charge, verb, url))
+        gate = self._gate
+        if not gate.is_metered(url):
+            return None
+        call = gate.meter.call(gate.name(verb, url), verb)
+        return gate.meter.attempted((await self._budget._decide([call], commit=True))[0])
 
     async def never_left(self, attempt: Attempt) -> None:
-        await self._awaiter.in_thread(attempt.never_left)
+        await self._budget._awaiter.in_thread(attempt.never_left)
 
     async def answered(self, attempt: Attempt, status: int, body: bytes) -> None:
         """Only an error has more to be done than to be noted."""
         if status < 400:
             attempt.answered(status, body)
         else:
-            await self._awaiter.in_thread(partial(attempt.answered, status, body))
+            await self._budget._awaiter.in_thread(partial(attempt.answered, status, body))

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from quota.arguments import text, texts
 from quota.attribution import current_attribution, machine_name
-from quota.budget import Budget, charge_attempt, charge_attempts
+from quota.budget import Budget
+from quota.checklist import charge_units
 from quota.clients.upstream_errors import UpstreamError, classify
 from quota.common.clock import NEVER, rfc3339
 from quota.common.hosts import is_loopback
-from quota.common.log import line
+from quota.common.log import line, warn
 from quota.common.text import is_word, show, spaced
 from quota.errors import QuotaError, Refused, UsageError
 from quota.ledger.contract import MAX_CHARGES, Exhaustion
@@ -32,6 +33,7 @@ from quota.limits import Calendar
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from quota.budget import Call
     from quota.costs import CostBook
     from quota.decision import Decision
 
@@ -50,21 +52,29 @@ class Meter:
         self.budget = budget
 
     def attempt(self, method: str, verb: str) -> Attempt:
-        """Charge one attempt of `method`, which the caller is about to send with this HTTP verb.
+        """Charge one attempt of `method`, which the caller is about to send with this HTTP verb. A method that the book
+        does not know costs the book's default for the verb.
 
-        Raises Refused when the budget has no room for it, and what `quota.budget.charge_attempt` raises. After any
+        Raises Refused when the budget has no room for it, and UsageError for what can never be admitted. After any
         error nothing was charged and nothing may be sent.
         """
-        return self._attempted(charge_attempt(self.budget, self._name(method), verb))
+        return self.attempted(self.budget._decide([self.call(method, verb)], commit=True)[0])
 
-    def _name(self, method: str) -> str:
-        name = self.budget.book.canonical(text(method, "method"))
+    def call(self, method: str, verb: str) -> Call:
+        """What is charged for an attempt."""
+        book = self.budget.book
+        name, verb = book.canonical(text(method, "method")), text(verb, "verb")
         if len(name) > MAX_NAME_LENGTH or not name.isprintable():
             # The request is about to leave, so charge it under a shortened name.
             name = spaced(name, "?")[-MAX_NAME_LENGTH:]
-        return name
+        if name in book.methods:
+            return name, None, None
+        price = book.default_price(verb)
+        _warn_default_price(book.name, name, price.units)
+        return name, charge_units(price.units), price.bucket
 
-    def _attempted(self, decision: Decision) -> Attempt:
+    def attempted(self, decision: Decision) -> Attempt:
+        """The attempt that was decided about. Raises Refused."""
         if not decision.admitted:
             raise Refused(decision)
         return Attempt(self.budget, decision)
@@ -75,19 +85,26 @@ class Meter:
         They are charged in one step. Only of more than 100 those before a refusal are refunded.
         """
         pairs: Iterable[Any] = [calls] if isinstance(calls, tuple) and calls and isinstance(calls[0], str) else calls
-        named = [(self._name(method), verb) for method, verb in pairs]
+        named = [self.call(method, verb) for method, verb in pairs]
         charged: list[Attempt] = []
         try:
             for first in range(0, len(named), MAX_CHARGES):
-                decisions = charge_attempts(self.budget, named[first : first + MAX_CHARGES])
-                if not decisions[0].admitted:
-                    raise Refused(decisions[0])
-                charged += [Attempt(self.budget, decision) for decision in decisions]
+                decisions = self.budget._decide(named[first : first + MAX_CHARGES], commit=True)
+                charged += map(self.attempted, decisions)
         except BaseException:
             for attempt in charged:
                 attempt.never_left()
             raise
         return charged
+
+
+_warned: set[tuple[str, str]] = set()
+
+
+def _warn_default_price(book: str, method: str, units: int) -> None:
+    if (book, method) not in _warned and len(_warned) < 1_000:
+        _warned.add((book, method))
+        warn("default_price book=%s method=%s units=%d: the cost book has no such method; add it", book, method, units)
 
 
 class Attempt:

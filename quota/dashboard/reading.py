@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.budget import ask, unlogged_usage
+from quota.budget import account_of
 from quota.common.clock import NEVER
 from quota.dashboard.curves import Event, curve, since
 from quota.dashboard.words import Searches
@@ -19,6 +19,7 @@ from quota.errors import UsageError
 from quota.ledger.contract import read_entries
 from quota.limits import DAY_MS, HOUR_MS
 from quota.metrics import of_status, of_sums
+from quota.outlook import ask, unlogged_usage
 from quota.spending import read_refusals, read_spending, read_sums
 from quota.status import read_status
 
@@ -167,7 +168,7 @@ def _expected(budget: Budget, forecast: Forecast | None) -> list[list[Event]]:
 def _lost(budget: Budget) -> dict[str, list[tuple[int, int]]]:
     """What counts without a charge, by view: units, and until when."""
     found: dict[str, list[tuple[int, int]]] = {}
-    for usage in unlogged_usage(budget):
+    for usage in unlogged_usage(account_of(budget)):
         found.setdefault(usage.view, []).extend(usage.expiries)
     return found
 
@@ -180,7 +181,7 @@ def _calls(session: Session, credential: str) -> Searches | None:
         return None
     price = book.price(SEARCH)
     try:
-        decision = ask(budget, SEARCH, price.units, "").decision
+        decision = ask(account_of(budget), SEARCH, price.units, "").decision
     except UsageError as error:
         return Searches(0, str(error))
     if not decision.admitted:

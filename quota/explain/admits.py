@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from quota.attribution import machine_name
-from quota.budget import drawn_units, leaves_of
+from quota.budget import account_of
 from quota.checklist import cap
 from quota.common.text import one_line
+from quota.corrections import drawn_units
 from quota.limits import MAX_UNITS, Limit
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def changes_that_admit(
         return _allowances(session, budget, kept), False
     if kept.reason in ("clock", "counting") or kept.limits_left_out:
         return (), False
-    leaves, then_ms = leaves_of(budget, kept.job), kept.at_ms
+    leaves, then_ms = account_of(budget).checklists.leaves_of(kept.job), kept.at_ms
     known = {limit.name: limit for limit in budget.limits}
     if not closed_by_upstream(kept) and kept.refused_by not in known:
         return (), True
@@ -171,7 +172,7 @@ def _allowances(session: Session, budget: Budget, kept: KeptRefusal) -> tuple[Ch
         return ()
     allowed = session.settings.ledger.unavailable
     most, allowance = (0, 0) if allowed is None else (allowed.max_cost_units, allowed.allowance_units)
-    needed = drawn_units(budget, kept.at_ms) + kept.cost_units
+    needed = drawn_units(account_of(budget), kept.at_ms) + kept.cost_units
     settings = []
     if most < kept.cost_units:
         if kept.calls > 1:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from quota.budget import draw_of
+from quota.budget import account_of
 from quota.common.clock import NEVER, rfc3339
 from quota.common.text import one_line
+from quota.corrections import draw_of
 from quota.errors import UnknownCharge, UsageError
 from quota.explain.log import added_up, cutoff
 from quota.ledger.contract import RETENTION_SLACK_MS, just_before, read_entries
@@ -184,7 +185,7 @@ def _id_of(text: str) -> Id | None:
 
 def _find(session: Session, budget: Budget, charge_id: str) -> ChargeExplained | None:
     ledger, project = session.ledger, budget.project
-    drawn, entry = draw_of(budget, charge_id), None
+    drawn, entry = draw_of(account_of(budget), charge_id), None
     if drawn is not None and drawn.repaid:
         # The newest entry of that key is the draw; an earlier one is the same call, whose answer was lost.
         log = read_entries(ledger, project, max(0, drawn.drawn_ms - RETENTION_SLACK_MS), NEVER)

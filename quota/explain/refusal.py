@@ -12,7 +12,7 @@ from heapq import merge
 from itertools import chain, islice, pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from quota.budget import ask
+from quota.budget import account_of
 from quota.checklist import Together
 from quota.common.clock import NEVER, rfc3339
 from quota.errors import UsageError
@@ -21,13 +21,14 @@ from quota.explain.log import added_up, cutoff
 from quota.ledger.contract import CLOCK_SLACK_MS, just_before, read_entries
 from quota.ledger.unlogged import UPSTREAM
 from quota.limits import Calendar, Limit, Selector, View
+from quota.outlook import Answer, ask
 from quota.retry_at import counted, room_at
 from quota.spending import KeptRefusal, read_refusals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from quota.budget import Asked, Budget
+    from quota.budget import Budget
     from quota.decision import LimitState
     from quota.explain.admits import Change
     from quota.ledger.contract import Exhaustion, Ledger
@@ -95,7 +96,7 @@ class RefusalExplained:
 
     kept: KeptRefusal
     asked_ms: int
-    now: Asked | None
+    now: Answer | None
     never: str
     limits: tuple[LimitThenAndNow, ...]
     filled_name: str | None
@@ -225,10 +226,10 @@ def explain_kept(session: Session, kept: KeptRefusal) -> RefusalExplained:
     of_project = [one.name for one in credentials if one.project == kept.project]
     budget = session.budget(kept.credential if kept.credential in of_project else of_project[0])
     ledger, then_ms = session.ledger, kept.at_ms
-    asked: Asked | None = None
+    asked: Answer | None = None
     never = ""
     try:
-        asked = ask(budget, kept.method, kept.cost_units, kept.job, _together(kept))
+        asked = ask(account_of(budget), kept.method, kept.cost_units, kept.job, _together(kept))
     except UsageError as error:
         never = str(error)
     now_ms = ledger.now_ms() if asked is None else asked.clocks.now_ms

@@ -19,7 +19,6 @@ view's total until it would have expired.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
@@ -226,31 +225,6 @@ class ChargeRequest(NamedTuple):
     retention_ms: int = MIN_RETENTION_MS
     granted: str | None = None
     also: tuple[Charge, ...] = ()
-
-
-def asked_again(request: ChargeRequest, caller_ms: int, idempotency_key: str, expected: Expected) -> ChargeRequest:
-    """The same request at another time."""
-    project, charge, checks, closed_by, _, jitter_ms, _, retention_ms, granted, also = request
-    charge = type(charge)(*charge[:-1], idempotency_key)
-    return ChargeRequest(
-        project, charge, checks, closed_by, caller_ms, jitter_ms, expected, retention_ms, granted, also
-    )
-
-
-def repeating(ledger: Ledger, request: ChargeRequest, *, commit: bool) -> Repeated:
-    """`Ledger.decide` for what is `asked_again`, in the ledger's own way where it has a quicker one."""
-    own: Callable[..., Repeated] | None = getattr(ledger, "repeating", None)
-    if own is not None:
-        return own(request, commit=commit)
-    return lambda *at: ledger.decide(asked_again(request, *at), commit=commit)
-
-
-At = tuple[int, str, Expected]
-"""What is different each time that a request is asked again: the caller's time, the idempotency key, and what the
-ledger is expected to have."""
-
-Repeated = Callable[[int, str, Expected], ChargeResult]
-"""Decides the same request again, with what is different this time."""
 
 
 class Notes(NamedTuple):

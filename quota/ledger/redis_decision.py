@@ -1,7 +1,7 @@
 """A decision in the words of Redis: what is asked of charge.lua, and how its reply is read.
 
-    arguments, call_of_charge           a question, and the call that asks it
-    Question                            the same, packed once for all that ask the like
+    arguments                           what charge.lua is asked
+    Question                            the call that asks it, packed once for all calls of a kind
     result_of, result_of_line           a reply, as a ChargeResult
     says_more, is_unfinished            whether the script is to be asked again (L21)
 
@@ -14,22 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from quota.common.clock import LATEST_MS, NEVER
 from quota.errors import LedgerError
-from quota.ledger.contract import ChargeResult, asked_again
+from quota.ledger.contract import ChargeResult
 from quota.ledger.grants import read_grants
 from quota.ledger.redis_fields import units_text
 from quota.ledger.redis_scripts import keys_of, script
-from quota.ledger.resp import pack
 from quota.ledger.state_fields import read_epoch, read_exhaustion, read_id, read_usages
 from quota.limits import Sliding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from quota.ledger.contract import ChargeOutcome, ChargeRequest, Expected, LimitCheck
+    from quota.ledger.contract import ChargeOutcome, ChargeRequest, LimitCheck
     from quota.ledger.unlogged import UnloggedUsage
-
-RETRY_AGE_MS = 8
-"""The index of retry_age_ms among the arguments of charge.lua."""
 
 FIRST_TRY = "-1"
 """The retry_age_ms of a first try."""
@@ -49,68 +45,60 @@ def arguments(request: ChargeRequest, now: str, commit: bool) -> list[str]:
         "\n".join([charge.method for charge in charges]),
         "\n".join([charge.job for charge in charges]),
         "\n".join([charge.region for charge in charges]),
-        "\n".join([charge.idempotency_key for charge in charges]),
+        _keys(request),
         FIRST_TRY,
         str(request.retention_ms),
         str(request.jitter_ms),
         ",".join(request.closed_by),
-        _expected(request.expected, request.granted),
+        _expected(request),
     ]
     for check in request.checks:
         words += (check.view.name, str(check.cap_units), str(check.cost_units), str(_span(check)))
     return words
 
 
-def call_of_charge(project: str, args: Sequence[str], *, whole: bool = False) -> bytes:
-    """A packed call of charge.lua by its name; `whole`: with its text."""
-    text, sha = script("charge")
-    keys, head = keys_of(project), ("EVAL", text) if whole else ("EVALSHA", sha)
-    return pack((*head, str(len(keys)), *keys, *args))
-
-
 class Question:
-    """A call of charge.lua, packed but for the words that each decision has of its own.
+    """A call of charge.lua for one kind of charge, packed but for the words that each decision has of its own: to pack
+    all of them anew takes longer than the server needs to answer. `whole`: with the script's text."""
 
-    Whatever it says is said by `arguments` too. To pack that anew takes longer than the server needs to answer.
-    """
+    __slots__ = ("_before", "_checked", "_how", "_what", "checks", "whole")
 
-    __slots__ = ("_after", "_before", "_commit", "_granted", "_how", "_longer", "_request", "_what")
-
-    def __init__(self, request: ChargeRequest, commit: bool) -> None:
-        self._request, self._commit = request, commit
+    def __init__(self, request: ChargeRequest, commit: bool, *, whole: bool = False) -> None:
+        self.checks, self.whole = request.checks, whole
+        text, sha = script("charge")
         keys, args = keys_of(request.project), arguments(request, "0", commit)
-        head = ("EVALSHA", script("charge")[1], str(len(keys)), *keys)
-        self._before = f"*{len(head) + len(args)}\r\n{_bulks(head)}"
-        self._what, self._how = f"{_bulks(args[2:7])}$", f"{_bulks(args[8:12])}$"
-        self._after = f"\r\n{_bulks(args[13:])}"
-        self._granted = request.granted
-        fixed = f"{self._before}{self._what}{self._how}{self._after}"
-        self._longer = len(fixed.encode()) - len(fixed)
+        head = (*(("EVAL", text) if whole else ("EVALSHA", sha)), str(len(keys)), *keys)
+        self._before = b"*%d\r\n%b" % (len(head) + len(args), _bulks(head))
+        self._what, self._how, self._checked = _bulks(args[2:7]), _bulks(args[9:12]), _bulks(args[13:])
 
-    def words(self, now: str, caller_ms: int, idempotency_key: str, expected: Expected) -> bytes:
-        at, seen = str(caller_ms), _expected(expected, self._granted)
-        words = (
-            f"{self._before}${len(now)}\r\n{now}\r\n${len(at)}\r\n{at}\r\n{self._what}{len(idempotency_key)}\r\n"
-            f"{idempotency_key}\r\n{self._how}{len(seen)}\r\n{seen}{self._after}"
-        )
-        packed = words.encode()
-        if len(packed) - len(words) != self._longer:  # a word's length is that of its bytes
-            request = asked_again(self._request, caller_ms, idempotency_key, expected)
-            return call_of_charge(request.project, arguments(request, now, self._commit))
-        return packed
+    def words(self, request: ChargeRequest, now: str, age: str = FIRST_TRY) -> bytes:
+        """The packed words for a request of this kind. `age`: of a retry, in ms since the first try."""
+        own = now, str(request.caller_ms), _keys(request), age, _expected(request)
+        now_, caller, keys, age_, expected = map(_bulk, own)
+        return b"".join((self._before, now_, caller, self._what, keys, age_, self._how, expected, self._checked))
 
 
-def _bulks(words: Iterable[str]) -> str:
-    """Words of a command as they stand in what is sent."""
-    return pack((*words,)).decode().partition("\r\n")[2]
+def _bulk(word: str) -> bytes:
+    """A word of a command as it is sent."""
+    data = word.encode()
+    return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
-def _expected(expected: Expected, granted: str | None) -> str:
+def _bulks(words: Iterable[str]) -> bytes:
+    return b"".join(map(_bulk, words))
+
+
+def _keys(request: ChargeRequest) -> str:
+    first = request.charge.idempotency_key
+    return "\n".join([first, *(charge.idempotency_key for charge in request.also)]) if request.also else first
+
+
+def _expected(request: ChargeRequest) -> str:
     """`EPOCH ID ID @GRANTS`: what the caller has seen of this ledger, and the grants that its caps go by."""
-    words, ids = expected
-    for ms, seq in ids:  # mostly one; half the time of `join` and a generator
+    words, ids = request.expected
+    for ms, seq in ids:
         words += f" {ms}-{seq}"
-    return words if granted is None else f"{words} @{granted}"
+    return words if request.granted is None else f"{words} @{request.granted}"
 
 
 def _span(check: LimitCheck) -> str | int:

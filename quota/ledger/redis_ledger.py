@@ -28,7 +28,6 @@ from quota.ledger.contract import (
     Exhaustion,
     Notes,
     Repair,
-    asked_again,
     checked_exhaustion,
     checked_range,
     entries_between,
@@ -49,13 +48,10 @@ from quota.ledger.history import (
 from quota.ledger.redis_connection import Connections
 from quota.ledger.redis_decision import (
     BEFORE_USED,
-    RETRY_AGE_MS,
+    FIRST_TRY,
     Question,
-    arguments,
-    call_of_charge,
     is_unfinished,
     result_of,
-    result_of_line,
     says_more,
     still_counting,
 )
@@ -102,7 +98,7 @@ if TYPE_CHECKING:
     from quota.common.findings import Finding
     from quota.ledger.claims import Claim, Claimed, Ending
     from quota.ledger.compared import Compared
-    from quota.ledger.contract import At, ChargeRequest
+    from quota.ledger.contract import ChargeRequest
     from quota.ledger.entry import Charge, Id
     from quota.ledger.grants import Grant
     from quota.ledger.redis_cluster import Cluster
@@ -116,6 +112,9 @@ TIMEOUT_S = 0.35
 
 RETRY_WITHIN_S = 0.5
 """A call whose answer was lost is retried only if the first try ended within this time."""
+
+MAX_KEPT = 1_000
+"""The most kinds of charges whose words are kept packed."""
 
 MAX_PIECES = 100_000
 """A repair may take so many script calls of 250 entries each (L26)."""
@@ -149,6 +148,7 @@ class RedisLedger(OfOneProcess):
         self._connect = client_maker(url, self.label, self._timeout_s)
         self._connected: Connections | Cluster | None = None
         self._say_evicts_at_s = 0.0
+        self._questions: dict[tuple[object, ...], Question] = {}
         self._lock = threading.RLock()  # a signal handler may ask while its thread connects
         start_over_in_child(self)
 
@@ -160,38 +160,62 @@ class RedisLedger(OfOneProcess):
 
     # -- the decision ------------------------------------------------------------------------------------------------
 
-    def repeating(self, request: ChargeRequest, *, commit: bool) -> RepeatedQuestion:
-        """See `quota.ledger.contract.repeating`."""
-        return RepeatedQuestion(self, request, commit)
-
     def decide(self, request: ChargeRequest, *, commit: bool) -> ChargeResult:
-        started_s = elapsed_s()
-        reply: Any
-        try:
-            words = call_of_charge(request.project, arguments(request, self._now(), commit))
-            reply = self._ask(request.project, words, started_s)
-        except Failed as error:
-            reply = error
-        return self._concluding(request, commit, started_s, reply)
+        """Run charge.lua to a result, or for as long as a decision may count (L21).
 
-    def _concluding(self, request: ChargeRequest, commit: bool, started_s: float, reply: Any) -> ChargeResult:
-        """What follows from the first reply of a decision that began at `started_s`, or from a Failed in its place.
-        Any other error is raised."""
-        if isinstance(reply, Failed):
-            again, unknown = _may_retry(reply, started_s), _is_unknown_script(reply)
-            if not again and not unknown:
-                raise self._error(reply, request.project) from reply
-            lost = _may_be_done(reply)
-            reply = self._charge(request, commit, started_s, retry=lost, last_try=again, whole=unknown)
-        elif isinstance(reply, Exception):
-            raise reply
-        elif says_more(reply):
-            reply = self._charge(request, commit, started_s, more=reply)
-        if is_unfinished(request, reply):
-            reply = self._to_the_end(request, commit, started_s, reply)
+        A retry after a lost answer says so, and so never charges twice (L16). What was lost before it left is asked
+        again as a first try. A server that does not know the script gets the whole of it.
+        """
+        started_s, question, age = elapsed_s(), self._question(request, commit), FIRST_TRY
+        may_be_done = last_try = False
+        more = refused = None
+        while True:
+            if may_be_done:
+                age = str(int((elapsed_s() - started_s) * 1000))
+            try:
+                reply = self._ask(request.project, question.words(request, self._now(), age), started_s)
+            except Failed as error:
+                if _is_unknown_script(error) and not question.whole:
+                    question = Question(request, commit, whole=True)
+                    continue
+                if refused is not None:
+                    reply = still_counting(refused)
+                    break
+                if last_try or not _may_retry(error, started_s):
+                    if more is None or may_be_done or not isinstance(error, Lost) or error.left:
+                        raise self._error(error, request.project) from error
+                    reply = more
+                    break
+                may_be_done, last_try = may_be_done or _may_be_done(error), True
+                continue
+            has_time = elapsed_s() - started_s < COUNT_WITHIN_S
+            if is_unfinished(request, reply):
+                # That it was refused stands, whatever fails after it: it is asked again as what may be done already.
+                refused, may_be_done, last_try = reply, True, True
+                reply = reply if has_time else still_counting(reply)
+            elif says_more(reply):
+                more = reply
+            else:
+                break
+            if not has_time:
+                break
         if isinstance(reply, list) and len(reply) > BEFORE_USED + len(request.checks):
             self._say_evicts(str(reply.pop()))
         return self._result(request, reply, commit)
+
+    def _question(self, request: ChargeRequest, commit: bool) -> Question:
+        """The packed words of a kind of charge, kept for the next one of it."""
+        checks, charge = request.checks, request.charge
+        if request.also or type(checks) is not tuple:
+            return Question(request, commit)
+        of_the_call = request.closed_by, request.jitter_ms, request.retention_ms, request.granted, commit
+        kind = (request.project, *charge[:-1], id(checks), *of_the_call)
+        known = self._questions.get(kind)
+        if known is None or known.checks is not checks:
+            if len(self._questions) >= MAX_KEPT:
+                self._questions.clear()
+            known = self._questions[kind] = Question(request, commit)
+        return known
 
     def _result(self, request: ChargeRequest, reply: Any, commit: bool) -> ChargeResult:
         try:
@@ -205,54 +229,6 @@ class RedisLedger(OfOneProcess):
         if isinstance(client, Connections):
             return client.ask(words, since_s + client.wall_s)
         return client.ask(keys_of(project).log, words, since_s + client.wall_s)
-
-    def _charge(
-        self,
-        request: ChargeRequest,
-        commit: bool,
-        started_s: float,
-        *,
-        retry: bool = False,
-        last_try: bool = False,
-        whole: bool = False,
-        more: Any = None,
-    ) -> Any:
-        """Run charge.lua to a result, or while a decision may count (L21). A retry after a lost answer says so, and
-        so never charges twice (L16). What was lost before it left is asked again as a first try; where the server had
-        more to read before, that is the answer. A server that does not know the script gets the `whole` of it."""
-        args = arguments(request, self._now(), commit)
-        while True:
-            if retry:
-                args[RETRY_AGE_MS] = str(int((elapsed_s() - started_s) * 1000))
-            try:
-                words = call_of_charge(request.project, args, whole=whole)
-                reply = self._ask(request.project, words, started_s)
-            except Failed as error:
-                if _is_unknown_script(error) and not whole:
-                    whole = True
-                    continue
-                if last_try or not _may_retry(error, started_s):
-                    if more is not None and not retry and isinstance(error, Lost) and not error.left:
-                        return more
-                    raise self._error(error, request.project) from error
-                retry, last_try = retry or _may_be_done(error), True
-                continue
-            if not says_more(reply) or elapsed_s() - started_s >= COUNT_WITHIN_S:
-                return reply
-            more, whole = reply, False
-
-    def _to_the_end(self, request: ChargeRequest, commit: bool, started_s: float, reply: Any) -> Any:
-        """Ask again until a refusal says when there is room, or while a decision may count (L21). That it was refused
-        stands, whatever fails after it."""
-        while True:
-            try:
-                reply = self._charge(request, commit, started_s, retry=True, last_try=True)
-            except LedgerError:
-                return still_counting(reply)
-            if not is_unfinished(request, reply):
-                return reply
-            if elapsed_s() - started_s >= COUNT_WITHIN_S:
-                return still_counting(reply)
 
     def _say_evicts(self, policy: str) -> None:
         """Warn once a day for each server, whichever project noticed; once a process if the server drops the claim."""
@@ -678,36 +654,3 @@ def _may_be_done(error: Failed) -> bool:
 
 def _is_unknown_script(error: Failed) -> bool:
     return isinstance(error, ErrorReply) and error.code == "NOSCRIPT"
-
-
-class RepeatedQuestion:
-    """A request that is asked again and again, packed once. Called, it waits for the decision."""
-
-    __slots__ = ("_checks", "_commit", "_ledger", "_question", "_request")
-
-    def __init__(self, ledger: RedisLedger, request: ChargeRequest, commit: bool) -> None:
-        self._ledger, self._request, self._commit = ledger, request, commit
-        self._checks, self._question = request.checks, Question(request, commit)
-
-    def __call__(self, *at: *At) -> ChargeResult:
-        started_s, ledger = elapsed_s(), self._ledger
-        reply: Any
-        try:
-            reply = ledger._ask(self._request.project, self._question.words(ledger._now(), *at), started_s)
-        except Failed as error:
-            reply = error
-        result = self.result(at, reply)
-        return (
-            ledger._concluding(asked_again(self._request, *at), self._commit, started_s, reply)
-            if result is None
-            else result
-        )
-
-    def result(self, at: At, reply: Any) -> ChargeResult | None:
-        """The decision, where the reply is an ordinary one: a line that has no more to say."""
-        if type(reply) is not str or "+" in reply:
-            return None
-        try:
-            return result_of_line(self._checks, at[2][0], reply, self._commit)
-        except UNREADABLE as error:
-            raise self._ledger._unreadable(reply) from error

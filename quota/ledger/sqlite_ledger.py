@@ -2,15 +2,15 @@
 `quota.ledger.contract.Ledger`.
 
 Every charge is one `BEGIN IMMEDIATE` transaction. Its cost does not depend on how much was charged before: each view
-moves forward over what is new and what has expired since it was last used. The usual decision reads next to nothing:
-see `quota.ledger.sqlite_memory`. The rules (L1, L2, ...) are in ARCHITECTURE.md.
+moves forward over what is new and what has expired since it was last used. The rules (L1, L2, ...) are in
+ARCHITECTURE.md.
 """
 
 from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from quota.arguments import MAX_NUMBER, whole, whole_clock
 from quota.common.clock import LATEST_MS, NEVER, elapsed_s, host_clock
@@ -45,7 +45,6 @@ from quota.ledger.fence import FENCE, fenced_error
 from quota.ledger.file_errors import file_wording, refuse_others
 from quota.ledger.grants import grants_text
 from quota.ledger.history import HISTORY_MS, RUN_CHARS, HourOfLog
-from quota.ledger.sqlite_memory import UNUSED_AFTER_OTHERS, Facts, Memory
 from quota.ledger.sqlite_rows import (
     COLUMNS,
     EXHAUSTION,
@@ -87,19 +86,6 @@ SCHEMA_VERSION = 11
 APPLICATION_ID = 0x51_4C_47_31
 """Marks an SQLite file as a ledger ("QLG1")."""
 
-
-class _Rooms(NamedTuple):
-    """When the charge was made that must leave a sliding window before a call fits, by project, view, and what may be
-    left then (None: it fits, or the window does not slide). It holds as long as a connection sees no change of its
-    file."""
-
-    db: sqlite3.Connection | None
-    stamp: tuple[int, int]
-    known: dict[tuple[str, View, int], int | None]
-
-
-MAX_ROOMS = 1_000
-"""So many are remembered."""
 
 TRIM_AT_ONCE = 10_000
 """So many charges are trimmed at once (L13)."""
@@ -167,8 +153,6 @@ class SqliteLedger(OfOneProcess):
             deadline_s=self._deadline_s,
         )
         self._clock = host_clock if clock is None else whole_clock(clock)
-        self._memory = Memory(None, 0)
-        self._rooms = _Rooms(None, (0, 0), {})
 
     def now_ms(self) -> int:
         return self._clock()
@@ -176,124 +160,53 @@ class SqliteLedger(OfOneProcess):
     # -- the decision ------------------------------------------------------------------------------------------------
 
     def decide(self, request: ChargeRequest, *, commit: bool) -> ChargeResult:
-        result = self._file.transact(lambda db: self._decide_from_memory(db, request, commit, commit), write=None)
-        if result.outcome == "counting":
-            result = self._count_on(request, commit)
+        """While there is more to count, others get their turn between two transactions (L21)."""
+        ends_s = elapsed_s() + COUNT_WITHIN_S
+        result = self._file.transact(lambda db: self._decide(db, request, commit), write=True)
+        while result.outcome == "counting" and elapsed_s() < ends_s:
+            result = self._file.transact(lambda db: self._decide(db, request, commit), write=True)
         if result.outcome != "refused":
             return result
         return result._replace(leaving_ms=self._leaving_ms(request, result))
 
-    def _count_on(self, request: ChargeRequest, commit: bool) -> ChargeResult:
-        """Decide again while a decision may count (L21): others get their turn between the transactions. What a peek
-        has read is kept too."""
-        ends_s = elapsed_s() + COUNT_WITHIN_S
-        while True:
-            result = self._file.transact(lambda db: self._decide_from_memory(db, request, commit, True), write=None)
-            if result.outcome != "counting" or elapsed_s() >= ends_s:
-                return result
-
     def _leaving_ms(self, request: ChargeRequest, result: ChargeResult) -> tuple[int | None, ...]:
-        """L9. See `ChargeResult.leaving_ms`. It depends on nothing that leaves before that charge, so it is remembered
-        until the file changes. It is read outside of the decision: nobody waits for this."""
+        """L9. See `ChargeResult.leaving_ms`. It is read outside of the decision: nobody waits for this."""
         project, now_ms = request.project, result.now_ms
-        keys = [(project, check.view, check.cap_units - check.cost_units) for check in request.checks]
-
-        def remembered(db: sqlite3.Connection) -> tuple[int | None, ...] | None:
-            rooms = self._rooms
-            if rooms.db is not db or rooms.stamp != (_data_version(db), db.total_changes):
-                return None
-            if not all(key in rooms.known for key in keys):
-                return None
-            return tuple([rooms.known[key] for key in keys])
 
         def read(db: sqlite3.Connection) -> tuple[int | None, ...]:
             last, _, unlogged_until_ms, *_ = self._head(db, project)
-            stamp, rooms = (_data_version(db), db.total_changes), self._rooms
-            if rooms.db is not db or rooms.stamp != stamp or len(rooms.known) > MAX_ROOMS:
-                rooms = self._rooms = _Rooms(db, stamp, {})
-            unlogged = unlogged_of(db, request, now_ms) if unlogged_until_ms > now_ms else ((),) * len(keys)
-            for key, check, usages in zip(keys, request.checks, unlogged, strict=True):
-                if key not in rooms.known:
+            unlogged = unlogged_of(db, request, now_ms) if unlogged_until_ms > now_ms else ((),) * len(request.checks)
+            found = []
+            for check, used, usages in zip(request.checks, result.used_units, unlogged, strict=True):
+                leaving_ms = None
+                if used + check.cost_units > check.cap_units:
                     stored = stored_view(db, project, check.view)
                     view, _ = advance(db, project, check, now_ms, last, stored, NEVER)
                     expiring = [(until, n) for usage in usages for n, until in usage.expiries if until > now_ms]
-                    rooms.known[key] = leaving_at(db, project, check, view, sorted(expiring))
-            return tuple([rooms.known[key] for key in keys])
+                    leaving_ms = leaving_at(db, project, check, view, sorted(expiring))
+                found.append(leaving_ms)
+            return tuple(found)
 
         try:
-            known = self._file.transact(remembered, write=None)
-            if known is None:
-                known = self._file.transact(read, write=False)
+            return self._file.transact(read, write=False)
         except LedgerError:  # that it was refused stands
             return ()
-        # What refused then may have left since, where another limit refuses now.
-        told = zip(known, result.used_units, request.checks, strict=True)
-        return tuple([at_ms if used + check.cost_units > check.cap_units else None for at_ms, used, check in told])
 
-    def _decide_from_memory(
-        self, db: sqlite3.Connection, request: ChargeRequest, commit: bool, write: bool
-    ) -> ChargeResult:
-        memory, changes, version = self._memory, db.total_changes, -1
-        if memory.unused and memory.db is db:
-            memory.unused -= 1
-            _begin(db, commit)
-            result, _ = self._decide(db, request, commit, write)
-            db.execute("COMMIT")
-            return result
-        if memory.db is db and memory.changes == changes:
-            known = memory.answer(request, self._clock(), commit=commit)
-            if known is not None:
-                admitted = known.outcome == "admitted"
-                if admitted:
-                    _begin(db, commit)
-                version = _data_version(db)
-                if version == memory.version and changes == db.total_changes:
-                    if known.id is not None:
-                        trims = memory.trims(request.project, known.last)
-                        append_charge(db, request.project, known.last, request.charge)
-                        if trims is not None:
-                            last, retention_ms = trims
-                            self._trim(db, request.project, min(known.now_ms, last[0]), retention_ms)
-                        changes = db.total_changes
-                        db.execute("COMMIT")
-                        memory.add(request, known, changes)
-                    elif admitted:
-                        db.execute("COMMIT")
-                    return known
-        if not db.in_transaction:
-            _begin(db, commit)
-            version = _data_version(db)
-        if memory.db is not db:
-            memory = Memory(db, version)
-        elif memory.version != version:
-            memory = Memory(db, version, unused=UNUSED_AFTER_OTHERS)
-        elif memory.changes != db.total_changes:
-            memory = Memory(db, version)
-        result, facts = self._decide(db, request, commit, write)
-        changes = db.total_changes
-        db.execute("COMMIT")
-        if facts is not None and not memory.unused:
-            appended = () if result.id is None else (request.charge, *request.also)
-            memory.learn(request.project, facts, appended, changes)
-        self._memory = memory
-        return result
-
-    def _decide(
-        self, db: sqlite3.Connection, request: ChargeRequest, commit: bool, write: bool
-    ) -> tuple[ChargeResult, Facts | None]:
-        """The decision, and what it leaves in the file: None where that is not worth remembering."""
+    def _decide(self, db: sqlite3.Connection, request: ChargeRequest, commit: bool) -> ChargeResult:
+        if not commit:  # of a file that may only be read, SQLite says so at the first statement that writes
+            db.execute(_CHANGES_NOTHING)
         project, charge = request.project, request.charge
         clock_ms = self._clock()
         now_ms = min(clock_ms, request.caller_ms + CLOCK_SLACK_MS)  # L11
         last, epoch, unlogged_until_ms, retention_ms, closed_until_ms, granted = self._head(db, project)
         if not clocks_agree(clock_ms, request.caller_ms) or not edges_fit(request.checks, now_ms):
-            return ChargeResult("clock", None, clock_ms, last, (), epoch=epoch), None
+            return ChargeResult("clock", None, clock_ms, last, (), epoch=epoch)
         expected = request.expected
         if expected.epoch and expected != (epoch, (last,)) and self._is_behind(db, request, last, epoch):
-            return ChargeResult("behind", None, now_ms, last, (), epoch=epoch), None
+            return ChargeResult("behind", None, now_ms, last, (), epoch=epoch)
         if request.granted is not None and request.granted != granted:  # L28
             granted_of(granted)
-            return ChargeResult("granted", None, now_ms, last, (), epoch=epoch, granted=granted), None
+            return ChargeResult("granted", None, now_ms, last, (), epoch=epoch, granted=granted)
 
         stored, views, used, room = [], [], [], ROWS_AT_ONCE
         for check in request.checks:
@@ -302,10 +215,9 @@ class SqliteLedger(OfOneProcess):
             stored.append(state)
             views.append(view)
             used.append(view.total)
-            if not room:
-                if write:
-                    save_views(db, request, views, stored)
-                return ChargeResult("counting", None, now_ms, last, (), epoch=epoch), None
+            if not room:  # what a peek has read is kept too
+                save_views(db, request, views, stored)
+                return ChargeResult("counting", None, now_ms, last, (), epoch=epoch)
         unlogged = unlogged_of(db, request, now_ms) if unlogged_until_ms > now_ms else ()
         for i, usages in enumerate(unlogged):
             used[i] += sum(usage.units_at(now_ms) for usage in usages)
@@ -315,18 +227,12 @@ class SqliteLedger(OfOneProcess):
             if check.cost_units and total + check.cost_units > check.cap_units:
                 fits = False
         if exhaustion is not None or not fits or not commit:
-            if write:
+            if commit:
                 if request.retention_ms > retention_ms:
-                    retention_ms = request.retention_ms
-                    set_project(db, project, epoch, unlogged_until_ms, retention_ms)
+                    set_project(db, project, epoch, unlogged_until_ms, request.retention_ms)
                 save_views(db, request, views, stored)
             outcome: ChargeOutcome = "exhausted" if exhaustion is not None else "admitted" if fits else "refused"
-            seen = [
-                (check.view, view.total, view.tail_ms, view.dropped_through_ms)
-                for check, view in zip(request.checks, views, strict=True)
-            ]
-            facts = Facts(last, epoch, unlogged_until_ms, retention_ms, closed_until_ms, granted, seen)
-            return ChargeResult(outcome, None, now_ms, last, tuple(used), exhaustion, epoch, unlogged), facts
+            return ChargeResult(outcome, None, now_ms, last, tuple(used), exhaustion, epoch, unlogged)
 
         at = first = following_id(last, clock_ms)
         append_charge(db, project, at, charge)
@@ -336,21 +242,17 @@ class SqliteLedger(OfOneProcess):
         if not epoch or request.retention_ms > retention_ms:
             epoch, retention_ms = epoch or charge.idempotency_key, max(retention_ms, request.retention_ms)
             set_project(db, project, epoch, unlogged_until_ms, retention_ms)
-        left = []
         for i, (check, view) in enumerate(zip(request.checks, views, strict=True)):
             used[i] += check.cost_units
             total, tail_ms, tail_seq, _, _, dropped_through_ms = view
             charged = total + check.cost_units, tail_ms, tail_seq, *at, dropped_through_ms
             save_view(db, project, check.view, charged)
-            left.append((check.view, total + check.cost_units, tail_ms, dropped_through_ms))
         if at[0] // MINUTE_MS != last[0] // MINUTE_MS:
             # A clock that stood ahead for this one charge costs no history.
             self._trim(db, project, min(now_ms, last[0]), retention_ms)
-        facts = Facts(at, epoch, unlogged_until_ms, retention_ms, closed_until_ms, granted, left)
         also = tuple([f"{first[0]}-{first[1] + n}" for n in range(1, len(request.also) + 1)])
         charge_id = f"{first[0]}-{first[1]}"
-        result = ChargeResult("admitted", charge_id, now_ms, at, tuple(used), None, epoch, unlogged, also=also)
-        return result, facts
+        return ChargeResult("admitted", charge_id, now_ms, at, tuple(used), None, epoch, unlogged, also=also)
 
     def _transact(
         self, project: str, work: Callable[[sqlite3.Connection], T], *, write: bool, within_s: float | None = None
@@ -799,16 +701,3 @@ class SqliteLedger(OfOneProcess):
 
     def close(self) -> None:
         self._file.close()
-
-
-def _begin(db: sqlite3.Connection, commit: bool) -> None:
-    """Begin a decision. A peek that changes nothing fails where a charge would: it promises nothing there."""
-    db.execute("BEGIN IMMEDIATE")
-    if not commit:  # of a file that may only be read, SQLite says so at the first statement that writes
-        db.execute(_CHANGES_NOTHING)
-
-
-def _data_version(db: sqlite3.Connection) -> int:
-    """What changes when another connection has changed the file."""
-    version: int = db.execute("PRAGMA data_version").fetchone()[0]
-    return version

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from quota.attribution import AttemptKeys
-from quota.budget import unlogged_usage
+from quota.budget import account_of
 from quota.checklist import granted_units
 from quota.common.clock import NEVER, rfc3339
 from quota.errors import ConfigError, LedgerError, UsageError
@@ -27,6 +27,7 @@ from quota.ledger.grants import Grant
 from quota.ledger.history import HISTORY_MS
 from quota.ledger.unlogged import UPSTREAM
 from quota.limits import DAY_MS, Calendar
+from quota.outlook import unlogged_usage
 from quota.reconcile.comparison import TOLERANCE_MS, BucketCount, Counted, Period, compare, lost_in, unlogged
 
 if TYPE_CHECKING:
@@ -333,7 +334,7 @@ def _whole_limits(limits: Sequence[Limit], bucket: str, book: CostBook) -> Itera
 
 def _lost_usages(budget: Budget) -> dict[str, list[UnloggedUsage]]:
     usages: dict[str, list[UnloggedUsage]] = {}
-    for usage in unlogged_usage(budget):
+    for usage in unlogged_usage(account_of(budget)):
         if usage not in usages.setdefault(usage.view, []):
             usages[usage.view].append(usage)
     return usages
@@ -346,7 +347,7 @@ def _lost(usages: Mapping[str, list[UnloggedUsage]], limit: Limit, count: Bucket
 def _from_upstream(budget: Budget) -> dict[str, tuple[tuple[int, int], ...]]:
     """What each view counts that only upstream knew of, with the times until which it does."""
     found: dict[str, set[tuple[str, tuple[tuple[int, int], ...]]]] = {}
-    for usage in unlogged_usage(budget):
+    for usage in unlogged_usage(account_of(budget)):
         if usage.epoch.startswith(UPSTREAM):
             found.setdefault(usage.view, set()).add((usage.epoch, usage.expiries))
     return {view: tuple(part for _, parts in sorted(usages) for part in parts) for view, usages in found.items()}

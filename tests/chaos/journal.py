@@ -107,7 +107,8 @@ class NotedDecide:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         asked_ms = self._journal.now_ms()
-        decision = self._decide(*args, **kwargs)
+        decisions = self._decide(*args, **kwargs)
+        decision = decisions[0]
         self._journal.note(
             "decision",
             asked_ms=asked_ms,
@@ -124,7 +125,7 @@ class NotedDecide:
             by_ledger=bool(decision.limits) or decision.reason in ("exhausted", "closed", "clock", "counting"),
             detail=decision.detail[:80],
         )
-        return decision
+        return decisions
 
 
 class NotedClaim:

@@ -13,7 +13,7 @@ import pytest
 
 import quota
 from quota.attribution import labels
-from quota.budget import Budget, charge_attempt
+from quota.budget import Budget
 from quota.clients.google import service
 from quota.clients.httpx import httpx_async_transport, httpx_transport
 from quota.clients.metering import Meter
@@ -96,7 +96,7 @@ NUMBER_DOORS: dict[str, Callable[[Setup, Any], object]] = {
     "jitter": lambda s, n: s.budget(jitter_ms=n),
     "leave": lambda s, n: s.budget(leave={"job": {"day": n}}).charge("videos.list", job="job"),
     "price": lambda s, n: priced(s, n).charge("videos.list"),
-    "default price": lambda s, n: charge_attempt(priced(s, n), "unknown.list", "GET"),
+    "default price": lambda s, n: Meter(priced(s, n)).attempt("unknown.list", "GET"),
     "clock": lambda s, n: clocked(s, n).peek("videos.list"),
     "limit": lambda s, n: s.budget(Limit("day", n, VIEW, 500, 0)).peek("videos.list"),
     "quota": lambda s, n: Limit("day", 500, VIEW, n, 0),

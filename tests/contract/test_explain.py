@@ -13,10 +13,10 @@ import pytest
 import redis
 from rich.console import Console
 
-from quota.budget import Budget, charge_attempt
+from quota.budget import Budget
 from quota.cli.explain import render_charge, render_refusal
+from quota.clients.metering import Meter
 from quota.common.clock import rfc3339
-from quota.common.steps import run
 from quota.decision import Decision
 from quota.errors import LedgerError, UnknownCharge, UsageError
 from quota.explain.admits import Change
@@ -92,7 +92,7 @@ class World:
 
     def charge(self, method: str, **more: object) -> Decision:
         decision = self.budget.charge(method, **more)  # type: ignore[arg-type]
-        recorder = self.budget._recorder
+        recorder = self.budget._account.recorder
         assert recorder is not None
         recorder.close()  # what a process does at its end
         return decision
@@ -508,7 +508,7 @@ def test_several_projects(ledger_url: str, tmp_path: Path, state_dir: Path) -> N
         for name in ("two", "one"):
             now_ms += 1
             assert not session.budget(name).charge("search.list", region=name).admitted
-            recorder = session.budget(name)._recorder
+            recorder = session.budget(name)._account.recorder
             assert recorder is not None
             recorder.close()
         last, of_two = explain_refusal(session), explain_refusal(session, "two")
@@ -520,10 +520,11 @@ def test_several_projects(ledger_url: str, tmp_path: Path, state_dir: Path) -> N
 
 def test_a_method_that_the_book_does_not_have(world: World) -> None:
     for _ in range(40):
-        decision = charge_attempt(world.budget, "thumbnails.conjure", "POST")
+        meter = Meter(world.budget)
+        decision = world.budget._decide([meter.call("thumbnails.conjure", "POST")], commit=True)[0]
     assert not decision.admitted
-    assert world.budget._recorder is not None
-    world.budget._recorder.close()
+    assert world.budget._account.recorder is not None
+    world.budget._account.recorder.close()
     x = world.explain()
     assert x.kept.method == "thumbnails.conjure"
     assert x.now is not None
@@ -677,7 +678,7 @@ def test_several_calls_that_were_refused_together_are_one_refusal_with_their_sum
     world.charge("videos.list", units=1_890)
     refused = world.budget.charge_many(["videos.list", ("videos.list", 2), "videos.list"] * 4)
     assert refused[0].refused_by == "pacific"
-    recorder = world.budget._recorder
+    recorder = world.budget._account.recorder
     assert recorder is not None
     recorder.close()
     explained = world.explain()
@@ -698,7 +699,7 @@ def test_several_calls_that_were_refused_together_are_one_refusal_with_their_sum
 def refuse_together(world: World, calls: list[str]) -> Decision:
     """Several calls that are refused together, and kept."""
     (decision, *_) = world.budget.charge_many(calls)
-    recorder = world.budget._recorder
+    recorder = world.budget._account.recorder
     assert recorder is not None
     recorder.close()
     assert not decision.admitted
@@ -805,9 +806,8 @@ def test_no_command_reads_many_entries_at_once(redis_server: RedisServer) -> Non
             batch = [(n, Charge(1, "units", "videos.list", "", "", f"n{n}")) for n in range(first, first + 100)]
             ledger.repay("p", "machine", batch)
         ledger.read("p", (0, 0), 2**52, 1)
-        for read in (ledger.read, lambda *args: run(ledger.reading(*args))):  # type: ignore[attr-defined]
-            client.config_resetstat()
-            found = read("p", (0, 0), 2**52, 1_000)
-            assert [entry.idempotency_key for entry in found] == [f"n{n}" for n in range(1, 1_001)]
-            assert client.info("commandstats")["cmdstat_xrange"]["calls"] == 1_000 // READ_AT_ONCE
+        client.config_resetstat()
+        found = ledger.read("p", (0, 0), 2**52, 1_000)
+        assert [entry.idempotency_key for entry in found] == [f"n{n}" for n in range(1, 1_001)]
+        assert client.info("commandstats")["cmdstat_xrange"]["calls"] == 1_000 // READ_AT_ONCE
         ledger.close()

@@ -141,7 +141,7 @@ def test_the_allowance_goes_by_the_price_of_the_day_too(setup: Setup, tmp_path: 
     """Also while a debt is owed, whose repaying fails before the ledger is asked anything."""
     allowance = Allowance(str(tmp_path / "allowance.db"), 100, 1_000, lambda: setup.now_ms)
     budget = setup.budget(limit(50_000), allowance=allowance)
-    budget.ledger = Away(setup.ledger)  # type: ignore[assignment]
+    budget._account.ledger = Away(setup.ledger)  # type: ignore[assignment]
     setup.now_ms = CHANGE_MS - 1
     assert budget.charge("videos.list").source == "allowance"
     assert budget.charge(UPLOAD).reason == "ledger-unavailable"
@@ -156,7 +156,7 @@ def test_a_price_that_stands_costs_nothing_to_look_up(setup: Setup) -> None:
     asked: list[str] = []
     whole = BOOK.price_at
     budget = setup.budget(limit(50_000))
-    budget._checklists._book = _Counting(BOOK, asked)  # type: ignore[assignment]
+    budget._account.checklists._book = _Counting(BOOK, asked)  # type: ignore[assignment]
     for setup.now_ms in range(CHANGE_MS - 10, CHANGE_MS + 10):
         budget.peek(UPLOAD)
     assert len(asked) == 2

@@ -291,7 +291,7 @@ def test_every_state_fits_the_screen(scene: Scene, width: int) -> None:
 def test_a_clock_that_does_not_agree_is_one_line(scene: Scene) -> None:
     scene.configure(DAY)
     budget = scene.session.budget("main")
-    budget._clock = lambda: scene.now_ms + CLOCK_SLACK_MS + 1
+    budget._account.clock = lambda: scene.now_ms + CLOCK_SLACK_MS + 1
     with pytest.raises(
         LedgerError,
         match=r"this machine's clock reads 2026-11-21T10:00:05.001Z, the ledger's 2026-11-21T10:00:00.000Z; set the",

@@ -1,8 +1,7 @@
-"""The status of many projects: in few round trips, and as if each had been asked for by itself."""
+"""The status of many projects: as if each had been asked for by itself."""
 
 from __future__ import annotations
 
-import gc
 import io
 import shutil
 import sqlite3
@@ -14,16 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
-from click.testing import CliRunner
 from rich.console import Console
 
-from quota.cli.check import ask_ledger
-from quota.cli.commands import cli
 from quota.cli.render import render_status
-from quota.common.clock import host_clock
-from quota.common.sqlite_file import SqliteFile
 from quota.errors import LedgerError
-from quota.ledger import side_by_side, sqlite_ledger
 from quota.ledger.contract import Exhaustion
 from quota.ledger.grants import Grant
 from quota.limits import DAY_MS, HOUR_MS
@@ -78,73 +71,6 @@ def proxied(redis_server: RedisServer) -> Any:
         client.flushall()
     with Proxy(redis_server.port) as proxy:
         yield proxy
-
-
-@pytest.mark.parametrize("first", [True, False], ids=["first look", "later"])
-def test_round_trips_do_not_grow_with_the_projects(
-    proxied: Proxy, state_dir: Path, tmp_path: Path, first: bool
-) -> None:
-    scene = Scene(proxied.url, tmp_path, 300)
-    scene.charge()
-    scene.now_ms += 3 * HOUR_MS
-    if first:
-        shutil.rmtree(state_dir)
-    before = proxied.trips
-    assert [credential["limits"][0]["used_units"] for credential in scene.read()] == [SEARCH_UNITS] * 300
-    assert proxied.trips - before < 60
-
-
-def test_a_check_asks_for_many_in_few_round_trips_too(proxied: Proxy, tmp_path: Path) -> None:
-    scene = Scene(proxied.url, tmp_path, 300)
-    scene.charge(every=2)
-    before = proxied.trips
-    with scene.session() as session:
-        assert ask_ledger(session.settings) == []
-    assert 3 < proxied.trips - before < 30
-
-
-@pytest.mark.parametrize(("options", "times"), [((), 2), (("--json",), 3)], ids=["for people", "as JSON"])
-def test_a_status_asks_a_file_once_for_each_thing_that_is_shown(
-    tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], times: int
-) -> None:
-    """For the numbers of the first project, and of all others, and for what is noted of them; whether a charge could be
-    made, of all others together. Only JSON has the time of the oldest charge."""
-    scene = Scene(f"sqlite:///{tmp_path}/ledger.db", tmp_path, 20)
-    scene.now_ms = host_clock()
-    scene.charge()
-    scene.read()
-    asked, transact = [], SqliteFile.transact
-
-    def asking(file: SqliteFile, work: Any, **how: Any) -> Any:
-        asked.append(work)
-        return transact(file, work, **how)
-
-    monkeypatch.setattr(SqliteFile, "transact", asking)
-    thresholds = gc.get_threshold()
-    shown = CliRunner().invoke(cli, ["status", *options, "--config", str(tmp_path / "quota.toml")])
-    gc.set_threshold(*thresholds)
-    assert shown.exit_code == 0
-    assert shown.output.count("pacific-day") == 20
-    assert len(asked) == times * 2 + 1
-
-
-def test_looks_that_take_long_give_other_threads_their_turn(
-    tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What one transaction has no time for is asked one by one, and the answers are the same."""
-    scene = Scene(f"sqlite:///{tmp_path}/ledger.db", tmp_path, 20)
-    scene.charge(every=2)
-    together = scene.read()
-    asked, transact = [], SqliteFile.transact
-
-    def asking(file: SqliteFile, work: Any, **how: Any) -> Any:
-        asked.append(work)
-        return transact(file, work, **how)
-
-    monkeypatch.setattr(SqliteFile, "transact", asking)
-    monkeypatch.setattr(sqlite_ledger, "TOGETHER_WITHIN_S", 0.0)
-    assert scene.read() == together
-    assert len(asked) >= 2 * len(scene.names)
 
 
 def test_who_asks_for_no_next_capacity_is_told_all_else(ledger_url: str, tmp_path: Path) -> None:
@@ -262,7 +188,7 @@ def emptied(_: Scene, place: LedgerStorage) -> None:
 
 
 def damaged(_: Scene, place: LedgerStorage) -> None:
-    """Of two in one batch the first in the configuration is told of, whatever is asked of it last."""
+    """Of two the first in the configuration is told of, whatever is asked of it last."""
     if isinstance(place, SqliteStorage):
         with closing(sqlite3.connect(place.path)) as db, db:
             db.execute("UPDATE projects SET granted = 'more than that' WHERE project IN ('p10', 'p12')")
@@ -292,7 +218,6 @@ def check_both_ways(
     ledger_place: LedgerStorage, tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Check:
     def check(what: Callable[[Scene, LedgerStorage], None]) -> None:
-        monkeypatch.setattr(side_by_side, "BATCH", 7)
         scene = Scene(ledger_place.url, tmp_path, 16)
         scene.charge(every=5)
         scene.charge(every=2, calls=2)
@@ -303,7 +228,7 @@ def check_both_ways(
             ledger_place.restore(copy)  # type: ignore[arg-type]
             monkeypatch.setenv("QUOTA_STATE_DIR", str(shutil.copytree(state_dir, tmp_path / way)))
             answers.append(scene.read())
-            monkeypatch.setattr("quota.status.run_side_by_side", lambda _, several: map(side_by_side.run, several))
+            monkeypatch.setattr("quota.status.several", map)
         assert answers[0] == answers[1]
         assert (type(answers[0]) is str) == (what is damaged)
         assert ("unlogged_units" in str(answers[0])) == (what in (lost, emptied, missing))
@@ -327,7 +252,6 @@ def test_a_server_that_vanishes_half_way_is_one_line(
     proxied: Proxy, tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
     """And after a connection that ended once, the answer is that of a server that stayed."""
-    monkeypatch.setattr(side_by_side, "BATCH", 7)
     scene = Scene(proxied.url, tmp_path, 30)
     scene.charge(every=2)
     expected = scene.read()
@@ -337,4 +261,4 @@ def test_a_server_that_vanishes_half_way_is_one_line(
     before = proxied.connections
     said = scene.read()
     assert said.startswith("LedgerError: ledger redis://127.0.0.1:")
-    assert proxied.connections - before < 16, "the others of its batch ask no more"
+    assert proxied.connections - before < 16, "no others are asked any more"

@@ -21,8 +21,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quota.budget import ALLOWANCE_ID, Budget
+from quota.budget import Budget
 from quota.common.clock import NEVER
+from quota.corrections import ALLOWANCE_ID
 from quota.errors import CostExceedsLimit, UnknownCharge
 from quota.ledger.contract import (
     CLOCK_BEHIND_MS,
@@ -108,7 +109,9 @@ class RandomOperations:
         self.random = random.Random(seed)
         self.pace = self.random.choice((FAST, DAILY, DAILY, MONTHLY, MONTHLY))
         self.stretch = self.random.choice((1, 4, 4, 10))
-        self.in_use = 1  # so many of the windows: longer ones join later
+        self.in_use = self.random.choice(
+            (1, 2, len(self.pace.windows))
+        )  # so many of the windows: longer ones join later
         self.clock_ms = int(self.random.choice(CLOCK_CHANGES).timestamp() * 1000)
         self.latest_ms = self.clock_ms
         self.ledger = make_ledger(lambda: self.clock_ms)
@@ -145,6 +148,8 @@ class RandomOperations:
                 self._change_a_limit(self.callers[caller])
             elif choice < 0.05:
                 self._close_or_reopen()
+            elif choice < 0.10:
+                self._cross_an_edge(number)
             elif choice < 0.15 and self.oracle.log:
                 self._correct(self.callers[caller])
             elif choice < 0.16 and self.journal.draws:
@@ -166,6 +171,27 @@ class RandomOperations:
         # A log is kept for the longest window and a long day: a clock further back than that has no history.
         self.clock_ms = max(self.clock_ms, self.latest_ms - 20 * HOUR_MS)
         self.latest_ms = max(self.latest_ms, self.clock_ms)
+
+    def _cross_an_edge(self, number: int) -> None:
+        """One caller looks just after the next edge of a calendar window; of another one's charges, with limits of its
+        own, the first is made before that edge, where the clock went back to.
+        """
+        windows = [window for window in self.pace.windows[: self.in_use] if isinstance(window, Calendar)]
+        if not windows:
+            return
+        edge_ms = self.random.choice(windows).edges(max(self.clock_ms, self.oracle.newest[0]))[1]
+        step_ms = self.random.choice(self.pace.steps_ms) * self.stretch
+        one, other = self.random.sample(self.callers, 2)
+        for caller, at_ms, commit in (
+            (one, edge_ms, False),
+            (other, edge_ms - 1 - step_ms, True),
+            (other, edge_ms + step_ms, True),
+            (one, edge_ms + 2 * step_ms, True),
+        ):
+            self.clock_ms = at_ms
+            self.latest_ms = max(self.latest_ms, at_ms)
+            self._decide(number, caller, commit=commit)
+            self._compare_what_is_gone(number)
 
     def _compare_what_is_gone(self, number: int) -> None:
         until_ms = self.ledger.whole_after_ms(self.project)

@@ -11,6 +11,7 @@ from quota.budget import Budget
 from quota.checklist import cap
 from quota.errors import ConfigError, CostExceedsLimit, UsageError
 from quota.limits import DAY_MS, HOUR_MS, Calendar, Limit, Selector, Sliding, View, paced_units, paced_until
+from quota.retry_at import Clocks, Standing, room_at
 from quota.session import Session
 from quota.settings.load import load_settings
 from quota.status import read_status
@@ -147,11 +148,19 @@ def test_a_limit_that_has_room_now_and_less_after_its_reset_moves_the_time() -> 
     assert budget.peek("videos.list", units=600).admitted
 
 
+def test_what_was_used_leaves_at_the_ledgers_edge_also_where_the_callers_clock_is_past_it() -> None:
+    """The pace begins again by the caller's clock. At the ledger's edge nothing counts, so one call has room."""
+    standing = Standing(paced(4), cap_units=4, cost_units=1, used_units=1, unlogged=(), full=True)
+    now_ms = MIDNIGHT - 2_000
+    clocks = Clocks(now_ms, caller_ms=MIDNIGHT + 1_000, newest_ms=now_ms)
+    assert room_at(standing, clocks, lambda *_: [], now_ms) == MIDNIGHT
+
+
 def test_calls_without_a_paced_limit_reckon_nothing_per_decision() -> None:
     limit = Limit("day", 500, View(Selector(buckets=("units",)), PACIFIC), 500, 0)
     _, budget = start(limit)
     budget.charge("videos.list")
-    (checklist,) = budget._checklists.values()
+    (checklist,) = budget._account.checklists.values()
     assert checklist.caps_at(MIDNIGHT) is checklist.caps
 
 

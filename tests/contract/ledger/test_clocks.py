@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from contextlib import closing
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -95,6 +97,29 @@ def test_a_wrong_clock_frees_no_budget(ledger_url: str, wrong: tuple[str, ...], 
     assert world.answers["clock"] > 10, "a caller too far ahead of the ledger is told so"
 
 
+def test_a_charge_before_midnight_by_a_clock_set_back_is_none_of_the_day_after(ledger_url: str) -> None:
+    """L6, L7. A view that began with the day reads nothing from before it, in whatever order the day was met."""
+    now_ms = 0
+    of_today = Limit("today", 1, View(Selector(methods=("search.list",)), Calendar("day", "America/Santiago")), 1, 0)
+    with closing(open_ledger(ledger_url, clock=lambda: now_ms)) as ledger:
+        first, other = (
+            Budget(credential="main", project="p", book=BOOK, limits=limits, ledger=ledger, clock=lambda: now_ms)
+            for limits in ([limit(UNITS), of_today], [limit(UNITS)])
+        )
+        steps = (
+            (3, 0, first.peek, "search.list"),  # midnight in Santiago
+            (2, 50, other.charge, "search.list"),
+            (7, 35, first.charge, "videos.list"),
+        )
+        for hour, minute, ask, method in steps:
+            now_ms = int(datetime(2026, 11, 1, hour, minute, tzinfo=UTC).timestamp()) * 1000
+            assert ask(method, units=1).admitted
+        now_ms += 11 * MINUTE_MS
+        decision = first.charge("search.list", units=1)
+        assert decision.admitted
+        assert [state.used_units for state in decision.limits] == [3, 1]
+
+
 def test_both_clocks_ahead_are_one_clock(ledger_url: str) -> None:
     """On one machine there is no second witness: a day later everything has expired, whoever says so."""
     world = World(ledger_url, 0)
@@ -169,9 +194,9 @@ def test_a_debt_waits_until_the_clocks_agree(ledger_url: str, tmp_path: Path) ->
     (tmp_path / "missing").touch()
     allowance = Allowance(str(tmp_path / "allowance.db"), 1, 50, lambda: world.true_ms)
     budget = world.budgets["a"]
-    budget._allowance, budget.ledger = allowance, away
+    budget._account.allowance, budget._account.ledger = allowance, away
     assert budget.charge("videos.list").source == "allowance"
-    budget.ledger = world.ledger
+    budget._account.ledger = world.ledger
     world.skew_ms["ledger"] = YEAR_MS
     refused = budget.charge("videos.list")
     assert (refused.admitted, refused.reason) == (False, "clock")

@@ -254,7 +254,7 @@ def test_entries_carry_who_spent_what(setup: Setup) -> None:
         (40, 100, "units", "search.list", "backfill", "DE"),
         (1, 1, "search", "suggest.list", "trending", "IN"),
     ]
-    assert all(e.idempotency_key.startswith(budget._attempt_keys.run) for e in entries)
+    assert all(e.idempotency_key.startswith(budget._account.attempt_keys.run) for e in entries)
 
 
 # -- clocks ------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from quota.ledger import redis_connection
 from quota.ledger.factory import open_ledger
 from quota.ledger.redis_connection import Connections, Server
 from quota.ledger.redis_errors import ErrorReply, Lost, NoAnswer, NotRedis
-from quota.ledger.resp import pack
 from support.books import BOOK
 from support.claims import claim_of
 from support.processes import in_child
@@ -195,25 +194,6 @@ def test_what_has_come_is_no_silence_however_late_we_look() -> None:
         line._feed = stalling
         theirs.sendall(b"$5\r\nhal")
         assert line.ask(b"", SHORT_S) == "half!"
-
-
-def test_a_server_that_does_many_commands_before_it_answers_any_is_not_silent() -> None:
-    """As Redis does with what it reads together."""
-
-    def answer(words: list[bytes]) -> bytes:
-        if words[1] == b"0":
-            time.sleep(2 * SHORT_S)
-        return b"+%b\r\n" % words[1]
-
-    with RespServer(answer) as server, connected(server.port, timeout_s=SHORT_S, name="") as connections:
-        many = 100 * redis_connection.TOGETHER
-        asked = connections.asking_all([pack(("ECHO", str(n))) for n in range(many)])
-        next(asked)
-        with pytest.raises(StopIteration) as ended:
-            next(asked)
-        assert ended.value.value == [str(n) for n in range(many)]
-        with pytest.raises(NoAnswer):
-            connections.execute_command("ECHO", "0")
 
 
 def test_a_long_command_and_a_long_answer_pass(server: RedisServer) -> None:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
-from contextlib import closing
 
 import hiredis
 import pytest
 
-from quota.ledger.contract import NOTHING_EXPECTED, ChargeRequest, Expected, LimitCheck, asked_again
+from quota.ledger.contract import NOTHING_EXPECTED, ChargeRequest, Expected, LimitCheck
 from quota.ledger.entry import Charge
 from quota.ledger.redis_decision import Question, arguments
 from quota.ledger.redis_ledger import RedisLedger
 from quota.ledger.redis_scripts import keys_of, script
 from quota.limits import DAY_MS, Calendar, Selector, Sliding, View
 from support.servers import RedisServer
+from support.setup import Setup, limit
 
 NAMES = ("", "a", "videos.list", "café", "日本", "x=1", "a b\r\n$3\r\nend", "💶")
 
@@ -62,38 +60,26 @@ def test_a_packed_question_says_what_its_arguments_say(seed: int) -> None:
         question = Question(request, commit)
         for _ in range(4):
             now, again = r.choice(("0", "1793000000000")), a_request(r, request.checks)
-            at = again.caller_ms, again.charge.idempotency_key, again.expected
+            own = request.charge._replace(idempotency_key=again.charge.idempotency_key)
+            again = request._replace(charge=own, caller_ms=again.caller_ms, expected=again.expected)
+            again = again._replace(granted=request.granted)
             replies = hiredis.Reader(encoding="utf-8")
-            replies.feed(question.words(now, *at))
-            args = arguments(asked_again(request, *at), now, commit)
+            replies.feed(question.words(again, now))
+            args = arguments(again, now, commit)
             assert replies.gets() == ["EVALSHA", script("charge")[1], "3", *keys_of(request.project), *args]
             assert not replies.has_data()
 
 
-IN_A_SHORT_PROCESS = """
-import sys
-import quota
-from quota.ledger.factory import open_ledger
-from quota.ledger.contract import ChargeRequest
-from quota.ledger.entry import Charge
-url, now_ms = sys.argv[1:]
-ledger = open_ledger(url)
-charge = Charge(1, "units", "videos.list", "", "", "key")
-result = ledger.decide(ChargeRequest("short", charge, (), (), int(now_ms)), commit=True)
-assert result.outcome == "admitted", result
-print(*sorted({"redis", "asyncio", "ssl", "socket"} & set(sys.modules)))
-"""
-
-
-@pytest.mark.parametrize("scheme", ["redis", "unix"])
-def test_a_short_process_imports_no_client_library(scheme: str) -> None:
-    own = RedisServer("--unixsocket", "redis.sock")
-    try:
-        url = own.url if scheme == "redis" else f"unix://{own.folder}/redis.sock"
-        with closing(RedisLedger(own.url)) as ledger:
-            now_ms = ledger.now_ms()
-        command = [sys.executable, "-c", IN_A_SHORT_PROCESS, url, str(now_ms)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        assert done.stdout == "\n"
-    finally:
-        own.close()
+def test_kinds_of_calls_beyond_number_are_not_all_kept(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a process asks may name a region that nobody names again. What is not kept is decided as well."""
+    monkeypatch.setattr("quota.ledger.redis_ledger.MAX_KEPT", 5)
+    setup = Setup.open(redis_server.url)
+    budget = setup.budget(limit(20))
+    decisions = [budget.charge("videos.list", region=f"r{n % 10}") for n in range(20)]
+    decisions += [budget.charge("videos.list", region="another")]
+    assert [decision.admitted for decision in decisions] == [True] * 20 + [False]
+    assert isinstance(setup.ledger, RedisLedger)
+    assert len(setup.ledger._questions) <= 5
+    setup.ledger.close()

@@ -132,7 +132,7 @@ def _exhausted(setup: Setup) -> None:
 
 
 def _repaid(setup: Setup) -> None:
-    setup.ledger.repay(setup.project, "m", [(1, OWES)], month_budget(setup)._retention_ms)
+    setup.ledger.repay(setup.project, "m", [(1, OWES)], month_budget(setup)._account.retention_ms)
 
 
 def _repaid_to_a_log_in_use(setup: Setup) -> None:
@@ -143,7 +143,7 @@ def _repaid_to_a_log_in_use(setup: Setup) -> None:
 def _unlogged(setup: Setup) -> None:
     assert day_budget(setup).charge("captions.list").admitted
     lost = UnloggedUsage(DAY.view.name, "lost", ((5, setup.now_ms + DAY_MS),), (1, 1))
-    setup.ledger.add_unlogged(setup.project, "e", [lost], month_budget(setup)._retention_ms)
+    setup.ledger.add_unlogged(setup.project, "e", [lost], month_budget(setup)._account.retention_ms)
 
 
 def _unlogged_again(setup: Setup) -> None:
@@ -151,7 +151,7 @@ def _unlogged_again(setup: Setup) -> None:
     assert day_budget(setup).charge("captions.list").admitted
     lost = UnloggedUsage(DAY.view.name, "lost", ((5, setup.now_ms + DAY_MS),), (1, 1))
     setup.ledger.add_unlogged(setup.project, "e1", [lost])
-    setup.ledger.add_unlogged(setup.project, "e2", [lost], month_budget(setup)._retention_ms)
+    setup.ledger.add_unlogged(setup.project, "e2", [lost], month_budget(setup)._account.retention_ms)
 
 
 def _settled(setup: Setup) -> None:

@@ -150,7 +150,9 @@ def test_a_constant_is_the_same_in_lua_and_in_python() -> None:
 
 def test_the_places_of_arguments_are_those_that_the_scripts_heads_number() -> None:
     head = SCRIPTS["charge.lua"]
-    assert f"\n--       {redis_decision.RETRY_AGE_MS + 1} retry_age_ms " in head
+    request = ChargeRequest("p", Charge(1, DEFAULT_BUCKET, "m", "", "", "k"), (), (), 0)
+    place = redis_decision.arguments(request, "0", commit=False).index(redis_decision.FIRST_TRY) + 1
+    assert f"\n--       {place} retry_age_ms " in head
     assert f"\n--      {constants_of(head)['FIRST_LIMIT'] - 1} expected " in head  # type: ignore[operator]
 
 

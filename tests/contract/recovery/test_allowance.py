@@ -357,7 +357,7 @@ def test_a_draw_given_back_while_it_is_repaid_counts_nothing(machine: Machine) -
     budget, other = machine.budget(), machine.budget()
     with machine.cut_off():
         drawn = str(budget.charge("videos.list", units=10).id)
-    budget.ledger = Slow(machine.ledger, lambda: other.refund(drawn))  # type: ignore[assignment]
+    budget._account.ledger = Slow(machine.ledger, lambda: other.refund(drawn))  # type: ignore[assignment]
     assert used_units(budget, charge=True) == 1
 
 
@@ -370,9 +370,9 @@ def test_the_charge_whose_answer_was_lost_is_given_back_with_its_draw(machine: M
             machine.ledger.decide(*args, **more)
             raise LedgerError("the answer is lost")
 
-    budget.ledger = Lost(machine.ledger, lambda: None)  # type: ignore[assignment]
+    budget._account.ledger = Lost(machine.ledger, lambda: None)  # type: ignore[assignment]
     drawn = str(budget.charge("videos.list", units=10).id)
-    budget.ledger = machine.ledger
+    budget._account.ledger = machine.ledger
     assert used_units(budget, charge=True) == 21
     assert budget.settle(drawn, 3).units == 10
     assert used_units(budget) == 4

@@ -477,8 +477,8 @@ def test_what_the_slot_of_a_process_held_of_another_ledger_is_not_forgotten(tmp_
         )
 
     def stop(spent: Budget) -> None:
-        assert spent._high_water_mark is not None
-        spent._high_water_mark.close()
+        assert spent._account.high_water_mark is not None
+        spent._account.high_water_mark.close()
         spent.ledger.close()
 
     elsewhere = budget(f"sqlite:///{tmp_path}/b.db")

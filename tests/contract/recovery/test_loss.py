@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import random
@@ -13,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from quota.budget import Budget, deciding
+from quota.budget import Budget
 from quota.common.clock import NEVER
 from quota.errors import LedgerError
-from quota.ledger.contract import MIN_RETENTION_MS, ChargeRequest, Identity, Question, read_entries
+from quota.ledger.contract import MIN_RETENTION_MS, ChargeRequest, Identity, read_entries
 from quota.ledger.entry import Charge
 from quota.ledger.factory import open_ledger
 from quota.ledger.unlogged import UnloggedUsage
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from quota.common.steps import Steps
+    from quota.ledger.contract import ChargeResult
     from quota.ledger.entry import Entry, Id
     from support.losses import LedgerStorage
 
@@ -91,31 +90,22 @@ def test_a_charge_that_is_lost_while_its_answer_waits_to_be_recorded_is_made_aga
     budget = site.machine().budget(limit(10))
     assert budget.charge("videos.list").admitted
 
-    class Meanwhile:
+    happened = False
+
+    def meanwhile(request: ChargeRequest, *, commit: bool) -> ChargeResult:
         """Something else happens between the ledger's answer and what is done with it."""
+        nonlocal happened
+        result = decide(request, commit=commit)
+        if not happened:
+            happened = True
+            site.empty()
+            assert budget.charge("videos.list").admitted
+        return result
 
-        happened = False
-
-        async def ask(self, repeated: Any, at: Any) -> Any:
-            return self._answered(repeated(*at))
-
-        async def do(self, steps: Steps[Any]) -> Any:
-            try:
-                step = next(steps)
-                while True:
-                    answer = step()
-                    step = steps.send(self._answered(answer) if isinstance(step, Question) else answer)
-            except StopIteration as ended:
-                return ended.value
-
-        def _answered(self, answer: Any) -> Any:
-            if not self.happened:
-                self.happened = True
-                site.empty()
-                assert budget.charge("videos.list").admitted
-            return answer
-
-    decision = asyncio.run(deciding(budget, Meanwhile(), "videos.list", commit=True))
+    decide = budget.ledger.decide
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(budget.ledger, "decide", meanwhile)
+        decision = budget.charge("videos.list")
     assert decision.admitted
     assert budget.usage()[0].used_units == 3
     assert decision.id in {entry.id for entry in read_entries(site.machines[0].ledger, "p", 0, NEVER)}

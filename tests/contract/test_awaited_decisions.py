@@ -1,6 +1,4 @@
-"""What a budget keeps prepared of a call changes no decision: histories at random, in three projects in step. One is
-decided as it is, one awaited, and one by the long way, which prepares each call anew and asks by the rules at once.
-"""
+"""An awaited decision is the one that blocks: random histories in two projects in step, of which one is awaited."""
 
 from __future__ import annotations
 
@@ -13,12 +11,9 @@ from contextvars import copy_context
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
-from quota.async_budget import Awaiter
+from quota.async_budget import AsyncBudget, Awaiter
 from quota.attribution import AttemptKeys, labels
-from quota.budget import Budget, close_budget
-from quota.common.steps import run
+from quota.budget import Budget
 from quota.errors import LedgerError, QuotaError
 from quota.ledger.contract import Exhaustion, Identity, read_entries
 from quota.ledger.factory import open_ledger
@@ -28,7 +23,6 @@ from quota.recorder import Recorder
 from quota.recovery.allowance import Allowance
 from quota.recovery.high_water_mark import HighWaterMark
 from support.books import BOOK
-from support.setup import Setup, limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,24 +65,13 @@ class Away:
         return away
 
 
-class LongWay(Budget):
-    """Nothing is prepared, and no answer is ordinary before it has gone through all rules."""
-
-    def _decide(self, *call: Any, commit: bool) -> Decision:
-        self._prepared.clear()
-        prepared, _ = self._prepared_for(*call, commit)
-        return run(self._going_on(prepared, None, None, commit))
-
-    def _is_ordinary(self, *_: object, **__: object) -> bool:
-        return False
-
-
 class Awaited(Budget):
     awaiter: Awaiter
     runner: asyncio.Runner
 
-    def _decide(self, *call: Any, commit: bool) -> Decision:
-        return self.runner.run(self._deciding(self.awaiter, *call, commit=commit), context=copy_context())
+    def _decide(self, *call: Any, **options: Any) -> list[Decision]:
+        awaited = AsyncBudget(self, self.awaiter)._decide(*call, **options)
+        return self.runner.run(awaited, context=copy_context())
 
 
 class World:
@@ -129,7 +112,7 @@ class World:
         return entries, self.ledger.notes(self.project), self.ledger.refusals(self.project)
 
     def close(self) -> None:
-        close_budget(self.budget)
+        self.budget._account.close()
         self.mark.close()
         self.allowance.close()
 
@@ -141,7 +124,7 @@ class History:
         self.now_ms = self.caller_ms = PRICE_CHANGE_MS - self.random.choice((5_000, 40_000, HOUR_MS))
         self.ledger = open_ledger(storage.url, clock=lambda: self.now_ms)
         more = (PACED,) if seed % 3 == 0 else ()
-        kinds = (Budget, Awaited, LongWay)
+        kinds = (Budget, Awaited)
         self.worlds = [World(kind, self.ledger, folder, lambda: self.caller_ms, *more) for kind in kinds]
         Awaited.awaiter, Awaited.runner = Awaiter(self.ledger), asyncio.Runner()
         self.found: Counter[str] = Counter()
@@ -156,8 +139,7 @@ class History:
                 result = type(error), str(error)
             shown = repr(result).replace(world.project, "p")
             results.append(re.sub(r"allowance-[0-9a-f]{8}", "allowance", shown))  # the journal's own name
-        assert results[0] == results[2], "as it is, beside the long way"
-        assert results[1] == results[2], "awaited, beside the long way"
+        assert results[0] == results[1], "blocking, and awaited"
         return result
 
     def step(self) -> None:
@@ -203,9 +185,9 @@ class History:
         elif what == "reopen":
             self.same(lambda world: ledger.reopen(world.project, "units", "a test"))
         elif what == "away":
-            is_away = isinstance(self.worlds[0].budget.ledger, Away)
+            is_away = isinstance(self.worlds[0].budget._account.ledger, Away)
             for world in self.worlds:
-                world.budget.ledger = ledger if is_away else Away()  # type: ignore[assignment]
+                world.budget._account.ledger = ledger if is_away else Away()  # type: ignore[assignment]
         elif what == "lose" and r.random() < 0.3:
             self.storage.empty()
         elif what == "close":
@@ -228,7 +210,7 @@ class History:
         self.ledger.close()
 
 
-def test_what_is_prepared_changes_no_decision(ledger_place: LedgerStorage, tmp_path: Path) -> None:
+def test_an_awaited_decision_is_the_one_that_blocks(ledger_place: LedgerStorage, tmp_path: Path) -> None:
     found: Counter[str] = Counter()
     for seed in range(1, 1 + SEEDS):
         folder = tmp_path / str(seed)
@@ -241,13 +223,3 @@ def test_what_is_prepared_changes_no_decision(ledger_place: LedgerStorage, tmp_p
         found += history.found
     for what in ("ok", "limit", "clock", "exhausted", "ledger-unavailable", "UsageError", "UnknownMethod"):
         assert found[what] > 2, found
-
-
-def test_kinds_of_calls_beyond_number_are_not_all_kept(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a process asks may name a region that nobody names again. What is not kept is decided as well."""
-    monkeypatch.setattr("quota.budget.MAX_KEPT", 5)
-    budget = setup.budget(limit(20))
-    decisions = [budget.charge("videos.list", region=f"r{n % 10}") for n in range(20)]
-    decisions += [budget.charge("videos.list", region="another")]
-    assert [decision.admitted for decision in decisions] == [True] * 20 + [False]
-    assert len(budget._prepared) == 5

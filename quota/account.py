@@ -1,0 +1,254 @@
+"""What a budget stands on: one project at one ledger, and what this machine knows of it.
+
+    Account    asks the ledger, and asks again where that is right: `ask`
+    Asked      a request and its result, with the checklist that both follow
+
+The ledger decides. Here is only what stands between a question and an answer that holds: the time and the grants that
+the question goes by, what the machine has seen of the ledger (`quota.recovery.high_water_mark`), what it owes it
+(`quota.recovery.allowance`), and what it has to tell (`quota.recorder`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from quota.answer import Answers, ahead_ms
+from quota.arguments import MAX_NUMBER, whole, whole_clock
+from quota.attribution import AttemptKeys
+from quota.checklist import NO_GRANTS, Checklist, Checklists, believed
+from quota.common.clock import elapsed_s, host_clock, rfc3339
+from quota.common.log import warn
+from quota.decision import REPAIR
+from quota.errors import LedgerError, UsageError
+from quota.ledger.contract import (
+    COUNT_WITHIN_S,
+    NOTHING_EXPECTED,
+    ChargeRequest,
+    Identity,
+    read_entries,
+    retention_of,
+)
+from quota.limits import DAY_MS
+from quota.recovery.observations import SeenAheadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from quota.costs import CostBook
+    from quota.decision import Decision
+    from quota.ledger.contract import ChargeResult, Expected, Ledger
+    from quota.ledger.entry import Charge, Entry
+    from quota.limits import Limit, View
+    from quota.recorder import Recorder
+    from quota.recovery.allowance import Allowance
+    from quota.recovery.high_water_mark import HighWaterMark
+
+MAX_LOSSES = 5
+"""The most times that one decision restores lost data to a ledger, or goes by other grants."""
+
+SESSION_CLOSED = "this session is closed; open another one with quota.open() or quota.open_async()"
+
+
+class Asked(NamedTuple):
+    """A request and the ledger's result, with the checklist that both follow."""
+
+    checklist: Checklist
+    request: ChargeRequest
+    result: ChargeResult
+
+
+class Account:
+    """One project at one ledger, with the limits of one credential. Safe to share between threads.
+
+    For the modules of this package; users have a `quota.Budget`. `clock` and `jitter_ms` are as there.
+    """
+
+    def __init__(
+        self,
+        credential: str,
+        project: str,
+        book: CostBook,
+        limits: tuple[Limit, ...],
+        ledger: Ledger,
+        leave: Mapping[str, Mapping[str, int]],
+        *,
+        clock: Callable[[], int] | None = None,
+        jitter_ms: int = 0,
+        attempt_keys: AttemptKeys | None = None,
+        allowance: Allowance | None = None,
+        high_water_mark: HighWaterMark | None = None,
+        identity: Identity | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.credential = credential
+        self.project = project
+        self.book = book
+        self.limits = limits
+        self.ledger = ledger
+        self.clock = host_clock if clock is None else whole_clock(clock)
+        self.jitter_ms = whole(jitter_ms, "ms: the jitter", 0, MAX_NUMBER)
+        self.answers = Answers(credential, project, self.jitter_ms)
+        self.checklists = Checklists(credential, book, limits, leave, self.clock)
+        self.attempt_keys = attempt_keys or AttemptKeys()
+        self.allowance = allowance
+        self.high_water_mark = high_water_mark
+        self.identity = identity or Identity("", project)
+        self.recorder = recorder
+        windows = [limit.view.window for limit in limits]
+        self.longest_ms = max((window.longest_ms for window in windows), default=DAY_MS)
+        # Credentials of one project have the same limits, so these are all that the configuration has for it.
+        self.retention_ms = retention_of(windows)
+        self._grants = NO_GRANTS
+        self._said_ahead = False
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return tuple([limit.view for limit in self.limits])
+
+    # -- the question ------------------------------------------------------------------------------------------------
+
+    def ask(self, checklist: Checklist, charges: tuple[Charge, ...], *, commit: bool, looks: bool = False) -> Asked:
+        """Put one question to the ledger. It is asked again with a fresh time if this machine's clock proved wrong,
+        with lower caps if upstream grants less than this process knew, and after it was given back what it had lost.
+
+        `looks`: somebody looks at the numbers, so the ledger's history is told nothing. Raises LedgerError, and
+        PriceChangedError where the checklist's price is no longer the call's.
+        """
+        clock_tries = grant_tries = losses = 0
+        while True:
+            checklist, request = self._request(checklist, charges, self._expected(glance=looks and not losses))
+            result = self.ledger.decide(request, commit=commit)
+            outcome = result.outcome
+            if outcome == "clock" and not clock_tries:
+                clock_tries += 1
+            elif outcome == "granted":
+                grant_tries += 1
+                if grant_tries > MAX_LOSSES:
+                    raise LedgerError(f"ledger {self.ledger.label} changes what upstream grants with each call")
+                self._grants = believed(result.granted, request.caller_ms)
+            elif outcome == "behind" and self.high_water_mark is not None:
+                losses += 1
+                if losses > MAX_LOSSES:
+                    raise LedgerError(f"ledger {self.ledger.label} loses what it is told; see its server's log")
+                try:
+                    self.high_water_mark.restore_missing(
+                        self.ledger, result, request.expected, self.attempt_keys.next(), self.retention_ms
+                    )
+                except SeenAheadError as seen:
+                    return Asked(checklist, request, result._replace(outcome="clock", seen_ahead_ms=seen.seen_ms))
+                if commit:  # the lost request may still arrive; it must not be mistaken for this one
+                    charges = self._under_new_keys(charges)
+            elif outcome in ("clock", "counting"):
+                return Asked(checklist, request, result)
+            elif self._was_lacking(request, result) and losses < MAX_LOSSES:
+                losses += 1
+                for charge_id in result.ids:  # the call has not left
+                    self.ledger.settle(self.project, charge_id, 0, self.views)
+                charges = self._under_new_keys(charges) if result.ids else charges
+            else:
+                if not looks and self.recorder is not None and self.recorder.is_due(result.now_ms):
+                    self.recorder.answered(result.now_ms, max(request.expected.ids, default=(0, 0))[0])
+                return Asked(checklist, request, result)
+
+    def _expected(self, *, glance: bool) -> Expected:
+        """What the ledger must have, as this machine has seen it. A `glance` makes no file on the machine."""
+        mark = self.high_water_mark
+        if mark is None:
+            return NOTHING_EXPECTED
+        return mark.known() or (mark.glance() if glance else mark.expected())
+
+    def _request(
+        self, checklist: Checklist, charges: tuple[Charge, ...], expected: Expected
+    ) -> tuple[Checklist, ChargeRequest]:
+        """What the ledger is asked now, and the checklist that it follows: with the grants that are believed now."""
+        caller_ms = self.clock()
+        if caller_ms >= self._grants.until_ms:
+            self._grants = believed(self._grants.text, caller_ms)
+        grants = self._grants
+        if checklist.grants is not grants:
+            checklist = self.checklists.with_grants(checklist, grants)
+        return checklist, ChargeRequest(
+            self.project,
+            charges[0],
+            checklist.checks_at(caller_ms),
+            checklist.closed_by,
+            caller_ms,
+            self.jitter_ms,
+            expected,
+            self.retention_ms,
+            grants.text,
+            charges[1:],
+        )
+
+    def _was_lacking(self, request: ChargeRequest, result: ChargeResult) -> bool:
+        """Keep what an answer showed. Whether the ledger lacked usage that this machine has just reported to it: then
+        the answer does not hold."""
+        if self._said_ahead or ahead_ms(result):
+            self._say_ahead(result)
+        mark, checks = self.high_water_mark, request.checks
+        if mark is None:
+            return False
+        more = mark.record_at_once(checks, result)
+        if more is None:
+            more = mark.record(checks, result)
+        return more and mark.follow_up(self.ledger, result, self.attempt_keys.next(), self.retention_ms)
+
+    def _under_new_keys(self, charges: tuple[Charge, ...]) -> tuple[Charge, ...]:
+        return tuple([charge._replace(idempotency_key=self.attempt_keys.next()) for charge in charges])
+
+    def _say_ahead(self, result: ChargeResult) -> None:
+        """Log that the newest charge is dated far ahead: once, until one is not."""
+        ahead = ahead_ms(result) > 0
+        if ahead and not self._said_ahead:
+            warn(
+                "ledger_ahead project=%s ledger=%s newest=%s now=%s: a clock was wrong, and what it dated ahead counts "
+                "for that much longer; if the clocks are right now, run `%s`",
+                self.project,
+                self.ledger.label,
+                rfc3339(result.last[0]),
+                rfc3339(result.now_ms),
+                REPAIR,
+            )
+        self._said_ahead = ahead
+
+    # -- the log -----------------------------------------------------------------------------------------------------
+
+    def entries(self, since_ms: int, until_ms: int) -> Iterator[Entry]:
+        """The log's entries from one time to another, both included."""
+        return read_entries(self.ledger, self.project, since_ms, until_ms)
+
+    def entries_in_time(self, since_ms: int, until_ms: int) -> Iterator[Entry]:
+        """The same for a decision, which reads no longer than it may count. Raises LedgerError then."""
+        ends_s = elapsed_s() + COUNT_WITHIN_S
+        for number, entry in enumerate(self.entries(since_ms, until_ms)):
+            if number % 100 == 0 and elapsed_s() > ends_s:
+                raise LedgerError("the log is too long to be read for it; `quota explain` takes the time")
+            yield entry
+
+    # -- what the ledger is told beside its decisions ----------------------------------------------------------------
+
+    def note_refusal(self, decision: Decision, job: str, region: str, calls: int = 1) -> None:
+        """Count a refusal in the project's history (L30), of so many calls together. `Budget.charge` does so itself; a
+        job that ends with the refusal of a peek says so here."""
+        if self.recorder is not None:
+            self.recorder.refused(decision, job, region, self.attempt_keys.run, calls)
+
+    def hand_over_refusals(self) -> None:
+        """Tell the ledger now what this process was refused: somebody is about to look at the counts. Takes 50 ms at
+        most, and raises nothing."""
+        if self.recorder is not None:
+            self.recorder.close()
+
+    def close(self) -> None:
+        """Let every later decision raise UsageError, because what it would go through is closed."""
+        self.ledger = self.allowance = self.high_water_mark = _CLOSED
+
+
+class _Closed:
+    """Stands for the ledger, the allowance and the high-water mark of a closed session."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise UsageError(SESSION_CLOSED)
+
+
+_CLOSED: Any = _Closed()

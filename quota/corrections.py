@@ -1,0 +1,112 @@
+"""Corrections of charges, wherever they were charged: in the ledger, or on this machine's allowance.
+
+settle         what a charge counts from now on
+repay          what this machine drew on its allowance, to the ledger
+draw_of        what the journal has of one draw; `drawn_by` of a run's; `drawn_units` of all at a time
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quota.arguments import text, whole
+from quota.checklist import MAX_CHARGE_UNITS
+from quota.common.clock import NEVER
+from quota.common.text import show
+from quota.errors import UnknownCharge
+from quota.ledger.contract import RETENTION_SLACK_MS
+
+if TYPE_CHECKING:
+    from quota.account import Account
+    from quota.ledger.entry import Charge, Entry
+    from quota.recovery.allowance import Draw, Repaid
+
+ALLOWANCE_ID = "allowance-"
+"""The prefix of the id of a charge that the local allowance admitted."""
+
+
+def settle(account: Account, charge_id: str, units: int) -> Charge | Entry:
+    """See `quota.Budget.settle`."""
+    charge_id = text(charge_id, "charge")
+    units = whole(units, "units: what a charge counts, 0 after a refund,", 0, MAX_CHARGE_UNITS)
+    before: Charge | Entry | None = None
+    remedy = "give the id that the charge returned, while the ledger's log still has it"
+    if charge_id.startswith(ALLOWANCE_ID):
+        remedy = "it was drawn on another machine, which can correct it, or this one's journal no longer has it"
+        before = _settle_drawn(account, charge_id, units)
+    elif _is_id(charge_id):
+        before = account.ledger.settle(account.project, charge_id, units, account.views)
+    if before is None:
+        raise UnknownCharge(f"project {account.project!r} has no charge {show(charge_id)}; {remedy}")
+    return before
+
+
+def _settle_drawn(account: Account, charge_id: str, units: int) -> Charge | Entry | None:
+    """Correct a charge that the allowance admitted: in its journal, or in the ledger once it was repaid there."""
+    number = _number_of(account, charge_id)
+    if account.allowance is None or number is None:
+        return None
+    before: Charge | Entry | None = account.allowance.settle(account.identity, number, units)
+    if before is None:
+        repaid = account.allowance.repaid(account.identity, number)
+        before = None if repaid is None else _settle_repaid(account, repaid._replace(units=units))
+        if before is not None:
+            account.allowance.correct_repaid(account.identity, number, units)
+    return before
+
+
+def _settle_repaid(account: Account, repaid: Repaid) -> Entry | None:
+    """Correct the ledger's entry for a repaid draw; None where the log no longer has it.
+
+    The newest entry with the draw's idempotency key is the draw. An earlier one is the charge of the same call, whose
+    answer was lost. It counted while its outcome was unknown, and can now be corrected.
+    """
+    log = account.entries(repaid.drawn_ms - RETENTION_SLACK_MS, NEVER)
+    found = [entry for entry in log if entry.idempotency_key == repaid.idempotency_key]
+    for entry in found:
+        units = repaid.units if entry is found[-1] else 0
+        account.ledger.settle(account.project, entry.id, units, account.views)
+    return found[-1] if found else None
+
+
+def repay(account: Account) -> None:
+    """Hand the ledger what this machine drew on its allowance, if it may owe anything. Raises LedgerError."""
+    allowance = account.allowance
+    if allowance is not None and allowance.may_owe(account.identity):
+        repaid = allowance.repay(account.identity, account.ledger, account.retention_ms, account.clock())
+        for corrected in repaid:
+            _settle_repaid(account, corrected)
+
+
+# -- what was drawn on the allowance -----------------------------------------------------------------------------------
+
+
+def draw_of(account: Account, charge_id: str) -> Draw | None:
+    """What this machine's journal has of a charge that the allowance admitted. Raises LedgerError."""
+    number = _number_of(account, charge_id)
+    if account.allowance is None or number is None:
+        return None
+    return account.allowance.find(account.identity, number)
+
+
+def drawn_by(account: Account, run: str) -> list[Charge]:
+    """The charges that a run drew on this machine's local allowance, repaid or not. Raises LedgerError."""
+    return [] if account.allowance is None else account.allowance.drawn_by(account.identity, run)
+
+
+def drawn_units(account: Account, at_ms: int) -> int:
+    """What this machine had drawn on its allowance at a time, and what counted then. Raises LedgerError."""
+    if account.allowance is None:
+        return 0
+    return account.allowance.drawn_units(account.identity, at_ms, account.longest_ms)
+
+
+def _number_of(account: Account, charge_id: str) -> int | None:
+    """The number of a draw in this machine's journal, from the id of its charge."""
+    name = charge_id.removeprefix(ALLOWANCE_ID)
+    return None if account.allowance is None or name == charge_id else account.allowance.number(name)
+
+
+def _is_id(text: str) -> bool:
+    ms, dash, seq = text.partition("-")
+    return bool(dash) and all(part.isascii() and part.isdigit() and len(part) <= 15 for part in (ms, seq))
