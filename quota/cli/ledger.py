@@ -260,35 +260,6 @@ def repair(yes: bool, as_json: bool, config: str | None) -> None:
         say("Nothing was changed. Where a program is refused for its clock all the same: quota ledger repair --yes")
 
 
-# -- for other languages -----------------------------------------------------------------------------------------------
-
-
-@ledger.command()
-@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False))
-def scripts(folder: str) -> None:
-    """Write the Lua scripts of the Redis ledger into the folder DIR, each whole, for programs in other languages.
-
-    The head of each file says what it does, its KEYS, ARGV and reply. Write them again after each upgrade: a ledger
-    refuses the scripts of another format. DIR is made if it is not there; files of these names in it are replaced.
-
-    \b
-    Example:
-      quota ledger scripts lua
-    """
-    from pathlib import Path
-
-    from quota.ledger.redis_scripts import script, script_names
-
-    names = script_names()
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        for name in names:
-            (Path(folder) / f"{name}.lua").write_text(script(name)[0], encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{folder}: {error.strerror}; name a folder that this user may write") from None
-    say(f"wrote {many(len(names), 'script')} into {folder}")
-
-
 def _told_ahead(ahead: Ahead, *, yes: bool) -> list[str]:
     dated = "dated ahead, now dated now" if yes else "dated ahead"
     lines = []
@@ -318,3 +289,32 @@ def _ahead_json(project: str, ahead: Ahead) -> dict[str, object]:
         "exhaustions": ahead.exhaustions,
         "claims": ahead.claims,
     }
+
+
+# -- for other languages -----------------------------------------------------------------------------------------------
+
+
+@ledger.command()
+@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False))
+def scripts(folder: str) -> None:
+    """Write the Lua scripts of the Redis ledger into the folder DIR, each whole, for programs in other languages.
+
+    The head of each file says what it does, its KEYS, ARGV and reply. Write them again after each upgrade: a ledger
+    refuses the scripts of another format. DIR is made if it is not there; files of these names in it are replaced.
+
+    \b
+    Example:
+      quota ledger scripts lua
+    """
+    from pathlib import Path
+
+    from quota.ledger.redis_scripts import script, script_names
+
+    names = script_names()
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for name in names:
+            (Path(folder) / f"{name}.lua").write_text(script(name)[0], encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{folder}: {error.strerror}; name a folder that this user may write") from None
+    say(f"wrote {many(len(names), 'script')} into {folder}")
